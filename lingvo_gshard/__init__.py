@@ -1,0 +1,1 @@
+"""GShard on XLA's SPMD partitioner: annotated layers, MoE Transformers, flat beam search."""

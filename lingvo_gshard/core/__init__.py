@@ -1,0 +1,1 @@
+"""Params, NestedMap and BaseLayer."""

@@ -1,0 +1,193 @@
+"""Params: a tree of named, described hyperparameters, as in Lingvo, without its variants.
+
+    p = Params()
+    p.Define("model_dim", REQUIRED, "M.")
+    p.Set(model_dim=1024)
+    p.model_dim
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import enum
+from collections.abc import Iterator
+from typing import Any
+
+
+class _Required:
+    """The type of REQUIRED: the value of a hyperparameter that its user must set."""
+
+    def __repr__(self) -> str:
+        return "REQUIRED"
+
+    def __deepcopy__(self, memo: dict) -> _Required:
+        return self
+
+
+REQUIRED: Any = _Required()
+
+
+class Params:
+    """Named hyperparameters, each defined once with a default and a description."""
+
+    def __init__(self) -> None:
+        self.__dict__["_values"] = {}
+        self.__dict__["_descriptions"] = {}
+        self.__dict__["_frozen"] = False
+
+    def Define(self, name: str, default: Any, description: str) -> None:
+        """Defines hyperparameter `name`.
+
+        Raises:
+          ValueError: the name is taken, or no identifier.
+        """
+        self._check_mutable()
+        if not name.isidentifier() or name.startswith("_"):
+            raise ValueError(f"A hyperparameter's name must be an identifier, got {name!r}.")
+        if name in self._values:
+            raise ValueError(f"Hyperparameter {name!r} is defined already.")
+        self._values[name] = default
+        self._descriptions[name] = description
+
+    def Set(self, **values: Any) -> Params:
+        """Sets hyperparameters by name, dotted for nested ones; returns self.
+
+        Raises:
+          AttributeError: no such hyperparameter; names the nearest ones.
+          ValueError: these Params are frozen.
+        """
+        for path, value in values.items():
+            owner, name = self._owner(path)
+            setattr(owner, name, value)
+        return self
+
+    def Get(self, path: str) -> Any:
+        """The value at a dotted path; AttributeError as for Set."""
+        owner, name = self._owner(path)
+        return getattr(owner, name)
+
+    def Copy(self) -> Params:
+        """A deep, unfrozen copy."""
+        other = copy.deepcopy(self)
+        other._set_frozen(False)
+        return other
+
+    def Freeze(self) -> Params:
+        """Makes this tree immutable; returns self."""
+        self._set_frozen(True)
+        return self
+
+    def ToText(self) -> str:
+        """One `path : value` line a leaf, sorted: what goldens and logs hold."""
+        return "".join(f"{path} : {_text(value)}\n" for path, value in sorted(self.Leaves()))
+
+    def Leaves(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
+        """Yields (dotted path, value) of every hyperparameter that is not itself Params."""
+        for name, value in self._values.items():
+            path = f"{prefix}{name}"
+            if isinstance(value, Params):
+                yield from value.Leaves(path + ".")
+            else:
+                yield path, value
+
+    def Describe(self, name: str) -> str:
+        """The description given to Define."""
+        self._check_defined(name)
+        return self._descriptions[name]
+
+    def _owner(self, path: str) -> tuple[Params, str]:
+        owner: Any = self
+        *parents, name = path.split(".")
+        for parent in parents:
+            owner = getattr(owner, parent)
+            if not isinstance(owner, Params):
+                raise AttributeError(f"{path!r}: {parent!r} holds {owner!r}, not Params.")
+        return owner, name
+
+    def _set_frozen(self, frozen: bool) -> None:
+        self.__dict__["_frozen"] = frozen
+        for value in self._values.values():
+            if isinstance(value, Params):
+                value._set_frozen(frozen)
+
+    def _check_mutable(self) -> None:
+        if self._frozen:
+            raise ValueError("These Params are frozen: Copy() them to change a value.")
+
+    def _check_defined(self, name: str) -> None:
+        if name not in self._values:
+            near = difflib.get_close_matches(name, self._values, n=3) or sorted(self._values)
+            raise AttributeError(f"No hyperparameter {name!r}; did you mean {', '.join(near)}?")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._check_mutable()
+        self._check_defined(name)
+        self._values[name] = value
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # copy and pickle probe for such names before __init__ ran.
+            raise AttributeError(name)
+        self._check_defined(name)
+        return self._values[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *self._values]
+
+    def __deepcopy__(self, memo: dict) -> Params:
+        other = type(self).__new__(type(self))
+        memo[id(self)] = other
+        for key, value in self.__dict__.items():
+            other.__dict__[key] = copy.deepcopy(value, memo)
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Params) and self.ToText() == other.ToText()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __str__(self) -> str:
+        return self.ToText()
+
+
+class InstantiableParams(Params):
+    """Params that know the class they configure."""
+
+    def __init__(self, cls: type) -> None:
+        super().__init__()
+        self.Define("cls", cls, "The class these Params configure.")
+
+    def Instantiate(self, *args: Any, **kwargs: Any) -> Any:
+        """Builds `cls(params, ...)`.
+
+        Raises:
+          ValueError: a REQUIRED hyperparameter of this level is not set.
+        """
+        missing = [name for name, value in self._values.items() if value is REQUIRED]
+        if missing:
+            raise ValueError(f"{self.cls.__name__}: set {', '.join(missing)} before Instantiate().")
+        return self.cls(self, *args, **kwargs)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, type) or callable(value):
+        return f"{value.__module__}.{value.__qualname__}"
+    if isinstance(value, enum.Enum):
+        return value.name
+    if isinstance(value, dict):
+        inner = ", ".join(f"{key}: {_text(value[key])}" for key in sorted(value))
+        return "{" + inner + "}"
+    return repr(value)
+
+
+def differences(ours: str, theirs: str) -> list[str]:
+    """Lines in which two ToText() differ: `path: A, not B`, sorted by path."""
+    a, b = (dict(line.split(" : ", 1) for line in t.splitlines() if line) for t in (ours, theirs))
+    return [
+        f"{path}: {a.get(path, 'absent')}, not {b.get(path, 'absent')}"
+        for path in sorted(a.keys() | b.keys())
+        if a.get(path) != b.get(path)
+    ]

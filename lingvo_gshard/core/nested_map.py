@@ -1,0 +1,90 @@
+"""NestedMap: a dict whose keys are attributes, and whose leaves come in sorted order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+
+class NestedMap(dict):
+    """A tree of named leaves. Nested NestedMaps and lists are inner nodes; all else is a leaf."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            known = ", ".join(sorted(self)) or "nothing"
+            raise AttributeError(f"No {name!r} in this NestedMap, which holds {known}.") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        del self[name]
+
+    def FlattenItems(self) -> list[tuple[str, Any]]:
+        """[(dotted path, leaf)], sorted by key at each level; list items are `name[0]`, ..."""
+        return list(_items("", self))
+
+    def Flatten(self) -> list[Any]:
+        """The leaves, in FlattenItems' order."""
+        return [leaf for _, leaf in self.FlattenItems()]
+
+    def Pack(self, leaves: Iterable[Any]) -> NestedMap:
+        """This tree's shape with other leaves, given in Flatten's order.
+
+        Raises:
+          ValueError: as many leaves as this tree has are expected.
+        """
+        leaves = list(leaves)
+        expected = len(self.Flatten())
+        if len(leaves) != expected:
+            raise ValueError(f"Pack: {len(leaves)} leaves given, {expected} expected.")
+        rest = iter(leaves)
+        return _rebuild(self, lambda _: next(rest))
+
+    def Transform(self, fn: Callable[[Any], Any]) -> NestedMap:
+        """Applies fn to every leaf."""
+        return _rebuild(self, fn)
+
+    def Filter(self, keep: Callable[[Any], bool]) -> NestedMap:
+        """The tree of those leaves that `keep` accepts; maps left empty vanish."""
+        result = NestedMap()
+        for key, value in self.items():
+            if isinstance(value, NestedMap):
+                value = value.Filter(keep)
+                if value:
+                    result[key] = value
+            elif isinstance(value, list):
+                raise ValueError(f"Filter: {key!r} is a list, whose positions would shift.")
+            elif keep(value):
+                result[key] = value
+        return result
+
+    def IsCompatible(self, other: Any) -> bool:
+        """Whether `other` has the same paths."""
+        return isinstance(other, NestedMap) and [k for k, _ in self.FlattenItems()] == [
+            k for k, _ in other.FlattenItems()
+        ]
+
+    def __deepcopy__(self, memo: dict) -> NestedMap:
+        return _rebuild(self, lambda leaf: leaf)
+
+
+def _items(path: str, node: Any) -> Iterable[tuple[str, Any]]:
+    if isinstance(node, NestedMap):
+        for key in sorted(node):
+            yield from _items(f"{path}.{key}" if path else key, node[key])
+    elif isinstance(node, list):
+        for i, item in enumerate(node):
+            yield from _items(f"{path}[{i}]", item)
+    else:
+        yield path, node
+
+
+def _rebuild(node: Any, fn: Callable[[Any], Any]) -> Any:
+    if isinstance(node, NestedMap):
+        return NestedMap({key: _rebuild(node[key], fn) for key in sorted(node)})
+    if isinstance(node, list):
+        return [_rebuild(item, fn) for item in node]
+    return fn(node)

@@ -1,0 +1,1 @@
+"""From prepared records to packed batches."""

@@ -1,0 +1,1 @@
+"""The layers of the MoE Transformer, one a file."""

@@ -1,0 +1,93 @@
+"""The paper's annotation API (sections 3.2 and A.3) on TensorFlow's own XlaSharding op.
+
+Each function returns the tensor with an annotation; logical shapes never change. The op has a
+gradient, whose annotation is the same, and is never dropped: what runs on one CPU is the
+program that runs on 2048 cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.compiler.xla.experimental import xla_sharding
+
+from lingvo_gshard.sharding.mesh import Mesh
+
+
+def replicate(tensor: tf.Tensor) -> tf.Tensor:
+    """Annotates `tensor` as held whole by every partition."""
+    return xla_sharding.replicate(tensor, use_sharding_op=True)
+
+
+def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
+    """Annotates `tensor` as split along one dimension; partition i is placed on device i.
+
+    Raises:
+      ValueError: no such dimension, or fewer than one partition.
+    """
+    rank = tensor.shape.rank
+    if not -rank <= split_dimension < rank:
+        raise ValueError(
+            f"split: dimension {split_dimension} of {tensor.name} of shape {tensor.shape} "
+            f"does not exist; expected {-rank} to {rank - 1}."
+        )
+    if num_partitions < 1:
+        raise ValueError(f"split: num_partitions must be 1 or more, got {num_partitions}.")
+    grid = [1] * rank
+    grid[split_dimension] = num_partitions
+    return shard(tensor, np.arange(num_partitions).reshape(grid))
+
+
+def shard(tensor: tf.Tensor, device_assignment: Sequence | np.ndarray) -> tf.Tensor:
+    """Annotates `tensor` as split over the grid `device_assignment` (appendix A.3).
+
+    Args:
+      tensor: of rank R.
+      device_assignment: integers of rank R: the device that holds each slice. A [3, 16, 64]
+        tensor with an assignment of shape [1, 2, 4] has partitions of [3, 8, 16].
+
+    Raises:
+      ValueError: the ranks differ, or the devices are no permutation of 0, 1, 2, ...
+    """
+    devices = np.asarray(device_assignment)
+    if devices.ndim != tensor.shape.rank:
+        raise ValueError(
+            f"shard: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, but the "
+            f"device assignment has shape {devices.shape}, rank {devices.ndim}."
+        )
+    if sorted(devices.flat) != list(range(devices.size)):
+        raise ValueError(
+            f"shard: the device assignment of {tensor.name} must hold 0 to {devices.size - 1} "
+            f"once each, got {devices.ravel().tolist()}."
+        )
+    if devices.size == 1:
+        return replicate(tensor)
+    return xla_sharding.tile(tensor, devices, use_sharding_op=True)
+
+
+def mesh_split(tensor: tf.Tensor, mesh: Mesh, axes: Sequence[str | None]) -> tf.Tensor:
+    """Annotates dimension i of `tensor` as split along mesh axis axes[i], whole where None.
+
+    Raises:
+      ValueError: the ranks differ, an axis is unknown or used twice.
+    """
+    used = [axis for axis in axes if axis is not None]
+    if len(axes) != tensor.shape.rank:
+        raise ValueError(
+            f"mesh_split: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, but "
+            f"{len(axes)} axes {tuple(axes)} were given."
+        )
+    if len(set(used)) != len(used):
+        raise ValueError(f"mesh_split: {tensor.name}: an axis is used twice in {tuple(axes)}.")
+    grid = [mesh.size(axis) if axis is not None else 1 for axis in axes]
+    if int(np.prod(grid)) == 1:
+        return replicate(tensor)
+    devices = np.array(mesh.devices).reshape(mesh.axis_sizes)
+    order = [mesh.axis_names.index(axis) for axis in used]
+    rest = [i for i in range(len(mesh.axis_names)) if i not in order]
+    grouped = devices.transpose(order + rest)
+    if int(np.prod(grid)) == mesh.num_partitions:
+        return shard(tensor, grouped.reshape(grid))
+    return xla_sharding.partial_tile(tensor, grouped.reshape([*grid, -1]), use_sharding_op=True)

@@ -1,0 +1,63 @@
+"""The mesh: devices arranged along named axes (section 3.2, appendix A.3)."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    """Partitions arranged in a grid of named axes.
+
+    Attributes:
+      axis_names: one name an axis, all different.
+      axis_sizes: partitions along each axis, 1 or more.
+      device_assignment: the device at each place of the grid, in row-major order; None is
+        0, 1, 2, ... It is the paper's `device_assignment`, flattened.
+
+    Raises:
+      ValueError: names and sizes don't match, or the assignment is no permutation.
+    """
+
+    axis_names: tuple[str, ...]
+    axis_sizes: tuple[int, ...]
+    device_assignment: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.axis_names) != len(self.axis_sizes):
+            raise ValueError(
+                f"Mesh: {len(self.axis_names)} axis names {self.axis_names} but "
+                f"{len(self.axis_sizes)} sizes {self.axis_sizes}."
+            )
+        if len(set(self.axis_names)) != len(self.axis_names):
+            raise ValueError(f"Mesh: axis names must differ, got {self.axis_names}.")
+        if any(size < 1 for size in self.axis_sizes):
+            raise ValueError(f"Mesh: every axis needs 1 or more partitions, got {self.axis_sizes}.")
+        assignment = self.device_assignment
+        if assignment is not None and sorted(assignment) != list(range(self.num_partitions)):
+            raise ValueError(
+                f"Mesh: device_assignment must order 0 to {self.num_partitions - 1}, "
+                f"got {assignment}."
+            )
+
+    @property
+    def num_partitions(self) -> int:
+        """The number of partitions, one a device."""
+        return math.prod(self.axis_sizes)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The device at each place of the grid, row-major."""
+        return self.device_assignment or tuple(range(self.num_partitions))
+
+    def size(self, axis: str) -> int:
+        """Partitions along `axis`; ValueError for an unknown one."""
+        if axis not in self.axis_names:
+            raise ValueError(f"Mesh: no axis {axis!r}; the axes are {', '.join(self.axis_names)}.")
+        return self.axis_sizes[self.axis_names.index(axis)]
+
+    @staticmethod
+    def flat(num_partitions: int) -> Mesh:
+        """The paper's mesh: one axis, `d`, of all cores."""
+        return Mesh(("d",), (num_partitions,))

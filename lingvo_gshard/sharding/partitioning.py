@@ -1,0 +1,107 @@
+"""The one table: from the letters of logical dims to the axes of the mesh.
+
+Letters are the paper's: B batch, L length, S tokens of a group, M model, H hidden, N heads,
+D head size, V vocabulary, G groups, E experts, C capacity; K counts the steps of one call.
+`_` is a dim that is never split.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from lingvo_gshard.sharding.mesh import Mesh
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """A tensor's logical shape, numpy dtype name, and one letter for each dim."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    dims: str
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.dims):
+            raise ValueError(
+                f"TensorSpec: shape {self.shape} has rank {len(self.shape)}, but dims "
+                f"{self.dims!r} name {len(self.dims)}."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Partitioning:
+    """A mesh and the table from letters to its axes.
+
+    Attributes:
+      mesh: the devices.
+      table: (letter, axis) pairs; a letter that is not there is not split.
+
+    Raises:
+      ValueError: a letter stands twice, or an axis is not the mesh's.
+    """
+
+    mesh: Mesh
+    table: tuple[tuple[str, str], ...]
+
+    def __post_init__(self) -> None:
+        letters = [letter for letter, _ in self.table]
+        if len(set(letters)) != len(letters):
+            raise ValueError(f"Partitioning: a letter stands twice in the table {self.table}.")
+        for _, axis in self.table:
+            self.mesh.size(axis)
+
+    @staticmethod
+    def from_dict(mesh: Mesh, table: dict[str, str]) -> Partitioning:
+        """The partitioning of a {letter: axis} table."""
+        return Partitioning(mesh, tuple(sorted(table.items())))
+
+    @property
+    def num_partitions(self) -> int:
+        """The number of devices."""
+        return self.mesh.num_partitions
+
+    def axes(self, dims: str) -> tuple[str | None, ...]:
+        """The mesh axis of each dim: the first letter whose axis is still free takes it."""
+        table, taken, axes = dict(self.table), set(), []
+        for letter in dims:
+            axis = table.get(letter)
+            axis = None if axis in taken else axis
+            taken.add(axis)
+            axes.append(axis)
+        return tuple(axes)
+
+    def factor(self, dims: str) -> tuple[int, ...]:
+        """How many ways each dim is split."""
+        return tuple(1 if axis is None else self.mesh.size(axis) for axis in self.axes(dims))
+
+    def shard_shape(self, spec: TensorSpec) -> tuple[int, ...]:
+        """The shape of one partition's part; an uneven dim is rounded up."""
+        return tuple(
+            -(-size // ways) for size, ways in zip(spec.shape, self.factor(spec.dims), strict=True)
+        )
+
+    def check(self, name: str, spec: TensorSpec) -> None:
+        """ValueError if a dim of an argument or result can't be divided over its axis."""
+        for letter, size, axis in zip(spec.dims, spec.shape, self.axes(spec.dims), strict=True):
+            if axis is not None and size % self.mesh.size(axis):
+                raise ValueError(
+                    f"{name} {list(spec.shape)} with dims {spec.dims}: {letter}={size} is not "
+                    f"divisible by the {self.mesh.size(axis)} partitions of mesh axis {axis!r}; "
+                    f"choose another {letter} or number of partitions."
+                )
+
+    def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
+        """Annotates `tensor` of rank len(dims) with the sharding that its dims have here."""
+        # The table alone is numbers: what reads it at run time need not load TensorFlow.
+        from lingvo_gshard.sharding import annotate
+
+        if tensor.shape.rank != len(dims):
+            raise ValueError(
+                f"annotate: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, "
+                f"but dims {dims!r} name {len(dims)}."
+            )
+        return annotate.mesh_split(tensor, self.mesh, self.axes(dims))

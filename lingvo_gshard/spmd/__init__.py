@@ -1,0 +1,1 @@
+"""AnnotatedFn -> Program -> Executable."""

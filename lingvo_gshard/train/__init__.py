@@ -1,0 +1,1 @@
+"""The estimator, its loop, checkpoints and summaries."""

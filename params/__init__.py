@@ -1,0 +1,1 @@
+"""Registered experiments: numbers only."""
