@@ -1,0 +1,1 @@
+"""Offline preparation: parallel text to records, vocabularies and a manifest."""

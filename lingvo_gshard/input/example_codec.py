@@ -1,0 +1,51 @@
+"""The bytes of one record: a pair of token sequences.
+
+    offset  size           what
+    0       1              width w of an id in bytes, 2 or 4
+    1       4              number n of source ids, uint32
+    5       w * n          source ids, EOS last
+    5+w*n   the rest       target ids, EOS last
+
+All numbers are unsigned and little endian; w is 2 where every id fits.
+"""
+
+import dataclasses
+import struct
+from collections.abc import Sequence
+
+import numpy as np
+
+_HEADER = struct.Struct("<BI")
+_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+
+
+@dataclasses.dataclass(frozen=True)
+class Example:
+    """A sentence pair. Both are int32 arrays of one dim, EOS last."""
+
+    source_ids: np.ndarray
+    target_ids: np.ndarray
+
+
+def encode(source_ids: Sequence[int], target_ids: Sequence[int]) -> bytes:
+    """Returns a record's bytes. Raises ValueError for an id outside [0, 2**32)."""
+    ids = np.asarray([*source_ids, *target_ids], np.int64)
+    largest = int(ids.max(initial=0))
+    if ids.min(initial=0) < 0 or largest >= 2**32:
+        raise ValueError(f"token ids must be in [0, 2**32), given {ids.min()} to {largest}")
+    width = 2 if largest < 2**16 else 4
+    return _HEADER.pack(width, len(source_ids)) + ids.astype(_DTYPES[width]).tobytes()
+
+
+def decode(record: bytes) -> Example:
+    """Reads a record's bytes. Raises ValueError if they are not a record."""
+    if len(record) < _HEADER.size:
+        raise ValueError(f"a record has at least {_HEADER.size} bytes, given {len(record)}")
+    width, num_source = _HEADER.unpack_from(record)
+    payload_bytes = len(record) - _HEADER.size
+    if width not in _DTYPES or payload_bytes % width or payload_bytes < width * num_source:
+        raise ValueError(
+            f"not a record: id width {width}, {num_source} source ids, {payload_bytes} bytes of ids"
+        )
+    ids = np.frombuffer(record, _DTYPES[width], offset=_HEADER.size).astype(np.int32)
+    return Example(ids[:num_source], ids[num_source:])
