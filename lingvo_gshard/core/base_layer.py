@@ -1,0 +1,175 @@
+"""BaseLayer: a tree of layers that declare their weights and compute purely.
+
+A layer holds no tensors. It knows its weights' specs; `InitTheta` makes them, and
+`FProp(theta, ...)` is a pure function of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import math
+import zlib
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from lingvo_gshard.core.hyperparams import InstantiableParams, Params
+from lingvo_gshard.core.nested_map import NestedMap
+
+
+class Annotator(Protocol):
+    """What a layer knows of partitioning: how to annotate a tensor by its dims."""
+
+    def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor: ...
+
+
+class Init(enum.Enum):
+    """How a weight starts."""
+
+    CONSTANT = "constant"
+    GAUSSIAN = "gaussian"
+
+
+@dataclasses.dataclass(frozen=True)
+class WeightSpec:
+    """A weight: its shape, one letter a dim, and its initial distribution.
+
+    Attributes:
+      shape: the logical shape.
+      dims: one letter a dim, for the table from letters to mesh axes.
+      init: the distribution.
+      scale: the constant, or the standard deviation.
+    """
+
+    shape: tuple[int, ...]
+    dims: str
+    init: Init
+    scale: float
+
+    def __post_init__(self) -> None:
+        if len(self.shape) != len(self.dims):
+            raise ValueError(f"WeightSpec: shape {self.shape} does not fit dims {self.dims!r}.")
+
+    @property
+    def size(self) -> int:
+        """The number of scalars."""
+        return math.prod(self.shape)
+
+
+def gaussian(shape: tuple[int, ...], dims: str, *, fan_in: int) -> WeightSpec:
+    """A weight of standard deviation fan_in^-1/2, which keeps the scale of activations."""
+    return WeightSpec(shape, dims, Init.GAUSSIAN, fan_in**-0.5)
+
+
+def constant(shape: tuple[int, ...], dims: str, value: float) -> WeightSpec:
+    """A weight that starts as `value` everywhere."""
+    return WeightSpec(shape, dims, Init.CONSTANT, value)
+
+
+class BaseLayer:
+    """A node in the tree of layers.
+
+    Subclasses declare children and weights in `__init__`, after calling this class' own, and
+    define FProp.
+    """
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        """The hyperparameters; subclasses add theirs to what super().Params() gives."""
+        return InstantiableParams(cls)
+
+    def __init__(self, params: Params, annotator: Annotator, path: str = "") -> None:
+        """Makes a layer.
+
+        Args:
+          params: kept as a frozen copy.
+          annotator: usually the experiment's Partitioning.
+          path: the dotted place in the tree, empty for the root.
+        """
+        self.p = params.Copy().Freeze()
+        self.path = path
+        self._annotator = annotator
+        self._weights: dict[str, WeightSpec] = {}
+        self._children: dict[str, BaseLayer | list[BaseLayer]] = {}
+
+    def CreateVariable(self, name: str, spec: WeightSpec) -> None:
+        """Declares weight `name`; it is theta.<name> in FProp."""
+        self._check_new(name)
+        self._weights[name] = spec
+
+    def CreateChild(self, name: str, params: InstantiableParams) -> None:
+        """Makes child `name`, an attribute of this layer; its weights are theta.<name>."""
+        self._check_new(name)
+        self._children[name] = child = params.Instantiate(self._annotator, self._join(name))
+        setattr(self, name, child)
+
+    def CreateChildren(self, name: str, params: list[InstantiableParams]) -> None:
+        """Makes a list of children; their weights are theta.<name>[i]."""
+        self._check_new(name)
+        self._children[name] = children = [
+            p.Instantiate(self._annotator, self._join(f"{name}[{i}]")) for i, p in enumerate(params)
+        ]
+        setattr(self, name, children)
+
+    def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
+        """The tensor, annotated with the sharding that its dims have in this experiment."""
+        return self._annotator.annotate(tensor, dims)
+
+    @property
+    def weight_specs(self) -> NestedMap:
+        """The WeightSpecs of this layer and all below, in theta's structure."""
+        specs = NestedMap(self._weights)
+        for name, child in self._children.items():
+            if isinstance(child, list):
+                specs[name] = [c.weight_specs for c in child]
+            else:
+                specs[name] = child.weight_specs
+        return specs
+
+    @property
+    def num_weights(self) -> int:
+        """The number of scalars in all weights."""
+        return sum(spec.size for spec in self.weight_specs.Flatten())
+
+    def InitTheta(self, seed: tf.Tensor) -> NestedMap:
+        """Makes the weights, each annotated so that no partition makes more than its part.
+
+        Args:
+          seed: int32 [2].
+
+        Returns:
+          float32 tensors in theta's structure; the same for any partitioning.
+        """
+        specs = self.weight_specs
+        return specs.Pack(
+            self.annotate(_initial(spec, fold_seed(seed, path)), spec.dims)
+            for path, spec in specs.FlattenItems()
+        )
+
+    def FProp(self, theta: NestedMap, *args: Any) -> Any:
+        """The layer's pure function."""
+        raise NotImplementedError(f"{type(self).__name__} defines no FProp.")
+
+    def _join(self, name: str) -> str:
+        return f"{self.path}.{name}" if self.path else name
+
+    def _check_new(self, name: str) -> None:
+        if name in self._weights or name in self._children:
+            raise ValueError(f"{type(self).__name__} {self.path!r} has a {name!r} already.")
+
+
+def fold_seed(seed: tf.Tensor, name: str) -> tf.Tensor:
+    """A seed of its own, int32 [2], for each name; `name` is part of the program, not its data."""
+    salt = zlib.crc32(name.encode()) & 0x7FFFFFFF
+    return tf.stack([seed[0], tf.bitwise.bitwise_xor(seed[1], salt)])
+
+
+def _initial(spec: WeightSpec, seed: tf.Tensor) -> tf.Tensor:
+    match spec.init:
+        case Init.CONSTANT:
+            return tf.fill(spec.shape, tf.constant(spec.scale, tf.float32))
+        case Init.GAUSSIAN:
+            # Of TensorFlow's generators only threefry stays local to a shard.
+            normal = tf.random.stateless_normal(spec.shape, seed, alg="threefry")
+            return spec.scale * normal

@@ -1,0 +1,91 @@
+"""Multi-head attention. B batch, L queries, T keys, M model, N heads, D head size, k beam."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_gshard.core.base_layer import BaseLayer, gaussian
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.context import Context
+from lingvo_gshard.layers.dropout import DropoutLayer
+
+# Large enough that exp() of it is 0 beside any logit, small enough to add in float32.
+_MASKED = -1e9
+
+
+@dataclasses.dataclass(frozen=True)
+class KeysValues:
+    """Projected keys and values, each [B, T, N, D]."""
+
+    keys: tf.Tensor
+    values: tf.Tensor
+
+
+class MultiHeadAttention(BaseLayer):
+    """Scaled dot-product attention, split over the batch, with its weights replicated (3.2)."""
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = super().Params()
+        p.Define("dim", REQUIRED, "M.")
+        p.Define("num_heads", REQUIRED, "N.")
+        p.Define("head_dim", REQUIRED, "D.")
+        p.Define("dropout", DropoutLayer.Params(), "Of the attention probabilities.")
+        return p
+
+    def __init__(self, params: Params, *args) -> None:
+        super().__init__(params, *args)
+        m, n, d = self.p.dim, self.p.num_heads, self.p.head_dim
+        for name in ("wq", "wk", "wv"):
+            self.CreateVariable(name, gaussian((m, n, d), "MND", fan_in=m))
+        self.CreateVariable("wo", gaussian((n, d, m), "NDM", fan_in=n * d))
+        self.CreateChild("dropout", self.p.dropout)
+
+    def Project(self, theta: NestedMap, x: tf.Tensor) -> KeysValues:
+        """Keys and values of x [B, T, M]."""
+        return KeysValues(
+            self.annotate(tf.einsum("BTM,MND->BTND", x, theta.wk), "BTND"),
+            self.annotate(tf.einsum("BTM,MND->BTND", x, theta.wv), "BTND"),
+        )
+
+    def FProp(
+        self,
+        theta: NestedMap,
+        x: tf.Tensor,
+        memory: KeysValues,
+        mask: tf.Tensor,
+        context: Context,
+    ) -> tf.Tensor:
+        """Attends from x to a memory.
+
+        Args:
+          theta: the weights.
+          x: [B, L, M], where the queries come from.
+          memory: what Project gave of the keys' source, [B, T, N, D].
+          mask: float [B, L, T], 1 where query L may attend to key T, else 0. A query that may
+            attend to nothing gets the mean of all values.
+          context: the mode, and the seed of the dropout.
+
+        Returns:
+          [B, L, M].
+        """
+        q = self.annotate(tf.einsum("BLM,MND->BLND", x, theta.wq), "BLND")
+        logits = tf.einsum("BLND,BTND->BNLT", q * self.p.head_dim**-0.5, memory.keys)
+        weights = tf.nn.softmax(logits + (1.0 - mask[:, None]) * _MASKED)
+        weights = self.dropout.FProp(theta.dropout, weights, "BNLT", context)
+        mixed = self.annotate(tf.einsum("BNLT,BTND->BLND", weights, memory.values), "BLND")
+        return self.annotate(tf.einsum("BLND,NDM->BLM", mixed, theta.wo), "BLM")
+
+
+def segment_mask(queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
+    """float [B, L, T]: 1 where query and key are of one example, by segment ids [B, L], [B, T]."""
+    return tf.cast(queries[:, :, None] == keys[:, None, :], tf.float32)
+
+
+def causal_mask(length: int) -> tf.Tensor:
+    """float [1, L, L]: 1 where the key is not after the query."""
+    index = tf.range(length)
+    return tf.cast(index[None, :, None] >= index[None, None, :], tf.float32)

@@ -1,0 +1,32 @@
+"""Dropout whose mask every partition makes for its own part."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.base_layer import BaseLayer
+from lingvo_gshard.core.hyperparams import InstantiableParams
+from lingvo_gshard.layers.context import Context
+
+
+class DropoutLayer(BaseLayer):
+    """Zeroes a share of its input's elements and scales up the rest, when training (A.2)."""
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = super().Params()
+        p.Define("rate", 0.1, "The share of elements zeroed, 0 to below 1.")
+        return p
+
+    def FProp(self, theta, x: tf.Tensor, dims: str, context: Context) -> tf.Tensor:
+        """Drops elements of `x`, whose dims say how the mask is partitioned."""
+        del theta
+        if not context.training or not self.p.rate:
+            return x
+        keep = 1.0 - self.p.rate
+        # Unannotated, or from another generator, the mask would be made whole everywhere.
+        uniform = tf.random.stateless_uniform(
+            x.shape, context.seed_for(self.path), alg="threefry"
+        )
+        mask = tf.cast(self.annotate(uniform, dims) < keep, x.dtype)
+        return x * mask * (1.0 / keep)

@@ -1,0 +1,42 @@
+"""Token embedding with sinusoidal positions. B batch, L length, M model, V vocabulary."""
+
+from __future__ import annotations
+
+import math
+
+import tensorflow as tf
+
+from lingvo_gshard.core.base_layer import BaseLayer, gaussian
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.nested_map import NestedMap
+
+
+class EmbeddingLayer(BaseLayer):
+    """Rows of a [V, M] table, scaled by sqrt(M), plus the position's sines and cosines."""
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = super().Params()
+        p.Define("vocab_size", REQUIRED, "V.")
+        p.Define("dim", REQUIRED, "M, even.")
+        return p
+
+    def __init__(self, params: Params, *args) -> None:
+        super().__init__(params, *args)
+        p = self.p
+        if p.dim % 2:
+            raise ValueError(f"{self.path}: dim must be even for sines and cosines, got {p.dim}.")
+        self.CreateVariable("table", gaussian((p.vocab_size, p.dim), "VM", fan_in=p.dim))
+
+    def FProp(self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
+        """Embeds int32 ids [B, L] at int32 positions [B, L]; gives [B, L, M]."""
+        rows = self.annotate(tf.gather(theta.table, ids), "BLM")
+        return rows * math.sqrt(self.p.dim) + sinusoids(positions, self.p.dim)
+
+
+def sinusoids(positions: tf.Tensor, dim: int) -> tf.Tensor:
+    """Sines and cosines of int32 positions [...], [..., dim], wavelengths 2 pi to 20000 pi."""
+    count = dim // 2
+    rates = tf.constant([10000.0 ** (-i / max(1, count - 1)) for i in range(count)], tf.float32)
+    angles = tf.cast(positions, tf.float32)[..., None] * rates
+    return tf.concat([tf.sin(angles), tf.cos(angles)], axis=-1)

@@ -1,0 +1,31 @@
+"""The dense feed-forward layer. B batch, L length, M model, H hidden."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.base_layer import BaseLayer, gaussian
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.nested_map import NestedMap
+
+
+class FeedForwardLayer(BaseLayer):
+    """wo · relu(wi · x), equation (2) with a single expert."""
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = super().Params()
+        p.Define("dim", REQUIRED, "M.")
+        p.Define("hidden_dim", REQUIRED, "H.")
+        return p
+
+    def __init__(self, params: Params, *args) -> None:
+        super().__init__(params, *args)
+        m, h = self.p.dim, self.p.hidden_dim
+        self.CreateVariable("wi", gaussian((m, h), "MH", fan_in=m))
+        self.CreateVariable("wo", gaussian((h, m), "HM", fan_in=h))
+
+    def FProp(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
+        """[B, L, M] -> [B, L, M]."""
+        hidden = self.annotate(tf.nn.relu(tf.einsum("BLM,MH->BLH", x, theta.wi)), "BLH")
+        return self.annotate(tf.einsum("BLH,HM->BLM", hidden, theta.wo), "BLM")

@@ -1,0 +1,116 @@
+"""The position-wise Mixture-of-Experts layer: Algorithm 2.
+
+B batch, L length, G groups, S tokens of a group, E experts, C capacity, M model, H hidden.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from lingvo_gshard.core.base_layer import BaseLayer, gaussian
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import gating
+from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.gating import Gating, SecondExpert
+
+
+@dataclasses.dataclass(frozen=True)
+class Routing:
+    """How one layer routed its tokens; see Gating for the meaning of each."""
+
+    aux_loss: tf.Tensor
+    load_E: tf.Tensor
+    overflow: tf.Tensor
+
+
+class MoELayer(BaseLayer):
+    """Dispatches each token to at most two of E feed-forward experts and combines what they say.
+
+    Groups are split over the devices, then experts, then groups again: the partitioner makes
+    each of the two changes an all-to-all.
+    """
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = super().Params()
+        p.Define("dim", REQUIRED, "M.")
+        p.Define("hidden_dim", REQUIRED, "H.")
+        p.Define("num_experts", REQUIRED, "E.")
+        p.Define("group_size", REQUIRED, "S, tokens of a group, when training and evaluating.")
+        p.Define("capacity_factor", 2.0, "C = factor * S / E when training (2 is the paper's).")
+        p.Define("eval_capacity_factor", None, "The same otherwise; None drops no token.")
+        p.Define("second_expert", SecondExpert.RANDOM, "When training; otherwise ALL.")
+        return p
+
+    def __init__(self, params: Params, *args) -> None:
+        super().__init__(params, *args)
+        m, h, e = self.p.dim, self.p.hidden_dim, self.p.num_experts
+        # Its experts are not split: the gate is replicated (section 3.2).
+        self.CreateVariable("wg", gaussian((m, e), "M_", fan_in=m))
+        self.CreateVariable("wi", gaussian((e, m, h), "EMH", fan_in=m))
+        self.CreateVariable("wo", gaussian((e, h, m), "EHM", fan_in=h))
+
+    def FProp(
+        self, theta: NestedMap, x: tf.Tensor, real: tf.Tensor, context: Context
+    ) -> tuple[tf.Tensor, Routing]:
+        """Routes a batch through the experts.
+
+        Args:
+          theta: the weights.
+          x: [B, L, M].
+          real: float [B, L], 1 for a token, 0 for padding.
+          context: the mode, and the seed of the second expert's draw.
+
+        Returns:
+          [B, L, M], zero where a token overflowed, and how the tokens were routed.
+
+        Raises:
+          ValueError: the group size does not divide the batch's tokens.
+        """
+        num_groups = self._num_groups(x, context)
+        x_GSM = self.annotate(tf.reshape(x, [num_groups, -1, self.p.dim]), "GSM")
+        real_GS = self.annotate(tf.reshape(real, [num_groups, -1]), "GS")
+        gates = self._gate(theta, x_GSM, real_GS, context)
+        y_GSM = self._experts(theta, x_GSM, gates.combine_GSEC)
+        y = self.annotate(tf.reshape(y_GSM, x.shape), "BLM")
+        return y, Routing(gates.aux_loss, gates.load_E, gates.overflow)
+
+    def _num_groups(self, x: tf.Tensor, context: Context) -> int:
+        batch, length, _ = x.shape
+        if context.mode is Mode.DECODE:
+            return batch  # The hypotheses of one example are a group.
+        tokens, size = batch * length, self.p.group_size
+        if tokens % size:
+            raise ValueError(
+                f"{self.path}: group_size {size} does not divide the batch's {tokens} tokens "
+                f"({batch} x {length}); choose a divisor."
+            )
+        return tokens // size
+
+    def _gate(
+        self, theta: NestedMap, x_GSM: tf.Tensor, real_GS: tf.Tensor, context: Context
+    ) -> Gating:
+        p, uniform_GS = self.p, None
+        logits_GSE = tf.einsum("GSM,ME->GSE", x_GSM, theta.wg)
+        factor = p.capacity_factor if context.training else p.eval_capacity_factor
+        if context.training and p.second_expert is SecondExpert.RANDOM:
+            uniform_GS = self.annotate(
+                tf.random.stateless_uniform(
+                    real_GS.shape, context.seed_for(self.path), alg="threefry"
+                ),
+                "GS",
+            )
+        capacity = gating.capacity(factor, x_GSM.shape[1], p.num_experts)
+        return gating.top2_gating(logits_GSE, real_GS, capacity, uniform_GS=uniform_GS)
+
+    def _experts(self, theta: NestedMap, x_GSM: tf.Tensor, combine_GSEC: tf.Tensor) -> tf.Tensor:
+        combine_GSEC = self.annotate(combine_GSEC, "GSEC")
+        dispatch_GSEC = tf.cast(combine_GSEC > 0.0, x_GSM.dtype)
+        inputs_EGCM = self.annotate(tf.einsum("GSEC,GSM->EGCM", dispatch_GSEC, x_GSM), "EGCM")
+        hidden_EGCH = tf.nn.relu(tf.einsum("EGCM,EMH->EGCH", inputs_EGCM, theta.wi))
+        hidden_EGCH = self.annotate(hidden_EGCH, "EGCH")
+        outputs_GECM = self.annotate(tf.einsum("EGCH,EHM->GECM", hidden_EGCH, theta.wo), "GECM")
+        return self.annotate(tf.einsum("GSEC,GECM->GSM", combine_GSEC, outputs_GECM), "GSM")

@@ -1,0 +1,31 @@
+"""Layer normalization."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.base_layer import BaseLayer, constant
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.nested_map import NestedMap
+
+
+class LayerNorm(BaseLayer):
+    """Zero mean and unit variance over the last dim, then a learned scale and bias."""
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = super().Params()
+        p.Define("dim", REQUIRED, "M.")
+        p.Define("epsilon", 1e-6, "Added to the variance.")
+        return p
+
+    def __init__(self, params: Params, *args) -> None:
+        super().__init__(params, *args)
+        self.CreateVariable("scale", constant((self.p.dim,), "M", 1.0))
+        self.CreateVariable("bias", constant((self.p.dim,), "M", 0.0))
+
+    def FProp(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
+        """[..., M] float -> [..., M]."""
+        centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+        return centred * tf.math.rsqrt(variance + self.p.epsilon) * theta.scale + theta.bias

@@ -1,0 +1,182 @@
+"""The translation task: an encoder-decoder MoE Transformer and its loss (sections 2.2, 4.3, A.2).
+
+B batch, L target length, T source length, M model, V target vocabulary, k beam, P places of a
+flat beam, E experts.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.base_layer import BaseLayer, gaussian
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention import causal_mask, segment_mask
+from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.dropout import DropoutLayer
+from lingvo_gshard.layers.embedding import EmbeddingLayer
+from lingvo_gshard.layers.moe import Routing
+from lingvo_gshard.layers.transformer import Source, TransformerStack
+
+
+class TranslationTask(BaseLayer):
+    """Translates packed source sequences; a token attends to its own example alone."""
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = super().Params()
+        p.Define("source_vocab_size", REQUIRED, "Pieces of the source languages' vocabulary.")
+        p.Define("target_vocab_size", REQUIRED, "V.")
+        p.Define("dim", REQUIRED, "M.")
+        p.Define("encoder", TransformerStack.Params(), "")
+        p.Define("decoder", TransformerStack.Params(), "")
+        p.Define("input_dropout", DropoutLayer.Params(), "Of the embeddings.")
+        p.Define("label_smoothing", 0.0, "The share of the target spread over all pieces.")
+        p.Define("aux_loss_weight", REQUIRED, "k, the weight of each MoE layer's l_aux.")
+        return p
+
+    def __init__(self, params: Params, *args) -> None:
+        super().__init__(params, *args)
+        p = self.p
+        for side, size in (("source", p.source_vocab_size), ("target", p.target_vocab_size)):
+            embedding = EmbeddingLayer.Params().Set(vocab_size=size, dim=p.dim)
+            self.CreateChild(f"{side}_embedding", embedding)
+            self.CreateChild(f"{side}_dropout", p.input_dropout)
+        self.CreateChild("encoder", p.encoder.Copy().Set(dim=p.dim))
+        decoder = p.decoder.Copy().Set(dim=p.dim)
+        self.CreateChild("decoder", decoder.Set(**{"layer.has_source": True}))
+        shape = (p.dim, p.target_vocab_size)
+        self.CreateVariable("softmax", gaussian(shape, "MV", fan_in=p.dim))
+
+    def FProp(
+        self, theta: NestedMap, features: NestedMap, context: Context
+    ) -> tuple[tf.Tensor, dict[str, Routing]]:
+        """Logits of every target position, under teacher forcing.
+
+        Args:
+          theta: the weights.
+          features: int32 [B, T] source_ids, source_segment_ids, source_positions and [B, L]
+            target_ids (the labels shifted right), target_segment_ids, target_positions; segment
+            0 is padding.
+          context: the mode and seed.
+
+        Returns:
+          float32 [B, L, V], and each MoE layer's routing by name, such as `encoder_1`.
+        """
+        encoded, routings = self.Encode(theta, features, context)
+        segments = features.target_segment_ids
+        mask = segment_mask(segments, segments) * causal_mask(segments.shape[1])
+        source = Source(encoded, segment_mask(segments, features.source_segment_ids))
+        x = self._embed("target", theta, features.target_ids, features.target_positions, context)
+        x, decoder_routings = self.decoder.FProp(
+            theta.decoder, x, mask, _real(segments), source, context
+        )
+        routings |= _named("decoder", decoder_routings)
+        return self._logits(theta, x), routings
+
+    def Encode(
+        self, theta: NestedMap, features: NestedMap, context: Context
+    ) -> tuple[tf.Tensor, dict[str, Routing]]:
+        """Encodes the source: float32 [B, T, M] and the routings; arguments as for FProp."""
+        segments = features.source_segment_ids
+        x = self._embed("source", theta, features.source_ids, features.source_positions, context)
+        x, routings = self.encoder.FProp(
+            theta.encoder, x, segment_mask(segments, segments), _real(segments), None, context
+        )
+        return x, _named("encoder", routings)
+
+    def Loss(
+        self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """L = l_nll + k * l_aux (section 2.2), l_aux summed over the MoE layers.
+
+        Args:
+          theta: the weights.
+          features: as for FProp.
+          labels: target_labels int32 [B, L], target_weights float32 [B, L], 0 at padding.
+          context: the mode and seed.
+
+        Returns:
+          The scalar loss and metrics: nll (nats a token, without smoothing), aux_loss,
+          num_tokens, and by MoE layer expert_load [E] and overflow.
+        """
+        logits, routings = self.FProp(theta, features, context)
+        smoothed, nll = _cross_entropies(logits, labels.target_labels, self.p.label_smoothing)
+        weights = labels.target_weights
+        num_tokens = tf.reduce_sum(weights)
+        per_token = 1.0 / tf.maximum(num_tokens, 1.0)
+        aux_loss = tf.add_n([r.aux_loss for r in routings.values()] or [tf.constant(0.0)])
+        loss = tf.reduce_sum(smoothed * weights) * per_token + self.p.aux_loss_weight * aux_loss
+        return loss, NestedMap(
+            loss=loss,
+            nll=tf.reduce_sum(nll * weights) * per_token,
+            aux_loss=aux_loss,
+            num_tokens=num_tokens,
+            expert_load=NestedMap({name: r.load_E for name, r in routings.items()}),
+            overflow=NestedMap({name: r.overflow for name, r in routings.items()}),
+        )
+
+    def InitDecode(self, theta: NestedMap, features: NestedMap, places: int) -> NestedMap:
+        """Encodes the source once and makes empty caches of P places for DecodeStep."""
+        context = Context(Mode.EVAL)
+        encoded, _ = self.Encode(theta, features, context)
+        return NestedMap(
+            cache=self.decoder.InitCache(theta.decoder, encoded, places),
+            source_real=_real(features.source_segment_ids),
+        )
+
+    def DecodeStep(
+        self, theta: NestedMap, state: NestedMap, ids: tf.Tensor, mask: tf.Tensor, step: tf.Tensor
+    ) -> tuple[tf.Tensor, NestedMap]:
+        """One step of a flat beam (A.1).
+
+        Args:
+          theta: the weights.
+          state: of InitDecode or the step before.
+          ids: int32 [B, k], the newest token of each hypothesis.
+          mask: float [B, k, P], the places that each hypothesis attends to.
+          step: int32 scalar, the position of `ids`.
+
+        Returns:
+          float32 [B, k, V] logits of the next token, and the new state.
+        """
+        context = Context(Mode.DECODE)
+        x = self._embed("target", theta, ids, tf.fill(ids.shape, step), context)
+        source_mask = tf.tile(state.source_real[:, None], [1, ids.shape[1], 1])
+        real = tf.tile(tf.reduce_max(state.source_real, 1, keepdims=True), [1, ids.shape[1]])
+        x, cache = self.decoder.ExtendStep(
+            theta.decoder, x, state.cache, mask, source_mask, real, step, context
+        )
+        return self._logits(theta, x), NestedMap(state, cache=cache)
+
+    def _embed(
+        self, side: str, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor, context: Context
+    ) -> tf.Tensor:
+        name = f"{side}_embedding"
+        x = getattr(self, name).FProp(theta[name], ids, positions)
+        name = f"{side}_dropout"
+        return getattr(self, name).FProp(theta[name], x, "BLM", context)
+
+    def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
+        return self.annotate(tf.einsum("BLM,MV->BLV", x, theta.softmax), "BLV")
+
+
+def _real(segment_ids: tf.Tensor) -> tf.Tensor:
+    return tf.cast(segment_ids > 0, tf.float32)
+
+
+def _named(stack: str, routings: dict[int, Routing]) -> dict[str, Routing]:
+    return {f"{stack}_{index}": routing for index, routing in routings.items()}
+
+
+def _cross_entropies(
+    logits: tf.Tensor, labels: tf.Tensor, smoothing: float
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Cross entropy [B, L] against smoothed and against plain targets, in nats."""
+    normalizer = tf.reduce_logsumexp(logits, -1)
+    target = tf.reduce_sum(tf.one_hot(labels, logits.shape[-1]) * logits, -1)
+    nll = normalizer - target
+    if not smoothing:
+        return nll, nll
+    uniform = normalizer - tf.reduce_mean(logits, -1)
+    return (1.0 - smoothing) * nll + smoothing * uniform, nll

@@ -1,0 +1,122 @@
+"""Adafactor (Shazeer and Stern 2018) with the paper's settings (A.2), as pure functions.
+
+A weight of rank 2 or more keeps the means of its squared gradient over the last dim (`row`) and
+over the one before (`column`); the dims before those two, such as E, are a batch of matrices.
+Slots take their weight's dims, less the one averaged away, and so its sharding.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.base_layer import WeightSpec
+from lingvo_gshard.core.hyperparams import InstantiableParams, Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.optim.schedules import SqrtDecay
+from lingvo_gshard.sharding.partitioning import TensorSpec
+
+_EPSILON_1 = 1e-30  # added to squared gradients
+_EPSILON_2 = 1e-3  # the least scale of a weight
+
+
+class Adafactor:
+    """Factored second moments, no first moment, clipped updates, steps relative to the weight."""
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = InstantiableParams(cls)
+        p.Define("schedule", SqrtDecay.Params(), "The learning rate.")
+        p.Define("beta2", 0.99, "The decay of step t is min(beta2, 1 - t^-exponent) (A.2c).")
+        p.Define("decay_exponent", 0.8, "")
+        p.Define("clipping_threshold", 1.0, "The largest root mean square of an update (A.2d).")
+        return p
+
+    def __init__(self, params: Params) -> None:
+        self.p = params.Copy().Freeze()
+        self._schedule = self.p.schedule.Instantiate()
+
+    def slot_specs(self, weight_specs: NestedMap) -> NestedMap:
+        """The slots of each weight: `row` and `column`, or `full` for a vector or scalar."""
+        return weight_specs.Transform(_slots_of)
+
+    def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
+        """The rate of the update after `step` (int32 scalar) earlier ones."""
+        return self._schedule.rate(tf.cast(step, tf.float32) + 1.0)
+
+    def update(
+        self, theta: NestedMap, slots: NestedMap, gradients: NestedMap, step: tf.Tensor
+    ) -> tuple[NestedMap, NestedMap]:
+        """One step for all weights.
+
+        Args:
+          theta: the weights, float32.
+          slots: in the structure of slot_specs.
+          gradients: in theta's structure.
+          step: int32 scalar, earlier updates.
+
+        Returns:
+          New theta and slots. (They are not annotated: they are the results of a program, whose
+          shardings the caller states.)
+        """
+        t = tf.cast(step, tf.float32) + 1.0
+        decay = tf.minimum(self.p.beta2, 1.0 - t**-self.p.decay_exponent)
+        rate = self.learning_rate(step)
+        # A weight's slots are a subtree: walk them beside the weights by their paths.
+        by_path = dict(slots.FlattenItems())
+        new_weights, new_slots = [], {}
+        for (path, weight), gradient in zip(
+            theta.FlattenItems(), gradients.Flatten(), strict=True
+        ):
+            own = {k: by_path[f"{path}.{k}"] for k in _kinds(weight.shape.rank)}
+            weight, own = self._update_one(weight, own, gradient, decay, rate)
+            new_weights.append(weight)
+            new_slots |= {f"{path}.{k}": slot for k, slot in own.items()}
+        return theta.Pack(new_weights), slots.Pack(new_slots[path] for path in by_path)
+
+    def _update_one(
+        self,
+        weight: tf.Tensor,
+        slots: dict[str, tf.Tensor],
+        gradient: tf.Tensor,
+        decay: tf.Tensor,
+        rate: tf.Tensor,
+    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+        squared = tf.square(gradient) + _EPSILON_1
+        means = _means(squared)
+        slots = {k: decay * slots[k] + (1.0 - decay) * means[k] for k in slots}
+        update = gradient * _inverse_root(slots)
+        update /= tf.maximum(1.0, _rms(update) / self.p.clipping_threshold)
+        scale = tf.maximum(_EPSILON_2, _rms(weight))
+        return weight - rate * scale * update, slots
+
+
+def _kinds(rank: int) -> tuple[str, ...]:
+    return ("column", "row") if rank >= 2 else ("full",)
+
+
+def _slots_of(spec: WeightSpec) -> NestedMap:
+    shape, dims = spec.shape, spec.dims
+    specs = {
+        "row": TensorSpec(shape[:-1], "float32", dims[:-1]),
+        "column": TensorSpec(shape[:-2] + shape[-1:], "float32", dims[:-2] + dims[-1:]),
+        "full": TensorSpec(shape, "float32", dims),
+    }
+    return NestedMap({kind: specs[kind] for kind in _kinds(len(shape))})
+
+
+def _means(squared: tf.Tensor) -> dict[str, tf.Tensor]:
+    if squared.shape.rank < 2:
+        return {"full": squared}
+    return {"row": tf.reduce_mean(squared, -1), "column": tf.reduce_mean(squared, -2)}
+
+
+def _inverse_root(slots: dict[str, tf.Tensor]) -> tf.Tensor:
+    """1 / sqrt of the second moment: the rank-one matrix row * column / mean(row)."""
+    if "full" in slots:
+        return tf.math.rsqrt(slots["full"])
+    row = slots["row"] / tf.reduce_mean(slots["row"], -1, keepdims=True)
+    return tf.math.rsqrt(row)[..., None] * tf.math.rsqrt(slots["column"])[..., None, :]
+
+
+def _rms(x: tf.Tensor) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_mean(tf.square(x)))

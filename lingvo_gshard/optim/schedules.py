@@ -1,0 +1,44 @@
+"""Learning-rate schedules: pure functions of the step."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.hyperparams import InstantiableParams, Params
+
+
+class SqrtDecay:
+    """multiplier / sqrt(max(t, decay_start)), the paper's with 1.0 and 10k (A.2e).
+
+    A run much shorter than 10k steps never leaves the constant part: `ramp_up_steps` and
+    `cool_down_steps` bend its two ends linearly, to and from zero.
+    """
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = InstantiableParams(cls)
+        p.Define("multiplier", 1.0, "The rate at step 1, were there no decay_start.")
+        p.Define("decay_start", 10_000, "Steps before the decay begins.")
+        p.Define("ramp_up_steps", 0, "Steps of a linear rise from zero at the start.")
+        p.Define("cool_down_steps", 0, "Steps of a linear fall to zero at the end.")
+        p.Define("total_steps", 0, "Where the fall ends; 0 without one.")
+        return p
+
+    def __init__(self, params: Params) -> None:
+        self.p = p = params.Copy().Freeze()
+        if p.cool_down_steps > p.total_steps:
+            raise ValueError(
+                f"SqrtDecay: cool_down_steps {p.cool_down_steps} must not exceed total_steps "
+                f"{p.total_steps}."
+            )
+
+    def rate(self, t: tf.Tensor) -> tf.Tensor:
+        """The learning rate, float32 scalar, of step t = 1, 2, ... (float32 scalar)."""
+        p = self.p
+        rate = p.multiplier * tf.math.rsqrt(tf.maximum(t, float(p.decay_start)))
+        if p.ramp_up_steps:
+            rate *= tf.minimum(1.0, t / p.ramp_up_steps)
+        if p.cool_down_steps:
+            left = tf.maximum(float(p.total_steps) - t, 0.0) / p.cool_down_steps
+            rate *= tf.minimum(1.0, left)
+        return rate
