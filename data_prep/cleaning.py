@@ -104,10 +104,7 @@ def _broken_rule(pair: tsv.Pair, held_out: HeldOut, limits: Limits) -> str | Non
     ratio = (max(lengths) + _RATIO_SLACK_CHARS) / (min(lengths) + _RATIO_SLACK_CHARS)
     if ratio > limits.max_length_ratio:
         return "ratio"
-    if (
-        english_key(pair.english) in held_out.english
-        or source_key(pair.source) in held_out.sources
-    ):
+    if english_key(pair.english) in held_out.english or source_key(pair.source) in held_out.sources:
         return "held_out"
     return None
 

@@ -1,7 +1,7 @@
 """Finding the files of a corpus, in either of two layouts.
 
-    DIR/{train,dev,test}/<lang>-en.tsv[.gz]    already split
-    DIR/<lang>-en.tsv[.gz]                     dev and test are held out here
+DIR/{train,dev,test}/<lang>-en.tsv[.gz]    already split
+DIR/<lang>-en.tsv[.gz]                     dev and test are held out here
 """
 
 import dataclasses

@@ -58,8 +58,8 @@ def write(path: pathlib.Path, pairs: Iterable[Pair]) -> None:
 
 
 def _lines(path: pathlib.Path) -> Iterator[bytes]:
-    opened = gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-    with opened as file:
+    open_file = gzip.open if path.suffix == ".gz" else open
+    with open_file(path, "rb") as file:
         try:
             for line in file:
                 if b"\0" in line:

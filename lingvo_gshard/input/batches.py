@@ -1,0 +1,149 @@
+"""The input of training and evaluation: packed batches of numpy arrays, in the background.
+
+stream of examples (mixture.py) -> pools -> packed rows -> batches (pools.py) -> prefetch thread
+"""
+
+import weakref
+from typing import Any
+
+from grain import experimental as grain_experimental
+
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.input import manifest, mixture, packing, pools
+
+_PREFETCHED_BATCHES = 4
+
+
+class TranslationInput:
+    """An iterator of batches over a prepared data folder.
+
+    A batch is a NestedMap, all [B, L], int32 but for target_weights (float32); see packing.py for an
+    example:
+
+        features: source_ids, source_segment_ids, source_positions,
+                  target_ids, target_segment_ids, target_positions
+        labels:   target_labels, target_weights
+
+    With `repeat` the stream is endless. Without, every example of the split appears exactly once and
+    the last batch is filled up with empty rows of weight 0.
+    """
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        """The input's hyperparameters."""
+        p = InstantiableParams(cls)
+        p.Define("data_dir", REQUIRED, "A folder that data_prep.build prepared.")
+        p.Define("batch_size", REQUIRED, "B, rows a batch.")
+        p.Define("source_len", REQUIRED, "L of the source side, tokens a row.")
+        p.Define("target_len", REQUIRED, "L of the target side, tokens a row.")
+        p.Define("split", "train", "train, dev or test.")
+        p.Define("languages", None, "Language codes; None for all that the split has.")
+        p.Define("temperature", 5.0, "T of the mixture: p_l proportional to n_l**(1/T).")
+        p.Define("repeat", True, "Endless and mixed, or one pass, language after language.")
+        p.Define("shuffle", True, "Shuffle the examples, and the rows.")
+        p.Define("packed", True, "Several pairs a row, or one.")
+        p.Define("seed", 1, "Of the shuffles.")
+        return p
+
+    def __init__(self, params: Params):
+        """Opens the data.
+
+        Raises:
+            ValueError: not a prepared folder, a split or language that it does not hold, a size
+                below 1.
+        """
+        self.p = params.Copy().Freeze()
+        p = self.p
+        self._manifest = manifest.load(p.data_dir)
+        self._shape = packing.RowShape(p.source_len, p.target_len)
+        languages = None if p.languages is None else tuple(p.languages)
+        order = mixture.MixtureConfig(
+            p.split, languages, p.temperature, p.shuffle, p.repeat, p.seed
+        )
+        examples = mixture.examples(p.data_dir, self._manifest, order)
+        self._languages = mixture.languages_of(self._manifest, order)
+        rows = pools.PoolConfig(
+            batch_size=p.batch_size,
+            shape=self._shape,
+            packed=p.packed,
+            shuffle=p.shuffle,
+            truncate=not p.repeat,
+            seed=p.seed,
+        )
+        self._iterator = iter(
+            grain_experimental.ThreadPrefetchIterDataset(
+                pools.PooledBatches(examples, rows), prefetch_buffer_size=_PREFETCHED_BATCHES
+            )
+        )
+        # At exit Grain's own clean-up comes too late: modules that it uses are gone by then.
+        weakref.finalize(self, self._iterator.close)
+        self._start_state = self._iterator.get_state()
+        self._num_too_long = 0
+
+    @property
+    def specs(self) -> NestedMap:
+        """The TensorSpecs of a batch."""
+        return packing.batch_specs(self.p.batch_size, self._shape)
+
+    @property
+    def languages(self) -> tuple[str, ...]:
+        """The codes of the languages that are read."""
+        return tuple(language.code for language in self._languages)
+
+    @property
+    def num_examples(self) -> int:
+        """The examples of one pass over the split."""
+        return sum(language.num_examples(self.p.split) for language in self._languages)
+
+    @property
+    def source_vocab_size(self) -> int:
+        """Pieces of the source vocabulary."""
+        return self._manifest.source_vocabulary.size
+
+    @property
+    def target_vocab_size(self) -> int:
+        """Pieces of the target vocabulary."""
+        return self._manifest.target_vocabulary.size
+
+    @property
+    def num_truncated(self) -> int:
+        """Examples cut to the rows' lengths so far, in one pass; 0 with `repeat`."""
+        return 0 if self.p.repeat else self._num_too_long
+
+    @property
+    def num_skipped(self) -> int:
+        """Examples left out as too long so far, with `repeat`; 0 in one pass."""
+        return self._num_too_long if self.p.repeat else 0
+
+    def __iter__(self) -> "TranslationInput":
+        return self
+
+    def __next__(self) -> NestedMap:
+        batch = next(self._iterator)
+        self._num_too_long = batch.num_too_long
+        return packing.batch_of(batch.arrays)
+
+    def get_state(self) -> dict[str, Any]:
+        """Where the batch after the last one returned starts: a few numbers, JSON-able."""
+        return dict(self._iterator.get_state())
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues as the input of which this is the state would have, bit for bit.
+
+        Raises:
+            ValueError: not a state of this class.
+        """
+        expected = sorted(self._start_state)
+        if sorted(state) != expected:
+            raise ValueError(f"input state has {sorted(state)}, expected {expected}")
+        self._iterator.set_state({name: int(value) for name, value in state.items()})
+        self._num_too_long = int(state["num_too_long_before_pool"])
+
+    def reset(self) -> None:
+        """Starts again from the first batch, as for a second evaluation."""
+        self.set_state(self._start_state)
+
+    def close(self) -> None:
+        """Stops the prefetch thread."""
+        self._iterator.close()

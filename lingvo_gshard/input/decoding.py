@@ -1,0 +1,111 @@
+"""The input of translation: raw lines to batches of one sentence a row, by length."""
+
+import dataclasses
+import gzip
+import os
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from absl import logging
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.input import manifest, packing
+from lingvo_gshard.input.tokenizer import Tokenizer
+
+# Each length is a program to compile; a row wastes at most half of its bucket.
+DEFAULT_BUCKETS = (16, 32, 64, 128)
+
+
+@dataclasses.dataclass(frozen=True)
+class DecodeBatch:
+    """Source sentences of similar length.
+
+    Attributes:
+        features: source_ids, source_segment_ids (1, or 0 where padding) and source_positions, all
+            int32 [B, L], L one of the buckets.
+        line_indices: int32 [B], where each row's line stood; -1 in rows of padding.
+    """
+
+    features: NestedMap
+    line_indices: np.ndarray
+
+
+def eval_text(data_dir: str | os.PathLike[str], split: str, language: str) -> list[tuple[str, str]]:
+    """Returns the raw (source, English) pairs of dev or test, in order.
+
+    Raises:
+        ValueError: not a prepared folder, or no text of this split and language.
+    """
+    data = manifest.load(data_dir)
+    texts = data.language(language).text
+    if split not in texts:
+        held = ", ".join(sorted(texts)) or "none"
+        raise ValueError(f"no text of split {split!r} for language {language}: there is {held}")
+    path = pathlib.Path(data_dir, texts[split].path)
+    with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
+        lines = [line.rstrip("\n").split("\t") for line in file]
+    return [(source, english) for source, english in lines]
+
+
+def decode_batches(
+    lines: Sequence[str],
+    tokenizer: Tokenizer,
+    batch_size: int,
+    max_len: int,
+    buckets: Sequence[int] = DEFAULT_BUCKETS,
+) -> Iterator[DecodeBatch]:
+    """Yields every line once, shortest first, in batches of one bucket's length each.
+
+    Buckets longer than `max_len` count as `max_len`, and it is always the last one; longer lines are
+    truncated, which is logged.
+
+    Raises:
+        ValueError: batch_size, max_len or a bucket below 1.
+    """
+    if min(batch_size, max_len, *buckets) < 1:
+        raise ValueError(
+            f"batch_size {batch_size}, max_len {max_len}, buckets {tuple(buckets)}: "
+            "expected at least 1"
+        )
+    encoded = _encode(lines, tokenizer, max_len)
+    lengths = sorted({min(bucket, max_len) for bucket in buckets} | {max_len})
+    shortest_first = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
+    for shorter, length in zip([0, *lengths], lengths, strict=False):
+        members = [i for i in shortest_first if shorter < len(encoded[i]) <= length]
+        for start in range(0, len(members), batch_size):
+            rows = members[start : start + batch_size]
+            yield _batch(rows, encoded, batch_size, length)
+
+
+def _encode(lines: Sequence[str], tokenizer: Tokenizer, max_len: int) -> list[list[int]]:
+    encoded = tokenizer.encode_lines(lines)
+    too_long = [index for index, ids in enumerate(encoded) if len(ids) > max_len]
+    for index in too_long:
+        encoded[index] = [*encoded[index][: max_len - 1], packing.EOS_ID]
+    if too_long:
+        logging.warning(
+            "%d of %d lines are longer than %d pieces and were truncated, the first is line %d",
+            len(too_long),
+            len(lines),
+            max_len,
+            too_long[0] + 1,
+        )
+    return encoded
+
+
+def _batch(
+    rows: Sequence[int], encoded: Sequence[Sequence[int]], batch_size: int, length: int
+) -> DecodeBatch:
+    ids = np.zeros((batch_size, length), np.int32)
+    segments = np.zeros((batch_size, length), np.int32)
+    positions = np.zeros((batch_size, length), np.int32)
+    line_indices = np.full(batch_size, -1, np.int32)
+    for row, index in enumerate(rows):
+        size = len(encoded[index])
+        ids[row, :size] = encoded[index]
+        segments[row, :size] = 1
+        positions[row, :size] = np.arange(size)
+        line_indices[row] = index
+    features = NestedMap(source_ids=ids, source_segment_ids=segments, source_positions=positions)
+    return DecodeBatch(features, line_indices)

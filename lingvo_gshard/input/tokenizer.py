@@ -1,0 +1,68 @@
+"""Text to token ids and back: a SentencePiece model with this project's special ids."""
+
+import os
+import pathlib
+from collections.abc import Iterable, Sequence
+
+import sentencepiece
+
+from lingvo_gshard.input import manifest, packing
+
+
+class Tokenizer:
+    """One vocabulary. pad 0, bos 1, eos 2, unk 3; any text can be written, in bytes if need be."""
+
+    def __init__(self, model_file: str | os.PathLike[str]):
+        """Loads a model. Raises ValueError if it is missing, unreadable, or has other special ids."""
+        path = pathlib.Path(model_file)
+        if not path.is_file():
+            raise ValueError(f"no vocabulary {path}")
+        try:
+            self._processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+        except (RuntimeError, OSError) as error:
+            raise ValueError(f"{path} is not a SentencePiece model: {error}") from error
+        processor = self._processor
+        found = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
+        expected = (packing.PAD_ID, packing.BOS_ID, packing.EOS_ID, packing.UNK_ID)
+        if found != expected:
+            raise ValueError(f"{path} has pad, bos, eos, unk {found}, expected {expected}")
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of pieces, special ids included."""
+        return self._processor.get_piece_size()
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a sentence, EOS last."""
+        return [*self._processor.encode(text), packing.EOS_ID]
+
+    def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
+        """`encode` for many sentences at once."""
+        return self._processor.encode(list(lines), add_eos=True)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Returns the text up to the first EOS; padding and BOS write nothing.
+
+        Raises:
+            ValueError: an id outside [0, vocab_size).
+        """
+        kept: list[int] = []
+        for token in ids:
+            token = int(token)
+            if not 0 <= token < self.vocab_size:
+                raise ValueError(f"token id {token}: expected 0 to {self.vocab_size - 1}")
+            if token == packing.EOS_ID:
+                break
+            if token not in (packing.PAD_ID, packing.BOS_ID):
+                kept.append(token)
+        return self._processor.decode(kept)
+
+
+def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
+    """Returns a data folder's source and target tokenizers. Raises ValueError as manifest.load."""
+    data = manifest.load(data_dir)
+    source, target = (
+        Tokenizer(pathlib.Path(data_dir, vocabulary.file.path))
+        for vocabulary in (data.source_vocabulary, data.target_vocabulary)
+    )
+    return source, target
