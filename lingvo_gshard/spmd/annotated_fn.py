@@ -1,0 +1,159 @@
+"""AnnotatedFn: a pure TensorFlow function with the dims of what goes in and comes out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+
+
+@dataclasses.dataclass(frozen=True)
+class AnnotatedFn:
+    """A pure function of trees of tensors, ready to be partitioned.
+
+    Attributes:
+      name: the program's name.
+      fn: takes one NestedMap of tf.Tensors per argument, returns one NestedMap. It holds no
+        tf.Variable: every weight is an argument, every new weight a result.
+      arg_names: one name an argument.
+      args: one NestedMap of TensorSpec per argument.
+      result_dims: dims by the result's dotted path. A scalar needs none; a donated argument's
+        results take its dims; any other result that is not named is whole on every device.
+      donate: names of the arguments whose memory the results take over. Argument `state` is
+        returned as result.state, with the same paths, shapes and dtypes.
+
+    Raises:
+      ValueError: names and arguments don't match.
+    """
+
+    name: str
+    fn: Callable[..., NestedMap]
+    arg_names: tuple[str, ...]
+    args: tuple[NestedMap, ...]
+    result_dims: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    donate: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.arg_names) != len(self.args):
+            raise ValueError(
+                f"{self.name}: {len(self.arg_names)} argument names {self.arg_names} but "
+                f"{len(self.args)} arguments."
+            )
+        for name in self.donate:
+            if name not in self.arg_names:
+                raise ValueError(
+                    f"{self.name}: donates {name!r}, which is none of {self.arg_names}."
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class TracedFn:
+    """An AnnotatedFn traced for one partitioning.
+
+    Attributes:
+      function: takes the arguments' leaves in FlattenItems' order, returns the results' leaves.
+      results: NestedMap of TensorSpec, the results' logical shapes.
+    """
+
+    function: Callable[..., list[tf.Tensor]]
+    results: NestedMap
+
+
+def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
+    """Traces `annotated` into a graph in which every argument and result is annotated.
+
+    Raises:
+      ValueError: an argument or result can't be divided over its mesh axis, a result's shape is
+        not static, a donated argument is not returned as it came, or `fn` reads a tf.Variable.
+    """
+    leaves = [leaf for arg in annotated.args for leaf in arg.Flatten()]
+    for name, arg in zip(annotated.arg_names, annotated.args, strict=True):
+        for path, spec in arg.FlattenItems():
+            partitioning.check(f"{annotated.name}: argument {name}.{path}", spec)
+    traced_results: list[NestedMap] = []
+
+    def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        annotated_args = [
+            partitioning.annotate(tensor, spec.dims)
+            for tensor, spec in zip(tensors, leaves, strict=True)
+        ]
+        result = annotated.fn(*_pack(annotated.args, annotated_args))
+        result = result.Transform(tf.convert_to_tensor)
+        specs = _result_specs(annotated, result)
+        traced_results.append(specs)
+        return [
+            partitioning.annotate(tensor, spec.dims)
+            for tensor, spec in zip(result.Flatten(), specs.Flatten(), strict=True)
+        ]
+
+    signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in leaves]
+    function = tf.function(flat, input_signature=signature, autograph=False, jit_compile=True)
+    concrete = function.get_concrete_function()
+    if concrete.graph.variables:
+        names = ", ".join(variable.name for variable in concrete.graph.variables)
+        raise ValueError(
+            f"{annotated.name}: reads the variables {names}; a weight must be an argument."
+        )
+    results = traced_results[-1]
+    for path, spec in results.FlattenItems():
+        partitioning.check(f"{annotated.name}: result {path}", spec)
+    return TracedFn(function, results)
+
+
+def _pack(trees: tuple[NestedMap, ...], leaves: list[tf.Tensor]) -> list[NestedMap]:
+    packed, start = [], 0
+    for tree in trees:
+        count = len(tree.Flatten())
+        packed.append(tree.Pack(leaves[start : start + count]))
+        start += count
+    return packed
+
+
+def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
+    """The TensorSpec of every result; ValueError as `trace` says."""
+    _check_donated(annotated, result)
+    donated = {
+        f"{name}.{path}": spec.dims
+        for name, arg in zip(annotated.arg_names, annotated.args, strict=True)
+        if name in annotated.donate
+        for path, spec in arg.FlattenItems()
+    }
+    known = {**donated, **annotated.result_dims}
+    unused = known.keys() - {path for path, _ in result.FlattenItems()}
+    if unused:
+        raise ValueError(f"{annotated.name}: no result {', '.join(sorted(unused))} is returned.")
+    return result.Pack(
+        _spec(annotated.name, path, tensor, known.get(path))
+        for path, tensor in result.FlattenItems()
+    )
+
+
+def _spec(name: str, path: str, tensor: tf.Tensor, dims: str | None) -> TensorSpec:
+    if not tensor.shape.is_fully_defined():
+        raise ValueError(
+            f"{name}: result {path} has shape {tensor.shape}; a static shape is expected."
+        )
+    shape = tuple(int(size) for size in tensor.shape)
+    dims = "_" * len(shape) if dims is None else dims
+    return TensorSpec(shape, tensor.dtype.as_numpy_dtype.__name__, dims)
+
+
+def _check_donated(annotated: AnnotatedFn, result: NestedMap) -> None:
+    for name, arg in zip(annotated.arg_names, annotated.args, strict=True):
+        if name not in annotated.donate:
+            continue
+        given = {path: (tuple(s.shape), s.dtype) for path, s in arg.FlattenItems()}
+        back = {
+            path: (tuple(t.shape), t.dtype.as_numpy_dtype.__name__)
+            for path, t in result.get(name, NestedMap()).FlattenItems()
+        }
+        for path in sorted(given.keys() | back.keys()):
+            if given.get(path) != back.get(path):
+                raise ValueError(
+                    f"{annotated.name}: donated argument {name}.{path} is {given.get(path)} but "
+                    f"comes back as {back.get(path)}."
+                )

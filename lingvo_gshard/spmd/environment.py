@@ -1,0 +1,66 @@
+"""The process environment that the chain needs; imported before TensorFlow and JAX.
+
+from lingvo_gshard.spmd import environment
+environment.prepare(num_devices=8)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+# Without it jax2tf.call_tf crashes the process inside TensorFlow's constant folding, which finds
+# no device, as soon as a function holds anything foldable.
+_NO_CONSTANT_FOLDING = "--tf_xla_disable_constant_folding=true"
+_DEVICE_COUNT = "--xla_force_host_platform_device_count"
+# Many devices on few cores reach a collective minutes apart; XLA ends the process after 40 s.
+_COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds"
+_COLLECTIVE_TIMEOUT_SECS = 600
+
+
+def prepare(num_devices: int | None = None) -> None:
+    """Sets the environment variables that TensorFlow and JAX read when they are loaded.
+
+    Args:
+      num_devices: virtual CPU devices of this process; None leaves the devices as they are.
+        With a number, JAX_PLATFORMS becomes `cpu` unless it is set already.
+
+    Raises:
+      RuntimeError: TensorFlow was imported before, without the flag; or JAX has started with
+        fewer devices.
+      ValueError: num_devices is less than 1.
+    """
+    if num_devices is not None and num_devices < 1:
+        raise ValueError(f"prepare: num_devices must be 1 or more, got {num_devices}.")
+    _disable_constant_folding()
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if num_devices is not None:
+        _set_cpu_devices(num_devices)
+
+
+def _disable_constant_folding() -> None:
+    flags = os.environ.get("TF_XLA_FLAGS", "").split()
+    if _NO_CONSTANT_FOLDING in flags:
+        return
+    if "tensorflow" in sys.modules:
+        raise RuntimeError(
+            "prepare: tensorflow was imported before the environment was prepared: "
+            f"TF_XLA_FLAGS lacks {_NO_CONSTANT_FOLDING}. Call environment.prepare() first."
+        )
+    os.environ["TF_XLA_FLAGS"] = " ".join([*flags, _NO_CONSTANT_FOLDING])
+
+
+def _set_cpu_devices(num_devices: int) -> None:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    flags = re.sub(rf"{_DEVICE_COUNT}=\S*", "", os.environ.get("XLA_FLAGS", "")).split()
+    if not any(flag.startswith(_COLLECTIVE_TIMEOUT) for flag in flags):
+        flags.append(f"{_COLLECTIVE_TIMEOUT}={_COLLECTIVE_TIMEOUT_SECS}")
+    os.environ["XLA_FLAGS"] = " ".join([*flags, f"{_DEVICE_COUNT}={num_devices}"])
+    jax = sys.modules.get("jax")
+    # device_count() starts JAX if it hasn't started; it then reads what was set just above.
+    if jax is not None and jax.device_count() < num_devices:
+        raise RuntimeError(
+            f"prepare: JAX has started already with {jax.device_count()} devices, "
+            f"{num_devices} are wanted. Call environment.prepare() first."
+        )

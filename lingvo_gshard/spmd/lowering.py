@@ -1,0 +1,37 @@
+"""TensorFlow to XLA: a traced function exported over an abstract mesh, no devices needed."""
+
+from __future__ import annotations
+
+import jax
+from jax import export as jax_export
+from jax.experimental import jax2tf
+from jax.sharding import AbstractMesh
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.spmd import annotated_fn, specs
+
+
+def lower(
+    annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning
+) -> tuple[bytes, NestedMap]:
+    """Lowers `annotated`; returns JAX's serialized export and the results' TensorSpecs.
+
+    Raises:
+      ValueError: as annotated_fn.trace.
+    """
+    traced = annotated_fn.trace(annotated, partitioning)
+    mesh = AbstractMesh(partitioning.mesh.axis_sizes, partitioning.mesh.axis_names)
+    leaves = specs.named_leaves(annotated.arg_names, annotated.args)
+    ins = tuple(specs.sharding(partitioning, spec, mesh) for _, spec in leaves)
+    outs = [specs.sharding(partitioning, spec, mesh) for spec in traced.results.Flatten()]
+    jitted = jax.jit(
+        jax2tf.call_tf(traced.function, has_side_effects=False),
+        in_shardings=ins,
+        out_shardings=outs,
+    )
+    # TensorFlow lowers for the CPU; the exported program is still compiled for any platform.
+    exported = jax_export.export(jitted, platforms=["cpu"])(
+        *(specs.abstract_array(spec, placed) for (_, spec), placed in zip(leaves, ins, strict=True))
+    )
+    return bytes(exported.serialize()), traced.results

@@ -1,0 +1,135 @@
+"""Program: the exported artifact, one file; needs no TensorFlow to load and run."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.spmd import executable, specs
+
+if TYPE_CHECKING:
+    from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+
+_MAGIC = b"lingvo_gshard program\n"
+_VERSION = 1
+_DIGEST_BYTES = 32
+_LENGTH_BYTES = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """An XLA program for all partitions, with what its caller must know.
+
+    Attributes:
+      name: the function's name.
+      exported: JAX's serialized, versioned export.
+      partitioning: the mesh, and the table that the dims below are read with.
+      arg_names, args: one name and one NestedMap of TensorSpec an argument.
+      results: NestedMap of TensorSpec.
+      donate: names of donated arguments.
+    """
+
+    name: str
+    exported: bytes
+    partitioning: Partitioning
+    arg_names: tuple[str, ...]
+    args: tuple[NestedMap, ...]
+    results: NestedMap
+    donate: tuple[str, ...]
+
+    def compile(self, devices: Sequence[Any] | None = None) -> executable.Executable:
+        """Compiles for `devices`, the first of JAX's by default.
+
+        Raises:
+          ValueError: more partitions than devices.
+        """
+        return executable.compile_program(self, devices)
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Writes one file: magic, sha256, header length, header (JSON), export."""
+        header = json.dumps(_header(self), sort_keys=True).encode()
+        body = len(header).to_bytes(_LENGTH_BYTES, "little") + header + self.exported
+        path = pathlib.Path(path)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_bytes(_MAGIC + hashlib.sha256(body).digest() + body)
+        partial.replace(path)  # A reader never sees half a file.
+
+
+def export(annotated: AnnotatedFn, partitioning: Partitioning) -> Program:
+    """Traces, annotates and lowers `annotated` for all partitions at once; needs no devices.
+
+    Raises:
+      ValueError: as annotated_fn.trace.
+    """
+    from lingvo_gshard.spmd import lowering  # Loads TensorFlow, which running does not need.
+
+    exported, results = lowering.lower(annotated, partitioning)
+    return Program(
+        name=annotated.name,
+        exported=exported,
+        partitioning=partitioning,
+        arg_names=annotated.arg_names,
+        args=annotated.args,
+        results=results,
+        donate=annotated.donate,
+    )
+
+
+def load(path: str | pathlib.Path) -> Program:
+    """Reads a Program that `save` wrote.
+
+    Raises:
+      FileNotFoundError: no such file.
+      ValueError: not a program's file, of another version, or damaged.
+    """
+    data = pathlib.Path(path).read_bytes()
+    if not data.startswith(_MAGIC):
+        raise ValueError(f"{path}: is no program of lingvo_gshard.")
+    digest, body = (
+        data[len(_MAGIC) :][:_DIGEST_BYTES],
+        data[len(_MAGIC) + _DIGEST_BYTES :],
+    )
+    if hashlib.sha256(body).digest() != digest:
+        raise ValueError(f"{path}: the program is damaged; its checksum does not match.")
+    size = int.from_bytes(body[:_LENGTH_BYTES], "little")
+    header = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + size])
+    if header["version"] != _VERSION:
+        raise ValueError(f"{path}: is of version {header['version']}, expected {_VERSION}.")
+    return _from_header(header, body[_LENGTH_BYTES + size :])
+
+
+def _header(program: Program) -> dict[str, Any]:
+    mesh = program.partitioning.mesh
+    return {
+        "version": _VERSION,
+        "name": program.name,
+        "mesh": [mesh.axis_names, mesh.axis_sizes, mesh.device_assignment],
+        "table": program.partitioning.table,
+        "arg_names": program.arg_names,
+        "args": [specs.to_json(arg) for arg in program.args],
+        "results": specs.to_json(program.results),
+        "donate": program.donate,
+    }
+
+
+def _from_header(header: dict[str, Any], exported: bytes) -> Program:
+    axis_names, axis_sizes, assignment = header["mesh"]
+    mesh = Mesh(
+        tuple(axis_names), tuple(axis_sizes), None if assignment is None else tuple(assignment)
+    )
+    return Program(
+        name=header["name"],
+        exported=exported,
+        partitioning=Partitioning(mesh, tuple((k, v) for k, v in header["table"])),
+        arg_names=tuple(header["arg_names"]),
+        args=tuple(specs.from_json(arg) for arg in header["args"]),
+        results=specs.from_json(header["results"]),
+        donate=tuple(header["donate"]),
+    )

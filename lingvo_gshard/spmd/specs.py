@@ -1,0 +1,74 @@
+"""Trees of TensorSpec: as text, as JAX shardings, and checked against trees of arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
+import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+
+Named = list[tuple[str, TensorSpec]]
+
+
+def named_leaves(names: tuple[str, ...], trees: tuple[NestedMap, ...]) -> Named:
+    """[(name.path, spec)] over all trees, in the flat order of a program's arguments."""
+    return [
+        (f"{name}.{path}", spec)
+        for name, tree in zip(names, trees, strict=True)
+        for path, spec in tree.FlattenItems()
+    ]
+
+
+def sharding(
+    partitioning: Partitioning, spec: TensorSpec, mesh: jax.sharding.Mesh | AbstractMesh
+) -> NamedSharding:
+    """The sharding of `spec` over `mesh`, whose axes are the partitioning's."""
+    return NamedSharding(mesh, PartitionSpec(*partitioning.axes(spec.dims)))
+
+
+def abstract_array(spec: TensorSpec, placed: NamedSharding) -> jax.ShapeDtypeStruct:
+    """The shape, dtype and sharding alone."""
+    return jax.ShapeDtypeStruct(spec.shape, np.dtype(spec.dtype), sharding=placed)
+
+
+def to_json(tree: Any) -> Any:
+    """A tree of TensorSpec as JSON values; a leaf becomes `dtype|2,3|BL`."""
+    if isinstance(tree, dict):
+        return {key: to_json(value) for key, value in sorted(tree.items())}
+    if isinstance(tree, list):
+        return [to_json(item) for item in tree]
+    return f"{tree.dtype}|{','.join(map(str, tree.shape))}|{tree.dims}"
+
+
+def from_json(tree: Any) -> Any:
+    """The inverse of to_json."""
+    if isinstance(tree, dict):
+        return NestedMap({key: from_json(value) for key, value in tree.items()})
+    if isinstance(tree, list):
+        return [from_json(item) for item in tree]
+    dtype, shape, dims = tree.split("|")
+    return TensorSpec(tuple(int(size) for size in shape.split(",") if size), dtype, dims)
+
+
+def check_leaf(name: str, leaf: Any, spec: TensorSpec) -> None:
+    """ValueError, naming the path, if `leaf` is not an array of the spec's shape and dtype."""
+    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
+    if shape != spec.shape or dtype != spec.dtype:
+        given = f"{dtype}{list(shape)}" if shape is not None else f"a {type(leaf).__name__}"
+        raise ValueError(f"{name}: {given} given, {spec.dtype}{list(spec.shape)} expected.")
+
+
+def check_paths(name: str, tree: NestedMap, expected: NestedMap) -> None:
+    """ValueError, naming the first paths that are missing or too many."""
+    given = {path for path, _ in tree.FlattenItems()}
+    wanted = {path for path, _ in expected.FlattenItems()}
+    if given != wanted:
+        missing, extra = sorted(wanted - given)[:3], sorted(given - wanted)[:3]
+        raise ValueError(
+            f"{name}: missing {missing or 'nothing'}, unexpected {extra or 'nothing'}."
+        )

@@ -1,0 +1,72 @@
+"""The environment is prepared before TensorFlow and JAX, or refused."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_gshard.spmd import environment
+
+
+def _run(code: str, **env: str) -> subprocess.CompletedProcess:
+    clean = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("TF_XLA_FLAGS", "XLA_FLAGS", "JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL")
+    }
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**clean, **env}, capture_output=True, text=True
+    )
+
+
+def test_sets_all_that_the_chain_needs():
+    code = """
+import os
+from lingvo_gshard.spmd import environment
+environment.prepare(num_devices=3)
+import jax
+print(os.environ["TF_XLA_FLAGS"], os.environ["TF_CPP_MIN_LOG_LEVEL"], os.environ["JAX_PLATFORMS"])
+print(os.environ["XLA_FLAGS"])
+print(jax.device_count())
+"""
+    older = "--xla_force_host_platform_device_count=5 --xla_cpu_enable_fast_math=false"
+    run = _run(code, TF_XLA_FLAGS="--tf_xla_auto_jit=0", XLA_FLAGS=older)
+    first, xla_flags, count = run.stdout.splitlines()
+    assert first == "--tf_xla_auto_jit=0 --tf_xla_disable_constant_folding=true 3 cpu"
+    assert "device_count=3" in xla_flags and "device_count=5" not in xla_flags
+    assert "--xla_cpu_enable_fast_math=false" in xla_flags
+    assert count == "3"
+
+
+def test_refuses_when_tensorflow_came_first():
+    code = """
+import sys, types
+sys.modules["tensorflow"] = types.ModuleType("tensorflow")
+from lingvo_gshard.spmd import environment
+environment.prepare()
+"""
+    run = _run(code)
+    assert run.returncode != 0
+    assert "RuntimeError: prepare: tensorflow was imported before" in run.stderr
+
+
+def test_refuses_when_jax_runs_with_fewer_devices():
+    code = """
+import jax
+jax.devices()
+from lingvo_gshard.spmd import environment
+environment.prepare(num_devices=4)
+"""
+    run = _run(code, JAX_PLATFORMS="cpu")
+    assert run.returncode != 0
+    assert "JAX has started already with 1 devices, 4 are wanted" in run.stderr
+
+
+def test_the_tests_run_prepared():
+    assert "--tf_xla_disable_constant_folding=true" in os.environ["TF_XLA_FLAGS"]
+
+
+def test_refuses_no_devices():
+    with pytest.raises(ValueError, match="num_devices must be 1 or more, got 0"):
+        environment.prepare(num_devices=0)

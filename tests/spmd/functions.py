@@ -1,0 +1,61 @@
+"""Small annotated functions that several tests partition."""
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+
+
+def partitioning(num_partitions: int) -> Partitioning:
+    """The paper's table: B, G and E over one axis."""
+    return Partitioning.from_dict(Mesh.flat(num_partitions), {"B": "d", "G": "d", "E": "d"})
+
+
+def f32(shape: tuple[int, ...], dims: str) -> TensorSpec:
+    """A float32 spec."""
+    return TensorSpec(shape, "float32", dims)
+
+
+def randoms(tree: NestedMap, seed: int) -> NestedMap:
+    """Standard normal arrays for a tree of float32 specs."""
+    rng = np.random.default_rng(seed)
+    return tree.Transform(lambda spec: rng.standard_normal(spec.shape).astype(spec.dtype))
+
+
+def sgd_step() -> AnnotatedFn:
+    """One step of a two-layer perceptron; donates its weights."""
+
+    def fn(weights: NestedMap, batch: NestedMap) -> NestedMap:
+        leaves = weights.Flatten()
+        with tf.GradientTape() as tape:
+            tape.watch(leaves)
+            hidden_BH = tf.nn.relu(batch.x_BM @ weights.wi_MH)
+            out_BV = hidden_BH @ weights.wo_HV
+            loss = tf.reduce_mean(tf.square(out_BV - batch.y_BV))
+        grads = tape.gradient(loss, leaves)
+        new = [leaf - 0.1 * grad for leaf, grad in zip(leaves, grads, strict=True)]
+        return NestedMap(weights=weights.Pack(new), loss=loss, hidden_BH=hidden_BH)
+
+    weights = NestedMap(wi_MH=f32((5, 6), "MH"), wo_HV=f32((6, 3), "HV"))
+    batch = NestedMap(x_BM=f32((16, 5), "BM"), y_BV=f32((16, 3), "BV"))
+    return AnnotatedFn(
+        "sgd", fn, ("weights", "batch"), (weights, batch), {"hidden_BH": "BH"}, ("weights",)
+    )
+
+
+def moe_dispatch(parts: Partitioning) -> AnnotatedFn:
+    """Dispatch, experts, combine: the einsums of the paper's Algorithm 2."""
+
+    def fn(weights: NestedMap, batch: NestedMap) -> NestedMap:
+        sent = tf.einsum("gsec,gsm->egcm", batch.mask_GSEC, batch.x_GSM)
+        sent = parts.annotate(sent, "EGCM")
+        hidden = tf.nn.relu(tf.einsum("egcm,emh->egch", sent, weights.wi_EMH))
+        back = parts.annotate(tf.einsum("egch,ehm->gecm", hidden, weights.wo_EHM), "GECM")
+        return NestedMap(y_GSM=tf.einsum("gsec,gecm->gsm", batch.mask_GSEC, back))
+
+    weights = NestedMap(wi_EMH=f32((8, 5, 6), "EMH"), wo_EHM=f32((8, 6, 5), "EHM"))
+    batch = NestedMap(mask_GSEC=f32((16, 7, 8, 3), "GSEC"), x_GSM=f32((16, 7, 5), "GSM"))
+    return AnnotatedFn("moe", fn, ("weights", "batch"), (weights, batch), {"y_GSM": "GSM"})

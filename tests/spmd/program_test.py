@@ -1,0 +1,227 @@
+"""Partitioned equals unpartitioned; a saved program runs without TensorFlow."""
+
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from tests.spmd import functions
+
+
+def _numpy_sgd(weights: NestedMap, batch: NestedMap) -> NestedMap:
+    """The perceptron's step by hand: backpropagation written out."""
+    pre = batch.x_BM @ weights.wi_MH
+    hidden = np.maximum(pre, 0)
+    error = hidden @ weights.wo_HV - batch.y_BV
+    d_out = 2 * error / error.size
+    d_hidden = (d_out @ weights.wo_HV.T) * (pre > 0)
+    return NestedMap(
+        weights=NestedMap(
+            wi_MH=weights.wi_MH - 0.1 * batch.x_BM.T @ d_hidden,
+            wo_HV=weights.wo_HV - 0.1 * hidden.T @ d_out,
+        ),
+        loss=np.mean(error**2),
+        hidden_BH=hidden,
+    )
+
+
+def _close(got: NestedMap, want: NestedMap) -> None:
+    assert got.IsCompatible(want)
+    for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=path)
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2, 4, 8])
+def test_gradient_step_equals_numpy(num_partitions):
+    fn = functions.sgd_step()
+    executable = program.export(fn, functions.partitioning(num_partitions)).compile()
+    weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))
+    got = executable(weights, batch)
+    assert got.hidden_BH.addressable_shards[0].data.shape == (16 // num_partitions, 6)
+    _close(got, _numpy_sgd(weights, batch))
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2, 4, 8])
+def test_moe_dispatch_equals_numpy_in_two_all_to_alls(num_partitions):
+    parts = functions.partitioning(num_partitions)
+    fn = functions.moe_dispatch(parts)
+    executable = program.export(fn, parts).compile()
+    weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))
+    sent = np.einsum("gsec,gsm->egcm", batch.mask_GSEC, batch.x_GSM)
+    hidden = np.maximum(np.einsum("egcm,emh->egch", sent, weights.wi_EMH), 0)
+    back = np.einsum("egch,ehm->gecm", hidden, weights.wo_EHM)
+    want = np.einsum("gsec,gecm->gsm", batch.mask_GSEC, back)
+    np.testing.assert_allclose(executable(weights, batch).y_GSM, want, rtol=1e-4, atol=1e-4)
+    report = executable.report()
+    assert report.count("all-to-all") == (2 if num_partitions > 1 else 0)
+    assert report.count("all-reduce") == report.count("all-gather") == 0
+
+
+def test_two_axes_and_a_permuted_device_order():
+    mesh = Mesh(("x", "y"), (2, 4), (3, 1, 0, 2, 7, 5, 6, 4))
+    parts = Partitioning.from_dict(mesh, {"B": "x", "H": "y"})
+    fn = functions.sgd_step()
+    fn.args[0].wi_MH = functions.f32((5, 8), "MH")
+    fn.args[0].wo_HV = functions.f32((8, 3), "HV")
+    executable = program.export(fn, parts).compile()
+    weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))
+    placed = executable.place_arg("weights", weights)
+    assert placed.wi_MH.addressable_shards[0].data.shape == (5, 2)
+    _close(executable(placed, batch), _numpy_sgd(weights, batch))
+
+
+def test_a_loop_and_random_numbers_inside():
+    parts = functions.partitioning(4)
+
+    def fn(state: NestedMap) -> NestedMap:
+        def body(i, x_BM):
+            seed = tf.stack([i, 7])
+            noise = tf.random.stateless_uniform([8, 3], seed, alg="threefry")
+            return i + 1, parts.annotate(x_BM * 2 + parts.annotate(noise, "BM"), "BM")
+
+        _, x_BM = tf.while_loop(
+            lambda i, _: i < 5, body, [tf.constant(0), state.x_BM], maximum_iterations=5
+        )
+        return NestedMap(state=NestedMap(x_BM=x_BM))
+
+    args = (NestedMap(x_BM=functions.f32((8, 3), "BM")),)
+    executable = program.export(
+        AnnotatedFn("loop", fn, ("state",), args, donate=("state",)), parts
+    ).compile()
+    noise = tf.function(  # TensorFlow alone has no threefry kernel for the CPU; XLA has.
+        lambda seed: tf.random.stateless_uniform([8, 3], seed, alg="threefry"), jit_compile=True
+    )
+    want = np.ones((8, 3), np.float32)
+    for i in range(5):
+        want = want * 2 + noise(tf.constant([i, 7])).numpy()
+    got = executable(NestedMap(x_BM=np.ones((8, 3), np.float32))).state.x_BM
+    np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
+def test_many_calls_in_a_row_do_not_stop_for_ever():
+    parts = functions.partitioning(8)
+    fn = functions.moe_dispatch(parts)
+    executable = program.export(fn, parts).compile()
+    trees = [functions.randoms(arg, seed) for seed, arg in enumerate(fn.args)]
+    placed = [
+        executable.place_arg(name, tree) for name, tree in zip(fn.arg_names, trees, strict=True)
+    ]
+    results = [executable(*placed).y_GSM for _ in range(200)]
+    np.testing.assert_array_equal(results[0], results[-1])
+
+
+_RUN_SAVED = """
+import sys
+sys.modules["tensorflow"] = None  # Any import of it fails from here on.
+from lingvo_gshard.spmd import environment
+environment.prepare(num_devices=4)
+import numpy as np
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.spmd import program
+saved = program.load(sys.argv[1])
+data = np.load(sys.argv[2])
+weights = NestedMap(wi_MH=data["wi_MH"], wo_HV=data["wo_HV"])
+out = saved.compile()(weights, NestedMap(x_BM=data["x_BM"], y_BV=data["y_BV"]))
+np.savez(sys.argv[3], loss=out.loss, wi_MH=out.weights.wi_MH)
+"""
+
+
+def test_a_saved_program_runs_where_tensorflow_cannot_be_imported(tmp_path):
+    fn = functions.sgd_step()
+    weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))
+    program.export(fn, functions.partitioning(4)).save(tmp_path / "sgd.program")
+    np.savez(tmp_path / "in.npz", **weights, **batch)
+    files = [str(tmp_path / name) for name in ("sgd.program", "in.npz", "out.npz")]
+    subprocess.run([sys.executable, "-c", _RUN_SAVED, *files], check=True)
+    got, want = np.load(files[2]), _numpy_sgd(weights, batch)
+    np.testing.assert_allclose(got["loss"], want.loss, rtol=1e-5)
+    np.testing.assert_allclose(got["wi_MH"], want.weights.wi_MH, rtol=1e-4, atol=1e-5)
+
+
+def test_save_and_load_keep_every_field(tmp_path):
+    mesh = Mesh(("x", "y"), (2, 4), (3, 1, 0, 2, 7, 5, 6, 4))
+    fn = functions.sgd_step()
+    saved = program.export(fn, Partitioning.from_dict(mesh, {"B": "x"}))
+    saved.save(tmp_path / "p")
+    assert program.load(tmp_path / "p") == saved
+
+
+@pytest.mark.parametrize("place", [-1, 60, 200])
+def test_damage_is_found(tmp_path, place):
+    path = tmp_path / "p"
+    program.export(functions.sgd_step(), functions.partitioning(2)).save(path)
+    data = bytearray(path.read_bytes())
+    data[place] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="damaged"):
+        program.load(path)
+
+
+def test_a_cut_or_foreign_file_is_refused(tmp_path):
+    path = tmp_path / "p"
+    program.export(functions.sgd_step(), functions.partitioning(2)).save(path)
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="damaged"):
+        program.load(path)
+    path.write_bytes(b"something else")
+    with pytest.raises(ValueError, match="is no program"):
+        program.load(path)
+
+
+def test_more_partitions_than_devices():
+    exported = program.export(functions.sgd_step(), functions.partitioning(16))
+    with pytest.raises(ValueError, match="16 partitions need as many devices, 8 were found"):
+        exported.compile()
+    with pytest.raises(ValueError, match="16 partitions need as many devices, 3 were found"):
+        exported.compile(jax.devices()[:3])
+
+
+def test_an_indivisible_batch_is_refused():
+    with pytest.raises(ValueError, match=r"sgd: argument batch.x_BM \[16, 5\].*B=16.*3 partitions"):
+        program.export(functions.sgd_step(), functions.partitioning(3))
+
+
+def _identity_of(x_BM: tf.Tensor) -> NestedMap:
+    return NestedMap(state=NestedMap(x_BM=x_BM))
+
+
+_STATE = (NestedMap(x_BM=TensorSpec((4, 3), "float32", "BM")),)
+
+
+@pytest.mark.parametrize(
+    ("fn", "dims", "message"),
+    [
+        (lambda s: _identity_of(s.x_BM[:, :2]), {}, r"donated argument state.x_BM is \(\(4, 3\)"),
+        (lambda s: NestedMap(), {}, "state.x_BM is .* comes back as None"),
+        (lambda s: _identity_of(s.x_BM), {"y": "B"}, "no result y is returned"),
+        (
+            lambda s: NestedMap(_identity_of(s.x_BM), y=tf.boolean_mask(s.x_BM, s.x_BM > 0)),
+            {},
+            "result y has shape .* a static shape is expected",
+        ),
+    ],
+)
+def test_a_result_that_breaks_the_contract_is_refused(fn, dims, message):
+    annotated = AnnotatedFn("f", fn, ("state",), _STATE, dims, ("state",))
+    with pytest.raises(ValueError, match=message):
+        program.export(annotated, functions.partitioning(2))
+
+
+def test_a_variable_is_refused():
+    variable = tf.Variable([1.0, 2.0, 3.0], name="hidden_weight")
+    annotated = AnnotatedFn("f", lambda s: _identity_of(s.x_BM + variable), ("state",), _STATE)
+    with pytest.raises(ValueError, match="reads the variables hidden_weight"):
+        program.export(annotated, functions.partitioning(2))
+
+
+def test_an_unknown_donated_argument_is_refused():
+    with pytest.raises(ValueError, match="donates 'weights', which is none of"):
+        AnnotatedFn("f", lambda s: s, ("state",), _STATE, donate=("weights",))
