@@ -6,9 +6,10 @@ stream of examples (mixture.py) -> pools -> packed rows -> batches (pools.py) ->
 import weakref
 from typing import Any
 
+import grain.python as grain
 from grain import experimental as grain_experimental
 
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import manifest, mixture, packing, pools
 
@@ -30,13 +31,13 @@ class TranslationInput:
     """
 
     @classmethod
-    def Params(cls) -> InstantiableParams:
+    def Params(cls) -> hyperparams.InstantiableParams:
         """The input's hyperparameters."""
-        p = InstantiableParams(cls)
-        p.Define("data_dir", REQUIRED, "A folder that data_prep.build prepared.")
-        p.Define("batch_size", REQUIRED, "B, rows a batch.")
-        p.Define("source_len", REQUIRED, "L of the source side, tokens a row.")
-        p.Define("target_len", REQUIRED, "L of the target side, tokens a row.")
+        p = hyperparams.InstantiableParams(cls)
+        p.Define("data_dir", hyperparams.REQUIRED, "A folder that data_prep.build prepared.")
+        p.Define("batch_size", hyperparams.REQUIRED, "B, rows a batch.")
+        p.Define("source_len", hyperparams.REQUIRED, "L of the source side, tokens a row.")
+        p.Define("target_len", hyperparams.REQUIRED, "L of the target side, tokens a row.")
         p.Define("split", "train", "train, dev or test.")
         p.Define("languages", None, "Language codes; None for all that the split has.")
         p.Define("temperature", 5.0, "T of the mixture: p_l proportional to n_l**(1/T).")
@@ -46,7 +47,7 @@ class TranslationInput:
         p.Define("seed", 1, "Of the shuffles.")
         return p
 
-    def __init__(self, params: Params):
+    def __init__(self, params: hyperparams.Params):
         """Opens the data.
 
         Raises:
@@ -71,13 +72,12 @@ class TranslationInput:
             truncate=not p.repeat,
             seed=p.seed,
         )
-        self._iterator = iter(
-            grain_experimental.ThreadPrefetchIterDataset(
-                pools.PooledBatches(examples, rows), prefetch_buffer_size=_PREFETCHED_BATCHES
-            )
+        prefetched = grain_experimental.ThreadPrefetchIterDataset(
+            pools.PooledBatches(examples, rows), prefetch_buffer_size=_PREFETCHED_BATCHES
         )
+        self._open = [iter(prefetched)]
         # At exit Grain's own clean-up comes too late: modules that it uses are gone by then.
-        weakref.finalize(self, self._iterator.close)
+        weakref.finalize(self, _close, self._open)
         self._start_state = self._iterator.get_state()
         self._num_too_long = 0
 
@@ -146,4 +146,15 @@ class TranslationInput:
 
     def close(self) -> None:
         """Stops the prefetch thread."""
-        self._iterator.close()
+        _close(self._open)
+
+    @property
+    def _iterator(self) -> grain.DatasetIterator[pools.RowBatch]:
+        if not self._open:
+            raise ValueError("this input is closed")
+        return self._open[0]
+
+
+def _close(iterators: list[grain.DatasetIterator]) -> None:
+    while iterators:
+        iterators.pop().close()

@@ -85,6 +85,7 @@ def fill(
     target_weights is float32, all else int32.
     """
     num_rows = len(rows)
+    arrays: dict[str, np.ndarray]
     arrays = {name: np.zeros((num_rows, shape.source_len), np.int32) for name in _SOURCE_NAMES}
     arrays |= {name: np.zeros((num_rows, shape.target_len), np.int32) for name in _TARGET_NAMES}
     arrays["target_weights"] = np.zeros((num_rows, shape.target_len), np.float32)
