@@ -7,6 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.layers.context import Context
+from lingvo_gshard.layers.random import random_mask
 
 
 class DropoutLayer(BaseLayer):
@@ -24,9 +25,5 @@ class DropoutLayer(BaseLayer):
         if not context.training or not self.p.rate:
             return x
         keep = 1.0 - self.p.rate
-        # Unannotated, or from another generator, the mask would be made whole everywhere.
-        uniform = tf.random.stateless_uniform(
-            x.shape, context.seed_for(self.path), alg="threefry"
-        )
-        mask = tf.cast(self.annotate(uniform, dims) < keep, x.dtype)
-        return x * mask * (1.0 / keep)
+        kept = random_mask(tuple(x.shape), context.seed_for(self.path), keep)
+        return tf.where(self.annotate(kept, dims), x * (1.0 / keep), 0.0)

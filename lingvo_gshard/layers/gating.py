@@ -12,9 +12,6 @@ import math
 
 import tensorflow as tf
 
-# Keeps g1 / (g1 + g2) finite; far below any top gate, which is at least 1 / E.
-_TINY = 1e-20
-
 
 class SecondExpert(enum.Enum):
     """When a token goes to its second expert."""
@@ -90,7 +87,7 @@ def top2_gating(
     first_GSE, second_GSE = top2_masks(gates_GSE, real_GS)
     g1_GS = tf.reduce_sum(gates_GSE * first_GSE, -1)
     g2_GS = tf.reduce_sum(gates_GSE * second_GSE, -1)
-    total_GS = g1_GS + g2_GS + _TINY
+    total_GS = g1_GS + g2_GS + (1.0 - real_GS)  # Padding has no gates: 0 / 1, not 0 / 0.
 
     count_GE = tf.reduce_sum(first_GSE, 1)  # c_E after line 12
     first = _choice(first_GSE, g1_GS / total_GS, tf.zeros_like(count_GE), capacity)

@@ -15,6 +15,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.gating import Gating, SecondExpert
+from lingvo_gshard.layers.random import random_uniform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,8 @@ class MoELayer(BaseLayer):
         gates = self._gate(theta, x_GSM, real_GS, context)
         y_GSM = self._experts(theta, x_GSM, gates.combine_GSEC)
         y = self.annotate(tf.reshape(y_GSM, x.shape), "BLM")
-        return y, Routing(gates.aux_loss, gates.load_E, gates.overflow)
+        load = self.annotate(gates.load_E, "_")  # A metric: every device shall have all of it.
+        return y, Routing(gates.aux_loss, load, gates.overflow)
 
     def _num_groups(self, x: tf.Tensor, context: Context) -> int:
         batch, length, _ = x.shape
@@ -94,15 +96,11 @@ class MoELayer(BaseLayer):
         self, theta: NestedMap, x_GSM: tf.Tensor, real_GS: tf.Tensor, context: Context
     ) -> Gating:
         p, uniform_GS = self.p, None
-        logits_GSE = tf.einsum("GSM,ME->GSE", x_GSM, theta.wg)
+        logits_GSE = self.annotate(tf.einsum("GSM,ME->GSE", x_GSM, theta.wg), "GSE")
         factor = p.capacity_factor if context.training else p.eval_capacity_factor
         if context.training and p.second_expert is SecondExpert.RANDOM:
-            uniform_GS = self.annotate(
-                tf.random.stateless_uniform(
-                    real_GS.shape, context.seed_for(self.path), alg="threefry"
-                ),
-                "GS",
-            )
+            uniform_GS = random_uniform(tuple(real_GS.shape), context.seed_for(self.path))
+            uniform_GS = self.annotate(uniform_GS, "GS")
         capacity = gating.capacity(factor, x_GSM.shape[1], p.num_experts)
         return gating.top2_gating(logits_GSE, real_GS, capacity, uniform_GS=uniform_GS)
 

@@ -14,6 +14,7 @@ from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import KeysValues, MultiHeadAttention
+from lingvo_gshard.layers.cache import write_at
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
@@ -138,9 +139,7 @@ class TransformerLayer(BaseLayer):
         )
 
     def _write(self, cache: tf.Tensor, new: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        start = tf.stack([0, step * new.shape[1], 0, 0])
-        written = tf.raw_ops.XlaDynamicUpdateSlice(input=cache, update=new, indices=start)
-        return self.annotate(written, "BTND")
+        return self.annotate(write_at(cache, new, step * new.shape[1]), "BTND")
 
     def _attend_source(
         self,

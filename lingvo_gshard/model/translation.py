@@ -11,6 +11,7 @@ import tensorflow as tf
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.cross_entropy import cross_entropies
 from lingvo_gshard.layers.attention import causal_mask, segment_mask
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
@@ -101,8 +102,9 @@ class TranslationTask(BaseLayer):
           num_tokens, and by MoE layer expert_load [E] and overflow.
         """
         logits, routings = self.FProp(theta, features, context)
-        smoothed, nll = _cross_entropies(logits, labels.target_labels, self.p.label_smoothing)
         weights = labels.target_weights
+        nll, spread = cross_entropies(logits, labels.target_labels)
+        smoothed = nll + self.p.label_smoothing * (spread - nll)
         num_tokens = tf.reduce_sum(weights)
         per_token = 1.0 / tf.maximum(num_tokens, 1.0)
         aux_loss = tf.add_n([r.aux_loss for r in routings.values()] or [tf.constant(0.0)])
@@ -167,16 +169,3 @@ def _real(segment_ids: tf.Tensor) -> tf.Tensor:
 
 def _named(stack: str, routings: dict[int, Routing]) -> dict[str, Routing]:
     return {f"{stack}_{index}": routing for index, routing in routings.items()}
-
-
-def _cross_entropies(
-    logits: tf.Tensor, labels: tf.Tensor, smoothing: float
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Cross entropy [B, L] against smoothed and against plain targets, in nats."""
-    normalizer = tf.reduce_logsumexp(logits, -1)
-    target = tf.reduce_sum(tf.one_hot(labels, logits.shape[-1]) * logits, -1)
-    nll = normalizer - target
-    if not smoothing:
-        return nll, nll
-    uniform = normalizer - tf.reduce_mean(logits, -1)
-    return (1.0 - smoothing) * nll + smoothing * uniform, nll

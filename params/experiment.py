@@ -1,0 +1,132 @@
+"""From a few numbers to the Params of a whole translation experiment.
+
+The tree: task (layers and loss), optimizer, input, eval_input, train, decode, sharding.
+"""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.input.batches import TranslationInput
+from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.model.translation import TranslationTask
+from lingvo_gshard.optim.adafactor import Adafactor
+from lingvo_gshard.optim.schedules import SqrtDecay
+
+
+class TranslationExperiment:
+    """An MoE Transformer that translates many languages into English.
+
+    Subclasses set the numbers, in the paper's words (section 4.3, A.2).
+    """
+
+    NUM_LAYERS: int  # Half of them in the encoder, half in the decoder.
+    MODEL_DIM: int  # M
+    HIDDEN_DIM: int  # H
+    NUM_HEADS: int  # N
+    HEAD_DIM: int  # D
+    NUM_EXPERTS: int | None  # E; None for a dense model.
+    GROUP_SIZE: int  # S, in tokens
+    DROPOUT = 0.1
+    LABEL_SMOOTHING = 0.1
+    # Pieces; None stands for as many as the prepared data's vocabularies have.
+    SOURCE_VOCAB_SIZE: int | None = None
+    TARGET_VOCAB_SIZE: int | None = None
+
+    BATCH_SIZE: int  # B, in rows
+    SOURCE_LEN: int  # tokens of a row
+    TARGET_LEN: int
+    TEMPERATURE = 5.0
+
+    MAX_STEPS: int
+    ITERATIONS_PER_LOOP = 100
+    SAVE_CHECKPOINTS_STEPS = 1000
+    DECAY_START = 10_000
+    LEARNING_RATE = 1.0
+    RAMP_UP_STEPS = 0
+    COOL_DOWN_STEPS = 0
+
+    @classmethod
+    def params(cls) -> Params:
+        """The whole experiment."""
+        p = Params()
+        p.Define("task", cls._task(), "The model and its loss.")
+        p.Define("optimizer", cls._optimizer(), "")
+        p.Define("input", cls._input(), "Of training.")
+        p.Define("eval_input", cls._eval_input(), "Of evaluation.")
+        p.Define("train", cls._train(), "The loop.")
+        p.Define("decode", cls._decode(), "Flat beam search.")
+        # The paper's table: one axis of all cores; batch, groups and experts lie on it.
+        table = {"B": "d", "G": "d", "E": "d"}
+        p.Define("sharding", table, "From letters of dims to axes of the mesh.")
+        return p
+
+    @classmethod
+    def _task(cls) -> Params:
+        p = TranslationTask.Params().Set(
+            source_vocab_size=cls.SOURCE_VOCAB_SIZE,
+            target_vocab_size=cls.TARGET_VOCAB_SIZE,
+            dim=cls.MODEL_DIM,
+            label_smoothing=cls.LABEL_SMOOTHING,
+            # l_aux is 1 / E^2 when balanced: this k weighs balance alike for any E.
+            aux_loss_weight=0.01 * (cls.NUM_EXPERTS or 0) ** 2,
+            encoder=cls._stack(),
+            decoder=cls._stack(),
+        )
+        return p.Set(**{"input_dropout.rate": cls.DROPOUT})
+
+    @classmethod
+    def _stack(cls) -> Params:
+        p = TransformerStack.Params().Set(dim=cls.MODEL_DIM, num_layers=cls.NUM_LAYERS // 2)
+        p.dense.hidden_dim = cls.HIDDEN_DIM
+        p.layer.attention.Set(num_heads=cls.NUM_HEADS, head_dim=cls.HEAD_DIM)
+        p.layer.attention.dropout.rate = cls.DROPOUT
+        p.layer.residual_dropout.rate = cls.DROPOUT
+        if cls.NUM_EXPERTS is None:
+            return p.Set(moe=None)
+        p.moe.Set(
+            hidden_dim=cls.HIDDEN_DIM, num_experts=cls.NUM_EXPERTS, group_size=cls.GROUP_SIZE
+        )
+        return p
+
+    @classmethod
+    def _optimizer(cls) -> Params:
+        schedule = SqrtDecay.Params().Set(
+            multiplier=cls.LEARNING_RATE,
+            decay_start=cls.DECAY_START,
+            ramp_up_steps=cls.RAMP_UP_STEPS,
+            cool_down_steps=cls.COOL_DOWN_STEPS,
+            total_steps=cls.MAX_STEPS,
+        )
+        return Adafactor.Params().Set(schedule=schedule)
+
+    @classmethod
+    def _input(cls) -> Params:
+        return TranslationInput.Params().Set(
+            batch_size=cls.BATCH_SIZE,
+            source_len=cls.SOURCE_LEN,
+            target_len=cls.TARGET_LEN,
+            temperature=cls.TEMPERATURE,
+        )
+
+    @classmethod
+    def _eval_input(cls) -> Params:
+        return cls._input().Set(split="dev", repeat=False, shuffle=False)
+
+    @classmethod
+    def _train(cls) -> Params:
+        p = Params()
+        p.Define("max_steps", cls.MAX_STEPS, "Steps in all.")
+        p.Define("iterations_per_loop", cls.ITERATIONS_PER_LOOP, "Steps of one device program.")
+        p.Define("save_checkpoints_steps", cls.SAVE_CHECKPOINTS_STEPS, "")
+        p.Define("seed", 1, "Of the weights, of dropout and of random routing.")
+        return p
+
+    @classmethod
+    def _decode(cls) -> Params:
+        p = Params()
+        p.Define("beam_size", 4, "k.")
+        p.Define("length_norm_alpha", 0.6, "Of Wu et al. 2016.")
+        p.Define("max_target_len", cls.TARGET_LEN, "Tokens of a hypothesis, EOS included.")
+        p.Define("max_source_len", cls.SOURCE_LEN, "Tokens of a source; longer ones are cut.")
+        p.Define("batch_size", 32, "Sentences decoded together.")
+        return p

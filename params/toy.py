@@ -1,0 +1,58 @@
+"""Models that train on a CPU in minutes. Weights are given for vocabularies of 4000 and 2000."""
+
+from __future__ import annotations
+
+from lingvo_gshard import registry
+from params.experiment import TranslationExperiment
+
+
+@registry.register
+class MoE8E4L(TranslationExperiment):
+    """MoE(8E, 4L): 3.3 M weights, the model of `make demo`.
+
+    python -m lingvo_gshard.trainer --model=toy.MoE8E4L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=4
+    """
+
+    NUM_LAYERS = 4
+    MODEL_DIM = 128
+    HIDDEN_DIM = 512
+    NUM_HEADS = 4
+    HEAD_DIM = 32
+    NUM_EXPERTS = 8
+    GROUP_SIZE = 256
+    BATCH_SIZE = 64
+    SOURCE_LEN = 64
+    TARGET_LEN = 64
+    MAX_STEPS = 2000
+    ITERATIONS_PER_LOOP = 20
+    SAVE_CHECKPOINTS_STEPS = 500
+    LEARNING_RATE = 1.0
+    DECAY_START = 2500
+    RAMP_UP_STEPS = 100
+    COOL_DOWN_STEPS = 800
+
+
+@registry.register
+class MoE8E8L(MoE8E4L):
+    """MoE(8E, 8L), M=256: the step that `make bench` times.
+
+    python -m lingvo_gshard.trainer --model=toy.MoE8E8L --mode=train \
+        --data_dir=DATA --logdir=RUN --num_partitions=2
+    """
+
+    NUM_LAYERS = 8
+    MODEL_DIM = 256
+    HIDDEN_DIM = 1024
+    HEAD_DIM = 64
+
+
+@registry.register
+class Dense4L(MoE8E4L):
+    """T(4L): MoE8E4L with dense feed-forward layers in place of its experts.
+
+    python -m lingvo_gshard.trainer --model=toy.Dense4L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=4
+    """
+
+    NUM_EXPERTS = None
