@@ -21,8 +21,10 @@ class AnnotatedFn:
         tf.Variable: every weight is an argument, every new weight a result.
       arg_names: one name an argument.
       args: one NestedMap of TensorSpec per argument.
-      result_dims: dims by the result's dotted path. A scalar needs none; a donated argument's
-        results take its dims; any other result that is not named is whole on every device.
+      result_dims: dims by the result's dotted path. A donated argument's results take its dims;
+        a result that is not named takes `unnamed_dims`.
+      unnamed_dims: dims of the leading dimensions of all other results: `B` splits rows, the
+        empty string keeps them whole on every device.
       donate: names of the arguments whose memory the results take over. Argument `state` is
         returned as result.state, with the same paths, shapes and dtypes.
 
@@ -36,6 +38,7 @@ class AnnotatedFn:
     args: tuple[NestedMap, ...]
     result_dims: Mapping[str, str] = dataclasses.field(default_factory=dict)
     donate: tuple[str, ...] = ()
+    unnamed_dims: str = ""
 
     def __post_init__(self) -> None:
         if len(self.arg_names) != len(self.args):
@@ -127,18 +130,22 @@ def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
     if unused:
         raise ValueError(f"{annotated.name}: no result {', '.join(sorted(unused))} is returned.")
     return result.Pack(
-        _spec(annotated.name, path, tensor, known.get(path))
-        for path, tensor in result.FlattenItems()
+        _spec(annotated, path, tensor, known.get(path)) for path, tensor in result.FlattenItems()
     )
 
 
-def _spec(name: str, path: str, tensor: tf.Tensor, dims: str | None) -> TensorSpec:
+def _spec(annotated: AnnotatedFn, path: str, tensor: tf.Tensor, dims: str | None) -> TensorSpec:
     if not tensor.shape.is_fully_defined():
         raise ValueError(
-            f"{name}: result {path} has shape {tensor.shape}; a static shape is expected."
+            f"{annotated.name}: result {path} has shape {tensor.shape}; a static shape is expected."
         )
-    shape = tuple(int(size) for size in tensor.shape)
-    dims = "_" * len(shape) if dims is None else dims
+    shape = tuple(size for size in tensor.shape.as_list() if size is not None)
+    if dims is None:
+        dims = annotated.unnamed_dims[: len(shape)].ljust(len(shape), "_")
+    if len(dims) != len(shape):
+        raise ValueError(
+            f"{annotated.name}: result {path} has shape {shape}, but its dims are {dims!r}."
+        )
     return TensorSpec(shape, tensor.dtype.as_numpy_dtype.__name__, dims)
 
 

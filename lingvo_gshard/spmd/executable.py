@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import numpy as np
 from jax import export as jax_export
 
 from lingvo_gshard.core.nested_map import NestedMap
@@ -134,22 +133,8 @@ class Executable:
 
 
 def compile_program(program: Program, devices: Sequence[Any] | None = None) -> Executable:
-    """Compiles `program` for `devices`, the first of JAX's by default.
-
-    Place i of the mesh is devices[mesh.devices[i]].
-
-    Raises:
-      ValueError: more partitions than devices.
-    """
-    devices = list(jax.devices() if devices is None else devices)
-    mesh = program.partitioning.mesh
-    if mesh.num_partitions > len(devices):
-        raise ValueError(
-            f"{program.name}: {mesh.num_partitions} partitions need as many devices, "
-            f"{len(devices)} were found."
-        )
-    grid = np.array([devices[i] for i in mesh.devices], dtype=object).reshape(mesh.axis_sizes)
-    return Executable(program, jax.sharding.Mesh(grid, mesh.axis_names))
+    """Compiles `program` for `devices`; ValueError as specs.device_mesh."""
+    return Executable(program, specs.device_mesh(program.partitioning, devices))
 
 
 def _placed(leaf: Any, sharding: jax.sharding.NamedSharding, donated: bool) -> jax.Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,6 +30,34 @@ def sharding(
 ) -> NamedSharding:
     """The sharding of `spec` over `mesh`, whose axes are the partitioning's."""
     return NamedSharding(mesh, PartitionSpec(*partitioning.axes(spec.dims)))
+
+
+def device_mesh(
+    partitioning: Partitioning, devices: Sequence[Any] | None = None
+) -> jax.sharding.Mesh:
+    """The partitioning's mesh of `devices`, the first of JAX's by default.
+
+    Place i of the mesh is devices[mesh.devices[i]].
+
+    Raises:
+      ValueError: more partitions than devices.
+    """
+    devices = list(jax.devices() if devices is None else devices)
+    mesh = partitioning.mesh
+    if mesh.num_partitions > len(devices):
+        raise ValueError(
+            f"{mesh.num_partitions} partitions need as many devices, {len(devices)} were found."
+        )
+    grid = np.array([devices[i] for i in mesh.devices], dtype=object).reshape(mesh.axis_sizes)
+    return jax.sharding.Mesh(grid, mesh.axis_names)
+
+
+def shardings(
+    partitioning: Partitioning, tree: NestedMap, devices: Sequence[Any] | None = None
+) -> NestedMap:
+    """The sharding of every spec of `tree` over `devices`; ValueError as device_mesh."""
+    mesh = device_mesh(partitioning, devices)
+    return tree.Transform(lambda spec: sharding(partitioning, spec, mesh))
 
 
 def abstract_array(spec: TensorSpec, placed: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -1,0 +1,69 @@
+"""How a run is run, apart from what it computes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class TPUConfig:
+    """The devices and the loop on them.
+
+    Attributes:
+      iterations_per_loop: K, training steps in one call of the program.
+      num_partitions: devices that one model is split over; those of the partitioning's mesh.
+
+    Raises:
+      ValueError: a number below 1.
+    """
+
+    iterations_per_loop: int = 1
+    num_partitions: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least("TPUConfig", self, iterations_per_loop=1, num_partitions=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+    """Where a run keeps its files, and how often.
+
+    Attributes:
+      model_dir: checkpoints, summaries, params.txt and train_metrics.jsonl.
+      tpu_config: the devices and the loop.
+      save_checkpoints_steps: a checkpoint after the call that reaches a multiple of it, and at
+        the end.
+      keep_checkpoint_max: older ones are deleted.
+      log_step_count_steps: TensorBoard summaries after the call that reaches a multiple of it.
+      seed: of the initial weights.
+      show_progress: whether train draws a progress bar.
+
+    Raises:
+      ValueError: a number below 1.
+    """
+
+    model_dir: str
+    tpu_config: TPUConfig
+    save_checkpoints_steps: int = 1000
+    keep_checkpoint_max: int = 5
+    log_step_count_steps: int = 100
+    seed: int = 0
+    show_progress: bool = True
+
+    def __post_init__(self) -> None:
+        _at_least(
+            "RunConfig",
+            self,
+            save_checkpoints_steps=1,
+            keep_checkpoint_max=1,
+            log_step_count_steps=1,
+            seed=0,
+        )
+
+
+def _at_least(kind: str, config: object, **least: int) -> None:
+    for name, value in least.items():
+        if getattr(config, name) < value:
+            raise ValueError(
+                f"{kind}: {name} must be {value} or more, got {getattr(config, name)}."
+            )

@@ -1,0 +1,276 @@
+"""TPUEstimator (sections 3 and A): train, evaluate and predict with one partitioned program each.
+
+Unlike TensorFlow's, it holds no variables. The state, a tree of arrays split over the devices,
+goes through every program as an argument and a result.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.spmd import specs
+from lingvo_gshard.train import checkpoints, programs, summaries
+from lingvo_gshard.train import model_dir as model_dirs
+from lingvo_gshard.train.checkpoints import Checkpoints
+from lingvo_gshard.train.config import RunConfig
+from lingvo_gshard.train.feed import Feed, Input
+from lingvo_gshard.train.hooks import ProgressHook, TrainHook
+from lingvo_gshard.train.loop import TrainLoop, group_sizes
+from lingvo_gshard.train.steps import ModelFn
+
+InputFn = Callable[[Any], Input]
+
+
+class TPUEstimator:
+    """Trains, evaluates and predicts with a model_fn.
+
+    `model_fn(state, features, labels, mode, params) -> TPUEstimatorSpec` is traced once a mode;
+    `state` is a NestedMap that holds at least `step`, an int32 scalar.
+    """
+
+    def __init__(
+        self,
+        model_fn: ModelFn,
+        config: RunConfig,
+        *,
+        params: Params,
+        partitioning: Partitioning,
+        state_spec: NestedMap,
+        init_fn: Callable[[tf.Tensor], NestedMap],
+        model_prefixes: tuple[str, ...] = ("",),
+    ) -> None:
+        """Keeps what it is given; nothing is compiled yet.
+
+        Args:
+          model_fn: the model.
+          config: where and how often.
+          params: handed to model_fn and input_fn, and written to model_dir/params.txt.
+          partitioning: the mesh and the table from dims to its axes.
+          state_spec: NestedMap of TensorSpec.
+          init_fn: makes a state from an int32 [2] seed tensor.
+          model_prefixes: dotted paths of `params` that make the model what it is: a model_dir
+            whose entries there differ is refused. By default every entry.
+
+        Raises:
+          ValueError: the config's partitions are not the mesh's, or the state has no step.
+        """
+        num_partitions = config.tpu_config.num_partitions
+        if num_partitions != partitioning.num_partitions:
+            raise ValueError(
+                f"TPUEstimator: num_partitions is {num_partitions}, but the mesh has "
+                f"{partitioning.num_partitions}."
+            )
+        step = state_spec.get("step")
+        if step is None or (step.shape, step.dtype) != ((), "int32"):
+            raise ValueError(f"TPUEstimator: the state needs `step`, an int32 scalar, got {step}.")
+        self.config, self.params, self.partitioning = config, params, partitioning
+        self._state_spec, self._init_fn = state_spec, init_fn
+        self._model_prefixes = model_prefixes
+        self._programs = programs.Programs(model_fn, params, partitioning, state_spec)
+
+    def train(
+        self,
+        input_fn: InputFn,
+        *,
+        steps: int | None = None,
+        max_steps: int | None = None,
+        hooks: Sequence[TrainHook] = (),
+    ) -> TPUEstimator:
+        """Trains from the last checkpoint, or from new weights; saves at the end.
+
+        Args:
+          input_fn: given params, returns an Input; its state is restored with the weights.
+          steps: how many more steps; or
+          max_steps: up to which step. Neither: until the input ends.
+          hooks: called besides the estimator's own.
+
+        Returns:
+          This estimator.
+
+        Raises:
+          ValueError: both steps and max_steps; or model_dir holds another model.
+          NonFiniteLossError: the loss is no finite number.
+        """
+        if steps is not None and max_steps is not None:
+            raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
+        text = self.params.ToText()
+        model_dirs.claim(self.config.model_dir, text, self._model_prefixes)
+        own = self._own_hooks()  # Their clock starts here.
+        with self._checkpoints() as saved:
+            latest = saved.latest()
+            start = latest or 0
+            stop = max_steps if steps is None else start + steps
+            if stop is not None and start >= stop:
+                logging.info("train: step %d of %d is done already", start, stop)
+                return self
+            source = input_fn(self.params)
+            try:
+                state = self._start(saved, latest, source)
+                self._loop(saved, source, state, (start, stop), [*own(stop), *hooks])
+            finally:
+                _close(source)
+        return self
+
+    def evaluate(
+        self,
+        input_fn: InputFn,
+        *,
+        steps: int | None = None,
+        checkpoint_step: int | None = None,
+        name: str = "eval",
+    ) -> dict[str, float]:
+        """Metrics of a checkpoint over an input's batches.
+
+        Args:
+          input_fn: given params, returns an Input that ends.
+          steps: how many batches at most.
+          checkpoint_step: which checkpoint; the latest by default.
+          name: names the result in model_dir: eval_NAME/ and eval_metrics.jsonl.
+
+        Returns:
+          Each metric's sum over all batches divided by its weight over all batches; also
+          `step`, `num_batches` and `secs`.
+
+        Raises:
+          ValueError: no such checkpoint, no batches, or a metric of weight 0.
+        """
+        state, step = self._restore(checkpoint_step)
+        return self.evaluate_state(state, step, input_fn, steps=steps, name=name)
+
+    def evaluate_state(
+        self,
+        state: NestedMap,
+        step: int,
+        input_fn: InputFn,
+        *,
+        steps: int | None = None,
+        name: str = "eval",
+    ) -> dict[str, float]:
+        """As `evaluate`, of a state on the devices, after `step` steps."""
+        began, source = time.monotonic(), input_fn(self.params)
+        sums: dict[str, float] = {}
+        weights: dict[str, float] = {}
+        num_batches = 0
+        try:
+            for batch in _first(source, steps):
+                spec = programs.batch_spec_of(batch, source.specs)
+                result = self._programs.evaluate(spec)(state, batch)
+                for metric, value in result.sums.FlattenItems():
+                    sums[metric] = sums.get(metric, 0.0) + float(value)
+                for metric, value in result.weights.FlattenItems():
+                    weights[metric] = weights.get(metric, 0.0) + float(value)
+                num_batches += 1
+        finally:
+            _close(source)
+        if not num_batches:
+            raise ValueError(f"evaluate {name}: the input holds no batches.")
+        for metric, weight in weights.items():
+            if weight == 0.0:
+                raise ValueError(f"evaluate {name}: {metric} has weight 0 over all batches.")
+        metrics: dict[str, float] = {metric: sums[metric] / weights[metric] for metric in sums}
+        metrics |= {"step": step, "num_batches": num_batches, "secs": time.monotonic() - began}
+        summaries.write_evaluation(self.config.model_dir, name, metrics)
+        return metrics
+
+    def predict(
+        self, input_fn: InputFn, *, checkpoint_step: int | None = None
+    ) -> Iterator[dict[str, np.ndarray]]:
+        """Yields the predictions of every row of every batch, in order.
+
+        A row is a dict from the predictions' dotted paths to arrays without the batch's dim.
+        Batches of several lengths are compiled for one by one.
+
+        Raises:
+          ValueError: no such checkpoint.
+        """
+        state, _ = self._restore(checkpoint_step)
+        return self._rows(state, input_fn)
+
+    def _rows(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
+        source = input_fn(self.params)
+        try:
+            for batch in source:
+                spec = programs.batch_spec_of(batch, source.specs)
+                result = self._programs.predict(spec)(state, batch).predictions
+                arrays = {path: np.asarray(array) for path, array in result.FlattenItems()}
+                for row in range(spec.Flatten()[0].shape[0]):
+                    yield {path: array[row] for path, array in arrays.items()}
+        finally:
+            _close(source)
+
+    def _loop(
+        self,
+        saved: Checkpoints,
+        source: Input,
+        state: NestedMap,
+        start_stop: tuple[int, int | None],
+        hooks: Sequence[TrainHook],
+    ) -> None:
+        batch_spec = source.specs
+        steps_per_call = self.config.tpu_config.iterations_per_loop
+
+        def executable_of(num_steps: int):
+            return self._programs.train(batch_spec, num_steps)
+
+        def place(batches: NestedMap, num_steps: int) -> NestedMap:
+            return executable_of(num_steps).place_arg("batches", batches)
+
+        loop = TrainLoop(executable_of, saved, self.config.save_checkpoints_steps, hooks)
+        with Feed(source, group_sizes(*start_stop, steps_per_call), place) as feed:
+            loop.run(state, feed)
+
+    def _own_hooks(self) -> Callable[[int | None], list[TrainHook]]:
+        config = self.config
+        log = summaries.MetricsLog(config.model_dir)
+        every_steps = config.log_step_count_steps
+        summary = summaries.SummaryHook(f"{config.model_dir}/train", every_steps)
+        return lambda stop: [log, summary] + [ProgressHook(stop)] * config.show_progress
+
+    def _start(self, saved: Checkpoints, latest: int | None, source: Input) -> NestedMap:
+        if latest is None:
+            return self._programs.initialize(self._init_fn, self.config.seed)
+        state, input_state = saved.restore(latest, self._state_spec, self._shardings())
+        source.set_state(input_state)
+        logging.info("train: continues after step %d", latest)
+        return state
+
+    def _restore(self, step: int | None) -> tuple[NestedMap, int]:
+        folder = self.config.model_dir
+        model_dirs.check(folder, self.params.ToText(), self._model_prefixes)
+        if not checkpoints.exist(folder):
+            raise ValueError(f"{folder}: there is no checkpoint; train first.")
+        with self._checkpoints() as saved:
+            step = saved.latest() if step is None else step
+            if step is None:
+                raise ValueError(f"{folder}: there is no whole checkpoint; train first.")
+            state, _ = saved.restore(step, self._state_spec, self._shardings())
+        return state, step
+
+    def _checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.config.model_dir, self.config.keep_checkpoint_max)
+
+    def _shardings(self) -> NestedMap:
+        return specs.shardings(self.partitioning, self._state_spec)
+
+
+def _first(source: Input, steps: int | None) -> Iterator[NestedMap]:
+    for i, batch in enumerate(source):
+        yield batch
+        if steps is not None and i + 1 >= steps:
+            return
+
+
+def _close(source: Input) -> None:
+    """Ends an input's threads, if it has a `close`."""
+    close = getattr(source, "close", None)
+    if close is not None:
+        close()

@@ -1,0 +1,51 @@
+"""model_dir/params.txt: which model a folder's checkpoints are of."""
+
+from __future__ import annotations
+
+import pathlib
+
+from lingvo_gshard.core import hyperparams
+
+PARAMS = "params.txt"
+
+
+def claim(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]) -> None:
+    """Writes params.txt for a training run, after `check`."""
+    check(model_dir, text, model_prefixes)
+    folder = pathlib.Path(model_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / PARAMS).write_text(text)
+
+
+def check(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]) -> None:
+    """ValueError, listing the differences, if model_dir holds another model.
+
+    Args:
+      model_dir: a folder that may not exist yet.
+      text: Params.ToText() of the model at hand.
+      model_prefixes: dotted paths under which entries must agree; all others may change
+        between runs. The empty prefix is every entry.
+    """
+    path = pathlib.Path(model_dir) / PARAMS
+    if not path.exists():
+        return
+    differing = hyperparams.differences(
+        _entries(text, model_prefixes), _entries(path.read_text(), model_prefixes)
+    )
+    if differing:
+        raise ValueError(
+            f"{path}: this folder holds another model; choose another model_dir. It differs in "
+            f"{'; '.join(differing)}."
+        )
+
+
+def _entries(text: str, prefixes: tuple[str, ...]) -> str:
+    return "".join(
+        line + "\n"
+        for line in text.splitlines()
+        if any(_under(line.split(" : ", 1)[0], prefix) for prefix in prefixes)
+    )
+
+
+def _under(path: str, prefix: str) -> bool:
+    return not prefix or path == prefix or path.startswith(prefix + ".")

@@ -1,0 +1,108 @@
+"""What a run leaves to read: TensorBoard summaries, and one JSON line a call."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import time
+from typing import Any
+
+import numpy as np
+from tensorboard import summary
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.train.hooks import TrainCall, TrainHook, joined
+
+TRAIN_METRICS = "train_metrics.jsonl"
+EVAL_METRICS = "eval_metrics.jsonl"
+
+
+def scalars(metrics: NestedMap) -> dict[str, float]:
+    """Every element of every metric by a TensorBoard tag: `expert_load/encoder_1/3`."""
+    tagged = {}
+    for path, value in metrics.FlattenItems():
+        tag, value = path.replace(".", "/"), np.asarray(value)
+        for index in np.ndindex(value.shape):
+            tagged["/".join([tag, *map(str, index)])] = float(value[index])
+    return tagged
+
+
+class SummaryHook(TrainHook):
+    """Writes the means over the steps since the last summary, every `every_steps` steps."""
+
+    def __init__(self, folder: str | pathlib.Path, every_steps: int) -> None:
+        self._folder, self._every_steps = str(folder), every_steps
+        self._writer: summary.Writer | None = None
+        self._calls: list[TrainCall] = []
+
+    def after_call(self, call: TrainCall) -> None:
+        self._calls.append(call)
+        if call.reaches_multiple_of(self._every_steps):
+            self._write()
+
+    def end(self) -> None:
+        if self._calls:
+            self._write()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _write(self) -> None:
+        writer = self._writer = self._writer or summary.Writer(self._folder)
+        call, self._calls = joined(self._calls), []
+        speeds = {"speed/steps_per_sec": call.steps_per_sec}
+        if call.tokens_per_sec is not None:
+            speeds["speed/tokens_per_sec"] = call.tokens_per_sec
+        for tag, value in {**scalars(call.mean()), **speeds}.items():
+            writer.add_scalar(tag, value, call.step)
+        writer.flush()
+
+
+class MetricsLog(TrainHook):
+    """Appends a line a call to train_metrics.jsonl.
+
+    A line holds step, num_steps, secs, wall_secs (of all runs in this folder, their compiling
+    and saving included), and under `metrics` each metric's mean over the call, by dotted path.
+    """
+
+    def __init__(self, model_dir: str | pathlib.Path) -> None:
+        self._path = pathlib.Path(model_dir) / TRAIN_METRICS
+        self._began = time.monotonic()
+        self._earlier_secs = 0.0
+
+    def begin(self, step: int) -> None:
+        """Drops the lines after `step`: those steps are done again."""
+        kept = [line for line in read_lines(self._path) if line["step"] <= step]
+        self._earlier_secs = kept[-1]["wall_secs"] if kept else 0.0
+        self._path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+
+    def after_call(self, call: TrainCall) -> None:
+        line = {
+            "step": call.step,
+            "num_steps": call.num_steps,
+            "secs": round(call.secs, 6),
+            "wall_secs": round(self._earlier_secs + time.monotonic() - self._began, 3),
+            "metrics": {path: mean.tolist() for path, mean in call.mean().FlattenItems()},
+        }
+        append_line(self._path, line)
+
+
+def write_evaluation(model_dir: str | pathlib.Path, name: str, result: dict[str, float]) -> None:
+    """Writes an evaluation to TensorBoard's folder eval_NAME and to eval_metrics.jsonl."""
+    model_dir = pathlib.Path(model_dir)
+    writer = summary.Writer(str(model_dir / f"eval_{name}"))
+    for tag, value in result.items():
+        writer.add_scalar(tag, value, int(result["step"]))
+    writer.close()
+    append_line(model_dir / EVAL_METRICS, {"name": name, **result})
+
+
+def append_line(path: pathlib.Path, line: dict[str, Any]) -> None:
+    """Appends one JSON line."""
+    with path.open("a") as file:
+        file.write(json.dumps(line) + "\n")
+
+
+def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
+    """The JSON lines of a file; none if there is no file. A last line cut short is left out."""
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]

@@ -1,0 +1,25 @@
+"""Configs and specs refuse what cannot be."""
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.train.config import RunConfig, TPUConfig
+from lingvo_gshard.train.spec import ModeKeys, TPUEstimatorSpec
+
+
+def test_numbers_below_one():
+    with pytest.raises(ValueError, match="iterations_per_loop must be 1 or more, got 0"):
+        TPUConfig(iterations_per_loop=0)
+    with pytest.raises(ValueError, match="keep_checkpoint_max must be 1 or more, got -1"):
+        RunConfig("d", TPUConfig(), keep_checkpoint_max=-1)
+
+
+def test_a_spec_without_what_its_mode_needs():
+    with pytest.raises(ValueError, match="mode TRAIN needs train_op"):
+        TPUEstimatorSpec(ModeKeys.TRAIN, loss=tf.constant(1.0))
+    with pytest.raises(ValueError, match="mode EVAL needs eval_metrics"):
+        TPUEstimatorSpec(ModeKeys.EVAL, eval_metrics={})
+    with pytest.raises(ValueError, match="mode PREDICT needs predictions"):
+        TPUEstimatorSpec(ModeKeys.PREDICT)
+    TPUEstimatorSpec(ModeKeys.PREDICT, predictions=NestedMap(y=tf.constant(1.0)))

@@ -1,0 +1,147 @@
+"""Linear regression as a model_fn: a user's own model, without any of the library's layers.
+
+B rows, H inputs, V outputs.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+from lingvo_gshard.train.config import RunConfig, TPUConfig
+from lingvo_gshard.train.estimator import TPUEstimator
+from lingvo_gshard.train.spec import ModeKeys, TPUEstimatorSpec
+
+B, H, V = 12, 8, 3
+
+
+def f32(shape, dims):
+    """A float32 spec."""
+    return TensorSpec(shape, "float32", dims)
+
+
+STATE = NestedMap(
+    step=TensorSpec((), "int32", ""),
+    theta=NestedMap(bias_V=f32((V,), "V"), w_HV=f32((H, V), "HV")),
+    momentum=NestedMap(bias_V=f32((V,), "V"), w_HV=f32((H, V), "HV")),
+)
+
+
+def model_params():
+    """Learning rate, and what doesn't belong to the model."""
+    p = Params()
+    p.Define("task", Params(), "")
+    p.task.Define("learning_rate", 0.05, "")
+    p.Define("max_steps", 10, "")
+    return p
+
+
+def init_fn(seed):
+    """Random weights, zero momentum."""
+    w_HV = tf.random.stateless_uniform([H, V], seed, -1.0, 1.0, alg="threefry")
+    zeros = NestedMap(bias_V=tf.zeros([V]), w_HV=tf.zeros([H, V]))
+    theta = NestedMap(bias_V=tf.zeros([V]), w_HV=w_HV)
+    return NestedMap(step=tf.constant(0), theta=theta, momentum=zeros)
+
+
+def model_fn(state, features, labels, mode, params):
+    """Squared error, SGD with momentum."""
+    theta = state.theta
+
+    def predicted():
+        return features.x_BH @ theta.w_HV + theta.bias_V
+
+    if mode == ModeKeys.PREDICT:
+        return TPUEstimatorSpec(
+            mode, predictions=NestedMap(y_BV=predicted(), total_B=tf.reduce_sum(predicted(), 1))
+        )
+    if mode == ModeKeys.EVAL:
+        squares_B = tf.reduce_sum(tf.square(predicted() - labels.y_BV), 1)
+        total, weight = tf.reduce_sum(squares_B * labels.weight_B), tf.reduce_sum(labels.weight_B)
+        return TPUEstimatorSpec(mode, eval_metrics={"error": (total, weight)})
+    with tf.GradientTape() as tape:
+        tape.watch(theta.Flatten())
+        loss = tf.reduce_mean(tf.square(predicted() - labels.y_BV))
+    gradients = tape.gradient(loss, theta.Flatten())
+    momentum = [0.9 * m + g for m, g in zip(state.momentum.Flatten(), gradients, strict=True)]
+    weights = zip(theta.Flatten(), momentum, strict=True)
+    new = NestedMap(
+        step=state.step + 1,
+        theta=theta.Pack(w - params.task.learning_rate * m for w, m in weights),
+        momentum=theta.Pack(momentum),
+    )
+    metrics = NestedMap(num_tokens=tf.constant(5.0), mean_V=tf.reduce_mean(predicted(), 0))
+    return TPUEstimatorSpec(mode, loss=loss, train_op=new, metrics=metrics)
+
+
+class Batches:
+    """Batch i is a function of i; `poisoned_batch` holds a NaN."""
+
+    specs = NestedMap(
+        features=NestedMap(x_BH=f32((B, H), "B_")),
+        labels=NestedMap(y_BV=f32((B, V), "B_"), weight_B=f32((B,), "B")),
+    )
+
+    def __init__(self, num_batches=None, poisoned_batch=None):
+        self._index, self._num_batches, self._poisoned = 0, num_batches, poisoned_batch
+        self.closed = False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self._index == self._num_batches:
+            raise StopIteration
+        self._index += 1
+        return self.batch(self._index - 1)
+
+    def batch(self, index):
+        """A noisy linear function's inputs and outputs."""
+        rng = np.random.default_rng(index)
+        x_BH = rng.standard_normal((B, H)).astype("float32")
+        true_HV = np.linspace(-1, 1, H * V, dtype="float32").reshape(H, V)
+        y_BV = x_BH @ true_HV + 0.5
+        if index == self._poisoned:
+            y_BV[0, 0] = np.nan
+        weight_B = rng.integers(0, 3, B).astype("float32")
+        labels = NestedMap(y_BV=y_BV.astype("float32"), weight_B=weight_B)
+        return NestedMap(features=NestedMap(x_BH=x_BH), labels=labels)
+
+    def get_state(self):
+        """The next batch's index."""
+        return {"index": self._index}
+
+    def set_state(self, state):
+        """Continues with state['index']."""
+        self._index = state["index"]
+
+    def close(self):
+        """Notes that it was called."""
+        self.closed = True
+
+
+def make(model_dir, num_partitions=2, steps_per_call=1, **options):
+    """A TPUEstimator of the regression; `options` go to RunConfig or TPUEstimator."""
+    given = {
+        key: options.pop(key)
+        for key in ("params", "model_fn", "init_fn", "state_spec", "model_prefixes")
+        if key in options
+    }
+    config = RunConfig(
+        str(model_dir),
+        TPUConfig(steps_per_call, num_partitions),
+        **{"show_progress": False, **options},
+    )
+    table = {"B": "d", "H": "d"}
+    arguments = {
+        "model_fn": model_fn,
+        "config": config,
+        "params": model_params(),
+        "partitioning": Partitioning.from_dict(Mesh.flat(num_partitions), table),
+        "state_spec": STATE,
+        "init_fn": init_fn,
+        **given,
+    }
+    return TPUEstimator(arguments.pop("model_fn"), arguments.pop("config"), **arguments)
