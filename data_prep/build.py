@@ -10,6 +10,7 @@ import dataclasses
 import pathlib
 import sys
 import time
+from typing import Any
 
 from absl import app, flags, logging
 
@@ -56,7 +57,8 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"unexpected arguments {argv[1:]}")
     logging.set_verbosity(logging.INFO)
     start_secs = time.monotonic()
-    config = pipeline.BuildConfig(**{flag.name: flag.value for flag in _SETTINGS})
+    settings: dict[str, Any] = {flag.name: flag.value for flag in _SETTINGS}
+    config = pipeline.BuildConfig(**settings)
     try:
         made = pipeline.build(pathlib.Path(_INPUT.value), pathlib.Path(_OUT.value), config)
     except ValueError as error:

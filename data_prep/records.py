@@ -4,7 +4,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable
 
-from array_record.python import array_record_module
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from lingvo_gshard.input import example_codec
 

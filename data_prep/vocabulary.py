@@ -10,11 +10,13 @@ import io
 import pathlib
 import random
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import sentencepiece
 from absl import logging
 
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
+_T = TypeVar("_T")
 _NUM_THREADS = 2
 # The four special ids and the 256 byte pieces.
 _MIN_SIZE = 4 + 256 + 1
@@ -41,7 +43,7 @@ def quotas(counts: Sequence[int], config: VocabularyConfig) -> list[int]:
     return [round(budget * weight / sum(weights)) for weight in weights]
 
 
-def draw(sentences: Sequence[str], quota: int, rng: random.Random) -> list[str]:
+def draw(sentences: Sequence[_T], quota: int, rng: random.Random) -> list[_T]:
     """Draws `quota` sentences; each occurs floor or ceil of quota / len(sentences) times."""
     if not sentences:
         return []

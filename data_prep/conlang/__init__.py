@@ -1,0 +1,1 @@
+"""Constructed languages: meanings, an English grammar, and fourteen languages of four families."""
