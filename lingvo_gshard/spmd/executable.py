@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +10,10 @@ from jax import export as jax_export
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import compiled_report, specs
+from lingvo_gshard.spmd.argument import ONE_AT_A_TIME, Argument
 
 if TYPE_CHECKING:
     from lingvo_gshard.spmd.program import Program
-
-# CPU devices of one process share a thread pool in which every device of a program waits for the
-# others at each collective. A second program in flight takes threads that the first one waits for,
-# and both stop for ever: there, one runs at a time.
-_ONE_AT_A_TIME = threading.Lock()
 
 
 class Executable:
@@ -27,13 +22,17 @@ class Executable:
     def __init__(self, program: Program, mesh: jax.sharding.Mesh) -> None:
         """Compiles `program` for the devices of `mesh`; use Program.compile."""
         self.program = program
-        self._mesh = mesh
-        self._leaves = specs.named_leaves(program.arg_names, program.args)
-        self._ins = [specs.sharding(program.partitioning, spec, mesh) for _, spec in self._leaves]
-        self._donated = [name.split(".", 1)[0] in program.donate for name, _ in self._leaves]
-        self._sizes = [len(arg.Flatten()) for arg in program.args]
+        self._arguments = {
+            name: Argument(
+                f"{program.name}: argument {name}",
+                spec,
+                specs.shardings(program.partitioning, spec, mesh),
+                donated=name in program.donate,
+            )
+            for name, spec in zip(program.arg_names, program.args, strict=True)
+        }
         self._shares_threads = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
-        self._compiled = self._compile()
+        self._compiled = _compile(program, mesh)
 
     def __call__(self, *args: NestedMap) -> NestedMap:
         """Runs the program on all devices.
@@ -50,37 +49,30 @@ class Executable:
           ValueError: wrong number of arguments, missing or unexpected paths, or a wrong shape
             or dtype; names the path, what was given and what was expected.
         """
-        flat = self.place(*args)
+        if len(args) != len(self._arguments):
+            raise ValueError(
+                f"{self.program.name}: {len(args)} arguments given, {len(self._arguments)} "
+                f"expected: {', '.join(self._arguments)}."
+            )
+        placed = zip(self._arguments.values(), args, strict=True)
+        flat = [leaf for argument, tree in placed for leaf in argument.place(tree)]
         if not self._shares_threads:
             return self.program.results.Pack(self._compiled(*flat))
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             results = jax.block_until_ready(self._compiled(*flat))
         return self.program.results.Pack(results)
 
-    def place(self, *args: NestedMap) -> list[jax.Array]:
-        """Checks the arguments and puts each leaf on its devices; as for a call."""
-        flat = self._flatten(args)
-        return [
-            _placed(leaf, sharding, donated)
-            for leaf, sharding, donated in zip(flat, self._ins, self._donated, strict=True)
-        ]
-
     def place_arg(self, name: str, tree: NestedMap) -> NestedMap:
-        """Puts the tree of argument `name` on its devices, so that a later call need not."""
-        spec = self._arg(name)
-        specs.check_paths(f"{self.program.name}: argument {name}", tree, spec)
-        for (path, leaf), expected in zip(tree.FlattenItems(), spec.Flatten(), strict=True):
-            specs.check_leaf(f"{self.program.name}: argument {name}.{path}", leaf, expected)
-        donated = name in self.program.donate
-        shardings = self.shardings(name).Flatten()
-        return tree.Pack(
-            _placed(leaf, to, donated) for leaf, to in zip(tree.Flatten(), shardings, strict=True)
-        )
+        """Checks the tree of argument `name` and puts it on its devices, before a call needs it.
+
+        Raises:
+          ValueError: as for a call; or an unknown name.
+        """
+        return tree.Pack(self._argument(name).place(tree))
 
     def shardings(self, arg_name: str) -> NestedMap:
         """The NamedSharding of every leaf of an argument; ValueError for an unknown name."""
-        table = self.program.partitioning
-        return self._arg(arg_name).Transform(lambda spec: specs.sharding(table, spec, self._mesh))
+        return self._argument(arg_name).shardings
 
     def report(self) -> compiled_report.CompiledReport:
         """What the compiler made of it: collectives, memory, flops."""
@@ -90,46 +82,12 @@ class Executable:
         """The compiled program of one partition, as XLA's text."""
         return self._compiled.as_text()
 
-    def _arg(self, name: str) -> NestedMap:
-        names = self.program.arg_names
-        if name not in names:
-            raise ValueError(f"{self.program.name}: no argument {name!r}, only {', '.join(names)}.")
-        return self.program.args[names.index(name)]
-
-    def _compile(self) -> Any:
-        program = self.program
-        exported = jax_export.deserialize(bytearray(program.exported))
-        outs = [
-            specs.sharding(program.partitioning, spec, self._mesh)
-            for spec in program.results.Flatten()
-        ]
-        jitted = jax.jit(
-            exported.call,
-            in_shardings=tuple(self._ins),
-            out_shardings=outs,
-            donate_argnums=tuple(i for i, donated in enumerate(self._donated) if donated),
-            keep_unused=True,
-        )
-        avals = [
-            specs.abstract_array(spec, sharding)
-            for (_, spec), sharding in zip(self._leaves, self._ins, strict=True)
-        ]
-        return jitted.lower(*avals).compile()
-
-    def _flatten(self, args: Sequence[NestedMap]) -> list[Any]:
-        program = self.program
-        if len(args) != len(program.args):
+    def _argument(self, name: str) -> Argument:
+        if name not in self._arguments:
             raise ValueError(
-                f"{program.name}: {len(args)} arguments given, {len(program.args)} expected: "
-                f"{', '.join(program.arg_names)}."
+                f"{self.program.name}: no argument {name!r}, only {', '.join(self._arguments)}."
             )
-        flat: list[Any] = []
-        for name, given, expected in zip(program.arg_names, args, program.args, strict=True):
-            specs.check_paths(f"{program.name}: argument {name}", given, expected)
-            flat.extend(given.Flatten())
-        for leaf, (name, spec) in zip(flat, self._leaves, strict=True):
-            specs.check_leaf(f"{program.name}: argument {name}", leaf, spec)
-        return flat
+        return self._arguments[name]
 
 
 def compile_program(program: Program, devices: Sequence[Any] | None = None) -> Executable:
@@ -137,14 +95,18 @@ def compile_program(program: Program, devices: Sequence[Any] | None = None) -> E
     return Executable(program, specs.device_mesh(program.partitioning, devices))
 
 
-def _placed(leaf: Any, sharding: jax.sharding.NamedSharding, donated: bool) -> jax.Array:
-    if isinstance(leaf, jax.Array) and (
-        leaf.sharding is sharding or leaf.sharding.is_equivalent_to(sharding, leaf.ndim)
-    ):
-        return leaf
-    # A donated array's memory is written over: it must not be the caller's own.
-    may_alias = False if donated else None
-    if not isinstance(leaf, jax.Array) or leaf.sharding.num_devices == 1:
-        return jax.device_put(leaf, sharding, may_alias=may_alias)
-    with _ONE_AT_A_TIME:  # From one sharding to another is a program with collectives, too.
-        return jax.block_until_ready(jax.device_put(leaf, sharding, may_alias=may_alias))
+def _compile(program: Program, mesh: jax.sharding.Mesh) -> Any:
+    exported = jax_export.deserialize(bytearray(program.exported))
+    leaves = specs.named_leaves(program.arg_names, program.args)
+    ins = [specs.sharding(program.partitioning, spec, mesh) for _, spec in leaves]
+    jitted = jax.jit(
+        exported.call,
+        in_shardings=tuple(ins),
+        out_shardings=specs.shardings(program.partitioning, program.results, mesh).Flatten(),
+        donate_argnums=tuple(
+            i for i, (name, _) in enumerate(leaves) if name.split(".", 1)[0] in program.donate
+        ),
+        keep_unused=True,
+    )
+    avals = [specs.abstract_array(spec, to) for (_, spec), to in zip(leaves, ins, strict=True)]
+    return jitted.lower(*avals).compile()

@@ -24,7 +24,7 @@ def lower(
     mesh = AbstractMesh(partitioning.mesh.axis_sizes, partitioning.mesh.axis_names)
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
     ins = tuple(specs.sharding(partitioning, spec, mesh) for _, spec in leaves)
-    outs = [specs.sharding(partitioning, spec, mesh) for spec in traced.results.Flatten()]
+    outs = specs.shardings(partitioning, traced.results, mesh).Flatten()
     jitted = jax.jit(
         jax2tf.call_tf(traced.function, has_side_effects=False),
         in_shardings=ins,

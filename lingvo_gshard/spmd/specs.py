@@ -1,4 +1,4 @@
-"""Trees of TensorSpec: as text, as JAX shardings, and checked against trees of arrays."""
+"""Trees of TensorSpec: as text and as JAX shardings."""
 
 from __future__ import annotations
 
@@ -53,10 +53,9 @@ def device_mesh(
 
 
 def shardings(
-    partitioning: Partitioning, tree: NestedMap, devices: Sequence[Any] | None = None
+    partitioning: Partitioning, tree: NestedMap, mesh: jax.sharding.Mesh | AbstractMesh
 ) -> NestedMap:
-    """The sharding of every spec of `tree` over `devices`; ValueError as device_mesh."""
-    mesh = device_mesh(partitioning, devices)
+    """The sharding of every spec of `tree` over `mesh`."""
     return tree.Transform(lambda spec: sharding(partitioning, spec, mesh))
 
 
@@ -82,22 +81,3 @@ def from_json(tree: Any) -> Any:
         return [from_json(item) for item in tree]
     dtype, shape, dims = tree.split("|")
     return TensorSpec(tuple(int(size) for size in shape.split(",") if size), dtype, dims)
-
-
-def check_leaf(name: str, leaf: Any, spec: TensorSpec) -> None:
-    """ValueError, naming the path, if `leaf` is not an array of the spec's shape and dtype."""
-    shape, dtype = getattr(leaf, "shape", None), getattr(leaf, "dtype", None)
-    if shape != spec.shape or dtype != spec.dtype:
-        given = f"{dtype}{list(shape)}" if shape is not None else f"a {type(leaf).__name__}"
-        raise ValueError(f"{name}: {given} given, {spec.dtype}{list(spec.shape)} expected.")
-
-
-def check_paths(name: str, tree: NestedMap, expected: NestedMap) -> None:
-    """ValueError, naming the first paths that are missing or too many."""
-    given = {path for path, _ in tree.FlattenItems()}
-    wanted = {path for path, _ in expected.FlattenItems()}
-    if given != wanted:
-        missing, extra = sorted(wanted - given)[:3], sorted(given - wanted)[:3]
-        raise ValueError(
-            f"{name}: missing {missing or 'nothing'}, unexpected {extra or 'nothing'}."
-        )

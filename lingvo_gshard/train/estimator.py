@@ -259,7 +259,8 @@ class TPUEstimator:
         return Checkpoints(self.config.model_dir, self.config.keep_checkpoint_max)
 
     def _shardings(self) -> NestedMap:
-        return specs.shardings(self.partitioning, self._state_spec)
+        mesh = specs.device_mesh(self.partitioning)
+        return specs.shardings(self.partitioning, self._state_spec, mesh)
 
 
 def _first(source: Input, steps: int | None) -> Iterator[NestedMap]:

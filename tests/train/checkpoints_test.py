@@ -21,7 +21,7 @@ _SPEC = NestedMap(
 
 def _shardings(num_partitions):
     parts = Partitioning.from_dict(Mesh.flat(num_partitions), {"E": "d"})
-    return specs.shardings(parts, _SPEC)
+    return specs.shardings(parts, _SPEC, specs.device_mesh(parts))
 
 
 def _state(step, num_partitions=4):
@@ -132,4 +132,4 @@ def test_another_models_checkpoint_names_the_weight(tmp_path, spec, message):
     with Checkpoints(tmp_path, 3) as saved:
         saved.save(4, _state(4), {})
         with pytest.raises(ValueError, match=message):
-            saved.restore(4, spec, specs.shardings(parts, spec))
+            saved.restore(4, spec, specs.shardings(parts, spec, specs.device_mesh(parts)))

@@ -46,7 +46,7 @@ def _state(model_dir, num_partitions=1):
     parts = regression.make(model_dir, num_partitions).partitioning
     with Checkpoints(model_dir, 5) as saved:
         step = saved.latest()
-        shardings = specs.shardings(parts, regression.STATE)
+        shardings = specs.shardings(parts, regression.STATE, specs.device_mesh(parts))
         state, input_state = saved.restore(step, regression.STATE, shardings)
     return step, {path: np.asarray(x) for path, x in state.FlattenItems()}, input_state
 
@@ -107,7 +107,7 @@ def test_prefetched_batches_are_not_lost(tmp_path):
     """The checkpoint's input state is of the steps done, not of the batches read ahead."""
     _train(tmp_path, 7, steps_per_call=2, save_checkpoints_steps=2, keep_checkpoint_max=9)
     parts = regression.make(tmp_path).partitioning
-    shardings = specs.shardings(parts, regression.STATE)
+    shardings = specs.shardings(parts, regression.STATE, specs.device_mesh(parts))
     with Checkpoints(tmp_path, 9) as saved:
         assert saved.steps() == [2, 4, 6, 7]
         for step in saved.steps():
