@@ -15,6 +15,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.cache import write_at
 
 # Below any log-probability of a hypothesis, and still far from float32's limit when summed.
 _NEVER = -1e9
@@ -192,11 +193,8 @@ class _Loop:
     def _write(self, s: NestedMap) -> NestedMap:
         """Gives each active hypothesis its place of this step and writes its newest token."""
         c = self.config
-        row = tf.reshape(s.step, [])
-        flat_ids = tf.raw_ops.XlaDynamicUpdateSlice(
-            input=s.flat_ids, update=s.ids[:, None], indices=tf.stack([0, row, 0])
-        )
-        place = row * c.beam_size + tf.range(c.beam_size)
+        flat_ids = write_at(s.flat_ids, s.ids[:, None], s.step)
+        place = s.step * c.beam_size + tf.range(c.beam_size)
         return NestedMap(s, flat_ids=flat_ids, mask=s.mask + tf.one_hot(place, c.places)[None])
 
     def _finish(self, s: NestedMap, ended: tf.Tensor) -> NestedMap:
@@ -234,9 +232,10 @@ class _Loop:
         return ((5.0 + length) / 6.0) ** self.config.length_norm_alpha
 
     def _annotated(self, s: NestedMap) -> NestedMap:
-        model = s.model
-        s = s.Transform(lambda x: self.annotate(x, "B" + "_" * (x.shape.rank - 1)) if x.shape.rank else x)
-        return NestedMap(s, model=model)
+        def by_batch(x: tf.Tensor) -> tf.Tensor:
+            return self.annotate(x, "B" + "_" * (x.shape.rank - 1)) if x.shape.rank else x
+
+        return NestedMap(s.Transform(by_batch), model=s.model)  # The model annotates its own.
 
 
 def top_k(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:

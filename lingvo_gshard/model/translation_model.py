@@ -1,0 +1,131 @@
+"""The translation task as the estimator sees it: a state, its initializer and a model_fn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decode import flat_beam_search
+from lingvo_gshard.decode.flat_beam_search import BeamSearch
+from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+from lingvo_gshard.train.spec import ModeKeys, TPUEstimatorSpec
+
+
+class TranslationModel:
+    """Binds an experiment's task, optimizer and decoder to a partitioning.
+
+    Attributes:
+      task: the TranslationTask.
+      optimizer: its optimizer.
+      state_spec: NestedMap of TensorSpec: step, theta and slots.
+    """
+
+    def __init__(self, params: Params, partitioning: Partitioning) -> None:
+        """Builds the layers.
+
+        Args:
+          params: the experiment's.
+          partitioning: the mesh, and the table from dims to its axes.
+        """
+        self._params = params.Copy().Freeze()
+        self._partitioning = partitioning
+        self.task = params.task.Instantiate(partitioning)
+        self.optimizer = params.optimizer.Instantiate()
+        weights = self.task.weight_specs
+        self.state_spec = NestedMap(
+            step=TensorSpec((), "int32", ""),
+            theta=weights.Transform(lambda w: TensorSpec(w.shape, "float32", w.dims)),
+            slots=self.optimizer.slot_specs(weights),
+        )
+
+    def init_state(self, seed: tf.Tensor) -> NestedMap:
+        """The state before the first step, from an int32 [2] seed."""
+        return NestedMap(
+            step=tf.constant(0),
+            theta=self.task.InitTheta(seed),
+            slots=self.state_spec.slots.Transform(lambda s: tf.zeros(s.shape, s.dtype)),
+        )
+
+    def model_fn(
+        self,
+        state: NestedMap,
+        features: NestedMap,
+        labels: NestedMap,
+        mode: ModeKeys,
+        params: Any,
+    ) -> TPUEstimatorSpec:
+        """One training step, one batch's evaluation, or one batch's translations."""
+        del params  # The layers hold theirs.
+        match mode:
+            case ModeKeys.TRAIN:
+                return self._train(state, features, labels)
+            case ModeKeys.EVAL:
+                return self._evaluate(state, features, labels)
+            case ModeKeys.PREDICT:
+                return self._predict(state, features)
+
+    def _train(
+        self, state: NestedMap, features: NestedMap, labels: NestedMap
+    ) -> TPUEstimatorSpec:
+        context = Context(Mode.TRAIN, tf.stack([self._params.train.seed, state.step]))
+        with tf.GradientTape() as tape:
+            tape.watch(state.theta.Flatten())
+            loss, metrics = self.task.Loss(state.theta, features, labels, context)
+        gradients = self._annotated(state, tape.gradient(loss, state.theta.Flatten()))
+        theta, slots = self.optimizer.update(state.theta, state.slots, gradients, state.step)
+        metrics.learning_rate = self.optimizer.learning_rate(state.step)
+        metrics.gradient_norm = tf.linalg.global_norm(gradients.Flatten())
+        return TPUEstimatorSpec(
+            mode=ModeKeys.TRAIN,
+            loss=loss,
+            train_op=NestedMap(step=state.step + 1, theta=theta, slots=slots),
+            metrics=metrics,
+        )
+
+    def _annotated(self, state: NestedMap, gradients: list[Any]) -> NestedMap:
+        """Gradients placed as their weights, so that an update needs no communication."""
+        specs = self.state_spec.theta.Flatten()
+        return state.theta.Pack(
+            self._partitioning.annotate(tf.convert_to_tensor(gradient), spec.dims)
+            for gradient, spec in zip(gradients, specs, strict=True)
+        )
+
+    def _evaluate(
+        self, state: NestedMap, features: NestedMap, labels: NestedMap
+    ) -> TPUEstimatorSpec:
+        _, m = self.task.Loss(state.theta, features, labels, Context(Mode.EVAL))
+        one = tf.constant(1.0)
+        by_layer = {f"overflow_{name}": (share, one) for name, share in m.overflow.items()}
+        return TPUEstimatorSpec(
+            mode=ModeKeys.EVAL,
+            eval_metrics={
+                "nll": (m.nll * m.num_tokens, m.num_tokens),
+                "aux_loss": (m.aux_loss, one),
+                **by_layer,
+            },
+        )
+
+    def _predict(self, state: NestedMap, features: NestedMap) -> TPUEstimatorSpec:
+        p = self._params.decode
+        config = BeamSearch(p.beam_size, p.max_target_len, p.length_norm_alpha)
+
+        def decode_step(model: NestedMap, *args: tf.Tensor) -> tuple[tf.Tensor, NestedMap]:
+            return self.task.DecodeStep(state.theta, model, *args)
+
+        hypotheses = flat_beam_search.search(
+            config,
+            decode_step,
+            self.task.InitDecode(state.theta, features, config.places),
+            features.source_ids.shape[0],
+            self._partitioning.annotate,
+        )
+        return TPUEstimatorSpec(
+            mode=ModeKeys.PREDICT,
+            predictions=NestedMap(
+                ids=hypotheses.ids, lengths=hypotheses.lengths, scores=hypotheses.scores
+            ),
+        )

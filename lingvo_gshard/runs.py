@@ -1,0 +1,189 @@
+"""A run: a registered experiment bound to data, a folder and a number of devices.
+
+    logdir/experiment.json   the model's name and the settings changed, for who finds the folder
+    logdir/vocab/*.model     the vocabularies it was trained with
+    logdir/params.txt, checkpoints, summaries: the estimator's
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import pathlib
+import shutil
+
+from lingvo_gshard import registry
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.input import manifest
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.train.config import RunConfig, TPUConfig
+from lingvo_gshard.train.estimator import TPUEstimator
+
+_EXPERIMENT = "experiment.json"
+# What must agree between a folder's checkpoints and the model that reads them.
+MODEL_PREFIXES = ("task", "optimizer.cls")
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """What makes a run the run it is.
+
+    Attributes:
+      model: a registered name.
+      overrides: `path=value` settings, applied in order to the experiment's Params.
+      data_dir: a folder that data_prep prepared.
+    """
+
+    model: str
+    overrides: tuple[str, ...]
+    data_dir: str
+
+
+def experiment_params(launch: Launch) -> Params:
+    """The experiment's Params with its overrides and the data's vocabularies.
+
+    Raises:
+      ValueError: unknown model, setting or value, no prepared data, or data whose vocabulary is
+        not of the size that the model wants.
+    """
+    params = registry.get_params(launch.model)
+    for override in launch.overrides:
+        _apply(params, override)
+    data = manifest.load(launch.data_dir)
+    for side in ("input", "eval_input"):
+        params.Get(side).data_dir = launch.data_dir
+    _bind_vocabulary(params, "source_vocab_size", data.source_vocabulary.size)
+    _bind_vocabulary(params, "target_vocab_size", data.target_vocabulary.size)
+    return params
+
+
+def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstimator:
+    """The estimator of a run.
+
+    Raises:
+      ValueError: the partitions don't divide the batch, the groups or the experts.
+    """
+    check_divisible(params, num_partitions)
+    partitioning = Partitioning.from_dict(Mesh.flat(num_partitions), params.sharding)
+    model = TranslationModel(params, partitioning)
+    config = RunConfig(
+        model_dir=logdir,
+        tpu_config=TPUConfig(params.train.iterations_per_loop, num_partitions),
+        save_checkpoints_steps=params.train.save_checkpoints_steps,
+        log_step_count_steps=params.train.iterations_per_loop,
+        seed=params.train.seed,
+    )
+    return TPUEstimator(
+        model.model_fn,
+        config,
+        params=params,
+        partitioning=partitioning,
+        state_spec=model.state_spec,
+        init_fn=model.init_state,
+        model_prefixes=MODEL_PREFIXES,
+    )
+
+
+def num_weights(params: Params) -> int:
+    """The number of scalars in the model's weights; its vocabularies' sizes must be set."""
+    return params.task.Instantiate(Partitioning(Mesh.flat(1), ())).num_weights
+
+
+def check_divisible(params: Params, num_partitions: int) -> None:
+    """ValueError, saying what to change, unless the partitions divide all that is split."""
+    moe, rows = params.task.encoder.moe, params.input.batch_size
+    sizes = {"input.batch_size": rows, "decode.batch_size": params.decode.batch_size}
+    if moe is not None:
+        sizes["task.encoder.moe.num_experts"] = moe.num_experts
+        for stack, length in (("encoder", "source_len"), ("decoder", "target_len")):
+            tokens, group = rows * params.input.Get(length), params.task.Get(stack).moe.group_size
+            if tokens % group:
+                raise ValueError(
+                    f"task.{stack}.moe.group_size {group} does not divide the batch's {tokens} "
+                    f"tokens (input.batch_size {rows} x input.{length}); choose a divisor."
+                )
+            sizes[f"groups of the {stack} (tokens / task.{stack}.moe.group_size)"] = tokens // group
+    for what, size in sizes.items():
+        if num_partitions < 1 or size % num_partitions:
+            raise ValueError(
+                f"--num_partitions={num_partitions} does not divide {what} = {size}; choose a "
+                "divisor, or change it with --set."
+            )
+
+
+def record(launch: Launch, logdir: str) -> None:
+    """Writes what `translate` needs into the run's folder: the launch and the vocabularies."""
+    folder = pathlib.Path(logdir)
+    (folder / "vocab").mkdir(parents=True, exist_ok=True)
+    (folder / _EXPERIMENT).write_text(json.dumps(dataclasses.asdict(launch), indent=2) + "\n")
+    data = manifest.load(launch.data_dir)
+    for vocabulary, target in zip(
+        (data.source_vocabulary, data.target_vocabulary), vocabulary_files(logdir), strict=True
+    ):
+        shutil.copyfile(pathlib.Path(launch.data_dir, vocabulary.file.path), target)
+
+
+def recorded(logdir: str) -> Launch:
+    """The launch that `record` wrote.
+
+    Raises:
+      ValueError: no run's folder, or a damaged record.
+    """
+    path = pathlib.Path(logdir, _EXPERIMENT)
+    if not path.is_file():
+        raise ValueError(f"{logdir}: no {_EXPERIMENT}; give the --logdir of a trained model.")
+    try:
+        fields = json.loads(path.read_text())
+        return Launch(fields["model"], tuple(fields["overrides"]), fields["data_dir"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: damaged: {error!r}.") from error
+
+
+def vocabulary_files(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:
+    """The source and target SentencePiece models of a run."""
+    folder = pathlib.Path(logdir, "vocab")
+    return folder / "source.model", folder / "target.model"
+
+
+def parse_override(override: str) -> tuple[str, object]:
+    """`path=value` as a path and a Python literal; what is no literal is a string.
+
+    Raises:
+      ValueError: no `=`, or no path.
+    """
+    path, separator, text = override.partition("=")
+    if not separator or not path:
+        raise ValueError(f"--set={override}: path=value is expected, such as train.max_steps=500.")
+    try:
+        return path, ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return path, text
+
+
+def _apply(params: Params, override: str) -> None:
+    path, value = parse_override(override)
+    try:
+        old = params.Get(path)
+    except AttributeError as error:
+        raise ValueError(f"--set={override}: {error}") from error
+    number = isinstance(old, int | float) and isinstance(value, int | float)
+    if isinstance(old, Params) or not (old is None or number or isinstance(value, type(old))):
+        raise ValueError(
+            f"--set={override}: {path} is {type(old).__name__} {old!r}; a value of that type is "
+            f"expected, not {type(value).__name__}."
+        )
+    params.Set(**{path: value})
+
+
+def _bind_vocabulary(params: Params, name: str, size: int) -> None:
+    wanted = params.task.Get(name)
+    if wanted is None:
+        params.task.Set(**{name: size})
+    elif wanted != size:
+        raise ValueError(
+            f"task.{name} is {wanted}, but the data's vocabulary has {size} pieces: prepare the "
+            f"data with --{name}={wanted}."
+        )

@@ -1,0 +1,62 @@
+"""Trains, evaluates and decodes registered experiments.
+
+    python -m lingvo_gshard.trainer --model=toy.MoE8E4L --data_dir=DATA --logdir=RUN \
+        --mode=train_and_eval --num_partitions=4
+"""
+
+from __future__ import annotations
+
+import sys
+
+from absl import app, flags, logging
+
+from lingvo_gshard.spmd import environment
+
+_MODES = ("train", "eval", "decode", "train_and_eval")
+
+_MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as toy.MoE8E4L.")
+_LOGDIR = flags.DEFINE_string("logdir", None, "The run's folder.")
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "A folder that data_prep.build prepared.")
+_MODE = flags.DEFINE_enum("mode", "train_and_eval", _MODES, "What to do.")
+_NUM_PARTITIONS = flags.DEFINE_integer("num_partitions", 1, "Devices to split the model over.")
+_SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
+_SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "What --mode=decode translates.")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise ValueError(f"unexpected arguments {argv[1:]}; settings are given as --set=path=value")
+    # Loaded only now: TensorFlow and JAX read the environment when they are.
+    from lingvo_gshard import modes, runs
+
+    logging.set_verbosity(logging.WARNING)  # Of the libraries; progress is printed.
+    launch = runs.Launch(_MODEL.value, tuple(_SET.value), _DATA_DIR.value)
+    params = runs.experiment_params(launch)
+    estimator = runs.make_estimator(params, _LOGDIR.value, _NUM_PARTITIONS.value)
+    match _MODE.value:
+        case "train":
+            modes.train(estimator, launch)
+        case "train_and_eval":
+            modes.train_and_eval(estimator, launch)
+        case "eval":
+            modes.evaluate(estimator)
+        case "decode":
+            modes.decode(estimator, _DATA_DIR.value, _SPLIT.value)
+
+
+def run() -> None:
+    """The console entry: a user's mistake ends in one line, not in a traceback."""
+    flags.mark_flags_as_required(["model", "logdir", "data_dir"])
+    app.run(_main_with_short_errors)
+
+
+def _main_with_short_errors(argv: list[str]) -> None:
+    environment.prepare(max(1, _NUM_PARTITIONS.value))
+    try:
+        main(argv)
+    except ValueError as error:
+        sys.exit(f"trainer: {error}")
+
+
+if __name__ == "__main__":
+    run()

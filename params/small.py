@@ -1,0 +1,33 @@
+"""Models for real text on a CPU. Weights are given for vocabularies of 8000 and 5000."""
+
+from __future__ import annotations
+
+from lingvo_gshard import registry
+from params.experiment import TranslationExperiment
+
+
+@registry.register
+class MoE8E6L(TranslationExperiment):
+    """MoE(8E, 6L), M=128: an hour of training on two cores for a corpus of captions.
+
+    python -m lingvo_gshard.trainer --model=small.MoE8E6L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=2
+    """
+
+    NUM_LAYERS = 6
+    MODEL_DIM = 128
+    HIDDEN_DIM = 512
+    NUM_HEADS = 4
+    HEAD_DIM = 32
+    NUM_EXPERTS = 8
+    GROUP_SIZE = 256
+    DROPOUT = 0.2
+    BATCH_SIZE = 64
+    SOURCE_LEN = 64
+    TARGET_LEN = 64
+    MAX_STEPS = 4000
+    ITERATIONS_PER_LOOP = 20
+    SAVE_CHECKPOINTS_STEPS = 500
+    DECAY_START = 4000
+    RAMP_UP_STEPS = 200
+    COOL_DOWN_STEPS = 2000
