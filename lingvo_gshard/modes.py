@@ -17,17 +17,17 @@ from lingvo_gshard.train.estimator import TPUEstimator
 from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
 
 
-def train(estimator: TPUEstimator, launch: runs.Launch) -> None:
+def train(estimator: TPUEstimator, launch: runs.Launch, facts: runs.DataFacts) -> None:
     """Trains to the experiment's max_steps."""
-    _announce(estimator, launch)
+    _announce(estimator, launch, facts)
     params = estimator.params
     estimator.train(lambda p: p.input.Instantiate(), max_steps=params.train.max_steps)
     expert_load.draw(estimator.config.model_dir)
 
 
-def train_and_eval(estimator: TPUEstimator, launch: runs.Launch) -> None:
+def train_and_eval(estimator: TPUEstimator, launch: runs.Launch, facts: runs.DataFacts) -> None:
     """Trains, with an evaluation on dev at every checkpoint."""
-    _announce(estimator, launch)
+    _announce(estimator, launch, facts)
     metrics = train_and_evaluate(
         estimator,
         TrainSpec(lambda p: p.input.Instantiate(), estimator.params.train.max_steps),
@@ -77,11 +77,11 @@ def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
     print(f"Wrote {folder}/bleu.json, bleu.png and a file of translations a language.")
 
 
-def _announce(estimator: TPUEstimator, launch: runs.Launch) -> None:
+def _announce(estimator: TPUEstimator, launch: runs.Launch, facts: runs.DataFacts) -> None:
     logdir = estimator.config.model_dir
     # Before anything in a folder of another model is written over.
     model_dir.check(logdir, estimator.params.ToText(), runs.MODEL_PREFIXES)
-    runs.record(launch, logdir)
+    runs.record(launch, facts, logdir)
     print(
         f"{launch.model}: {runs.num_weights(estimator.params) / 1e6:.2f} M weights over "
         f"{estimator.partitioning.num_partitions} partitions, to step "

@@ -1,6 +1,6 @@
 """A run: a registered experiment bound to data, a folder and a number of devices.
 
-    logdir/experiment.json   the model's name and the settings changed, for who finds the folder
+    logdir/experiment.json   the model's name, the settings changed, and what it was trained on
     logdir/vocab/*.model     the vocabularies it was trained with
     logdir/params.txt, checkpoints, summaries: the estimator's
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import difflib
 import json
 import pathlib
 import shutil
@@ -42,21 +43,36 @@ class Launch:
     data_dir: str
 
 
-def experiment_params(launch: Launch) -> Params:
+@dataclasses.dataclass(frozen=True)
+class DataFacts:
+    """What a model must know of its data: the vocabularies' pieces, and the languages' codes."""
+
+    source_vocab_size: int
+    target_vocab_size: int
+    languages: tuple[str, ...]
+
+
+def data_facts(data_dir: str) -> DataFacts:
+    """Reads a prepared folder's facts; ValueError as manifest.load."""
+    data = manifest.load(data_dir)
+    codes = tuple(language.code for language in data.languages)
+    return DataFacts(data.source_vocabulary.size, data.target_vocabulary.size, codes)
+
+
+def experiment_params(launch: Launch, facts: DataFacts) -> Params:
     """The experiment's Params with its overrides and the data's vocabularies.
 
     Raises:
-      ValueError: unknown model, setting or value, no prepared data, or data whose vocabulary is
-        not of the size that the model wants.
+      ValueError: unknown model, setting or value, or data whose vocabulary is not of the size
+        that the model wants.
     """
     params = registry.get_params(launch.model)
     for override in launch.overrides:
         _apply(params, override)
-    data = manifest.load(launch.data_dir)
     for side in ("input", "eval_input"):
         params.Get(side).data_dir = launch.data_dir
-    _bind_vocabulary(params, "source_vocab_size", data.source_vocabulary.size)
-    _bind_vocabulary(params, "target_vocab_size", data.target_vocabulary.size)
+    _bind_vocabulary(params, "source_vocab_size", facts.source_vocab_size)
+    _bind_vocabulary(params, "target_vocab_size", facts.target_vocab_size)
     return params
 
 
@@ -114,11 +130,12 @@ def check_divisible(params: Params, num_partitions: int) -> None:
             )
 
 
-def record(launch: Launch, logdir: str) -> None:
+def record(launch: Launch, facts: DataFacts, logdir: str) -> None:
     """Writes what `translate` needs into the run's folder: the launch and the vocabularies."""
     folder = pathlib.Path(logdir)
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
-    (folder / _EXPERIMENT).write_text(json.dumps(dataclasses.asdict(launch), indent=2) + "\n")
+    fields = {"launch": dataclasses.asdict(launch), "data": dataclasses.asdict(facts)}
+    (folder / _EXPERIMENT).write_text(json.dumps(fields, indent=2) + "\n")
     data = manifest.load(launch.data_dir)
     for vocabulary, target in zip(
         (data.source_vocabulary, data.target_vocabulary), vocabulary_files(logdir), strict=True
@@ -126,8 +143,8 @@ def record(launch: Launch, logdir: str) -> None:
         shutil.copyfile(pathlib.Path(launch.data_dir, vocabulary.file.path), target)
 
 
-def recorded(logdir: str) -> Launch:
-    """The launch that `record` wrote.
+def recorded(logdir: str) -> tuple[Launch, DataFacts]:
+    """What `record` wrote; the data itself need not be there any more.
 
     Raises:
       ValueError: no run's folder, or a damaged record.
@@ -137,9 +154,21 @@ def recorded(logdir: str) -> Launch:
         raise ValueError(f"{logdir}: no {_EXPERIMENT}; give the --logdir of a trained model.")
     try:
         fields = json.loads(path.read_text())
-        return Launch(fields["model"], tuple(fields["overrides"]), fields["data_dir"])
+        launch, facts = Launch(**fields["launch"]), DataFacts(**fields["data"])
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: damaged: {error!r}.") from error
+    launch = dataclasses.replace(launch, overrides=tuple(launch.overrides))
+    return launch, dataclasses.replace(facts, languages=tuple(facts.languages))
+
+
+def check_language(code: str, facts: DataFacts) -> None:
+    """ValueError, with the languages that there are, unless `code` is one of them."""
+    if code not in facts.languages:
+        near = difflib.get_close_matches(code, facts.languages, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(
+            f"--source_lang={code}: the model was trained on {', '.join(facts.languages)}.{hint}"
+        )
 
 
 def vocabulary_files(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:

@@ -31,13 +31,14 @@ def main(argv: list[str]) -> None:
 
     logging.set_verbosity(logging.WARNING)  # Of the libraries; progress is printed.
     launch = runs.Launch(_MODEL.value, tuple(_SET.value), _DATA_DIR.value)
-    params = runs.experiment_params(launch)
+    facts = runs.data_facts(launch.data_dir)
+    params = runs.experiment_params(launch, facts)
     estimator = runs.make_estimator(params, _LOGDIR.value, _NUM_PARTITIONS.value)
     match _MODE.value:
         case "train":
-            modes.train(estimator, launch)
+            modes.train(estimator, launch, facts)
         case "train_and_eval":
-            modes.train_and_eval(estimator, launch)
+            modes.train_and_eval(estimator, launch, facts)
         case "eval":
             modes.evaluate(estimator)
         case "decode":

@@ -1,0 +1,56 @@
+"""Translates lines of standard input into English with a trained model, one line for each.
+
+    python -m lingvo_gshard.translate --logdir=RUN --source_lang=de < in.txt > out.txt
+"""
+
+from __future__ import annotations
+
+import sys
+
+from absl import app, flags, logging
+
+from lingvo_gshard.spmd import environment
+
+_LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.", required=True)
+_SOURCE_LANG = flags.DEFINE_string(
+    "source_lang", None, "The lines' language, one that the model was trained on.", required=True
+)
+_NUM_PARTITIONS = flags.DEFINE_integer("num_partitions", 1, "Devices to split the model over.")
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise ValueError(f"unexpected arguments {argv[1:]}; the text is read from standard input")
+    # Loaded only now: TensorFlow and JAX read the environment when they are.
+    from lingvo_gshard import runs
+    from lingvo_gshard.decode.translator import Translator
+    from lingvo_gshard.input.tokenizer import Tokenizer
+
+    logging.set_verbosity(logging.WARNING)
+    launch, facts = runs.recorded(_LOGDIR.value)
+    runs.check_language(_SOURCE_LANG.value, facts)
+    params = runs.experiment_params(launch, facts)
+    estimator = runs.make_estimator(params, _LOGDIR.value, _NUM_PARTITIONS.value)
+    source, target = (Tokenizer(path) for path in runs.vocabulary_files(_LOGDIR.value))
+    translator = Translator(estimator, source, target, estimator.params.decode)
+    # A line that is no UTF-8 is translated all the same, with marks where it can't be read.
+    text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    for translation in translator.translate(text.splitlines()):
+        print(translation.text)
+
+
+def _main_with_short_errors(argv: list[str]) -> None:
+    environment.prepare(max(1, _NUM_PARTITIONS.value))
+    try:
+        main(argv)
+    except ValueError as error:
+        sys.exit(f"translate: {error}")
+
+
+def run() -> None:
+    """The console entry."""
+    app.run(_main_with_short_errors)
+
+
+if __name__ == "__main__":
+    run()
