@@ -104,4 +104,7 @@ class Partitioning:
                 f"annotate: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, "
                 f"but dims {dims!r} name {len(dims)}."
             )
-        return annotate.mesh_split(tensor, self.mesh, self.axes(dims))
+        # A program counts its partitions in the order of the grid; which device sits at each place
+        # is settled when it is compiled, not here as well.
+        grid = Mesh(self.mesh.axis_names, self.mesh.axis_sizes)
+        return annotate.mesh_split(tensor, grid, self.axes(dims))
