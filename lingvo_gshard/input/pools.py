@@ -154,7 +154,8 @@ class PooledBatchIterator(grain.DatasetIterator[RowBatch]):
         num_too_long = 0
         position = start
         while position < len(self._examples) and rows_needed < num_rows:
-            example: Example = self._examples[position]
+            example = self._examples[position]
+            assert example is not None  # Nothing in the stream filters.
             position += 1
             if not config.shape.fits(example):
                 num_too_long += 1

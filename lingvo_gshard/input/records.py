@@ -2,7 +2,7 @@
 
 import pathlib
 
-from array_record.python import array_record_module
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from lingvo_gshard.input import example_codec, manifest
 

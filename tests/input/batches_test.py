@@ -1,0 +1,190 @@
+import json
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.input import manifest, records
+from lingvo_gshard.input.batches import TranslationInput
+from lingvo_gshard.input.tokenizer import load_pair
+
+
+def _input(data_dir, **changes):
+    p = TranslationInput.Params().Set(data_dir=data_dir, batch_size=6, source_len=29, target_len=23)
+    return p.Set(**changes).Instantiate()
+
+
+def _take(source, count):
+    return [next(source) for _ in range(count)]
+
+
+def _assert_equal(one, other):
+    assert one.IsCompatible(other)
+    for (name, a), b in zip(one.FlattenItems(), other.Flatten(), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def _segments(batch):
+    """(source ids, labels) of every segment, in the order of the rows."""
+    features, labels = batch.features, batch.labels
+    for row in range(features.source_ids.shape[0]):
+        for segment in range(1, features.source_segment_ids[row].max() + 1):
+            in_source = features.source_segment_ids[row] == segment
+            in_target = features.target_segment_ids[row] == segment
+            yield (
+                tuple(features.source_ids[row][in_source].tolist()),
+                tuple(labels.target_labels[row][in_target].tolist()),
+            )
+
+
+def _all_examples(data_dir, split):
+    data = manifest.load(data_dir)
+    for language in data.languages:
+        if split in language.records:
+            source = records.RecordSource(data_dir, language.records[split])
+            for i in range(len(source)):
+                yield tuple(source[i].source_ids.tolist()), tuple(source[i].target_ids.tolist())
+
+
+def test_batches_are_as_the_specs_say(data_dir):
+    source = _input(data_dir)
+    batch = next(source)
+    assert source.specs.IsCompatible(batch)
+    for spec, array in zip(source.specs.Flatten(), batch.Flatten(), strict=True):
+        assert (spec.shape, spec.dtype, spec.dims) == (array.shape, array.dtype.name, "BL")
+    assert batch.features.source_ids.shape == (6, 29)
+    assert batch.labels.target_weights.shape == (6, 23)
+    assert (source.source_vocab_size, source.target_vocab_size) == (420, 390)
+    assert source.languages == ("aa", "bb", "cc")
+    assert source.num_examples == 512 + 90 + 16
+
+
+@pytest.mark.parametrize("num_before", [0, 1, 20, 47])
+@pytest.mark.parametrize("changes", [{}, {"packed": False}, {"shuffle": False, "batch_size": 150}])
+def test_resume_is_exact(data_dir, num_before, changes):
+    straight = _input(data_dir, **changes)
+    _take(straight, num_before)
+    state = json.loads(json.dumps(straight.get_state()))
+    expected = _take(straight, 30)
+    fresh = _input(data_dir, **changes)
+    fresh.set_state(state)
+    assert fresh.get_state() == state
+    for a, b in zip(_take(fresh, 30), expected, strict=True):
+        _assert_equal(a, b)
+    # Also in an input that has run on, with batches in its thread's hands.
+    straight.set_state(state)
+    for a, b in zip(_take(straight, 30), expected, strict=True):
+        _assert_equal(a, b)
+
+
+def test_a_state_of_something_else_is_refused(data_dir):
+    with pytest.raises(ValueError, match=r"input state has \['step'\], expected \['next_row'"):
+        _input(data_dir).set_state({"step": 3})
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_one_pass_has_every_example_once(data_dir, packed, shuffle):
+    source = _input(
+        data_dir,
+        split="dev",
+        repeat=False,
+        packed=packed,
+        shuffle=shuffle,
+        source_len=90,
+        target_len=80,
+    )
+    batches = list(source)
+    found = [segment for batch in batches for segment in _segments(batch)]
+    expected = list(_all_examples(data_dir, "dev"))
+    assert sorted(found) == sorted(expected)
+    assert len(found) == 48
+    assert source.num_truncated == 0
+    if not packed and not shuffle:
+        assert found == expected
+    if not packed:
+        assert len(batches) == 8
+        assert batches[0].features.source_segment_ids.max() == 1
+    source.reset()
+    _assert_equal(next(source), batches[0])
+
+
+def test_the_last_batch_is_filled_with_rows_of_weight_0(data_dir):
+    source = _input(data_dir, split="dev", repeat=False, packed=False, batch_size=50)
+    batches = list(source)
+    assert len(batches) == 1
+    for name, array in batches[0].FlattenItems():
+        assert array.shape[0] == 50
+        assert not array[48:].any(), name
+    assert (batches[0].labels.target_weights[:48].sum(axis=1) > 0).all()
+
+
+def test_too_long_examples_are_truncated_in_one_pass_and_counted(data_dir):
+    source = _input(data_dir, split="dev", repeat=False, source_len=12, target_len=9)
+    found = [segment for batch in source for segment in _segments(batch)]
+    expected = [
+        (s if len(s) <= 12 else (*s[:11], 2), t if len(t) <= 9 else (*t[:8], 2))
+        for s, t in _all_examples(data_dir, "dev")
+    ]
+    assert sorted(found) == sorted(expected)
+    num_long = sum(len(s) > 12 or len(t) > 9 for s, t in _all_examples(data_dir, "dev"))
+    assert source.num_truncated == num_long > 5
+    assert source.num_skipped == 0
+
+
+def test_too_long_examples_are_skipped_in_an_endless_stream(data_dir):
+    source = _input(data_dir, source_len=12, target_len=9)
+    found = {segment for batch in _take(source, 200) for segment in _segments(batch)}
+    examples = set(_all_examples(data_dir, "train"))
+    short = {(s, t) for s, t in examples if len(s) <= 12 and len(t) <= 9}
+    assert found == short
+    assert source.num_skipped > 0
+    assert source.num_truncated == 0
+
+
+def test_lengths_that_nothing_fits_end_in_an_error(data_dir):
+    with pytest.raises(ValueError, match="none of 10000 examples in a row fits RowShape"):
+        next(_input(data_dir, source_len=2, target_len=2))
+
+
+def test_packing_leaves_little_padding(data_dir):
+    source = _input(data_dir, batch_size=16, source_len=64, target_len=48)
+    batches = _take(source, 60)
+    source_share = np.mean([(b.features.source_segment_ids > 0).mean() for b in batches])
+    target_share = np.mean([(b.features.target_segment_ids > 0).mean() for b in batches])
+    # The side that is longer for its rows is the one that decides.
+    assert max(source_share, target_share) > 0.95
+
+
+def test_seeds_differ_and_repeat(data_dir):
+    first, same, other = (_take(_input(data_dir, seed=seed), 3) for seed in (1, 1, 2))
+    for a, b in zip(first, same, strict=True):
+        _assert_equal(a, b)
+    assert any((a.features.source_ids != b.features.source_ids).any() for a, b in zip(first, other))
+
+
+def test_text_survives(data_dir):
+    source_tokenizer, target_tokenizer = load_pair(data_dir)
+    batch = next(_input(data_dir, split="dev", languages=["cc"], repeat=False, shuffle=False))
+    sources, targets = zip(*_segments(batch), strict=True)
+    assert source_tokenizer.decode(sources[0]).startswith("cc ")
+    assert {target_tokenizer.decode(ids).split()[0] for ids in targets} == {"dev"}
+
+
+def test_user_mistakes_are_named(data_dir, tmp_path):
+    with pytest.raises(ValueError, match="set data_dir, batch_size, source_len, target_len"):
+        TranslationInput.Params().Instantiate()
+    with pytest.raises(ValueError, match="no manifest.json in"):
+        _input(str(tmp_path))
+    with pytest.raises(ValueError, match="batch_size 0"):
+        _input(data_dir, batch_size=0)
+    with pytest.raises(ValueError, match="language 'de' is not in the data"):
+        _input(data_dir, languages=["de"])
+
+
+def test_closing_ends_it(data_dir):
+    source = _input(data_dir)
+    next(source)
+    source.close()
+    source.close()
+    with pytest.raises(ValueError, match="this input is closed"):
+        next(source)

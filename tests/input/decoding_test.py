@@ -1,0 +1,66 @@
+import numpy as np
+import pytest
+
+from lingvo_gshard.input import decoding
+from lingvo_gshard.input.tokenizer import load_pair
+
+
+@pytest.fixture(scope="module")
+def tokenizer(data_dir):
+    return load_pair(data_dir)[0]
+
+
+def test_eval_text_is_the_raw_text_in_order(data_dir):
+    pairs = decoding.eval_text(data_dir, "dev", "cc")
+    assert [source.split()[-1] for source, _ in pairs] == [str(i) for i in range(7)]
+    assert all(s.startswith("cc ") and t.startswith("dev ") for s, t in pairs)
+    with pytest.raises(ValueError, match="no text of split 'dev' for language bb: there is none"):
+        decoding.eval_text(data_dir, "dev", "bb")
+    with pytest.raises(ValueError, match="no text of split 'train' for language aa: there is dev"):
+        decoding.eval_text(data_dir, "train", "aa")
+
+
+def test_every_line_once_in_buckets(data_dir, tokenizer):
+    lines = [source for source, _ in decoding.eval_text(data_dir, "dev", "aa")] + ["", "ba"]
+    batches = list(decoding.decode_batches(lines, tokenizer, 5, 40, buckets=(8, 16, 64)))
+    rows = {}
+    for batch in batches:
+        features = batch.features
+        length = features.source_ids.shape[1]
+        assert length in (8, 16, 40)
+        assert features.source_ids.shape == (5, length)
+        assert {array.dtype for array in features.Flatten()} == {np.dtype("int32")}
+        for row, index in enumerate(batch.line_indices):
+            size = int(features.source_segment_ids[row].sum())
+            if index == -1:
+                assert not any(array[row].any() for array in features.Flatten())
+                continue
+            assert index not in rows
+            rows[index] = features.source_ids[row, :size].tolist()
+            # No shorter bucket would have done.
+            assert size <= length
+            assert size > {8: 0, 16: 8, 40: 16}[length]
+            assert features.source_positions[row, :size].tolist() == list(range(size))
+            assert not features.source_ids[row, size:].any()
+    assert rows == {index: tokenizer.encode(line) for index, line in enumerate(lines)}
+    lengths = [batch.features.source_ids.shape[1] for batch in batches]
+    assert lengths == sorted(lengths)
+
+
+def test_long_lines_are_truncated_and_keep_eos(tokenizer):
+    (batch,) = decoding.decode_batches(["ba ke li mo nu tra ste kon wor"], tokenizer, 2, 6)
+    assert batch.features.source_ids.shape == (2, 6)
+    ids = tokenizer.encode("ba ke li mo nu tra ste kon wor")
+    assert batch.features.source_ids[0].tolist() == [*ids[:5], 2]
+    assert batch.line_indices.tolist() == [0, -1]
+
+
+def test_no_lines_give_no_batches(tokenizer):
+    assert list(decoding.decode_batches([], tokenizer, 4, 16)) == []
+
+
+@pytest.mark.parametrize("sizes", [(0, 16, (8,)), (4, 0, (8,)), (4, 16, (0, 8))])
+def test_impossible_sizes_are_refused(tokenizer, sizes):
+    batch_size, max_len, buckets = sizes
+    with pytest.raises(ValueError, match="expected at least 1"):
+        list(decoding.decode_batches(["ba"], tokenizer, batch_size, max_len, buckets))

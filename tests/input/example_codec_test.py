@@ -1,0 +1,36 @@
+import numpy as np
+import pytest
+
+from lingvo_gshard.input import example_codec
+
+
+def test_bytes_by_hand():
+    assert example_codec.encode([5, 258, 2], [7, 2]) == bytes.fromhex(
+        "02 03000000 0500 0201 0200 0700 0200".replace(" ", "")
+    )
+    assert example_codec.encode([65536], []) == bytes.fromhex(
+        "04 01000000 00000100".replace(" ", "")
+    )
+
+
+@pytest.mark.parametrize("largest", [3, 65535, 65536, 2**31 - 1])
+def test_round_trip(largest):
+    example = example_codec.decode(example_codec.encode([1, largest, 0], [largest, 2]))
+    np.testing.assert_array_equal(example.source_ids, [1, largest, 0])
+    np.testing.assert_array_equal(example.target_ids, [largest, 2])
+    assert example.source_ids.dtype == example.target_ids.dtype == np.int32
+
+
+def test_ids_out_of_range_are_refused():
+    with pytest.raises(ValueError, match=r"must be in \[0, 2\*\*32\), given -1 to 4"):
+        example_codec.encode([4], [-1])
+    with pytest.raises(ValueError, match="token ids must be in"):
+        example_codec.encode([2**32], [])
+
+
+@pytest.mark.parametrize(
+    "record", [b"", b"\x02\x00", b"\x03" + bytes(8), b"\x02\x09\0\0\0\x01\0", b"\x04\0\0\0\0abc"]
+)
+def test_other_bytes_are_refused(record):
+    with pytest.raises(ValueError, match="record"):
+        example_codec.decode(record)

@@ -1,0 +1,83 @@
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_gshard.input import manifest
+
+
+@pytest.fixture
+def copy(data_dir, tmp_path):
+    return pathlib.Path(shutil.copytree(data_dir, tmp_path / "copy"))
+
+
+def test_round_trip(copy):
+    first = manifest.load(copy)
+    manifest.save(first, copy)
+    assert manifest.load(copy) == first
+    assert [language.code for language in first.languages] == ["aa", "bb", "cc"]
+    assert first.language("bb").num_examples("train") == 90
+    assert first.language("bb").num_examples("dev") == 0
+    assert first.config["source_vocab_size"] == 420
+    assert set(first.library_versions) == {"sentencepiece", "array_record"}
+
+
+def test_what_is_no_data_folder_is_refused_with_the_command_that_makes_one(tmp_path):
+    with pytest.raises(ValueError, match="no data folder .*none: prepare it with python -m data_p"):
+        manifest.load(tmp_path / "none")
+    with pytest.raises(ValueError, match=r"no manifest.json in .*: prepare it with python -m data"):
+        manifest.load(tmp_path)
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"languages": []}', '"x"', "3"])
+def test_damaged_manifests_are_refused(tmp_path, content):
+    (tmp_path / "manifest.json").write_text(content)
+    with pytest.raises(ValueError, match="manifest.json is not a manifest"):
+        manifest.load(tmp_path)
+
+
+def test_missing_fields_are_refused(copy):
+    path = copy / "manifest.json"
+    fields = json.loads(path.read_text())
+    del fields["source_vocabulary"]
+    path.write_text(json.dumps(fields))
+    with pytest.raises(ValueError, match="is not a manifest: KeyError.*source_vocabulary"):
+        manifest.load(copy)
+
+
+def test_another_version_is_refused(copy):
+    path = copy / "manifest.json"
+    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    with pytest.raises(ValueError, match="has version 2, expected 1"):
+        manifest.load(copy)
+
+
+def test_missing_and_changed_files_are_refused(copy):
+    model = copy / "vocab" / "target.model"
+    content = model.read_bytes()
+    model.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    manifest.load(copy)
+    with pytest.raises(ValueError, match="target.model has SHA-256"):
+        manifest.verify(copy)
+    model.write_bytes(content[:-1])
+    with pytest.raises(ValueError, match=rf"target.model has {len(content) - 1} bytes"):
+        manifest.load(copy)
+    model.unlink()
+    with pytest.raises(ValueError, match="target.model is missing"):
+        manifest.load(copy)
+
+
+def test_unknown_language_is_refused(data_dir):
+    with pytest.raises(ValueError, match="language 'zz' is not in the data: it holds aa, bb, cc"):
+        manifest.load(data_dir).language("zz")
+
+
+def test_imports_no_framework():
+    code = (
+        "import sys; from lingvo_gshard.input import manifest, example_codec; "
+        "sys.exit(any(name in sys.modules for name in ('tensorflow', 'jax', 'grain')))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
