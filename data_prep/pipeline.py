@@ -2,7 +2,8 @@
 
     find -> hold out -> clean (spilled, a language at a time) -> vocabularies -> records -> manifest
 
-Memory holds one language's pairs, the keys of dev and test, and the text drawn for the vocabularies.
+Memory holds one language's pairs, the keys of dev and test, and the text that the vocabularies
+learn from.
 """
 
 import collections

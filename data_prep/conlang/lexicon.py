@@ -77,7 +77,7 @@ class Lexicon:
     def noun_markers(self) -> Iterator[tuple[Marker, ...]]:
         """Every combination that a noun, a name or a pronoun can carry, innermost first."""
         cases = [UNMARKED, self.markers["accusative"], self.markers["genitive"]]
-        case_chains = {(case,) for case in cases}
+        case_chains: set[tuple[Marker, ...]] = {(case,) for case in cases}
         for adposition in self.adpositions.values():
             case_chains |= {(adposition,), (adposition, self.markers["attributive"])}
         numbers = (UNMARKED, self.markers["plural"])

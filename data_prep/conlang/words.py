@@ -81,9 +81,9 @@ _NOUNS = {
         "melon cherry"
     ),
     NounClass.THING: (
-        "chair table bed lamp candle cup plate knife spoon pot basket box bag rope hammer axe wheel "
-        "cart boat ship hat coat shirt shoe ring crown sword shield drum bell clock key door window "
-        "mirror blanket stone leaf flower shelf"
+        "chair table bed lamp candle cup plate knife spoon pot basket box bag rope hammer axe "
+        "wheel cart boat ship hat coat shirt shoe ring crown sword shield drum bell clock key door "
+        "window mirror blanket stone leaf flower shelf"
     ),
     NounClass.TEXT: "book letter song story poem map newspaper list",
     NounClass.PLACE: (
@@ -146,9 +146,9 @@ _VERBS: tuple[tuple[VerbFrame, frozenset[NounClass], frozenset[NounClass], str],
 )
 
 _ADJECTIVES = (
-    "big small old young good bad happy sad strong weak rich poor clever foolish tall short fat thin "
-    "red green blue yellow white black brown clean dirty heavy light hot cold new beautiful ugly "
-    "quiet loud kind cruel brave lazy hungry tired strange famous"
+    "big small old young good bad happy sad strong weak rich poor clever foolish tall short fat "
+    "thin red green blue yellow white black brown clean dirty heavy light hot cold new beautiful "
+    "ugly quiet loud kind cruel brave lazy hungry tired strange famous"
 )
 _MANNER_ADVERBS = (
     "slowly quickly quietly loudly carefully badly gladly secretly bravely together alone"

@@ -19,15 +19,15 @@ _PREFETCHED_BATCHES = 4
 class TranslationInput:
     """An iterator of batches over a prepared data folder.
 
-    A batch is a NestedMap, all [B, L], int32 but for target_weights (float32); see packing.py for an
-    example:
+    A batch is a NestedMap, all [B, L], int32 but for target_weights (float32); see packing.py for
+    an example:
 
         features: source_ids, source_segment_ids, source_positions,
                   target_ids, target_segment_ids, target_positions
         labels:   target_labels, target_weights
 
-    With `repeat` the stream is endless. Without, every example of the split appears exactly once and
-    the last batch is filled up with empty rows of weight 0.
+    With `repeat` the stream is endless. Without, every example of the split appears exactly once
+    and the last batch is filled up with empty rows of weight 0.
     """
 
     @classmethod

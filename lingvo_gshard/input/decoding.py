@@ -57,8 +57,8 @@ def decode_batches(
 ) -> Iterator[DecodeBatch]:
     """Yields every line once, shortest first, in batches of one bucket's length each.
 
-    Buckets longer than `max_len` count as `max_len`, and it is always the last one; longer lines are
-    truncated, which is logged.
+    Buckets longer than `max_len` count as `max_len`, and it is always the last one; longer lines
+    are truncated, which is logged.
 
     Raises:
         ValueError: batch_size, max_len or a bucket below 1.

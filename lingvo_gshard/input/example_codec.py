@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 _HEADER = struct.Struct("<BI")
-_DTYPES = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
+_DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 @dataclasses.dataclass(frozen=True)

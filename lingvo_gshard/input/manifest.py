@@ -1,7 +1,8 @@
 """The manifest: what a prepared data folder holds.
 
 `data_prep.build` writes `manifest.json` last, by an atomic rename, so a folder with a manifest is
-complete and a folder without one is not. The library reads a data folder through its manifest alone.
+complete and a folder without one is not. The library reads a data folder through its manifest
+alone.
 
     DIR/manifest.json
         vocab/{source,target}.model              SentencePiece models

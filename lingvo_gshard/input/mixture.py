@@ -20,8 +20,8 @@ _ENDLESS = None
 class MixtureConfig:
     """Which examples, in which order.
 
-    `languages` None means all that have examples in `split`. With `repeat` the stream is endless and
-    mixed by `temperature`; without, every example appears once, language after language, and
+    `languages` None means all that have examples in `split`. With `repeat` the stream is endless
+    and mixed by `temperature`; without, every example appears once, language after language, and
     `shuffle` shuffles the whole.
     """
 

@@ -13,7 +13,7 @@ class Tokenizer:
     """One vocabulary. pad 0, bos 1, eos 2, unk 3; any text can be written, in bytes if need be."""
 
     def __init__(self, model_file: str | os.PathLike[str]):
-        """Loads a model. Raises ValueError if it is missing, unreadable, or has other special ids."""
+        """Loads a model. Raises ValueError: missing, unreadable, or with other special ids."""
         path = pathlib.Path(model_file)
         if not path.is_file():
             raise ValueError(f"no vocabulary {path}")

@@ -24,24 +24,24 @@ def test_finds_a_flat_corpus(tmp_path):
 
 
 def test_refuses_what_is_no_corpus(tmp_path):
-    with pytest.raises(ValueError, match="no input folder .*nowhere"):
+    with pytest.raises(ValueError, match=r"no input folder .*nowhere"):
         corpus.find(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="no <lang>-en.tsv or <lang>-en.tsv.gz files in"):
+    with pytest.raises(ValueError, match=r"no <lang>-en.tsv or <lang>-en.tsv.gz files in"):
         corpus.find(tmp_path)
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "de-en.tsv").touch()
-    with pytest.raises(ValueError, match="files in .*train"):
+    with pytest.raises(ValueError, match=r"files in .*train"):
         corpus.find(tmp_path)
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "en-de.tsv").touch()
-    with pytest.raises(ValueError, match="expected a name like de-en.tsv"):
+    with pytest.raises(ValueError, match=r"expected a name like de-en.tsv"):
         corpus.find(tmp_path)
 
 
 def test_one_language_in_two_files_is_refused(tmp_path):
     (tmp_path / "de-en.tsv").touch()
     (tmp_path / "de-en.tsv.gz").touch()
-    with pytest.raises(ValueError, match="language de is also in de-en.tsv"):
+    with pytest.raises(ValueError, match=r"language de is also in de-en.tsv"):
         corpus.find(tmp_path)
 
 

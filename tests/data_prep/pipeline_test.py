@@ -78,7 +78,7 @@ def test_an_interrupted_build_leaves_no_manifest(built, tmp_path, monkeypatch):
     monkeypatch.setattr(vocabulary, "train", fail)
     with pytest.raises(KeyboardInterrupt):
         pipeline.build(folder / "text", tmp_path / "data", _CONFIG)
-    with pytest.raises(ValueError, match="no manifest.json in"):
+    with pytest.raises(ValueError, match=r"no manifest.json in"):
         manifest.load(tmp_path / "data")
 
 
@@ -98,5 +98,5 @@ def test_a_flat_folder_is_held_out_from(tmp_path):
 def test_nothing_left_is_an_error(tmp_path):
     tsv.write(tmp_path / "train" / "de-en.tsv.gz", [Pair("nur eins", "only one")])
     tsv.write(tmp_path / "dev" / "de-en.tsv.gz", [Pair("eins", "Only one.")])
-    with pytest.raises(ValueError, match="no training pair of .* is left after cleaning"):
+    with pytest.raises(ValueError, match=r"no training pair of .* is left after cleaning"):
         pipeline.build(tmp_path, tmp_path / "data", _CONFIG)

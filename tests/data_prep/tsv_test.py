@@ -52,7 +52,7 @@ def test_too_many_malformed_lines_are_refused(tmp_path):
 def test_binary_content_is_refused(tmp_path):
     path = tmp_path / "de-en.tsv"
     path.write_bytes(b"a\tb\n\x00\x01\x02\n")
-    with pytest.raises(ValueError, match="de-en.tsv is binary"):
+    with pytest.raises(ValueError, match=r"de-en.tsv is binary"):
         tsv.read(path, max_malformed_share=1.0)
 
 
@@ -68,7 +68,7 @@ def test_corrupt_gzip_is_refused(tmp_path, damage):
     path = tmp_path / "de-en.tsv.gz"
     text = "".join(f"Satz {i * i}\tsentence {i}\n" for i in range(500)).encode()
     path.write_bytes(damage(gzip.compress(text)))
-    with pytest.raises(ValueError, match="de-en.tsv.gz is corrupt gzip"):
+    with pytest.raises(ValueError, match=r"de-en.tsv.gz is corrupt gzip"):
         tsv.read(path, max_malformed_share=1.0)
 
 

@@ -58,8 +58,8 @@ def test_a_small_text_gives_a_small_vocabulary(tmp_path):
 
 
 def test_impossible_sizes_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="source vocabulary size 12: expected at least 261"):
+    with pytest.raises(ValueError, match=r"source vocabulary size 12: expected at least 261"):
         vocabulary.train("source", ["x"], _config(size=12), tmp_path / "m")
     many = ["".join(chr(0x4E00 + 7 * i) for i in range(300))] * 3
-    with pytest.raises(ValueError, match="the target vocabulary of 300 pieces cannot be trained"):
+    with pytest.raises(ValueError, match=r"the target vocabulary of 300 pieces cannot be trained"):
         vocabulary.train("target", many, _config(size=300), tmp_path / "m")

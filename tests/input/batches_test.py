@@ -142,7 +142,7 @@ def test_too_long_examples_are_skipped_in_an_endless_stream(data_dir):
 
 
 def test_lengths_that_nothing_fits_end_in_an_error(data_dir):
-    with pytest.raises(ValueError, match="none of 10000 examples in a row fits RowShape"):
+    with pytest.raises(ValueError, match=r"none of 10000 examples in a row fits RowShape"):
         next(_input(data_dir, source_len=2, target_len=2))
 
 
@@ -159,7 +159,10 @@ def test_seeds_differ_and_repeat(data_dir):
     first, same, other = (_take(_input(data_dir, seed=seed), 3) for seed in (1, 1, 2))
     for a, b in zip(first, same, strict=True):
         _assert_equal(a, b)
-    assert any((a.features.source_ids != b.features.source_ids).any() for a, b in zip(first, other))
+    assert any(
+        (a.features.source_ids != b.features.source_ids).any()
+        for a, b in zip(first, other, strict=True)
+    )
 
 
 def test_text_survives(data_dir):
@@ -171,13 +174,13 @@ def test_text_survives(data_dir):
 
 
 def test_user_mistakes_are_named(data_dir, tmp_path):
-    with pytest.raises(ValueError, match="set data_dir, batch_size, source_len, target_len"):
+    with pytest.raises(ValueError, match=r"set data_dir, batch_size, source_len, target_len"):
         TranslationInput.Params().Instantiate()
-    with pytest.raises(ValueError, match="no manifest.json in"):
+    with pytest.raises(ValueError, match=r"no manifest.json in"):
         _input(str(tmp_path))
-    with pytest.raises(ValueError, match="batch_size 0"):
+    with pytest.raises(ValueError, match=r"batch_size 0"):
         _input(data_dir, batch_size=0)
-    with pytest.raises(ValueError, match="language 'de' is not in the data"):
+    with pytest.raises(ValueError, match=r"language 'de' is not in the data"):
         _input(data_dir, languages=["de"])
 
 
@@ -186,5 +189,5 @@ def test_closing_ends_it(data_dir):
     next(source)
     source.close()
     source.close()
-    with pytest.raises(ValueError, match="this input is closed"):
+    with pytest.raises(ValueError, match=r"this input is closed"):
         next(source)

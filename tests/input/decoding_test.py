@@ -14,9 +14,9 @@ def test_eval_text_is_the_raw_text_in_order(data_dir):
     pairs = decoding.eval_text(data_dir, "dev", "cc")
     assert [source.split()[-1] for source, _ in pairs] == [str(i) for i in range(7)]
     assert all(s.startswith("cc ") and t.startswith("dev ") for s, t in pairs)
-    with pytest.raises(ValueError, match="no text of split 'dev' for language bb: there is none"):
+    with pytest.raises(ValueError, match=r"no text of split 'dev' for language bb: there is none"):
         decoding.eval_text(data_dir, "dev", "bb")
-    with pytest.raises(ValueError, match="no text of split 'train' for language aa: there is dev"):
+    with pytest.raises(ValueError, match=r"no text of split 'train' for language aa: there is dev"):
         decoding.eval_text(data_dir, "train", "aa")
 
 
@@ -62,5 +62,5 @@ def test_no_lines_give_no_batches(tokenizer):
 @pytest.mark.parametrize("sizes", [(0, 16, (8,)), (4, 0, (8,)), (4, 16, (0, 8))])
 def test_impossible_sizes_are_refused(tokenizer, sizes):
     batch_size, max_len, buckets = sizes
-    with pytest.raises(ValueError, match="expected at least 1"):
+    with pytest.raises(ValueError, match=r"expected at least 1"):
         list(decoding.decode_batches(["ba"], tokenizer, batch_size, max_len, buckets))

@@ -26,7 +26,9 @@ def test_round_trip(copy):
 
 
 def test_what_is_no_data_folder_is_refused_with_the_command_that_makes_one(tmp_path):
-    with pytest.raises(ValueError, match="no data folder .*none: prepare it with python -m data_p"):
+    with pytest.raises(
+        ValueError, match=r"no data folder .*none: prepare it with python -m data_p"
+    ):
         manifest.load(tmp_path / "none")
     with pytest.raises(ValueError, match=r"no manifest.json in .*: prepare it with python -m data"):
         manifest.load(tmp_path)
@@ -35,7 +37,7 @@ def test_what_is_no_data_folder_is_refused_with_the_command_that_makes_one(tmp_p
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"languages": []}', '"x"', "3"])
 def test_damaged_manifests_are_refused(tmp_path, content):
     (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(ValueError, match="manifest.json is not a manifest"):
+    with pytest.raises(ValueError, match=r"manifest.json is not a manifest"):
         manifest.load(tmp_path)
 
 
@@ -44,14 +46,14 @@ def test_missing_fields_are_refused(copy):
     fields = json.loads(path.read_text())
     del fields["source_vocabulary"]
     path.write_text(json.dumps(fields))
-    with pytest.raises(ValueError, match="is not a manifest: KeyError.*source_vocabulary"):
+    with pytest.raises(ValueError, match=r"is not a manifest: KeyError.*source_vocabulary"):
         manifest.load(copy)
 
 
 def test_another_version_is_refused(copy):
     path = copy / "manifest.json"
     path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(ValueError, match="has version 2, expected 1"):
+    with pytest.raises(ValueError, match=r"has version 2, expected 1"):
         manifest.load(copy)
 
 
@@ -60,18 +62,18 @@ def test_missing_and_changed_files_are_refused(copy):
     content = model.read_bytes()
     model.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     manifest.load(copy)
-    with pytest.raises(ValueError, match="target.model has SHA-256"):
+    with pytest.raises(ValueError, match=r"target.model has SHA-256"):
         manifest.verify(copy)
     model.write_bytes(content[:-1])
     with pytest.raises(ValueError, match=rf"target.model has {len(content) - 1} bytes"):
         manifest.load(copy)
     model.unlink()
-    with pytest.raises(ValueError, match="target.model is missing"):
+    with pytest.raises(ValueError, match=r"target.model is missing"):
         manifest.load(copy)
 
 
 def test_unknown_language_is_refused(data_dir):
-    with pytest.raises(ValueError, match="language 'zz' is not in the data: it holds aa, bb, cc"):
+    with pytest.raises(ValueError, match=r"language 'zz' is not in the data: it holds aa, bb, cc"):
         manifest.load(data_dir).language("zz")
 
 

@@ -34,7 +34,7 @@ def test_weights_by_hand():
 
 
 def test_weights_refuse_what_has_no_meaning():
-    with pytest.raises(ValueError, match="temperature 0.5: expected at least 1"):
+    with pytest.raises(ValueError, match=r"temperature 0.5: expected at least 1"):
         mixture.temperature_weights([3], 0.5)
     with pytest.raises(ValueError, match=r"example counts \[3, 0\]"):
         mixture.temperature_weights([3, 0], 5.0)

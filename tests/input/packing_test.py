@@ -115,5 +115,5 @@ def test_specs_are_of_the_batch():
 
 
 def test_impossible_lengths_are_refused():
-    with pytest.raises(ValueError, match="source_len 0, target_len 7: expected at least 1"):
+    with pytest.raises(ValueError, match=r"source_len 0, target_len 7: expected at least 1"):
         packing.RowShape(0, 7)

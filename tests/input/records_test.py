@@ -27,5 +27,5 @@ def test_reads_what_was_written_in_any_order(tmp_path):
     for index in (-1, 57):
         with pytest.raises(IndexError, match=f"no record {index} of 57"):
             source[index]
-    with pytest.raises(ValueError, match="holds 57 records, the manifest says 58"):
+    with pytest.raises(ValueError, match=r"holds 57 records, the manifest says 58"):
         records.RecordSource(tmp_path, dataclasses.replace(entry, num_examples=58))

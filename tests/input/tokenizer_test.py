@@ -40,10 +40,10 @@ def test_ids_out_of_range_are_refused(tokenizer):
 
 
 def test_other_files_are_refused(tmp_path):
-    with pytest.raises(ValueError, match="no vocabulary .*none.model"):
+    with pytest.raises(ValueError, match=r"no vocabulary .*none.model"):
         Tokenizer(tmp_path / "none.model")
     (tmp_path / "bad.model").write_bytes(b"not a model")
-    with pytest.raises(ValueError, match="bad.model is not a SentencePiece model"):
+    with pytest.raises(ValueError, match=r"bad.model is not a SentencePiece model"):
         Tokenizer(tmp_path / "bad.model")
 
 

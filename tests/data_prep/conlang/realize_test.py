@@ -188,9 +188,9 @@ def test_relatives_share_more_than_strangers(lexicons):
 
 def test_an_ambiguous_grammar_is_refused():
     sov = families.ORUK.languages[0]
-    with pytest.raises(ValueError, match="qoa: SOV needs a marked accusative"):
+    with pytest.raises(ValueError, match=r"qoa: SOV needs a marked accusative"):
         dataclasses.replace(
             sov, morphology=dataclasses.replace(sov.morphology, accusative=Attach.NONE)
         )
-    with pytest.raises(ValueError, match="definite and indefinite are both unmarked"):
+    with pytest.raises(ValueError, match=r"definite and indefinite are both unmarked"):
         dataclasses.replace(sov.morphology, indefinite=Attach.NONE)
