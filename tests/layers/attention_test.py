@@ -1,0 +1,110 @@
+"""Attention against loops in numpy; what masks hide.
+
+B batch, L queries, T keys, M model, N heads, D head size.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.layers import attention
+from lingvo_gshard.layers.attention import MultiHeadAttention
+from lingvo_gshard.layers.context import Context, Mode
+from tests.layers import building
+
+B, L, T, M, N, D = 2, 3, 4, 10, 5, 6
+
+
+@pytest.fixture(scope="module")
+def layer():
+    p = MultiHeadAttention.Params().Set(dim=M, num_heads=N, head_dim=D)
+    return p.Instantiate(building.Unannotated(), "attention")
+
+
+def _attend(layer, theta, x_BLM, source_BTM, mask_BLT):
+    memory = layer.Project(theta, tf.constant(source_BTM))
+    mask = tf.constant(mask_BLT, tf.float32)
+    return layer.FProp(theta, tf.constant(x_BLM), memory, mask, Context(Mode.EVAL)).numpy()
+
+
+def _literal(theta, x_BLM, source_BTM, mask_BLT):
+    out = np.zeros(x_BLM.shape)
+    for b, i, n in np.ndindex(len(x_BLM), x_BLM.shape[1], N):
+        query = x_BLM[b, i] @ theta.wq[:, n]
+        seen = [t for t in range(source_BTM.shape[1]) if mask_BLT[b, i, t]]
+        if not seen:
+            continue
+        logits = np.array([query @ (source_BTM[b, t] @ theta.wk[:, n]) for t in seen]) / D**0.5
+        weights = np.exp(logits - logits.max())
+        values = np.array([source_BTM[b, t] @ theta.wv[:, n] for t in seen])
+        out[b, i] += (weights / weights.sum()) @ values @ theta.wo[n]
+    return out
+
+
+def _inputs(seed=4):
+    rng = np.random.default_rng(seed)
+    x, source = (rng.standard_normal((B, size, M)).astype("float32") for size in (L, T))
+    mask = (rng.random((B, L, T)) < 0.6).astype("float32")
+    mask[..., 1] = 1
+    return x, source, mask
+
+
+def test_equals_the_loop(layer):
+    theta, inputs = building.random_theta(layer), _inputs()
+    got, want = _attend(layer, theta, *inputs), _literal(theta, *inputs)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_masked_has_no_influence_at_all(layer):
+    theta, (x, source, mask) = building.random_theta(layer), _inputs()
+    mask[..., 2] = 0
+    got = _attend(layer, theta, x, source, mask)
+    source[:, 2] = 1e3
+    np.testing.assert_array_equal(_attend(layer, theta, x, source, mask), got)
+
+
+def test_a_query_that_sees_nothing_gets_the_mean_of_all(layer):
+    theta, (x, source, mask) = building.random_theta(layer), _inputs()
+    mask[1, 2] = 0
+    got = _attend(layer, theta, x, source, mask)[1, 2]
+    values_TND = np.einsum("TM,MND->TND", source[1], theta.wv)
+    want = np.einsum("ND,NDM->M", values_TND.mean(0), theta.wo)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_packed_segments_do_not_see_each_other(layer):
+    theta = building.random_theta(layer)
+    x = np.random.default_rng(5).standard_normal((1, 7, M)).astype("float32")
+    segments = tf.constant([[1, 1, 1, 2, 2, 0, 0]])
+    mask = attention.segment_mask(segments, segments) * attention.causal_mask(7)
+    packed = _attend(layer, theta, x, x, mask.numpy())
+    for start, stop in ((0, 3), (3, 5)):
+        alone = x[:, start:stop]
+        causal = np.tril(np.ones((1, stop - start, stop - start)))
+        want = _attend(layer, theta, alone, alone, causal)
+        np.testing.assert_allclose(packed[:, start:stop], want, rtol=1e-4, atol=1e-5)
+
+
+def test_masks():
+    segments, source = tf.constant([[1, 2, 0]]), tf.constant([[1, 1, 2, 0]])
+    want = [[[1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]]
+    np.testing.assert_array_equal(attention.segment_mask(segments, source), want)
+    np.testing.assert_array_equal(attention.causal_mask(3), [[[1, 0, 0], [1, 1, 0], [1, 1, 1]]])
+
+
+def test_dropout_of_the_probabilities_when_training():
+    p = MultiHeadAttention.Params().Set(dim=M, num_heads=N, head_dim=D, **{"dropout.rate": 0.5})
+    layer = p.Instantiate(building.Unannotated(), "attention")
+    theta, (x, source, mask) = building.random_theta(layer), _inputs()
+
+    @tf.function(jit_compile=True, autograph=False)
+    def train(seed):
+        memory = layer.Project(theta, tf.constant(source))
+        context = Context(Mode.TRAIN, seed)
+        return layer.FProp(theta, tf.constant(x), memory, tf.constant(mask), context)
+
+    draws = np.stack([train(tf.constant([1, step])).numpy() for step in range(400)])
+    assert np.ptp(draws, axis=0).min() > 0
+    want = _attend(layer, theta, x, source, mask)
+    deviation = draws.std(0) / 400**0.5
+    assert (np.abs(draws.mean(0) - want) < 5 * deviation).all()

@@ -1,0 +1,44 @@
+"""Embedding: rows, scale and positions."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.layers import embedding
+from lingvo_gshard.layers.embedding import EmbeddingLayer
+from tests.layers import building
+
+V, M = 9, 6
+
+
+def test_rows_scaled_plus_positions():
+    layer = EmbeddingLayer.Params().Set(vocab_size=V, dim=M).Instantiate(building.Unannotated())
+    theta = building.random_theta(layer)
+    ids, positions = np.array([[3, 0, 8], [8, 1, 3]]), np.array([[0, 1, 2], [0, 0, 40]])
+    got = layer.FProp(theta, tf.constant(ids, tf.int32), tf.constant(positions, tf.int32)).numpy()
+    for b, i in np.ndindex(2, 3):
+        rates = [1.0, 10000**-0.5, 10000**-1.0]
+        angles = [positions[b, i] * rate for rate in rates]
+        waves = [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+        want = theta.table[ids[b, i]] * math.sqrt(M) + waves
+        np.testing.assert_allclose(got[b, i], want, rtol=1e-5, atol=1e-6)
+
+
+def test_every_position_is_its_own():
+    waves = embedding.sinusoids(tf.range(2048), 32).numpy()
+    gaps = np.linalg.norm(waves[:, None] - waves[None], axis=-1) + 9 * np.eye(2048)
+    assert gaps.min() > 0.1
+
+
+def test_two_dims_are_one_wave():
+    np.testing.assert_allclose(
+        embedding.sinusoids(tf.constant([2]), 2), [[math.sin(2), math.cos(2)]], rtol=1e-6
+    )
+
+
+def test_an_odd_dim_is_refused():
+    p = EmbeddingLayer.Params().Set(vocab_size=V, dim=5)
+    with pytest.raises(ValueError, match="words: dim must be even .* got 5"):
+        p.Instantiate(building.Unannotated(), "words")

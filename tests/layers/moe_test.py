@@ -1,0 +1,197 @@
+"""The MoE layer: partitioned equals unpartitioned, in two all-to-alls each way."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.feed_forward import FeedForwardLayer
+from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.sharding.partitioning import TensorSpec
+from tests.layers import building
+from tests.spmd import functions
+
+B, L, M, H, E, S = 16, 6, 5, 7, 8, 12
+_SEED = np.array([3, 4], np.int32)
+
+
+def _params(**changes):
+    p = MoELayer.Params().Set(dim=M, hidden_dim=H, num_experts=E, group_size=S)
+    return p.Set(**changes)
+
+
+def _arrays():
+    rng = np.random.default_rng(7)
+    x_BLM = rng.standard_normal((B, L, M)).astype("float32")
+    real_BL = (rng.random((B, L)) < 0.8).astype("float32")
+    out_BLM = rng.standard_normal((B, L, M)).astype("float32")
+    return NestedMap(x_BLM=x_BLM, real_BL=real_BL, out_BLM=out_BLM, seed=_SEED)
+
+
+_SPECS = NestedMap(
+    x_BLM=functions.f32((B, L, M), "BLM"),
+    real_BL=functions.f32((B, L), "BL"),
+    out_BLM=functions.f32((B, L, M), "BLM"),
+    seed=TensorSpec((2,), "int32", "_"),
+)
+
+
+def _forward(layer):
+    def fn(theta, batch):
+        context = Context(Mode.TRAIN, batch.seed)
+        y_BLM, routing = layer.FProp(theta, batch.x_BLM, batch.real_BL, context)
+        return NestedMap(
+            y_BLM=y_BLM,
+            aux_loss=routing.aux_loss,
+            load_E=routing.load_E,
+            overflow=routing.overflow,
+        )
+
+    return fn
+
+
+def _forward_backward(layer):
+    def fn(theta, batch):
+        leaves = [*theta.Flatten(), batch.x_BLM]
+        with tf.GradientTape() as tape:
+            tape.watch(leaves)
+            result = _forward(layer)(theta, batch)
+            loss = tf.reduce_sum(result.y_BLM * batch.out_BLM) + 30.0 * result.aux_loss
+        *d_theta, d_x_BLM = tape.gradient(loss, leaves)
+        return NestedMap(result, d_theta=theta.Pack(d_theta), d_x_BLM=d_x_BLM)
+
+    return fn
+
+
+@pytest.fixture(scope="module")
+def trained():
+    """Executable and results, by number of partitions, of a forward and backward pass."""
+    found = {}
+    for n in (1, 2, 4, 8):
+        layer = _params().Instantiate(functions.partitioning(n), "moe")
+        specs = building.theta_specs(layer)
+        dims = {f"d_theta.{path}": spec.dims for path, spec in specs.FlattenItems()}
+        dims |= {"y_BLM": "BLM", "d_x_BLM": "BLM"}
+        executable = building.compile_fn(
+            _forward_backward(layer), n, dims, theta=specs, batch=_SPECS
+        )
+        found[n] = executable, executable(building.random_theta(layer), _arrays())
+    return found
+
+
+@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+def test_partitioned_equals_unpartitioned(trained, num_partitions):
+    got, want = trained[num_partitions][1], trained[1][1]
+    assert got.IsCompatible(want)
+    for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
+        assert np.abs(b).max() > 0 or path == "overflow", path
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=path)
+
+
+def test_every_device_holds_its_experts_alone(trained):
+    d_theta = trained[8][1].d_theta
+    assert d_theta.wi.addressable_shards[0].data.shape == (1, M, H)
+    assert d_theta.wg.addressable_shards[0].data.shape == (M, E)
+
+
+def _collectives(executable):
+    report = executable.report()
+    return report.count("all-to-all"), report.count("all-gather")
+
+
+@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+def test_forward_and_backward_are_four_all_to_alls(trained, num_partitions):
+    assert _collectives(trained[num_partitions][0]) == (4, 0)
+
+
+@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+def test_forward_is_two_all_to_alls(num_partitions):
+    layer = _params().Instantiate(functions.partitioning(num_partitions), "moe")
+    executable = building.compile_fn(
+        _forward(layer),
+        num_partitions,
+        {"y_BLM": "BLM"},
+        theta=building.theta_specs(layer),
+        batch=_SPECS,
+    )
+    assert _collectives(executable) == (2, 0)
+
+
+def _eager(params, theta, x_BLM, real_BL, mode=Mode.EVAL):
+    layer = params.Instantiate(building.Unannotated(), "moe")
+    y_BLM, routing = layer.FProp(theta, tf.constant(x_BLM), tf.constant(real_BL), Context(mode))
+    return y_BLM.numpy(), routing
+
+
+def test_experts_that_hold_the_dense_weights_equal_the_dense_layer():
+    dense = FeedForwardLayer.Params().Set(dim=M, hidden_dim=H)
+    dense = dense.Instantiate(building.Unannotated(), "dense")
+    theta = building.random_theta(dense)
+    experts = NestedMap(
+        wg=np.random.default_rng(3).standard_normal((M, E)).astype("float32"),
+        wi=np.tile(theta.wi, (E, 1, 1)),
+        wo=np.tile(theta.wo, (E, 1, 1)),
+    )
+    x_BLM = _arrays().x_BLM
+    got, routing = _eager(_params(), experts, x_BLM, np.ones((B, L), "float32"))
+    want = dense.FProp(theta, tf.constant(x_BLM)).numpy()
+    by_hand = np.maximum(x_BLM @ theta.wi, 0) @ theta.wo
+    np.testing.assert_allclose(want, by_hand, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert routing.overflow == 0
+
+
+def test_each_token_gets_its_two_experts_mixed_by_their_gates():
+    layer = _params().Instantiate(building.Unannotated(), "moe")
+    theta, arrays = building.random_theta(layer), _arrays()
+    got, _ = _eager(_params(), theta, arrays.x_BLM, arrays.real_BL)
+    for b, i in np.ndindex(B, L):
+        x, want = arrays.x_BLM[b, i], np.zeros(M)
+        gates = np.exp(x @ theta.wg)
+        chosen = np.argsort(-gates)[:2] if arrays.real_BL[b, i] else []
+        for e in chosen:
+            weight = gates[e] / gates[chosen].sum()
+            want += weight * np.maximum(x @ theta.wi[e], 0) @ theta.wo[e]
+        np.testing.assert_allclose(got[b, i], want, rtol=1e-4, atol=1e-5)
+
+
+def test_padding_is_zero_and_changes_nothing_for_the_others(trained):
+    layer = _params().Instantiate(functions.partitioning(1), "moe")
+    arrays = _arrays()
+    noise = np.random.default_rng(8).standard_normal((B, L, M)).astype("float32") * 9
+    arrays.x_BLM = np.where(arrays.real_BL[..., None] > 0, arrays.x_BLM, noise)
+    got = trained[1][0](building.random_theta(layer), arrays)
+    want = trained[1][1]
+    np.testing.assert_array_equal(got.y_BLM, want.y_BLM)
+    np.testing.assert_allclose(got.aux_loss, want.aux_loss, rtol=1e-6)
+    assert not np.asarray(want.y_BLM)[arrays.real_BL == 0].any()
+
+
+def test_training_drops_tokens_by_capacity_and_evaluation_none(trained):
+    arrays = _arrays()
+    theta = building.random_theta(_params().Instantiate(building.Unannotated(), "moe"))
+    theta.wg[:] = (
+        0  # Every token prefers expert 0, then expert 1, which has no random luck: g2 = 1/2.
+    )
+    got = trained[1][0](theta, arrays)
+    capacity, real_GS = 2 * S // E, arrays.real_BL.reshape(-1, S)
+    dropped = np.maximum(real_GS.sum(1) - capacity, 0).sum()
+    np.testing.assert_allclose(got.overflow, dropped / real_GS.sum(), rtol=1e-6)
+    np.testing.assert_allclose(got.load_E, [E / 2, E / 2] + [0] * (E - 2))
+    assert _eager(_params(), theta, arrays.x_BLM, arrays.real_BL)[1].overflow == 0
+
+
+def test_decoding_routes_each_example_by_itself():
+    theta = building.random_theta(_params().Instantiate(building.Unannotated(), "moe"))
+    arrays, params = _arrays(), _params(group_size=4 * L, eval_capacity_factor=2.0)
+    both, _ = _eager(params, theta, arrays.x_BLM, arrays.real_BL, Mode.DECODE)
+    alone, _ = _eager(params, theta, arrays.x_BLM[3:4], arrays.real_BL[3:4], Mode.DECODE)
+    np.testing.assert_allclose(both[3:4], alone, rtol=1e-5, atol=1e-6)
+
+
+def test_a_group_size_that_does_not_divide_is_refused():
+    with pytest.raises(
+        ValueError, match=r"moe: group_size 7 does not divide .* 96 tokens \(16 x 6\)"
+    ):
+        _eager(_params(group_size=7), NestedMap(), _arrays().x_BLM, _arrays().real_BL)

@@ -1,0 +1,133 @@
+"""Random numbers: a literal loop, statistics, and what each partition makes of them."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.base_layer import fold_seed
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import random
+from lingvo_gshard.sharding.partitioning import TensorSpec
+from tests.layers import building
+from tests.spmd import functions
+
+_SHAPE = (16, 33, 7)
+_COUNT = 2**18
+
+
+def _finalize(x):
+    """murmur3's 32-bit finalizer on Python integers."""
+    x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
+    x = (x ^ x >> 13) * 0xC2B2AE35 % 2**32
+    return x ^ x >> 16
+
+
+def _literal_bits(count, seed):
+    keys = [half % 2**32 for half in seed]
+    first = _finalize((keys[0] + 0x9E3779B9) % 2**32)
+    second = _finalize((keys[1] + 0x7F4A7C15) % 2**32)
+    return [_finalize((_finalize(i ^ first) + second) % 2**32) for i in range(count)]
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _bits(seed):
+    return random.random_bits((_COUNT,), seed)
+
+
+@tf.function(jit_compile=True, autograph=False)
+def _uniform(seed):
+    return random.random_uniform((_COUNT,), seed)
+
+
+def _numbers(*seed):
+    return _uniform(tf.constant(seed, tf.int32)).numpy()
+
+
+@pytest.mark.parametrize("seed", [(0, 0), (3, -4), (-(2**31), 2**31 - 1)])
+def test_bits_are_those_of_the_literal_loop(seed):
+    got = _bits(tf.constant(seed, tf.int32)).numpy()
+    np.testing.assert_array_equal(got[:300], np.array(_literal_bits(300, seed), np.uint32))
+
+
+@pytest.fixture(scope="module")
+def made():
+    """(results, compiled text) by number of partitions."""
+    found = {}
+    for n in (1, 2, 4, 8):
+        parts = functions.partitioning(n)
+
+        def fn(batch, parts=parts):
+            uniform = random.random_uniform(_SHAPE, batch.seed)
+            mask = random.random_mask(_SHAPE, batch.seed, 0.3)
+            x_BLM = batch.x_BLM * parts.annotate(uniform, "BLM")
+            return NestedMap(x_BLM=tf.where(parts.annotate(mask, "BLM"), x_BLM, -1.0))
+
+        specs = NestedMap(x_BLM=functions.f32(_SHAPE, "BLM"), seed=TensorSpec((2,), "int32", "_"))
+        executable = building.compile_fn(fn, n, {"x_BLM": "BLM"}, batch=specs)
+        arrays = NestedMap(x_BLM=np.ones(_SHAPE, "float32"), seed=np.array([5, 6], np.int32))
+        found[n] = np.asarray(executable(arrays).x_BLM), executable.as_text()
+    return found
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2, 4, 8])
+def test_the_same_numbers_for_any_partitioning(made, num_partitions):
+    bits = np.array(_literal_bits(math.prod(_SHAPE), (5, 6)), np.uint32).reshape(_SHAPE)
+    uniform = (bits >> 8).astype("float32") / 2**24
+    want = np.where(bits <= round(0.3 * 2**32), uniform, -1.0)
+    np.testing.assert_array_equal(made[num_partitions][0], want)
+
+
+def test_a_partition_makes_its_own_part_alone(made):
+    full, own = ("[16,33,7]", "[2,33,7]")
+    assert full in made[1][1]
+    assert full not in made[8][1] and own in made[8][1]
+    assert "all-" not in made[8][1]
+
+
+_SEEDS = [(0, 0), (0, 1), (1, 0), (1, 1), (1, 7_000_000), (-5, 12)]
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
+def test_uniform(seed):
+    x = _numbers(*seed)
+    assert x.min() >= 0 and x.max() < 1
+    # Five standard deviations of the mean of n uniform numbers and of their squared distance.
+    assert abs(x.mean() - 0.5) < 5 * math.sqrt(1 / 12 / _COUNT)
+    assert abs(((x - 0.5) ** 2).mean() - 1 / 12) < 5 * math.sqrt(1 / 180 / _COUNT)
+    buckets = np.bincount((x * 256).astype(int), minlength=256)
+    chi_square = ((buckets - _COUNT / 256) ** 2 / (_COUNT / 256)).sum()
+    assert abs(chi_square - 255) < 5 * math.sqrt(2 * 255)
+
+
+def _correlation(x, y):
+    return abs(np.corrcoef(x, y)[0, 1]) * math.sqrt(len(x))  # in standard deviations
+
+
+@pytest.mark.parametrize("seed", _SEEDS)
+@pytest.mark.parametrize("lag", [1, 2, 7, 256, 4096])
+def test_neighbours_are_uncorrelated(seed, lag):
+    x = _numbers(*seed)
+    assert _correlation(x[lag:], x[:-lag]) < 5
+
+
+def test_pairs_of_neighbours_fill_the_square():
+    x = (_numbers(2, 3) * 32).astype(int)
+    cells = np.bincount(x[::2] * 32 + x[1::2], minlength=1024)
+    expected = _COUNT / 2 / 1024
+    assert abs(((cells - expected) ** 2 / expected).sum() - 1023) < 5 * math.sqrt(2 * 1023)
+
+
+def test_seeds_are_uncorrelated():
+    streams = [_numbers(*seed) for seed in _SEEDS]
+    folded = [fold_seed(tf.constant([1, 1]), f"layers[{i}].dropout") for i in range(4)]
+    streams += [_uniform(seed).numpy() for seed in folded]
+    for i, x in enumerate(streams):
+        for y in streams[:i]:
+            assert _correlation(x, y) < 5
+
+
+def test_too_many_elements_are_refused():
+    with pytest.raises(ValueError, match=r"random_bits: \(65536, 65537\) has over 2\^32 elements"):
+        random.random_bits((2**16, 2**16 + 1), tf.constant([0, 0]))

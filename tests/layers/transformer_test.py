@@ -1,0 +1,76 @@
+"""The stack: which layers have experts, and what a layer's residuals are."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.layers import attention
+from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.feed_forward import FeedForwardLayer
+from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.layers.transformer import Source, TransformerStack
+from tests.layers import building
+
+B, L, T, M = 2, 4, 6, 8
+
+
+def _stack(num_layers=4, has_source=False, sparse=True):
+    p = TransformerStack.Params().Set(dim=M, num_layers=num_layers)
+    p.layer.Set(has_source=has_source)
+    p.layer.attention.Set(num_heads=2, head_dim=3)
+    p.dense.hidden_dim = 10
+    if sparse:
+        p.moe.Set(hidden_dim=5, num_experts=3, group_size=L)
+    else:
+        p.moe = None
+    return p.Instantiate(building.Unannotated(), "stack")
+
+
+def _inputs():
+    rng = np.random.default_rng(1)
+    x, encoded = (tf.constant(rng.standard_normal((B, n, M)), tf.float32) for n in (L, T))
+    return x, tf.tile(attention.causal_mask(L), [B, 1, 1]), tf.ones([B, L]), encoded
+
+
+def test_every_other_layer_has_experts():
+    kinds = [type(layer.feed_forward) for layer in _stack().layers]
+    assert kinds == [FeedForwardLayer, MoELayer, FeedForwardLayer, MoELayer]
+    dense = [type(layer.feed_forward) for layer in _stack(sparse=False).layers]
+    assert dense == [FeedForwardLayer] * 4
+
+
+@pytest.mark.parametrize(("sparse", "routed"), [(True, [1, 3]), (False, [])])
+def test_routings_by_layer(sparse, routed):
+    stack, (x, mask, real, _) = _stack(sparse=sparse), _inputs()
+    theta = building.random_theta(stack)
+    y, routings = stack.FProp(theta, x, mask, real, None, Context(Mode.EVAL))
+    assert y.shape == x.shape and sorted(routings) == routed
+
+
+def test_zero_blocks_leave_the_normalized_input():
+    stack, (x, mask, real, encoded) = _stack(has_source=True), _inputs()
+    theta = building.random_theta(stack)
+    for layer in theta.layers:
+        for block in (layer.self_attention, layer.source_attention, layer.feed_forward):
+            block.wo[:] = 0
+    source = Source(encoded, tf.ones([B, L, T]))
+    y, _ = stack.FProp(theta, x, mask, real, source, Context(Mode.EVAL))
+    np.testing.assert_allclose(y, stack.norm.FProp(theta.norm, x), rtol=1e-5)
+
+
+def test_a_later_position_changes_no_earlier_one():
+    stack, (x, mask, real, encoded) = _stack(has_source=True), _inputs()
+    theta, source = building.random_theta(stack), Source(encoded, tf.ones([B, L, T]))
+    other = tf.concat([x[:, :-1], x[:, -1:, ::-1]], 1)
+    a, b = (stack.FProp(theta, z, mask, real, source, Context(Mode.EVAL))[0] for z in (x, other))
+    np.testing.assert_allclose(a[:, :-1], b[:, :-1], rtol=1e-5, atol=1e-6)
+    assert np.abs(a[:, -1] - b[:, -1]).max() > 0.1
+
+
+def test_blocks_of_a_decoder_and_an_encoder():
+    encoder, decoder = (
+        _stack().weight_specs.layers[0],
+        _stack(has_source=True).weight_specs.layers[0],
+    )
+    assert decoder.keys() - encoder.keys() >= {"source_attention", "source_norm"}
+    assert not encoder.keys() - decoder.keys()
