@@ -9,7 +9,6 @@ from lingvo_gshard import runs
 from lingvo_gshard.analysis import expert_load, quality
 from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.input import decoding, manifest
-from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.metrics.bleu import corpus_bleu
 from lingvo_gshard.train import model_dir
@@ -47,9 +46,9 @@ def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
 
     Writes logdir/decode_SPLIT/<lang>.txt (a translation a line), bleu.json and bleu.png.
     """
-    data = manifest.load(data_dir)
+    data, limit = manifest.load(data_dir), estimator.params.decode.max_sentences
     texts = {
-        language.code: decoding.eval_text(data_dir, split, language.code)
+        language.code: decoding.eval_text(data_dir, split, language.code)[:limit]
         for language in data.languages
         if split in language.text
     }

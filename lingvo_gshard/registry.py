@@ -17,14 +17,12 @@ from lingvo_gshard.core.hyperparams import Params
 class Experiment(Protocol):
     """What can be registered: a class whose `params()` gives the whole experiment."""
 
-    __name__: str
-    __module__: str
-
-    def params(self) -> Params: ...
+    @classmethod
+    def params(cls) -> Params: ...
 
 
-_Class = TypeVar("_Class", bound=type)
-_experiments: dict[str, Experiment] = {}
+_Class = TypeVar("_Class", bound=type[Experiment])
+_experiments: dict[str, type[Experiment]] = {}
 
 
 def register(cls: _Class) -> _Class:
@@ -47,7 +45,7 @@ def registered_names() -> list[str]:
     return sorted(_experiments)
 
 
-def get_class(name: str) -> Experiment:
+def get_class(name: str) -> type[Experiment]:
     """The class registered as `name`.
 
     Raises:

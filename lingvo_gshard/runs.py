@@ -1,8 +1,8 @@
 """A run: a registered experiment bound to data, a folder and a number of devices.
 
-    logdir/experiment.json   the model's name, the settings changed, and what it was trained on
-    logdir/vocab/*.model     the vocabularies it was trained with
-    logdir/params.txt, checkpoints, summaries: the estimator's
+logdir/experiment.json   the model's name, the settings changed, and what it was trained on
+logdir/vocab/*.model     the vocabularies it was trained with
+logdir/params.txt, checkpoints, summaries: the estimator's
 """
 
 from __future__ import annotations

@@ -14,9 +14,13 @@ from lingvo_gshard.spmd import environment
 
 _MODES = ("train", "eval", "decode", "train_and_eval")
 
-_MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as toy.MoE8E4L.")
-_LOGDIR = flags.DEFINE_string("logdir", None, "The run's folder.")
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "A folder that data_prep.build prepared.")
+_MODEL = flags.DEFINE_string(
+    "model", None, "A registered experiment, such as toy.MoE8E4L.", required=True
+)
+_LOGDIR = flags.DEFINE_string("logdir", None, "The run's folder.", required=True)
+_DATA_DIR = flags.DEFINE_string(
+    "data_dir", None, "A folder that data_prep.build prepared.", required=True
+)
 _MODE = flags.DEFINE_enum("mode", "train_and_eval", _MODES, "What to do.")
 _NUM_PARTITIONS = flags.DEFINE_integer("num_partitions", 1, "Devices to split the model over.")
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
@@ -47,7 +51,6 @@ def main(argv: list[str]) -> None:
 
 def run() -> None:
     """The console entry: a user's mistake ends in one line, not in a traceback."""
-    flags.mark_flags_as_required(["model", "logdir", "data_dir"])
     app.run(_main_with_short_errors)
 
 

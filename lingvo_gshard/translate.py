@@ -1,6 +1,6 @@
 """Translates lines of standard input into English with a trained model, one line for each.
 
-    python -m lingvo_gshard.translate --logdir=RUN --source_lang=de < in.txt > out.txt
+python -m lingvo_gshard.translate --logdir=RUN --source_lang=de < in.txt > out.txt
 """
 
 from __future__ import annotations

@@ -83,9 +83,7 @@ class TranslationExperiment:
         p.layer.residual_dropout.rate = cls.DROPOUT
         if cls.NUM_EXPERTS is None:
             return p.Set(moe=None)
-        p.moe.Set(
-            hidden_dim=cls.HIDDEN_DIM, num_experts=cls.NUM_EXPERTS, group_size=cls.GROUP_SIZE
-        )
+        p.moe.Set(hidden_dim=cls.HIDDEN_DIM, num_experts=cls.NUM_EXPERTS, group_size=cls.GROUP_SIZE)
         return p
 
     @classmethod
@@ -126,7 +124,9 @@ class TranslationExperiment:
         p = Params()
         p.Define("beam_size", 4, "k.")
         p.Define("length_norm_alpha", 0.6, "Of Wu et al. 2016.")
-        p.Define("max_target_len", cls.TARGET_LEN, "Tokens of a hypothesis, EOS included.")
+        p.Define("min_target_len", 1, "Tokens of the shortest hypothesis, EOS included.")
+        p.Define("max_target_len", cls.TARGET_LEN, "Tokens of the longest one.")
         p.Define("max_source_len", cls.SOURCE_LEN, "Tokens of a source; longer ones are cut.")
         p.Define("batch_size", 32, "Sentences decoded together.")
+        p.Define("max_sentences", None, "Of each language in --mode=decode; None for all.")
         return p

@@ -19,18 +19,17 @@ class MoE8E4L(TranslationExperiment):
     HIDDEN_DIM = 512
     NUM_HEADS = 4
     HEAD_DIM = 32
-    NUM_EXPERTS = 8
-    GROUP_SIZE = 256
-    BATCH_SIZE = 64
-    SOURCE_LEN = 64
+    NUM_EXPERTS: int | None = 8
+    GROUP_SIZE = 128
+    BATCH_SIZE = 32
+    SOURCE_LEN = 96
     TARGET_LEN = 64
-    MAX_STEPS = 2000
+    MAX_STEPS = 1200
     ITERATIONS_PER_LOOP = 20
-    SAVE_CHECKPOINTS_STEPS = 500
-    LEARNING_RATE = 1.0
+    SAVE_CHECKPOINTS_STEPS = 300
     DECAY_START = 2500
     RAMP_UP_STEPS = 100
-    COOL_DOWN_STEPS = 800
+    COOL_DOWN_STEPS = 600
 
 
 @registry.register
@@ -45,6 +44,9 @@ class MoE8E8L(MoE8E4L):
     MODEL_DIM = 256
     HIDDEN_DIM = 1024
     HEAD_DIM = 64
+    GROUP_SIZE = 256
+    BATCH_SIZE = 64
+    SOURCE_LEN = 64
 
 
 @registry.register

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from lingvo_gshard.core.hyperparams import InstantiableParams, Params
+from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 
 
@@ -79,7 +80,7 @@ class BaseLayer:
         """The hyperparameters; subclasses add theirs to what super().Params() gives."""
         return InstantiableParams(cls)
 
-    def __init__(self, params: Params, annotator: Annotator, path: str = "") -> None:
+    def __init__(self, params: hyperparams.Params, annotator: Annotator, path: str = "") -> None:
         """Makes a layer.
 
         Args:

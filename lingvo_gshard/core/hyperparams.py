@@ -1,9 +1,9 @@
 """Params: a tree of named, described hyperparameters, as in Lingvo, without its variants.
 
-    p = Params()
-    p.Define("model_dim", REQUIRED, "M.")
-    p.Set(model_dim=1024)
-    p.model_dim
+p = Params()
+p.Define("model_dim", REQUIRED, "M.")
+p.Set(model_dim=1024)
+p.model_dim
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import copy
 import difflib
 import enum
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 
 class _Required:
@@ -50,7 +50,7 @@ class Params:
         self._values[name] = default
         self._descriptions[name] = description
 
-    def Set(self, **values: Any) -> Params:
+    def Set(self, **values: Any) -> Self:
         """Sets hyperparameters by name, dotted for nested ones; returns self.
 
         Raises:
@@ -67,13 +67,13 @@ class Params:
         owner, name = self._owner(path)
         return getattr(owner, name)
 
-    def Copy(self) -> Params:
+    def Copy(self) -> Self:
         """A deep, unfrozen copy."""
         other = copy.deepcopy(self)
         other._set_frozen(False)
         return other
 
-    def Freeze(self) -> Params:
+    def Freeze(self) -> Self:
         """Makes this tree immutable; returns self."""
         self._set_frozen(True)
         return self
@@ -137,7 +137,7 @@ class Params:
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._values]
 
-    def __deepcopy__(self, memo: dict) -> Params:
+    def __deepcopy__(self, memo: dict) -> Self:
         other = type(self).__new__(type(self))
         memo[id(self)] = other
         for key, value in self.__dict__.items():

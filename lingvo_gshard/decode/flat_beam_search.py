@@ -21,9 +21,7 @@ from lingvo_gshard.layers.cache import write_at
 _NEVER = -1e9
 
 # (model state, ids [B, k], mask [B, k, P], step) -> (logits [B, k, V], model state)
-DecodeStep = Callable[
-    [NestedMap, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, NestedMap]
-]
+DecodeStep = Callable[[NestedMap, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, NestedMap]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,16 +33,18 @@ class BeamSearch:
       max_steps: T, the longest hypothesis in tokens, its EOS included.
       length_norm_alpha: scores are log-probabilities over ((5 + length) / 6)^alpha (Wu et al.
         2016), length in tokens with the EOS.
+      min_steps: the shortest hypothesis in tokens, its EOS included.
       bos_id: what every hypothesis starts from; no part of it.
       eos_id: what ends one.
 
     Raises:
-      ValueError: a size below 1 or a negative alpha.
+      ValueError: a size below 1, a negative alpha, or min_steps above max_steps.
     """
 
     beam_size: int
     max_steps: int
     length_norm_alpha: float = 0.6
+    min_steps: int = 1
     bos_id: int = 1
     eos_id: int = 2
 
@@ -53,6 +53,11 @@ class BeamSearch:
             raise ValueError(
                 "BeamSearch: beam_size and max_steps must be 1 or more and length_norm_alpha 0 "
                 f"or more, got {self.beam_size}, {self.max_steps}, {self.length_norm_alpha}."
+            )
+        if not 1 <= self.min_steps <= self.max_steps:
+            raise ValueError(
+                f"BeamSearch: min_steps must be 1 to max_steps {self.max_steps}, got "
+                f"{self.min_steps}."
             )
 
     @property
@@ -105,9 +110,7 @@ def search(
     def body(*leaves: tf.Tensor) -> list[tf.Tensor]:
         return loop.advance(start.Pack(leaves)).Flatten()
 
-    leaves = tf.while_loop(
-        condition, body, start.Flatten(), maximum_iterations=config.max_steps
-    )
+    leaves = tf.while_loop(condition, body, start.Flatten(), maximum_iterations=config.max_steps)
     return loop.results(start.Pack(leaves))
 
 
@@ -201,9 +204,10 @@ class _Loop:
         """Merges the hypotheses that end here, log-probabilities [B, k], into the finished."""
         length = s.step + 1
         # One that does not exist, of the first steps, must not pass for finished.
+        valid = (ended > _NEVER / 2) & (length >= self.config.min_steps)
         score = ended / self._normalizer(tf.cast(length, tf.float32))
-        score = tf.where(ended > _NEVER / 2, score, _NEVER)
-        lengths = tf.where(ended > _NEVER / 2, length, 0)
+        score = tf.where(valid, score, _NEVER)
+        lengths = tf.where(valid, length, 0)
         scores = tf.concat([s.done_scores, score], 1)
         best, index = top_k(scores, self.config.beam_size)
         candidates = tf.concat([s.done_lengths, lengths], 1)

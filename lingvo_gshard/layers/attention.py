@@ -6,8 +6,9 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.dropout import DropoutLayer
@@ -27,6 +28,8 @@ class KeysValues:
 class MultiHeadAttention(BaseLayer):
     """Scaled dot-product attention, split over the batch, with its weights replicated (3.2)."""
 
+    dropout: DropoutLayer
+
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
@@ -36,7 +39,7 @@ class MultiHeadAttention(BaseLayer):
         p.Define("dropout", DropoutLayer.Params(), "Of the attention probabilities.")
         return p
 
-    def __init__(self, params: Params, *args) -> None:
+    def __init__(self, params: hyperparams.Params, *args) -> None:
         super().__init__(params, *args)
         m, n, d = self.p.dim, self.p.num_heads, self.p.head_dim
         for name in ("wq", "wk", "wv"):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 
 
@@ -19,7 +20,7 @@ class FeedForwardLayer(BaseLayer):
         p.Define("hidden_dim", REQUIRED, "H.")
         return p
 
-    def __init__(self, params: Params, *args) -> None:
+    def __init__(self, params: hyperparams.Params, *args) -> None:
         super().__init__(params, *args)
         m, h = self.p.dim, self.p.hidden_dim
         self.CreateVariable("wi", gaussian((m, h), "MH", fan_in=m))

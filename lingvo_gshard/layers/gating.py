@@ -129,9 +129,7 @@ def positions(mask_GSE: tf.Tensor, taken_GE: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.reduce_sum(before_GSE * mask_GSE, -1), tf.int32)
 
 
-def auxiliary_loss(
-    gates_GSE: tf.Tensor, first_GSE: tf.Tensor, real_GS: tf.Tensor
-) -> tf.Tensor:
+def auxiliary_loss(gates_GSE: tf.Tensor, first_GSE: tf.Tensor, real_GS: tf.Tensor) -> tf.Tensor:
     """Line 13, l_aux = 1/E * sum_e c_e/S * m_e, the mean over the groups.
 
     c_e counts first choices, m_e is the mean gate (line 3); both and S are over the group's
@@ -151,9 +149,7 @@ def combine_weights(choice: Choice, capacity: int) -> tf.Tensor:
     return weight_GSE[..., None] * place_GSC[:, :, None, :]
 
 
-def _choice(
-    mask_GSE: tf.Tensor, gate_GS: tf.Tensor, taken_GE: tf.Tensor, capacity: int
-) -> Choice:
+def _choice(mask_GSE: tf.Tensor, gate_GS: tf.Tensor, taken_GE: tf.Tensor, capacity: int) -> Choice:
     position_GS = positions(mask_GSE, taken_GE)
     kept_GS = tf.cast(position_GS < capacity, tf.float32) * tf.reduce_sum(mask_GSE, -1)
     return Choice(mask_GSE, gate_GS, position_GS, kept_GS)

@@ -9,8 +9,9 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.context import Context, Mode
@@ -46,7 +47,7 @@ class MoELayer(BaseLayer):
         p.Define("second_expert", SecondExpert.RANDOM, "When training; otherwise ALL.")
         return p
 
-    def __init__(self, params: Params, *args) -> None:
+    def __init__(self, params: hyperparams.Params, *args) -> None:
         super().__init__(params, *args)
         m, h, e = self.p.dim, self.p.hidden_dim, self.p.num_experts
         # Its experts are not split: the gate is replicated (section 3.2).

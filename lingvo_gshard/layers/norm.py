@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, constant
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 
 
@@ -19,7 +20,7 @@ class LayerNorm(BaseLayer):
         p.Define("epsilon", 1e-6, "Added to the variance.")
         return p
 
-    def __init__(self, params: Params, *args) -> None:
+    def __init__(self, params: hyperparams.Params, *args) -> None:
         super().__init__(params, *args)
         self.CreateVariable("scale", constant((self.p.dim,), "M", 1.0))
         self.CreateVariable("bias", constant((self.p.dim,), "M", 0.0))

@@ -10,8 +10,9 @@ import dataclasses
 
 import tensorflow as tf
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import KeysValues, MultiHeadAttention
 from lingvo_gshard.layers.cache import write_at
@@ -33,6 +34,13 @@ class Source:
 class TransformerLayer(BaseLayer):
     """Self-attention, attention to a source in a decoder, and a feed-forward or MoE layer."""
 
+    self_norm: LayerNorm
+    self_attention: MultiHeadAttention
+    source_norm: LayerNorm
+    source_attention: MultiHeadAttention
+    feed_forward_norm: LayerNorm
+    feed_forward: FeedForwardLayer | MoELayer
+
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
@@ -43,7 +51,7 @@ class TransformerLayer(BaseLayer):
         p.Define("residual_dropout", DropoutLayer.Params(), "Before each residual sum.")
         return p
 
-    def __init__(self, params: Params, *args) -> None:
+    def __init__(self, params: hyperparams.Params, *args) -> None:
         super().__init__(params, *args)
         p = self.p
         blocks = ["self", "source", "feed_forward"] if p.has_source else ["self", "feed_forward"]
@@ -174,6 +182,9 @@ class TransformerLayer(BaseLayer):
 class TransformerStack(BaseLayer):
     """Layers on top of each other and a final norm; every other one has experts."""
 
+    layers: list[TransformerLayer]
+    norm: LayerNorm
+
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
@@ -184,7 +195,7 @@ class TransformerStack(BaseLayer):
         p.Define("moe", MoELayer.Params(), "The feed-forward of odd layers; None: dense ones.")
         return p
 
-    def __init__(self, params: Params, *args) -> None:
+    def __init__(self, params: hyperparams.Params, *args) -> None:
         super().__init__(params, *args)
         p = self.p
         layers = []

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.cross_entropy import cross_entropies
 from lingvo_gshard.layers.attention import causal_mask, segment_mask
 from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.cross_entropy import cross_entropies
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.embedding import EmbeddingLayer
 from lingvo_gshard.layers.moe import Routing
@@ -22,6 +23,9 @@ from lingvo_gshard.layers.transformer import Source, TransformerStack
 
 class TranslationTask(BaseLayer):
     """Translates packed source sequences; a token attends to its own example alone."""
+
+    encoder: TransformerStack
+    decoder: TransformerStack
 
     @classmethod
     def Params(cls) -> InstantiableParams:
@@ -36,7 +40,7 @@ class TranslationTask(BaseLayer):
         p.Define("aux_loss_weight", REQUIRED, "k, the weight of each MoE layer's l_aux.")
         return p
 
-    def __init__(self, params: Params, *args) -> None:
+    def __init__(self, params: hyperparams.Params, *args) -> None:
         super().__init__(params, *args)
         p = self.p
         for side, size in (("source", p.source_vocab_size), ("target", p.target_vocab_size)):

@@ -19,6 +19,7 @@ class TranslationModel:
     """Binds an experiment's task, optimizer and decoder to a partitioning.
 
     Attributes:
+      partitioning: the mesh, and the table from dims to its axes.
       task: the TranslationTask.
       optimizer: its optimizer.
       state_spec: NestedMap of TensorSpec: step, theta and slots.
@@ -32,7 +33,7 @@ class TranslationModel:
           partitioning: the mesh, and the table from dims to its axes.
         """
         self._params = params.Copy().Freeze()
-        self._partitioning = partitioning
+        self.partitioning = partitioning
         self.task = params.task.Instantiate(partitioning)
         self.optimizer = params.optimizer.Instantiate()
         weights = self.task.weight_specs
@@ -68,9 +69,7 @@ class TranslationModel:
             case ModeKeys.PREDICT:
                 return self._predict(state, features)
 
-    def _train(
-        self, state: NestedMap, features: NestedMap, labels: NestedMap
-    ) -> TPUEstimatorSpec:
+    def _train(self, state: NestedMap, features: NestedMap, labels: NestedMap) -> TPUEstimatorSpec:
         context = Context(Mode.TRAIN, tf.stack([self._params.train.seed, state.step]))
         with tf.GradientTape() as tape:
             tape.watch(state.theta.Flatten())
@@ -90,7 +89,7 @@ class TranslationModel:
         """Gradients placed as their weights, so that an update needs no communication."""
         specs = self.state_spec.theta.Flatten()
         return state.theta.Pack(
-            self._partitioning.annotate(tf.convert_to_tensor(gradient), spec.dims)
+            self.partitioning.annotate(tf.convert_to_tensor(gradient), spec.dims)
             for gradient, spec in zip(gradients, specs, strict=True)
         )
 
@@ -111,7 +110,9 @@ class TranslationModel:
 
     def _predict(self, state: NestedMap, features: NestedMap) -> TPUEstimatorSpec:
         p = self._params.decode
-        config = BeamSearch(p.beam_size, p.max_target_len, p.length_norm_alpha)
+        config = BeamSearch(
+            p.beam_size, p.max_target_len, p.length_norm_alpha, min_steps=p.min_target_len
+        )
 
         def decode_step(model: NestedMap, *args: tf.Tensor) -> tuple[tf.Tensor, NestedMap]:
             return self.task.DecodeStep(state.theta, model, *args)
@@ -121,7 +122,7 @@ class TranslationModel:
             decode_step,
             self.task.InitDecode(state.theta, features, config.places),
             features.source_ids.shape[0],
-            self._partitioning.annotate,
+            self.partitioning.annotate,
         )
         return TPUEstimatorSpec(
             mode=ModeKeys.PREDICT,

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import WeightSpec
-from lingvo_gshard.core.hyperparams import InstantiableParams, Params
+from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.optim.schedules import SqrtDecay
 from lingvo_gshard.sharding.partitioning import TensorSpec
@@ -31,7 +32,7 @@ class Adafactor:
         p.Define("clipping_threshold", 1.0, "The largest root mean square of an update (A.2d).")
         return p
 
-    def __init__(self, params: Params) -> None:
+    def __init__(self, params: hyperparams.Params) -> None:
         self.p = params.Copy().Freeze()
         self._schedule = self.p.schedule.Instantiate()
 
@@ -63,10 +64,9 @@ class Adafactor:
         rate = self.learning_rate(step)
         # A weight's slots are a subtree: walk them beside the weights by their paths.
         by_path = dict(slots.FlattenItems())
-        new_weights, new_slots = [], {}
-        for (path, weight), gradient in zip(
-            theta.FlattenItems(), gradients.Flatten(), strict=True
-        ):
+        new_weights: list[tf.Tensor] = []
+        new_slots: dict[str, tf.Tensor] = {}
+        for (path, weight), gradient in zip(theta.FlattenItems(), gradients.Flatten(), strict=True):
             own = {k: by_path[f"{path}.{k}"] for k in _kinds(weight.shape.rank)}
             weight, own = self._update_one(weight, own, gradient, decay, rate)
             new_weights.append(weight)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from lingvo_gshard.core.hyperparams import InstantiableParams, Params
+from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.hyperparams import InstantiableParams
 
 
 class SqrtDecay:
@@ -24,7 +25,7 @@ class SqrtDecay:
         p.Define("total_steps", 0, "Where the fall ends; 0 without one.")
         return p
 
-    def __init__(self, params: Params) -> None:
+    def __init__(self, params: hyperparams.Params) -> None:
         self.p = p = params.Copy().Freeze()
         if p.cool_down_steps > p.total_steps:
             raise ValueError(

@@ -1,0 +1,46 @@
+# Every target sets up what it needs.
+PY := .venv/bin/python
+# A folder of {train,dev,test}/<lang>-<lang>.tsv[.gz]; by default constructed languages.
+CORPUS ?=
+DEMO := out/$(if $(CORPUS),demo-$(notdir $(abspath $(CORPUS))),demo)
+DEMO_CORPUS := $(if $(CORPUS),$(CORPUS),$(DEMO)/corpus)
+DEMO_MODEL := toy.MoE8E4L
+DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$(DEMO)/data \
+	--logdir=$(DEMO)/run --num_partitions=4 --set=decode.max_sentences=100
+
+.PHONY: setup demo test test-slow check bench clean-demo
+
+setup: .venv/ready
+
+.venv/ready: requirements.txt requirements-dev.txt constraints.txt tools/setup.sh
+	tools/setup.sh
+
+test: setup
+	$(PY) -m pytest -q -n 2
+
+test-slow: setup
+	$(PY) -m pytest -q -n 2 -m slow
+
+check: setup
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+bench: setup
+	$(PY) -m bench.step
+	$(PY) -m bench.decode
+
+# Interrupted, it goes on where it was; `make clean-demo` starts afresh.
+demo: $(DEMO)/data/manifest.json
+	$(DEMO_TRAINER) --mode=train_and_eval
+	$(DEMO_TRAINER) --mode=decode
+	@echo "Pictures: $(DEMO)/run/decode_test/bleu.png and $(DEMO)/run/expert_load.png"
+
+$(DEMO)/data/manifest.json: | setup $(if $(CORPUS),,$(DEMO)/corpus/train)
+	$(PY) -m data_prep.build --input=$(DEMO_CORPUS) --out=$(DEMO)/data
+
+$(DEMO)/corpus/train: | setup
+	$(PY) -m data_prep.constructed --out=$(DEMO)/corpus
+
+clean-demo:
+	rm -rf $(DEMO)

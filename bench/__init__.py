@@ -1,0 +1,1 @@
+"""Benchmarks: ratios to the machine's own limits, measured side by side in one run."""
