@@ -32,10 +32,9 @@ def main(argv: list[str]) -> None:
     print(f"{_MODEL.value}, train step; numpy's product: {rate.gflop_per_sec:.0f} GFLOP/s")
     print(f"{'group':>6}{'devices':>9}{'s/step':>9}{'GFLOP/s':>9}{'of numpy':>10}{'tokens/s':>10}")
     for size, count, secs, gflop, tokens in rows:
-        share = gflop / secs / rate.gflop_per_sec
-        print(
-            f"{size:>6}{count:>9}{secs:>9.3f}{gflop / secs:>9.0f}{share:>9.0%} {tokens / secs:>9.0f}"
-        )
+        speed = gflop / secs
+        share = f"{speed / rate.gflop_per_sec:.0%}"
+        print(f"{size:>6}{count:>9}{secs:>9.3f}{speed:>9.0f}{share:>10}{tokens / secs:>10.0f}")
 
 
 def _time_step(rate, group_size: int, num_partitions: int) -> tuple[float, float, int]:
