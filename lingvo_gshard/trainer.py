@@ -6,11 +6,9 @@
 
 from __future__ import annotations
 
-import sys
+from absl import flags
 
-from absl import app, flags, logging
-
-from lingvo_gshard.spmd import environment
+from lingvo_gshard import binary
 
 _MODES = ("train", "eval", "decode", "train_and_eval")
 
@@ -28,12 +26,10 @@ _SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "What --mode=decode
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise ValueError(f"unexpected arguments {argv[1:]}; settings are given as --set=path=value")
+    del argv
     # Loaded only now: TensorFlow and JAX read the environment when they are.
     from lingvo_gshard import modes, runs
 
-    logging.set_verbosity(logging.WARNING)  # Of the libraries; progress is printed.
     launch = runs.Launch(_MODEL.value, tuple(_SET.value), _DATA_DIR.value)
     facts = runs.data_facts(launch.data_dir)
     params = runs.experiment_params(launch, facts)
@@ -50,16 +46,8 @@ def main(argv: list[str]) -> None:
 
 
 def run() -> None:
-    """The console entry: a user's mistake ends in one line, not in a traceback."""
-    app.run(_main_with_short_errors)
-
-
-def _main_with_short_errors(argv: list[str]) -> None:
-    environment.prepare(max(1, _NUM_PARTITIONS.value))
-    try:
-        main(argv)
-    except ValueError as error:
-        sys.exit(f"trainer: {error}")
+    """The console entry."""
+    binary.run("trainer", main, _NUM_PARTITIONS)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from absl import app, flags, logging
+from absl import flags
 
-from lingvo_gshard.spmd import environment
+from lingvo_gshard import binary
 
 _LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.", required=True)
 _SOURCE_LANG = flags.DEFINE_string(
@@ -19,14 +19,12 @@ _NUM_PARTITIONS = flags.DEFINE_integer("num_partitions", 1, "Devices to split th
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise ValueError(f"unexpected arguments {argv[1:]}; the text is read from standard input")
+    del argv
     # Loaded only now: TensorFlow and JAX read the environment when they are.
     from lingvo_gshard import runs
     from lingvo_gshard.decode.translator import Translator
     from lingvo_gshard.input.tokenizer import Tokenizer
 
-    logging.set_verbosity(logging.WARNING)
     launch, facts = runs.recorded(_LOGDIR.value)
     runs.check_language(_SOURCE_LANG.value, facts)
     params = runs.experiment_params(launch, facts)
@@ -39,17 +37,9 @@ def main(argv: list[str]) -> None:
         print(translation.text)
 
 
-def _main_with_short_errors(argv: list[str]) -> None:
-    environment.prepare(max(1, _NUM_PARTITIONS.value))
-    try:
-        main(argv)
-    except ValueError as error:
-        sys.exit(f"translate: {error}")
-
-
 def run() -> None:
     """The console entry."""
-    app.run(_main_with_short_errors)
+    binary.run("translate", main, _NUM_PARTITIONS)
 
 
 if __name__ == "__main__":

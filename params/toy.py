@@ -21,15 +21,16 @@ class MoE8E4L(TranslationExperiment):
     HEAD_DIM = 32
     NUM_EXPERTS: int | None = 8
     GROUP_SIZE = 128
+    DROPOUT = 0.05
     BATCH_SIZE = 32
-    SOURCE_LEN = 96
-    TARGET_LEN = 64
-    MAX_STEPS = 1200
+    SOURCE_LEN = 64
+    TARGET_LEN = 48
+    MAX_STEPS = 2000
     ITERATIONS_PER_LOOP = 20
-    SAVE_CHECKPOINTS_STEPS = 300
+    SAVE_CHECKPOINTS_STEPS = 500
     DECAY_START = 2500
     RAMP_UP_STEPS = 100
-    COOL_DOWN_STEPS = 600
+    COOL_DOWN_STEPS = 1000
 
 
 @registry.register
@@ -45,8 +46,9 @@ class MoE8E8L(MoE8E4L):
     HIDDEN_DIM = 1024
     HEAD_DIM = 64
     GROUP_SIZE = 256
+    DROPOUT = 0.1
     BATCH_SIZE = 64
-    SOURCE_LEN = 64
+    TARGET_LEN = 64
 
 
 @registry.register

@@ -14,7 +14,7 @@ from lingvo_gshard.train.feed import Feed, Group
 from lingvo_gshard.train.hooks import TrainCall, TrainHook
 
 
-class NonFiniteLossError(RuntimeError):
+class NonFiniteLossError(FloatingPointError):
     """The loss became infinite or no number; the last checkpoint is from before."""
 
 

@@ -1,0 +1,35 @@
+"""What the binaries share: the environment before anything loads, and mistakes told in one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from absl import app, flags, logging
+
+from lingvo_gshard.spmd import environment
+
+
+def run(
+    name: str, main: Callable[[list[str]], None], num_partitions: flags.FlagHolder[int]
+) -> None:
+    """Parses the flags and runs `main` on as many virtual CPU devices as there are partitions.
+
+    A ValueError, which is a user's mistake, or a loss that is no number ends the process with
+    one line and exit status 1; with --verbosity=1 the traceback is shown.
+    """
+
+    def guarded(argv: list[str]) -> None:
+        environment.prepare(max(1, num_partitions.value))
+        if not logging.level_debug():
+            logging.set_verbosity(logging.WARNING)  # The libraries' news; progress is printed.
+        try:
+            if len(argv) > 1:
+                raise ValueError(f"unexpected arguments {argv[1:]}; see --help")
+            main(argv)
+        except (ValueError, FloatingPointError) as error:
+            if logging.level_debug():
+                raise
+            sys.exit(f"{name}: {error}")
+
+    app.run(guarded)
