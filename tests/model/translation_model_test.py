@@ -1,0 +1,156 @@
+"""The model under the estimator: an exact resume, and the same loss on other devices."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from lingvo_gshard import runs
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.spmd import specs
+from lingvo_gshard.train.checkpoints import Checkpoints
+from params.experiment import TranslationExperiment
+from tests.model import small_task
+from tests.spmd import functions
+
+
+class _Experiment(TranslationExperiment):
+    NUM_LAYERS, MODEL_DIM, HIDDEN_DIM, NUM_HEADS, HEAD_DIM = 4, 8, 10, 2, 3
+    NUM_EXPERTS, GROUP_SIZE = 8, 12
+    SOURCE_VOCAB_SIZE, TARGET_VOCAB_SIZE = small_task.SOURCE_VOCAB, small_task.TARGET_VOCAB
+    BATCH_SIZE, SOURCE_LEN, TARGET_LEN = small_task.B, small_task.T, small_task.L
+    MAX_STEPS, ITERATIONS_PER_LOOP, SAVE_CHECKPOINTS_STEPS, DECAY_START = 4, 2, 100, 10
+
+
+def _params():
+    p = _Experiment.params()
+    p.task.decoder.moe.group_size = 14
+    p.decode.batch_size = small_task.B
+    return p
+
+
+class _Batches:
+    """Batch i is a function of i."""
+
+    def __init__(self, count=None):
+        self._index, self._count = 0, count
+
+    @property
+    def specs(self):
+        return small_task.batch_specs()
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        if self._index == self._count:
+            raise StopIteration
+        self._index += 1
+        return small_task.random_batch(self._index)
+
+    def get_state(self):
+        return {"index": self._index}
+
+    def set_state(self, state):
+        self._index = state["index"]
+
+
+def _train(estimator, max_steps):
+    return estimator.train(lambda _: _Batches(), max_steps=max_steps)
+
+
+def _state(folder, step, num_partitions=2):
+    parts = functions.partitioning(num_partitions)
+    spec = TranslationModel(_params(), parts).state_spec
+    shardings = specs.shardings(parts, spec, specs.device_mesh(parts))
+    with Checkpoints(str(folder), 2) as saved:
+        return saved.restore(step, spec, shardings)[0]
+
+
+def _losses(folder):
+    """The mean loss that each call of the program logged, by its last step."""
+    lines = (folder / "train_metrics.jsonl").read_text().splitlines()
+    return {line["step"]: line["metrics"]["loss"] for line in map(json.loads, lines)}
+
+
+@pytest.fixture(scope="module")
+def runs_on_two(tmp_path_factory):
+    """Folders: one trained 4 steps at once, one 2 and then 2, one that stopped at 2."""
+    folder = tmp_path_factory.mktemp("runs")
+    at_once, resumed, stopped = (folder / name for name in ("at_once", "resumed", "stopped"))
+    estimator = runs.make_estimator(_params(), str(resumed), 2)
+    _train(estimator, 2)
+    shutil.copytree(resumed, stopped)
+    _train(estimator, 4)
+    # The same compiled program again, from the start.
+    estimator.config = dataclasses.replace(estimator.config, model_dir=str(at_once))
+    _train(estimator, 4)
+    return at_once, resumed, stopped
+
+
+def test_going_on_from_a_checkpoint_is_never_having_stopped(runs_on_two):
+    at_once, resumed, _ = runs_on_two
+    got, want = _state(resumed, 4), _state(at_once, 4)
+    for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=path)
+    assert _losses(resumed) == _losses(at_once)
+    assert int(got.step) == 4
+
+
+def test_training_moved_every_weight(runs_on_two):
+    after_two, after_four = (_state(runs_on_two[i], step) for i, step in ((2, 2), (0, 4)))
+    for (path, a), b in zip(
+        after_two.theta.FlattenItems(), after_four.theta.Flatten(), strict=True
+    ):
+        assert (np.asarray(a) != np.asarray(b)).any(), path
+
+
+def test_a_checkpoint_goes_on_over_other_devices(runs_on_two):
+    at_once, _, stopped = runs_on_two
+    estimator = runs.make_estimator(_params(), str(stopped), 4)
+    _train(estimator, 4)
+    assert _losses(stopped)[4] == pytest.approx(_losses(at_once)[4], rel=1e-5)
+    got, want = _state(stopped, 4, num_partitions=4), _state(at_once, 4)
+    assert got.theta.decoder.layers[1].feed_forward.wi.addressable_shards[0].data.shape[0] == 2
+    for (path, a), b in zip(got.theta.FlattenItems(), want.theta.Flatten(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4, err_msg=path)
+
+
+def test_evaluation_weighs_batches_by_their_tokens(runs_on_two):
+    estimator = runs.make_estimator(_params(), str(runs_on_two[0]), 2)
+    both = estimator.evaluate(lambda _: _Batches(2))
+    first = estimator.evaluate(lambda _: _Batches(1))
+    tokens = [small_task.random_batch(i).labels.target_weights.sum() for i in (1, 2)]
+    assert tokens[0] != tokens[1]
+    second = (both["nll"] * sum(tokens) - first["nll"] * tokens[0]) / tokens[1]
+    assert first["nll"] != both["nll"] and 0.1 < second < 10
+    assert both["overflow_decoder_1"] == 0.0
+
+
+def test_predictions_are_ended_and_in_the_vocabulary(runs_on_two):
+    p = _params()
+    p.decode.Set(beam_size=2, max_target_len=5)
+    estimator = runs.make_estimator(p, str(runs_on_two[0]), 2)
+
+    class Sources(_Batches):
+        @property
+        def specs(self):
+            return NestedMap(features=_sources(super().specs.features))
+
+        def __next__(self):
+            return NestedMap(features=_sources(super().__next__().features))
+
+    rows = list(estimator.predict(lambda _: Sources(1)))
+    assert len(rows) == small_task.B
+    for row in rows:
+        assert row["ids"].shape == (2, 5) and row["scores"][0] >= row["scores"][1]
+        for ids, length in zip(row["ids"], row["lengths"], strict=True):
+            assert ids.max() < small_task.TARGET_VOCAB and not ids[length:].any()
+            assert length == 0 or 2 not in ids[: length - 1]
+
+
+def _sources(features):
+    return NestedMap({k: v for k, v in features.items() if k.startswith("source")})

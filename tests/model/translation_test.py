@@ -1,0 +1,164 @@
+"""The whole model: partitioned equals unpartitioned, packing, weights, step-by-step decoding.
+
+B batch, T source length, L target length, V target vocabulary, k beam, P places.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.sharding.partitioning import TensorSpec
+from tests.layers import building
+from tests.model import small_task
+from tests.model.small_task import B, D, E, H, L, M, N
+from tests.spmd import functions
+
+
+def _task():
+    return small_task.task_params().Instantiate(building.Unannotated())
+
+
+@pytest.fixture(scope="module")
+def theta():
+    return building.random_theta(_task())
+
+
+@pytest.fixture(scope="module")
+def trained(theta):
+    """Loss, metrics and gradients in TRAIN mode, by number of partitions."""
+    found = {}
+    for n in (1, 2, 4, 8):
+        task = small_task.task_params().Instantiate(functions.partitioning(n))
+
+        def fn(theta, batch, seed, task=task):
+            leaves, context = theta.Flatten(), Context(Mode.TRAIN, seed.seed)
+            with tf.GradientTape() as tape:
+                tape.watch(leaves)
+                loss, metrics = task.Loss(theta, batch.features, batch.labels, context)
+            return NestedMap(metrics=metrics, d_theta=theta.Pack(tape.gradient(loss, leaves)))
+
+        specs = building.theta_specs(task)
+        executable = building.compile_fn(
+            fn,
+            n,
+            {f"d_theta.{path}": spec.dims for path, spec in specs.FlattenItems()},
+            theta=specs,
+            batch=small_task.batch_specs(),
+            seed=NestedMap(seed=TensorSpec((2,), "int32", "_")),
+        )
+        seed = NestedMap(seed=np.array([1, 5], np.int32))
+        found[n] = executable(theta, small_task.random_batch(3), seed)
+    return found
+
+
+@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+def test_partitioned_training_equals_unpartitioned(trained, num_partitions):
+    got, want = trained[num_partitions], trained[1]
+    np.testing.assert_allclose(got.metrics.loss, want.metrics.loss, rtol=1e-5)
+    assert got.IsCompatible(want)
+    for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5, err_msg=path)
+
+
+def test_every_weight_has_a_gradient(trained):
+    for path, gradient in trained[1].d_theta.FlattenItems():
+        assert np.abs(gradient).max() > 1e-7, path
+
+
+def test_metrics_and_the_loss_they_make(trained):
+    m = trained[1].metrics
+    assert set(m.overflow) == set(m.expert_load) == {"encoder_1", "decoder_1"}
+    weights = small_task.random_batch(3).labels.target_weights
+    assert m.num_tokens == weights.sum()
+    assert 0.5 * np.log(small_task.TARGET_VOCAB) < m.nll < 3 * np.log(small_task.TARGET_VOCAB)
+    smoothing = (m.loss - 0.64 * m.aux_loss - 0.9 * m.nll) / 0.1
+    assert smoothing > np.log(small_task.TARGET_VOCAB)  # Against the uniform: at least log V.
+
+
+def _logits(theta, batch, mode=Mode.EVAL):
+    return _task().FProp(theta, batch.features.Transform(tf.constant), Context(mode))[0].numpy()
+
+
+def _first_rows(*rows):
+    """A batch of these rows; the others, so that groups come out even, hold one pair."""
+    return small_task.batch_of([*rows, *[([[9]], [[8]])] * (B - len(rows))])
+
+
+def test_two_pairs_in_a_row_are_as_two_rows(theta):
+    source, target = [[5, 6], [7, 8]], [[9, 10], [11, 12, 13]]
+    packed = _logits(theta, _first_rows((source, target)))
+    apart = _logits(theta, _first_rows((source[:1], target[:1]), (source[1:], target[1:])))
+    np.testing.assert_allclose(packed[0, :3], apart[0, :3], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(packed[0, 3:7], apart[1, :4], rtol=1e-4, atol=1e-5)
+
+
+def test_nll_is_of_the_labels(theta):
+    batch = small_task.random_batch(4)
+    _, metrics = _task().Loss(
+        theta,
+        batch.features.Transform(tf.constant),
+        batch.labels.Transform(tf.constant),
+        Context(Mode.EVAL),
+    )
+    logits = _logits(theta, batch).astype("float64")
+    log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    labels, weights = batch.labels.target_labels, batch.labels.target_weights
+    nll = -np.take_along_axis(log_p, labels[..., None], -1)[..., 0]
+    np.testing.assert_allclose(metrics.nll, (nll * weights).sum() / weights.sum(), rtol=1e-5)
+
+
+def test_a_batch_of_padding_has_a_finite_loss(theta):
+    batch = small_task.random_batch(4).Transform(lambda x: tf.zeros_like(tf.constant(x)))
+    loss, metrics = _task().Loss(theta, batch.features, batch.labels, Context(Mode.EVAL))
+    assert metrics.num_tokens == 0 and loss == 0
+
+
+def test_num_weights_by_hand():
+    attention, norm, dense = 4 * M * N * D, 2 * M, 2 * M * H
+    experts = M * E + 2 * E * M * H
+    encoder = 2 * (attention + 2 * norm) + dense + experts + norm
+    decoder = 2 * (2 * attention + 3 * norm) + dense + experts + norm
+    tables = (small_task.SOURCE_VOCAB + 2 * small_task.TARGET_VOCAB) * M
+    assert _task().num_weights == encoder + decoder + tables
+
+
+def test_decoding_step_by_step_equals_teacher_forcing(theta):
+    """Two hypotheses of each source, interleaved in one flat sequence, see their own past."""
+    k, task = 2, _task()
+    forced = [small_task.random_batch(5), small_task.random_batch(6)]
+    forced[1].features.source_ids = forced[0].features.source_ids
+    whole = np.array([[1, *range(4 + i, 3 + i + L)] for i in range(2 * B)], np.int32)
+    source = {x: v for x, v in forced[0].features.items() if x.startswith("source")}
+    # One pair a row here: what a beam decodes is never packed.
+    real = np.where(source["source_segment_ids"] == 1, 1, 0).astype(np.int32)
+    source = NestedMap(source, source_segment_ids=real)
+    targets = np.stack([whole[:B], whole[B:]], 1) % small_task.TARGET_VOCAB  # [B, k, L]
+
+    want = []
+    for i in range(k):
+        features = NestedMap(
+            source,
+            target_ids=targets[:, i],
+            target_segment_ids=np.ones((B, L), np.int32),
+            target_positions=np.tile(np.arange(L, dtype=np.int32), (B, 1)),
+        )
+        want.append(_logits(theta, NestedMap(features=features)))
+
+    weights = theta.Transform(tf.constant)
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(leaves, ids, mask, index):
+        logits, new = task.DecodeStep(weights, state.Pack(leaves), ids, mask, index)
+        return logits, new.Flatten()
+
+    state = task.InitDecode(weights, source.Transform(tf.constant), k * L)
+    leaves, mask = state.Flatten(), np.zeros((B, k, k * L), np.float32)
+    for t in range(L):
+        for i in range(k):
+            mask[:, i, t * k + i] = 1
+        ids = tf.constant(targets[:, :, t])
+        logits, leaves = step(leaves, ids, tf.constant(mask), tf.constant(t))
+        for i in range(k):
+            np.testing.assert_allclose(logits[:, i], want[i][:, t], rtol=1e-4, atol=1e-4)
