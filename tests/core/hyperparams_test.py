@@ -1,0 +1,142 @@
+"""Params: definitions, errors, copies, text."""
+
+import enum
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+
+
+class _Color(enum.Enum):
+    RED = "red"
+
+
+class _Lamp:
+    def __init__(self, params, *args):
+        self.params, self.args = params, args
+
+
+def _lamp():
+    p = InstantiableParams(_Lamp)
+    p.Define("watts", 60, "Power.")
+    p.Define("color", _Color.RED, "")
+    return p
+
+
+def _room():
+    p = Params()
+    p.Define("lamp", _lamp(), "The lamp.")
+    p.Define("size", (3, 4), "")
+    p.Define("table", {"b": 2, "a": _Color.RED}, "")
+    return p
+
+
+def test_set_and_get_by_dotted_path():
+    p = _room()
+    assert p.Set(**{"lamp.watts": 40}, size=(5, 6)) is p
+    assert (p.lamp.watts, p.Get("lamp.watts"), p.size) == (40, 40, (5, 6))
+    p.lamp.watts = 25
+    assert p.Get("lamp.watts") == 25
+    assert "lamp" in p and "watts" not in p and "lamp" in dir(p)
+    assert p.Describe("lamp") == "The lamp."
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("lamp.wats", "No hyperparameter 'wats'; did you mean watts"),
+        ("lmp", "No hyperparameter 'lmp'; did you mean lamp"),
+        ("zzz", "No hyperparameter 'zzz'; did you mean lamp, size, table"),
+        ("size.x", r"'size.x': 'size' holds \(3, 4\), not Params"),
+    ],
+)
+def test_an_unknown_name_names_the_nearest(path, message):
+    for use in (lambda: _room().Set(**{path: 1}), lambda: _room().Get(path)):
+        with pytest.raises(AttributeError, match=message):
+            use()
+
+
+def test_an_unknown_attribute_cannot_be_made_by_assignment():
+    with pytest.raises(AttributeError, match="did you mean size"):
+        _room().sise = 3
+    with pytest.raises(AttributeError, match="did you mean lamp"):
+        _room().Describe("lam")
+
+
+@pytest.mark.parametrize("name", ["two words", "_hidden", "", "1st"])
+def test_a_name_must_be_an_identifier(name):
+    with pytest.raises(ValueError, match="must be an identifier, got"):
+        Params().Define(name, 1, "")
+
+
+def test_a_name_is_defined_once():
+    with pytest.raises(ValueError, match="'size' is defined already"):
+        _room().Define("size", 1, "")
+
+
+def test_frozen_all_the_way_down_and_a_copy_is_not():
+    p = _room().Freeze()
+    for change in (
+        lambda: p.Set(size=1),
+        lambda: p.Set(**{"lamp.watts": 1}),
+        lambda: p.lamp.Set(watts=1),
+        lambda: p.Define("more", 1, ""),
+        lambda: setattr(p.lamp, "watts", 1),
+    ):
+        with pytest.raises(ValueError, match="frozen: Copy"):
+            change()
+    q = p.Copy().Set(**{"lamp.watts": 1})
+    assert (q.lamp.watts, p.lamp.watts) == (1, 60)
+
+
+def test_a_copy_shares_nothing():
+    p = _room()
+    q = p.Copy()
+    q.lamp.watts, q.table["b"] = 7, 8
+    assert (p.lamp.watts, p.table["b"]) == (60, 2)
+    assert p != q and p == _room() and isinstance(q.lamp, InstantiableParams)
+
+
+def test_text_is_sorted_and_of_leaves_alone():
+    assert _room().ToText() == (
+        f"lamp.cls : {__name__}._Lamp\n"
+        "lamp.color : RED\n"
+        "lamp.watts : 60\n"
+        "size : (3, 4)\n"
+        "table : {a: RED, b: 2}\n"
+    )
+    assert str(_room()) == _room().ToText()
+
+
+def test_instantiate_passes_the_params_and_the_arguments():
+    p = _lamp().Set(watts=5)
+    lamp = p.Instantiate("here")
+    assert lamp.params is p and lamp.args == ("here",)
+
+
+def test_instantiate_names_what_is_not_set():
+    p = _lamp().Set(watts=REQUIRED, color=REQUIRED)
+    with pytest.raises(ValueError, match="_Lamp: set watts, color before Instantiate"):
+        p.Instantiate()
+    assert p.Copy().watts is REQUIRED and "watts : REQUIRED" in p.ToText()
+
+
+def test_differences_of_two_texts():
+    ours, theirs = _room(), _room().Set(**{"lamp.watts": 9})
+    theirs.Define("more", 1, "")
+    assert hyperparams.differences(ours.ToText(), theirs.ToText()) == [
+        "lamp.watts: 60, not 9",
+        "more: absent, not 1",
+    ]
+    assert hyperparams.differences(ours.ToText(), ours.ToText()) == []
+
+
+def test_neither_params_nor_nested_maps_load_tensorflow_or_jax():
+    code = (
+        "import sys; import lingvo_gshard.core.hyperparams, lingvo_gshard.core.nested_map;"
+        "sys.exit(bool({'tensorflow', 'jax', 'numpy'} & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,81 @@
+"""NestedMap: order, packing, filtering."""
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lingvo_gshard.core.nested_map import NestedMap
+
+
+def _tree():
+    return NestedMap(b=NestedMap(y=2, x=1), a=[3, NestedMap(z=4)], c=5)
+
+
+def test_items_are_sorted_by_key_at_each_level():
+    assert _tree().FlattenItems() == [("a[0]", 3), ("a[1].z", 4), ("b.x", 1), ("b.y", 2), ("c", 5)]
+    assert _tree().Flatten() == [3, 4, 1, 2, 5]
+
+
+def test_attributes_are_keys():
+    tree = _tree()
+    tree.d = 6
+    del tree.c
+    assert tree["d"] == tree.d == 6 and "c" not in tree
+    with pytest.raises(AttributeError, match="No 'q' in this NestedMap, which holds a, b, d"):
+        _ = tree.q
+    with pytest.raises(AttributeError, match="which holds nothing"):
+        _ = NestedMap().q
+
+
+def test_pack_keeps_the_structure():
+    packed = _tree().Pack("vwxyz")
+    assert packed == NestedMap(a=["v", NestedMap(z="w")], b=NestedMap(x="x", y="y"), c="z")
+    assert isinstance(packed.a[1], NestedMap)
+
+
+@pytest.mark.parametrize("count", [4, 6])
+def test_pack_counts_the_leaves(count):
+    with pytest.raises(ValueError, match=f"Pack: {count} leaves given, 5 expected"):
+        _tree().Pack(range(count))
+
+
+def test_transform():
+    assert _tree().Transform(lambda x: 10 * x).Flatten() == [30, 40, 10, 20, 50]
+
+
+def test_filter_drops_leaves_and_maps_left_empty():
+    tree = NestedMap(a=1, b=NestedMap(c=1), d=NestedMap(e=1, f=2))
+    assert tree.Filter(lambda x: x > 1) == NestedMap(d=NestedMap(f=2))
+    with pytest.raises(ValueError, match="'a' is a list"):
+        _tree().Filter(bool)
+
+
+def test_compatible_is_of_the_same_paths():
+    assert _tree().IsCompatible(_tree().Transform(str))
+    assert not _tree().IsCompatible(NestedMap(_tree(), c=NestedMap(d=1)))
+    assert not _tree().IsCompatible({"a": 1})
+
+
+def test_a_deep_copy_has_its_own_maps_and_the_same_leaves():
+    leaf = object()
+    tree = NestedMap(a=NestedMap(b=leaf))
+    other = copy.deepcopy(tree)
+    other.a.c = 1
+    assert "c" not in tree.a and other.a.b is leaf
+
+
+_TREES = st.recursive(
+    st.integers(),
+    lambda inner: (
+        st.dictionaries(st.sampled_from("abcd"), inner, min_size=1).map(NestedMap)
+        | st.lists(inner, min_size=1, max_size=3)
+    ),
+)
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), _TREES).map(NestedMap))
+def test_pack_undoes_flatten(tree):
+    assert tree.Pack(tree.Flatten()) == tree
+    assert len({path for path, _ in tree.FlattenItems()}) == len(tree.Flatten())

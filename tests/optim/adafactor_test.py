@@ -1,0 +1,125 @@
+"""Adafactor against the paper's algorithms 2 and 4 to 6 in numpy, matrix by matrix.
+
+E experts, M model, H hidden, N heads, D head size.
+"""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core import base_layer
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.optim.adafactor import Adafactor
+from lingvo_gshard.sharding.partitioning import TensorSpec
+
+_SPECS = NestedMap(
+    experts=base_layer.gaussian((3, 4, 5), "EMH", fan_in=4),
+    matrix=base_layer.gaussian((6, 2), "ME", fan_in=6),
+    stack=[base_layer.constant((7,), "M", 1.0), base_layer.constant((), "", 0.0)],
+)
+
+
+def _adafactor(**changes):
+    p = Adafactor.Params().Set(**changes)
+    p.schedule.Set(multiplier=0.3, decay_start=2)
+    return p.Instantiate()
+
+
+def test_slots_have_their_weights_dims_less_the_one_averaged_away():
+    slots = dict(_adafactor().slot_specs(_SPECS).FlattenItems())
+    assert {path: (spec.shape, spec.dims) for path, spec in slots.items()} == {
+        "experts.column": ((3, 5), "EH"),
+        "experts.row": ((3, 4), "EM"),
+        "matrix.column": ((2,), "E"),
+        "matrix.row": ((6,), "M"),
+        "stack[0].full": ((7,), "M"),
+        "stack[1].full": ((), ""),
+    }
+    assert isinstance(slots["matrix.row"], TensorSpec)
+
+
+def test_memory_is_sublinear():
+    spec = NestedMap(w=base_layer.gaussian((1024, 8192), "MH", fan_in=1024))
+    slots = _adafactor().slot_specs(spec)
+    assert sum(np.prod(slot.shape) for slot in slots.Flatten()) == 1024 + 8192
+
+
+class _Oracle:
+    """One weight in float64; a weight of rank 3 is a list of matrices that share their scale."""
+
+    def __init__(self, weight, beta2, threshold):
+        self.weight, self.beta2, self.threshold = weight.astype("float64"), beta2, threshold
+        self.second = {}
+
+    def step(self, gradient, t, rate):
+        decay = min(self.beta2, 1 - t**-0.8)
+        squared = gradient.astype("float64") ** 2 + 1e-30
+        if gradient.ndim < 2:
+            v = self._average("v", squared, decay)
+        else:
+            rows = self._average("rows", squared.sum(-1), decay)
+            columns = self._average("columns", squared.sum(-2), decay)
+            v = rows[..., None] * columns[..., None, :] / rows.sum(-1)[..., None, None]
+        update = gradient / np.sqrt(v)
+        update /= max(1, np.sqrt((update**2).mean()) / self.threshold)
+        scale = max(1e-3, np.sqrt((self.weight**2).mean()))
+        self.weight = self.weight - rate * scale * update
+
+    def _average(self, name, value, decay):
+        self.second[name] = decay * self.second.get(name, 0 * value) + (1 - decay) * value
+        return self.second[name]
+
+
+@pytest.mark.parametrize("beta2", [0.99, 0.5])
+@pytest.mark.parametrize("threshold", [1.0, 0.2])
+def test_several_steps_equal_numpy(beta2, threshold):
+    rng = np.random.default_rng(3)
+    optimizer = _adafactor(beta2=beta2, clipping_threshold=threshold)
+    theta = _SPECS.Transform(lambda s: rng.standard_normal(s.shape).astype("float32"))
+    oracles = [_Oracle(weight, beta2, threshold) for weight in theta.Flatten()]
+    slots = optimizer.slot_specs(_SPECS).Transform(lambda s: tf.zeros(s.shape))
+    for step in range(6):
+        scale = 30.0 if step == 3 else 1.0  # A burst, for the clipping.
+        gradients = _SPECS.Transform(
+            lambda s, scale=scale: (scale * rng.standard_normal(s.shape)).astype("float32")
+        )
+        theta, slots = optimizer.update(
+            theta.Transform(tf.constant), slots, gradients, tf.constant(step)
+        )
+        t = step + 1
+        for (path, got), oracle, gradient in zip(
+            theta.FlattenItems(), oracles, gradients.Flatten(), strict=True
+        ):
+            oracle.step(gradient, t, rate=0.3 / max(t, 2) ** 0.5)
+            np.testing.assert_allclose(got, oracle.weight, rtol=2e-4, atol=1e-5, err_msg=path)
+
+
+def test_the_first_update_is_clipped_to_the_threshold_times_the_weights_scale():
+    optimizer = _adafactor(clipping_threshold=0.5)
+    spec = NestedMap(w=base_layer.constant((4, 6), "MH", 2.0))
+    gradient = NestedMap(w=tf.constant(np.random.default_rng(1).normal(size=(4, 6)), tf.float32))
+    weight = NestedMap(w=tf.fill([4, 6], 2.0))
+    slots = optimizer.slot_specs(spec).Transform(lambda s: tf.zeros(s.shape))
+    new, _ = optimizer.update(weight, slots, gradient, tf.constant(0))
+    moved = new.w.numpy() - 2.0
+    assert np.sqrt((moved**2).mean()) == pytest.approx(0.3 / 2**0.5 * 2.0 * 0.5, rel=1e-4)
+
+
+def test_a_weight_of_zero_moves():
+    optimizer = _adafactor()
+    spec = NestedMap(b=base_layer.constant((5,), "M", 0.0))
+    slots = optimizer.slot_specs(spec).Transform(lambda s: tf.zeros(s.shape))
+    gradient = NestedMap(b=tf.constant([1.0, -2.0, 3.0, -4.0, 5.0]))
+    new, _ = optimizer.update(NestedMap(b=tf.zeros([5])), slots, gradient, tf.constant(0))
+    want = -0.3 / 2**0.5 * 1e-3 * np.array([1, -1, 1, -1, 1])
+    np.testing.assert_allclose(new.b, want, rtol=1e-4)
+
+
+def test_a_gradient_of_zero_moves_nothing_and_stays_finite():
+    optimizer = _adafactor()
+    theta = _SPECS.Transform(lambda s: tf.ones(s.shape))
+    slots = optimizer.slot_specs(_SPECS).Transform(lambda s: tf.zeros(s.shape))
+    new, slots = optimizer.update(theta, slots, theta.Transform(tf.zeros_like), tf.constant(0))
+    for tensor in new.Flatten():
+        np.testing.assert_array_equal(tensor, np.ones(tensor.shape))
+    assert all(np.isfinite(slot).all() for slot in slots.Flatten())

@@ -1,0 +1,121 @@
+"""The annotation API: the same results, held where the annotation says."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from tests.spmd import functions
+
+_ORDER = (3, 1, 0, 2, 7, 5, 6, 4)
+_EIGHT = Partitioning(Mesh(("x", "y"), (2, 4), _ORDER), ())
+
+# What is done to the [8, 16, 24] product of a [8, 16, 5] and a [5, 24] tensor.
+_ANNOTATIONS = {
+    "replicate": annotate.replicate,
+    "split first": lambda t: annotate.split(t, 0, 8),
+    "split last": lambda t: annotate.split(t, -1, 8),
+    "shard": lambda t: annotate.shard(t, np.arange(8).reshape(2, 2, 2)),
+    "shard, permuted": lambda t: annotate.shard(t, np.array(_ORDER).reshape(1, 2, 4)),
+    "mesh": lambda t: annotate.mesh_split(t, _EIGHT.mesh, ("x", None, "y")),
+    "mesh, transposed": lambda t: annotate.mesh_split(t, _EIGHT.mesh, ("y", "x", None)),
+    "mesh, one axis": lambda t: annotate.mesh_split(t, _EIGHT.mesh, (None, "y", None)),
+    "mesh, no axis": lambda t: annotate.mesh_split(t, _EIGHT.mesh, (None, None, None)),
+    "uneven": lambda t: annotate.split(t[:, :15], 1, 8),
+}
+_LOCAL = {  # One partition's part.
+    "replicate": (8, 16, 24),
+    "split first": (1, 16, 24),
+    "split last": (8, 16, 3),
+    "shard": (4, 8, 12),
+    "shard, permuted": (8, 8, 6),
+    "mesh": (4, 16, 6),
+    "mesh, transposed": (2, 8, 24),
+    "mesh, one axis": (8, 4, 24),
+    "mesh, no axis": (8, 16, 24),
+    "uneven": (8, 2, 24),
+}
+
+
+def _fn(how):
+    def fn(batch):
+        leaves = batch.Flatten()
+        with tf.GradientTape() as tape:
+            tape.watch(leaves)
+            y = how(tf.einsum("abc,cd->abd", batch.x, batch.w))
+            loss = tf.reduce_sum(tf.square(y))
+        d_w, d_x = tape.gradient(loss, leaves)
+        return NestedMap(loss=loss, y=y, d_w=d_w, d_x=d_x)
+
+    specs = NestedMap(x=functions.f32((8, 16, 5), "___"), w=functions.f32((5, 24), "__"))
+    return AnnotatedFn("annotated", fn, ("batch",), (specs,))
+
+
+@pytest.mark.parametrize("name", _ANNOTATIONS)
+def test_partitioned_equals_numpy(name):
+    fn = _fn(_ANNOTATIONS[name])
+    executable = program.export(fn, _EIGHT).compile()
+    batch = functions.randoms(fn.args[0], 1)
+    got = executable(batch)
+    y = np.einsum("abc,cd->abd", batch.x, batch.w)
+    d_y = 2 * y
+    if name == "uneven":
+        y = y[:, :15]
+        d_y[:, 15:] = 0
+    np.testing.assert_allclose(got.y, y, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(got.loss, (y**2).sum(), rtol=1e-4)
+    np.testing.assert_allclose(
+        got.d_x, np.einsum("abd,cd->abc", d_y, batch.w), rtol=1e-3, atol=1e-3
+    )
+    np.testing.assert_allclose(
+        got.d_w, np.einsum("abd,abc->cd", d_y, batch.x), rtol=1e-3, atol=1e-3
+    )
+    # The compiled program holds tensors of a part's shape.
+    assert str(list(_LOCAL[name])).replace(" ", "") in executable.as_text()
+
+
+@pytest.fixture
+def graph_tensor():
+    with tf.Graph().as_default():
+        yield tf.zeros([3, 16, 64], name="states")
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda t: annotate.split(t, 3, 2), r"dimension 3 of states.* expected -3 to 2"),
+        (lambda t: annotate.split(t, -4, 2), "dimension -4 of states"),
+        (lambda t: annotate.split(t, 0, 0), "num_partitions must be 1 or more, got 0"),
+        (lambda t: annotate.shard(t, [[0, 1]]), r"rank 3, but the device assignment.* rank 2"),
+        (lambda t: annotate.shard(t, [[[0, 2]]]), r"must hold 0 to 1 once each, got \[0, 2\]"),
+        (lambda t: annotate.shard(t, [[[1, 1]]]), r"must hold 0 to 1 once each, got \[1, 1\]"),
+        (
+            lambda t: annotate.mesh_split(t, Mesh.flat(2), ("d", None)),
+            "states.* rank 3, but 2 axes",
+        ),
+        (
+            lambda t: annotate.mesh_split(t, Mesh.flat(2), ("d", "d", None)),
+            "an axis is used twice",
+        ),
+        (
+            lambda t: annotate.mesh_split(t, Mesh.flat(2), ("e", None, None)),
+            "no axis 'e'; the axes are d",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(graph_tensor, use, message):
+    with pytest.raises(ValueError, match=message):
+        use(graph_tensor)
+
+
+def test_an_annotation_keeps_the_logical_shape(graph_tensor):
+    for made in (
+        annotate.replicate(graph_tensor),
+        annotate.shard(graph_tensor, np.arange(8).reshape(1, 2, 4)),
+    ):
+        assert made.shape == (3, 16, 64) and made.op.type == "XlaSharding"
