@@ -46,6 +46,7 @@ def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
 
     Writes logdir/decode_SPLIT/<lang>.txt (a translation a line), bleu.json and bleu.png.
     """
+    runs.recorded(estimator.config.model_dir)  # Refuses a folder that was never trained in.
     data, limit = manifest.load(data_dir), estimator.params.decode.max_sentences
     texts = {
         language.code: decoding.eval_text(data_dir, split, language.code)[:limit]

@@ -116,7 +116,7 @@ def check_divisible(params: Params, num_partitions: int) -> None:
         sizes["task.encoder.moe.num_experts"] = moe.num_experts
         for stack, length in (("encoder", "source_len"), ("decoder", "target_len")):
             tokens, group = rows * params.input.Get(length), params.task.Get(stack).moe.group_size
-            if tokens % group:
+            if group < 1 or tokens % group:
                 raise ValueError(
                     f"task.{stack}.moe.group_size {group} does not divide the batch's {tokens} "
                     f"tokens (input.batch_size {rows} x input.{length}); choose a divisor."
@@ -198,8 +198,11 @@ def _apply(params: Params, override: str) -> None:
         old = params.Get(path)
     except AttributeError as error:
         raise ValueError(f"--set={override}: {error}") from error
+    if isinstance(old, Params):
+        inner = ", ".join(name for name, _ in old.Leaves(f"{path}."))
+        raise ValueError(f"--set={override}: {path} holds settings; set one of {inner}.")
     number = isinstance(old, int | float) and isinstance(value, int | float)
-    if isinstance(old, Params) or not (old is None or number or isinstance(value, type(old))):
+    if not (old is None or number or isinstance(value, type(old))):
         raise ValueError(
             f"--set={override}: {path} is {type(old).__name__} {old!r}; a value of that type is "
             f"expected, not {type(value).__name__}."

@@ -33,7 +33,9 @@ def main(argv: list[str]) -> None:
     translator = Translator(estimator, source, target, estimator.params.decode)
     # A line that is no UTF-8 is translated all the same, with marks where it can't be read.
     text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    for translation in translator.translate(text.splitlines()):
+    # By newlines alone: splitlines() would also end a line at marks such as U+2028.
+    lines = text.removesuffix("\n").split("\n") if text else []
+    for translation in translator.translate(lines):
         print(translation.text)
 
 

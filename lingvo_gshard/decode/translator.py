@@ -62,7 +62,8 @@ class Translator:
         return results
 
     def _best(self, row: dict[str, np.ndarray]) -> Translation:
-        text = self._target.decode(row["ids"][0])
+        # Pieces that stand for bytes can spell a line's end.
+        text = " ".join(self._target.decode(row["ids"][0]).splitlines())
         return Translation(text, float(row["scores"][0]), int(row["lengths"][0]))
 
 

@@ -89,3 +89,15 @@ def test_lines_of_similar_length_share_a_batch():
     translator, estimator = _translator(batch_size=2)
     translator.translate(["a" * 18, "b", "c" * 19, "d"])
     assert estimator.shapes == [(2, 16), (2, 20)]
+
+
+def test_a_translation_that_spells_a_lines_end_stays_on_its_line():
+    class Breaking(_Letters):
+        def decode(self, ids):
+            return (
+                super().decode(ids).replace("x", "\n").replace("y", "\r\n").replace("z", "\u2028")
+            )
+
+    translator, _ = _translator()
+    translator._target = Breaking()
+    assert [t.text for t in translator.translate(["dxcybza"])] == ["a b c d"]

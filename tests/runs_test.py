@@ -1,0 +1,136 @@
+"""Runs: settings, what must divide what, and the record in a run's folder."""
+
+import json
+
+import pytest
+
+from lingvo_gshard import runs
+from lingvo_gshard.runs import DataFacts, Launch
+
+_FACTS = DataFacts(4000, 2000, ("de", "fr", "qta"))
+
+
+def _params(*overrides, model="toy.MoE8E4L", facts=_FACTS):
+    return runs.experiment_params(Launch(model, overrides, "/data"), facts)
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("train.max_steps=500", "train.max_steps", 500),
+        ("a=0.5", "a", 0.5),
+        ("a=None", "a", None),
+        ("a=(1, 2)", "a", (1, 2)),
+        ("a=dev", "a", "dev"),
+        ("a=x=y", "a", "x=y"),
+        ("a={'B': 'd'}", "a", {"B": "d"}),
+        ("a=", "a", ""),
+    ],
+)
+def test_a_setting_is_a_literal_or_a_string(override, path, value):
+    assert runs.parse_override(override) == (path, value)
+
+
+@pytest.mark.parametrize("override", ["train.max_steps", "=3", ""])
+def test_a_setting_without_path_or_value_is_refused(override):
+    with pytest.raises(ValueError, match=f"--set={override}: path=value is expected, such as"):
+        runs.parse_override(override)
+
+
+def test_settings_apply_in_order_and_the_data_binds_the_vocabularies():
+    p = _params("train.max_steps=5", "train.max_steps=7", "optimizer.beta2=0.9")
+    assert (p.train.max_steps, p.optimizer.beta2) == (7, 0.9)
+    assert (p.task.source_vocab_size, p.task.target_vocab_size) == (4000, 2000)
+    assert p.input.data_dir == p.eval_input.data_dir == "/data"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.max_stps=5", "No hyperparameter 'max_stps'; did you mean max_steps"),
+        ("trian.max_steps=5", "No hyperparameter 'trian'; did you mean train"),
+        ("train.max_steps=many", "train.max_steps is int .*expected, not str"),
+        ("train.max_steps=None", "train.max_steps is int .*expected, not NoneType"),
+        ("task=3", "task holds settings; set one of .*task.dim, "),
+        ("sharding=d", "sharding is dict .*expected, not str"),
+        ("train.max_steps.x=3", "'max_steps' holds .*, not Params"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_one_line(override, message):
+    with pytest.raises(ValueError, match=f"--set={override}: .*{message}") as error:
+        _params(override)
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_model_names_the_nearest():
+    with pytest.raises(ValueError, match="No model 'toy.Dense'. Did you mean toy.Dense4L"):
+        _params(model="toy.Dense")
+
+
+def test_data_of_another_vocabulary_is_refused():
+    with pytest.raises(ValueError, match=r"task.source_vocab_size is 512, but .* 4000 pieces"):
+        _params("task.source_vocab_size=512")
+
+
+@pytest.mark.parametrize(
+    ("num_partitions", "overrides", "message"),
+    [
+        (3, (), "--num_partitions=3 does not divide input.batch_size = 32"),
+        (0, (), "--num_partitions=0 does not divide"),
+        (-2, (), "--num_partitions=-2 does not divide"),
+        (16, (), "--num_partitions=16 does not divide task.encoder.moe.num_experts = 8"),
+        (4, ("decode.batch_size=6",), "does not divide decode.batch_size = 6"),
+        (4, ("task.encoder.moe.group_size=1024",), "does not divide groups of the encoder .* = 2"),
+        (4, ("task.decoder.moe.group_size=768",), "does not divide groups of the decoder .* = 2"),
+        (1, ("task.encoder.moe.group_size=100",), "encoder.moe.group_size 100 does not divide"),
+        (1, ("task.decoder.moe.group_size=0",), "decoder.moe.group_size 0 does not divide"),
+    ],
+)
+def test_partitions_that_do_not_divide_are_refused(num_partitions, overrides, message):
+    p = _params("input.batch_size=32", "input.source_len=64", "input.target_len=48", *overrides)
+    with pytest.raises(ValueError, match=message):
+        runs.make_estimator(p, "/nowhere", num_partitions)
+
+
+def test_a_dense_model_has_no_experts_to_divide():
+    runs.check_divisible(_params("input.batch_size=32", model="toy.Dense4L"), 16)
+
+
+def test_num_weights_needs_no_memory():
+    p = _params("task.encoder.moe.num_experts=100000")
+    assert runs.num_weights(p) > 100000 * 2 * p.task.dim * p.task.encoder.moe.hidden_dim
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no experiment.json; give the --logdir of a trained model"),
+        ("{", "experiment.json: damaged"),
+        ("{}", "experiment.json: damaged: KeyError"),
+        ('{"launch": {"model": "m"}, "data": {}}', "experiment.json: damaged: TypeError"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "experiment.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        runs.recorded(str(tmp_path))
+
+
+def test_a_record_reads_back(tmp_path):
+    fields = {
+        "launch": {"model": "toy.Dense4L", "overrides": ["a=1"], "data_dir": "/data"},
+        "data": {"source_vocab_size": 3, "target_vocab_size": 4, "languages": ["de"]},
+    }
+    (tmp_path / "experiment.json").write_text(json.dumps(fields))
+    want = Launch("toy.Dense4L", ("a=1",), "/data"), DataFacts(3, 4, ("de",))
+    assert runs.recorded(str(tmp_path)) == want
+
+
+@pytest.mark.parametrize(
+    ("code", "hint"), [("dee", "Did you mean de"), ("xx", "trained on de, fr")]
+)
+def test_an_unknown_language_is_refused(code, hint):
+    runs.check_language("de", _FACTS)
+    with pytest.raises(ValueError, match=f"--source_lang={code}: .*{hint}"):
+        runs.check_language(code, _FACTS)

@@ -1,0 +1,187 @@
+"""The binaries, from text to translations: one run end to end, and mistakes told in one line."""
+
+import json
+import pathlib
+import random
+import subprocess
+import sys
+
+import pytest
+
+from data_prep import pipeline, tsv
+from lingvo_gshard import modes, runs
+from lingvo_gshard.runs import Launch
+
+_SMALL = (
+    "task.dim=16",
+    "task.encoder.num_layers=2",
+    "task.decoder.num_layers=2",
+    "task.encoder.moe.group_size=32",
+    "task.decoder.moe.group_size=32",
+    "input.batch_size=8",
+    "input.source_len=32",
+    "input.target_len=32",
+    "eval_input.batch_size=8",
+    "eval_input.source_len=32",
+    "eval_input.target_len=32",
+    "train.iterations_per_loop=2",
+    "train.max_steps=4",
+    "decode.batch_size=8",
+    "decode.beam_size=2",
+    "decode.max_source_len=16",
+    "decode.max_target_len=10",
+)
+_SYLLABLES = ("ba", "ke", "li", "mo", "nu", "tra", "ste", "kon")
+
+
+def _pairs(language, split, count):
+    rng = random.Random(f"{language} {split}")
+
+    def words():
+        return " ".join("".join(rng.choices(_SYLLABLES, k=2)) for _ in range(rng.randint(1, 4)))
+
+    return [tsv.Pair(f"{language} {words()} {i}", f"{split} {words()} {i}") for i in range(count)]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    for split, sizes in {
+        "train": {"aa": 160, "bb": 40},
+        "dev": {"aa": 9},
+        "test": {"aa": 5, "bb": 3},
+    }.items():
+        for language, count in sizes.items():
+            path = folder / "text" / split / f"{language}-en.tsv.gz"
+            tsv.write(path, _pairs(language, split, count))
+    config = pipeline.BuildConfig(source_vocab_size=340, target_vocab_size=330)
+    pipeline.build(folder / "text", folder / "data", config)
+    return str(folder / "data")
+
+
+def _estimator(data_dir, logdir, *overrides, num_partitions=2):
+    launch = Launch("toy.MoE8E4L", (*_SMALL, *overrides), data_dir)
+    facts = runs.data_facts(data_dir)
+    params = runs.experiment_params(launch, facts)
+    return runs.make_estimator(params, str(logdir), num_partitions), launch, facts
+
+
+@pytest.fixture(scope="module")
+def run_dir(data_dir, tmp_path_factory):
+    """A folder in which four steps were trained, with an evaluation."""
+    logdir = tmp_path_factory.mktemp("run")
+    modes.train_and_eval(*_estimator(data_dir, logdir))
+    return logdir
+
+
+def _binary(name, *flags, text=""):
+    return subprocess.run(
+        [sys.executable, "-m", f"lingvo_gshard.{name}", *flags],
+        input=text.encode(),
+        capture_output=True,
+        cwd=pathlib.Path(__file__).parent.parent,
+        timeout=300,
+    )
+
+
+def test_training_leaves_metrics_and_a_picture(run_dir):
+    lines = (run_dir / "train_metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [2, 4]
+    assert (run_dir / "expert_load.png").read_bytes().startswith(b"\x89PNG")
+    launch, facts = runs.recorded(str(run_dir))
+    assert launch.model == "toy.MoE8E4L" and facts.languages == ("aa", "bb")
+
+
+def test_evaluation_prints_its_metrics(data_dir, run_dir, capsys):
+    modes.evaluate(_estimator(data_dir, run_dir)[0])
+    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    assert printed["step"] == "4" and 3 < float(printed["nll"]) < 9
+
+
+def test_decoding_writes_a_translation_a_line(data_dir, run_dir, capsys):
+    modes.decode(_estimator(data_dir, run_dir)[0], data_dir, "test")
+    folder = run_dir / "decode_test"
+    assert {code: (folder / f"{code}.txt").read_text().count("\n") for code in ("aa", "bb")} == {
+        "aa": 5,
+        "bb": 3,
+    }
+    report = json.loads((folder / "bleu.json").read_text())
+    sizes = [(row["code"], row["train_pairs"], row["sentences"]) for row in report["languages"]]
+    assert sizes[0][0] == "aa" and sizes[0][1] > sizes[1][1] and [s[2] for s in sizes] == [5, 3]
+    assert (folder / "bleu.png").exists() and "average" in capsys.readouterr().out
+
+
+def test_translate_writes_one_line_for_each(run_dir):
+    """Blank lines, a mark that is no line's end, bytes that are no UTF-8, no newline at the end."""
+    text = "aa bake\n\nba\u2028ke\x85li\r\nzzz"
+    done = _binary("translate", f"--logdir={run_dir}", "--source_lang=aa", text=text)
+    assert done.returncode == 0, done.stderr.decode()
+    lines = done.stdout.decode().split("\n")
+    assert len(lines) == 5 and lines[1] == lines[4] == ""
+
+
+def test_another_model_in_the_same_folder_is_refused(data_dir, run_dir):
+    arguments = _estimator(data_dir, run_dir, "task.dim=32")
+    before = (run_dir / "experiment.json").read_text()
+    with pytest.raises(ValueError, match="holds another model; choose another .*task.dim: 32"):
+        modes.train(*arguments)
+    assert (run_dir / "experiment.json").read_text() == before
+
+
+def test_nothing_is_evaluated_or_decoded_before_training(data_dir, tmp_path):
+    estimator = _estimator(data_dir, tmp_path / "empty")[0]
+    with pytest.raises(ValueError, match="empty: there is no checkpoint; train first"):
+        modes.evaluate(estimator)
+    with pytest.raises(ValueError, match="empty: no experiment.json; give the --logdir of a tr"):
+        modes.decode(estimator, data_dir, "test")
+
+
+def test_a_folder_that_holds_no_data_is_refused(tmp_path):
+    for folder in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(ValueError, match=f"no .*{folder}: prepare it with .*--out={folder}"):
+            runs.data_facts(str(folder))
+
+
+def test_a_split_that_no_language_has_is_refused(data_dir, run_dir):
+    with pytest.raises(ValueError, match="no language has a train split to decode"):
+        modes.decode(_estimator(data_dir, run_dir)[0], data_dir, "train")
+
+
+def _one_line(done, binary):
+    """The message of a process that ended with a mistake: one line, no traceback."""
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.decode().splitlines() if line.startswith(f"{binary}: ")]
+    assert len(lines) == 1 and "Traceback" not in done.stderr.decode()
+    return lines[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--model=toy.MoE8E4"], "No model 'toy.MoE8E4'. Did you mean toy.MoE8E4L?"),
+        (["--model=toy.MoE8E4L", "extra"], "unexpected arguments ['extra']"),
+        (["--model=toy.MoE8E4L", "--num_partitions=3"], "--num_partitions=3 does not divide"),
+    ],
+)
+def test_the_trainer_tells_a_mistake_in_one_line(data_dir, tmp_path, flags, message):
+    done = _binary("trainer", f"--data_dir={data_dir}", f"--logdir={tmp_path}/run", *flags)
+    assert message in _one_line(done, "trainer")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("binary", ["trainer", "translate"])
+def test_an_unknown_flag_is_refused(binary):
+    done = _binary(binary, "--logdri=x")
+    assert done.returncode == 1 and b"Unknown command line flag 'logdri'" in done.stderr
+
+
+def test_a_missing_flag_is_named():
+    done = _binary("trainer", "--model=toy.MoE8E4L")
+    assert done.returncode == 1 and b"logdir" in done.stderr + done.stdout
+
+
+def test_translate_tells_a_mistake_in_one_line(run_dir, tmp_path):
+    done = _binary("translate", f"--logdir={run_dir}", "--source_lang=ab")
+    assert "the model was trained on aa, bb" in _one_line(done, "translate")
+    done = _binary("translate", f"--logdir={tmp_path}", "--source_lang=aa")
+    assert "give the --logdir of a trained model" in _one_line(done, "translate")
