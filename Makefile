@@ -5,6 +5,8 @@ CORPUS ?=
 DEMO := out/$(if $(CORPUS),demo-$(notdir $(abspath $(CORPUS))),demo)
 DEMO_CORPUS := $(if $(CORPUS),$(CORPUS),$(DEMO)/corpus)
 DEMO_MODEL := toy.MoE8E4L
+# Of the constructed languages; a real corpus gets data_prep's own sizes.
+DEMO_VOCABULARIES := $(if $(CORPUS),,--source_vocab_size=8000 --target_vocab_size=2000)
 DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$(DEMO)/data \
 	--logdir=$(DEMO)/run --num_partitions=4 --set=decode.max_sentences=100
 
@@ -37,7 +39,7 @@ demo: $(DEMO)/data/manifest.json
 	@echo "Pictures: $(DEMO)/run/decode_test/bleu.png and $(DEMO)/run/expert_load.png"
 
 $(DEMO)/data/manifest.json: | setup $(if $(CORPUS),,$(DEMO)/corpus/complete)
-	$(PY) -m data_prep.build --input=$(DEMO_CORPUS) --out=$(DEMO)/data
+	$(PY) -m data_prep.build --input=$(DEMO_CORPUS) --out=$(DEMO)/data $(DEMO_VOCABULARIES)
 
 $(DEMO)/corpus/complete: | setup
 	$(PY) -m data_prep.constructed --out=$(DEMO)/corpus
