@@ -114,6 +114,25 @@ def test_an_early_end_tempts_and_length_normalization_resists(alpha, want):
     assert _best(ids, lengths) == [want]
 
 
+def test_a_late_winner_is_waited_for():
+    """All that is finished beats the active one as it stands; with length it will be the best."""
+    start = np.array([0.149, 0.0, 0.55, 0.0, 0.301])
+    later = np.array([[0.001, 0.001, 0.001, 0.001, 0.996], [0.001, 0.001, 0.996, 0.001, 0.001]])
+    log_p = tf.constant(np.log(np.maximum([start, *later], 1e-9)), tf.float32)
+
+    def rule(model, history):
+        count = tf.reduce_sum(tf.cast(history >= 0, tf.int32), -1)
+        state = tf.cast(count > 1, tf.int32) + tf.cast(count > 3, tf.int32)
+        return tf.gather(log_p, state)
+
+    ids, lengths, scores = _search(BeamSearch(1, 6, 2.0), rule, 1)
+    assert _best(ids, lengths) == [[4, 4, 4, EOS]]
+    want = (
+        np.log(0.301 * 0.996**3) / (9 / 6) ** 2
+    )  # above log 0.55, though log 0.301 / (7 / 6)^2 is below
+    assert scores[0, 0] == pytest.approx(want, rel=1e-4)
+
+
 def test_what_never_ends_is_cut_at_the_last_step():
     def rule(model, history):
         return _peaked(tf.reduce_max(history, -1) + 3, 15) - 2e9 * tf.one_hot(EOS, 15)

@@ -79,6 +79,23 @@ def test_partitioned_equals_numpy(name):
     assert str(list(_LOCAL[name])).replace(" ", "") in executable.as_text()
 
 
+@pytest.mark.parametrize("dims", ["BH_", "HB_", "_BH", "H__", "_B_", "___"])
+def test_parts_lie_where_arguments_of_the_same_dims_lie(dims):
+    """Else the partitioner would have to move them from device to device."""
+    parts = Partitioning.from_dict(_EIGHT.mesh, {"B": "x", "H": "y"})
+    fn = AnnotatedFn(
+        "twice",
+        lambda batch: NestedMap(y=parts.annotate(batch.x * 2.0, dims)),
+        ("batch",),
+        (NestedMap(x=functions.f32((8, 16, 24), dims)),),
+        {"y": dims},
+    )
+    executable = program.export(fn, parts).compile()
+    assert sum(count for _, count in executable.report().collectives) == 0
+    y = executable(functions.randoms(fn.args[0], 1)).y
+    assert y.addressable_shards[0].data.shape == parts.shard_shape(fn.args[0].x)
+
+
 @pytest.fixture
 def graph_tensor():
     with tf.Graph().as_default():
