@@ -131,16 +131,22 @@ def check_divisible(params: Params, num_partitions: int) -> None:
 
 
 def record(launch: Launch, facts: DataFacts, logdir: str) -> None:
-    """Writes what `translate` needs into the run's folder: the launch and the vocabularies."""
-    folder = pathlib.Path(logdir)
+    """Writes what `translate` needs into the run's folder: the launch and the vocabularies.
+
+    Raises:
+      ValueError: the folder's model was trained with other vocabularies.
+    """
+    data, folder = manifest.load(launch.data_dir), pathlib.Path(logdir)
+    copies = list(
+        zip((data.source_vocabulary, data.target_vocabulary), vocabulary_files(logdir), strict=True)
+    )
+    for vocabulary, copy in copies:
+        _check_same_vocabulary(pathlib.Path(launch.data_dir, vocabulary.file.path), copy)
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
+    for vocabulary, copy in copies:
+        shutil.copyfile(pathlib.Path(launch.data_dir, vocabulary.file.path), copy)
     fields = {"launch": dataclasses.asdict(launch), "data": dataclasses.asdict(facts)}
     (folder / _EXPERIMENT).write_text(json.dumps(fields, indent=2) + "\n")
-    data = manifest.load(launch.data_dir)
-    for vocabulary, target in zip(
-        (data.source_vocabulary, data.target_vocabulary), vocabulary_files(logdir), strict=True
-    ):
-        shutil.copyfile(pathlib.Path(launch.data_dir, vocabulary.file.path), target)
 
 
 def recorded(logdir: str) -> tuple[Launch, DataFacts]:
@@ -218,4 +224,12 @@ def _bind_vocabulary(params: Params, name: str, size: int) -> None:
         raise ValueError(
             f"task.{name} is {wanted}, but the data's vocabulary has {size} pieces: prepare the "
             f"data with --{name}={wanted}."
+        )
+
+
+def _check_same_vocabulary(data: pathlib.Path, copy: pathlib.Path) -> None:
+    if copy.exists() and copy.read_bytes() != data.read_bytes():
+        raise ValueError(
+            f"{copy}: this folder's model was trained with another vocabulary than {data}; choose "
+            "another --logdir, or the data that it was trained on."
         )

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from lingvo_gshard import runs
+from lingvo_gshard.input import manifest
 from lingvo_gshard.runs import DataFacts, Launch
 
 _FACTS = DataFacts(4000, 2000, ("de", "fr", "qta"))
@@ -125,6 +126,30 @@ def test_a_record_reads_back(tmp_path):
     (tmp_path / "experiment.json").write_text(json.dumps(fields))
     want = Launch("toy.Dense4L", ("a=1",), "/data"), DataFacts(3, 4, ("de",))
     assert runs.recorded(str(tmp_path)) == want
+
+
+def _prepared(folder, source, target):
+    """A data folder as far as `record` reads it: a manifest and two vocabularies."""
+    vocabularies = []
+    for name, content in (("source", source), ("target", target)):
+        (folder / "vocab").mkdir(parents=True, exist_ok=True)
+        (folder / "vocab" / f"{name}.model").write_bytes(content)
+        file = manifest.describe_file(folder, f"vocab/{name}.model")
+        vocabularies.append(manifest.Vocabulary(file, 8))
+    manifest.save(manifest.Manifest((), *vocabularies, {}, {}), folder)
+    return Launch("toy.Dense4L", (), str(folder))
+
+
+def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
+    logdir = str(tmp_path / "run")
+    launch = _prepared(tmp_path / "a", b"ours", b"english")
+    runs.record(launch, _FACTS, logdir)
+    runs.record(launch, _FACTS, logdir)  # As when a run goes on.
+    assert [p.read_bytes() for p in runs.vocabulary_files(logdir)] == [b"ours", b"english"]
+    with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
+        runs.record(_prepared(tmp_path / "b", b"ours", b"other"), _FACTS, logdir)
+    assert runs.recorded(logdir) == (launch, _FACTS)
+    assert [p.read_bytes() for p in runs.vocabulary_files(logdir)] == [b"ours", b"english"]
 
 
 @pytest.mark.parametrize(

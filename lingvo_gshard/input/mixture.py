@@ -1,7 +1,8 @@
-"""Which language the next example comes from: temperature sampling (section 4.1 of the paper).
+"""Which language the next example comes from: temperature sampling.
 
 A language of n_l training examples is drawn with probability p_l proportional to n_l ** (1/T).
-T=1 keeps the proportions of the data, a large T makes all languages equal; the paper uses T=5.
+T=1 keeps the proportions of the data, a large T makes all languages equal. Section 4.1 speaks of
+the imbalance alone; T=5 is that of the work it builds on (Arivazhagan et al. 2019).
 """
 
 import dataclasses
