@@ -25,9 +25,28 @@ class MoE8E6L(TranslationExperiment):
     BATCH_SIZE = 64
     SOURCE_LEN = 64
     TARGET_LEN = 64
-    MAX_STEPS = 4000
+    MAX_STEPS = 3400
     ITERATIONS_PER_LOOP = 20
     SAVE_CHECKPOINTS_STEPS = 500
     DECAY_START = 4000
     RAMP_UP_STEPS = 200
-    COOL_DOWN_STEPS = 2000
+    COOL_DOWN_STEPS = 1900
+
+
+@registry.register
+class MoE8E6LLong(MoE8E6L):
+    """MoE(8E, 6L), M=128, with rows for longer sentences of many languages.
+
+    5.52 M weights.
+
+    python -m lingvo_gshard.trainer --model=small.MoE8E6LLong --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=2
+    """
+
+    DROPOUT = 0.1
+    BATCH_SIZE = 32
+    SOURCE_LEN = 128
+    TARGET_LEN = 96
+    MAX_STEPS = 2000
+    DECAY_START = 2500
+    COOL_DOWN_STEPS = 1000

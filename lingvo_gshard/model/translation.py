@@ -124,8 +124,8 @@ class TranslationTask(BaseLayer):
 
     def InitDecode(self, theta: NestedMap, features: NestedMap, places: int) -> NestedMap:
         """Encodes the source once and makes empty caches of P places for DecodeStep."""
-        context = Context(Mode.EVAL)
-        encoded, _ = self.Encode(theta, features, context)
+        # In this mode a group is a row: any number of sentences of any length will do.
+        encoded, _ = self.Encode(theta, features, Context(Mode.DECODE))
         return NestedMap(
             cache=self.decoder.InitCache(theta.decoder, encoded, places),
             source_real=_real(features.source_segment_ids),
