@@ -4,38 +4,41 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import re
 from typing import Any
 
-COLLECTIVES = ("all-to-all", "all-reduce", "all-gather", "collective-permute", "reduce-scatter")
-# A -start and its -done are one collective; the start is counted.
-_COLLECTIVE = re.compile(rf" ({'|'.join(COLLECTIVES)})(?:-start)?\(")
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?[\w.-]+ = ", re.MULTILINE)
+from lingvo_gshard.spmd import compiled_text
+from lingvo_gshard.spmd.compiled_text import COLLECTIVES, Collective, Loop
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledReport:
     """One partition's compiled program in numbers.
 
-    A loop's body counts once, however often it runs.
+    A loop's body counts once, however often it runs; `times` of a collective says how often.
 
     Attributes:
       name: the program's name.
       collectives: (kind, count), all kinds of COLLECTIVES.
       num_instructions: of all computations, fused ones included.
       flops: floating-point operations by XLA's own count.
+      accessed_bytes: read and written by its instructions, by XLA's own count.
       argument_bytes, output_bytes, temp_bytes: memory on each device.
       alias_bytes: how much of the output lies in donated arguments.
+      collective_ops: each collective with its bytes and groups, in the text's order.
+      loops: each loop with its trip count, in the text's order.
     """
 
     name: str
     collectives: tuple[tuple[str, int], ...]
     num_instructions: int
     flops: float
+    accessed_bytes: float
     argument_bytes: int
     output_bytes: int
     alias_bytes: int
     temp_bytes: int
+    collective_ops: tuple[Collective, ...]
+    loops: tuple[Loop, ...]
 
     def count(self, kind: str) -> int:
         """The number of collectives of one kind; ValueError for an unknown kind."""
@@ -45,33 +48,61 @@ class CompiledReport:
         return counts[kind]
 
     def table(self) -> str:
-        """The report as lines of `what  value`."""
+        """The report as lines of `what  value`; then a line for each sort of collective, and loop.
+
+        Collectives are of one sort where kind, groups, times and bytes are equal.
+        """
         rows = [("program", self.name), *self.collectives]
         rows += [("instructions", self.num_instructions), ("gflop", f"{self.flops / 1e9:.3f}")]
         rows += [
             (f"{what} MiB", f"{getattr(self, what + '_bytes') / 2**20:.2f}")
-            for what in ("argument", "output", "alias", "temp")
+            for what in ("accessed", "argument", "output", "alias", "temp")
         ]
-        return "\n".join(f"{what:<20} {value:>16}" for what, value in rows)
+        lines = [f"{what:<20} {value:>16}" for what, value in rows]
+        if self.collective_ops:
+            lines.append(_row("collective", "count", "bytes", "times", "groups", "of size"))
+        for op, count in collections.Counter(self.collective_ops).items():
+            times = _known(op.times)
+            lines.append(
+                _row(op.kind, count, op.result_bytes, times, len(op.groups), op.group_size)
+            )
+        lines += [f"loop {loop.name}: {_known(loop.trip_count)} trips" for loop in self.loops]
+        return "\n".join(lines)
 
 
 def count_collectives(text: str) -> tuple[tuple[str, int], ...]:
     """(kind, count) of every kind in a compiled program's text."""
-    counts = collections.Counter(_COLLECTIVE.findall(text))
-    return tuple((kind, counts[kind]) for kind in COLLECTIVES)
+    return _counts(compiled_text.parse(text).collectives)
 
 
 def read(name: str, compiled: Any) -> CompiledReport:
     """Reads a jax.stages.Compiled."""
-    text, memory, cost = compiled.as_text(), compiled.memory_analysis(), compiled.cost_analysis()
+    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     cost = cost[0] if isinstance(cost, list) else cost or {}
+    parsed = compiled_text.parse(compiled.as_text())
     return CompiledReport(
         name=name,
-        collectives=count_collectives(text),
-        num_instructions=len(_INSTRUCTION.findall(text)),
+        collectives=_counts(parsed.collectives),
+        num_instructions=parsed.num_instructions,
         flops=float(cost.get("flops", 0.0)),
+        accessed_bytes=float(cost.get("bytes accessed", 0.0)),
         argument_bytes=memory.argument_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
+        collective_ops=parsed.collectives,
+        loops=parsed.loops,
     )
+
+
+def _counts(ops: tuple[Collective, ...]) -> tuple[tuple[str, int], ...]:
+    counts = collections.Counter(op.kind for op in ops)
+    return tuple((kind, counts[kind]) for kind in COLLECTIVES)
+
+
+def _row(*cells: Any) -> str:
+    return f"{cells[0]:<20}" + "".join(f" {cell:>12}" for cell in cells[1:])
+
+
+def _known(number: int | None) -> str:
+    return "unknown" if number is None else str(number)
