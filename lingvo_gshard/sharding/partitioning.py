@@ -15,6 +15,9 @@ from lingvo_gshard.sharding.mesh import Mesh
 if TYPE_CHECKING:
     import tensorflow as tf
 
+# Of an annotation's operation: the letters it was made from, for those who read the graph.
+DIMS_ATTRIBUTE = "_dims"
+
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
@@ -97,6 +100,8 @@ class Partitioning:
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Annotates `tensor` of rank len(dims) with the sharding that its dims have here."""
         # The table alone is numbers: what reads it at run time need not load TensorFlow.
+        import tensorflow as tf
+
         from lingvo_gshard.sharding import annotate
 
         if tensor.shape.rank != len(dims):
@@ -107,4 +112,7 @@ class Partitioning:
         # A program counts its partitions in the order of the grid; which device sits at each place
         # is settled when it is compiled, not here as well.
         grid = Mesh(self.mesh.axis_names, self.mesh.axis_sizes)
-        return annotate.mesh_split(tensor, grid, self.axes(dims))
+        annotated = annotate.mesh_split(tensor, grid, self.axes(dims))
+        note = tf.compat.v1.AttrValue(s=dims.encode())
+        annotated.op._set_attr(DIMS_ATTRIBUTE, note)
+        return annotated

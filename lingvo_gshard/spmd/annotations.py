@@ -1,0 +1,123 @@
+"""The annotations inside a traced function, read from its graph's XlaSharding operations."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.compiler.xla import xla_data_pb2
+
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import DIMS_ATTRIBUTE
+from lingvo_gshard.spmd.describe import REPLICATED, axes_text
+
+_OP = "XlaSharding"
+_OpSharding = xla_data_pb2.OpSharding
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotation:
+    """One annotated tensor.
+
+    Attributes:
+      name: the operation that makes the tensor; in a loop's body, after the body's name.
+      dtype, shape: numpy's name; logical sizes.
+      dims: one letter a dim, or empty.
+      sharding: as TensorDescription's.
+      ways: how many parts each dim has; all 1 where replicated or manual.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    dims: str
+    sharding: str
+    ways: tuple[int, ...]
+
+
+def read(function: Callable[..., Any], mesh: Mesh) -> list[Annotation]:
+    """The annotations in the graph of a traced tf.function, loops' bodies included.
+
+    Those that the trace itself puts on arguments and results are left out.
+
+    Raises:
+      ValueError: an annotated tensor's shape is not static.
+    """
+    graph = function.get_concrete_function().graph  # type: ignore[attr-defined]
+    proto = graph.as_graph_def(add_shapes=True)
+    placeholders = {node.name for node in proto.node if node.op == "Placeholder"}
+    results = {output.op.inputs[0].op.name for output in graph.outputs}
+    outer = (
+        node
+        for node in proto.node
+        if node.op == _OP and node.name not in results and node.input[0] not in placeholders
+    )
+    found = [_annotation(node, "", mesh) for node in outer]
+    for body in proto.library.function:
+        nodes = (node for node in body.node_def if node.op == _OP)
+        found += [_annotation(node, f"{body.signature.name}: ", mesh) for node in nodes]
+    return found
+
+
+def _annotation(node: Any, prefix: str, mesh: Mesh) -> Annotation:
+    shape = tf.TensorShape(node.attr["_output_shapes"].list.shape[0])
+    if not shape.is_fully_defined():
+        raise ValueError(f"describe: {prefix}{node.name} has no static shape, but {shape}.")
+    sharding = _OpSharding.FromString(node.attr["sharding"].s)
+    text, ways = _read_sharding(sharding, shape.rank, mesh)
+    return Annotation(
+        name=prefix + node.input[0].split(":")[0],
+        dtype=tf.as_dtype(node.attr["T"].type).as_numpy_dtype.__name__,
+        shape=tuple(shape.as_list()),
+        dims=node.attr[DIMS_ATTRIBUTE].s.decode() if DIMS_ATTRIBUTE in node.attr else "",
+        sharding=text,
+        ways=ways,
+    )
+
+
+def _read_sharding(sharding: Any, rank: int, mesh: Mesh) -> tuple[str, tuple[int, ...]]:
+    """The text and the ways of each dim."""
+    whole = (1,) * rank
+    if sharding.type == _OpSharding.REPLICATED:
+        return REPLICATED, whole
+    if sharding.type != _OpSharding.OTHER:
+        return _OpSharding.Type.Name(sharding.type).lower(), whole
+    ways = tuple(sharding.tile_assignment_dimensions)[:rank]
+    devices = _devices(sharding)
+    for axes in _candidates(ways, mesh):
+        if devices == _devices_along(axes, mesh):
+            return axes_text(axes), ways
+    text = ",".join("-" if way == 1 else str(way) for way in ways)
+    return f"{text} ways on {','.join(map(str, devices))}", ways
+
+
+def _devices(sharding: Any) -> list[int]:
+    """The devices in the order of the tiles."""
+    if sharding.iota_reshape_dims:
+        ids = np.arange(np.prod(sharding.iota_reshape_dims)).reshape(sharding.iota_reshape_dims)
+        return ids.transpose(sharding.iota_transpose_perm).ravel().tolist()
+    return list(sharding.tile_assignment_devices)
+
+
+def _candidates(ways: tuple[int, ...], mesh: Mesh) -> Iterator[tuple[str | None, ...]]:
+    """The axes, one a dim and none twice, that have as many partitions as each dim has parts."""
+    sized = list(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    choices: list[list[str | None]] = [
+        [None] if way == 1 else [name for name, size in sized if size == way] for way in ways
+    ]
+    for axes in itertools.product(*choices):
+        used = [axis for axis in axes if axis is not None]
+        if len(set(used)) == len(used):
+            yield axes
+
+
+def _devices_along(axes: tuple[str | None, ...], mesh: Mesh) -> list[int]:
+    """The partitions in the order of the tiles when dims lie along `axes`."""
+    used = [mesh.axis_names.index(axis) for axis in axes if axis is not None]
+    rest = [i for i in range(len(mesh.axis_names)) if i not in used]
+    places = np.arange(mesh.num_partitions).reshape(mesh.axis_sizes)
+    return places.transpose(used + rest).ravel().tolist()

@@ -1,0 +1,147 @@
+"""What lies where, of a function and of the program made from it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.spmd import describe, program
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.describe import Role, TensorDescription
+from tests.spmd import functions
+
+_ARGUMENT, _RESULT, _INSIDE = Role.ARGUMENT, Role.RESULT, Role.INSIDE
+
+
+def test_the_moe_layer():
+    parts = functions.partitioning(4)
+    text = describe.describe(functions.moe_dispatch(parts), parts)
+    assert (text.name, text.mesh_axes) == ("moe", (("d", 4),))
+    whole = [
+        ("weights.wi_EMH", (8, 5, 6), "EMH", "d,-,-", (2, 5, 6)),
+        ("weights.wo_EHM", (8, 6, 5), "EHM", "d,-,-", (2, 6, 5)),
+        ("batch.mask_GSEC", (16, 7, 8, 3), "GSEC", "d,-,-,-", (4, 7, 8, 3)),
+        ("batch.x_GSM", (16, 7, 5), "GSM", "d,-,-", (4, 7, 5)),
+        ("y_GSM", (16, 7, 5), "GSM", "d,-,-", (4, 7, 5)),
+    ]
+    got = [(t.name, t.shape, t.dims, t.sharding, t.shard_shape) for t in text.tensors[:5]]
+    assert got == whole
+    assert [t.shard_bytes for t in text.tensors[:5]] == [240, 240, 2688, 560, 560]
+    assert [t.role for t in text.tensors] == [_ARGUMENT] * 4 + [_RESULT] + [_INSIDE] * 2
+    sent, back = text.tensors[5:]
+    assert (sent.shape, sent.dims, sent.sharding) == ((8, 16, 3, 5), "EGCM", "d,-,-,-")
+    assert (back.shape, back.dims, back.shard_shape) == ((16, 8, 3, 5), "GECM", (4, 8, 3, 5))
+    assert text.total_bytes(_ARGUMENT) == 240 + 240 + 2688 + 560
+
+
+def _many_annotations(parts: Partitioning) -> AnnotatedFn:
+    """Each form of annotation once; the loop's and the manual one among them."""
+
+    def fn(state: NestedMap) -> NestedMap:
+        x_BM = parts.annotate(tf.nn.relu(state.x_BM, name="relu"), "BM")
+        two = annotate.shard(tf.abs(x_BM, name="two"), [[0, 1, 2, 3], [4, 5, 6, 7]])
+        odd = annotate.shard(tf.square(two, name="odd"), [[7, 6, 5, 4, 3, 2, 1, 0]])
+        whole = annotate.replicate(tf.tanh(odd, name="whole"))
+        part = parts.annotate(tf.cast(whole, tf.bfloat16, name="part"), "_M")
+
+        def body(i, x_BM):
+            return i + 1, parts.annotate(tf.nn.softmax(x_BM), "BM")
+
+        _, x_BM = tf.while_loop(lambda i, _: i < 5, body, [tf.constant(0), x_BM])
+        return NestedMap(part=part, x_BM=x_BM, total=tf.reduce_sum(x_BM))
+
+    args = (NestedMap(x_BM=functions.f32((6, 12), "BM")),)
+    return AnnotatedFn("many", fn, ("state",), args, {"x_BM": "BM"})
+
+
+_TWO_AXES = Partitioning.from_dict(Mesh(("x", "y"), (2, 4)), {"B": "x", "M": "y"})
+
+
+def test_every_form_of_annotation():
+    tensors = describe.describe(_many_annotations(_TWO_AXES), _TWO_AXES).tensors
+    argument, part, total, x_BM, *inside = tensors
+    assert argument == TensorDescription(
+        _ARGUMENT, "state.x_BM", "float32", (6, 12), "BM", "x,y", (3, 3), 36
+    )
+    assert (part.role, part.name, part.dtype, part.sharding, part.shard_bytes) == (
+        _RESULT, "part", "bfloat16", "replicated", 144,
+    )  # fmt: skip
+    assert (total.name, total.shape, total.dims, total.shard_bytes) == ("total", (), "", 4)
+    assert (x_BM.name, x_BM.sharding) == ("x_BM", "x,y")
+    by_name = {tensor.name: tensor for tensor in inside}
+    assert {name: (t.dims, t.sharding, t.shard_shape) for name, t in by_name.items()} == {
+        "relu": ("BM", "x,y", (3, 3)),
+        "two": ("", "x,y", (3, 3)),
+        # Uneven, and in an order that no axes have: 12 over 8 is rounded up.
+        "odd": ("", "-,8 ways on 7,6,5,4,3,2,1,0", (6, 2)),
+        "whole": ("", "replicated", (6, 12)),
+        "part": ("_M", "-,y", (6, 3)),
+        **{name: ("BM", "x,y", (3, 3)) for name in by_name if "Softmax" in name},
+    }
+    (loop,) = (name for name in by_name if "Softmax" in name)
+    assert loop.startswith("while_body")
+    assert by_name["part"].shard_bytes == 2 * 6 * 3
+
+
+def test_a_program_has_the_same_arguments_and_results():
+    parts, fn = functions.partitioning(4), functions.sgd_step()
+    made = describe.describe(program.export(fn, parts))
+    assert made.tensors == describe.describe(fn, parts).tensors  # Nothing is annotated inside.
+    assert {t.role for t in made.tensors} == {_ARGUMENT, _RESULT}
+
+
+def test_text_and_json_say_the_same():
+    parts = functions.partitioning(4)
+    described = describe.describe(functions.moe_dispatch(parts), parts)
+    first, head, *lines = described.table().splitlines()
+    assert first == "moe on 4 devices: d=4"
+    assert head.split() == ["tensor", "dtype", "shape", "dims", "sharding", "shard", "bytes/device"]
+    assert len({len(line) for line in lines}) == 1
+    assert lines[0].replace(" ", "") == "argumentweights.wi_EMHfloat32[8,5,6]EMHd,-,-[2,5,6]240"
+    assert lines[-2].split() == ["argument", "all", "3728"]
+    values = json.loads(described.to_json())
+    assert values["mesh_axes"] == [["d", 4]]
+    assert len(values["tensors"]) == len(lines) - 2
+    for tensor, line in zip(values["tensors"], lines, strict=False):
+        assert tensor["name"] in line and line.endswith(f" {tensor['shard_bytes']}")
+    assert values["tensors"][0] == {
+        "role": "argument",
+        "name": "weights.wi_EMH",
+        "dtype": "float32",
+        "shape": [8, 5, 6],
+        "dims": "EMH",
+        "sharding": "d,-,-",
+        "shard_shape": [2, 5, 6],
+        "shard_bytes": 240,
+    }
+
+
+def test_a_saved_program_is_described_without_tensorflow(tmp_path):
+    parts = functions.partitioning(4)
+    saved = program.export(functions.sgd_step(), parts)
+    saved.save(tmp_path / "p")
+    code = """
+import sys
+sys.modules["tensorflow"] = None  # Any import of it fails from here on.
+from lingvo_gshard.spmd import describe, program
+print(describe.describe(program.load(sys.argv[1])).table())
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "p")]
+    run = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert run.stdout == describe.describe(saved).table() + "\n"
+
+
+def test_mistakes_are_named():
+    fn, parts = functions.sgd_step(), functions.partitioning(4)
+    with pytest.raises(ValueError, match="sgd is no program yet; a partitioning is expected"):
+        describe.describe(fn)
+    with pytest.raises(ValueError, match="program sgd has the partitioning .*4.* was given"):
+        describe.describe(program.export(fn, parts), functions.partitioning(2))
+    with pytest.raises(ValueError, match=r"B=16 is not divisible by the 3"):
+        describe.describe(fn, functions.partitioning(3))
