@@ -2,11 +2,18 @@
 
 from lingvo_gshard.spmd import environment
 environment.prepare(num_devices=8)
+
+Compiled programs are kept in ~/.cache/lingvo_gshard, so that the next process that wants the same
+one compiles nothing; a folder that is deleted is made anew. LINGVO_GSHARD_COMPILATION_CACHE names
+another folder, or is `off`. JAX's own JAX_COMPILATION_CACHE_DIR goes before both.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
+import pathlib
+import platform
 import re
 import sys
 
@@ -17,6 +24,9 @@ _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 # Many devices on few cores reach a collective minutes apart; XLA ends the process after 40 s.
 _COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds"
 _COLLECTIVE_TIMEOUT_SECS = 600
+_CACHE_VARIABLE = "LINGVO_GSHARD_COMPILATION_CACHE"
+_CACHE_OFF = "off"
+_DEFAULT_CACHE = "~/.cache/lingvo_gshard"
 
 
 def prepare(num_devices: int | None = None) -> None:
@@ -35,6 +45,7 @@ def prepare(num_devices: int | None = None) -> None:
         raise ValueError(f"prepare: num_devices must be 1 or more, got {num_devices}.")
     _disable_constant_folding()
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    _set_compilation_cache()
     if num_devices is not None:
         _set_cpu_devices(num_devices)
 
@@ -49,6 +60,34 @@ def _disable_constant_folding() -> None:
             f"TF_XLA_FLAGS lacks {_NO_CONSTANT_FOLDING}. Call environment.prepare() first."
         )
     os.environ["TF_XLA_FLAGS"] = " ".join([*flags, _NO_CONSTANT_FOLDING])
+
+
+def _set_compilation_cache() -> None:
+    folder = os.environ.get(_CACHE_VARIABLE, _DEFAULT_CACHE)
+    if folder == _CACHE_OFF:
+        _set_jax("jax_enable_compilation_cache", False)
+        return
+    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
+        path = pathlib.Path(folder).expanduser() / _cpu_name()
+        _set_jax("jax_compilation_cache_dir", str(path))
+    # JAX leaves out what compiles in less than a second; of those a start has many.
+    _set_jax("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _cpu_name() -> str:
+    """A name that CPUs of other instructions don't share: what was compiled for them stops here."""
+    described = pathlib.Path("/proc/cpuinfo")
+    text = described.read_text() if described.exists() else platform.processor()
+    features = sorted(set(re.findall(r"^(?:flags|Features|model name)\s*:.*$", text, re.MULTILINE)))
+    digest = hashlib.sha256("\n".join(features or [text]).encode()).hexdigest()
+    return f"{platform.machine()}-{digest[:12]}"
+
+
+def _set_jax(option: str, value: object) -> None:
+    """Sets an option of JAX, which reads its environment when it is imported and not again."""
+    os.environ[option.upper()] = str(value)
+    if "jax" in sys.modules:
+        sys.modules["jax"].config.update(option, value)
 
 
 def _set_cpu_devices(num_devices: int) -> None:
