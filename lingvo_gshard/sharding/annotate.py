@@ -81,13 +81,22 @@ def mesh_split(tensor: tf.Tensor, mesh: Mesh, axes: Sequence[str | None]) -> tf.
         )
     if len(set(used)) != len(used):
         raise ValueError(f"mesh_split: {tensor.name}: an axis is used twice in {tuple(axes)}.")
+    return mesh_sharding(mesh, axes).apply_to_tensor(tensor, use_sharding_op=True)
+
+
+def mesh_sharding(mesh: Mesh, axes: Sequence[str | None]) -> xla_sharding.Sharding:
+    """The sharding of a tensor whose dimension i is split along axes[i], whole where None.
+
+    Raises:
+      ValueError: an axis is unknown.
+    """
     grid = [mesh.size(axis) if axis is not None else 1 for axis in axes]
     if int(np.prod(grid)) == 1:
-        return replicate(tensor)
+        return xla_sharding.Sharding.replicate()
     devices = np.array(mesh.devices).reshape(mesh.axis_sizes)
-    order = [mesh.axis_names.index(axis) for axis in used]
+    order = [mesh.axis_names.index(axis) for axis in axes if axis is not None]
     rest = [i for i in range(len(mesh.axis_names)) if i not in order]
     grouped = devices.transpose(order + rest)
     if int(np.prod(grid)) == mesh.num_partitions:
-        return shard(tensor, grouped.reshape(grid))
-    return xla_sharding.partial_tile(tensor, grouped.reshape([*grid, -1]), use_sharding_op=True)
+        return xla_sharding.Sharding.tile(grouped.reshape(grid))
+    return xla_sharding.Sharding.partial_tile(grouped.reshape([*grid, -1]))

@@ -1,0 +1,179 @@
+"""Manual partitioning: local code between the two switches, right values and gradients."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding import manual
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from tests.spmd import functions
+
+_GRID = Partitioning.from_dict(
+    Mesh(("x", "y"), (2, 4), (3, 1, 0, 2, 7, 5, 6, 4)), {"B": "x", "H": "y"}
+)
+# The dispatch of section 3.2: 8 groups of 7 tokens to 5 experts with room for 3 of each group.
+_G, _S, _E, _C, _M = 8, 7, 5, 3, 6
+
+
+def _gather_dispatch(parts, x_GSM, indices_EGC):
+    """The paper's pseudocode: a local Gather in place of the one-hot einsum."""
+    with manual.region(parts) as region:
+        part_GSM = region.enter(x_GSM, "GSM")
+        part_EGC = region.enter(indices_EGC, "_GC")
+        local_G = tf.range(part_EGC.shape[1])[None, :, None]
+        gs_EGC2 = tf.stack([tf.broadcast_to(local_G, part_EGC.shape), part_EGC], axis=-1)
+        return region.leave(tf.gather_nd(part_GSM, gs_EGC2), "_GCM")
+
+
+def _dispatch_fn(parts):
+    def fn(batch):
+        with tf.GradientTape() as tape:
+            tape.watch(batch.x_GSM)
+            y_EGCM = _gather_dispatch(parts, batch.x_GSM, batch.indices_EGC)
+            weighted = tf.reduce_sum(y_EGCM * batch.weights_EGCM, axis=[0, 2, 3])
+        return NestedMap(y_EGCM=y_EGCM, d_x_GSM=tape.gradient(weighted, batch.x_GSM))
+
+    specs = NestedMap(
+        x_GSM=functions.f32((_G, _S, _M), "GSM"),
+        indices_EGC=TensorSpec((_E, _G, _C), "int32", "_G_"),
+        weights_EGCM=functions.f32((_E, _G, _C, _M), "_G__"),
+    )
+    return AnnotatedFn("dispatch", fn, ("batch",), (specs,), {"y_EGCM": "_G__", "d_x_GSM": "GSM"})
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2, 4, 8])
+def test_the_papers_dispatch_by_a_local_gather(num_partitions):
+    rng = np.random.default_rng(1)
+    batch = NestedMap(
+        x_GSM=rng.standard_normal((_G, _S, _M)).astype("f"),
+        indices_EGC=rng.integers(0, _S, (_E, _G, _C)).astype("i"),
+        weights_EGCM=rng.standard_normal((_E, _G, _C, _M)).astype("f"),
+    )
+    parts = functions.partitioning(num_partitions)
+    executable = program.export(_dispatch_fn(parts), parts).compile()
+    got = executable(batch)
+    mask_GSEC = np.eye(_S)[batch.indices_EGC].transpose(1, 3, 0, 2)
+    np.testing.assert_allclose(
+        got.y_EGCM, np.einsum("gsec,gsm->egcm", mask_GSEC, batch.x_GSM), rtol=1e-6
+    )
+    np.testing.assert_allclose(
+        got.d_x_GSM,
+        np.einsum("gsec,egcm->gsm", mask_GSEC, batch.weights_EGCM),
+        rtol=1e-5,
+        atol=1e-6,
+    )
+    assert sum(count for _, count in executable.report().collectives) == 0
+
+
+def _loss_and_gradients(batch, results):
+    with tf.GradientTape() as tape:
+        leaves = batch.Flatten()
+        tape.watch(leaves)
+        y, same, rows = results(batch)
+        loss = tf.reduce_sum(y * y) + tf.reduce_sum(same**3) + tf.reduce_sum(rows**2)
+    d = batch.Pack(tape.gradient(loss, leaves))
+    return NestedMap(y=y, same=same, rows=rows, loss=loss, d=d)
+
+
+def _manually(batch):
+    """A product summed over H, scaled by what each partition reads whole; a copy; partial rows."""
+    with manual.region(_GRID) as region:
+        x_BH, w_HM = region.enter(batch.x_BH, "BH"), region.enter(batch.w_HM, "HM")
+        scale_M = region.enter(batch.scale_M, "M")
+        y_BM = tf.einsum("bm,m->bm", x_BH @ w_HM, tf.sin(scale_M))
+        rows_BH = tf.ones([1, x_BH.shape[0]]) @ x_BH
+        return (
+            region.leave(y_BM, "BM", sum_axes=["y"]),
+            region.leave(tf.exp(scale_M), "M"),
+            region.leave(rows_BH, "BH"),
+        )
+
+
+def _whole(batch):
+    halves_2BH = tf.reshape(batch.x_BH, [2, -1, batch.x_BH.shape[1]])
+    y_BM = tf.sin(batch.scale_M) * (batch.x_BH @ batch.w_HM)
+    return y_BM, tf.exp(batch.scale_M), tf.reduce_sum(halves_2BH, 1)
+
+
+def test_sums_copies_and_parts_leave_with_right_gradients():
+    specs = NestedMap(
+        x_BH=functions.f32((6, 12), "BH"),
+        w_HM=functions.f32((12, 5), "HM"),
+        scale_M=functions.f32((5,), "M"),
+    )
+    fn = AnnotatedFn(
+        "products", lambda batch: _loss_and_gradients(batch, _manually), ("batch",), (specs,)
+    )
+    batch = functions.randoms(specs, 3)
+    got = program.export(fn, _GRID).compile()(batch)
+    want = _loss_and_gradients(batch.Transform(tf.constant), _whole)
+    for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4, err_msg=path)
+
+
+@pytest.fixture
+def graph_tensor():
+    with tf.Graph().as_default():
+        yield tf.zeros([4, 6], name="states")
+
+
+_MESH = Mesh(("x", "y"), (2, 4))
+
+
+@pytest.mark.parametrize(
+    "switch", [manual.auto_to_manual_spmd_partition, manual.manual_to_auto_spmd_partition]
+)
+@pytest.mark.parametrize(
+    ("axes", "message"),
+    [
+        (("x",), r"spmd_partition: states:0 has shape \(4, 6\), rank 2, but 1 axes \('x',\)"),
+        (("x", "z"), "no axis 'z'; the axes are x, y"),
+        (("x", "x"), r"states:0: an axis is used twice in \('x', 'x'\)"),
+    ],
+)
+def test_axes_that_make_no_sense_are_refused(graph_tensor, switch, axes, message):
+    with pytest.raises(ValueError, match=message):
+        switch(graph_tensor, _MESH, axes)
+
+
+def test_an_uneven_size_may_not_enter(graph_tensor):
+    message = r"states:0 of shape \(4, 6\): dimension 1 of size 6 is not divisible by the 4 .* 'y'"
+    with pytest.raises(ValueError, match=message):
+        manual.auto_to_manual_spmd_partition(graph_tensor, _MESH, ("x", "y"))
+
+
+def test_an_axis_is_split_or_summed(graph_tensor):
+    with pytest.raises(ValueError, match=r"used twice in \('x', 'x'\)"):
+        manual.manual_to_auto_spmd_partition(graph_tensor, _MESH, ("x", None), sum_axes=["x"])
+    with pytest.raises(ValueError, match="no axis 'z'"):
+        manual.manual_to_auto_spmd_partition(graph_tensor, _MESH, ("x", None), sum_axes=["z"])
+
+
+def test_a_dynamic_shape_is_refused(graph_tensor):
+    dynamic = tf.boolean_mask(graph_tensor, graph_tensor[:, 0] > 0)
+    with pytest.raises(ValueError, match=r"has shape \(None, 6\); a static shape is expected"):
+        manual.auto_to_manual_spmd_partition(dynamic, _MESH, ("x", None))
+    with pytest.raises(ValueError, match=r"has shape \(None, 6\); a static shape is expected"):
+        manual.manual_to_auto_spmd_partition(dynamic, _MESH, ("x", None))
+
+
+def test_a_region_that_has_ended_takes_no_more(graph_tensor):
+    with manual.region(_GRID) as region:
+        part = region.enter(graph_tensor, "B_")
+    assert part.shape == (2, 6)
+    with pytest.raises(ValueError, match="enter: the manual region has ended before states:0"):
+        region.enter(graph_tensor, "B_")
+    with pytest.raises(ValueError, match="leave: the manual region has ended before"):
+        region.leave(part, "B_")
+
+
+def test_a_reduction_inside_is_refused(graph_tensor):
+    """XLA would end the process."""
+    part = manual.auto_to_manual_spmd_partition(graph_tensor, _MESH, ("x", None))
+    message = r"the Sum Sum may not stand in a manual region; use an einsum"
+    with pytest.raises(ValueError, match=message):
+        manual.manual_to_auto_spmd_partition(2.0 * tf.reduce_sum(part, 1), _MESH, ("x",))
