@@ -73,7 +73,7 @@ class TPUEstimator:
         if step is None or (step.shape, step.dtype) != ((), "int32"):
             raise ValueError(f"TPUEstimator: the state needs `step`, an int32 scalar, got {step}.")
         self.config, self.params, self.partitioning = config, params, partitioning
-        self._state_spec, self._init_fn = state_spec, init_fn
+        self.state_spec, self._init_fn = state_spec, init_fn
         self._model_prefixes = model_prefixes
         self._programs = programs.Programs(model_fn, params, partitioning, state_spec)
 
@@ -238,7 +238,7 @@ class TPUEstimator:
     def _start(self, saved: Checkpoints, latest: int | None, source: Input) -> NestedMap:
         if latest is None:
             return self._programs.initialize(self._init_fn, self.config.seed)
-        state, input_state = saved.restore(latest, self._state_spec, self._shardings())
+        state, input_state = saved.restore(latest, self.state_spec, self._shardings())
         source.set_state(input_state)
         logging.info("train: continues after step %d", latest)
         return state
@@ -252,7 +252,7 @@ class TPUEstimator:
             step = saved.latest() if step is None else step
             if step is None:
                 raise ValueError(f"{folder}: there is no whole checkpoint; train first.")
-            state, _ = saved.restore(step, self._state_spec, self._shardings())
+            state, _ = saved.restore(step, self.state_spec, self._shardings())
         return state, step
 
     def _checkpoints(self) -> Checkpoints:
@@ -260,7 +260,7 @@ class TPUEstimator:
 
     def _shardings(self) -> NestedMap:
         mesh = specs.device_mesh(self.partitioning)
-        return specs.shardings(self.partitioning, self._state_spec, mesh)
+        return specs.shardings(self.partitioning, self.state_spec, mesh)
 
 
 def _first(source: Input, steps: int | None) -> Iterator[NestedMap]:

@@ -1,0 +1,110 @@
+"""What takes minutes: a model that learns the constructed languages, and one that is killed."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from data_prep import constructed, pipeline
+from lingvo_gshard import modes, runs
+from lingvo_gshard.runs import Launch
+from lingvo_gshard.spmd import specs
+from lingvo_gshard.train.checkpoints import Checkpoints
+
+pytestmark = pytest.mark.slow
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("constructed")
+    constructed.write_corpus(folder / "text", seed=3)
+    config = pipeline.BuildConfig(source_vocab_size=4000, target_vocab_size=1500)
+    pipeline.build(folder / "text", folder / "data", config)
+    return str(folder / "data")
+
+
+def _estimator(launch, logdir, num_partitions):
+    facts = runs.data_facts(launch.data_dir)
+    params = runs.experiment_params(launch, facts)
+    return runs.make_estimator(params, str(logdir), num_partitions), launch, facts
+
+
+def test_the_demo_model_learns_to_translate(data_dir, tmp_path):
+    """500 of the demo's 2000 steps: English words alone would leave about 4 nats a token."""
+    overrides = (
+        "train.max_steps=500",
+        "optimizer.schedule.total_steps=500",
+        "optimizer.schedule.cool_down_steps=250",
+        "decode.max_sentences=20",
+    )
+    estimator, launch, facts = _estimator(Launch("toy.MoE8E4L", overrides, data_dir), tmp_path, 4)
+    modes.train_and_eval(estimator, launch, facts)
+    evaluation = json.loads((tmp_path / "eval_metrics.jsonl").read_text().splitlines()[-1])
+    assert evaluation["step"] == 500
+    assert evaluation["nll"] < 2.0
+    modes.decode(estimator, data_dir, "test")
+    report = json.loads((tmp_path / "decode_test" / "bleu.json").read_text())
+    assert len(report["languages"]) == 14
+    assert report["languages"][0]["bleu"] > 15  # Of the largest language.
+    lines = [json.loads(line) for line in (tmp_path / "train_metrics.jsonl").open()]
+    assert lines[-1]["metrics"]["overflow.encoder_1"] < 0.02
+
+
+def _launch_to_train(data_dir):
+    overrides = ("train.iterations_per_loop=5", "train.save_checkpoints_steps=10")
+    return Launch("toy.MoE8E4L", (*overrides, f"train.max_steps={_STEPS}"), data_dir)
+
+
+def _train_process(launch, logdir):
+    flags = [f"--set={override}" for override in launch.overrides]
+    command = [sys.executable, "-m", "lingvo_gshard.trainer", "--mode=train", *flags]
+    command += [f"--model={launch.model}", f"--data_dir={launch.data_dir}", f"--logdir={logdir}"]
+    return subprocess.Popen(
+        [*command, "--num_partitions=2"],
+        cwd=_ROOT,
+        env={**os.environ, "PYTHONPATH": str(_ROOT)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+
+
+def _last_state(launch, logdir):
+    estimator, _, _ = _estimator(launch, logdir, 2)
+    shardings = specs.shardings(estimator.partitioning, estimator.state_spec)
+    with Checkpoints(logdir, 5) as checkpoints:
+        assert checkpoints.latest() == _STEPS
+        state, _ = checkpoints.restore(_STEPS, estimator.state_spec, shardings)
+    return {path: np.asarray(array) for path, array in state.FlattenItems()}
+
+
+def test_killed_again_and_again_it_ends_as_if_never_stopped(data_dir, tmp_path):
+    launch = _launch_to_train(data_dir)
+    began = time.monotonic()
+    assert _train_process(launch, tmp_path / "whole").wait() == 0
+    whole_secs = time.monotonic() - began
+
+    rng, kills = random.Random(7), 0
+    for _ in range(4):
+        process = _train_process(launch, tmp_path / "killed")
+        try:
+            process.wait(timeout=whole_secs * rng.uniform(0.5, 0.95))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+    assert kills  # The first run needs whole_secs, so the first kill comes in its midst.
+    assert _train_process(launch, tmp_path / "killed").wait() == 0
+
+    whole = _last_state(launch, tmp_path / "whole")
+    for path, array in _last_state(launch, tmp_path / "killed").items():
+        np.testing.assert_array_equal(array, whole[path], err_msg=path)
