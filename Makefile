@@ -10,12 +10,16 @@ DEMO_VOCABULARIES := $(if $(CORPUS),,--source_vocab_size=8000 --target_vocab_siz
 DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$(DEMO)/data \
 	--logdir=$(DEMO)/run --num_partitions=4 --set=decode.max_sentences=100
 
-.PHONY: setup demo test test-slow check bench clean-demo
+.PHONY: setup setup-tpu demo test test-slow check bench clean-demo
 
 setup: .venv/ready
 
 .venv/ready: requirements.txt requirements-dev.txt constraints.txt tools/setup.sh
 	tools/setup.sh
+
+# To compile for TPU topologies without one; nothing else needs it.
+setup-tpu: setup
+	$(PY) -m pip install --quiet -r requirements-tpu.txt -c constraints.txt
 
 test: setup
 	$(PY) -m pytest -q -n 2
