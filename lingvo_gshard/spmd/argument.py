@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import jax
+import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import TensorSpec
@@ -69,6 +70,10 @@ def _lies(leaf: Any, sharding: jax.sharding.NamedSharding) -> bool:
 def _put(leaf: Any, sharding: jax.sharding.NamedSharding, donated: bool) -> jax.Array:
     # A donated array's memory is written over: it must not be the caller's own.
     may_alias = False if donated else None
+    if not sharding.is_fully_addressable and not isinstance(leaf, jax.Array):
+        # device_put would first ask all processes whether they have the same array.
+        own = np.array(leaf) if donated else leaf
+        return jax.make_array_from_callback(leaf.shape, sharding, lambda place: own[place])
     if not isinstance(leaf, jax.Array) or leaf.sharding.num_devices == 1:
         return jax.device_put(leaf, sharding, may_alias=may_alias)
     with ONE_AT_A_TIME:  # From one sharding to another is a program with collectives, too.

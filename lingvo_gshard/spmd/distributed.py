@@ -1,0 +1,75 @@
+"""Several processes, each with its own devices, run one program: the code of one process.
+
+Every process calls `initialize` before JAX starts, then exports, compiles and calls the same
+programs in the same order, with the same arrays.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from lingvo_gshard.core.nested_map import NestedMap
+
+
+@dataclasses.dataclass(frozen=True)
+class Processes:
+    """Who takes part.
+
+    Attributes:
+      coordinator: `host:port` of process 0, which the others can reach.
+      num_processes: all of them.
+      process_id: this one's place, from 0.
+      timeout_secs: how long to wait for the others.
+
+    Raises:
+      ValueError: no `host:port`, or a place that is none.
+    """
+
+    coordinator: str
+    num_processes: int
+    process_id: int
+    timeout_secs: int = 300
+
+    def __post_init__(self) -> None:
+        host, _, port = self.coordinator.rpartition(":")
+        if not host or not port.isdigit():
+            raise ValueError(
+                f"Processes: the coordinator must be host:port, got {self.coordinator!r}."
+            )
+        if not 0 <= self.process_id < self.num_processes:
+            raise ValueError(
+                f"Processes: process_id must be 0 to {self.num_processes - 1}, "
+                f"got {self.process_id}."
+            )
+
+
+def initialize(processes: Processes) -> None:
+    """Joins the processes: jax.devices() are then everybody's, process 0's first.
+
+    CPU devices talk to each other through Gloo.
+
+    Raises:
+      RuntimeError: JAX has started already; or not all came in time, process 0 first.
+    """
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    jax.distributed.initialize(
+        processes.coordinator,
+        num_processes=processes.num_processes,
+        process_id=processes.process_id,
+        initialization_timeout=processes.timeout_secs,
+    )
+
+
+def to_host(tree: NestedMap) -> NestedMap:
+    """The whole of every array as numpy arrays, in every process; all processes must call it."""
+    return tree.Transform(
+        lambda leaf: (
+            np.asarray(leaf)
+            if leaf.is_fully_replicated or leaf.is_fully_addressable
+            else multihost_utils.process_allgather(leaf, tiled=True)
+        )
+    )
