@@ -1,0 +1,63 @@
+"""Max pooling whose gradient may be split over space (appendix A.4).
+
+B batch, X and Y space, C channels.
+"""
+
+from __future__ import annotations
+
+import enum
+import itertools
+
+import tensorflow as tf
+
+
+class Padding(enum.Enum):
+    """Whether windows may reach over the edges."""
+
+    SAME = "SAME"
+    VALID = "VALID"
+
+
+def max_pool2d(
+    x_BXYC: tf.Tensor, window: tuple[int, int], strides: tuple[int, int], padding: Padding
+) -> tf.Tensor:
+    """As tf.nn.max_pool2d: the largest of every window.
+
+    Its gradient is made of slices, which are partitioned by halo exchange. That of
+    tf.nn.max_pool2d is XLA's SelectAndScatter, which today's partitioner gets wrong where windows
+    overlap. Of equal elements the earlier gets the gradient.
+
+    Args:
+      x_BXYC: [B, X, Y, C], floats, of static shape.
+      window: its size over X and Y.
+      strides: its steps over X and Y.
+      padding: SAME gives ceil(size / stride) windows, VALID those that lie inside.
+
+    Returns:
+      [B, X', Y', C] of the same dtype.
+
+    Raises:
+      ValueError: the shape is not static or not of rank 4, or no window lies inside.
+    """
+    if not x_BXYC.shape.is_fully_defined() or x_BXYC.shape.rank != 4:
+        raise ValueError(f"max_pool2d: a static [B, X, Y, C] is expected, got {x_BXYC.shape}.")
+    sizes = x_BXYC.shape.as_list()[1:3]
+    counts, pads = [], []
+    for size, length, stride in zip(sizes, window, strides, strict=True):
+        same = padding is Padding.SAME
+        counts.append(-(-size // stride) if same else (size - length) // stride + 1)
+        over = max((counts[-1] - 1) * stride + length - size, 0) if same else 0
+        pads.append([over // 2, over - over // 2])
+    if min(counts) < 1:
+        raise ValueError(f"max_pool2d: no window of {window} lies inside {tuple(sizes)}.")
+    padded = tf.pad(x_BXYC, [[0, 0], *pads, [0, 0]], constant_values=x_BXYC.dtype.min)
+    largest = None
+    for x, y in itertools.product(range(window[0]), range(window[1])):
+        # Element (x, y) of every window.
+        last_x, last_y = (
+            start + (count - 1) * stride + 1
+            for start, count, stride in zip((x, y), counts, strides, strict=True)
+        )
+        element = padded[:, x : last_x : strides[0], y : last_y : strides[1]]
+        largest = element if largest is None else tf.maximum(largest, element)
+    return largest
