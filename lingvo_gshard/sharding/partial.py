@@ -1,0 +1,152 @@
+"""Partial results: an einsum's sum over a split dim, kept as terms until it is asked for.
+
+Section 3.3.2 adds the partitions' terms as soon as a contracting dim is split (figure 4b). What
+is linear in the sum may as well be done to each term, and the sum taken once, at the end. The
+terms are a tensor with one more dimension, P, split along the mesh axis: the compiler partitions
+it, and its gradient, as any other.
+
+A letter is a dim of the logical tensors, as in the table; P counts the terms.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import string
+
+import tensorflow as tf
+
+from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+
+
+@dataclasses.dataclass(frozen=True)
+class Partial:
+    """A sum over the partitions of one mesh axis, not yet computed.
+
+    Attributes:
+      terms: [P, ...], one term for each partition along `axis`, where it stays.
+      dims: the letters of the sum, without P.
+      axis: the mesh axis.
+      partitioning: what splits the other dims.
+    """
+
+    terms: tf.Tensor
+    dims: str
+    axis: str
+    partitioning: Partitioning
+
+    def __add__(self, other: Partial) -> Partial:
+        """The sum of both, still not computed; ValueError if they are not alike."""
+        if (self.dims, self.axis) != (other.dims, other.axis):
+            raise ValueError(
+                f"Partial: {self.dims!r} over axis {self.axis!r} can't be added to "
+                f"{other.dims!r} over axis {other.axis!r}."
+            )
+        return dataclasses.replace(self, terms=self._place(self.terms + other.terms, self.dims))
+
+    def einsum(self, equation: str, other: tf.Tensor) -> Partial:
+        """tf.einsum(equation, sum, other), still not computed.
+
+        `other` is the same for every term: it is held whole along the axis.
+
+        Raises:
+          ValueError: the equation has no two operands, or its first is not this one's dims.
+        """
+        left, right, out = _operands("Partial.einsum", equation)
+        if left != self.dims:
+            raise ValueError(
+                f"Partial.einsum: {equation!r} begins with {left!r}, but the partial result has "
+                f"dims {self.dims!r}."
+            )
+        p = _free_letter(equation)
+        whole = annotate.mesh_split(
+            other, _grid(self.partitioning), _axes_without(self.partitioning, right, self.axis)
+        )
+        terms = tf.einsum(f"{p}{left},{right}->{p}{out}", self.terms, whole)
+        return dataclasses.replace(self, terms=self._place(terms, out), dims=out)
+
+    def reduce(self) -> tf.Tensor:
+        """The sum, whole along the axis: one all-reduce."""
+        axes = _axes_without(self.partitioning, self.dims, self.axis)
+        return annotate.mesh_split(tf.reduce_sum(self.terms, 0), _grid(self.partitioning), axes)
+
+    def _place(self, terms: tf.Tensor, dims: str) -> tf.Tensor:
+        return _split_terms(terms, self.partitioning, dims, self.axis)
+
+
+def einsum(
+    partitioning: Partitioning, equation: str, a: tf.Tensor, b: tf.Tensor, *, letter: str
+) -> Partial:
+    """tf.einsum(equation, a, b) without the sum over the partitions of `letter`.
+
+    Args:
+      partitioning: its table gives the mesh axis of `letter`, and splits the other dims.
+      equation: of two operands, without an ellipsis.
+      a, b: of static shapes.
+      letter: a contracting dim, of any size.
+
+    Returns:
+      The result as terms along the axis of `letter`.
+
+    Raises:
+      ValueError: the equation has no two operands, `letter` is not contracted by it, or the
+        table does not split it.
+    """
+    left, right, out = _operands("partial.einsum", equation)
+    if letter not in left or letter not in right or letter in out:
+        raise ValueError(f"partial.einsum: {equation!r} does not contract {letter!r}.")
+    axis = dict(partitioning.table).get(letter)
+    if axis is None:
+        raise ValueError(
+            f"partial.einsum: {equation!r}: the table {dict(partitioning.table)} does not split "
+            f"{letter!r}."
+        )
+    p = _free_letter(equation)
+    a = _divide(a, left, letter, axis, partitioning)
+    b = _divide(b, right, letter, axis, partitioning)
+    terms = tf.einsum(f"{p}{left},{p}{right}->{p}{out}", a, b)
+    return Partial(_split_terms(terms, partitioning, out, axis), out, axis, partitioning)
+
+
+def _divide(
+    tensor: tf.Tensor, dims: str, letter: str, axis: str, partitioning: Partitioning
+) -> tf.Tensor:
+    """[..., K, ...] -> [P, ..., ceil(K / P), ...], zeros after the last; each part stays."""
+    ways, place = partitioning.mesh.size(axis), dims.index(letter)
+    shape = tensor.shape.as_list()
+    part = -(-shape[place] // ways)
+    pads = [[0, part * ways - size if i == place else 0] for i, size in enumerate(shape)]
+    others = [*_axes_without(partitioning, dims, axis)]
+    others[place] = axis
+    padded = annotate.mesh_split(tf.pad(tensor, pads), _grid(partitioning), others)
+    divided = tf.reshape(padded, [*shape[:place], ways, part, *shape[place + 1 :]])
+    order = [place, *range(place), *range(place + 1, len(shape) + 1)]
+    return _split_terms(tf.transpose(divided, order), partitioning, dims, axis)
+
+
+def _split_terms(terms: tf.Tensor, partitioning: Partitioning, dims: str, axis: str) -> tf.Tensor:
+    axes = [axis, *_axes_without(partitioning, dims, axis)]
+    return annotate.mesh_split(terms, _grid(partitioning), axes)
+
+
+def _axes_without(partitioning: Partitioning, dims: str, axis: str) -> list[str | None]:
+    """The mesh axes of `dims`, the terms' axis being taken."""
+    return [None if found == axis else found for found in partitioning.axes(dims)]
+
+
+def _grid(partitioning: Partitioning) -> Mesh:
+    """As in Partitioning.annotate: partitions count in the order of the grid."""
+    return Mesh(partitioning.mesh.axis_names, partitioning.mesh.axis_sizes)
+
+
+def _operands(what: str, equation: str) -> tuple[str, str, str]:
+    operands, arrow, out = equation.partition("->")
+    left, comma, right = operands.partition(",")
+    if not arrow or not comma or not (left + right + out).isalpha():
+        raise ValueError(f"{what}: expected an equation like 'BH,HM->BM', got {equation!r}.")
+    return left, right, out
+
+
+def _free_letter(equation: str) -> str:
+    return next(letter for letter in string.ascii_letters if letter not in equation)

@@ -1,0 +1,148 @@
+"""Partial results: fewer sums over the devices, the same numbers."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding import partial
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from tests.spmd import functions
+
+_K = {"even": 24, "uneven": 21}
+
+
+def _parts(num_partitions):
+    return Partitioning.from_dict(Mesh.flat(num_partitions), {"K": "d"})
+
+
+def _arguments(k):
+    return NestedMap(
+        u_AK=functions.f32((6, k), "__"),
+        v_KB=functions.f32((k, 10), "__"),
+        w_BC=functions.f32((10, 3), "__"),
+        x_AK=functions.f32((6, k), "__"),
+        y_KB=functions.f32((k, 10), "__"),
+    )
+
+
+def _late(parts, batch):
+    """Y = U V W, then the sum of two products, each added over the devices once."""
+    uv = partial.einsum(parts, "AK,KB->AB", batch.u_AK, batch.v_KB, letter="K")
+    xy = partial.einsum(parts, "AK,KB->AB", batch.x_AK, batch.y_KB, letter="K")
+    return NestedMap(
+        chain_AC=uv.einsum("AB,BC->AC", batch.w_BC).reduce(), sum_AB=(uv + xy).reduce()
+    )
+
+
+def _eager(parts, batch):
+    def product(a, b):
+        product = tf.einsum("AK,KB->AB", parts.annotate(a, "AK"), parts.annotate(b, "KB"))
+        return parts.annotate(product, "AB")
+
+    uv_AB, xy_AB = product(batch.u_AK, batch.v_KB), product(batch.x_AK, batch.y_KB)
+    return NestedMap(chain_AC=uv_AB @ batch.w_BC, sum_AB=uv_AB + xy_AB)
+
+
+def _compiled(how, parts, k, results):
+    """How's named results alone, or their gradients too."""
+
+    def fn(batch):
+        if results != "gradients":
+            return NestedMap(y=how(parts, batch)[results])
+        with tf.GradientTape() as tape:
+            leaves = batch.Flatten()
+            tape.watch(leaves)
+            y = how(parts, batch)
+            loss = tf.reduce_sum(y.chain_AC**2) + tf.reduce_sum(tf.sin(y.sum_AB))
+        return NestedMap(y=y, d=batch.Pack(tape.gradient(loss, leaves)))
+
+    return program.export(AnnotatedFn("partial", fn, ("batch",), (_arguments(k),)), parts).compile()
+
+
+def _whole(parts, batch):
+    uv = batch.u_AK @ batch.v_KB
+    return NestedMap(chain_AC=uv @ batch.w_BC, sum_AB=uv + batch.x_AK @ batch.y_KB)
+
+
+@pytest.mark.parametrize("num_partitions", [1, 2, 4, 8])
+@pytest.mark.parametrize("k", _K)
+def test_late_sums_are_right_with_their_gradients(k, num_partitions):
+    batch = functions.randoms(_arguments(_K[k]), 1)
+    got = _compiled(_late, _parts(num_partitions), _K[k], "gradients")(batch)
+    tensors = batch.Transform(tf.constant)
+    with tf.GradientTape() as tape:
+        tape.watch(tensors.Flatten())
+        y = _whole(None, tensors)
+        loss = tf.reduce_sum(y.chain_AC**2) + tf.reduce_sum(tf.sin(y.sum_AB))
+    want = NestedMap(y=y, d=batch.Pack(tape.gradient(loss, tensors.Flatten())))
+    for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3, err_msg=path)
+
+
+def _all_reduced_bytes(how, results):
+    """The bytes of each all-reduce, of which alone the program's collectives consist."""
+    report = _compiled(how, _parts(4), _K["even"], results).report()
+    assert sum(count for _, count in report.collectives) == report.count("all-reduce")
+    return [collective.result_bytes for collective in report.collective_ops]
+
+
+def test_two_products_are_added_over_the_devices_once():
+    one_sum = 4 * 6 * 10
+    assert _all_reduced_bytes(_late, "sum_AB") == [one_sum]
+    # XLA may send two sums together: it is the bytes that tell.
+    assert sum(_all_reduced_bytes(_eager, "sum_AB")) == 2 * one_sum
+
+
+def test_a_chain_of_products_is_added_at_its_end():
+    assert _all_reduced_bytes(_late, "chain_AC") == [4 * 6 * 3]
+    assert _all_reduced_bytes(_eager, "chain_AC") == [4 * 6 * 10]
+
+
+def test_other_dims_stay_split_over_other_axes():
+    """U's rows over x, the contracted dim over y: terms and sum stay split over x."""
+    parts = Partitioning.from_dict(Mesh(("x", "y"), (2, 4)), {"A": "x", "K": "y"})
+    args = NestedMap(u_AK=functions.f32((6, 24), "AK"), v_KB=functions.f32((24, 10), "KB"))
+
+    def fn(batch):
+        product = partial.einsum(parts, "AK,KB->AB", batch.u_AK, batch.v_KB, letter="K")
+        return NestedMap(y_AB=product.reduce())
+
+    made = AnnotatedFn("rows", fn, ("batch",), (args,), {"y_AB": "AB"})
+    executable = program.export(made, parts).compile()
+    batch = functions.randoms(args, 2)
+    y_AB = executable(batch).y_AB
+    np.testing.assert_allclose(y_AB, batch.u_AK @ batch.v_KB, rtol=1e-4, atol=1e-4)
+    assert y_AB.addressable_shards[0].data.shape == (3, 10)
+    (sent,) = executable.report().collective_ops
+    assert (sent.kind, sent.result_bytes) == ("all-reduce", 4 * 3 * 10)
+    assert sent.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
+
+
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (lambda p: _ab(p, equation="AK,KB"), "partial.einsum: expected an equation like"),
+        (lambda p: _ab(p, equation="AK->AK"), "expected an equation like 'BH,HM->BM'"),
+        (lambda p: _ab(p, letter="A"), "'AK,KB->AB' does not contract 'A'"),
+        (lambda p: _ab(_parts(1), "AB,BK->AK", "B"), r"table {'K': 'd'} does not split 'B'"),
+        (
+            lambda p: _ab(p).einsum("BA,AC->BC", tf.zeros([2, 2])),
+            "Partial.einsum: 'BA,AC->BC' begins with 'BA', but the partial result has dims 'AB'",
+        ),
+        (
+            lambda p: _ab(p) + _ab(p, "AK,KB->BA"),
+            "'AB' over axis 'd' can't be added to 'BA' over axis 'd'",
+        ),
+    ],
+)
+def test_what_makes_no_sense_is_refused(use, message):
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=message):
+        use(_parts(2))
+
+
+def _ab(parts, equation="AK,KB->AB", letter="K"):
+    return partial.einsum(parts, equation, tf.zeros([4, 4]), tf.zeros([4, 4]), letter=letter)
