@@ -33,6 +33,17 @@ class TensorSpec:
                 f"TensorSpec: shape {self.shape} has rank {len(self.shape)}, but dims "
                 f"{self.dims!r} name {len(self.dims)}."
             )
+        check_named_once(f"TensorSpec of shape {self.shape}", self.dims)
+
+
+def check_named_once(what: str, dims: str) -> None:
+    """ValueError that begins with `what` if a letter other than `_` stands twice in `dims`."""
+    twice = sorted({letter for letter in dims if letter != "_" and dims.count(letter) > 1})
+    if twice:
+        raise ValueError(
+            f"{what}: dims {dims!r} name {', '.join(twice)} twice; a dim is named once, `_` is "
+            f"one that is never split."
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,6 +120,7 @@ class Partitioning:
                 f"annotate: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, "
                 f"but dims {dims!r} name {len(dims)}."
             )
+        check_named_once(f"annotate: {tensor.name} of shape {tensor.shape}", dims)
         # A program counts its partitions in the order of the grid; which device sits at each place
         # is settled when it is compiled, not here as well.
         grid = Mesh(self.mesh.axis_names, self.mesh.axis_sizes)

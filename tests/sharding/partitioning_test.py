@@ -58,6 +58,17 @@ def test_annotate_wants_a_letter_for_each_dim():
             _FLAT.annotate(x, "BLM")
 
 
+def test_a_dim_is_named_once():
+    with pytest.raises(ValueError, match=r"shape \(2, 3, 2\): dims 'BLB' name B twice"):
+        TensorSpec((2, 3, 2), "float32", "BLB")
+    assert TensorSpec((2, 3, 2), "float32", "_L_").dims == "_L_"
+    with tf.Graph().as_default():
+        x = tf.zeros([2, 3, 2], name="states")
+        message = r"annotate: states:0 of shape \(2, 3, 2\): dims 'BLB' name B twice"
+        with pytest.raises(ValueError, match=message):
+            _FLAT.annotate(x, "BLB")
+
+
 def test_order_of_the_table_does_not_matter():
     one = Partitioning.from_dict(Mesh.flat(2), {"B": "d", "E": "d"})
     assert one == Partitioning.from_dict(Mesh.flat(2), {"E": "d", "B": "d"})
