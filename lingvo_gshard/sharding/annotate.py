@@ -73,15 +73,41 @@ def mesh_split(tensor: tf.Tensor, mesh: Mesh, axes: Sequence[str | None]) -> tf.
     Raises:
       ValueError: the ranks differ, an axis is unknown or used twice.
     """
-    used = [axis for axis in axes if axis is not None]
+    check_axes("mesh_split", tensor, mesh, axes)
+    return mesh_sharding(mesh, axes).apply_to_tensor(tensor, use_sharding_op=True)
+
+
+def check_axes(
+    what: str,
+    tensor: tf.Tensor,
+    mesh: Mesh,
+    axes: Sequence[str | None],
+    more_axes: Sequence[str] = (),
+) -> None:
+    """ValueError that begins with `what` if `axes` can't split the dimensions of `tensor`.
+
+    That is, if the ranks differ, or an axis is unknown or used twice, in `more_axes` too.
+    """
     if len(axes) != tensor.shape.rank:
         raise ValueError(
-            f"mesh_split: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, but "
+            f"{what}: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, but "
             f"{len(axes)} axes {tuple(axes)} were given."
         )
-    if len(set(used)) != len(used):
-        raise ValueError(f"mesh_split: {tensor.name}: an axis is used twice in {tuple(axes)}.")
-    return mesh_sharding(mesh, axes).apply_to_tensor(tensor, use_sharding_op=True)
+    used = [axis for axis in [*axes, *more_axes] if axis is not None]
+    known = ", ".join(
+        f"{axis} of {size}" for axis, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True)
+    )
+    for axis in used:
+        if axis not in mesh.axis_names:
+            raise ValueError(
+                f"{what}: {tensor.name} of shape {tensor.shape}: no axis {axis!r} in "
+                f"{tuple(used)}; the axes are {known}."
+            )
+        if used.count(axis) > 1:
+            raise ValueError(
+                f"{what}: {tensor.name} of shape {tensor.shape}: an axis is used twice, {axis!r} "
+                f"in {tuple(used)}; the axes are {known}."
+            )
 
 
 def mesh_sharding(mesh: Mesh, axes: Sequence[str | None]) -> xla_sharding.Sharding:

@@ -87,7 +87,7 @@ def manual_to_auto_spmd_partition(
         part was made by a reduction or a pad.
     """
     shape = _static_shape("manual_to_auto_spmd_partition", part)
-    _check_axes("manual_to_auto_spmd_partition", part, mesh, [*axes], [*sum_axes])
+    annotate.check_axes("manual_to_auto_spmd_partition", part, mesh, axes, sum_axes)
     if mesh.num_partitions == 1:
         return tf.identity(part)
     _check_operations(part)
@@ -178,19 +178,6 @@ def _static_shape(what: str, tensor: tf.Tensor) -> list[int]:
     return tensor.shape.as_list()
 
 
-def _check_axes(what: str, tensor: tf.Tensor, mesh: Mesh, axes: Axes, sum_axes: Axes) -> None:
-    if len(axes) != tensor.shape.rank:
-        raise ValueError(
-            f"{what}: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, but "
-            f"{len(axes)} axes {tuple(axes)} were given."
-        )
-    used = [axis for axis in [*axes, *sum_axes] if axis is not None]
-    for axis in used:
-        mesh.size(axis)
-    if len(set(used)) != len(used):
-        raise ValueError(f"{what}: {tensor.name}: an axis is used twice in {tuple(used)}.")
-
-
 def _check_operations(part: tf.Tensor) -> None:
     """ValueError if a reduction or a pad stands between the region's begin and `part`."""
     seen: dict[str, bool] = {}  # Whether the operation's inputs lead back to the region's begin.
@@ -212,7 +199,7 @@ def _check_operations(part: tf.Tensor) -> None:
 
 def _part_shape(tensor: tf.Tensor, shape: list[int], mesh: Mesh, axes: Axes) -> list[int]:
     what = "auto_to_manual_spmd_partition"
-    _check_axes(what, tensor, mesh, axes, ())
+    annotate.check_axes(what, tensor, mesh, axes)
     for i, (size, axis) in enumerate(zip(shape, axes, strict=True)):
         # Manual code could not tell the padding of an uneven part from its data.
         if axis is not None and size % mesh.size(axis):

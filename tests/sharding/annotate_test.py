@@ -117,11 +117,11 @@ def graph_tensor():
         ),
         (
             lambda t: annotate.mesh_split(t, Mesh.flat(2), ("d", "d", None)),
-            "an axis is used twice",
+            r"states:0 of shape \(3, 16, 64\): an axis is used twice, 'd'.* the axes are d of 2",
         ),
         (
             lambda t: annotate.mesh_split(t, Mesh.flat(2), ("e", None, None)),
-            "no axis 'e'; the axes are d",
+            r"mesh_split: states:0 of shape \(3, 16, 64\): no axis 'e' .* the axes are d of 2",
         ),
     ],
 )
