@@ -14,6 +14,7 @@ from tests.spmd import functions
 
 _ORDER = (3, 1, 0, 2, 7, 5, 6, 4)
 _EIGHT = Partitioning(Mesh(("x", "y"), (2, 4), _ORDER), ())
+_GRID = Partitioning(Mesh.flat(8), ())
 
 # What is done to the [8, 16, 24] product of a [8, 16, 5] and a [5, 24] tensor.
 _ANNOTATIONS = {
@@ -94,6 +95,22 @@ def test_parts_lie_where_arguments_of_the_same_dims_lie(dims):
     assert sum(count for _, count in executable.report().collectives) == 0
     y = executable(functions.randoms(fn.args[0], 1)).y
     assert y.addressable_shards[0].data.shape == parts.shard_shape(fn.args[0].x)
+
+
+@pytest.mark.parametrize("assignment", [[[0, 1, 2, 3], [4, 5, 6, 7]], [[0, 1, 4, 5], [2, 3, 6, 7]]])
+def test_two_assignments_differ_in_who_talks_to_whom(assignment):
+    """Figure 10: 2x4 parts that communicate along the rows."""
+
+    def fn(batch):
+        parts = annotate.shard(tf.square(batch.x), assignment)
+        return NestedMap(y=tf.reduce_sum(parts, 1))
+
+    args = (NestedMap(x=functions.f32((6, 12), "__")),)
+    executable = program.export(AnnotatedFn("rows", fn, ("batch",), args), _GRID).compile()
+    batch = functions.randoms(args[0], 1)
+    np.testing.assert_allclose(executable(batch).y, (batch.x**2).sum(1), rtol=1e-5)
+    (reduced,) = (c for c in executable.report().collective_ops if c.kind == "all-reduce")
+    assert {frozenset(group) for group in reduced.groups} == {frozenset(row) for row in assignment}
 
 
 @pytest.fixture
