@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import jax
 from jax import export as jax_export
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import compiled_report, specs
+from lingvo_gshard.spmd import compiled_report, dtypes, specs
 from lingvo_gshard.spmd.argument import ONE_AT_A_TIME, Argument
 
 if TYPE_CHECKING:
@@ -91,13 +92,21 @@ class Executable:
 
 
 def compile_program(program: Program, devices: Sequence[Any] | None = None) -> Executable:
-    """Compiles `program` for `devices`; ValueError as specs.device_mesh."""
-    return Executable(program, specs.device_mesh(program.partitioning, devices))
+    """Compiles `program` for `devices`, the first of JAX's by default.
+
+    Raises:
+      ValueError: as specs.device_mesh and dtypes.check; or this JAX cannot read the export.
+    """
+    mesh = specs.device_mesh(program.partitioning, devices, f"program {program.name}")
+    return Executable(program, mesh)
 
 
 def _compile(program: Program, mesh: jax.sharding.Mesh) -> Any:
-    exported = jax_export.deserialize(bytearray(program.exported))
     leaves = specs.named_leaves(program.arg_names, program.args)
+    platform = mesh.devices.flat[0].platform
+    dtypes.check(program.name, "argument", leaves, platform)
+    dtypes.check(program.name, "result", program.results.FlattenItems(), platform)
+    exported = _deserialize(program)
     ins = [specs.sharding(program.partitioning, spec, mesh) for _, spec in leaves]
     jitted = jax.jit(
         exported.call,
@@ -110,3 +119,19 @@ def _compile(program: Program, mesh: jax.sharding.Mesh) -> Any:
     )
     avals = [specs.abstract_array(spec, to) for (_, spec), to in zip(leaves, ins, strict=True)]
     return jitted.lower(*avals).compile()
+
+
+def _deserialize(program: Program) -> jax_export.Exported:
+    """The export; ValueError where JAX can't read or call it."""
+    if not jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
+        raise ValueError(
+            f"program {program.name}: an exported program needs JAX's Shardy partitioner, which "
+            "is off; JAX_USE_SHARDY_PARTITIONER=1, the default, has it on."
+        )
+    try:
+        return jax_export.deserialize(bytearray(program.exported))
+    except (ValueError, struct.error) as error:
+        raise ValueError(
+            f"program {program.name}: JAX {jax.__version__} cannot read its export; another "
+            f"version made it, or it is damaged ({error})."
+        ) from error

@@ -9,7 +9,7 @@ from jax.sharding import AbstractMesh
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.spmd import annotated_fn, specs
+from lingvo_gshard.spmd import annotated_fn, dtypes, specs
 
 
 def lower(
@@ -18,11 +18,13 @@ def lower(
     """Lowers `annotated`; returns JAX's serialized export and the results' TensorSpecs.
 
     Raises:
-      ValueError: as annotated_fn.trace.
+      ValueError: as annotated_fn.trace and dtypes.check.
     """
-    traced = annotated_fn.trace(annotated, partitioning)
-    mesh = AbstractMesh(partitioning.mesh.axis_sizes, partitioning.mesh.axis_names)
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
+    dtypes.check(annotated.name, "argument", leaves)
+    traced = annotated_fn.trace(annotated, partitioning)
+    dtypes.check(annotated.name, "result", traced.results.FlattenItems())
+    mesh = AbstractMesh(partitioning.mesh.axis_sizes, partitioning.mesh.axis_names)
     ins = tuple(specs.sharding(partitioning, spec, mesh) for _, spec in leaves)
     outs = specs.shardings(partitioning, traced.results, mesh).Flatten()
     jitted = jax.jit(

@@ -48,7 +48,8 @@ class Program:
         """Compiles for `devices`, the first of JAX's by default.
 
         Raises:
-          ValueError: more partitions than devices.
+          ValueError: more partitions than devices; a dtype that they lack; an export that this
+            version of JAX cannot read.
         """
         return executable.compile_program(self, devices)
 
@@ -66,7 +67,7 @@ def export(annotated: AnnotatedFn, partitioning: Partitioning) -> Program:
     """Traces, annotates and lowers `annotated` for all partitions at once; needs no devices.
 
     Raises:
-      ValueError: as annotated_fn.trace.
+      ValueError: as annotated_fn.trace and dtypes.check.
     """
     from lingvo_gshard.spmd import lowering  # Loads TensorFlow, which running does not need.
 
@@ -100,8 +101,14 @@ def load(path: str | pathlib.Path) -> Program:
         raise ValueError(f"{path}: the program is damaged; its checksum does not match.")
     size = int.from_bytes(body[:_LENGTH_BYTES], "little")
     header = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + size])
-    if header["version"] != _VERSION:
-        raise ValueError(f"{path}: is of version {header['version']}, expected {_VERSION}.")
+    version = header["version"]
+    if version > _VERSION:
+        raise ValueError(
+            f"{path}: is of version {version}, made by a newer lingvo_gshard; this one reads "
+            f"version {_VERSION}."
+        )
+    if version < _VERSION:
+        raise ValueError(f"{path}: is of version {version}, expected {_VERSION}; export it again.")
     return _from_header(header, body[_LENGTH_BYTES + size :])
 
 

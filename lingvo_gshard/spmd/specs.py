@@ -33,11 +33,13 @@ def sharding(
 
 
 def device_mesh(
-    partitioning: Partitioning, devices: Sequence[Any] | None = None
+    partitioning: Partitioning,
+    devices: Sequence[Any] | None = None,
+    name: str = "device_mesh",
 ) -> jax.sharding.Mesh:
     """The partitioning's mesh of `devices`, the first of JAX's by default.
 
-    Place i of the mesh is devices[mesh.devices[i]].
+    Place i of the mesh is devices[mesh.devices[i]]. `name` is for messages.
 
     Raises:
       ValueError: more partitions than devices.
@@ -46,7 +48,8 @@ def device_mesh(
     mesh = partitioning.mesh
     if mesh.num_partitions > len(devices):
         raise ValueError(
-            f"{mesh.num_partitions} partitions need as many devices, {len(devices)} were found."
+            f"{name}: {mesh.num_partitions} partitions need as many devices, {len(devices)} were "
+            f"found; its mesh is {dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))}."
         )
     grid = np.array([devices[i] for i in mesh.devices], dtype=object).reshape(mesh.axis_sizes)
     return jax.sharding.Mesh(grid, mesh.axis_names)

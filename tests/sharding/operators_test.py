@@ -43,7 +43,7 @@ def _reductions(n: int) -> dict[str, Case]:
         "product, split": Case(lambda a: tf.reduce_prod(a, 0), (rows,)),
         "logsumexp, split": Case(lambda a: tf.reduce_logsumexp(a, 0), (rows,)),
         "softmax, split": Case(lambda a: tf.nn.softmax(a, 0), (rows,)),
-        "argmax, split": Case(lambda a: tf.argmax(a, 0), (rows,)),
+        "argmax, split": Case(lambda a: tf.argmax(a, 0, output_type=tf.int32), (rows,)),
         "any, split": Case(lambda a: tf.reduce_any(a > 1.0, 0), (rows,)),
     }
 

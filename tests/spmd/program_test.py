@@ -1,5 +1,6 @@
 """Partitioned equals unpartitioned; a saved program runs without TensorFlow."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -7,11 +8,12 @@ import jax
 import numpy as np
 import pytest
 import tensorflow as tf
+from jax.experimental import jax2tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import annotated_fn, compiled_report, program, specs
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
 
@@ -174,6 +176,79 @@ def test_a_cut_or_foreign_file_is_refused(tmp_path):
     path.write_bytes(b"something else")
     with pytest.raises(ValueError, match="is no program"):
         program.load(path)
+
+
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (2, "is of version 2, made by a newer lingvo_gshard; this one reads version 1"),
+        (0, "is of version 0, expected 1; export it again"),
+    ],
+)
+def test_a_file_of_another_version_is_refused(tmp_path, monkeypatch, version, message):
+    saved = program.export(functions.sgd_step(), functions.partitioning(2))
+    monkeypatch.setattr(program, "_VERSION", version)
+    saved.save(tmp_path / "p")
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match=message):
+        program.load(tmp_path / "p")
+
+
+@pytest.mark.parametrize("exported", [b"", b"of another JAX" * 50])
+def test_an_export_that_jax_cannot_read_is_refused(exported):
+    saved = program.export(functions.sgd_step(), functions.partitioning(2))
+    with pytest.raises(ValueError, match=r"program sgd: JAX [\d.]+ cannot read its export"):
+        dataclasses.replace(saved, exported=exported).compile()
+
+
+def test_a_loaded_program_on_too_few_devices(tmp_path):
+    mesh = Mesh(("x", "y"), (2, 4))
+    parts = Partitioning.from_dict(mesh, {"B": "x"})
+    program.export(functions.sgd_step(), parts).save(tmp_path / "p")
+    message = "program sgd: 8 partitions need as many devices, 3 were found; .*'x': 2, 'y': 4"
+    with pytest.raises(ValueError, match=message):
+        program.load(tmp_path / "p").compile(jax.devices()[:3])
+
+
+@pytest.fixture
+def shardy_off():
+    """XLA's older propagation, which JAX still has; Shardy is its default."""
+    assert jax.config.jax_use_shardy_partitioner
+    jax.config.update("jax_use_shardy_partitioner", False)
+    yield
+    jax.config.update("jax_use_shardy_partitioner", True)
+
+
+def test_both_partitioners_give_the_same_numbers(shardy_off):
+    """With Shardy off JAX 0.10 calls no exported program: there the function is jitted as it is."""
+    parts = functions.partitioning(4)
+    mesh = specs.device_mesh(parts)
+    for fn in (functions.sgd_step(), functions.moe_dispatch(parts)):
+        trees = [functions.randoms(arg, seed) for seed, arg in enumerate(fn.args)]
+        traced = annotated_fn.trace(fn, parts)
+        ins = [leaf for arg in fn.args for leaf in specs.shardings(parts, arg, mesh).Flatten()]
+        outs = specs.shardings(parts, traced.results, mesh).Flatten()
+        call = jax2tf.call_tf(traced.function, has_side_effects=False)
+        jitted = jax.jit(call, in_shardings=tuple(ins), out_shardings=outs)
+        lowered = jitted.lower(*(leaf for tree in trees for leaf in tree.Flatten()))
+        assert "sdy." not in lowered.as_text()
+        older = lowered.compile()
+        got = traced.results.Pack(older(*(leaf for tree in trees for leaf in tree.Flatten())))
+        jax.config.update("jax_use_shardy_partitioner", True)
+        executable = program.export(fn, parts).compile()
+        _close(got, executable(*trees))
+        counts = compiled_report.count_collectives(older.as_text())
+        assert counts == executable.report().collectives
+        jax.config.update("jax_use_shardy_partitioner", False)
+
+
+def test_without_shardy_a_program_is_refused(shardy_off):
+    exported = program.export(functions.sgd_step(), functions.partitioning(2))
+    with pytest.raises(ValueError, match="program sgd: .* needs JAX's Shardy partitioner, which"):
+        exported.compile()
+    jax.config.update("jax_use_shardy_partitioner", True)
+    weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(exported.args))
+    _close(exported.compile()(weights, batch), _numpy_sgd(weights, batch))
 
 
 def test_more_partitions_than_devices():

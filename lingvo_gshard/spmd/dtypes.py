@@ -1,0 +1,41 @@
+"""Which dtypes arguments and results may have, here and on a platform."""
+
+from __future__ import annotations
+
+import jax
+import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
+import numpy as np
+
+from lingvo_gshard.spmd.specs import Named
+
+_NARROW = (
+    *("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"),
+    *("float16", "bfloat16", "float32", "complex64"),
+)
+_WIDE = ("int64", "uint64", "float64", "complex128")
+# Compiled for a TPU, it ends the process inside the compiler.
+_LACKING = {"tpu": ("complex128",)}
+
+
+def check(program_name: str, kind: str, leaves: Named, platform: str | None = None) -> None:
+    """Refuses dtypes that would be narrowed silently, or that `platform` lacks.
+
+    Args:
+      program_name, kind: for the message; kind is `argument` or `result`.
+      leaves: (name, spec) each.
+      platform: of the devices, such as `cpu`; None while there are none.
+
+    Raises:
+      ValueError: no such dtype; one of 64 bits, which JAX has off; or one that the platform lacks.
+    """
+    for name, spec in leaves:
+        which = f"{program_name}: {kind} {name} {list(spec.shape)} is of dtype {spec.dtype}"
+        if spec.dtype not in (*_NARROW, *_WIDE):
+            raise ValueError(f"{which}; expected one of {', '.join((*_NARROW, *_WIDE))}.")
+        if np.dtype(spec.dtype) != jax.dtypes.canonicalize_dtype(spec.dtype):
+            raise ValueError(
+                f"{which}, but JAX has types of 64 bits off: cast it to a narrower one, or set "
+                "JAX_ENABLE_X64=1."
+            )
+        if spec.dtype in _LACKING.get(platform or "", ()):
+            raise ValueError(f"{which}, which a {platform} lacks.")

@@ -1,0 +1,66 @@
+"""A dtype that would be narrowed, or that a device lacks, is refused by name."""
+
+import subprocess
+import sys
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.spmd import dtypes, program
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from tests.spmd import functions
+
+
+def _export(dtype: str, fn) -> program.Program:
+    args = (NestedMap(x_B=TensorSpec((8,), dtype, "B")),)
+    return program.export(AnnotatedFn("f", fn, ("state",), args), functions.partitioning(2))
+
+
+def _keep(state: NestedMap) -> NestedMap:
+    return NestedMap(y=state.x_B)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+def test_64_bits_are_refused_and_not_narrowed(dtype):
+    message = rf"f: argument state.x_B \[8\] is of dtype {dtype}, but JAX has types of 64 bits off"
+    with pytest.raises(ValueError, match=message):
+        _export(dtype, _keep)
+    result = rf"f: result y \[8\] is of dtype {dtype}, .* JAX_ENABLE_X64=1"
+    with pytest.raises(ValueError, match=result):
+        _export("float32", lambda state: NestedMap(y=tf.cast(state.x_B, dtype)))
+
+
+@pytest.mark.parametrize("dtype", ["int4", "float8_e4m3fn", "object", "nonsense"])
+def test_an_unknown_dtype_lists_what_is_known(dtype):
+    with pytest.raises(ValueError, match=rf"is of dtype {dtype}; expected one of bool, int8, .*64"):
+        _export(dtype, _keep)
+
+
+def test_what_a_platform_lacks():
+    code = """
+import jax
+jax.config.update("jax_enable_x64", True)
+from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.spmd import dtypes
+leaves = [("state.x", TensorSpec((2, 3), "complex128", "__"))]
+dtypes.check("f", "argument", leaves, "cpu")
+dtypes.check("f", "argument", leaves, "tpu")
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stderr.splitlines()[-1] == (
+        "ValueError: f: argument state.x [2, 3] is of dtype complex128, which a tpu lacks."
+    )
+
+
+def test_every_dtype_of_32_bits_or_less_passes_through():
+    names = ["bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"]
+    names += ["float16", "bfloat16", "float32", "complex64"]
+    tree = NestedMap({name: TensorSpec((8,), name, "B") for name in names})
+    dtypes.check("f", "argument", tree.FlattenItems(), "tpu")
+    annotated = AnnotatedFn("f", lambda s: s, ("state",), (tree,), {n: "B" for n in names})
+    executable = program.export(annotated, functions.partitioning(2)).compile()
+    ones = tree.Transform(lambda spec: tf.ones(spec.shape, spec.dtype).numpy())
+    for name, leaf in executable(ones).FlattenItems():
+        assert leaf.dtype == name and (leaf == 1).all()
