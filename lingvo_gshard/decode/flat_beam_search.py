@@ -90,9 +90,11 @@ def search(
 ) -> Hypotheses:
     """Finds the k best continuations of each example, in one loop of the program.
 
-    At every step each active hypothesis offers its ending, scored with its length, and all its
-    other continuations, of which the k most probable over the example stay active. The loop ends
-    when no active hypothesis of any example can still enter its finished ones.
+    At every step the active hypotheses of an example offer all their continuations. Of those that
+    do not end, the k most probable stay active. One that ends is finished, and scored with its
+    length, if it is among the k most probable of all; at the last step, in any case. (Were every
+    ending to count, the empty hypothesis would win wherever a model is unsure.) The loop ends when
+    no active hypothesis of any example can still enter its finished ones.
 
     Args:
       config: the search.
@@ -163,11 +165,11 @@ class _Loop:
         s = self._write(s)
         logits, model = self.decode_step(s.model, s.ids, s.mask, s.step)
         log_probs = s.log_probs[..., None] + tf.nn.log_softmax(logits)  # [B, k, V]
-        s = self._finish(s, log_probs[..., self.config.eos_id])
         vocab_size = log_probs.shape[-1]
         ending = tf.one_hot(self.config.eos_id, vocab_size, on_value=_NEVER, off_value=0.0)
         flat = tf.reshape(log_probs + ending, [self.batch_size, k * vocab_size])
         best, index = top_k(flat, k)
+        s = self._finish(s, log_probs[..., self.config.eos_id], best)
         return self._annotated(
             NestedMap(
                 s,
@@ -200,11 +202,18 @@ class _Loop:
         place = s.step * c.beam_size + tf.range(c.beam_size)
         return NestedMap(s, flat_ids=flat_ids, mask=s.mask + tf.one_hot(place, c.places)[None])
 
-    def _finish(self, s: NestedMap, ended: tf.Tensor) -> NestedMap:
-        """Merges the hypotheses that end here, log-probabilities [B, k], into the finished."""
+    def _finish(self, s: NestedMap, ended: tf.Tensor, going_on: tf.Tensor) -> NestedMap:
+        """Merges the hypotheses that end here into the finished.
+
+        Args:
+          s: the state.
+          ended: float [B, k], log-probabilities of each active hypothesis with its ending.
+          going_on: float [B, k], those of the k best that do not end.
+        """
         length = s.step + 1
         # One that does not exist, of the first steps, must not pass for finished.
         valid = (ended > _NEVER / 2) & (length >= self.config.min_steps)
+        valid &= self._competes(ended, going_on) | (length == self.config.max_steps)
         score = ended / self._normalizer(tf.cast(length, tf.float32))
         score = tf.where(valid, score, _NEVER)
         lengths = tf.where(valid, length, 0)
@@ -217,6 +226,12 @@ class _Loop:
             done_mask=_reorder(tf.concat([s.done_mask, s.mask], 1), index),
             done_lengths=tf.gather(candidates, index, batch_dims=1),
         )
+
+    def _competes(self, ended: tf.Tensor, going_on: tf.Tensor) -> tf.Tensor:
+        """bool [B, k]: which endings are among the k best of all continuations, ends or not."""
+        others = tf.concat([ended, going_on], 1)
+        better = tf.cast(others[:, None] > ended[..., None], tf.int32)
+        return tf.reduce_sum(better, -1) < self.config.beam_size
 
     def _read(
         self, s: NestedMap, mask: tf.Tensor, lengths: tf.Tensor, unended: tf.Tensor

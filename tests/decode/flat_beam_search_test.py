@@ -114,6 +114,34 @@ def test_an_early_end_tempts_and_length_normalization_resists(alpha, want):
     assert _best(ids, lengths) == [want]
 
 
+def test_an_ending_counts_only_among_the_best_continuations():
+    """To end at once, unlikely as it is, scores best; but two other tokens are likelier."""
+    start = np.log([0.001, 0.001, 0.098, 0.3, 0.3, 0.3])
+    after = np.log([0.2, 0.2, 0.2, 0.1, 0.1, 0.2])
+
+    def rule(model, history):
+        count = tf.reduce_sum(tf.cast(history >= 0, tf.int32), -1)
+        return tf.gather(
+            tf.constant(np.stack([start, after]), tf.float32), tf.cast(count > 1, tf.int32)
+        )
+
+    ids, lengths, scores = _search(BeamSearch(2, 3, 0.0), rule, 1)
+    assert _best(ids, lengths) == [[3, EOS]]
+    assert scores[0, 0] == pytest.approx(np.log(0.3 * 0.2), rel=1e-5)
+    assert scores[0, 0] < np.log(0.098)
+
+
+def test_a_hypothesis_has_its_least_length():
+    def rule(model, history):
+        return tf.tile(tf.constant(np.log([[[0.1, 0.1, 0.7, 0.1]]]), tf.float32), [1, 2, 1])
+
+    for least in (1, 2, 4):
+        _, lengths, _ = _search(BeamSearch(2, 4, 0.0, min_steps=least), rule, 1)
+        assert lengths[0, 0] == least
+    with pytest.raises(ValueError, match="min_steps must be 1 to max_steps 4, got 5"):
+        BeamSearch(2, 4, min_steps=5)
+
+
 def test_a_late_winner_is_waited_for():
     """All that is finished beats the active one as it stands; with length it will be the best."""
     start = np.array([0.149, 0.0, 0.55, 0.0, 0.301])
@@ -185,13 +213,14 @@ def _textbook(config, log_probs):
         extended = []
         for log_p, history in active:
             following = log_probs(history)
-            ending = (log_p + following[EOS]) / _normalizer(config, step + 1)
-            finished.append((ending, [*history[1:], EOS]))
-            extended += [
-                (log_p + following[v], [*history, v]) for v in range(len(following)) if v != EOS
-            ]
+            extended += [(log_p + following[v], [*history, v]) for v in range(len(following))]
+        extended.sort(key=lambda x: -x[0])
+        is_last = step + 1 == config.max_steps
+        for log_p, history in extended if is_last else extended[: config.beam_size]:
+            if history[-1] == EOS:
+                finished.append((log_p / _normalizer(config, step + 1), history[1:]))
         finished = sorted(finished, key=lambda x: -x[0])[: config.beam_size]
-        active = sorted(extended, key=lambda x: -x[0])[: config.beam_size]
+        active = [x for x in extended if x[1][-1] != EOS][: config.beam_size]
     return finished
 
 
