@@ -1,6 +1,6 @@
 """The train step's model-GFLOP/s beside numpy's matrix-product rate, and tokens/s.
 
-    python -m bench.step [--model=toy.MoE8E8L] [--partitions=1,2,4] [--group_sizes=256,1024]
+    python -m bench.step [--model=toy.MoE8E8L] [--partitions=1,2,4] [--group_sizes=64,256]
 
 Steps and products alternate, so that both see the same machine; the best of each counts.
 """
@@ -15,7 +15,7 @@ from lingvo_gshard.spmd import environment
 
 _MODEL = flags.DEFINE_string("model", "toy.MoE8E8L", "A registered experiment.")
 _PARTITIONS = flags.DEFINE_list("partitions", ["1", "2", "4"], "Device counts to try.")
-_GROUP_SIZES = flags.DEFINE_list("group_sizes", ["256", "1024"], "Tokens of a group to try.")
+_GROUP_SIZES = flags.DEFINE_list("group_sizes", ["64", "256"], "Tokens of a group to try.")
 _STEPS = flags.DEFINE_integer("steps", 6, "Timed steps of each.")
 
 
