@@ -25,12 +25,16 @@ def train(estimator: TPUEstimator, launch: runs.Launch, facts: runs.DataFacts) -
 
 
 def train_and_eval(estimator: TPUEstimator, launch: runs.Launch, facts: runs.DataFacts) -> None:
-    """Trains, with an evaluation on dev at every checkpoint."""
+    """Trains, with an evaluation on (a part of) dev at every checkpoint."""
     _announce(estimator, launch, facts)
     metrics = train_and_evaluate(
         estimator,
         TrainSpec(lambda p: p.input.Instantiate(), estimator.params.train.max_steps),
-        EvalSpec(lambda p: p.eval_input.Instantiate(), name="dev"),
+        EvalSpec(
+            lambda p: p.eval_input.Instantiate(),
+            steps=estimator.params.train.eval_batches,
+            name="dev",
+        ),
     )
     _print_metrics(metrics)
     expert_load.draw(estimator.config.model_dir)

@@ -40,6 +40,7 @@ class TranslationExperiment:
     MAX_STEPS: int
     ITERATIONS_PER_LOOP = 100
     SAVE_CHECKPOINTS_STEPS = 1000
+    EVAL_BATCHES: int | None = 100
     DECAY_START = 10_000
     LEARNING_RATE = 1.0
     RAMP_UP_STEPS = 0
@@ -108,7 +109,8 @@ class TranslationExperiment:
 
     @classmethod
     def _eval_input(cls) -> Params:
-        return cls._input().Set(split="dev", repeat=False, shuffle=False)
+        # Shuffled, so that the first batches, too, are of all languages.
+        return cls._input().Set(split="dev", repeat=False, shuffle=True)
 
     @classmethod
     def _train(cls) -> Params:
@@ -116,6 +118,9 @@ class TranslationExperiment:
         p.Define("max_steps", cls.MAX_STEPS, "Steps in all.")
         p.Define("iterations_per_loop", cls.ITERATIONS_PER_LOOP, "Steps of one device program.")
         p.Define("save_checkpoints_steps", cls.SAVE_CHECKPOINTS_STEPS, "")
+        p.Define(
+            "eval_batches", cls.EVAL_BATCHES, "Of an evaluation while training; None for all."
+        )
         p.Define("seed", 1, "Of the weights, of dropout and of random routing.")
         return p
 
