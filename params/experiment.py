@@ -118,9 +118,7 @@ class TranslationExperiment:
         p.Define("max_steps", cls.MAX_STEPS, "Steps in all.")
         p.Define("iterations_per_loop", cls.ITERATIONS_PER_LOOP, "Steps of one device program.")
         p.Define("save_checkpoints_steps", cls.SAVE_CHECKPOINTS_STEPS, "")
-        p.Define(
-            "eval_batches", cls.EVAL_BATCHES, "Of an evaluation while training; None for all."
-        )
+        p.Define("eval_batches", cls.EVAL_BATCHES, "Of an evaluation while training; None for all.")
         p.Define("seed", 1, "Of the weights, of dropout and of random routing.")
         return p
 
