@@ -80,7 +80,8 @@ def _train_process(launch, logdir):
 
 def _last_state(launch, logdir):
     estimator, _, _ = _estimator(launch, logdir, 2)
-    shardings = specs.shardings(estimator.partitioning, estimator.state_spec)
+    mesh = specs.device_mesh(estimator.partitioning)
+    shardings = specs.shardings(estimator.partitioning, estimator.state_spec, mesh)
     with Checkpoints(logdir, 5) as checkpoints:
         assert checkpoints.latest() == _STEPS
         state, _ = checkpoints.restore(_STEPS, estimator.state_spec, shardings)
