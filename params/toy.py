@@ -45,7 +45,7 @@ class MoE8E8L(MoE8E4L):
     MODEL_DIM = 256
     HIDDEN_DIM = 1024
     HEAD_DIM = 64
-    GROUP_SIZE = 64  # Dispatch and combine cost 4 * S * M a token: small groups are fast.
+    GROUP_SIZE = 64  # Dispatch and combine cost 4 * S * M flops a token.
     DROPOUT = 0.1
     BATCH_SIZE = 64
     TARGET_LEN = 64
