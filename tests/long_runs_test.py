@@ -17,6 +17,7 @@ from lingvo_gshard import modes, runs
 from lingvo_gshard.runs import Launch
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.train.checkpoints import Checkpoints
+from lingvo_gshard.train.summaries import read_lines
 
 pytestmark = pytest.mark.slow
 
@@ -88,24 +89,27 @@ def _last_state(launch, logdir):
     return {path: np.asarray(array) for path, array in state.FlattenItems()}
 
 
-def test_killed_again_and_again_it_ends_as_if_never_stopped(data_dir, tmp_path):
-    launch = _launch_to_train(data_dir)
-    began = time.monotonic()
-    assert _train_process(launch, tmp_path / "whole").wait() == 0
-    whole_secs = time.monotonic() - began
+def _kill_at(process, logdir, step):
+    """Kills the process once its log says that `step` is done: in the next call, or in a save."""
+    log = logdir / "train_metrics.jsonl"
+    while not (log.exists() and any(line["step"] >= step for line in read_lines(log))):
+        assert process.poll() is None, "it ended before it was to be killed"
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
 
-    rng, kills = random.Random(7), 0
-    for _ in range(4):
-        process = _train_process(launch, tmp_path / "killed")
-        try:
-            process.wait(timeout=whole_secs * rng.uniform(0.5, 0.95))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-    assert kills  # The first run needs whole_secs, so the first kill comes in its midst.
-    assert _train_process(launch, tmp_path / "killed").wait() == 0
+
+def test_killed_again_and_again_it_ends_as_if_never_stopped(data_dir, tmp_path):
+    launch, killed = _launch_to_train(data_dir), tmp_path / "killed"
+    assert _train_process(launch, tmp_path / "whole").wait() == 0
+
+    rng = random.Random(7)
+    for earliest in (5, 20, 35):
+        process = _train_process(launch, killed)
+        _kill_at(process, killed, earliest + rng.randrange(10))
+        assert process.returncode == -signal.SIGKILL
+    assert _train_process(launch, killed).wait() == 0
 
     whole = _last_state(launch, tmp_path / "whole")
-    for path, array in _last_state(launch, tmp_path / "killed").items():
+    for path, array in _last_state(launch, killed).items():
         np.testing.assert_array_equal(array, whole[path], err_msg=path)
