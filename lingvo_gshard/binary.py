@@ -11,16 +11,17 @@ from lingvo_gshard.spmd import environment
 
 
 def run(
-    name: str, main: Callable[[list[str]], None], num_partitions: flags.FlagHolder[int]
+    name: str, main: Callable[[list[str]], None], num_devices: flags.FlagHolder[int] | int
 ) -> None:
-    """Parses the flags and runs `main` on as many virtual CPU devices as there are partitions.
+    """Parses the flags and runs `main` on as many virtual CPU devices as the number or flag says.
 
     A ValueError, which is a user's mistake, or a loss that is no number ends the process with
     one line and exit status 1; with --verbosity=1 the traceback is shown.
     """
 
     def guarded(argv: list[str]) -> None:
-        environment.prepare(max(1, num_partitions.value))
+        wanted = num_devices if isinstance(num_devices, int) else num_devices.value
+        environment.prepare(max(1, wanted))
         if not logging.level_debug():
             logging.set_verbosity(logging.WARNING)  # The libraries' news; progress is printed.
         try:

@@ -1,0 +1,38 @@
+"""Plans: what a program would need and cost on a TPU topology that nobody has at hand.
+
+python -m lingvo_gshard.plan --table=operators
+"""
+
+from __future__ import annotations
+
+from absl import flags
+
+from lingvo_gshard import binary
+
+_TABLES = ("operators",)
+
+_TABLE = flags.DEFINE_enum("table", None, _TABLES, "A table of the paper, made here.")
+
+# The operators of Table 4 are compiled for 2, 4 and 8 virtual devices.
+_NUM_DEVICES = 8
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    # Loaded only now: TensorFlow and JAX read the environment when they are.
+    from lingvo_gshard.analysis import operators
+
+    match _TABLE.value:
+        case "operators":
+            print(operators.table(operators.rows([2, 4, _NUM_DEVICES])))
+        case None:
+            raise ValueError(f"give --table, one of {', '.join(_TABLES)}")
+
+
+def run() -> None:
+    """The console entry."""
+    binary.run("plan", main, _NUM_DEVICES)
+
+
+if __name__ == "__main__":
+    run()
