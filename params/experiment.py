@@ -26,6 +26,7 @@ class TranslationExperiment:
     HEAD_DIM: int  # D
     NUM_EXPERTS: int | None  # E; None for a dense model.
     GROUP_SIZE: int  # S, in tokens
+    NUM_PARTITIONS: int | None = None  # Cores that the paper trained it on, if it did.
     DROPOUT = 0.1
     LABEL_SMOOTHING = 0.1
     # Pieces; None stands for as many as the prepared data's vocabularies have.
@@ -36,6 +37,7 @@ class TranslationExperiment:
     SOURCE_LEN: int  # tokens of a row
     TARGET_LEN: int
     TEMPERATURE = 5.0
+    DECODE_BATCH_SIZE = 32  # sentences
 
     MAX_STEPS: int
     ITERATIONS_PER_LOOP = 100
@@ -130,6 +132,6 @@ class TranslationExperiment:
         p.Define("min_target_len", 1, "Tokens of the shortest hypothesis, EOS included.")
         p.Define("max_target_len", cls.TARGET_LEN, "Tokens of the longest one.")
         p.Define("max_source_len", cls.SOURCE_LEN, "Tokens of a source; longer ones are cut.")
-        p.Define("batch_size", 32, "Sentences decoded together.")
+        p.Define("batch_size", cls.DECODE_BATCH_SIZE, "Sentences decoded together.")
         p.Define("max_sentences", None, "Of each language in --mode=decode; None for all.")
         return p

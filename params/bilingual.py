@@ -1,0 +1,49 @@
+"""The bilingual baselines (section 4.2): one dense Transformer for each language.
+
+The paper names the layouts, and 0.4B weights. Its source (Arivazhagan et al. 2019,
+arXiv:1907.05019) has a larger Transformer-Big of about 375M weights, H=8192, and vocabularies of
+32000 pieces; Transformer-Base for languages with little text.
+"""
+
+from __future__ import annotations
+
+from lingvo_gshard import registry
+from params.experiment import TranslationExperiment
+
+
+@registry.register
+class TransformerBig(TranslationExperiment):
+    """The layout for languages with much text: 375.2 M weights, the paper's 0.4B.
+
+    python -m lingvo_gshard.trainer --model=bilingual.TransformerBig --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=8
+    """
+
+    NUM_LAYERS = 12
+    MODEL_DIM = 1024
+    HIDDEN_DIM = 8192
+    NUM_HEADS = 16
+    HEAD_DIM = 64
+    NUM_EXPERTS = None
+    SOURCE_VOCAB_SIZE = 32_000
+    TARGET_VOCAB_SIZE = 32_000
+    BATCH_SIZE = 1024  # Rows of 256: 2^18 tokens.
+    SOURCE_LEN = 256
+    TARGET_LEN = 256
+    MAX_STEPS = 300_000
+
+
+@registry.register
+class TransformerBase(TransformerBig):
+    """The layout for languages with little text, and more dropout: 93.2 M weights.
+
+    python -m lingvo_gshard.trainer --model=bilingual.TransformerBase --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=8
+    """
+
+    MODEL_DIM = 512
+    HIDDEN_DIM = 2048
+    NUM_HEADS = 8
+    DROPOUT = 0.3
+    BATCH_SIZE = 128
+    MAX_STEPS = 100_000

@@ -1,0 +1,134 @@
+"""The paper's multilingual family (sections 4.3 and A.2, Tables 1 and 3): 100 languages to English.
+
+    python -m lingvo_gshard.plan --model=m4.MoE2048E36L --topology=v3:32x32 --out=PLAN
+
+compiles one for its own TPU topology, with no TPU at hand.
+"""
+
+from __future__ import annotations
+
+from lingvo_gshard import registry
+from params.experiment import TranslationExperiment
+
+
+class M4(TranslationExperiment):
+    """What the family shares (A.2)."""
+
+    MODEL_DIM = 1024
+    HIDDEN_DIM = 8192
+    NUM_HEADS = 16
+    HEAD_DIM = 128
+    SOURCE_VOCAB_SIZE = 64_000
+    TARGET_VOCAB_SIZE = 32_000
+    # The paper states batches in tokens alone. Rows that hold any but the rarest sentence pair are
+    # long enough, and attention costs their length.
+    SOURCE_LEN = 256
+    TARGET_LEN = 256
+
+
+@registry.register
+class MoE2048E36L(M4):
+    """MoE(2048E, 36L): 619.40 B weights, the paper's 600B.
+
+    python -m lingvo_gshard.trainer --model=m4.MoE2048E36L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=2048
+    """
+
+    NUM_LAYERS = 36
+    NUM_EXPERTS: int | None = 2048
+    NUM_PARTITIONS = 2048
+    GROUP_SIZE = 1024
+    BATCH_SIZE = 16_384  # Rows of 256: 2^22 tokens, the paper's 4M.
+    DECODE_BATCH_SIZE = 2048
+    MAX_STEPS = 250_000  # 10^12 tokens
+
+
+@registry.register
+class MoE2048E12L(MoE2048E36L):
+    """MoE(2048E, 12L): 206.55 B weights, the paper's 200B.
+
+    python -m lingvo_gshard.trainer --model=m4.MoE2048E12L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=2048
+    """
+
+    NUM_LAYERS = 12
+
+
+@registry.register
+class MoE2048E60L(MoE2048E36L):
+    """MoE(2048E, 60L) with bfloat16 activations: 1.032 T weights, the paper's 1T.
+
+    python -m lingvo_gshard.trainer --model=m4.MoE2048E60L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=2048
+    """
+
+    NUM_LAYERS = 60
+
+
+@registry.register
+class MoE512E36L(MoE2048E36L):
+    """MoE(512E, 36L): 155.51 B weights, the paper's 150B.
+
+    python -m lingvo_gshard.trainer --model=m4.MoE512E36L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=512
+    """
+
+    NUM_EXPERTS = 512
+    NUM_PARTITIONS = 512
+    GROUP_SIZE = 512
+    BATCH_SIZE = 4096  # 2^20 tokens, the paper's 1M.
+    DECODE_BATCH_SIZE = 512
+    MAX_STEPS = 1_000_000
+
+
+@registry.register
+class MoE512E12L(MoE512E36L):
+    """MoE(512E, 12L): 51.93 B weights, the paper's 50B.
+
+    python -m lingvo_gshard.trainer --model=m4.MoE512E12L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=512
+    """
+
+    NUM_LAYERS = 12
+
+
+@registry.register
+class MoE128E36L(MoE512E36L):
+    """MoE(128E, 36L): 39.54 B weights, the paper's 37B.
+
+    python -m lingvo_gshard.trainer --model=m4.MoE128E36L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=128
+    """
+
+    NUM_EXPERTS = 128
+    NUM_PARTITIONS = 128
+    DECODE_BATCH_SIZE = 128
+
+
+@registry.register
+class MoE128E12L(MoE128E36L):
+    """MoE(128E, 12L): 13.27 B weights, the paper's 12.5B.
+
+    python -m lingvo_gshard.trainer --model=m4.MoE128E12L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=128
+    """
+
+    NUM_LAYERS = 12
+
+
+@registry.register
+class T96L(MoE2048E36L):
+    """T(96L), dense: 2.35 B weights, the paper's 2.3B; here data parallel, there by GPipe.
+
+    The paper gives no sizes. Those of the line of work that it compares with, T(L, H=8192, A=16)
+    with heads of 64 (Huang et al. 2019, arXiv:1811.06965), have 2.35 B weights in 48 + 48 layers;
+    the heads of 128 of the MoE family would make it 2.9 B.
+
+    python -m lingvo_gshard.trainer --model=m4.T96L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=2048
+    """
+
+    NUM_LAYERS = 96
+    HEAD_DIM = 64
+    NUM_EXPERTS = None
+    MAX_STEPS = 300_000  # Footnote 10.
