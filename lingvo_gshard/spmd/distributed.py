@@ -7,6 +7,7 @@ programs in the same order, with the same arrays.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -24,6 +25,7 @@ class Processes:
       num_processes: all of them.
       process_id: this one's place, from 0.
       timeout_secs: how long to wait for the others.
+      heartbeat_timeout_secs: how long the others live on after one of them has died.
 
     Raises:
       ValueError: no `host:port`, or a place that is none.
@@ -33,6 +35,7 @@ class Processes:
     num_processes: int
     process_id: int
     timeout_secs: int = 300
+    heartbeat_timeout_secs: int = 60
 
     def __post_init__(self) -> None:
         host, _, port = self.coordinator.rpartition(":")
@@ -61,7 +64,28 @@ def initialize(processes: Processes) -> None:
         num_processes=processes.num_processes,
         process_id=processes.process_id,
         initialization_timeout=processes.timeout_secs,
+        heartbeat_timeout_seconds=processes.heartbeat_timeout_secs,
     )
+
+
+def is_first() -> bool:
+    """Whether this is process 0, the one that writes what is written once."""
+    return jax.process_index() == 0
+
+
+def largest(values: Sequence[int]) -> list[int]:
+    """Each value's maximum over the processes; all of them must call it, in the same order."""
+    if jax.process_count() == 1:
+        return list(values)
+    gathered = multihost_utils.process_allgather(np.array(values, np.int32))
+    return np.max(gathered, axis=0).tolist()
+
+
+def of_first(value: int) -> int:
+    """Process 0's value, in every process; all of them must call it, in the same order."""
+    if jax.process_count() == 1:
+        return value
+    return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
 
 def to_host(tree: NestedMap) -> NestedMap:
