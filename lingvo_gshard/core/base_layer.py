@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import math
 import zlib
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -72,8 +74,14 @@ class BaseLayer:
     """A node in the tree of layers.
 
     Subclasses declare children and weights in `__init__`, after calling this class' own, and
-    define FProp.
+    define FProp, whose operations are named by the layer's path: a compiled program tells by its
+    metadata which layer an instruction comes from.
     """
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "FProp" in vars(cls):
+            cls.FProp = _named_by_path(cls.FProp)  # type: ignore[method-assign]
 
     @classmethod
     def Params(cls) -> InstantiableParams:
@@ -158,6 +166,19 @@ class BaseLayer:
     def _check_new(self, name: str) -> None:
         if name in self._weights or name in self._children:
             raise ValueError(f"{type(self).__name__} {self.path!r} has a {name!r} already.")
+
+
+def _named_by_path(fprop: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fprop)
+    def named(self: BaseLayer, *args: Any, **kwargs: Any) -> Any:
+        if not self.path:
+            return fprop(self, *args, **kwargs)
+        # `encoder.layers[1].norm` as `encoder/layers_1/norm/`: absolute, not made unique.
+        path = self.path.replace(".", "/").replace("[", "_").replace("]", "")
+        with tf.name_scope(f"{path}/"):
+            return fprop(self, *args, **kwargs)
+
+    return named
 
 
 def fold_seed(seed: tf.Tensor, name: str) -> tf.Tensor:

@@ -1,4 +1,7 @@
-"""Multi-head attention. B batch, L queries, T keys, M model, N heads, D head size, k beam."""
+"""Multi-head attention, computed in its input's dtype but for the softmax, which is float32.
+
+B batch, L queries, T keys, M model, N heads, D head size, k beam.
+"""
 
 from __future__ import annotations
 
@@ -50,8 +53,8 @@ class MultiHeadAttention(BaseLayer):
     def Project(self, theta: NestedMap, x: tf.Tensor) -> KeysValues:
         """Keys and values of x [B, T, M]."""
         return KeysValues(
-            self.annotate(tf.einsum("BTM,MND->BTND", x, theta.wk), "BTND"),
-            self.annotate(tf.einsum("BTM,MND->BTND", x, theta.wv), "BTND"),
+            self.annotate(tf.einsum("BTM,MND->BTND", x, tf.cast(theta.wk, x.dtype)), "BTND"),
+            self.annotate(tf.einsum("BTM,MND->BTND", x, tf.cast(theta.wv, x.dtype)), "BTND"),
         )
 
     def FProp(
@@ -68,27 +71,31 @@ class MultiHeadAttention(BaseLayer):
           theta: the weights.
           x: [B, L, M], where the queries come from.
           memory: what Project gave of the keys' source, [B, T, N, D].
-          mask: float [B, L, T], 1 where query L may attend to key T, else 0. A query that may
+          mask: float32 [B, L, T], 1 where query L may attend to key T, else 0. A query that may
             attend to nothing gets the mean of all values.
           context: the mode, and the seed of the dropout.
 
         Returns:
           [B, L, M].
         """
-        q = self.annotate(tf.einsum("BLM,MND->BLND", x, theta.wq), "BLND")
-        logits = tf.einsum("BLND,BTND->BNLT", q * self.p.head_dim**-0.5, memory.keys)
-        weights = tf.nn.softmax(logits + (1.0 - mask[:, None]) * _MASKED)
+        wq, wo = tf.cast(theta.wq, x.dtype), tf.cast(theta.wo, x.dtype)
+        q = self.annotate(tf.einsum("BLM,MND->BLND", x, wq), "BLND")
+        q *= self.p.head_dim**-0.5
+        logits = tf.einsum("BLND,BTND->BNLT", q, memory.keys, name="logits")
+        logits = tf.cast(logits, tf.float32) + (1.0 - mask[:, None]) * _MASKED
+        weights = tf.cast(tf.nn.softmax(logits), x.dtype)
         weights = self.dropout.FProp(theta.dropout, weights, "BNLT", context)
-        mixed = self.annotate(tf.einsum("BNLT,BTND->BLND", weights, memory.values), "BLND")
-        return self.annotate(tf.einsum("BLND,NDM->BLM", mixed, theta.wo), "BLM")
+        mixed = tf.einsum("BNLT,BTND->BLND", weights, memory.values, name="mixed")
+        mixed = self.annotate(mixed, "BLND")
+        return self.annotate(tf.einsum("BLND,NDM->BLM", mixed, wo), "BLM")
 
 
 def segment_mask(queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    """float [B, L, T]: 1 where query and key are of one example, by segment ids [B, L], [B, T]."""
+    """float32 [B, L, T]: 1 where query and key are of one example, by segment ids [B, L], [B, T]."""
     return tf.cast(queries[:, :, None] == keys[:, None, :], tf.float32)
 
 
 def causal_mask(length: int) -> tf.Tensor:
-    """float [1, L, L]: 1 where the key is not after the query."""
+    """float32 [1, L, L]: 1 where the key is not after the query."""
     index = tf.range(length)
     return tf.cast(index[None, :, None] >= index[None, None, :], tf.float32)

@@ -62,8 +62,8 @@ class MoELayer(BaseLayer):
 
         Args:
           theta: the weights.
-          x: [B, L, M].
-          real: float [B, L], 1 for a token, 0 for padding.
+          x: [B, L, M]; the experts compute in its dtype, the router in float32.
+          real: float32 [B, L], 1 for a token, 0 for padding.
           context: the mode, and the seed of the second expert's draw.
 
         Returns:
@@ -75,7 +75,8 @@ class MoELayer(BaseLayer):
         num_groups = self._num_groups(x, context)
         x_GSM = self.annotate(tf.reshape(x, [num_groups, -1, self.p.dim]), "GSM")
         real_GS = self.annotate(tf.reshape(real, [num_groups, -1]), "GS")
-        gates = self._gate(theta, x_GSM, real_GS, context)
+        with tf.name_scope("gate"):
+            gates = self._gate(theta, x_GSM, real_GS, context)
         y_GSM = self._experts(theta, x_GSM, gates.combine_GSEC)
         y = self.annotate(tf.reshape(y_GSM, x.shape), "BLM")
         load = self.annotate(gates.load_E, "_")  # A metric: every device shall have all of it.
@@ -97,7 +98,9 @@ class MoELayer(BaseLayer):
         self, theta: NestedMap, x_GSM: tf.Tensor, real_GS: tf.Tensor, context: Context
     ) -> Gating:
         p, uniform_GS = self.p, None
-        logits_GSE = self.annotate(tf.einsum("GSM,ME->GSE", x_GSM, theta.wg), "GSE")
+        # Of 16 bits the logits would tie, and the gates not add up.
+        logits_GSE = tf.einsum("GSM,ME->GSE", tf.cast(x_GSM, tf.float32), theta.wg)
+        logits_GSE = self.annotate(logits_GSE, "GSE")
         factor = p.capacity_factor if context.training else p.eval_capacity_factor
         if context.training and p.second_expert is SecondExpert.RANDOM:
             uniform_GS = random_uniform(tuple(real_GS.shape), context.seed_for(self.path))
@@ -106,10 +109,15 @@ class MoELayer(BaseLayer):
         return gating.top2_gating(logits_GSE, real_GS, capacity, uniform_GS=uniform_GS)
 
     def _experts(self, theta: NestedMap, x_GSM: tf.Tensor, combine_GSEC: tf.Tensor) -> tf.Tensor:
+        dtype = x_GSM.dtype
+        wi, wo = tf.cast(theta.wi, dtype), tf.cast(theta.wo, dtype)
         combine_GSEC = self.annotate(combine_GSEC, "GSEC")
-        dispatch_GSEC = tf.cast(combine_GSEC > 0.0, x_GSM.dtype)
-        inputs_EGCM = self.annotate(tf.einsum("GSEC,GSM->EGCM", dispatch_GSEC, x_GSM), "EGCM")
-        hidden_EGCH = tf.nn.relu(tf.einsum("EGCM,EMH->EGCH", inputs_EGCM, theta.wi))
+        dispatch_GSEC = tf.cast(combine_GSEC > 0.0, dtype)
+        combine_GSEC = tf.cast(combine_GSEC, dtype)
+        inputs_EGCM = tf.einsum("GSEC,GSM->EGCM", dispatch_GSEC, x_GSM, name="dispatch")
+        inputs_EGCM = self.annotate(inputs_EGCM, "EGCM")
+        hidden_EGCH = tf.nn.relu(tf.einsum("EGCM,EMH->EGCH", inputs_EGCM, wi))
         hidden_EGCH = self.annotate(hidden_EGCH, "EGCH")
-        outputs_GECM = self.annotate(tf.einsum("EGCH,EHM->GECM", hidden_EGCH, theta.wo), "GECM")
-        return self.annotate(tf.einsum("GSEC,GECM->GSM", combine_GSEC, outputs_GECM), "GSM")
+        outputs_GECM = self.annotate(tf.einsum("EGCH,EHM->GECM", hidden_EGCH, wo), "GECM")
+        y_GSM = tf.einsum("GSEC,GECM->GSM", combine_GSEC, outputs_GECM, name="combine")
+        return self.annotate(y_GSM, "GSM")

@@ -20,6 +20,8 @@ from lingvo_gshard.layers.embedding import EmbeddingLayer
 from lingvo_gshard.layers.moe import Routing
 from lingvo_gshard.layers.transformer import Source, TransformerStack
 
+_ACTIVATION_DTYPES = ("float32", "bfloat16")
+
 
 class TranslationTask(BaseLayer):
     """Translates packed source sequences; a token attends to its own example alone."""
@@ -37,12 +39,18 @@ class TranslationTask(BaseLayer):
         p.Define("decoder", TransformerStack.Params(), "")
         p.Define("input_dropout", DropoutLayer.Params(), "Of the embeddings.")
         p.Define("label_smoothing", 0.0, "The share of the target spread over all pieces.")
+        p.Define("activation_dtype", "float32", "Or bfloat16; weights and router are float32.")
         p.Define("aux_loss_weight", REQUIRED, "k, the weight of each MoE layer's l_aux.")
         return p
 
     def __init__(self, params: hyperparams.Params, *args) -> None:
         super().__init__(params, *args)
         p = self.p
+        if p.activation_dtype not in _ACTIVATION_DTYPES:
+            raise ValueError(
+                f"TranslationTask: activation_dtype must be {' or '.join(_ACTIVATION_DTYPES)}, "
+                f"got {p.activation_dtype!r}."
+            )
         for side, size in (("source", p.source_vocab_size), ("target", p.target_vocab_size)):
             embedding = EmbeddingLayer.Params().Set(vocab_size=size, dim=p.dim)
             self.CreateChild(f"{side}_embedding", embedding)
@@ -82,7 +90,7 @@ class TranslationTask(BaseLayer):
     def Encode(
         self, theta: NestedMap, features: NestedMap, context: Context
     ) -> tuple[tf.Tensor, dict[str, Routing]]:
-        """Encodes the source: float32 [B, T, M] and the routings; arguments as for FProp."""
+        """Encodes the source: [B, T, M] and the routings; arguments as for FProp."""
         segments = features.source_segment_ids
         x = self._embed("source", theta, features.source_ids, features.source_positions, context)
         x, routings = self.encoder.FProp(
@@ -107,7 +115,8 @@ class TranslationTask(BaseLayer):
         """
         logits, routings = self.FProp(theta, features, context)
         weights = labels.target_weights
-        nll, spread = cross_entropies(logits, labels.target_labels)
+        with tf.name_scope("softmax"):
+            nll, spread = cross_entropies(logits, labels.target_labels)
         smoothed = nll + self.p.label_smoothing * (spread - nll)
         num_tokens = tf.reduce_sum(weights)
         per_token = 1.0 / tf.maximum(num_tokens, 1.0)
@@ -160,11 +169,14 @@ class TranslationTask(BaseLayer):
     ) -> tf.Tensor:
         name = f"{side}_embedding"
         x = getattr(self, name).FProp(theta[name], ids, positions)
+        x = tf.cast(x, self.p.activation_dtype)  # All later layers follow their input's dtype.
         name = f"{side}_dropout"
         return getattr(self, name).FProp(theta[name], x, "BLM", context)
 
     def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        return self.annotate(tf.einsum("BLM,MV->BLV", x, theta.softmax), "BLV")
+        with tf.name_scope("softmax"):
+            logits = tf.einsum("BLM,MV->BLV", x, tf.cast(theta.softmax, x.dtype))
+        return self.annotate(tf.cast(logits, tf.float32), "BLV")
 
 
 def _real(segment_ids: tf.Tensor) -> tf.Tensor:

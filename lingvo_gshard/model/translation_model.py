@@ -75,7 +75,8 @@ class TranslationModel:
             tape.watch(state.theta.Flatten())
             loss, metrics = self.task.Loss(state.theta, features, labels, context)
         gradients = self._annotated(state, tape.gradient(loss, state.theta.Flatten()))
-        theta, slots = self.optimizer.update(state.theta, state.slots, gradients, state.step)
+        with tf.name_scope("optimizer"):
+            theta, slots = self.optimizer.update(state.theta, state.slots, gradients, state.step)
         metrics.learning_rate = self.optimizer.learning_rate(state.step)
         metrics.gradient_norm = tf.linalg.global_norm(gradients.Flatten())
         return TPUEstimatorSpec(
