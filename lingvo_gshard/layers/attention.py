@@ -91,7 +91,7 @@ class MultiHeadAttention(BaseLayer):
 
 
 def segment_mask(queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    """float32 [B, L, T]: 1 where query and key are of one example, by segment ids [B, L], [B, T]."""
+    """float32 [B, L, T]: 1 where query [B, L] and key [B, T] have the same segment id."""
     return tf.cast(queries[:, :, None] == keys[:, None, :], tf.float32)
 
 

@@ -27,6 +27,7 @@ class FeedForwardLayer(BaseLayer):
         self.CreateVariable("wo", gaussian((h, m), "HM", fan_in=h))
 
     def FProp(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        """[B, L, M] -> [B, L, M]."""
-        hidden = self.annotate(tf.nn.relu(tf.einsum("BLM,MH->BLH", x, theta.wi)), "BLH")
-        return self.annotate(tf.einsum("BLH,HM->BLM", hidden, theta.wo), "BLM")
+        """[B, L, M] -> [B, L, M], computed in the dtype of `x`."""
+        wi, wo = tf.cast(theta.wi, x.dtype), tf.cast(theta.wo, x.dtype)
+        hidden = self.annotate(tf.nn.relu(tf.einsum("BLM,MH->BLH", x, wi)), "BLH")
+        return self.annotate(tf.einsum("BLH,HM->BLM", hidden, wo), "BLM")

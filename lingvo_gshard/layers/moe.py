@@ -98,7 +98,7 @@ class MoELayer(BaseLayer):
         self, theta: NestedMap, x_GSM: tf.Tensor, real_GS: tf.Tensor, context: Context
     ) -> Gating:
         p, uniform_GS = self.p, None
-        # Of 16 bits the logits would tie, and the gates not add up.
+        # In 16 bits logits would tie.
         logits_GSE = tf.einsum("GSM,ME->GSE", tf.cast(x_GSM, tf.float32), theta.wg)
         logits_GSE = self.annotate(logits_GSE, "GSE")
         factor = p.capacity_factor if context.training else p.eval_capacity_factor

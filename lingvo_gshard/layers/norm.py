@@ -26,7 +26,9 @@ class LayerNorm(BaseLayer):
         self.CreateVariable("bias", constant((self.p.dim,), "M", 0.0))
 
     def FProp(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        """[..., M] float -> [..., M]."""
-        centred = x - tf.reduce_mean(x, axis=-1, keepdims=True)
+        """[..., M] -> [..., M] of the same dtype, computed in float32."""
+        wide = tf.cast(x, tf.float32)
+        centred = wide - tf.reduce_mean(wide, axis=-1, keepdims=True)
         variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
-        return centred * tf.math.rsqrt(variance + self.p.epsilon) * theta.scale + theta.bias
+        normal = centred * tf.math.rsqrt(variance + self.p.epsilon)
+        return tf.cast(normal * theta.scale + theta.bias, x.dtype)

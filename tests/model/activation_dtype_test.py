@@ -1,0 +1,79 @@
+"""bfloat16 activations: what is computed in 16 bits, what is not, and how far the loss moves."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.layers.context import Context, Mode
+from tests.layers import building
+from tests.model import small_task
+
+
+class _Dtypes(building.Unannotated):
+    """Keeps the dtype of every annotated tensor, by its dims."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def annotate(self, tensor, dims):
+        self.seen.setdefault(dims, set()).add(tensor.dtype)
+        return super().annotate(tensor, dims)
+
+
+def _run(activation_dtype):
+    """(loss, metrics, gradients by path, dtypes by dims) of a training step."""
+    dtypes = _Dtypes()
+    params = small_task.task_params().Set(activation_dtype=activation_dtype)
+    task = params.Instantiate(dtypes)
+    theta = building.random_theta(task).Transform(tf.constant)
+    batch = small_task.random_batch(3).Transform(tf.constant)
+    with tf.GradientTape() as tape:
+        tape.watch(theta.Flatten())
+        context = Context(Mode.TRAIN, tf.constant([1, 5]))
+        loss, metrics = task.Loss(theta, batch.features, batch.labels, context)
+    gradients = tape.gradient(loss, theta.Flatten())
+    return loss, metrics, dict(theta.Pack(gradients).FlattenItems()), dtypes.seen
+
+
+@pytest.fixture(scope="module")
+def wide():
+    return _run("float32")
+
+
+@pytest.fixture(scope="module")
+def narrow():
+    return _run("bfloat16")
+
+
+def test_layers_compute_in_16_bits_and_the_router_and_the_loss_in_32(narrow):
+    loss, metrics, _, seen = narrow
+    for dims in ("BTND", "BLND", "BLH", "GSM", "EGCM", "EGCH", "GECM"):
+        assert seen[dims] == {tf.bfloat16}, dims
+    for dims in ("GSE", "GSEC", "BLV"):
+        assert seen[dims] == {tf.float32}, dims
+    assert {x.dtype for x in [loss, *metrics.Flatten()]} == {tf.float32}
+
+
+def test_by_default_all_is_float32(wide):
+    assert set().union(*wide[3].values()) == {tf.float32, tf.bool}  # Dropout's masks are bool.
+
+
+def test_the_loss_is_near_float32s(wide, narrow):
+    assert wide[0] != narrow[0]
+    np.testing.assert_allclose(narrow[0], wide[0], rtol=0.01)
+
+
+def test_gradients_are_float32_and_point_the_same_way(wide, narrow):
+    for path, gradient in narrow[2].items():
+        assert gradient.dtype == tf.float32, path
+    a, b = (
+        np.concatenate([np.ravel(tf.convert_to_tensor(g)) for g in run[2].values()])
+        for run in (wide, narrow)
+    )
+    assert a @ b > 0.97 * np.linalg.norm(a) * np.linalg.norm(b)
+
+
+def test_another_dtype_is_refused():
+    params = small_task.task_params().Set(activation_dtype="float16")
+    with pytest.raises(ValueError, match="must be float32 or bfloat16, got 'float16'"):
+        params.Instantiate(building.Unannotated())
