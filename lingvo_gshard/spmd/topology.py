@@ -57,6 +57,8 @@ def devices(name: str) -> list[Any]:
         )
     # Else libtpu asks the cloud's metadata server, for minutes, which machine this is.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    # Else libtpu lets one process at a time load it, which guards devices; here are none.
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     try:
         return list(topologies.get_topology_desc(topology_name=name, platform="tpu").devices)
     except jax.errors.JaxRuntimeError as error:

@@ -7,7 +7,9 @@ from tests.spmd import functions
 
 _TEXT = """
 HloModule toy
-%region { %a = f32[] parameter(0) }
+%region (a: f32[]) -> f32[] {
+  ROOT %a = f32[] parameter(0)
+}
 ENTRY %main {
   %p = f32[4]{0} parameter(0), metadata={op_name="all-reduce(x)"}
   %all-gather-start.1 = (f32[4], f32[8]) all-gather-start(%p), dimensions={0}
@@ -26,6 +28,8 @@ def test_a_start_and_its_done_count_once():
         "all-gather": 1,
         "collective-permute": 0,
         "reduce-scatter": 1,
+        "ragged-all-to-all": 0,
+        "collective-broadcast": 0,
     }
 
 
