@@ -83,9 +83,9 @@ def _last_state(launch, logdir):
     estimator, _, _ = _estimator(launch, logdir, 2)
     mesh = specs.device_mesh(estimator.partitioning)
     shardings = specs.shardings(estimator.partitioning, estimator.state_spec, mesh)
-    with Checkpoints(logdir, 5) as checkpoints:
+    with Checkpoints(logdir) as checkpoints:
         assert checkpoints.latest() == _STEPS
-        state, _ = checkpoints.restore(_STEPS, estimator.state_spec, shardings)
+        state = checkpoints.restore(_STEPS, estimator.state_spec, shardings).state
     return {path: np.asarray(array) for path, array in state.FlattenItems()}
 
 

@@ -1,6 +1,8 @@
-"""Checkpoints: Orbax's sharded arrays, the input's state, and a digest of every file.
+"""Checkpoints: Orbax's sharded arrays, the input's state, what they are of, and digests.
 
-    model_dir/checkpoints/STEP/{state/,input_state/,digests.json}
+    model_dir/checkpoints/STEP/{state/,input_state/,about/,digests.json}
+    model_dir/checkpoints/best.json    which one has the best metric
+    model_dir/damaged_checkpoints/     what was found damaged, never deleted
 
 The state is one flat dict from dotted paths to arrays, so that a file names its weights as the
 rest of the program does. The digests are written last: a step without them was cut short.
@@ -8,42 +10,98 @@ rest of the program does. The digests are written last: a step without them was 
 
 from __future__ import annotations
 
-import hashlib
-import json
+import dataclasses
 import logging
 import pathlib
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import TensorSpec
-from lingvo_gshard.spmd import specs
+from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+from lingvo_gshard.spmd import distributed, specs
+from lingvo_gshard.train import best, digests
+from lingvo_gshard.train.best import Best
+from lingvo_gshard.train.digests import DamagedCheckpointError
+from lingvo_gshard.train.fingerprints import fingerprints
+from lingvo_gshard.train.retention import Retention
 
 _FOLDER = "checkpoints"
-_DIGESTS = "digests.json"
+_DAMAGED_FOLDER = "damaged_checkpoints"
+
+
+class SaveError(OSError):
+    """A checkpoint could not be written; those before it are as they were."""
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What a run saves.
+
+    Attributes:
+      params: the experiment's Params.ToText().
+      partitioning: how the state lay on its devices.
+      state_spec: NestedMap of TensorSpec.
+    """
+
+    params: str
+    partitioning: Partitioning
+    state_spec: NestedMap
+
+
+@dataclasses.dataclass(frozen=True)
+class Restored:
+    """A checkpoint that was read: its step, the state on its devices, and the input's state."""
+
+    step: int
+    state: NestedMap
+    input_state: dict[str, Any]
+
+
+def folder(model_dir: str | pathlib.Path) -> pathlib.Path:
+    """Where a run's checkpoints lie."""
+    return pathlib.Path(model_dir).absolute() / _FOLDER
 
 
 def exist(model_dir: str | pathlib.Path) -> bool:
     """Whether a run has ever saved in this folder."""
-    return (pathlib.Path(model_dir) / _FOLDER).is_dir()
+    return folder(model_dir).is_dir()
 
 
 class Checkpoints:
-    """The checkpoints of one model_dir. Close it, or use it as a context manager."""
+    """The checkpoints of one model_dir. Close it, or use it as a context manager.
 
-    def __init__(self, model_dir: str | pathlib.Path, keep_max: int) -> None:
-        """Opens, or makes, the folder; the oldest beyond `keep_max` are deleted on saving."""
-        self._folder = pathlib.Path(model_dir).absolute() / _FOLDER
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=keep_max, enable_async_checkpointing=False
-        )
+    With several processes all of them make the same calls; process 0 decides what is whole.
+    """
+
+    def __init__(
+        self,
+        model_dir: str | pathlib.Path,
+        about: About | None = None,
+        retention: Retention = Retention(),  # noqa: B008 (frozen)
+    ) -> None:
+        """Opens the folder.
+
+        Args:
+          model_dir: where it lies.
+          about: what will be saved; the folder is made. None: this process only reads.
+          retention: which checkpoints stay when another is saved.
+        """
+        self._folder = folder(model_dir)
+        self._retention, self._about = retention, about
         handlers = {
             "state": ocp.StandardCheckpointHandler(),
             "input_state": ocp.JsonCheckpointHandler(),
+            "about": ocp.JsonCheckpointHandler(),
         }
+        # Which ones stay is settled here, once the new one is whole: Orbax deletes before that.
+        options = ocp.CheckpointManagerOptions(read_only=about is None, create=about is not None)
         self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
+        self._finisher = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
+        self._saving: tuple[int, Future[None]] | None = None
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -52,44 +110,67 @@ class Checkpoints:
         self.close()
 
     def close(self) -> None:
-        """Releases Orbax's threads."""
-        self._manager.close()
+        """Waits for a save under way and releases Orbax's threads; SaveError as `wait`."""
+        try:
+            self.wait()
+        finally:
+            self._finisher.shutdown()
+            self._manager.close()
 
     def steps(self) -> list[int]:
         """The steps of whole checkpoints, oldest first."""
-        return [step for step in self._saved_steps() if (self._path(step) / _DIGESTS).exists()]
+        return [step for step in self._saved_steps() if digests.exist(self._path(step))]
 
     def latest(self) -> int | None:
-        """The last whole checkpoint's step, None if there is none."""
-        steps = self.steps()
-        return steps[-1] if steps else None
+        """The last whole checkpoint's step, None if there is none; process 0's answer."""
+        return self._newest_before(None)
 
     def save(self, step: int, state: NestedMap, input_state: dict[str, Any]) -> None:
-        """Writes a checkpoint; returns when it is whole on disk.
+        """Begins to write a checkpoint; returns once the state may be written over.
+
+        Waits for the save before it. `wait` tells when the checkpoint is whole.
 
         Args:
           step: its name.
           state: JAX arrays; every device writes its own part.
           input_state: JSON-able.
+
+        Raises:
+          SaveError: this one, or the one before it, could not be written.
         """
+        assert self._about is not None, "opened to read"
+        self.wait()
         if step in self._saved_steps():  # Cut short before, or written again.
             logging.info("checkpoints: writing step %d again", step)
-            self._manager.delete(step)
-        self._manager.save(
-            step,
-            args=ocp.args.Composite(
-                state=ocp.args.StandardSave(dict(state.FlattenItems())),
-                input_state=ocp.args.JsonSave(input_state),
-            ),
-            force=True,
-        )
-        self._manager.wait_until_finished()
-        _write_digests(self._path(step))
+            self._delete(step)
+        about = _described(self._about)
+        about["fingerprints"] = fingerprints(state, self._about.state_spec)
+        try:
+            self._manager.save(
+                step,
+                args=ocp.args.Composite(
+                    state=ocp.args.StandardSave(dict(state.FlattenItems())),
+                    input_state=ocp.args.JsonSave(input_state),
+                    about=ocp.args.JsonSave(about),
+                ),
+                force=True,
+            )
+        except Exception as error:  # Whatever the file system says, in whichever library's words.
+            raise self._save_error(step, error) from error
+        self._saving = step, self._finisher.submit(self._finish, step)
 
-    def restore(
-        self, step: int, state_spec: NestedMap, shardings: NestedMap
-    ) -> tuple[NestedMap, dict[str, Any]]:
-        """Reads (state, input_state) of `step`.
+    def wait(self) -> None:
+        """Returns when the last save is whole on disk; SaveError if it could not be written."""
+        if self._saving is None:
+            return
+        (step, done), self._saving = self._saving, None
+        try:
+            done.result()
+        except Exception as error:
+            raise self._save_error(step, error) from error
+
+    def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
+        """Reads the checkpoint of `step`.
 
         Args:
           step: one of `steps()`.
@@ -97,12 +178,10 @@ class Checkpoints:
           shardings: where each array goes, on as many devices as now are there.
 
         Raises:
-          ValueError: no such checkpoint, damaged, or of another model; names the file or weight.
+          DamagedCheckpointError: names the file, or the weight and its expert.
+          ValueError: no such checkpoint, or of another model; names the weight.
         """
-        path = self._path(step)
-        if step not in self.steps():
-            raise ValueError(f"{path}: no whole checkpoint; there are {self.steps() or 'none'}.")
-        _check_digests(path)
+        self._check_files(step)
         self._check_state(step, state_spec)
         wanted = {
             name: specs.abstract_array(spec, sharding)
@@ -113,19 +192,144 @@ class Checkpoints:
         restored = self._manager.restore(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(wanted), input_state=ocp.args.JsonRestore()
+                state=ocp.args.StandardRestore(wanted),
+                input_state=ocp.args.JsonRestore(),
+                about=ocp.args.JsonRestore(),
             ),
         )
         arrays = [restored["state"][name] for name, _ in state_spec.FlattenItems()]
-        return state_spec.Pack(jax.block_until_ready(arrays)), restored["input_state"]
+        state = state_spec.Pack(jax.block_until_ready(arrays))
+        written = restored["about"]["fingerprints"]
+        _check_fingerprints(self._path(step), written, fingerprints(state, state_spec))
+        return Restored(step, state, restored["input_state"])
+
+    def restore_newest(self, state_spec: NestedMap, shardings: NestedMap) -> Restored | None:
+        """Reads the newest checkpoint that is not damaged; None if there is none at all.
+
+        A damaged one is told of. Where this process saves, it is also put aside, into
+        model_dir/damaged_checkpoints, so that its step can be saved again.
+
+        Raises:
+          DamagedCheckpointError: all are damaged.
+          ValueError: as `restore`.
+        """
+        step, damaged = self._newest_before(None), None
+        while step is not None:
+            try:
+                return self.restore(step, state_spec, shardings)
+            except DamagedCheckpointError as error:
+                logging.warning("%s Falling back to the checkpoint before it.", error)
+                damaged = error
+            if self._about is not None:
+                self._put_aside(step)
+            step = self._newest_before(step)
+        if damaged is not None:
+            raise DamagedCheckpointError(f"No checkpoint is left that is whole. {damaged}")
+        return None
+
+    def restore_arrays(self, step: int) -> dict[str, Any]:
+        """The state's arrays as numpy arrays, by path, of whichever model they are.
+
+        Raises:
+          DamagedCheckpointError: names the file.
+          ValueError: no such checkpoint.
+        """
+        self._check_files(step)
+        metadata = self._manager.item_metadata(step)["state"].tree
+        wanted = {
+            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=_on_one_device())
+            for name, array in metadata.items()
+        }
+        restored = self._manager.restore(
+            step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+        )
+        return {name: jax.device_get(array) for name, array in restored["state"].items()}
+
+    def about(self, step: int) -> dict[str, Any]:
+        """What the checkpoint of `step` is of: params, mesh, table, arrays and fingerprints."""
+        restored = self._manager.restore(
+            step, args=ocp.args.Composite(about=ocp.args.JsonRestore())
+        )
+        return restored["about"]
+
+    def best(self) -> Best | None:
+        """The best checkpoint by its evaluation, if one was noted and is whole."""
+        noted = best.read(self._folder)
+        return noted if noted is not None and noted.step in self.steps() else None
+
+    def _finish(self, step: int) -> None:
+        """Makes a written checkpoint whole, then deletes those that need not stay."""
+        self._manager.wait_until_finished()
+        if not distributed.is_first():
+            return
+        digests.write(self._path(step))
+        kept_as_best = self.best()
+        times = {step: self._time(step) for step in self.steps()}
+        stay = self._retention.kept(times, kept_as_best.step if kept_as_best else None)
+        for old in times.keys() - stay:
+            digests.remove(self._path(old))
+            shutil.rmtree(self._path(old))
+
+    def _time(self, step: int) -> float:
+        try:
+            return digests.time_written(self._path(step))
+        except DamagedCheckpointError:
+            return 0.0
 
     def _saved_steps(self) -> list[int]:
         """What is in the folder now, which another process may write to; oldest first."""
-        self._manager.reload()
-        return sorted(self._manager.all_steps())
+        return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdigit())
+
+    def _newest_before(self, step: int | None) -> int | None:
+        """The last whole checkpoint before `step`, process 0's answer."""
+        before = [s for s in self.steps() if step is None or s < step]
+        newest = distributed.of_first(before[-1] if before else -1)
+        return None if newest < 0 else newest
 
     def _path(self, step: int) -> pathlib.Path:
         return self._folder / str(step)
+
+    def _delete(self, step: int) -> None:
+        if distributed.is_first():
+            digests.remove(self._path(step))
+            shutil.rmtree(self._path(step))
+        distributed.of_first(0)  # Nobody goes on before it is done.
+        self._manager.reload()
+
+    def _put_aside(self, step: int) -> None:
+        if distributed.is_first():
+            aside = self._folder.parent / _DAMAGED_FOLDER
+            aside.mkdir(exist_ok=True)
+            place, copies = aside / str(step), 1
+            while place.exists():
+                place, copies = aside / f"{step}.{copies}", copies + 1
+            self._path(step).rename(place)
+            logging.warning("The damaged checkpoint is kept as %s.", place)
+        distributed.of_first(0)
+        self._manager.reload()
+
+    def _save_error(self, step: int, error: Exception) -> SaveError:
+        whole = self.steps()
+        kept = f"the last whole one is of step {whole[-1]}" if whole else "there is no other one"
+        first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
+        return SaveError(
+            f"{self._folder}: the checkpoint of step {step} could not be written; {kept}. "
+            f"({first_line})"
+        )
+
+    def _check_files(self, step: int) -> None:
+        path = self._path(step)
+        if step not in self.steps():
+            raise ValueError(f"{path}: no whole checkpoint; there are {self.steps() or 'none'}.")
+        damage = None
+        if distributed.is_first():
+            try:
+                digests.check(path)
+            except DamagedCheckpointError as error:
+                damage = error
+        if distributed.largest([damage is not None])[0]:
+            raise damage or DamagedCheckpointError(f"{path}: damaged; process 0 says where.")
+        self._manager.reload()
 
     def _check_state(self, step: int, state_spec: NestedMap) -> None:
         held = self._manager.item_metadata(step)["state"].tree
@@ -139,38 +343,40 @@ class Checkpoints:
                 )
 
 
+def _described(about: About) -> dict[str, Any]:
+    mesh = about.partitioning.mesh
+    return {
+        "params": about.params,
+        "mesh": [list(mesh.axis_names), list(mesh.axis_sizes), list(mesh.devices)],
+        "table": dict(about.partitioning.table),
+        "arrays": {path: specs.to_json(spec) for path, spec in about.state_spec.FlattenItems()},
+        "num_processes": jax.process_count(),
+    }
+
+
+def _check_fingerprints(
+    path: pathlib.Path, written: dict[str, list[str]], found: dict[str, list[str]]
+) -> None:
+    for name, experts in found.items():
+        differing = [
+            i
+            for i, pair in enumerate(zip(written[name], experts, strict=True))
+            if pair[0] != pair[1]
+        ]
+        if differing:
+            raise DamagedCheckpointError(
+                f"{path}: the checkpoint is damaged: {name} is not what was saved, in experts "
+                f"{differing}."
+            )
+
+
+def _on_one_device() -> jax.sharding.Sharding:
+    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+
+
 def _shape_and_dtype(spec: TensorSpec) -> tuple[tuple[int, ...], str]:
     return tuple(spec.shape), spec.dtype
 
 
 def _text(array: tuple[tuple[int, ...], str] | None) -> str:
     return "absent" if array is None else f"{array[1]}{list(array[0])}"
-
-
-def _digests(path: pathlib.Path) -> dict[str, str]:
-    """sha256 by relative name of every file under `path` but the digests themselves."""
-    digests = {}
-    for file in sorted(path.rglob("*")):
-        if file.is_file() and file.name not in (_DIGESTS, _DIGESTS + ".partial"):
-            with file.open("rb") as stream:
-                digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            digests[str(file.relative_to(path))] = digest
-    return digests
-
-
-def _write_digests(path: pathlib.Path) -> None:
-    partial = path / (_DIGESTS + ".partial")
-    partial.write_text(json.dumps(_digests(path), indent=1))
-    partial.replace(path / _DIGESTS)
-
-
-def _check_digests(path: pathlib.Path) -> None:
-    try:
-        written = json.loads((path / _DIGESTS).read_text())
-    except ValueError:
-        raise ValueError(f"{path}: the checkpoint is damaged: {_DIGESTS} is no JSON.") from None
-    found = _digests(path)
-    for name in sorted(written.keys() | found.keys()):
-        if written.get(name) != found.get(name):
-            what = "is missing" if name not in found else "was changed"
-            raise ValueError(f"{path}: the checkpoint is damaged: {name} {what}.")

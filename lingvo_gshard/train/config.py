@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 
+from lingvo_gshard.train.nonfinite import NonFinite
+from lingvo_gshard.train.retention import Retention
+
 
 @dataclasses.dataclass(frozen=True)
 class TPUConfig:
@@ -33,10 +36,14 @@ class RunConfig:
       tpu_config: the devices and the loop.
       save_checkpoints_steps: a checkpoint after the call that reaches a multiple of it, and at
         the end.
-      keep_checkpoint_max: older ones are deleted.
+      save_checkpoints_secs: and after the call that ends so long after the last one; None: by
+        steps alone.
+      keep_checkpoint_max: older ones are deleted,
+      keep_checkpoint_every_n_hours: but for one of every so many hours; None for no such ones.
       log_step_count_steps: TensorBoard summaries after the call that reaches a multiple of it.
       seed: of the initial weights.
       show_progress: whether train draws a progress bar.
+      on_nonfinite: what a loss that is no finite number does.
 
     Raises:
       ValueError: a number below 1.
@@ -45,10 +52,13 @@ class RunConfig:
     model_dir: str
     tpu_config: TPUConfig
     save_checkpoints_steps: int = 1000
+    save_checkpoints_secs: float | None = None
     keep_checkpoint_max: int = 5
+    keep_checkpoint_every_n_hours: float | None = None
     log_step_count_steps: int = 100
     seed: int = 0
     show_progress: bool = True
+    on_nonfinite: NonFinite = NonFinite.STOP
 
     def __post_init__(self) -> None:
         _at_least(
@@ -59,6 +69,17 @@ class RunConfig:
             log_step_count_steps=1,
             seed=0,
         )
+        if self.save_checkpoints_secs is not None and self.save_checkpoints_secs <= 0:
+            raise ValueError(
+                f"RunConfig: save_checkpoints_secs must be more than 0, got "
+                f"{self.save_checkpoints_secs}."
+            )
+        _ = self.retention  # Refuses what it can't be.
+
+    @property
+    def retention(self) -> Retention:
+        """Which checkpoints stay."""
+        return Retention(self.keep_checkpoint_max, self.keep_checkpoint_every_n_hours)
 
 
 def _at_least(kind: str, config: object, **least: int) -> None:

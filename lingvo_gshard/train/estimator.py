@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,14 +17,17 @@ import tensorflow as tf
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.spmd import specs
-from lingvo_gshard.train import checkpoints, programs, summaries
+from lingvo_gshard.spmd import distributed, specs
+from lingvo_gshard.train import best, checkpoints, programs, summaries
 from lingvo_gshard.train import model_dir as model_dirs
-from lingvo_gshard.train.checkpoints import Checkpoints
+from lingvo_gshard.train.background import BackgroundHook
+from lingvo_gshard.train.best import BestBy
+from lingvo_gshard.train.checkpoints import About, Checkpoints, Restored
 from lingvo_gshard.train.config import RunConfig
 from lingvo_gshard.train.feed import Feed, Input
 from lingvo_gshard.train.hooks import ProgressHook, TrainHook
-from lingvo_gshard.train.loop import TrainLoop, group_sizes
+from lingvo_gshard.train.loop import SaveEvery, TrainLoop, group_sizes
+from lingvo_gshard.train.nonfinite import NonFiniteHook
 from lingvo_gshard.train.steps import ModelFn
 
 InputFn = Callable[[Any], Input]
@@ -98,23 +101,26 @@ class TPUEstimator:
 
         Raises:
           ValueError: both steps and max_steps; or model_dir holds another model.
-          NonFiniteLossError: the loss is no finite number.
+          NonFiniteLossError: the loss is no finite number, and the config says to stop then.
+          SaveError: a checkpoint could not be written.
+          DamagedCheckpointError: there are checkpoints, and all are damaged.
         """
         if steps is not None and max_steps is not None:
             raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
-        text = self.params.ToText()
-        model_dirs.claim(self.config.model_dir, text, self._model_prefixes)
+        if distributed.is_first():
+            text = self.params.ToText()
+            model_dirs.claim(self.config.model_dir, text, self._model_prefixes)
         own = self._own_hooks()  # Their clock starts here.
-        with self._checkpoints() as saved:
-            latest = saved.latest()
-            start = latest or 0
+        with self._open(About(self.params.ToText(), self.partitioning, self.state_spec)) as saved:
+            restored = saved.restore_newest(self.state_spec, self._shardings())
+            start = restored.step if restored else 0
             stop = max_steps if steps is None else start + steps
             if stop is not None and start >= stop:
                 logging.info("train: step %d of %d is done already", start, stop)
                 return self
             source = input_fn(self.params)
             try:
-                state = self._start(saved, latest, source)
+                state = self._start(restored, source)
                 self._loop(saved, source, state, (start, stop), [*own(stop), *hooks])
             finally:
                 _close(source)
@@ -143,8 +149,8 @@ class TPUEstimator:
         Raises:
           ValueError: no such checkpoint, no batches, or a metric of weight 0.
         """
-        state, step = self._restore(checkpoint_step)
-        return self.evaluate_state(state, step, input_fn, steps=steps, name=name)
+        restored = self._restore(checkpoint_step)
+        return self.evaluate_state(restored.state, restored.step, input_fn, steps=steps, name=name)
 
     def evaluate_state(
         self,
@@ -178,8 +184,25 @@ class TPUEstimator:
                 raise ValueError(f"evaluate {name}: {metric} has weight 0 over all batches.")
         metrics: dict[str, float] = {metric: sums[metric] / weights[metric] for metric in sums}
         metrics |= {"step": step, "num_batches": num_batches, "secs": time.monotonic() - began}
-        summaries.write_evaluation(self.config.model_dir, name, metrics)
+        if distributed.is_first():
+            summaries.write_evaluation(self.config.model_dir, name, metrics)
         return metrics
+
+    def note_best(self, by: BestBy, step: int, metrics: Mapping[str, float]) -> None:
+        """Notes the checkpoint of `step` as the best one if these metrics of it are: it is kept.
+
+        Raises:
+          ValueError: the metrics lack the one that it goes by.
+        """
+        if distributed.is_first():
+            best.note(checkpoints.folder(self.config.model_dir), by, step, metrics)
+
+    def checkpoint_steps(self) -> list[int]:
+        """The steps of whole checkpoints, oldest first; none before the first."""
+        if not checkpoints.exist(self.config.model_dir):
+            return []
+        with self._open() as saved:
+            return saved.steps()
 
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
@@ -192,8 +215,7 @@ class TPUEstimator:
         Raises:
           ValueError: no such checkpoint.
         """
-        state, _ = self._restore(checkpoint_step)
-        return self._rows(state, input_fn)
+        return self._rows(self._restore(checkpoint_step).state, input_fn)
 
     def _rows(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
         source = input_fn(self.params)
@@ -201,7 +223,7 @@ class TPUEstimator:
             for batch in source:
                 spec = programs.batch_spec_of(batch, source.specs)
                 result = self._programs.predict(spec)(state, batch).predictions
-                arrays = {path: np.asarray(array) for path, array in result.FlattenItems()}
+                arrays = dict(distributed.to_host(result).FlattenItems())
                 for row in range(spec.Flatten()[0].shape[0]):
                     yield {path: array[row] for path, array in arrays.items()}
         finally:
@@ -224,39 +246,51 @@ class TPUEstimator:
         def place(batches: NestedMap, num_steps: int) -> NestedMap:
             return executable_of(num_steps).place_arg("batches", batches)
 
-        loop = TrainLoop(executable_of, saved, self.config.save_checkpoints_steps, hooks)
+        save_every = SaveEvery(
+            self.config.save_checkpoints_steps, self.config.save_checkpoints_secs
+        )
+        loop = TrainLoop(executable_of, saved, save_every, hooks)
         with Feed(source, group_sizes(*start_stop, steps_per_call), place) as feed:
             loop.run(state, feed)
 
     def _own_hooks(self) -> Callable[[int | None], list[TrainHook]]:
         config = self.config
+        nonfinite = NonFiniteHook(config.on_nonfinite)
+        if not distributed.is_first():
+            return lambda stop: [nonfinite]
         log = summaries.MetricsLog(config.model_dir)
         every_steps = config.log_step_count_steps
-        summary = summaries.SummaryHook(f"{config.model_dir}/train", every_steps)
-        return lambda stop: [log, summary] + [ProgressHook(stop)] * config.show_progress
+        summary = BackgroundHook(summaries.SummaryHook(f"{config.model_dir}/train", every_steps))
+        return lambda stop: [
+            nonfinite,
+            log,
+            summary,
+            *([ProgressHook(stop)] if config.show_progress else []),
+        ]
 
-    def _start(self, saved: Checkpoints, latest: int | None, source: Input) -> NestedMap:
-        if latest is None:
+    def _start(self, restored: Restored | None, source: Input) -> NestedMap:
+        if restored is None:
             return self._programs.initialize(self._init_fn, self.config.seed)
-        state, input_state = saved.restore(latest, self.state_spec, self._shardings())
-        source.set_state(input_state)
-        logging.info("train: continues after step %d", latest)
-        return state
+        source.set_state(restored.input_state)
+        logging.info("train: continues after step %d", restored.step)
+        return restored.state
 
-    def _restore(self, step: int | None) -> tuple[NestedMap, int]:
+    def _restore(self, step: int | None) -> Restored:
         folder = self.config.model_dir
         model_dirs.check(folder, self.params.ToText(), self._model_prefixes)
         if not checkpoints.exist(folder):
             raise ValueError(f"{folder}: there is no checkpoint; train first.")
-        with self._checkpoints() as saved:
-            step = saved.latest() if step is None else step
-            if step is None:
-                raise ValueError(f"{folder}: there is no whole checkpoint; train first.")
-            state, _ = saved.restore(step, self.state_spec, self._shardings())
-        return state, step
+        with self._open() as saved:
+            if step is not None:
+                return saved.restore(step, self.state_spec, self._shardings())
+            restored = saved.restore_newest(self.state_spec, self._shardings())
+        if restored is None:
+            raise ValueError(f"{folder}: there is no whole checkpoint; train first.")
+        return restored
 
-    def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.config.model_dir, self.config.keep_checkpoint_max)
+    def _open(self, about: About | None = None) -> Checkpoints:
+        """The checkpoints; to read, unless `about` says what will be saved."""
+        return Checkpoints(self.config.model_dir, about, self.config.retention)
 
     def _shardings(self) -> NestedMap:
         mesh = specs.device_mesh(self.partitioning)

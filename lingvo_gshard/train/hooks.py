@@ -21,12 +21,14 @@ class TrainCall:
       metrics: numpy arrays [K, ...], `loss` among them.
       secs: from the end of the call before to this one's, waiting for input included; from its
         own start where it is the first, or the first after a checkpoint.
+      input_wait_secs: how long the devices waited for this call's batches.
     """
 
     step: int
     num_steps: int
     metrics: NestedMap
     secs: float
+    input_wait_secs: float = 0.0
 
     @property
     def steps_per_sec(self) -> float:
@@ -57,11 +59,15 @@ def joined(calls: Sequence[TrainCall]) -> TrainCall:
         num_steps=sum(call.num_steps for call in calls),
         metrics=calls[0].metrics.Pack(np.concatenate(leaf) for leaf in leaves),
         secs=sum(call.secs for call in calls),
+        input_wait_secs=sum(call.input_wait_secs for call in calls),
     )
 
 
 class TrainHook:
-    """What happens besides training. Every method may be left as it is."""
+    """What happens besides training. Every method may be left as it is.
+
+    The estimator's own hooks come first, then those given to train, in their order.
+    """
 
     def begin(self, step: int) -> None:
         """Before the first call, `step` steps done."""
@@ -70,18 +76,29 @@ class TrainHook:
         """After every call."""
 
     def after_save(self, step: int, state: NestedMap) -> None:
-        """After every checkpoint. The state's arrays live until the next call only."""
+        """After every checkpoint but the one of a stop, which may still be under way to the disk.
+
+        The state's arrays live until the next call only.
+        """
+
+    def wants_to_stop(self) -> bool:
+        """Asked before the first call and after each: whether training shall save and end."""
+        return False
+
+    def on_stop(self, step: int) -> None:
+        """Once training has ended at `step`, saved, because a hook of some process wanted it."""
 
     def end(self) -> None:
         """After the last call, also when an error ends the loop."""
 
 
 class ProgressHook(TrainHook):
-    """A progress bar with the loss, steps/s and tokens/s."""
+    """A progress bar: time left, loss, steps/s, tokens/s, overflow, and steps skipped."""
 
     def __init__(self, max_steps: int | None) -> None:
         self._max_steps = max_steps
         self._bar: tqdm.tqdm | None = None
+        self._num_skipped = 0
 
     def begin(self, step: int) -> None:
         self._bar = tqdm.tqdm(
@@ -93,6 +110,14 @@ class ProgressHook(TrainHook):
         shown = {"loss": f"{call.metrics.loss[-1]:.4f}", "steps/s": f"{call.steps_per_sec:.2f}"}
         if call.tokens_per_sec is not None:
             shown["tokens/s"] = f"{call.tokens_per_sec:.0f}"
+        overflows = [
+            value for path, value in call.mean().FlattenItems() if "overflow" in path.split(".")
+        ]
+        if overflows:
+            shown["overflow"] = f"{np.mean(overflows):.1%}"
+        self._num_skipped += int(np.sum(call.metrics.get("skipped", 0)))
+        if self._num_skipped:
+            shown["skipped"] = str(self._num_skipped)
         self._bar.set_postfix(shown, refresh=False)
         self._bar.update(call.num_steps)
 

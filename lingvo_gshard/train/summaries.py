@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import pathlib
+import resource
 import time
 from typing import Any
 
+import jax
 import numpy as np
 from tensorboard import summary
 
@@ -49,19 +51,33 @@ class SummaryHook(TrainHook):
     def _write(self) -> None:
         writer = self._writer = self._writer or summary.Writer(self._folder)
         call, self._calls = joined(self._calls), []
-        speeds = {"speed/steps_per_sec": call.steps_per_sec}
+        speeds = {
+            "speed/steps_per_sec": call.steps_per_sec,
+            "speed/input_wait_share": call.input_wait_secs / call.secs,
+        }
         if call.tokens_per_sec is not None:
             speeds["speed/tokens_per_sec"] = call.tokens_per_sec
-        for tag, value in {**scalars(call.mean()), **speeds}.items():
+        for tag, value in {**scalars(call.mean()), **speeds, **_memory_gib()}.items():
             writer.add_scalar(tag, value, call.step)
         writer.flush()
+
+
+def _memory_gib() -> dict[str, float]:
+    """The most memory that this process, and its fullest device where devices count, has used."""
+    peaks = {"memory/host_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
+    stats = [device.memory_stats() or {} for device in jax.local_devices()]
+    in_bytes = [stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat]
+    if in_bytes:
+        peaks["memory/device_peak_gib"] = max(in_bytes) / 2**30
+    return peaks
 
 
 class MetricsLog(TrainHook):
     """Appends a line a call to train_metrics.jsonl.
 
-    A line holds step, num_steps, secs, wall_secs (of all runs in this folder, their compiling
-    and saving included), and under `metrics` each metric's mean over the call, by dotted path.
+    A line holds step, num_steps, secs, input_wait_secs, wall_secs (of all runs in this folder,
+    their compiling and saving included), and under `metrics` each metric's mean over the call, by
+    dotted path.
     """
 
     def __init__(self, model_dir: str | pathlib.Path) -> None:
@@ -80,6 +96,7 @@ class MetricsLog(TrainHook):
             "step": call.step,
             "num_steps": call.num_steps,
             "secs": round(call.secs, 6),
+            "input_wait_secs": round(call.input_wait_secs, 6),
             "wall_secs": round(self._earlier_secs + time.monotonic() - self._began, 3),
             "metrics": {path: mean.tolist() for path, mean in call.mean().FlattenItems()},
         }
@@ -94,6 +111,12 @@ def write_evaluation(model_dir: str | pathlib.Path, name: str, result: dict[str,
         writer.add_scalar(tag, value, int(result["step"]))
     writer.close()
     append_line(model_dir / EVAL_METRICS, {"name": name, **result})
+
+
+def evaluated_steps(model_dir: str | pathlib.Path, name: str) -> list[int]:
+    """The steps whose evaluations are in eval_metrics.jsonl under `name`."""
+    lines = read_lines(pathlib.Path(model_dir) / EVAL_METRICS)
+    return [int(line["step"]) for line in lines if line["name"] == name]
 
 
 def append_line(path: pathlib.Path, line: dict[str, Any]) -> None:

@@ -66,8 +66,8 @@ def _state(folder, step, num_partitions=2):
     parts = functions.partitioning(num_partitions)
     spec = TranslationModel(_params(), parts).state_spec
     shardings = specs.shardings(parts, spec, specs.device_mesh(parts))
-    with Checkpoints(str(folder), 2) as saved:
-        return saved.restore(step, spec, shardings)[0]
+    with Checkpoints(str(folder)) as saved:
+        return saved.restore(step, spec, shardings).state
 
 
 def _losses(folder):

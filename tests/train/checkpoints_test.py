@@ -8,7 +8,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 from lingvo_gshard.spmd import specs
-from lingvo_gshard.train.checkpoints import Checkpoints
+from lingvo_gshard.train.checkpoints import About, Checkpoints
+from lingvo_gshard.train.retention import Retention
 
 _SPEC = NestedMap(
     step=TensorSpec((), "int32", ""),
@@ -33,6 +34,12 @@ def _state(step, num_partitions=4):
     )
 
 
+def _open(folder, num_partitions=4, **retention):
+    """The checkpoints of a folder, to save in."""
+    parts = Partitioning.from_dict(Mesh.flat(num_partitions), {"E": "d"})
+    return Checkpoints(folder, About("task.dim : 3", parts, _SPEC), Retention(**retention))
+
+
 def _same(a, b):
     for (path, x), y in zip(a.FlattenItems(), b.Flatten(), strict=True):
         assert x.dtype == y.dtype, path
@@ -40,38 +47,41 @@ def _same(a, b):
 
 
 def test_restores_what_was_saved_on_any_number_of_devices(tmp_path):
-    with Checkpoints(tmp_path, 3) as saved:
+    with _open(tmp_path) as saved:
         saved.save(7, _state(7), {"index": 70, "names": ["a"]})
     for num_partitions in (1, 2, 8):
-        with Checkpoints(tmp_path, 3) as saved:
-            state, input_state = saved.restore(7, _SPEC, _shardings(num_partitions))
+        with _open(tmp_path) as saved:
+            restored = saved.restore(7, _SPEC, _shardings(num_partitions))
+        state = restored.state
         _same(state, _state(7))
-        assert input_state == {"index": 70, "names": ["a"]}
+        assert restored.input_state == {"index": 70, "names": ["a"]}
         assert len(state.layers[0].w.addressable_shards) == num_partitions
         assert state.layers[0].w.addressable_shards[0].data.shape == (8 // num_partitions, 3)
 
 
 def test_keeps_the_newest(tmp_path):
-    with Checkpoints(tmp_path, 2) as saved:
+    with _open(tmp_path, keep_max=2) as saved:
         assert saved.latest() is None
         for step in (3, 5, 12, 100):
             saved.save(step, _state(step), {})
+        saved.wait()
         assert saved.steps() == [12, 100] and saved.latest() == 100
 
 
 def test_a_checkpoint_cut_short_is_no_checkpoint(tmp_path):
-    with Checkpoints(tmp_path, 3) as saved:
+    with _open(tmp_path) as saved:
         saved.save(1, _state(1), {})
         saved.save(2, _state(2), {})
     (tmp_path / "checkpoints/2/digests.json").unlink()
-    with Checkpoints(tmp_path, 3) as saved:
+    with _open(tmp_path) as saved:
         assert saved.steps() == [1]
         with pytest.raises(ValueError, match="checkpoints/2: no whole checkpoint"):
             saved.restore(2, _SPEC, _shardings(1))
         saved.save(2, _state(20), {"again": 1})
-        state, input_state = saved.restore(2, _SPEC, _shardings(1))
-    assert input_state == {"again": 1}
-    _same(state, _state(20))
+        saved.wait()
+        restored = saved.restore(2, _SPEC, _shardings(1))
+    assert restored.input_state == {"again": 1}
+    _same(restored.state, _state(20))
 
 
 def _largest_file(folder):
@@ -91,12 +101,13 @@ def _flip_a_bit(file):
         (lambda folder: _flip_a_bit(_largest_file(folder)), "damaged: state/.* was changed"),
         (lambda folder: _largest_file(folder).unlink(), "damaged: state/.* is missing"),
         (lambda folder: (folder / "state/more").touch(), "damaged: state/more was changed"),
-        (lambda folder: (folder / "digests.json").write_text("{"), "digests.json is no JSON"),
+        (lambda folder: (folder / "digests.json").write_text("{"), "digests.json is no list"),
     ],
 )
 def test_damage_is_found(tmp_path, damage, message):
-    with Checkpoints(tmp_path, 3) as saved:
+    with _open(tmp_path) as saved:
         saved.save(4, _state(4), {})
+        saved.wait()
         damage(tmp_path / "checkpoints/4")
         with pytest.raises(ValueError, match=message):
             saved.restore(4, _SPEC, _shardings(1))
@@ -129,7 +140,8 @@ def _with_first_layer(spec):
 )
 def test_another_models_checkpoint_names_the_weight(tmp_path, spec, message):
     parts = Partitioning.from_dict(Mesh.flat(2), {"E": "d"})
-    with Checkpoints(tmp_path, 3) as saved:
+    with _open(tmp_path) as saved:
         saved.save(4, _state(4), {})
+        saved.wait()
         with pytest.raises(ValueError, match=message):
             saved.restore(4, spec, specs.shardings(parts, spec, specs.device_mesh(parts)))

@@ -10,7 +10,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.hooks import TrainHook
-from lingvo_gshard.train.loop import NonFiniteLossError
+from lingvo_gshard.train.nonfinite import NonFiniteLossError
 from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
 from tests.train import regression
 from tests.train.regression import B, H, V
@@ -44,11 +44,11 @@ def _train(model_dir, max_steps, **options):
 def _state(model_dir, num_partitions=1):
     """The latest checkpoint: step, {path: array}, input state."""
     parts = regression.make(model_dir, num_partitions).partitioning
-    with Checkpoints(model_dir, 5) as saved:
-        step = saved.latest()
+    with Checkpoints(model_dir) as saved:
         shardings = specs.shardings(parts, regression.STATE, specs.device_mesh(parts))
-        state, input_state = saved.restore(step, regression.STATE, shardings)
-    return step, {path: np.asarray(x) for path, x in state.FlattenItems()}, input_state
+        restored = saved.restore(saved.latest(), regression.STATE, shardings)
+    arrays = {path: np.asarray(x) for path, x in restored.state.FlattenItems()}
+    return restored.step, arrays, restored.input_state
 
 
 def _numpy_losses(w_HV, num_steps):
@@ -108,11 +108,11 @@ def test_prefetched_batches_are_not_lost(tmp_path):
     _train(tmp_path, 7, steps_per_call=2, save_checkpoints_steps=2, keep_checkpoint_max=9)
     parts = regression.make(tmp_path).partitioning
     shardings = specs.shardings(parts, regression.STATE, specs.device_mesh(parts))
-    with Checkpoints(tmp_path, 9) as saved:
+    with Checkpoints(tmp_path) as saved:
         assert saved.steps() == [2, 4, 6, 7]
         for step in saved.steps():
-            state, input_state = saved.restore(step, regression.STATE, shardings)
-            assert int(state.step) == input_state["index"] == step
+            restored = saved.restore(step, regression.STATE, shardings)
+            assert int(restored.state.step) == restored.input_state["index"] == step
 
 
 def test_steps_counts_from_the_last_checkpoint(tmp_path):
