@@ -59,6 +59,18 @@ def data_facts(data_dir: str) -> DataFacts:
     return DataFacts(data.source_vocabulary.size, data.target_vocabulary.size, codes)
 
 
+def overridden_params(model: str, overrides: tuple[str, ...]) -> Params:
+    """A registered experiment's Params with `path=value` settings applied in order.
+
+    Raises:
+      ValueError: unknown model, setting or value.
+    """
+    params = registry.get_params(model)
+    for override in overrides:
+        _apply(params, override)
+    return params
+
+
 def experiment_params(launch: Launch, facts: DataFacts) -> Params:
     """The experiment's Params with its overrides and the data's vocabularies.
 
@@ -66,9 +78,7 @@ def experiment_params(launch: Launch, facts: DataFacts) -> Params:
       ValueError: unknown model, setting or value, or data whose vocabulary is not of the size
         that the model wants.
     """
-    params = registry.get_params(launch.model)
-    for override in launch.overrides:
-        _apply(params, override)
+    params = overridden_params(launch.model, launch.overrides)
     for side in ("input", "eval_input"):
         params.Get(side).data_dir = launch.data_dir
     _bind_vocabulary(params, "source_vocab_size", facts.source_vocab_size)

@@ -123,14 +123,15 @@ def _collective(
         result_type = hlo_text.tuple_elements(result_type)[1]  # Its operands stand before.
     return Collective(
         kind,
-        _type_bytes(result_type),
+        type_bytes(result_type),
         _groups(instruction.attributes, num_partitions),
         times[computation.name],
         instruction.op_name,
     )
 
 
-def _type_bytes(type_text: str) -> int:
+def type_bytes(type_text: str) -> int:
+    """Bytes of an array, or of all of a tuple's."""
     bits = 0
     for dtype, sizes in _ARRAY.findall(type_text):
         count = math.prod(int(size) for size in sizes.split(",") if size)

@@ -26,6 +26,18 @@ _TORUS = ("v4", "v5p")
 _EXAMPLES = "v3:2x2 is 8 cores, v3:32x32 the 2048 of the paper"
 
 
+class OutOfMemoryError(ValueError):
+    """A program that needs more memory than a device has.
+
+    Attributes:
+      details: what the compiler says of it: how much it needs, and its largest buffers.
+    """
+
+    def __init__(self, message: str, details: str) -> None:
+        super().__init__(message)
+        self.details = details
+
+
 class TopologyExecutable(executable.Executable):
     """A program compiled for a topology: its report and text can be read; to run it is refused."""
 
@@ -66,12 +78,19 @@ def devices(name: str) -> list[Any]:
         raise ValueError(f"topology {name}: {reason}; known are {_FORMS}; {_EXAMPLES}.") from error
 
 
+def chip_places(name: str) -> tuple[tuple[int, ...], ...]:
+    """Of each device, in their order, its chip's place on the torus; ValueError as `devices`."""
+    rank = len(name.split("x"))
+    return tuple(tuple(device.coords[:rank]) for device in devices(name))
+
+
 def compile_program(program: Program, name: str) -> TopologyExecutable:
     """Compiles `program` for the first of a topology's devices.
 
     Raises:
-      ValueError: as `devices`; the topology has fewer devices than the program partitions; the
-        program needs more memory than a device has, or what no device of this kind can do.
+      OutOfMemoryError: the program needs more memory than a device has.
+      ValueError: as `devices`; the topology has fewer devices than the program partitions; or the
+        program needs what no device of this kind can do.
     """
     found = devices(name)
     if len(found) < program.partitioning.num_partitions:
@@ -82,8 +101,11 @@ def compile_program(program: Program, name: str) -> TopologyExecutable:
     try:
         return TopologyExecutable(program, specs.device_mesh(program.partitioning, found))
     except jax.errors.JaxRuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"topology {name}: program {program.name}: {reason}") from error
+        details = str(error)
+        message = f"topology {name}: program {program.name}: {details.splitlines()[0]}"
+        if details.startswith("RESOURCE_EXHAUSTED"):
+            raise OutOfMemoryError(message, details) from error
+        raise ValueError(message) from error
 
 
 def _check_form(name: str) -> None:

@@ -1,0 +1,255 @@
+"""What each instruction of a compiled program computes and moves, read from its text.
+
+Counted as XLA's own cost analysis does, but with every loop's body as often as it runs, and
+instruction by instruction, so that costs can be summed by the operations they come from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+from lingvo_gshard.spmd import compiled_text, trip_counts
+from lingvo_gshard.spmd.hlo_text import Computation, Instruction, Module, tuple_elements
+
+# They name or pass on what is there already.
+_FREE = frozenset(
+    [
+        *("after-all", "bitcast", "constant", "copy-done", "get-tuple-element", "iota"),
+        *("optimization-barrier", "parameter", "partition-id", "replica-id", "tuple"),
+        *(f"{kind}-done" for kind in compiled_text.COLLECTIVES),
+    ]
+)
+_CONTROL = frozenset(["call", "conditional", "while"])
+_SLICES = frozenset(["dynamic-slice", "gather", "slice"])
+_SHAPE = re.compile(r"\b[a-z]\w*\[([\d,]*)\]")
+_WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
+_DIM_LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
+_DIMS = re.compile(r"\b(lhs_contracting_dims|lhs_batch_dims|rhs_batch_dims)=\{([\d,]*)\}")
+_GROUPS = re.compile(r"\b(feature_group_count|batch_group_count)=(\d+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+    """One instruction, each time that it runs on one partition.
+
+    Attributes:
+      name, opcode: the instruction's; a fusion is one.
+      op_name: the operation it was made of; of a fusion with products, its largest product's.
+      flops: of its products, two for a multiplication and addition; padding is not counted.
+      accessed_bytes: operands read and results written in memory; of an operand that is sliced,
+        the slice.
+      result_bytes: of its results.
+      times: how often a call of the program runs it.
+    """
+
+    name: str
+    opcode: str
+    op_name: str
+    flops: int
+    accessed_bytes: int
+    result_bytes: int
+    times: int
+
+
+def costs(module: Module) -> tuple[Cost, ...]:
+    """The cost of each instruction that runs by itself, in the text's order.
+
+    Raises:
+      ValueError: the text does not tell how often a loop runs.
+    """
+    times = trip_counts.count(module).times
+    found = []
+    for name in _running(module):
+        repeated = times[name]
+        if repeated is None:
+            raise ValueError(f"costs: the text does not tell how often it runs {name}.")
+        computation = module.computations[name]
+        found += [
+            _cost(module, computation, instruction, repeated)
+            for instruction in computation.instructions.values()
+            if instruction.opcode not in _FREE | _CONTROL
+        ]
+    return tuple(found)
+
+
+def _running(module: Module) -> Iterator[str]:
+    """Names of the computations whose instructions run one by one: the entry, bodies, branches."""
+    waiting, seen = [module.entry], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        yield name
+        for instruction in module.computations[name].instructions.values():
+            if instruction.opcode in _CONTROL:
+                waiting += instruction.called
+
+
+def _cost(module: Module, computation: Computation, instruction: Instruction, times: int) -> Cost:
+    products = list(_products(module, computation, instruction))
+    largest = max(products, key=lambda product: product[1], default=(instruction, 0))
+    return Cost(
+        name=instruction.name,
+        opcode=instruction.opcode,
+        op_name=largest[0].op_name or instruction.op_name,
+        flops=sum(flops for _, flops in products),
+        accessed_bytes=_accessed_bytes(module, computation, instruction),
+        result_bytes=compiled_text.type_bytes(instruction.type),
+        times=times,
+    )
+
+
+def _products(
+    module: Module, computation: Computation, instruction: Instruction
+) -> Iterator[tuple[Instruction, int]]:
+    """Each product that the instruction is or that is fused in it, with its flops."""
+    if instruction.opcode == "fusion":
+        inner = module.computations[instruction.called[0]]
+        for each in inner.instructions.values():
+            yield from _products(module, inner, each)
+    elif instruction.opcode == "convolution":
+        yield instruction, _convolution_flops(computation, instruction)
+    elif instruction.opcode == "dot":
+        yield instruction, _dot_flops(computation, instruction)
+
+
+def _dot_flops(computation: Computation, instruction: Instruction) -> int:
+    lhs = _shape(computation.instructions[instruction.operands[0]].type)
+    dims = {name: text for name, text in _DIMS.findall(instruction.attributes)}
+    summed = [lhs[int(dim)] for dim in dims.get("lhs_contracting_dims", "").split(",") if dim]
+    return 2 * math.prod(_shape(instruction.type)) * math.prod(summed)
+
+
+def _convolution_flops(computation: Computation, instruction: Instruction) -> int:
+    """2 * batch * inputs * outputs * the pairs of window and place that don't meet padding.
+
+    The TPU's compiler writes every product as a convolution, a batch of products as one over a
+    dilated dim.
+    """
+    lhs, rhs = (_shape(computation.instructions[name].type) for name in instruction.operands[:2])
+    out = _shape(instruction.type)
+    labels = _DIM_LABELS.search(instruction.attributes)
+    assert labels is not None, instruction
+    groups = {name: int(text) for name, text in _GROUPS.findall(instruction.attributes)}
+    window = dict(
+        item.split("=") for item in (_WINDOW.search(instruction.attributes) or ["", ""])[1].split()
+    )
+    spatial = [letter for letter in labels[1] if letter.isdigit()]
+    pairs = math.prod(
+        _valid_pairs(
+            lhs[labels[1].index(letter)],
+            rhs[labels[2].index(letter)],
+            out[labels[3].index(letter)],
+            _Window.read(window, int(letter)),
+        )
+        for letter in spatial
+    )
+    batch = lhs[labels[1].index("b")] // groups.get("batch_group_count", 1)
+    inputs = rhs[labels[2].index("i")]
+    return 2 * batch * inputs * out[labels[3].index("f")] * pairs
+
+
+@dataclasses.dataclass(frozen=True)
+class _Window:
+    """One spatial dim of a convolution's window."""
+
+    stride: int
+    low: int
+    lhs_dilation: int
+    rhs_dilation: int
+
+    @staticmethod
+    def read(window: dict[str, str], dim: int) -> _Window:
+        def at(name: str, default: str) -> str:
+            return window[name].split("x")[dim] if name in window else default
+
+        return _Window(
+            stride=int(at("stride", "1")),
+            low=int(at("pad", "0_0").split("_")[0]),
+            lhs_dilation=int(at("lhs_dilate", "1")),
+            rhs_dilation=int(at("rhs_dilate", "1")),
+        )
+
+
+def _valid_pairs(size: int, kernel: int, out: int, window: _Window) -> int:
+    """Pairs of a result's place and a window's place that read an element, neither padding nor
+    the gaps of a dilation."""
+    last = (size - 1) * window.lhs_dilation
+    if kernel == 1 and window.low == 0 and window.lhs_dilation == 1:
+        return min(out, last // window.stride + 1)
+    count = 0
+    for place in range(kernel):
+        first = place * window.rhs_dilation - window.low
+        reads = (first + i * window.stride for i in range(out))
+        count += sum(0 <= at <= last and at % window.lhs_dilation == 0 for at in reads)
+    return count
+
+
+def _accessed_bytes(module: Module, computation: Computation, instruction: Instruction) -> int:
+    if instruction.opcode == "fusion":
+        return _fusion_bytes(module.computations[instruction.called[0]], instruction)
+    operands = [computation.instructions[name].type for name in instruction.operands]
+    written = compiled_text.type_bytes(instruction.type)
+    match instruction.opcode:
+        case opcode if opcode in _SLICES:
+            return 2 * written
+        case "dynamic-update-slice":
+            return 2 * compiled_text.type_bytes(operands[1])
+        case "broadcast":
+            return written
+    return written + sum(map(compiled_text.type_bytes, operands))
+
+
+def _fusion_bytes(inner: Computation, fusion: Instruction) -> int:
+    """Of each parameter what its users read; of the results what is written."""
+    users: dict[str, list[tuple[Instruction, int]]] = {name: [] for name in inner.instructions}
+    for each in inner.instructions.values():
+        for place, operand in enumerate(each.operands):
+            users[operand].append((each, place))
+    read = sum(
+        _read_bytes(each, users, compiled_text.type_bytes(each.type))
+        for each in inner.instructions.values()
+        if each.opcode == "parameter"
+    )
+    return read + _written_bytes(inner, inner.instructions[inner.root])
+
+
+def _read_bytes(
+    value: Instruction, users: dict[str, list[tuple[Instruction, int]]], whole: int
+) -> int:
+    """Bytes read of a parameter of `whole` bytes, by the users of `value`, which is it."""
+    read = 0
+    for user, place in users[value.name]:
+        if user.opcode in _SLICES and place == 0:
+            read += compiled_text.type_bytes(user.type)
+        elif user.opcode == "dynamic-update-slice" and place == 0:
+            continue  # Written over in place.
+        elif user.opcode == "bitcast":
+            read += _read_bytes(user, users, whole)
+        else:
+            return whole
+    return min(read, whole)
+
+
+def _written_bytes(inner: Computation, result: Instruction) -> int:
+    match result.opcode:
+        case "tuple":
+            return sum(_written_bytes(inner, inner.instructions[name]) for name in result.operands)
+        case "bitcast":
+            return _written_bytes(inner, inner.instructions[result.operands[0]])
+        case "dynamic-update-slice":
+            return compiled_text.type_bytes(inner.instructions[result.operands[1]].type)
+    return compiled_text.type_bytes(result.type)
+
+
+def _shape(type_text: str) -> list[int]:
+    """The sizes of an array's dims."""
+    if type_text.startswith("("):
+        (type_text, *_) = tuple_elements(type_text)
+    found = _SHAPE.search(type_text)
+    assert found is not None, type_text
+    return [int(size) for size in found[1].split(",") if size]
