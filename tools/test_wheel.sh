@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Builds the wheel, installs it in an environment of its own and uses it from another folder.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=$PWD/.venv/bin/python
+constraints=$PWD/constraints.txt
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+"$python" -m pip wheel --quiet --no-deps --wheel-dir "$folder" .
+"$python" -m venv "$folder/venv"
+"$folder/venv/bin/python" -m pip install --quiet "$folder"/*.whl -c "$constraints"
+cd "$folder"
+bin=$folder/venv/bin
+for command in trainer translate plan; do
+  "$bin/$command" --help >help.txt || [ $? = 1 ] # absl exits so.
+  grep -q USAGE help.txt
+done
+"$bin/python" -m data_prep.constructed --out=corpus
+"$bin/python" -m data_prep.build --input=corpus --out=data --source_vocab_size=2000 \
+  --target_vocab_size=1000
+"$bin/trainer" --model=toy.MoE8E4L --data_dir=data --logdir=run --mode=train --num_partitions=2 \
+  --set=train.max_steps=2 --set=train.iterations_per_loop=1
+cut -f 1 corpus/test/qta-en.tsv | head -n 2 | "$bin/translate" --logdir=run --num_partitions=2
