@@ -17,6 +17,7 @@ import shutil
 from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.input import manifest
+from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -125,7 +126,8 @@ def check_divisible(params: Params, num_partitions: int) -> None:
     if moe is not None:
         sizes["task.encoder.moe.num_experts"] = moe.num_experts
         for stack, length in (("encoder", "source_len"), ("decoder", "target_len")):
-            tokens, group = rows * params.input.Get(length), params.task.Get(stack).moe.group_size
+            tokens = rows * params.input.Get(length)
+            group = group_size(params.task.Get(stack).moe, tokens)
             if group < 1 or tokens % group:
                 raise ValueError(
                     f"task.{stack}.moe.group_size {group} does not divide the batch's {tokens} "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.input.batches import TranslationInput
+from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.transformer import TransformerStack
 from lingvo_gshard.model.translation import TranslationTask
 from lingvo_gshard.optim.adafactor import Adafactor
@@ -26,7 +27,8 @@ class TranslationExperiment:
     NUM_HEADS: int  # N
     HEAD_DIM: int  # D
     NUM_EXPERTS: int | None  # E; None for a dense model.
-    GROUP_SIZE: int  # S, in tokens
+    GROUP_SIZE: int | None = None  # S, in tokens; None: small enough for cheap dispatch.
+    DISPATCH = Dispatch.EINSUM
     NUM_PARTITIONS: int | None = None  # Cores that the paper trained it on, if it did.
     DROPOUT = 0.1
     LABEL_SMOOTHING = 0.1
@@ -87,7 +89,12 @@ class TranslationExperiment:
         p.layer.residual_dropout.rate = cls.DROPOUT
         if cls.NUM_EXPERTS is None:
             return p.Set(moe=None)
-        p.moe.Set(hidden_dim=cls.HIDDEN_DIM, num_experts=cls.NUM_EXPERTS, group_size=cls.GROUP_SIZE)
+        p.moe.Set(
+            hidden_dim=cls.HIDDEN_DIM,
+            num_experts=cls.NUM_EXPERTS,
+            group_size=cls.GROUP_SIZE,
+            dispatch=cls.DISPATCH,
+        )
         return p
 
     @classmethod

@@ -37,7 +37,6 @@ class MoE2048E36L(M4):
     NUM_LAYERS = 36
     NUM_EXPERTS: int | None = 2048
     NUM_PARTITIONS = 2048
-    GROUP_SIZE = 1024
     BATCH_SIZE = 16_384  # Rows of 256: 2^22 tokens, the paper's 4M.
     DECODE_BATCH_SIZE = 2048
     MAX_STEPS = 250_000  # 10^12 tokens
@@ -75,7 +74,6 @@ class MoE512E36L(MoE2048E36L):
 
     NUM_EXPERTS = 512
     NUM_PARTITIONS = 512
-    GROUP_SIZE = 512
     BATCH_SIZE = 4096  # 2^20 tokens, the paper's 1M.
     DECODE_BATCH_SIZE = 512
     MAX_STEPS = 1_000_000

@@ -11,7 +11,7 @@ import enum
 import functools
 import math
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
@@ -22,9 +22,16 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 
 class Annotator(Protocol):
-    """What a layer knows of partitioning: how to annotate a tensor by its dims."""
+    """What a layer knows of partitioning; see sharding.partitioning.Partitioning."""
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor: ...
+
+    def locally(
+        self,
+        fn: Callable[..., tf.Tensor],
+        arguments: Sequence[tuple[tf.Tensor, str]],
+        dims: str,
+    ) -> tf.Tensor: ...
 
 
 class Init(enum.Enum):

@@ -12,12 +12,57 @@ import math
 
 import tensorflow as tf
 
+from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.hyperparams import InstantiableParams
+
+ALWAYS = -1.0  # A number below any gate.
+
 
 class SecondExpert(enum.Enum):
-    """When a token goes to its second expert."""
+    """When a token goes to its second expert, if that has room."""
 
-    RANDOM = "random"  # with probability 2 * g2 (lines 17 to 20)
-    ALL = "all"  # always
+    RANDOM = "random"  # With probability 2 * g2 (lines 17 to 20) when training, otherwise always.
+    ALL = "all"  # Always.
+    THRESHOLD = "threshold"  # When g2 exceeds a threshold.
+
+
+class CapacityBy(enum.Enum):
+    """What C, an expert's capacity in one group, is given by."""
+
+    FACTOR = "factor"  # factor * S / E, rounded up.
+    NUMBER = "number"  # Places.
+    TOKENS = "tokens"  # As many places as the group has tokens: nothing overflows.
+
+
+class Capacity:
+    """C by one of the three rules; never more than S, which is room for all."""
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = InstantiableParams(cls)
+        p.Define("by", CapacityBy.FACTOR, "The rule.")
+        p.Define("factor", 2.0, "Of FACTOR; the paper's is 2 (section 2.2: 2N / (G * E)).")
+        p.Define("number", 1, "Of NUMBER.")
+        return p
+
+    def __init__(self, params: hyperparams.Params) -> None:
+        """Raises ValueError unless factor and number are positive."""
+        self.p = p = params.Copy().Freeze()
+        if p.factor <= 0 or p.number < 1:
+            raise ValueError(
+                f"Capacity: a factor above 0 and a number of 1 or more are expected, got factor "
+                f"{p.factor} and number {p.number}."
+            )
+
+    def places(self, group_size: int, num_experts: int) -> int:
+        """C of one expert in a group of S tokens."""
+        match self.p.by:
+            case CapacityBy.FACTOR:
+                return min(group_size, math.ceil(self.p.factor * group_size / num_experts))
+            case CapacityBy.NUMBER:
+                return min(group_size, self.p.number)
+            case _:
+                return group_size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,42 +71,55 @@ class Choice:
 
     Attributes:
       mask_GSE: 1 at the chosen expert; all 0 for padding.
+      expert_GS: int32, the same as an index; any for padding.
       gate_GS: its gate, normalized over the two choices (lines 6 and 16).
       position_GS: int32, the place in the expert's buffer, which may be C or more.
-      kept_GS: 1 where the token is dispatched.
+      wanted_GS: 1 where the token asks for a place.
+      kept_GS: 1 where it has got one and is dispatched.
     """
 
     mask_GSE: tf.Tensor
+    expert_GS: tf.Tensor
     gate_GS: tf.Tensor
     position_GS: tf.Tensor
+    wanted_GS: tf.Tensor
     kept_GS: tf.Tensor
 
 
 @dataclasses.dataclass(frozen=True)
-class Gating:
-    """What Algorithm 1 gives for all groups, and what it did.
+class Routing:
+    """How one layer routed its tokens, paddings apart. Scalars, but for load_E.
 
     Attributes:
-      combine_GSEC: combine weights; non-zero where token S of group G sits at place C of expert E.
-      aux_loss: scalar, line 13, the mean over groups.
+      aux_loss: line 13, the mean over groups.
       load_E: tokens dispatched to each expert, over their mean: 1 everywhere when balanced.
-      overflow: scalar, the share of tokens that no expert took.
+      overflow: the share of tokens that no expert took.
+      overflow_first: the share of tokens whose first expert was full.
+      overflow_second: the share of tokens that asked for their second expert and found it full.
+      second_dispatched: the share of tokens that their second expert took.
+      max_load: the load of the busiest expert.
+      idle_experts: the number of experts with no token.
+      entropy: of the gates of a token, in nats, the mean over tokens.
     """
 
-    combine_GSEC: tf.Tensor
     aux_loss: tf.Tensor
     load_E: tf.Tensor
     overflow: tf.Tensor
+    overflow_first: tf.Tensor
+    overflow_second: tf.Tensor
+    second_dispatched: tf.Tensor
+    max_load: tf.Tensor
+    idle_experts: tf.Tensor
+    entropy: tf.Tensor
 
 
-def capacity(factor: float | None, group_size: int, num_experts: int) -> int:
-    """C, an expert's capacity in one group: factor * S / E rounded up; None never overflows.
+@dataclasses.dataclass(frozen=True)
+class Gating:
+    """What Algorithm 1 gives for all groups: both choices of each token, and what that did."""
 
-    The paper's factor is 2 (section 2.2: "2N / (G * E)").
-    """
-    if factor is None:
-        return group_size
-    return min(group_size, math.ceil(factor * group_size / num_experts))
+    first: Choice
+    second: Choice
+    routing: Routing
 
 
 def top2_gating(
@@ -69,7 +127,7 @@ def top2_gating(
     real_GS: tf.Tensor,
     capacity: int,
     *,
-    uniform_GS: tf.Tensor | None = None,
+    second_above: tf.Tensor | float = ALWAYS,
 ) -> Gating:
     """Algorithm 1, with paddings that choose no expert and take no capacity.
 
@@ -77,45 +135,37 @@ def top2_gating(
       logits_GSE: wg * x.
       real_GS: 1 for a token, 0 for padding.
       capacity: C.
-      uniform_GS: the random numbers of line 17, in [0, 1); None dispatches to every second
-        expert that has room.
-
-    Returns:
-      The combine weights, the auxiliary loss and the routing metrics.
+      second_above: [G, S] or one number; a token asks for its second expert where g2 is above it.
+        The rnd / 2 of lines 17 and 19, a threshold, or ALWAYS.
     """
     gates_GSE = tf.nn.softmax(logits_GSE)  # line 2
-    first_GSE, second_GSE = top2_masks(gates_GSE, real_GS)
+    first_GS, second_GS = top2(gates_GSE)
+    first_GSE = _mask(first_GS, real_GS, gates_GSE)
+    second_GSE = _mask(second_GS, real_GS, gates_GSE)
+    if gates_GSE.shape[-1] == 1:  # There is no second expert.
+        second_GSE = tf.zeros_like(second_GSE)
     g1_GS = tf.reduce_sum(gates_GSE * first_GSE, -1)
     g2_GS = tf.reduce_sum(gates_GSE * second_GSE, -1)
     total_GS = g1_GS + g2_GS + (1.0 - real_GS)  # Padding has no gates: 0 / 1, not 0 / 0.
+    g1_GS, g2_GS = g1_GS / total_GS, g2_GS / total_GS  # lines 6 and 16
 
     count_GE = tf.reduce_sum(first_GSE, 1)  # c_E after line 12
-    first = _choice(first_GSE, g1_GS / total_GS, tf.zeros_like(count_GE), capacity)
-    second = _choice(second_GSE, g2_GS / total_GS, count_GE, capacity)
-    if uniform_GS is not None:
-        dispatched = tf.cast(2.0 * second.gate_GS > uniform_GS, tf.float32)  # line 19
-        second = dataclasses.replace(second, kept_GS=second.kept_GS * dispatched)
-    return Gating(
-        combine_GSEC=combine_weights(first, capacity) + combine_weights(second, capacity),
-        aux_loss=auxiliary_loss(gates_GSE, first_GSE, real_GS),
-        load_E=_load(first, second),
-        overflow=_overflow(first, second, real_GS),
+    asks_GS = tf.cast(g2_GS > second_above, tf.float32)  # line 19
+    first = Choice(
+        first_GSE, first_GS, g1_GS, *_places(first_GSE, tf.zeros_like(count_GE), 1.0, capacity)
     )
+    second = Choice(second_GSE, second_GS, g2_GS, *_places(second_GSE, count_GE, asks_GS, capacity))
+    aux_loss = auxiliary_loss(gates_GSE, first_GSE, real_GS)
+    entropy_GS = entropy(logits_GSE, gates_GSE)
+    return Gating(first, second, _routing(aux_loss, entropy_GS, first, second, real_GS))
 
 
-def top2_masks(gates_GSE: tf.Tensor, real_GS: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """One-hot first and second experts (lines 5, 15), all 0 for padding; ties go to the lower.
-
-    With a single expert there is no second one.
-    """
-    num_experts = gates_GSE.shape[-1]
-    best_GSE = tf.one_hot(tf.argmax(gates_GSE, -1, output_type=tf.int32), num_experts)
+def top2(gates_GSE: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """First and second experts, int32 [G, S] (lines 5 and 15); ties go to the lower."""
+    first_GS = tf.argmax(gates_GSE, -1, output_type=tf.int32)
     # Below every gate, so that an expert whose gate is 0 still comes before the first choice.
-    rest_GSE = gates_GSE - 2.0 * best_GSE
-    next_GSE = tf.one_hot(tf.argmax(rest_GSE, -1, output_type=tf.int32), num_experts)
-    if num_experts == 1:
-        next_GSE = tf.zeros_like(next_GSE)
-    return best_GSE * real_GS[..., None], next_GSE * real_GS[..., None]
+    rest_GSE = gates_GSE - 2.0 * tf.one_hot(first_GS, gates_GSE.shape[-1])
+    return first_GS, tf.argmax(rest_GSE, -1, output_type=tf.int32)
 
 
 def positions(mask_GSE: tf.Tensor, taken_GE: tf.Tensor) -> tf.Tensor:
@@ -142,26 +192,53 @@ def auxiliary_loss(gates_GSE: tf.Tensor, first_GSE: tf.Tensor, real_GS: tf.Tenso
     return tf.reduce_mean(c_GE * m_GE)
 
 
-def combine_weights(choice: Choice, capacity: int) -> tf.Tensor:
-    """The [G, S, E, C] part of the combine weights that one choice gives (lines 9 and 20)."""
-    weight_GSE = choice.mask_GSE * (choice.gate_GS * choice.kept_GS)[..., None]
-    place_GSC = tf.one_hot(choice.position_GS, capacity)
-    return weight_GSE[..., None] * place_GSC[:, :, None, :]
+def entropy(logits_GSE: tf.Tensor, gates_GSE: tf.Tensor) -> tf.Tensor:
+    """Of each token's gates = softmax(logits), in nats [G, S]: log sum exp z - sum g * z."""
+    log_sum_exp_GS = tf.reduce_max(logits_GSE, -1) - tf.math.log(tf.reduce_max(gates_GSE, -1))
+    return log_sum_exp_GS - tf.reduce_sum(gates_GSE * logits_GSE, -1)
 
 
-def _choice(mask_GSE: tf.Tensor, gate_GS: tf.Tensor, taken_GE: tf.Tensor, capacity: int) -> Choice:
+def _mask(expert_GS: tf.Tensor, real_GS: tf.Tensor, gates_GSE: tf.Tensor) -> tf.Tensor:
+    return tf.one_hot(expert_GS, gates_GSE.shape[-1]) * real_GS[..., None]
+
+
+def _places(
+    mask_GSE: tf.Tensor, taken_GE: tf.Tensor, asks: tf.Tensor | float, capacity: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Position, wanted and kept of a Choice, each [G, S]."""
     position_GS = positions(mask_GSE, taken_GE)
-    kept_GS = tf.cast(position_GS < capacity, tf.float32) * tf.reduce_sum(mask_GSE, -1)
-    return Choice(mask_GSE, gate_GS, position_GS, kept_GS)
+    wanted_GS = tf.reduce_sum(mask_GSE, -1) * asks
+    return position_GS, wanted_GS, wanted_GS * tf.cast(position_GS < capacity, tf.float32)
 
 
-def _load(first: Choice, second: Choice) -> tf.Tensor:
+def _routing(
+    aux_loss: tf.Tensor, entropy_GS: tf.Tensor, first: Choice, second: Choice, real_GS: tf.Tensor
+) -> Routing:
     sent_GSE = first.mask_GSE * first.kept_GS[..., None]
     sent_GSE += second.mask_GSE * second.kept_GS[..., None]
-    sent_E = tf.reduce_sum(sent_GSE, [0, 1])
-    return sent_E / tf.maximum(tf.reduce_mean(sent_E), 1.0)
-
-
-def _overflow(first: Choice, second: Choice, real_GS: tf.Tensor) -> tf.Tensor:
-    nowhere_GS = real_GS * (1.0 - first.kept_GS) * (1.0 - second.kept_GS)
-    return tf.reduce_sum(nowhere_GS) / tf.maximum(tf.reduce_sum(real_GS), 1.0)
+    by_token = [
+        real_GS,
+        real_GS * (1.0 - first.kept_GS) * (1.0 - second.kept_GS),
+        first.wanted_GS - first.kept_GS,
+        second.wanted_GS - second.kept_GS,
+        second.kept_GS,
+        real_GS * entropy_GS,
+    ]
+    by_group = [tf.reduce_sum(sent_GSE, 1), tf.reduce_sum(tf.stack(by_token, -1), 1)]
+    # In one tensor, so that groups on several devices are summed by one all-reduce.
+    totals = tf.reduce_sum(tf.concat(by_group, -1), 0)
+    sent_E, (num_tokens, *sums) = totals[: -len(by_token)], tf.unstack(totals[-len(by_token) :])
+    load_E = sent_E / tf.maximum(tf.reduce_mean(sent_E), 1.0)
+    means = [total / tf.maximum(num_tokens, 1.0) for total in sums]
+    overflow, overflow_first, overflow_second, second_dispatched, mean_entropy = means
+    return Routing(
+        aux_loss=aux_loss,
+        load_E=load_E,
+        overflow=overflow,
+        overflow_first=overflow_first,
+        overflow_second=overflow_second,
+        second_dispatched=second_dispatched,
+        max_load=tf.reduce_max(load_E),
+        idle_experts=tf.reduce_sum(tf.cast(sent_E == 0.0, tf.float32)),
+        entropy=mean_entropy,
+    )

@@ -11,21 +11,13 @@ import tensorflow as tf
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
-from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.context import Context, Mode
-from lingvo_gshard.layers.gating import Gating, SecondExpert
+from lingvo_gshard.layers.dispatch import Dispatch, make_dispatcher
+from lingvo_gshard.layers.gating import Capacity, CapacityBy, Gating, Routing, SecondExpert
 from lingvo_gshard.layers.random import random_uniform
-
-
-@dataclasses.dataclass(frozen=True)
-class Routing:
-    """How one layer routed its tokens; see Gating for the meaning of each."""
-
-    aux_loss: tf.Tensor
-    load_E: tf.Tensor
-    overflow: tf.Tensor
 
 
 class MoELayer(BaseLayer):
@@ -41,10 +33,13 @@ class MoELayer(BaseLayer):
         p.Define("dim", REQUIRED, "M.")
         p.Define("hidden_dim", REQUIRED, "H.")
         p.Define("num_experts", REQUIRED, "E.")
-        p.Define("group_size", REQUIRED, "S, tokens of a group, when training and evaluating.")
-        p.Define("capacity_factor", 2.0, "C = factor * S / E when training (2 is the paper's).")
-        p.Define("eval_capacity_factor", None, "The same otherwise; None drops no token.")
-        p.Define("second_expert", SecondExpert.RANDOM, "When training; otherwise ALL.")
+        p.Define("group_size", None, "S, tokens of a group; None is default_group_size's.")
+        p.Define("train_capacity", Capacity.Params(), "C when training.")
+        eval_capacity = Capacity.Params().Set(by=CapacityBy.TOKENS)
+        p.Define("eval_capacity", eval_capacity, "C otherwise; by default drops no token.")
+        p.Define("second_expert", SecondExpert.RANDOM, "When a token goes to it.")
+        p.Define("second_threshold", 0.2, "Of THRESHOLD, which g2, at most 1/2, must exceed.")
+        p.Define("dispatch", Dispatch.EINSUM, "How tokens reach their experts.")
         return p
 
     def __init__(self, params: hyperparams.Params, *args) -> None:
@@ -75,18 +70,26 @@ class MoELayer(BaseLayer):
         num_groups = self._num_groups(x, context)
         x_GSM = self.annotate(tf.reshape(x, [num_groups, -1, self.p.dim]), "GSM")
         real_GS = self.annotate(tf.reshape(real, [num_groups, -1]), "GS")
+        capacity = self._capacity(x_GSM.shape[1], context)
         with tf.name_scope("gate"):
-            gates = self._gate(theta, x_GSM, real_GS, context)
-        y_GSM = self._experts(theta, x_GSM, gates.combine_GSEC)
-        y = self.annotate(tf.reshape(y_GSM, x.shape), "BLM")
-        load = self.annotate(gates.load_E, "_")  # A metric: every device shall have all of it.
-        return y, Routing(gates.aux_loss, load, gates.overflow)
+            gates = self._gate(theta, x_GSM, real_GS, capacity, context)
+            dispatcher = make_dispatcher(
+                self.p.dispatch, gates, self.p.num_experts, capacity, self._annotator
+            )
+        inputs_EGCM = self.annotate(dispatcher.dispatch(x_GSM), "EGCM")
+        outputs_GECM = self.annotate(self._experts(theta, inputs_EGCM), "GECM")
+        y_GSM = self.annotate(dispatcher.combine(outputs_GECM), "GSM")
+        # A metric: every device shall have all of it.
+        load_E = self.annotate(gates.routing.load_E, "_")
+        routing = dataclasses.replace(gates.routing, load_E=load_E)
+        return self.annotate(tf.reshape(y_GSM, x.shape), "BLM"), routing
 
     def _num_groups(self, x: tf.Tensor, context: Context) -> int:
         batch, length, _ = x.shape
         if context.mode is Mode.DECODE:
             return batch  # The hypotheses of one example are a group.
-        tokens, size = batch * length, self.p.group_size
+        tokens = batch * length
+        size = group_size(self.p, tokens)
         if tokens % size:
             raise ValueError(
                 f"{self.path}: group_size {size} does not divide the batch's {tokens} tokens "
@@ -94,30 +97,52 @@ class MoELayer(BaseLayer):
             )
         return tokens // size
 
+    def _capacity(self, size: int, context: Context) -> int:
+        p = self.p.train_capacity if context.training else self.p.eval_capacity
+        return p.Instantiate().places(size, self.p.num_experts)
+
     def _gate(
-        self, theta: NestedMap, x_GSM: tf.Tensor, real_GS: tf.Tensor, context: Context
+        self,
+        theta: NestedMap,
+        x_GSM: tf.Tensor,
+        real_GS: tf.Tensor,
+        capacity: int,
+        context: Context,
     ) -> Gating:
-        p, uniform_GS = self.p, None
         # In 16 bits logits would tie.
         logits_GSE = tf.einsum("GSM,ME->GSE", tf.cast(x_GSM, tf.float32), theta.wg)
         logits_GSE = self.annotate(logits_GSE, "GSE")
-        factor = p.capacity_factor if context.training else p.eval_capacity_factor
-        if context.training and p.second_expert is SecondExpert.RANDOM:
-            uniform_GS = random_uniform(tuple(real_GS.shape), context.seed_for(self.path))
-            uniform_GS = self.annotate(uniform_GS, "GS")
-        capacity = gating.capacity(factor, x_GSM.shape[1], p.num_experts)
-        return gating.top2_gating(logits_GSE, real_GS, capacity, uniform_GS=uniform_GS)
+        return gating.top2_gating(
+            logits_GSE, real_GS, capacity, second_above=self._second_above(real_GS, context)
+        )
 
-    def _experts(self, theta: NestedMap, x_GSM: tf.Tensor, combine_GSEC: tf.Tensor) -> tf.Tensor:
-        dtype = x_GSM.dtype
-        wi, wo = tf.cast(theta.wi, dtype), tf.cast(theta.wo, dtype)
-        combine_GSEC = self.annotate(combine_GSEC, "GSEC")
-        dispatch_GSEC = tf.cast(combine_GSEC > 0.0, dtype)
-        combine_GSEC = tf.cast(combine_GSEC, dtype)
-        inputs_EGCM = tf.einsum("GSEC,GSM->EGCM", dispatch_GSEC, x_GSM, name="dispatch")
-        inputs_EGCM = self.annotate(inputs_EGCM, "EGCM")
+    def _second_above(self, real_GS: tf.Tensor, context: Context) -> tf.Tensor | float:
+        match self.p.second_expert:
+            case SecondExpert.RANDOM if context.training:
+                uniform_GS = random_uniform(tuple(real_GS.shape), context.seed_for(self.path))
+                return self.annotate(0.5 * uniform_GS, "GS")
+            case SecondExpert.THRESHOLD:
+                return self.p.second_threshold
+            case _:
+                return gating.ALWAYS
+
+    def _experts(self, theta: NestedMap, inputs_EGCM: tf.Tensor) -> tf.Tensor:
+        """[E, G, C, M] -> [E, G, C, M] as [G, E, C, M]."""
+        wi, wo = (tf.cast(w, inputs_EGCM.dtype) for w in (theta.wi, theta.wo))
         hidden_EGCH = tf.nn.relu(tf.einsum("EGCM,EMH->EGCH", inputs_EGCM, wi))
         hidden_EGCH = self.annotate(hidden_EGCH, "EGCH")
-        outputs_GECM = self.annotate(tf.einsum("EGCH,EHM->GECM", hidden_EGCH, wo), "GECM")
-        y_GSM = tf.einsum("GSEC,GECM->GSM", combine_GSEC, outputs_GECM, name="combine")
-        return self.annotate(y_GSM, "GSM")
+        return tf.einsum("EGCH,EHM->GECM", hidden_EGCH, wo)
+
+
+def group_size(p: Params, tokens: int) -> int:
+    """S of a batch of so many tokens; p is MoELayer.Params(), whose own group_size goes first.
+
+    Dispatch and combine by one-hot products take 4 * E * C * M flops a token together, the
+    experts (E * C / S) * 4 * M * H: the one is S / H of the other. So the default is the largest
+    divisor of the tokens that is at most H / 10. Where E is so large that such a group would give
+    an expert less than one place, which the capacity rounds up, groups are of E / factor tokens.
+    """
+    if p.group_size is not None:
+        return p.group_size
+    most = max(1.0, p.hidden_dim / 10, p.num_experts / p.train_capacity.factor)
+    return max(size for size in range(1, min(tokens, int(most)) + 1) if tokens % size == 0)

@@ -8,6 +8,7 @@ D head size, V vocabulary, G groups, E experts, C capacity; K counts the steps o
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from lingvo_gshard.sharding.mesh import Mesh
@@ -128,3 +129,22 @@ class Partitioning:
         note = tf.compat.v1.AttrValue(s=dims.encode())
         annotated.op._set_attr(DIMS_ATTRIBUTE, note)
         return annotated
+
+    def locally(
+        self,
+        fn: Callable[..., tf.Tensor],
+        arguments: Sequence[tuple[tf.Tensor, str]],
+        dims: str,
+    ) -> tf.Tensor:
+        """Computes a tensor part by part: what `fn` makes of each partition's own parts.
+
+        Args:
+          fn: of as many tensors; what it may hold stands in `manual`.
+          arguments: whole tensors and their dims.
+          dims: of the result.
+        """
+        from lingvo_gshard.sharding import manual
+
+        with manual.region(self) as region:
+            parts = [region.enter(*argument) for argument in arguments]
+            return region.leave(fn(*parts), dims)

@@ -24,6 +24,10 @@ class Unannotated:
         assert tensor.shape.rank == len(dims), (tensor.shape, dims)
         return tensor
 
+    def locally(self, fn: Callable, arguments: list, dims: str) -> tf.Tensor:
+        """All parts are one."""
+        return self.annotate(fn(*(self.annotate(*argument) for argument in arguments)), dims)
+
 
 def theta_specs(layer: BaseLayer) -> NestedMap:
     """The TensorSpecs of a layer's weights."""

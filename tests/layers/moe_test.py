@@ -1,12 +1,16 @@
 """The MoE layer: partitioned equals unpartitioned, in two all-to-alls each way."""
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
+from lingvo_gshard.layers.gating import CapacityBy
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.sharding.partitioning import TensorSpec
 from tests.layers import building
@@ -37,16 +41,14 @@ _SPECS = NestedMap(
 )
 
 
+_COUNTS = [pytest.param(n, marks=[pytest.mark.slow] if n in (4, 8) else []) for n in (2, 4, 8)]
+
+
 def _forward(layer):
     def fn(theta, batch):
         context = Context(Mode.TRAIN, batch.seed)
         y_BLM, routing = layer.FProp(theta, batch.x_BLM, batch.real_BL, context)
-        return NestedMap(
-            y_BLM=y_BLM,
-            aux_loss=routing.aux_loss,
-            load_E=routing.load_E,
-            overflow=routing.overflow,
-        )
+        return NestedMap(y_BLM=y_BLM, routing=NestedMap(vars(routing)))
 
     return fn
 
@@ -57,7 +59,7 @@ def _forward_backward(layer):
         with tf.GradientTape() as tape:
             tape.watch(leaves)
             result = _forward(layer)(theta, batch)
-            loss = tf.reduce_sum(result.y_BLM * batch.out_BLM) + 30.0 * result.aux_loss
+            loss = tf.reduce_sum(result.y_BLM * batch.out_BLM) + 30.0 * result.routing.aux_loss
         *d_theta, d_x_BLM = tape.gradient(loss, leaves)
         return NestedMap(result, d_theta=theta.Pack(d_theta), d_x_BLM=d_x_BLM)
 
@@ -66,48 +68,54 @@ def _forward_backward(layer):
 
 @pytest.fixture(scope="module")
 def trained():
-    """Executable and results, by number of partitions, of a forward and backward pass."""
-    found = {}
-    for n in (1, 2, 4, 8):
-        layer = _params().Instantiate(functions.partitioning(n), "moe")
+    """Executable and results of a forward and backward pass, by partitions and dispatch."""
+
+    @functools.cache
+    def compiled_and_run(num_partitions, dispatch=Dispatch.EINSUM):
+        parts = functions.partitioning(num_partitions)
+        layer = _params(dispatch=dispatch).Instantiate(parts, "moe")
         specs = building.theta_specs(layer)
         dims = {f"d_theta.{path}": spec.dims for path, spec in specs.FlattenItems()}
         dims |= {"y_BLM": "BLM", "d_x_BLM": "BLM"}
         executable = building.compile_fn(
-            _forward_backward(layer), n, dims, theta=specs, batch=_SPECS
+            _forward_backward(layer), num_partitions, dims, theta=specs, batch=_SPECS
         )
-        found[n] = executable, executable(building.random_theta(layer), _arrays())
-    return found
+        return executable, executable(building.random_theta(layer), _arrays())
+
+    return compiled_and_run
 
 
-@pytest.mark.parametrize("num_partitions", [2, 4, 8])
-def test_partitioned_equals_unpartitioned(trained, num_partitions):
-    got, want = trained[num_partitions][1], trained[1][1]
+def _check_equal(got, want):
     assert got.IsCompatible(want)
     for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
-        assert np.abs(b).max() > 0 or path == "overflow", path
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=path)
 
 
-def test_every_device_holds_its_experts_alone(trained):
-    d_theta = trained[8][1].d_theta
-    assert d_theta.wi.addressable_shards[0].data.shape == (1, M, H)
-    assert d_theta.wg.addressable_shards[0].data.shape == (M, E)
+def test_no_result_is_trivial(trained):
+    for path, array in trained(1)[1].FlattenItems():
+        assert np.abs(array).max() > 0 or path == "routing.idle_experts", path
 
 
-def _collectives(executable):
-    report = executable.report()
-    return report.count("all-to-all"), report.count("all-gather")
+def test_both_ways_of_dispatch_are_equal(trained):
+    _check_equal(trained(1, Dispatch.GATHER)[1], trained(1)[1])
 
 
-@pytest.mark.parametrize("num_partitions", [2, 4, 8])
-def test_forward_and_backward_are_four_all_to_alls(trained, num_partitions):
-    assert _collectives(trained[num_partitions][0]) == (4, 0)
+@pytest.mark.parametrize("dispatch", Dispatch)
+@pytest.mark.parametrize("num_partitions", _COUNTS)
+def test_partitioned_equals_unpartitioned(trained, num_partitions, dispatch):
+    _check_equal(trained(num_partitions, dispatch)[1], trained(1)[1])
 
 
-@pytest.mark.parametrize("num_partitions", [2, 4, 8])
-def test_forward_is_two_all_to_alls(num_partitions):
-    layer = _params().Instantiate(functions.partitioning(num_partitions), "moe")
+@pytest.mark.parametrize("dispatch", Dispatch)
+@pytest.mark.parametrize("num_partitions", _COUNTS)
+def test_forward_and_backward_are_four_all_to_alls(trained, num_partitions, dispatch):
+    assert _collectives(trained(num_partitions, dispatch)[0]) == (4, 0)
+
+
+@pytest.mark.parametrize("dispatch", Dispatch)
+@pytest.mark.parametrize("num_partitions", _COUNTS)
+def test_forward_is_two_all_to_alls(num_partitions, dispatch):
+    layer = _params(dispatch=dispatch).Instantiate(functions.partitioning(num_partitions), "moe")
     executable = building.compile_fn(
         _forward(layer),
         num_partitions,
@@ -116,6 +124,17 @@ def test_forward_is_two_all_to_alls(num_partitions):
         batch=_SPECS,
     )
     assert _collectives(executable) == (2, 0)
+
+
+def _collectives(executable):
+    report = executable.report()
+    return report.count("all-to-all"), report.count("all-gather")
+
+
+def test_every_device_holds_its_experts_alone(trained):
+    d_theta = trained(2)[1].d_theta
+    assert d_theta.wi.addressable_shards[0].data.shape == (E // 2, M, H)
+    assert d_theta.wg.addressable_shards[0].data.shape == (M, E)
 
 
 def _eager(params, theta, x_BLM, real_BL, mode=Mode.EVAL):
@@ -161,10 +180,10 @@ def test_padding_is_zero_and_changes_nothing_for_the_others(trained):
     arrays = _arrays()
     noise = np.random.default_rng(8).standard_normal((B, L, M)).astype("float32") * 9
     arrays.x_BLM = np.where(arrays.real_BL[..., None] > 0, arrays.x_BLM, noise)
-    got = trained[1][0](building.random_theta(layer), arrays)
-    want = trained[1][1]
+    got = trained(1)[0](building.random_theta(layer), arrays)
+    want = trained(1)[1]
     np.testing.assert_array_equal(got.y_BLM, want.y_BLM)
-    np.testing.assert_allclose(got.aux_loss, want.aux_loss, rtol=1e-6)
+    np.testing.assert_allclose(got.routing.aux_loss, want.routing.aux_loss, rtol=1e-6)
     assert not np.asarray(want.y_BLM)[arrays.real_BL == 0].any()
 
 
@@ -174,17 +193,17 @@ def test_training_drops_tokens_by_capacity_and_evaluation_none(trained):
     theta.wg[:] = (
         0  # Every token prefers expert 0, then expert 1, which has no random luck: g2 = 1/2.
     )
-    got = trained[1][0](theta, arrays)
+    got = trained(1)[0](theta, arrays)
     capacity, real_GS = 2 * S // E, arrays.real_BL.reshape(-1, S)
     dropped = np.maximum(real_GS.sum(1) - capacity, 0).sum()
-    np.testing.assert_allclose(got.overflow, dropped / real_GS.sum(), rtol=1e-6)
-    np.testing.assert_allclose(got.load_E, [E / 2, E / 2] + [0] * (E - 2))
+    np.testing.assert_allclose(got.routing.overflow, dropped / real_GS.sum(), rtol=1e-6)
+    np.testing.assert_allclose(got.routing.load_E, [E / 2, E / 2] + [0] * (E - 2))
     assert _eager(_params(), theta, arrays.x_BLM, arrays.real_BL)[1].overflow == 0
 
 
 def test_decoding_routes_each_example_by_itself():
     theta = building.random_theta(_params().Instantiate(building.Unannotated(), "moe"))
-    arrays, params = _arrays(), _params(group_size=4 * L, eval_capacity_factor=2.0)
+    arrays, params = _arrays(), _params(**{"eval_capacity.by": CapacityBy.FACTOR})
     both, _ = _eager(params, theta, arrays.x_BLM, arrays.real_BL, Mode.DECODE)
     alone, _ = _eager(params, theta, arrays.x_BLM[3:4], arrays.real_BL[3:4], Mode.DECODE)
     np.testing.assert_allclose(both[3:4], alone, rtol=1e-5, atol=1e-6)
