@@ -1,4 +1,4 @@
-"""docs/tutorial.md runs as it stands, block after block, in a process of its own."""
+"""The documents' Python blocks run as they stand, one after the other, in a process of their own."""
 
 import os
 import pathlib
@@ -6,14 +6,23 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 _ROOT = pathlib.Path(__file__).parents[2]
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def test_every_block_runs(tmp_path):
-    blocks = _BLOCK.findall((_ROOT / "docs/tutorial.md").read_text())
-    assert len(blocks) > 10
-    script = tmp_path / "tutorial.py"
+@pytest.mark.parametrize(
+    ("document", "printed"),
+    [
+        ("tutorial.md", r"squared error [\d.]+ -> [\d.]+"),
+        ("extending.md", r"num_experts : 16"),
+    ],
+)
+def test_every_block_runs(document, printed, tmp_path):
+    blocks = _BLOCK.findall((_ROOT / "docs" / document).read_text())
+    assert blocks
+    script = tmp_path / "blocks.py"
     script.write_text("\n".join(blocks))
     result = subprocess.run(
         [sys.executable, str(script)],
@@ -25,4 +34,4 @@ def test_every_block_runs(tmp_path):
         check=False,
     )
     assert result.returncode == 0, result.stderr[-3000:]
-    assert re.search(r"squared error [\d.]+ -> [\d.]+", result.stdout)
+    assert re.search(printed, result.stdout)
