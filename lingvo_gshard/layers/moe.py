@@ -77,7 +77,8 @@ class MoELayer(BaseLayer):
                 self.p.dispatch, gates, self.p.num_experts, capacity, self._annotator
             )
         inputs_EGCM = self.annotate(dispatcher.dispatch(x_GSM), "EGCM")
-        outputs_GECM = self.annotate(self._experts(theta, inputs_EGCM), "GECM")
+        with tf.name_scope("experts"):
+            outputs_GECM = self.annotate(self._experts(theta, inputs_EGCM), "GECM")
         y_GSM = self.annotate(dispatcher.combine(outputs_GECM), "GSM")
         # A metric: every device shall have all of it.
         load_E = self.annotate(gates.routing.load_E, "_")
