@@ -4,7 +4,7 @@ Step t writes the k newest tokens to places t * k to t * k + k - 1 of a flat seq
 places, whatever hypotheses they extend. A 0/1 mask [B, k, P] says which places belong to which
 active hypothesis; when the beam branches, only this mask is reordered.
 
-B batch, k beam, V vocabulary, T steps, P = T * k places.
+B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, P = T * k places.
 """
 
 from __future__ import annotations
@@ -15,99 +15,58 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decode import scoring
+from lingvo_gshard.decode.beam import BeamSearch, Hypotheses, Requests
 from lingvo_gshard.layers.cache import write_at
+from lingvo_gshard.layers.random import random_uniform
 
 # Below any log-probability of a hypothesis, and still far from float32's limit when summed.
 _NEVER = -1e9
 
 # (model state, ids [B, k], mask [B, k, P], step) -> (logits [B, k, V], model state)
 DecodeStep = Callable[[NestedMap, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, NestedMap]]
-
-
-@dataclasses.dataclass(frozen=True)
-class BeamSearch:
-    """What to search for.
-
-    Attributes:
-      beam_size: k, active and finished hypotheses kept for each example.
-      max_steps: T, the longest hypothesis in tokens, its EOS included.
-      length_norm_alpha: scores are log-probabilities over ((5 + length) / 6)^alpha (Wu et al.
-        2016), length in tokens with the EOS.
-      min_steps: the shortest hypothesis in tokens, its EOS included.
-      bos_id: what every hypothesis starts from; no part of it.
-      eos_id: what ends one.
-
-    Raises:
-      ValueError: a size below 1, a negative alpha, or min_steps above max_steps.
-    """
-
-    beam_size: int
-    max_steps: int
-    length_norm_alpha: float = 0.6
-    min_steps: int = 1
-    bos_id: int = 1
-    eos_id: int = 2
-
-    def __post_init__(self) -> None:
-        if self.beam_size < 1 or self.max_steps < 1 or self.length_norm_alpha < 0:
-            raise ValueError(
-                "BeamSearch: beam_size and max_steps must be 1 or more and length_norm_alpha 0 "
-                f"or more, got {self.beam_size}, {self.max_steps}, {self.length_norm_alpha}."
-            )
-        if not 1 <= self.min_steps <= self.max_steps:
-            raise ValueError(
-                f"BeamSearch: min_steps must be 1 to max_steps {self.max_steps}, got "
-                f"{self.min_steps}."
-            )
-
-    @property
-    def places(self) -> int:
-        """P, the places of the flat sequence: what the model's caches must hold."""
-        return self.max_steps * self.beam_size
-
-
-@dataclasses.dataclass(frozen=True)
-class Hypotheses:
-    """The best hypotheses of each example, best first.
-
-    Attributes:
-      ids: int32 [B, k, T], ended by EOS and then zeros; one that never ended has none.
-      lengths: int32 [B, k], tokens with the EOS; 0 where fewer than k were found.
-      scores: float32 [B, k], length-normalized log-probabilities.
-    """
-
-    ids: tf.Tensor
-    lengths: tf.Tensor
-    scores: tf.Tensor
+Annotate = Callable[[tf.Tensor, str], tf.Tensor]
 
 
 def search(
     config: BeamSearch,
     decode_step: DecodeStep,
     model_state: NestedMap,
-    batch_size: int,
-    annotate: Callable[[tf.Tensor, str], tf.Tensor],
+    requests: Requests,
+    annotate: Annotate,
 ) -> Hypotheses:
-    """Finds the k best continuations of each example, in one loop of the program.
+    """Finds the n best continuations of each example, in one loop of the program.
 
     At every step the active hypotheses of an example offer all their continuations. Of those that
     do not end, the k most probable stay active. One that ends is finished, and scored with its
-    length, if it is among the k most probable of all; at the last step, in any case. (Were every
-    ending to count, the empty hypothesis would win wherever a model is unsure.) The loop ends when
-    no active hypothesis of any example can still enter its finished ones.
+    length, if it is among the k most probable of all; at its last step, in any case. (Were every
+    ending to count, the empty hypothesis would win wherever a model is unsure.) An example is done
+    when no active hypothesis can still enter its n finished ones, by the bound that
+    `scoring.best_possible` proves; the loop ends when all are.
 
     Args:
       config: the search.
-      decode_step: the model.
-      model_state: the state of its first step; its tensors keep their shapes.
-      batch_size: B.
+      decode_step: the model. A hypothesis whose row of the mask is all 0 is none, or its example
+        is done: what it gives for it is not looked at.
+      model_state: the state of its first step; its tensors keep their shapes. If it holds
+        `attention`, float32 [B, k, S], the newest tokens' attention to the source, that is
+        recorded; a coverage term also needs `source_real`, float32 [B, S].
+      requests: what each example asks for.
       annotate: (tensor, dims) -> annotated tensor; dims begin with B.
+
+    Raises:
+      ValueError: a coverage term, and a model that does not tell its attention.
     """
-    loop = _Loop(config, decode_step, batch_size, annotate)
+    if config.coverage_weight and not {"attention", "source_real"} <= set(model_state):
+        raise ValueError(
+            f"flat_beam_search: coverage_weight {config.coverage_weight} needs a model whose state "
+            f"holds attention and source_real, not only {', '.join(sorted(model_state))}."
+        )
+    loop = _Loop(config, decode_step, requests, annotate)
     start = loop.start(model_state)
 
     def condition(*leaves: tf.Tensor) -> tf.Tensor:
-        return loop.unfinished(start.Pack(leaves))
+        return tf.reduce_any(start.Pack(leaves).alive)
 
     def body(*leaves: tf.Tensor) -> list[tf.Tensor]:
         return loop.advance(start.Pack(leaves)).Flatten()
@@ -121,134 +80,253 @@ class _Loop:
     """The search's steps over its state, a NestedMap:
 
     step: int32 scalar.
-    ids: int32 [B, k], the newest token of each active hypothesis.
-    flat_ids: int32 [B, T, k], every token that was written.
-    mask: float32 [B, k, P], the places of each active hypothesis.
-    log_probs: float32 [B, k], of the active hypotheses, best first.
-    done_mask, done_scores, done_lengths: the finished ones, best first.
+    alive: bool [B], whether an example is still searched for; one that is not stays as it is.
+    active: the active hypotheses, best first: mask [B, k, P], log_probs [B, k], their newest
+      tokens ids [B, k] and these tokens' own token_log_probs [B, k].
+    done: the finished ones, best first: mask [B, n, P], scores and lengths [B, n], and
+      token_log_probs [B, n] of their endings.
+    flat: all that was written: ids and token_log_probs [B, T, k], attention [B, P, S].
     model: the model's state.
     """
 
     config: BeamSearch
     decode_step: DecodeStep
-    batch_size: int
-    annotate: Callable[[tf.Tensor, str], tf.Tensor]
+    requests: Requests
+    annotate: Annotate
 
     def start(self, model_state: NestedMap) -> NestedMap:
-        b, k, c = self.batch_size, self.config.beam_size, self.config
+        c, b = self.config, self.requests.batch_size
+        k, n = c.beam_size, c.num_found
         alone = tf.constant([[0.0] + [_NEVER] * (k - 1)])  # k equal ones would stay equal.
+        flat = NestedMap(
+            ids=tf.zeros([b, c.max_steps, k], tf.int32),
+            token_log_probs=tf.zeros([b, c.max_steps, k]),
+        )
+        if "attention" in model_state:
+            flat.attention = tf.zeros([b, c.places, model_state.attention.shape[-1]])
         return self._annotated(
             NestedMap(
                 step=tf.constant(0),
-                ids=tf.fill([b, k], c.bos_id),
-                flat_ids=tf.zeros([b, c.max_steps, k], tf.int32),
-                mask=tf.zeros([b, k, c.places]),
-                log_probs=tf.tile(alone, [b, 1]),
-                done_mask=tf.zeros([b, k, c.places]),
-                done_scores=tf.fill([b, k], _NEVER),
-                done_lengths=tf.zeros([b, k], tf.int32),
+                alive=self.requests.max_steps > 0,
+                active=NestedMap(
+                    ids=tf.fill([b, k], c.bos_id),
+                    mask=tf.zeros([b, k, c.places]),
+                    log_probs=tf.tile(alone, [b, 1]),
+                    token_log_probs=tf.zeros([b, k]),
+                ),
+                done=NestedMap(
+                    mask=tf.zeros([b, n, c.places]),
+                    scores=tf.fill([b, n], _NEVER),
+                    lengths=tf.zeros([b, n], tf.int32),
+                    token_log_probs=tf.zeros([b, n]),
+                ),
+                flat=flat,
                 model=model_state,
             )
         )
 
-    def unfinished(self, s: NestedMap) -> tf.Tensor:
-        """Whether an active hypothesis can still beat a finished one.
-
-        log P only falls, and the longest hypothesis divides it by most: no active one's final
-        score exceeds log P over the normalizer of T.
-        """
-        bound = s.log_probs[:, 0] / self._normalizer(float(self.config.max_steps))
-        return tf.reduce_any(bound > s.done_scores[:, -1])
-
     def advance(self, s: NestedMap) -> NestedMap:
-        k = self.config.beam_size
-        s = self._write(s)
-        logits, model = self.decode_step(s.model, s.ids, s.mask, s.step)
-        log_probs = s.log_probs[..., None] + tf.nn.log_softmax(logits)  # [B, k, V]
-        vocab_size = log_probs.shape[-1]
-        ending = tf.one_hot(self.config.eos_id, vocab_size, on_value=_NEVER, off_value=0.0)
-        flat = tf.reshape(log_probs + ending, [self.batch_size, k * vocab_size])
-        best, index = top_k(flat, k)
-        s = self._finish(s, log_probs[..., self.config.eos_id], best)
+        """One token more for each active hypothesis."""
+        active, flat = self._write(s)
+        exists = s.alive[:, None] & (active.log_probs > _NEVER / 2)
+        mask = active.mask * tf.cast(exists, tf.float32)[..., None]
+        logits, model = self.decode_step(s.model, active.ids, mask, s.step)
+        if "attention" in flat:
+            place = s.step * self.config.beam_size
+            flat.attention = write_at(flat.attention, model.attention, place)
+        token_log_probs = self._permitted(tf.nn.log_softmax(logits), s.step)  # [B, k, V]
+        ranks = self._ranks(active.log_probs[..., None] + token_log_probs, s.step)
+        ends, going_on = self._split_off_ends(ranks)
+        best, index = tf.math.top_k(going_on, self.config.beam_size)
+        done = self._finish(s, active, flat, token_log_probs, ends, best)
+        active = self._branch(active, token_log_probs, best, index)
         return self._annotated(
             NestedMap(
-                s,
                 step=s.step + 1,
-                ids=index % vocab_size,
-                mask=_reorder(s.mask, index // vocab_size),
-                log_probs=best,
+                alive=s.alive & self._undecided(active, done, s.step + 1),
+                active=_where(s.alive, active, s.active),
+                done=_where(s.alive, done, s.done),
+                flat=flat,
                 model=model,
             )
         )
 
     def results(self, s: NestedMap) -> Hypotheses:
-        """The finished hypotheses; one that reached T without an EOS stands as it is.
+        """The finished hypotheses.
 
-        Only if nothing finished at all does an example's best active hypothesis take its place.
+        Only if nothing finished at all does an example's best active hypothesis, which reached
+        its last step without an EOS, take their place.
         """
-        c = self.config
-        none = s.done_lengths[:, :1] == 0
-        first = tf.one_hot(0, c.beam_size) * tf.cast(none, tf.float32)  # [B, k]
-        unended = s.log_probs / self._normalizer(float(c.max_steps))
-        scores = tf.where(first > 0, unended, s.done_scores)
-        lengths = tf.where(first > 0, c.max_steps, s.done_lengths)
-        mask = tf.where(first[..., None] > 0, s.mask, s.done_mask)
-        return Hypotheses(self._read(s, mask, lengths, first), lengths, scores)
+        found, n = s.done, self.config.num_found
+        max_steps = self.requests.max_steps
+        none = (found.lengths[:, 0] == 0) & (max_steps > 0)
+        unended = none[:, None] & (tf.range(n) == 0)  # [B, n]
+        best = s.active.Transform(lambda x: x[:, :1])
+        score = best.log_probs / self._length_penalty(max_steps)[:, None]
+        found = NestedMap(
+            mask=tf.where(unended[..., None], best.mask, found.mask),
+            scores=tf.where(unended, score, found.scores),
+            lengths=tf.where(unended, max_steps[:, None], found.lengths),
+            token_log_probs=tf.where(unended, best.token_log_probs, found.token_log_probs),
+        )
+        last_ids = tf.where(unended, best.ids, self.config.eos_id)
+        return Hypotheses(
+            ids=self._read(found, s.flat.ids, last_ids),
+            lengths=found.lengths,
+            scores=found.scores,
+            token_log_probs=self._read(found, s.flat.token_log_probs, found.token_log_probs),
+            attention=self._read_attention(found, s.flat),
+        )
 
-    def _write(self, s: NestedMap) -> NestedMap:
+    def _write(self, s: NestedMap) -> tuple[NestedMap, NestedMap]:
         """Gives each active hypothesis its place of this step and writes its newest token."""
         c = self.config
-        flat_ids = write_at(s.flat_ids, s.ids[:, None], s.step)
         place = s.step * c.beam_size + tf.range(c.beam_size)
-        return NestedMap(s, flat_ids=flat_ids, mask=s.mask + tf.one_hot(place, c.places)[None])
+        active = NestedMap(s.active, mask=s.active.mask + tf.one_hot(place, c.places)[None])
+        flat = NestedMap(
+            s.flat,
+            ids=write_at(s.flat.ids, s.active.ids[:, None], s.step),
+            token_log_probs=write_at(
+                s.flat.token_log_probs, s.active.token_log_probs[:, None], s.step
+            ),
+        )
+        return active, flat
 
-    def _finish(self, s: NestedMap, ended: tf.Tensor, going_on: tf.Tensor) -> NestedMap:
+    def _permitted(self, log_probs: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """[B, k, V] log-probabilities with all but the prefix, and endings too soon, at NEVER."""
+        vocab_size = log_probs.shape[-1]
+        too_soon = (step + 1 < self.requests.min_steps)[:, None]
+        forbidden = too_soon & (tf.range(vocab_size) == self.config.eos_id)  # [B, V]
+        if self.requests.prefix.shape[1]:
+            forced = _column(self.requests.prefix, step)[:, None]
+            forbidden |= (forced > 0) & (tf.range(vocab_size) != forced)
+        return tf.where(forbidden[:, None], _NEVER, tf.maximum(log_probs, _NEVER))
+
+    def _ranks(self, log_probs: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        """What continuations [B, k, V] are chosen by: their log-probability, or a draw.
+
+        The largest of log p / temperature + g, g from Gumbel's distribution, is a draw from the
+        softmax of log p / temperature.
+        """
+        if self.config.temperature is None:
+            return log_probs
+        seed = self.requests.seed + tf.stack([step, 0])
+        uniform = random_uniform(tuple(log_probs.shape), seed)
+        uniform = tf.maximum(self.annotate(uniform, "B__"), 2.0**-25)
+        drawn = log_probs / self.config.temperature - tf.math.log(-tf.math.log(uniform))
+        return tf.where(log_probs > _NEVER / 2, drawn, _NEVER)
+
+    def _split_off_ends(self, ranks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Ranks [B, k] of those that end, and [B, k * V] of those that go on."""
+        batch_size, beam_size, vocab_size = ranks.shape
+        ending = tf.range(vocab_size) == self.config.eos_id
+        going_on = tf.reshape(tf.where(ending, _NEVER, ranks), [batch_size, beam_size * vocab_size])
+        return ranks[..., self.config.eos_id], going_on
+
+    def _branch(
+        self, active: NestedMap, token_log_probs: tf.Tensor, ranks: tf.Tensor, index: tf.Tensor
+    ) -> NestedMap:
+        """The active hypotheses extended by the chosen [B, k] of the k * V continuations."""
+        batch_size, beam_size, vocab_size = token_log_probs.shape
+        flat = tf.reshape(token_log_probs, [batch_size, beam_size * vocab_size])
+        chosen, parents = tf.gather(flat, index, batch_dims=1), index // vocab_size
+        # Where fewer than k can go on, endings and what is forbidden fill the rest.
+        chosen = tf.where(ranks > _NEVER / 2, chosen, _NEVER)
+        return NestedMap(
+            ids=index % vocab_size,
+            mask=_reorder(active.mask, parents),
+            log_probs=tf.gather(active.log_probs, parents, batch_dims=1) + chosen,
+            token_log_probs=chosen,
+        )
+
+    def _finish(
+        self,
+        s: NestedMap,
+        active: NestedMap,
+        flat: NestedMap,
+        token_log_probs: tf.Tensor,
+        ends: tf.Tensor,
+        going_on: tf.Tensor,
+    ) -> NestedMap:
         """Merges the hypotheses that end here into the finished.
 
         Args:
-          s: the state.
-          ended: float [B, k], log-probabilities of each active hypothesis with its ending.
+          s: the state before this step.
+          active: with this step's places.
+          flat: with this step's tokens.
+          token_log_probs: float [B, k, V].
+          ends: float [B, k], the rank of each active hypothesis with its ending.
           going_on: float [B, k], those of the k best that do not end.
         """
         length = s.step + 1
+        ending = token_log_probs[..., self.config.eos_id]
+        log_probs = active.log_probs + ending
         # One that does not exist, of the first steps, must not pass for finished.
-        valid = (ended > _NEVER / 2) & (length >= self.config.min_steps)
-        valid &= self._competes(ended, going_on) | (length == self.config.max_steps)
-        score = ended / self._normalizer(tf.cast(length, tf.float32))
-        score = tf.where(valid, score, _NEVER)
-        lengths = tf.where(valid, length, 0)
-        scores = tf.concat([s.done_scores, score], 1)
-        best, index = top_k(scores, self.config.beam_size)
-        candidates = tf.concat([s.done_lengths, lengths], 1)
+        valid = log_probs > _NEVER / 2
+        valid &= _competes(ends, going_on) | (length == self.requests.max_steps)[:, None]
+        score = log_probs / self._length_penalty(length)
+        if self.config.coverage_weight:
+            covered = tf.einsum("BKP,BPS->BKS", active.mask, flat.attention)
+            score += scoring.coverage_penalty(
+                covered, s.model.source_real, self.config.coverage_weight
+            )
+        new = NestedMap(
+            mask=active.mask,
+            scores=tf.where(valid, score, _NEVER),
+            lengths=tf.where(valid, length, 0),
+            token_log_probs=ending,
+        )
+        pairs = zip(s.done.Flatten(), new.Flatten(), strict=True)
+        all_of_them = s.done.Pack(tf.concat(pair, 1) for pair in pairs)
+        scores, index = tf.math.top_k(all_of_them.scores, self.config.num_found)
         return NestedMap(
-            s,
-            done_scores=best,
-            done_mask=_reorder(tf.concat([s.done_mask, s.mask], 1), index),
-            done_lengths=tf.gather(candidates, index, batch_dims=1),
+            mask=_reorder(all_of_them.mask, index),
+            scores=scores,
+            lengths=tf.gather(all_of_them.lengths, index, batch_dims=1),
+            token_log_probs=tf.gather(all_of_them.token_log_probs, index, batch_dims=1),
         )
 
-    def _competes(self, ended: tf.Tensor, going_on: tf.Tensor) -> tf.Tensor:
-        """bool [B, k]: which endings are among the k best of all continuations, ends or not."""
-        others = tf.concat([ended, going_on], 1)
-        better = tf.cast(others[:, None] > ended[..., None], tf.int32)
-        return tf.reduce_sum(better, -1) < self.config.beam_size
+    def _undecided(self, active: NestedMap, done: NestedMap, step: tf.Tensor) -> tf.Tensor:
+        """bool [B]: whether what is active after `step` steps can still change what is found."""
+        may_go_on = step < self.requests.max_steps
+        if self.config.temperature is not None:
+            return may_go_on & (done.lengths[:, 0] == 0)
+        bound = scoring.best_possible(
+            active.log_probs[:, 0],
+            tf.cast(self.requests.max_steps, tf.float32),
+            self.config.length_norm_alpha,
+        )
+        return may_go_on & (bound > done.scores[:, -1])
 
-    def _read(
-        self, s: NestedMap, mask: tf.Tensor, lengths: tf.Tensor, unended: tf.Tensor
-    ) -> tf.Tensor:
-        """The tokens at the places of each hypothesis, without BOS and with EOS."""
+    def _length_penalty(self, length: tf.Tensor) -> tf.Tensor:
+        return scoring.length_penalty(tf.cast(length, tf.float32), self.config.length_norm_alpha)
+
+    def _read(self, found: NestedMap, written: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+        """[B, n, T]: what was written [B, T, k] for the tokens after BOS, and the last's [B, n].
+
+        A hypothesis' last token is never written: nothing comes after it.
+        """
+        of_inputs = tf.reduce_sum(
+            tf.cast(self._by_step(found), written.dtype) * written[:, None], -1
+        )
+        of_outputs = tf.concat([of_inputs[..., 1:], tf.zeros_like(of_inputs[..., :1])], -1)
+        place, length = tf.range(1, self.config.max_steps + 1), found.lengths[..., None]
+        ended = tf.where(place == length, last[..., None], of_outputs)
+        return tf.where(place <= length, ended, tf.zeros_like(ended))
+
+    def _read_attention(self, found: NestedMap, flat: NestedMap) -> tf.Tensor | None:
+        if "attention" not in flat:
+            return None
+        batch_size, _, source_len = flat.attention.shape
+        by_step = [batch_size, self.config.max_steps, self.config.beam_size, source_len]
+        written = tf.reshape(flat.attention, by_step)
+        return tf.einsum("BNTK,BTKS->BNTS", self._by_step(found), written)
+
+    def _by_step(self, found: NestedMap) -> tf.Tensor:
+        """The masks as [B, n, T, k]: at most one place of each step."""
+        batch_size, num_found, _ = found.mask.shape
         c = self.config
-        by_step = tf.reshape(mask, [self.batch_size, c.beam_size, c.max_steps, c.beam_size])
-        inputs = tf.reduce_sum(tf.cast(by_step, tf.int32) * s.flat_ids[:, None], -1)  # [B, k, T]
-        # The token after each: an unended hypothesis' last one was never written.
-        newest = tf.where(unended > 0, s.ids[:, :1], 0)[..., None]
-        following = tf.concat([inputs[..., 1:], newest], -1)
-        place = tf.range(1, c.max_steps + 1)[None, None]
-        is_end = (place == lengths[..., None]) & (unended[..., None] == 0)
-        return tf.where(is_end, c.eos_id, tf.where(place <= lengths[..., None], following, 0))
-
-    def _normalizer(self, length: tf.Tensor | float) -> tf.Tensor | float:
-        return ((5.0 + length) / 6.0) ** self.config.length_norm_alpha
+        return tf.reshape(found.mask, [batch_size, num_found, c.max_steps, c.beam_size])
 
     def _annotated(self, s: NestedMap) -> NestedMap:
         def by_batch(x: tf.Tensor) -> tf.Tensor:
@@ -257,23 +335,11 @@ class _Loop:
         return NestedMap(s.Transform(by_batch), model=s.model)  # The model annotates its own.
 
 
-def top_k(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """The k largest of each row, in order, and their int32 indices; ties go to the lower.
-
-    k passes of argmax: for a beam's k faster than a sort, and local to a partition of rows.
-
-    Args:
-      x: float [B, n], all above -inf.
-      k: at most n.
-    """
-    values, indices = [], []
-    for _ in range(k):
-        index = tf.argmax(x, -1, output_type=tf.int32)
-        values.append(tf.reduce_max(x, -1))
-        indices.append(index)
-        taken = tf.one_hot(index, x.shape[-1], on_value=True, off_value=False, dtype=tf.bool)
-        x = tf.where(taken, x.dtype.min, x)
-    return tf.stack(values, -1), tf.stack(indices, -1)
+def _competes(ends: tf.Tensor, going_on: tf.Tensor) -> tf.Tensor:
+    """bool [B, k]: which endings are among the k best of all continuations, ends or not."""
+    others = tf.concat([ends, going_on], 1)
+    better = tf.cast(others[:, None] > ends[..., None], tf.int32)
+    return tf.reduce_sum(better, -1) < ends.shape[1]
 
 
 def _reorder(mask: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
@@ -282,3 +348,19 @@ def _reorder(mask: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     A product with a one-hot matrix, exact on 0/1, that stays local to a partition of B.
     """
     return tf.einsum("BKN,BNP->BKP", tf.one_hot(rows, mask.shape[1], dtype=mask.dtype), mask)
+
+
+def _where(alive: tf.Tensor, new: NestedMap, old: NestedMap) -> NestedMap:
+    """Leaf by leaf, `new` for the examples [B] that are alive, `old` for the others."""
+
+    def pick(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return tf.where(tf.reshape(alive, [-1] + [1] * (a.shape.rank - 1)), a, b)
+
+    pairs = zip(new.Flatten(), old.Flatten(), strict=True)
+    return new.Pack(pick(a, b) for a, b in pairs)
+
+
+def _column(x: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    """x[:, step] of int32 [B, F]; zeros where step is F or more."""
+    here = tf.one_hot(step, x.shape[1], dtype=x.dtype)
+    return tf.reduce_sum(x * here, 1)

@@ -149,7 +149,8 @@ class TranslationTask(BaseLayer):
           theta: the weights.
           state: of InitDecode or the step before.
           ids: int32 [B, k], the newest token of each hypothesis.
-          mask: float [B, k, P], the places that each hypothesis attends to.
+          mask: float [B, k, P], the places that each hypothesis attends to; one that attends to
+            none is no hypothesis, and takes no expert.
           step: int32 scalar, the position of `ids`.
 
         Returns:
@@ -158,7 +159,7 @@ class TranslationTask(BaseLayer):
         context = Context(Mode.DECODE)
         x = self._embed("target", theta, ids, tf.fill(ids.shape, step), context)
         source_mask = tf.tile(state.source_real[:, None], [1, ids.shape[1], 1])
-        real = tf.tile(tf.reduce_max(state.source_real, 1, keepdims=True), [1, ids.shape[1]])
+        real = tf.reduce_max(mask, -1)
         x, cache = self.decoder.ExtendStep(
             theta.decoder, x, state.cache, mask, source_mask, real, step, context
         )

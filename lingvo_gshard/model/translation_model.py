@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -9,7 +10,7 @@ import tensorflow as tf
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import flat_beam_search
-from lingvo_gshard.decode.flat_beam_search import BeamSearch
+from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 from lingvo_gshard.train.spec import ModeKeys, TPUEstimatorSpec
@@ -111,9 +112,7 @@ class TranslationModel:
 
     def _predict(self, state: NestedMap, features: NestedMap) -> TPUEstimatorSpec:
         p = self._params.decode
-        config = BeamSearch(
-            p.beam_size, p.max_target_len, p.length_norm_alpha, min_steps=p.min_target_len
-        )
+        config = BeamSearch(p.beam_size, p.max_target_len, p.length_norm_alpha)
 
         def decode_step(model: NestedMap, *args: tf.Tensor) -> tuple[tf.Tensor, NestedMap]:
             return self.task.DecodeStep(state.theta, model, *args)
@@ -122,12 +121,22 @@ class TranslationModel:
             config,
             decode_step,
             self.task.InitDecode(state.theta, features, config.places),
-            features.source_ids.shape[0],
+            self._requests(features),
             self.partitioning.annotate,
         )
         return TPUEstimatorSpec(
             mode=ModeKeys.PREDICT,
             predictions=NestedMap(
-                ids=hypotheses.ids, lengths=hypotheses.lengths, scores=hypotheses.scores
+                ids=hypotheses.ids,
+                lengths=hypotheses.lengths,
+                scores=hypotheses.scores,
+                token_log_probs=hypotheses.token_log_probs,
             ),
         )
+
+    def _requests(self, features: NestedMap) -> Requests:
+        """The experiment's limits of lengths; a row without a source asks for nothing."""
+        p = self._params.decode
+        alike = Requests.alike(features.source_ids.shape[0], p.max_target_len, p.min_target_len)
+        spoken = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
+        return dataclasses.replace(alike, max_steps=alike.max_steps * spoken)

@@ -4,20 +4,24 @@ B batch, k beam, V vocabulary, T steps, P places.
 """
 
 import dataclasses
+import functools
 import itertools
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import flat_beam_search
-from lingvo_gshard.decode.flat_beam_search import BeamSearch
+from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.layers.cache import write_at
+from lingvo_gshard.sharding.partitioning import TensorSpec
+from tests.decode import textbook
+from tests.decode.textbook import BOS, EOS, RandomModel
 from tests.layers import building
 from tests.spmd import functions
-
-BOS, EOS = 1, 2
 
 
 def _decode_step(config, next_logits):
@@ -37,14 +41,15 @@ def _decode_step(config, next_logits):
     return step
 
 
-def _search(config, next_logits, batch_size, **extra):
-    """The hypotheses as numpy arrays; `extra` are tensors of the model's state."""
+def _search(config, next_logits, batch_size, min_steps=1, **extra):
+    """Ids, lengths and scores as numpy arrays; `extra` are tensors of the model's state."""
 
     @tf.function(jit_compile=True, autograph=False)
     def run():
         model = NestedMap(extra, flat=tf.zeros([batch_size, config.places]))
+        requests = Requests.alike(batch_size, config.max_steps, min_steps)
         found = flat_beam_search.search(
-            config, _decode_step(config, next_logits), model, batch_size, lambda x, _: x
+            config, _decode_step(config, next_logits), model, requests, lambda x, _: x
         )
         return found.ids, found.lengths, found.scores
 
@@ -136,10 +141,10 @@ def test_a_hypothesis_has_its_least_length():
         return tf.tile(tf.constant(np.log([[[0.1, 0.1, 0.7, 0.1]]]), tf.float32), [1, 2, 1])
 
     for least in (1, 2, 4):
-        _, lengths, _ = _search(BeamSearch(2, 4, 0.0, min_steps=least), rule, 1)
+        _, lengths, _ = _search(BeamSearch(2, 4, 0.0), rule, 1, min_steps=least)
         assert lengths[0, 0] == least
     with pytest.raises(ValueError, match="min_steps must be 1 to max_steps 4, got 5"):
-        BeamSearch(2, 4, min_steps=5)
+        Requests.alike(2, 4, min_steps=5)
 
 
 def test_a_late_winner_is_waited_for():
@@ -173,157 +178,258 @@ def test_what_never_ends_is_cut_at_the_last_step():
 
 # --- against other searches ---
 
+_S, _VOCAB, _STEPS, _F = 5, 7, 6, 3
+_LENGTHS = [5, 3, 1, 4, 2, 5, 4, 1]  # Of the sources.
+_B = len(_LENGTHS)
+# Every beam size from 1 to 8, each with other options.
+_CONFIGS = {
+    1: BeamSearch(1, _STEPS),
+    2: BeamSearch(2, _STEPS, 0.0),
+    3: BeamSearch(3, _STEPS, 1.0, coverage_weight=0.4),
+    4: BeamSearch(4, _STEPS, num_best=1),
+    5: BeamSearch(5, _STEPS, 1.5),
+    6: BeamSearch(6, _STEPS, num_best=3, coverage_weight=0.2),
+    7: BeamSearch(7, _STEPS, 0.3, num_best=2),
+    8: BeamSearch(8, _STEPS),
+}
 
-@dataclasses.dataclass(frozen=True)
-class _RandomModel:
-    """Logits that depend on every token before and on its position: no two histories agree."""
 
-    table_TVD: np.ndarray
-    out_BDV: np.ndarray
+def _random_model(seed, vocab_size=_VOCAB, steps=_STEPS):
+    return RandomModel.make(seed, _LENGTHS, vocab_size, steps)
 
-    @staticmethod
-    def make(seed, batch_size, vocab_size, steps, dim=6):
-        rng = np.random.default_rng(seed)
-        return _RandomModel(
-            rng.standard_normal((steps, vocab_size, dim)).astype("float32"),
-            1.3 * rng.standard_normal((batch_size, dim, vocab_size)).astype("float32"),
+
+def _asked(seed, free=False):
+    """Limits and prefixes of every example as arrays; `free` leaves all as it likes."""
+    rng, zeros = np.random.default_rng(seed), np.zeros((_B, _F), np.int32)
+    if free:
+        return NestedMap(
+            min_steps=np.ones(_B, np.int32),
+            max_steps=np.full(_B, _STEPS, np.int32),
+            prefix=zeros,
+            seed=np.array([seed, 0], np.int32),
         )
-
-    def flat(self, model, history):
-        """For the flat beam: tokens [B, k, T], -1 where there is none."""
-        one_hot = tf.one_hot(history, self.table_TVD.shape[1])
-        h = tf.einsum("BKTV,TVD->BKD", one_hot, tf.constant(self.table_TVD))
-        return tf.einsum("BKD,BDV->BKV", tf.tanh(h), model.out)
-
-    def log_probs(self, b, history):
-        """For the oracle: a list of tokens, BOS first."""
-        h = np.tanh(sum(self.table_TVD[t, token] for t, token in enumerate(history)))
-        logits = (h @ self.out_BDV[b]).astype("float64")
-        return logits - np.log(np.exp(logits).sum())
+    most = rng.integers(1, _STEPS + 1, _B).astype(np.int32)
+    least = rng.integers(1, most + 1).astype(np.int32)
+    prefix = rng.integers(3, _VOCAB, (_B, _F)).astype(np.int32)
+    prefix *= np.arange(_F) < np.minimum(rng.integers(0, _F + 1, _B), most - 1)[:, None]
+    return NestedMap(
+        min_steps=least, max_steps=most, prefix=prefix, seed=np.array([seed, 1], np.int32)
+    )
 
 
-def _normalizer(config, length):
-    return ((5 + length) / 6) ** config.length_norm_alpha
-
-
-def _textbook(config, log_probs):
-    """Beam search over explicit histories: [(score, tokens)], best first."""
-    active, finished = [(0.0, [BOS])], []
-    for step in range(config.max_steps):
-        extended = []
-        for log_p, history in active:
-            following = log_probs(history)
-            extended += [(log_p + following[v], [*history, v]) for v in range(len(following))]
-        extended.sort(key=lambda x: -x[0])
-        is_last = step + 1 == config.max_steps
-        for log_p, history in extended if is_last else extended[: config.beam_size]:
-            if history[-1] == EOS:
-                finished.append((log_p / _normalizer(config, step + 1), history[1:]))
-        finished = sorted(finished, key=lambda x: -x[0])[: config.beam_size]
-        active = [x for x in extended if x[1][-1] != EOS][: config.beam_size]
-    return finished
-
-
-def _exhaustive(config, vocab_size, log_probs):
-    """Every sequence of at most T tokens that ends with EOS, scored, best first."""
-    words, scored = [v for v in range(vocab_size) if v != EOS], []
-    for length in range(config.max_steps):
-        for body in itertools.product(words, repeat=length):
-            tokens = [*body, EOS]
-            histories = [[BOS, *tokens[:i]] for i in range(len(tokens))]
-            total = sum(log_probs(h)[v] for h, v in zip(histories, tokens, strict=True))
-            scored.append((total / _normalizer(config, len(tokens)), tokens))
-    return sorted(scored, key=lambda x: -x[0])[: config.beam_size]
-
-
-def _check(found, wanted, beam_size):
-    for ids, lengths, scores, want in zip(*found, wanted, strict=True):
-        assert (lengths > 0).sum() == len(want)
-        for i in range(beam_size):
-            if i >= len(want):
-                assert scores[i] < -1e8 and not ids[i].any()
-                continue
-            assert ids[i, : lengths[i]].tolist() == want[i][1]
-            assert not ids[i, lengths[i] :].any()
-            assert scores[i] == pytest.approx(want[i][0], rel=1e-5, abs=1e-5)
-
-
-@pytest.mark.parametrize("beam_size", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize(("vocab_size", "steps", "alpha"), [(7, 6, 0.6), (4, 9, 0.0), (11, 5, 1.5)])
-def test_equals_a_textbook_beam(beam_size, vocab_size, steps, alpha):
-    batch_size, config = 5, BeamSearch(beam_size, steps, alpha)
-    toy = _RandomModel.make(beam_size, batch_size, vocab_size, steps)
-    found = _search(config, toy.flat, batch_size, out=tf.constant(toy.out_BDV))
-    wanted = [
-        _textbook(config, lambda history, b=b: toy.log_probs(b, history)) for b in range(batch_size)
-    ]
-    _check(found, wanted, beam_size)
-
-
-def test_beams_branch_in_these_tests():
-    """Hypotheses that share a prefix are among the finished: masks were copied, not only moved."""
-    config = BeamSearch(4, 6)
-    toy = _RandomModel.make(4, 5, 7, 6)
-    wanted = [_textbook(config, lambda h, b=b: toy.log_probs(b, h)) for b in range(5)]
-    shared = [
-        len({tokens[0] for _, tokens in want if len(tokens) > 2}) < len(want) for want in wanted
-    ]
-    assert any(shared)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_beam_wide_enough_is_exhaustive(seed):
-    vocab_size, config = 4, BeamSearch(13, 3)  # 1 + 3 + 9 sequences
-    toy = _RandomModel.make(seed, 2, vocab_size, 3)
-    found = _search(config, toy.flat, 2, out=tf.constant(toy.out_BDV))
-    wanted = [
-        _exhaustive(config, vocab_size, lambda history, b=b: toy.log_probs(b, history))
-        for b in range(2)
-    ]
-    assert [len(want) for want in wanted] == [13, 13]
-    _check(found, wanted, 13)
-
-
-def _partitioned(toy, config, num_partitions):
+def _program(config, num_partitions, vocab_size=_VOCAB):
+    """The search of a RandomModel, compiled; takes its arrays and what is asked."""
     parts = functions.partitioning(num_partitions)
 
-    def fn(model):
-        state = NestedMap(out=model.out, flat=parts.annotate(tf.zeros([8, config.places]), "B_"))
-        found = flat_beam_search.search(
-            config, _decode_step(config, toy.flat), state, 8, parts.annotate
+    def fn(model, asked):
+        state = textbook.flat_state(config, model)
+        state.flat = parts.annotate(state.flat, "B__")
+        step = textbook.flat_step(config, model)
+        found = flat_beam_search.search(config, step, state, Requests(**asked), parts.annotate)
+        return NestedMap({f.name: getattr(found, f.name) for f in dataclasses.fields(found)})
+
+    model, rows = (
+        _random_model(0, vocab_size, config.max_steps).tensors(),
+        ("source_BSD", "real_BS"),
+    )
+    specs = NestedMap(
+        {
+            name: functions.f32(x.shape, "B__"[: x.ndim] if name in rows else "___"[: x.ndim])
+            for name, x in model.items()
+        }
+    )
+    asked = NestedMap(
+        {
+            name: TensorSpec(x.shape, "int32", "B_"[: x.ndim] if name != "seed" else "_")
+            for name, x in _asked(0).items()
+        }
+    )
+    dims = {"ids": "B__", "lengths": "B_", "scores": "B_", "token_log_probs": "B__"}
+    dims["attention"] = "B___"
+    return building.compile_fn(fn, num_partitions, dims, model=specs, asked=asked)
+
+
+_one_device = functools.cache(lambda config: _program(config, 1))
+
+
+def _textbook(config, toy, asked):
+    return [
+        textbook.search(
+            config,
+            toy,
+            b,
+            asked.min_steps[b],
+            asked.max_steps[b],
+            [int(token) for token in asked.prefix[b] if token],
         )
-        return NestedMap(ids=found.ids, lengths=found.lengths, scores=found.scores)
-
-    specs = NestedMap(out=functions.f32(toy.out_BDV.shape, "B__"))
-    dims = {"ids": "B__", "lengths": "B_", "scores": "B_"}
-    return building.compile_fn(fn, num_partitions, dims, model=specs)
+        for b in range(_B)
+    ]
 
 
-def test_any_number_of_partitions_finds_the_same():
-    config = BeamSearch(3, 6)
-    toy = _RandomModel.make(9, 8, 7, 6)
-    wanted = [_textbook(config, lambda h, b=b: toy.log_probs(b, h)) for b in range(8)]
-    for num_partitions in (1, 2, 4, 8):
-        executable = _partitioned(toy, config, num_partitions)
-        found = executable(NestedMap(out=toy.out_BDV))
-        _check([np.asarray(found[x]) for x in ("ids", "lengths", "scores")], wanted, 3)
-        report = executable.report()  # Only whether to go on is asked of all.
-        assert report.count("all-to-all") == report.count("all-gather") == 0
-        assert report.count("all-reduce") <= 2
+def _check(found, wanted):
+    """n-best lists equal in ids, lengths, scores, scores of tokens and attention."""
+    found = found.Transform(np.asarray)
+    for b, want in enumerate(wanted):
+        assert (found.lengths[b] > 0).sum() == len(want)
+        assert (found.scores[b, len(want) :] < -1e8).all() and not found.ids[b, len(want) :].any()
+        for i, hypothesis in enumerate(want):
+            length = found.lengths[b, i]
+            assert tuple(found.ids[b, i, :length]) == hypothesis.tokens
+            assert not found.ids[b, i, length:].any()
+            assert not found.token_log_probs[b, i, length:].any()
+            np.testing.assert_allclose(found.scores[b, i], hypothesis.score, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                found.token_log_probs[b, i, :length], hypothesis.token_log_probs, 1e-4, 1e-4
+            )
+            np.testing.assert_allclose(
+                found.attention[b, i, :length], hypothesis.attention, 1e-4, 1e-5
+            )
 
 
-# --- parts ---
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(1, 8), st.integers(0, 10**6), st.booleans())
+def test_equals_a_textbook_beam(beam_size, seed, free):
+    config, toy, asked = _CONFIGS[beam_size], _random_model(seed), _asked(seed, free)
+    found = _one_device(config)(toy.tensors(), asked)
+    _check(found, _textbook(config, toy, asked))
 
 
-def test_top_k():
-    x = np.random.default_rng(1).integers(0, 6, (4, 9)).astype("float32")
-    values, indices = flat_beam_search.top_k(tf.constant(x), 5)
-    order = np.argsort(-x, axis=-1, kind="stable")[:, :5]
-    np.testing.assert_array_equal(indices, order)
-    np.testing.assert_array_equal(values, np.take_along_axis(x, order, -1))
+def test_beams_branch_and_end_early_in_these_tests():
+    """Hypotheses share prefixes: masks were copied, not only moved. Not all are of full length."""
+    asked = _asked(4, free=True)
+    wanted = _textbook(_CONFIGS[8], _random_model(4), asked)
+    starts = [{h.tokens[0] for h in want if len(h.tokens) > 2} for want in wanted]
+    assert any(0 < len(s) < 8 for s in starts)
+    assert {len(h.tokens) for want in wanted for h in want} >= {3, 4, 5, 6}
+
+
+def _exhaustive(config, toy, b):
+    """Every sequence of at most T tokens that ends with EOS, scored, best first."""
+    words, scored = [v for v in range(toy.out_DV.shape[1]) if v != EOS], []
+    for length in range(config.max_steps):
+        for body in itertools.product(words, repeat=length):
+            tokens, cache, total = [*body, EOS], 0.0, 0.0
+            for step, token in enumerate(tokens):
+                cache = cache + toy.table_TVD[step, [tokens[step - 1] if step else BOS]]
+                total += toy.step(b, cache)[0][0, token]
+            scored.append((total / textbook._normalizer(config, len(tokens)), tuple(tokens)))
+    return sorted(scored, reverse=True)
+
+
+def test_a_beam_wide_enough_is_exhaustive():
+    vocab_size, config = 4, BeamSearch(13, 3)  # 1 + 3 + 9 sequences
+    run = _program(config, 1, vocab_size)
+    for seed in range(3):
+        toy, asked = _random_model(seed, vocab_size, 3), _asked(0, free=True)
+        asked.max_steps = np.full(_B, 3, np.int32)
+        found = run(toy.tensors(), asked).Transform(np.asarray)
+        for b in range(_B):
+            want = _exhaustive(config, toy, b)
+            assert len(want) == 13
+            got = [tuple(row[:n]) for row, n in zip(found.ids[b], found.lengths[b], strict=True)]
+            assert got == [tokens for _, tokens in want]
+            np.testing.assert_allclose(found.scores[b], [score for score, _ in want], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "num_partitions", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
+)
+def test_any_number_of_partitions_finds_the_same(num_partitions):
+    config, toy, asked = _CONFIGS[3], _random_model(9), _asked(9)
+    run = _program(config, num_partitions)
+    _check(run(toy.tensors(), asked), _textbook(config, toy, asked))
+    report = run.report()  # Only whether to go on is asked of all.
+    assert report.count("all-to-all") == report.count("all-gather") == 0
+    assert report.count("all-reduce") <= 2
+
+
+def test_an_example_that_asks_for_nothing_gets_nothing():
+    toy, asked = _random_model(3), _asked(3, free=True)
+    asked.max_steps[[0, 5]] = 0
+    found = _one_device(_CONFIGS[8])(toy.tensors(), asked).Transform(np.asarray)
+    assert not found.lengths[[0, 5]].any() and not found.ids[[0, 5]].any()
+    assert (found.lengths[[1, 2, 3, 4]] > 0).all()
+
+
+# --- beams of one ---
+
+
+def _log_probs(toy, b, tokens):
+    cache, found = 0.0, []
+    for step, token in enumerate([BOS, *tokens]):
+        cache = cache + toy.table_TVD[step, [token]]
+        found.append(toy.step(b, cache)[0][0])
+    return found
+
+
+def test_greedy_is_a_beam_of_one_without_length_normalization():
+    toy, asked = _random_model(11), _asked(11, free=True)
+    found = _program(BeamSearch(1, _STEPS, 0.0), 1)(toy.tensors(), asked).Transform(np.asarray)
+    ended = 0
+    for b in range(_B):
+        tokens = []
+        while len(tokens) < _STEPS - 1 and EOS not in tokens:
+            tokens.append(int(_log_probs(toy, b, tokens)[-1].argmax()))
+        tokens = tokens if EOS in tokens else [*tokens, EOS]
+        ended += len(tokens) < _STEPS
+        assert tuple(found.ids[b, 0, : found.lengths[b, 0]]) == tuple(tokens)
+    assert ended
+
+
+def test_samples_are_drawn_from_the_models_distribution():
+    """First tokens of many seeds against softmax(logits / temperature), by chi-square."""
+    temperature, draws = 0.7, 400
+    toy, asked = _random_model(5), _asked(5, free=True)
+    run = _program(BeamSearch(1, _STEPS, temperature=temperature), 1)
+    counts = np.zeros((_B, _VOCAB))
+    for seed in range(draws):
+        asked.seed = np.array([7, seed], np.int32)
+        ids = np.asarray(run(toy.tensors(), asked).ids)
+        counts[np.arange(_B), ids[:, 0, 0]] += 1
+    for b in range(_B):
+        scaled = np.exp(_log_probs(toy, b, [])[0] / temperature)
+        expected = draws * scaled / scaled.sum()
+        assert (((counts[b] - expected) ** 2 / expected).sum()) < 27.9  # p = 0.0001 at 6 degrees
+    again = np.asarray(run(toy.tensors(), asked).ids)
+    np.testing.assert_array_equal(again, ids)
+
+
+def test_a_sample_ends_at_its_first_eos_and_has_its_own_score():
+    toy, asked = _random_model(6), _asked(6, free=True)
+    run = _program(BeamSearch(1, _STEPS, 0.0, temperature=2.0), 1)
+    found = run(toy.tensors(), asked).Transform(np.asarray)
+    for b in range(_B):
+        tokens = found.ids[b, 0, : found.lengths[b, 0]].tolist()
+        assert tokens.index(EOS) == len(tokens) - 1
+        forced = _log_probs(toy, b, tokens[:-1])
+        want = sum(row[token] for row, token in zip(forced, tokens, strict=True))
+        assert found.scores[b, 0] == pytest.approx(want, rel=1e-4)
+
+
+# --- what is refused ---
 
 
 @pytest.mark.parametrize("sizes", [(0, 5, 0.6), (4, 0, 0.6), (4, 5, -0.1)])
 def test_a_search_that_makes_no_sense_is_refused(sizes):
     with pytest.raises(ValueError, match=f"BeamSearch: .* got {sizes[0]}, {sizes[1]}, {sizes[2]}"):
         BeamSearch(*sizes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_best": 5}, "num_best must be 1 to beam_size 4, got 5"),
+        ({"num_best": 0}, "num_best must be 1 to beam_size 4, got 0"),
+        ({"coverage_weight": -1.0}, "coverage_weight must be 0 or more, got -1.0"),
+        ({"temperature": 0.5}, "a temperature .* goes with beam_size 1, got 0.5 and 4"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        BeamSearch(4, 9, **options)
+
+
+def test_a_coverage_term_needs_a_model_that_tells_its_attention():
+    config = BeamSearch(2, 3, coverage_weight=0.1)
+    with pytest.raises(ValueError, match="coverage_weight 0.1 needs a model .* not only flat"):
+        _search(config, lambda *_: None, 1)

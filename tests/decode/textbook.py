@@ -1,0 +1,165 @@
+"""A small random model of ragged sources, and a slow beam search that reorders its caches.
+
+The search is written from its description alone, one example at a time, in float64, with explicit
+lists of tokens. It never ends early.
+
+B batch, k beam, n hypotheses that are wanted, S source length, T steps, V vocabulary, D model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.cache import write_at
+
+BOS, EOS = 1, 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """One hypothesis."""
+
+    score: float
+    tokens: tuple[int, ...]
+    token_log_probs: tuple[float, ...]
+    attention: np.ndarray  # [tokens, S]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomModel:
+    """Logits that depend on every token before, on its position and on the source.
+
+    A hypothesis' cache is the sum h [D] of its tokens' vectors; it attends to the source's with
+    softmax(source h), and gives logits (tanh h + what it attended to) out.
+    """
+
+    table_TVD: np.ndarray
+    source_BSD: np.ndarray
+    real_BS: np.ndarray
+    out_DV: np.ndarray
+
+    @classmethod
+    def make(cls, seed: int, lengths: list[int], vocab_size: int, steps: int) -> RandomModel:
+        """float32 arrays; `lengths` are of the sources, 1 or more."""
+        rng, dim, batch_size = np.random.default_rng(seed), 6, len(lengths)
+        real = np.arange(5)[None] < np.array(lengths)[:, None]
+
+        def normal(*shape):
+            return rng.standard_normal(shape).astype("float32")
+
+        return cls(
+            normal(steps, vocab_size, dim),
+            normal(batch_size, 5, dim),
+            real.astype("float32"),
+            0.9 * normal(dim, vocab_size),
+        )
+
+    def tensors(self) -> NestedMap:
+        """Its arrays by name."""
+        return NestedMap({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
+
+    def step(self, b: int, h_KD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """(log-probabilities [k, V], attention [k, S]) of example b, in float64."""
+        source_SD = self.source_BSD[b].astype("float64")
+        logits_KS = np.where(self.real_BS[b] > 0, h_KD @ source_SD.T, -np.inf)
+        attention_KS = _softmax(logits_KS)
+        return np.log(_softmax((np.tanh(h_KD) + attention_KS @ source_SD) @ self.out_DV)), (
+            attention_KS
+        )
+
+
+def flat_state(config, model: NestedMap) -> NestedMap:
+    """The flat decoder's first state, of RandomModel.tensors as tensors."""
+    batch_size, source_len, dim = model.source_BSD.shape
+    return NestedMap(
+        flat=tf.zeros([batch_size, config.places, dim]),
+        attention=tf.zeros([batch_size, config.beam_size, source_len]),
+        source_real=model.real_BS,
+    )
+
+
+def flat_step(config, model: NestedMap):
+    """The same model for the flat beam: its cache is [B, P, D], selected from by the mask."""
+
+    def step(state, ids, mask, index):
+        new = tf.gather(tf.gather(model.table_TVD, index), ids)  # [B, k, D]
+        state = NestedMap(state, flat=write_at(state.flat, new, index * config.beam_size))
+        h = tf.einsum("BKP,BPD->BKD", mask, state.flat)
+        logits = tf.einsum("BKD,BSD->BKS", h, model.source_BSD)
+        logits += (state.source_real[:, None] - 1.0) * 1e9
+        state.attention = tf.nn.softmax(logits)
+        context = tf.einsum("BKS,BSD->BKD", state.attention, model.source_BSD)
+        return tf.einsum("BKD,DV->BKV", tf.tanh(h) + context, model.out_DV), state
+
+    return step
+
+
+def search(
+    config, model: RandomModel, b: int, min_steps: int, max_steps: int, prefix
+) -> list[Found]:
+    """The n best hypotheses of example b, best first."""
+    k = config.beam_size
+    active = [((), ())]  # tokens and their log-probabilities
+    cache_KD, attended_KTS = np.zeros([1, model.out_DV.shape[0]]), np.zeros([1, 0, 5])
+    finished: list[Found] = []
+    for step in range(max_steps):
+        newest = [tokens[-1] if tokens else BOS for tokens, _ in active]
+        cache_KD = cache_KD + model.table_TVD[step, newest]
+        log_probs_KV, attention_KS = model.step(b, cache_KD)
+        attended_KTS = np.concatenate([attended_KTS, attention_KS[:, None]], 1)
+        if step < len(prefix):
+            log_probs_KV[:, np.arange(log_probs_KV.shape[1]) != prefix[step]] = -np.inf
+        if step + 1 < min_steps:
+            log_probs_KV[:, EOS] = -np.inf
+        extended = [
+            (sum(old) + log_probs_KV[parent, v], parent, v)
+            for parent, (_, old) in enumerate(active)
+            for v in range(log_probs_KV.shape[1])
+            if log_probs_KV[parent, v] > -np.inf
+        ]
+        extended.sort(key=lambda x: -x[0])
+        for _, parent, v in extended if step + 1 == max_steps else extended[:k]:
+            if v == EOS:
+                finished.append(
+                    _found(
+                        config,
+                        model,
+                        b,
+                        *_grown(active, log_probs_KV, parent, v),
+                        attended_KTS[parent],
+                    )
+                )
+        going_on = [(parent, v) for _, parent, v in extended if v != EOS][:k]
+        active = [_grown(active, log_probs_KV, parent, v) for parent, v in going_on]
+        parents = [parent for parent, _ in going_on]
+        cache_KD, attended_KTS = cache_KD[parents], attended_KTS[parents]
+    finished.sort(key=lambda x: -x.score)
+    if finished:
+        return finished[: config.num_found]
+    score = sum(active[0][1]) / _normalizer(config, max_steps)
+    return [Found(score, *active[0], attended_KTS[0])]
+
+
+def _grown(active, log_probs_KV, parent, v):
+    tokens, log_probs = active[parent]
+    return (*tokens, v), (*log_probs, float(log_probs_KV[parent, v]))
+
+
+def _found(config, model, b, tokens, log_probs, attention_TS) -> Found:
+    covered = attention_TS.sum(0)[model.real_BS[b] > 0]
+    score = sum(log_probs) / _normalizer(config, len(tokens))
+    score += config.coverage_weight * np.log(np.minimum(covered, 1.0)).sum()
+    return Found(score, tokens, log_probs, attention_TS)
+
+
+def _normalizer(config, length: int) -> float:
+    return ((5 + length) / 6) ** config.length_norm_alpha
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    e = np.exp(x - x.max(-1, keepdims=True))
+    return e / e.sum(-1, keepdims=True)
