@@ -5,30 +5,28 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from absl import app, flags, logging
+from absl import app, logging
 
 from lingvo_gshard.spmd import environment
 
 
-def run(
-    name: str, main: Callable[[list[str]], None], num_devices: flags.FlagHolder[int] | int
-) -> None:
-    """Parses the flags and runs `main` on as many virtual CPU devices as the number or flag says.
+def run(name: str, main: Callable[[list[str]], None], num_devices: Callable[[], int]) -> None:
+    """Parses the flags and runs `main` on `num_devices()` virtual CPU devices.
 
-    A ValueError, which is a user's mistake, or a loss that is no number ends the process with
-    one line and exit status 1; with --verbosity=1 the traceback is shown.
+    A ValueError, which is a user's mistake, an OSError, which is the machine's, or a loss that is
+    no number ends the process with one line and exit status 1; with --verbosity=1 the traceback
+    is shown.
     """
 
     def guarded(argv: list[str]) -> None:
-        wanted = num_devices if isinstance(num_devices, int) else num_devices.value
-        environment.prepare(max(1, wanted))
+        environment.prepare(max(1, num_devices()))
         if not logging.level_debug():
             logging.set_verbosity(logging.WARNING)  # The libraries' news; progress is printed.
         try:
             if len(argv) > 1:
                 raise ValueError(f"unexpected arguments {argv[1:]}; see --help")
             main(argv)
-        except (ValueError, FloatingPointError) as error:
+        except (ValueError, OSError, FloatingPointError) as error:
             if logging.level_debug():
                 raise
             sys.exit(f"{name}: {error}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import sys
 
 from lingvo_gshard import runs
 from lingvo_gshard.analysis import expert_load, quality
@@ -11,38 +12,59 @@ from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.input import decoding, manifest
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.metrics.bleu import corpus_bleu
-from lingvo_gshard.train import model_dir
-from lingvo_gshard.train.estimator import TPUEstimator
-from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
+from lingvo_gshard.spmd import distributed
+from lingvo_gshard.train import model_dir, train_and_evaluate
+from lingvo_gshard.train.best import BestBy
+from lingvo_gshard.train.estimator import InputFn, TPUEstimator
+from lingvo_gshard.train.stopping import EXIT_STATUS, StopOnSignal
+from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec
 
 
 def train(estimator: TPUEstimator, launch: runs.Launch, facts: runs.DataFacts) -> None:
-    """Trains to the experiment's max_steps."""
+    """Trains to the experiment's max_steps; SystemExit if it was asked to end before."""
     _announce(estimator, launch, facts)
-    params = estimator.params
-    estimator.train(lambda p: p.input.Instantiate(), max_steps=params.train.max_steps)
-    expert_load.draw(estimator.config.model_dir)
+    with StopOnSignal() as stop:
+        estimator.train(
+            lambda p: p.input.Instantiate(),
+            max_steps=estimator.params.train.max_steps,
+            hooks=[stop],
+        )
+    _end(estimator, stop)
 
 
 def train_and_eval(estimator: TPUEstimator, launch: runs.Launch, facts: runs.DataFacts) -> None:
-    """Trains, with an evaluation on (a part of) dev at every checkpoint."""
+    """As train, with an evaluation on (a part of) dev at every checkpoint."""
     _announce(estimator, launch, facts)
-    metrics = train_and_evaluate(
-        estimator,
-        TrainSpec(lambda p: p.input.Instantiate(), estimator.params.train.max_steps),
-        EvalSpec(
-            lambda p: p.eval_input.Instantiate(),
-            steps=estimator.params.train.eval_batches,
-            name="dev",
-        ),
-    )
-    _print_metrics(metrics)
-    expert_load.draw(estimator.config.model_dir)
+    with StopOnSignal() as stop:
+        metrics = train_and_evaluate.train_and_evaluate(
+            estimator,
+            TrainSpec(
+                lambda p: p.input.Instantiate(), estimator.params.train.max_steps, hooks=[stop]
+            ),
+            _dev(estimator),
+        )
+    if metrics is not None:
+        _print_metrics(metrics)
+    _end(estimator, stop)
 
 
-def evaluate(estimator: TPUEstimator) -> None:
-    """Evaluates the latest checkpoint on dev and prints its metrics."""
+def evaluate(estimator: TPUEstimator, facts: runs.DataFacts) -> None:
+    """Evaluates the latest checkpoint on dev, then language by language; prints the metrics."""
     _print_metrics(estimator.evaluate(lambda p: p.eval_input.Instantiate(), name="dev"))
+    data = manifest.load(estimator.params.eval_input.data_dir)
+    for code in facts.languages:
+        if data.language(code).num_examples("dev"):
+            metrics = estimator.evaluate(_of_language(code), name=f"dev_{code}")
+            _print(f"nll of {code}: {metrics['nll']:.6g}")
+
+
+def evaluate_continuously(estimator: TPUEstimator) -> None:
+    """Evaluates each new checkpoint of the run that another process trains, to its last step."""
+    metrics = train_and_evaluate.evaluate_continuously(
+        estimator, _dev(estimator), until_step=estimator.params.train.max_steps
+    )
+    if metrics is not None:
+        _print_metrics(metrics)
 
 
 def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
@@ -64,6 +86,8 @@ def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
     # All languages together: full batches, and one program for each length.
     lines = [pair[0] for pairs in texts.values() for pair in pairs]
     translations = iter(translator.translate(lines))
+    if not distributed.is_first():
+        return
 
     folder = pathlib.Path(estimator.config.model_dir, f"decode_{split}")
     folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +105,31 @@ def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
     print(f"Wrote {folder}/bleu.json, bleu.png and a file of translations a language.")
 
 
+def _dev(estimator: TPUEstimator) -> EvalSpec:
+    by = estimator.params.train.keep_best_by
+    return EvalSpec(
+        lambda p: p.eval_input.Instantiate(),
+        steps=estimator.params.train.eval_batches,
+        name="dev",
+        best_by=None if by is None else BestBy(by),
+    )
+
+
+def _of_language(code: str) -> InputFn:
+    return lambda p: p.eval_input.Copy().Set(languages=(code,)).Instantiate()
+
+
+def _end(estimator: TPUEstimator, stop: StopOnSignal) -> None:
+    if distributed.is_first():
+        expert_load.draw(estimator.config.model_dir)
+    if stop.stopped_at is not None:
+        _print(f"Stopped by a signal after step {stop.stopped_at}, which is saved.")
+        sys.exit(EXIT_STATUS)
+
+
 def _announce(estimator: TPUEstimator, launch: runs.Launch, facts: runs.DataFacts) -> None:
+    if not distributed.is_first():
+        return
     logdir = estimator.config.model_dir
     # Before anything in a folder of another model is written over.
     model_dir.check(logdir, estimator.params.ToText(), runs.MODEL_PREFIXES)
@@ -97,4 +145,9 @@ def _announce(estimator: TPUEstimator, launch: runs.Launch, facts: runs.DataFact
 def _print_metrics(metrics: dict[str, float]) -> None:
     width = max(map(len, metrics))
     for name, value in sorted(metrics.items()):
-        print(f"{name:<{width}}  {value:.6g}")
+        _print(f"{name:<{width}}  {value:.6g}")
+
+
+def _print(line: str) -> None:
+    if distributed.is_first():
+        print(line, flush=True)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import difflib
+import enum
 import json
 import pathlib
-import shutil
 
 from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
@@ -21,6 +21,7 @@ from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.train import atomic_file
 from lingvo_gshard.train.config import RunConfig, TPUConfig
 from lingvo_gshard.train.estimator import TPUEstimator
 
@@ -72,6 +73,30 @@ def overridden_params(model: str, overrides: tuple[str, ...]) -> Params:
     return params
 
 
+def launch_of(
+    model: str | None, overrides: tuple[str, ...], data_dir: str | None, logdir: str
+) -> tuple[Launch, DataFacts]:
+    """The launch that is asked for; what is not given is as it was when the run was last trained.
+
+    Settings recorded with a run hold unless its model is named anew.
+
+    Raises:
+      ValueError: neither model and data_dir are given nor does logdir hold a run; or as
+        data_facts.
+    """
+    if model is not None and data_dir is not None:
+        return Launch(model, overrides, data_dir), data_facts(data_dir)
+    try:
+        before, facts = recorded(logdir)
+    except ValueError as error:
+        raise ValueError(f"Give --model and --data_dir; {error}") from error
+    if data_dir is not None:
+        facts = data_facts(data_dir)
+    if model is None:
+        model, overrides = before.model, (*before.overrides, *overrides)
+    return Launch(model, overrides, data_dir or before.data_dir), facts
+
+
 def experiment_params(launch: Launch, facts: DataFacts) -> Params:
     """The experiment's Params with its overrides and the data's vocabularies.
 
@@ -100,6 +125,10 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
         model_dir=logdir,
         tpu_config=TPUConfig(params.train.iterations_per_loop, num_partitions),
         save_checkpoints_steps=params.train.save_checkpoints_steps,
+        save_checkpoints_secs=params.train.save_checkpoints_secs,
+        keep_checkpoint_max=params.train.keep_checkpoint_max,
+        keep_checkpoint_every_n_hours=params.train.keep_checkpoint_every_n_hours,
+        on_nonfinite=params.train.on_nonfinite,
         log_step_count_steps=params.train.iterations_per_loop,
         seed=params.train.seed,
     )
@@ -156,9 +185,10 @@ def record(launch: Launch, facts: DataFacts, logdir: str) -> None:
         _check_same_vocabulary(pathlib.Path(launch.data_dir, vocabulary.file.path), copy)
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
     for vocabulary, copy in copies:
-        shutil.copyfile(pathlib.Path(launch.data_dir, vocabulary.file.path), copy)
+        source = pathlib.Path(launch.data_dir, vocabulary.file.path)
+        atomic_file.write(copy, source.read_bytes())
     fields = {"launch": dataclasses.asdict(launch), "data": dataclasses.asdict(facts)}
-    (folder / _EXPERIMENT).write_text(json.dumps(fields, indent=2) + "\n")
+    atomic_file.write(folder / _EXPERIMENT, json.dumps(fields, indent=2) + "\n")
 
 
 def recorded(logdir: str) -> tuple[Launch, DataFacts]:
@@ -219,6 +249,11 @@ def _apply(params: Params, override: str) -> None:
     if isinstance(old, Params):
         inner = ", ".join(name for name, _ in old.Leaves(f"{path}."))
         raise ValueError(f"--set={override}: {path} holds settings; set one of {inner}.")
+    if isinstance(old, enum.Enum):
+        members = type(old).__members__
+        if str(value) not in members:
+            raise ValueError(f"--set={override}: {path} is one of {', '.join(members)}.")
+        value = members[str(value)]
     number = isinstance(old, int | float) and isinstance(value, int | float)
     if not (old is None or number or isinstance(value, type(old))):
         raise ValueError(

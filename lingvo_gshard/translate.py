@@ -1,47 +1,139 @@
-"""Translates lines of standard input into English with a trained model, one line for each.
+"""Translates lines of standard input into English, one line for each, in order.
 
-python -m lingvo_gshard.translate --logdir=RUN --source_lang=de < in.txt > out.txt
+    python -m lingvo_gshard.translate --logdir=RUN --source_lang=de < in.txt > out.txt
+    python -m lingvo_gshard.translate --logdir=RUN --export=DIR
+    python -m lingvo_gshard.translate --bundle=DIR < in.txt > out.txt
+
+A bundle runs with jax, numpy and sentencepiece alone; so must this file, up to `_of_run`.
 """
 
 from __future__ import annotations
 
+import argparse
+import difflib
+import itertools
 import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, BinaryIO
 
-from absl import flags
+from lingvo_gshard.spmd import environment
 
-from lingvo_gshard import binary
-
-_LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.", required=True)
-_SOURCE_LANG = flags.DEFINE_string(
-    "source_lang", None, "The lines' language, one that the model was trained on.", required=True
-)
-_NUM_PARTITIONS = flags.DEFINE_integer("num_partitions", 1, "Devices to split the model over.")
+if TYPE_CHECKING:
+    from lingvo_gshard.decode.translator import Translation, Translator
+    from lingvo_gshard.train.estimator import TPUEstimator
 
 
-def main(argv: list[str]) -> None:
-    del argv
-    # Loaded only now: TensorFlow and JAX read the environment when they are.
-    from lingvo_gshard import runs
+def main(args: argparse.Namespace) -> None:
+    """Translates, or exports a bundle.
+
+    Raises:
+      ValueError: no trained run or bundle, an unknown language, or sizes that do not fit.
+    """
+    if args.export:
+        from lingvo_gshard import decoders
+
+        decoders.export(_of_run(args), args.export)
+        print(f"Wrote {args.export}: cd {args.export} && python -m lingvo_gshard.translate "
+              "--bundle=. < in.txt > out.txt")
+        return
+    translator = _translator(args)
+    for translations in translator.translate(read_lines(sys.stdin.buffer)):
+        print(_line(translations[: args.nbest], args.scores), flush=True)
+
+
+def read_lines(stream: BinaryIO) -> Iterator[str]:
+    """The lines of a stream of bytes, without their ends.
+
+    Lines end at newlines alone, not at marks such as U+2028. One that is no UTF-8 is read all the
+    same, with marks where it can't be.
+    """
+    for line in stream:
+        yield line.decode("utf-8", errors="replace").removesuffix("\n")
+
+
+def _translator(args: argparse.Namespace) -> Translator:
     from lingvo_gshard.decode.translator import Translator
-    from lingvo_gshard.input.tokenizer import Tokenizer
 
-    launch, facts = runs.recorded(_LOGDIR.value)
-    runs.check_language(_SOURCE_LANG.value, facts)
-    params = runs.experiment_params(launch, facts)
-    estimator = runs.make_estimator(params, _LOGDIR.value, _NUM_PARTITIONS.value)
-    source, target = (Tokenizer(path) for path in runs.vocabulary_files(_LOGDIR.value))
-    translator = Translator(estimator, source, target, estimator.params.decode)
-    # A line that is no UTF-8 is translated all the same, with marks where it can't be read.
-    text = sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    # By newlines alone: splitlines() would also end a line at marks such as U+2028.
-    lines = text.removesuffix("\n").split("\n") if text else []
-    for translation in translator.translate(lines):
-        print(translation.text)
+    if args.bundle:
+        from lingvo_gshard.decode import bundle
+
+        decoder, source, target = bundle.load(args.bundle)
+        _check_bundle(args, decoder.spec.num_best)
+    else:
+        from lingvo_gshard import decoders
+
+        decoder, source, target = decoders.make(_of_run(args))
+    _check_language(args.source_lang, decoder.spec.languages)
+    return Translator(decoder, source, target)
 
 
-def run() -> None:
-    """The console entry."""
-    binary.run("translate", main, _NUM_PARTITIONS)
+def _of_run(args: argparse.Namespace) -> TPUEstimator:
+    from lingvo_gshard import decoders
+
+    decode = {"num_best": args.nbest}
+    if args.beam_size is not None:
+        decode["beam_size"] = args.beam_size
+    return decoders.of_run(args.logdir, args.num_partitions, **decode)
+
+
+def _check_bundle(args: argparse.Namespace, num_best: int) -> None:
+    if args.beam_size is not None or args.nbest > num_best:
+        raise ValueError(
+            f"{args.bundle}: its beam is fixed and gives {num_best} translations of a line; "
+            "export it again with another --beam_size or --nbest."
+        )
+
+
+def _check_language(code: str | None, languages: Sequence[str]) -> None:
+    if code is not None and code not in languages:
+        near = difflib.get_close_matches(code, languages, n=1)
+        hint = f" Did you mean {near[0]}?" if near else ""
+        raise ValueError(
+            f"--source_lang={code}: the model was trained on {', '.join(languages)}.{hint}"
+        )
+
+
+def _line(translations: Iterable[Translation], scores: bool) -> str:
+    """A line's translations, with tabs between them; each after its score if `scores`."""
+    fields = [[f"{t.score:.4f}", t.text] if scores else [t.text] for t in translations]
+    return "\t".join(itertools.chain(*fields))
+
+
+def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        "translate", description="Lines of standard input in, as many of English out."
+    )
+    model = parser.add_mutually_exclusive_group(required=True)
+    model.add_argument("--logdir", help="The folder of a trained run.")
+    model.add_argument("--bundle", help="A folder that --export wrote.")
+    parser.add_argument("--export", metavar="DIR", help="Write a bundle of --logdir, and end.")
+    parser.add_argument("--source_lang", help="The lines' language, to be refused if unknown.")
+    parser.add_argument("--nbest", type=int, default=1, help="Translations of each line.")
+    parser.add_argument("--beam_size", type=int, help="Active hypotheses of each line.")
+    parser.add_argument("--scores", action="store_true", help="Print each one's score before it.")
+    parser.add_argument("--num_partitions", type=int, default=1, help="Devices, for --logdir.")
+    args = parser.parse_args(argv)
+    if args.export and not args.logdir:
+        parser.error("--export needs --logdir")
+    return args
+
+
+def run(argv: Sequence[str] | None = None) -> None:
+    """The console entry: a mistake is told in one line, with exit status 1."""
+    args = _parse(argv)
+    try:
+        environment.prepare(max(1, _num_devices(args)))
+        main(args)
+    except (ValueError, OSError) as error:
+        sys.exit(f"translate: {error}")
+
+
+def _num_devices(args: argparse.Namespace) -> int:
+    if not args.bundle:
+        return args.num_partitions
+    from lingvo_gshard.decode import bundle
+
+    return bundle.load_spec(args.bundle).num_partitions
 
 
 if __name__ == "__main__":

@@ -6,8 +6,13 @@ programs in the same order, with the same arrays.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -66,6 +71,31 @@ def initialize(processes: Processes) -> None:
         initialization_timeout=processes.timeout_secs,
         heartbeat_timeout_seconds=processes.heartbeat_timeout_secs,
     )
+
+
+@contextlib.contextmanager
+def joined(processes: Processes) -> Iterator[None]:
+    """Joins the processes, and leaves them at once on an error, told in one line.
+
+    A process that fails alone must not say farewell as others do: they would wait for it in a
+    collective, and it for them. As it dies, they end too, within `heartbeat_timeout_secs`.
+
+    Raises:
+      RuntimeError: as initialize.
+    """
+    initialize(processes)
+    try:
+        yield
+    except Exception as error:
+        if logging.getLogger().isEnabledFor(logging.DEBUG):
+            traceback.print_exc()
+        sys.stdout.flush()
+        print(
+            f"Process {processes.process_id} of {processes.num_processes} ends: {error}",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)
 
 
 def is_first() -> bool:

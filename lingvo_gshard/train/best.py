@@ -9,6 +9,8 @@ import logging
 import pathlib
 from collections.abc import Mapping
 
+from lingvo_gshard.train import atomic_file
+
 _FILE = "best.json"
 
 
@@ -59,9 +61,8 @@ def note(folder: pathlib.Path, by: BestBy, step: int, metrics: Mapping[str, floa
     value, before = metrics[by.metric], read(folder)
     if before is not None and before.metric == by.metric and not _is_better(by, value, before):
         return
-    partial = folder / (_FILE + ".partial")
-    partial.write_text(json.dumps(dataclasses.asdict(Best(step, by.metric, value))))
-    partial.replace(folder / _FILE)
+    noted = dataclasses.asdict(Best(step, by.metric, value))
+    atomic_file.write(folder / _FILE, json.dumps(noted))
 
 
 def _is_better(by: BestBy, value: float, before: Best) -> bool:

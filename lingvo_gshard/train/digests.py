@@ -8,8 +8,9 @@ import pathlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+from lingvo_gshard.train import atomic_file
+
 _DIGESTS = "digests.json"
-_PARTIAL = _DIGESTS + ".partial"
 
 
 class DamagedCheckpointError(ValueError):
@@ -23,9 +24,8 @@ def exist(folder: pathlib.Path) -> bool:
 
 def write(folder: pathlib.Path) -> None:
     """Declares the checkpoint in `folder` whole."""
-    partial = folder / _PARTIAL
-    partial.write_text(json.dumps({"time": time.time(), "files": _sha256s(folder)}, indent=1))
-    partial.replace(folder / _DIGESTS)
+    content = {"time": time.time(), "files": _sha256s(folder)}
+    atomic_file.write(folder / _DIGESTS, json.dumps(content, indent=1))
 
 
 def remove(folder: pathlib.Path) -> None:
@@ -65,7 +65,7 @@ def _sha256s(folder: pathlib.Path) -> dict[str, str]:
     files = [
         file
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name not in (_DIGESTS, _PARTIAL)
+        if file.is_file() and not file.name.startswith(_DIGESTS)
     ]
     with ThreadPoolExecutor() as pool:  # Hashing leaves Python's lock to others.
         return {

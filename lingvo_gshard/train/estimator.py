@@ -204,6 +204,10 @@ class TPUEstimator:
         with self._open() as saved:
             return saved.steps()
 
+    def restore(self) -> NestedMap:
+        """The state of the latest checkpoint, on the devices; ValueError if there is none."""
+        return self._restore(None).state
+
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
     ) -> Iterator[dict[str, np.ndarray]]:

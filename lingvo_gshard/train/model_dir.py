@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 
 from lingvo_gshard.core import hyperparams
+from lingvo_gshard.train import atomic_file
 
 PARAMS = "params.txt"
 
@@ -14,7 +15,7 @@ def claim(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, .
     check(model_dir, text, model_prefixes)
     folder = pathlib.Path(model_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / PARAMS).write_text(text)
+    atomic_file.write(folder / PARAMS, text)
 
 
 def check(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from tensorboard import summary
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.train import atomic_file
 from lingvo_gshard.train.hooks import TrainCall, TrainHook, joined
 
 TRAIN_METRICS = "train_metrics.jsonl"
@@ -89,7 +90,7 @@ class MetricsLog(TrainHook):
         """Drops the lines after `step`: those steps are done again."""
         kept = [line for line in read_lines(self._path) if line["step"] <= step]
         self._earlier_secs = kept[-1]["wall_secs"] if kept else 0.0
-        self._path.write_text("".join(json.dumps(line) + "\n" for line in kept))
+        atomic_file.write(self._path, "".join(json.dumps(line) + "\n" for line in kept))
 
     def after_call(self, call: TrainCall) -> None:
         line = {
