@@ -1,12 +1,14 @@
 """Table 4 of the paper: what its operators compute and communicate, by today's compiler.
 
 Each operator is compiled for several numbers of partitions D, its underlined dims growing with D
-and all others staying. Letters are the table's.
+and all others staying: for as many of JAX's own devices, and for the cores of TPU v3 pods, which
+need not be at hand. Letters are the table's.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -16,13 +18,13 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import program, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.compiled_text import Collective
 
 # Sizes per partition of dims that grow with D, and of those that don't.
 _GROWING, _STAYING = 16, 32
-_CAPACITIES, _KERNEL = 64, 3  # Capacity x experts; rows and columns of a kernel.
+_CAPACITIES, _KERNEL = 2048, 3  # Capacity x experts; rows and columns of a kernel.
 # A measured power of D that is nearer than this to the paper's counts as equal.
 _POWER_TOLERANCE = 0.25
 _ABBREVIATIONS = {
@@ -31,6 +33,8 @@ _ABBREVIATIONS = {
     "collective-permute": "CP",
     "all-to-all": "AA",
     "reduce-scatter": "RS",
+    "ragged-all-to-all": "RA",
+    "collective-broadcast": "CB",
 }
 
 
@@ -63,17 +67,39 @@ class Operator:
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-    """One operator, compiled for `num_partitions`.
+class Place:
+    """What an operator is compiled for.
 
     Attributes:
       num_partitions: D.
+      topology: the TPU's, of as many cores; None for JAX's own devices.
+    """
+
+    num_partitions: int
+    topology: str | None = None
+
+    @property
+    def compiler(self) -> str:
+        """Whose figures may be compared: the TPU's generation, or `own`."""
+        return "own" if self.topology is None else self.topology.partition(":")[0]
+
+
+OWN_DEVICES = tuple(Place(d) for d in (2, 4, 8))
+TPU_V3 = tuple(Place(d, topology.v3(d)) for d in (8, 16, 32, 64, 128, 256, 512, 1024, 2048))
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """One operator, compiled for a place.
+
+    Attributes:
+      place: how many partitions of what.
       collectives: (kind, count) of those found.
       flops: per partition, by XLA's count.
       communicated_bytes: the results of all collectives on one partition.
     """
 
-    num_partitions: int
+    place: Place
     collectives: tuple[tuple[str, int], ...]
     flops: float
     communicated_bytes: int
@@ -81,37 +107,49 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An operator and what was measured, in rising order of partitions."""
+    """An operator and what was measured: by compiler, in rising order of partitions."""
 
     operator: Operator
     measured: tuple[Measured, ...]
 
     @property
     def difference(self) -> str:
-        """How the compiler differs from the table; empty where it does not."""
-        reasons = []
-        found = {kind for measured in self.measured for kind, _ in measured.collectives}
-        if not found <= set(self.operator.collectives) or bool(found) != bool(
-            self.operator.collectives
-        ):
-            expected = "/".join(_ABBREVIATIONS[kind] for kind in self.operator.collectives)
-            given = "+".join(sorted(_ABBREVIATIONS[kind] for kind in found))
-            reasons.append(f"communicates by {given or 'nothing'}, not {expected or 'nothing'}")
-        first, last = self.measured[0], self.measured[-1]
-        growth = last.num_partitions / first.num_partitions
-        for what, expected_power, start, end in (
-            ("flops", self.operator.compute_power, first.flops, last.flops),
-            (
-                "bytes",
-                self.operator.bytes_power,
-                first.communicated_bytes,
-                last.communicated_bytes,
-            ),
-        ):
-            power = math.log(end / start, growth) if start and end else 0.0
-            if abs(power - expected_power) > _POWER_TOLERANCE:
-                reasons.append(f"{what} grow as D^{power:.2f}, not D^{expected_power}")
-        return "; ".join(reasons)
+        """How the compilers differ from the table; empty where they do not."""
+        by_compiler = itertools.groupby(self.measured, lambda each: each.place.compiler)
+        return "; ".join(
+            f"{compiler}: {reason}"
+            for compiler, measured in by_compiler
+            for reason in _differences(self.operator, tuple(measured))
+        )
+
+
+def _differences(operator: Operator, measured: Sequence[Measured]) -> list[str]:
+    """How one compiler's programs differ from the table's row."""
+    reasons = []
+    for each in measured:
+        found = {kind for kind, _ in each.collectives}
+        if not found <= set(operator.collectives) or bool(found) != bool(operator.collectives):
+            reasons.append(f"{_communication(found, operator)} from D={each.place.num_partitions}")
+            break
+    flops = [each.flops for each in measured]
+    sent = [float(each.communicated_bytes) for each in measured]
+    growth = measured[-1].place.num_partitions / measured[0].place.num_partitions
+    for what, expected, start, end in (
+        ("flops", operator.compute_power, flops[0], flops[-1]),
+        ("bytes", operator.bytes_power, sent[0], sent[-1]),
+    ):
+        power = math.log(end / start, growth) if start and end else 0.0
+        if abs(power - expected) > _POWER_TOLERANCE:
+            reasons.append(f"{what} grow as D^{power:.2f}, not D^{expected}")
+    return reasons
+
+
+def _communication(found: set[str], operator: Operator) -> str:
+    if found == {"all-reduce"} and "all-gather" in operator.collectives:
+        return "gathers by AR, a sum of parts that are zero in each other's places,"
+    expected = "/".join(_ABBREVIATIONS[kind] for kind in operator.collectives)
+    given = "+".join(sorted(_ABBREVIATIONS[kind] for kind in found))
+    return f"communicates by {given or 'nothing'}, not {expected or 'nothing'},"
 
 
 def _einsum(equation: str) -> Callable[..., tf.Tensor]:
@@ -168,12 +206,27 @@ TABLE_4 = (
 )
 
 
-def measure(operator: Operator, num_partitions: int) -> Measured:
-    """Compiles `operator` for `num_partitions` of JAX's devices and reads the program.
+def measure(operator: Operator, place: Place) -> Measured:
+    """Compiles `operator` for `place` and reads the program.
 
     Raises:
-      ValueError: more partitions than devices, or a collective in a loop of unknown length.
+      ValueError: more partitions than devices, a collective in a loop of unknown length, or as
+        topology.compile_program.
     """
+    exported = _export(operator, place.num_partitions)
+    if place.topology is None:
+        report = exported.compile().report()
+    else:
+        report = topology.compile_program(exported, place.topology).report()
+    return Measured(
+        place,
+        tuple((kind, count) for kind, count in report.collectives if count),
+        report.flops,
+        sum(each.result_bytes * _times(operator, each) for each in report.collective_ops),
+    )
+
+
+def _export(operator: Operator, num_partitions: int) -> program.Program:
     parts = Partitioning.from_dict(Mesh.flat(num_partitions), dict.fromkeys(operator.split, "d"))
     operands = NestedMap(
         {
@@ -188,25 +241,26 @@ def measure(operator: Operator, num_partitions: int) -> Measured:
         return NestedMap(y=operator.fn(*operands.Flatten()))
 
     annotated = AnnotatedFn("operator", fn, ("operands",), (operands,), {"y": operator.result})
-    report = program.export(annotated, parts).compile().report()
-    return Measured(
-        num_partitions,
-        tuple((kind, count) for kind, count in report.collectives if count),
-        report.flops,
-        sum(each.result_bytes * _times(operator, each) for each in report.collective_ops),
-    )
+    return program.export(annotated, parts)
 
 
-def rows(partitions: Sequence[int]) -> tuple[Row, ...]:
-    """Table 4 measured; ValueError for fewer than two numbers of partitions, or as `measure`."""
-    if len(set(partitions)) < 2 or min(partitions) < 2:
-        raise ValueError(
-            f"Table 4: two or more different numbers of partitions from 2 are needed to see a "
-            f"growth, got {tuple(partitions)}."
-        )
+def rows(places: Sequence[Place]) -> tuple[Row, ...]:
+    """Table 4 measured.
+
+    Raises:
+      ValueError: of a compiler there are fewer than two numbers of partitions, from 2; or as
+        `measure`.
+    """
+    ordered = sorted(set(places), key=lambda place: (place.compiler, place.num_partitions))
+    for compiler in {place.compiler for place in ordered} or {"any"}:
+        partitions = [place.num_partitions for place in ordered if place.compiler == compiler]
+        if len(partitions) < 2 or partitions[0] < 2:
+            raise ValueError(
+                f"Table 4: two or more different numbers of partitions from 2 are needed to see "
+                f"a growth, got {partitions} of {compiler}."
+            )
     return tuple(
-        Row(operator, tuple(measure(operator, d) for d in sorted(set(partitions))))
-        for operator in TABLE_4
+        Row(operator, tuple(measure(operator, place) for place in ordered)) for operator in TABLE_4
     )
 
 
@@ -215,15 +269,16 @@ def table(rows: Iterable[Row]) -> str:
     lines = []
     for row in rows:
         paper = row.operator
+        verdict = f"different: {row.difference}" if row.difference else "equal"
         lines.append(
             f"{paper.name}: total {paper.total_compute}, per partition {paper.compute}, "
-            f"communication {paper.communication}: {row.difference or 'equal'}"
+            f"communication {paper.communication}: {verdict}"
         )
         for each in row.measured:
             kinds = " ".join(f"{count} {_ABBREVIATIONS[kind]}" for kind, count in each.collectives)
             lines.append(
-                f"  D={each.num_partitions:<5} {kinds or 'none':<12} {each.flops:>12.0f} flop "
-                f"{each.communicated_bytes:>10} bytes"
+                f"  D={each.place.num_partitions:<5} {each.place.topology or 'own':<10} "
+                f"{kinds or 'none':<6} {each.flops:>12.0f} flop {each.communicated_bytes:>10} bytes"
             )
     return "\n".join(lines)
 

@@ -56,6 +56,11 @@ class TopologyExecutable(executable.Executable):
         )
 
 
+def is_installed() -> bool:
+    """Whether the TPU compiler is."""
+    return importlib.util.find_spec("libtpu") is not None
+
+
 def devices(name: str) -> list[Any]:
     """The devices of a topology, in its own order, such as `v3:8x8`'s 128 cores.
 
@@ -63,7 +68,7 @@ def devices(name: str) -> list[Any]:
       ValueError: libtpu is not installed, or it knows no such topology.
     """
     _check_form(name)
-    if importlib.util.find_spec("libtpu") is None:
+    if not is_installed():
         raise ValueError(
             f"topology {name}: the TPU compiler is not installed; `make setup-tpu` installs libtpu."
         )
@@ -76,6 +81,18 @@ def devices(name: str) -> list[Any]:
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"topology {name}: {reason}; known are {_FORMS}; {_EXAMPLES}.") from error
+
+
+def v3(num_cores: int) -> str:
+    """The TPU v3 of that many cores that is the nearest to a square: 2048 are `v3:32x32`.
+
+    Raises:
+      ValueError: not a power of two from 8 on.
+    """
+    exponent = num_cores.bit_length() - 1
+    if num_cores < 8 or num_cores != 2**exponent:
+        raise ValueError(f"A TPU v3 pod has 8, 16, 32, ... cores, not {num_cores}.")
+    return f"v3:{2 ** ((exponent - 1) // 2)}x{2 ** (exponent // 2)}"
 
 
 def chip_places(name: str) -> tuple[tuple[int, ...], ...]:
