@@ -58,7 +58,7 @@ def test_the_demo_model_learns_to_translate(data_dir, tmp_path):
     assert len(report["languages"]) == 14
     assert report["languages"][0]["bleu"] > 5  # Of the largest language.
     lines = [json.loads(line) for line in (tmp_path / "train_metrics.jsonl").open()]
-    assert lines[-1]["metrics"]["overflow.encoder_1"] < 0.02
+    assert lines[-1]["metrics"]["routing.overflow.encoder_1"] < 0.02
 
 
 def _launch_to_train(data_dir):

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 
 # Before a layer's name in the metrics' paths.
-_LOAD, _OVERFLOW = "expert_load.", "overflow."
+_LOAD, _OVERFLOW = "routing.load_E.", "routing.overflow."
 
 
 def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:

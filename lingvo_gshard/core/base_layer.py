@@ -34,6 +34,10 @@ class Annotator(Protocol):
     ) -> tf.Tensor: ...
 
 
+# The leading dim of weights that are one array in the program and many in the model.
+STACKED = "R"
+
+
 class Init(enum.Enum):
     """How a weight starts."""
 
@@ -65,6 +69,15 @@ class WeightSpec:
     def size(self) -> int:
         """The number of scalars."""
         return math.prod(self.shape)
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """The axes of a single weight: all but that of a stack."""
+        return tuple(i for i, letter in enumerate(self.dims) if letter != STACKED)
+
+    def stacked(self, count: int) -> WeightSpec:
+        """`count` such weights as one, along a leading dim."""
+        return dataclasses.replace(self, shape=(count, *self.shape), dims=STACKED + self.dims)
 
 
 def gaussian(shape: tuple[int, ...], dims: str, *, fan_in: int) -> WeightSpec:
@@ -108,6 +121,7 @@ class BaseLayer:
         self._annotator = annotator
         self._weights: dict[str, WeightSpec] = {}
         self._children: dict[str, BaseLayer | list[BaseLayer]] = {}
+        self._stacked: dict[str, int] = {}
 
     def CreateVariable(self, name: str, spec: WeightSpec) -> None:
         """Declares weight `name`; it is theta.<name> in FProp."""
@@ -120,9 +134,17 @@ class BaseLayer:
         self._children[name] = child = params.Instantiate(self._annotator, self._join(name))
         setattr(self, name, child)
 
-    def CreateChildren(self, name: str, params: list[InstantiableParams]) -> None:
-        """Makes a list of children; their weights are theta.<name>[i]."""
+    def CreateChildren(
+        self, name: str, params: list[InstantiableParams], stacked: int | None = None
+    ) -> None:
+        """Makes a list of children; their weights are theta.<name>[i].
+
+        With `stacked`, each child stands for that many alike: its weights have a leading dim, and
+        whoever calls the child gives it one of them.
+        """
         self._check_new(name)
+        if stacked is not None:
+            self._stacked[name] = stacked
         self._children[name] = children = [
             p.Instantiate(self._annotator, self._join(f"{name}[{i}]")) for i, p in enumerate(params)
         ]
@@ -141,6 +163,8 @@ class BaseLayer:
                 specs[name] = [c.weight_specs for c in child]
             else:
                 specs[name] = child.weight_specs
+        for name, count in self._stacked.items():
+            specs[name] = [s.Transform(lambda w, n=count: w.stacked(n)) for s in specs[name]]
         return specs
 
     @property

@@ -7,6 +7,8 @@ k beam, P places in a flat beam.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -19,8 +21,10 @@ from lingvo_gshard.layers.cache import write_at
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
-from lingvo_gshard.layers.moe import MoELayer, Routing
+from lingvo_gshard.layers.gating import Routing
+from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.layers.norm import LayerNorm
+from lingvo_gshard.layers.repeat import Block, Layers, Loop, Remat, recomputed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +33,19 @@ class Source:
 
     encoded: tf.Tensor
     mask: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerReport:
+    """What a layer tells of one batch.
+
+    Attributes:
+      rms: float32 scalar, the root mean square of its output.
+      routing: of an MoE layer, else None.
+    """
+
+    rms: tf.Tensor
+    routing: Routing | None
 
 
 class TransformerLayer(BaseLayer):
@@ -70,7 +87,7 @@ class TransformerLayer(BaseLayer):
         real: tf.Tensor,
         source: Source | None,
         context: Context,
-    ) -> tuple[tf.Tensor, Routing | None]:
+    ) -> tuple[tf.Tensor, LayerReport]:
         """Applies the layer to whole sequences.
 
         Args:
@@ -82,7 +99,7 @@ class TransformerLayer(BaseLayer):
           context: the mode and seed.
 
         Returns:
-          [B, L, M], and the routing of an MoE layer, else None.
+          [B, L, M], and what it tells of them.
         """
         h = self.self_norm.FProp(theta.self_norm, x)
         memory = self.self_attention.Project(theta.self_attention, h)
@@ -91,7 +108,8 @@ class TransformerLayer(BaseLayer):
         if source is not None:
             memory = self.source_attention.Project(theta.source_attention, source.encoded)
             x = self._attend_source(theta, x, memory, source.mask, context)
-        return self._feed_forward(theta, x, real, context)
+        x, routing = self._feed_forward(theta, x, real, context)
+        return x, LayerReport(tf.sqrt(tf.reduce_mean(tf.square(tf.cast(x, tf.float32)))), routing)
 
     def ExtendStep(
         self,
@@ -179,10 +197,24 @@ class TransformerLayer(BaseLayer):
         return self.annotate(x + h, "BLM")
 
 
-class TransformerStack(BaseLayer):
-    """Layers on top of each other and a final norm; every other one has experts."""
+@dataclasses.dataclass(frozen=True)
+class _Fixed:
+    """What all layers see alike and none has a gradient for; see TransformerLayer.FProp."""
 
-    layers: list[TransformerLayer]
+    mask: tf.Tensor
+    real: tf.Tensor
+    source_mask: tf.Tensor | None
+    context: Context
+
+
+class TransformerStack(BaseLayer):
+    """Layers on top of each other and a final norm; every other one has experts.
+
+    Two layers, a dense one and one with experts, are a block; a single one where none has experts.
+    """
+
+    layers: list[TransformerLayer]  # UNROLLED: all of them.
+    block: list[TransformerLayer]  # LOOP: those of one block; theta.block[j] holds stacks.
     norm: LayerNorm
 
     @classmethod
@@ -193,17 +225,30 @@ class TransformerStack(BaseLayer):
         p.Define("layer", TransformerLayer.Params(), "Of every layer; feed_forward is set here.")
         p.Define("dense", FeedForwardLayer.Params(), "The feed-forward of even layers.")
         p.Define("moe", MoELayer.Params(), "The feed-forward of odd layers; None: dense ones.")
+        p.Define("layers_as", Layers.UNROLLED, "LOOP needs whole blocks.")
+        p.Define("remat", Remat.NONE, "What the backward pass computes again.")
         return p
 
     def __init__(self, params: hyperparams.Params, *args) -> None:
         super().__init__(params, *args)
         p = self.p
-        layers = []
-        for i in range(p.num_layers):
-            sparse = i % 2 == 1 and p.moe is not None
-            feed_forward = p.moe if sparse else p.dense
-            layers.append(p.layer.Copy().Set(dim=p.dim, feed_forward=feed_forward.Copy()))
-        self.CreateChildren("layers", layers)
+        kinds = [p.dense] if p.moe is None else [p.dense, p.moe]
+        self._block_size = len(kinds)
+        layers = [
+            p.layer.Copy().Set(dim=p.dim, feed_forward=kinds[i % len(kinds)].Copy())
+            for i in range(p.num_layers)
+        ]
+        match p.layers_as:
+            case Layers.UNROLLED:
+                self.CreateChildren("layers", layers)
+            case Layers.LOOP:
+                num_blocks, rest = divmod(p.num_layers, len(kinds))
+                if rest:
+                    raise ValueError(
+                        f"{self.path}: num_layers {p.num_layers} cannot be a LOOP over blocks of "
+                        f"{len(kinds)} layers; choose a multiple, or UNROLLED."
+                    )
+                self.CreateChildren("block", layers[: len(kinds)], stacked=num_blocks)
         self.CreateChild("norm", LayerNorm.Params().Set(dim=p.dim))
 
     def FProp(
@@ -214,18 +259,20 @@ class TransformerStack(BaseLayer):
         real: tf.Tensor,
         source: Source | None,
         context: Context,
-    ) -> tuple[tf.Tensor, dict[int, Routing]]:
-        """As TransformerLayer.FProp; gives the routing of every MoE layer by its index."""
-        routings = {}
-        for i, layer in enumerate(self.layers):
-            x, routing = layer.FProp(theta.layers[i], x, mask, real, source, context)
-            if routing is not None:
-                routings[i] = routing
-        return self.norm.FProp(theta.norm, x), routings
+    ) -> tuple[tf.Tensor, list[LayerReport]]:
+        """As TransformerLayer.FProp, through all layers; gives each one's report."""
+        shared = [] if source is None else [source.encoded]
+        fixed = _Fixed(mask, real, None if source is None else source.mask, context)
+        match self.p.layers_as:
+            case Layers.UNROLLED:
+                x, reports = self._unrolled(theta, x, shared, fixed)
+            case Layers.LOOP:
+                x, reports = self._loop(theta, x, shared, fixed)
+        return self.norm.FProp(theta.norm, x), reports
 
     def InitCache(self, theta: NestedMap, encoded: tf.Tensor, places: int) -> NestedMap:
         """Every layer's cache; see TransformerLayer.InitCache."""
-        pairs = zip(self.layers, theta.layers, strict=True)
+        pairs = self._layers_and_weights(theta)
         return NestedMap(layers=[layer.InitCache(w, encoded, places) for layer, w in pairs])
 
     def ExtendStep(
@@ -233,7 +280,96 @@ class TransformerStack(BaseLayer):
     ) -> tuple[tf.Tensor, NestedMap]:
         """As TransformerLayer.ExtendStep, through all layers."""
         caches = []
-        for layer, weights, old in zip(self.layers, theta.layers, cache.layers, strict=True):
+        pairs = self._layers_and_weights(theta)
+        for (layer, weights), old in zip(pairs, cache.layers, strict=True):
             x, new = layer.ExtendStep(weights, x, old, *args)
             caches.append(new)
         return self.norm.FProp(theta.norm, x), NestedMap(layers=caches)
+
+    def _unrolled(
+        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], fixed: _Fixed
+    ) -> tuple[tf.Tensor, list[LayerReport]]:
+        reports: list[LayerReport] = []
+        for first in range(0, self.p.num_layers, self._block_size):
+            layers = self.layers[first : first + self._block_size]
+            weights = NestedMap(layers=theta.layers[first : first + self._block_size])
+            block: Block = functools.partial(self._block, layers, weights, fixed, first)
+            if self.p.remat is Remat.BLOCK:
+                block = recomputed(block)
+            x, *told = block(x, *shared, *weights.Flatten())
+            reports += _reports(layers, iter(told))
+        return x, reports
+
+    def _loop(
+        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], fixed: _Fixed
+    ) -> tuple[tf.Tensor, list[LayerReport]]:
+        num_blocks = self.p.num_layers // self._block_size
+        weights = NestedMap(layers=theta.block)
+        specs = NestedMap(layers=[layer.weight_specs for layer in self.block])
+
+        def block(index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
+            return self._block(self.block, weights, fixed, index * self._block_size, *args)
+
+        loop = Loop(
+            block,
+            num_blocks,
+            self._annotator,
+            x_dims="BLM",
+            shared_dims=["BTM"] * len(shared),
+            weight_dims=[spec.dims for spec in specs.Flatten()],
+        )
+        x, told = loop(x, shared, weights.Flatten(), self.p.remat)
+        reports: list[LayerReport] = []
+        for index in range(num_blocks):
+            reports += _reports(self.block, (stack[index] for stack in told))
+        return x, reports
+
+    def _block(
+        self,
+        layers: list[TransformerLayer],
+        like: NestedMap,
+        fixed: _Fixed,
+        first: int | tf.Tensor,
+        x: tf.Tensor,
+        *rest: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """Layers number `first` and on as a repeat.Block: the output, the reports' tensors."""
+        source, leaves = None, list(rest)
+        if fixed.source_mask is not None:
+            source = Source(leaves.pop(0), fixed.source_mask)
+        told = []
+        for j, (layer, theta) in enumerate(zip(layers, like.Pack(leaves).layers, strict=True)):
+            context = fixed.context.in_layer(self.path, first + j, layer.path)
+            x, report = layer.FProp(theta, x, fixed.mask, fixed.real, source, context)
+            told += _tensors(report)
+        return [x, *told]
+
+    def _layers_and_weights(self, theta: NestedMap) -> list[tuple[TransformerLayer, NestedMap]]:
+        """Every layer with its own weights."""
+        if self.p.layers_as is Layers.UNROLLED:
+            return list(zip(self.layers, theta.layers, strict=True))
+        size = self._block_size
+        return [
+            (self.block[i % size], theta.block[i % size].Transform(lambda w, n=i // size: w[n]))
+            for i in range(self.p.num_layers)
+        ]
+
+
+def _tensors(report: LayerReport) -> list[tf.Tensor]:
+    """A report's tensors. All but l_aux are metrics, through which no gradient goes."""
+    tensors = [tf.stop_gradient(report.rms)]
+    if report.routing is not None:
+        for name, tensor in vars(report.routing).items():
+            tensors.append(tensor if name == "aux_loss" else tf.stop_gradient(tensor))
+    return tensors
+
+
+def _reports(layers: Sequence[TransformerLayer], tensors: Iterator[tf.Tensor]) -> list[LayerReport]:
+    """The layers' reports of _tensors, one after the other."""
+    reports = []
+    for layer in layers:
+        rms, routing = next(tensors), None
+        if isinstance(layer.feed_forward, MoELayer):
+            routing = Routing(**{f.name: next(tensors) for f in dataclasses.fields(Routing)})
+        reports.append(LayerReport(rms, routing))
+    return reports

@@ -6,6 +6,8 @@ flat beam, E experts.
 
 from __future__ import annotations
 
+import dataclasses
+
 import tensorflow as tf
 
 from lingvo_gshard.core import hyperparams
@@ -17,8 +19,8 @@ from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.cross_entropy import cross_entropies
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.embedding import EmbeddingLayer
-from lingvo_gshard.layers.moe import Routing
-from lingvo_gshard.layers.transformer import Source, TransformerStack
+from lingvo_gshard.layers.gating import Routing
+from lingvo_gshard.layers.transformer import LayerReport, Source, TransformerStack
 
 _ACTIVATION_DTYPES = ("float32", "bfloat16")
 
@@ -63,7 +65,7 @@ class TranslationTask(BaseLayer):
 
     def FProp(
         self, theta: NestedMap, features: NestedMap, context: Context
-    ) -> tuple[tf.Tensor, dict[str, Routing]]:
+    ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
         """Logits of every target position, under teacher forcing.
 
         Args:
@@ -74,29 +76,26 @@ class TranslationTask(BaseLayer):
           context: the mode and seed.
 
         Returns:
-          float32 [B, L, V], and each MoE layer's routing by name, such as `encoder_1`.
+          float32 [B, L, V], and each layer's report by name, such as `encoder_1`.
         """
-        encoded, routings = self.Encode(theta, features, context)
+        encoded, reports = self.Encode(theta, features, context)
         segments = features.target_segment_ids
         mask = segment_mask(segments, segments) * causal_mask(segments.shape[1])
         source = Source(encoded, segment_mask(segments, features.source_segment_ids))
         x = self._embed("target", theta, features.target_ids, features.target_positions, context)
-        x, decoder_routings = self.decoder.FProp(
-            theta.decoder, x, mask, _real(segments), source, context
-        )
-        routings |= _named("decoder", decoder_routings)
-        return self._logits(theta, x), routings
+        x, of_decoder = self.decoder.FProp(theta.decoder, x, mask, _real(segments), source, context)
+        return self._logits(theta, x), reports | _named("decoder", of_decoder)
 
     def Encode(
         self, theta: NestedMap, features: NestedMap, context: Context
-    ) -> tuple[tf.Tensor, dict[str, Routing]]:
-        """Encodes the source: [B, T, M] and the routings; arguments as for FProp."""
+    ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
+        """Encodes the source: [B, T, M] and the reports; arguments as for FProp."""
         segments = features.source_segment_ids
         x = self._embed("source", theta, features.source_ids, features.source_positions, context)
-        x, routings = self.encoder.FProp(
+        x, reports = self.encoder.FProp(
             theta.encoder, x, segment_mask(segments, segments), _real(segments), None, context
         )
-        return x, _named("encoder", routings)
+        return x, _named("encoder", reports)
 
     def Loss(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
@@ -111,15 +110,17 @@ class TranslationTask(BaseLayer):
 
         Returns:
           The scalar loss and metrics: nll (nats a token, without smoothing), aux_loss,
-          num_tokens, and by MoE layer expert_load [E] and overflow.
+          num_tokens, activation_norms by layer (the root mean square of its output), and routing
+          by field of Routing and MoE layer.
         """
-        logits, routings = self.FProp(theta, features, context)
+        logits, reports = self.FProp(theta, features, context)
         weights = labels.target_weights
         with tf.name_scope("softmax"):
             nll, spread = cross_entropies(logits, labels.target_labels)
         smoothed = nll + self.p.label_smoothing * (spread - nll)
         num_tokens = tf.reduce_sum(weights)
         per_token = 1.0 / tf.maximum(num_tokens, 1.0)
+        routings = {name: r.routing for name, r in reports.items() if r.routing is not None}
         aux_loss = tf.add_n([r.aux_loss for r in routings.values()] or [tf.constant(0.0)])
         loss = tf.reduce_sum(smoothed * weights) * per_token + self.p.aux_loss_weight * aux_loss
         return loss, NestedMap(
@@ -127,8 +128,8 @@ class TranslationTask(BaseLayer):
             nll=tf.reduce_sum(nll * weights) * per_token,
             aux_loss=aux_loss,
             num_tokens=num_tokens,
-            expert_load=NestedMap({name: r.load_E for name, r in routings.items()}),
-            overflow=NestedMap({name: r.overflow for name, r in routings.items()}),
+            activation_norms=NestedMap({name: r.rms for name, r in reports.items()}),
+            routing=_by_field(routings),
         )
 
     def InitDecode(self, theta: NestedMap, features: NestedMap, places: int) -> NestedMap:
@@ -184,5 +185,16 @@ def _real(segment_ids: tf.Tensor) -> tf.Tensor:
     return tf.cast(segment_ids > 0, tf.float32)
 
 
-def _named(stack: str, routings: dict[int, Routing]) -> dict[str, Routing]:
-    return {f"{stack}_{index}": routing for index, routing in routings.items()}
+def _named(stack: str, reports: list[LayerReport]) -> dict[str, LayerReport]:
+    return {f"{stack}_{index}": report for index, report in enumerate(reports)}
+
+
+def _by_field(routings: dict[str, Routing]) -> NestedMap:
+    """Routing's fields, each a NestedMap from layers to tensors; empty without MoE layers."""
+    fields = [field.name for field in dataclasses.fields(Routing)] if routings else []
+    return NestedMap(
+        {
+            field: NestedMap({name: getattr(r, field) for name, r in routings.items()})
+            for field in fields
+        }
+    )

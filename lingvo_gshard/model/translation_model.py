@@ -12,6 +12,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import flat_beam_search
 from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.model.gradient_norms import gradient_norms
 from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 from lingvo_gshard.train.spec import ModeKeys, TPUEstimatorSpec
 
@@ -71,15 +72,24 @@ class TranslationModel:
                 return self._predict(state, features)
 
     def _train(self, state: NestedMap, features: NestedMap, labels: NestedMap) -> TPUEstimatorSpec:
+        """One step; one whose loss or gradients are not finite changes nothing but the step."""
         context = Context(Mode.TRAIN, tf.stack([self._params.train.seed, state.step]))
         with tf.GradientTape() as tape:
             tape.watch(state.theta.Flatten())
             loss, metrics = self.task.Loss(state.theta, features, labels, context)
         gradients = self._annotated(state, tape.gradient(loss, state.theta.Flatten()))
-        with tf.name_scope("optimizer"):
-            theta, slots = self.optimizer.update(state.theta, state.slots, gradients, state.step)
+        weight_specs = self.task.weight_specs
+        metrics.gradient_norms = gradient_norms(gradients, weight_specs)
+        metrics.gradient_norm = tf.linalg.global_norm(metrics.gradient_norms.Flatten())
         metrics.learning_rate = self.optimizer.learning_rate(state.step)
-        metrics.gradient_norm = tf.linalg.global_norm(gradients.Flatten())
+        finite = tf.math.is_finite(loss) & tf.math.is_finite(metrics.gradient_norm)
+        metrics.skipped = 1.0 - tf.cast(finite, tf.float32)
+        with tf.name_scope("optimizer"):
+            theta, slots = self.optimizer.update(
+                state.theta, state.slots, gradients, state.step, weight_specs=weight_specs
+            )
+            theta = _where(finite, theta, state.theta)
+            slots = _where(finite, slots, state.slots)
         return TPUEstimatorSpec(
             mode=ModeKeys.TRAIN,
             loss=loss,
@@ -100,7 +110,12 @@ class TranslationModel:
     ) -> TPUEstimatorSpec:
         _, m = self.task.Loss(state.theta, features, labels, Context(Mode.EVAL))
         one = tf.constant(1.0)
-        by_layer = {f"overflow_{name}": (share, one) for name, share in m.overflow.items()}
+        by_layer = {
+            f"{field}_{name}": (value, one)
+            for field, values in m.routing.items()
+            for name, value in values.items()
+            if value.shape.rank == 0
+        }
         return TPUEstimatorSpec(
             mode=ModeKeys.EVAL,
             eval_metrics={
@@ -112,7 +127,7 @@ class TranslationModel:
 
     def _predict(self, state: NestedMap, features: NestedMap) -> TPUEstimatorSpec:
         p = self._params.decode
-        config = BeamSearch(p.beam_size, p.max_target_len, p.length_norm_alpha)
+        config = BeamSearch(p.beam_size, p.max_target_len, p.length_norm_alpha, num_best=p.num_best)
 
         def decode_step(model: NestedMap, *args: tf.Tensor) -> tuple[tf.Tensor, NestedMap]:
             return self.task.DecodeStep(state.theta, model, *args)
@@ -140,3 +155,8 @@ class TranslationModel:
         alike = Requests.alike(features.source_ids.shape[0], p.max_target_len, p.min_target_len)
         spoken = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
         return dataclasses.replace(alike, max_steps=alike.max_steps * spoken)
+
+
+def _where(condition: tf.Tensor, new: NestedMap, old: NestedMap) -> NestedMap:
+    pairs = zip(new.Flatten(), old.Flatten(), strict=True)
+    return new.Pack(tf.where(condition, a, b) for a, b in pairs)

@@ -2,7 +2,8 @@
 
 A weight of rank 2 or more keeps the means of its squared gradient over the last dim (`row`) and
 over the one before (`column`); the dims before those two, such as E, are a batch of matrices.
-Slots take their weight's dims, less the one averaged away, and so its sharding.
+Slots take their weight's dims, less the one averaged away, and so its sharding. A stack is
+updated as the weights that it holds: each has its own clipping and its own scale.
 """
 
 from __future__ import annotations
@@ -45,7 +46,13 @@ class Adafactor:
         return self._schedule.rate(tf.cast(step, tf.float32) + 1.0)
 
     def update(
-        self, theta: NestedMap, slots: NestedMap, gradients: NestedMap, step: tf.Tensor
+        self,
+        theta: NestedMap,
+        slots: NestedMap,
+        gradients: NestedMap,
+        step: tf.Tensor,
+        *,
+        weight_specs: NestedMap,
     ) -> tuple[NestedMap, NestedMap]:
         """One step for all weights.
 
@@ -54,6 +61,7 @@ class Adafactor:
           slots: in the structure of slot_specs.
           gradients: in theta's structure.
           step: int32 scalar, earlier updates.
+          weight_specs: in theta's structure.
 
         Returns:
           New theta and slots. (They are not annotated: they are the results of a program, whose
@@ -66,15 +74,18 @@ class Adafactor:
         by_path = dict(slots.FlattenItems())
         new_weights: list[tf.Tensor] = []
         new_slots: dict[str, tf.Tensor] = {}
-        for (path, weight), gradient in zip(theta.FlattenItems(), gradients.Flatten(), strict=True):
-            own = {k: by_path[f"{path}.{k}"] for k in _kinds(weight.shape.rank)}
-            weight, own = self._update_one(weight, own, gradient, decay, rate)
+        for (path, weight), gradient, spec in zip(
+            theta.FlattenItems(), gradients.Flatten(), weight_specs.Flatten(), strict=True
+        ):
+            own = {k: by_path[f"{path}.{k}"] for k in _kinds(spec)}
+            weight, own = self._update_one(spec, weight, own, gradient, decay, rate)
             new_weights.append(weight)
             new_slots |= {f"{path}.{k}": slot for k, slot in own.items()}
         return theta.Pack(new_weights), slots.Pack(new_slots[path] for path in by_path)
 
     def _update_one(
         self,
+        spec: WeightSpec,
         weight: tf.Tensor,
         slots: dict[str, tf.Tensor],
         gradient: tf.Tensor,
@@ -82,16 +93,18 @@ class Adafactor:
         rate: tf.Tensor,
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
         squared = tf.square(gradient) + _EPSILON_1
-        means = _means(squared)
+        means = {"full": squared}
+        if "row" in slots:
+            means = {"row": tf.reduce_mean(squared, -1), "column": tf.reduce_mean(squared, -2)}
         slots = {k: decay * slots[k] + (1.0 - decay) * means[k] for k in slots}
         update = gradient * _inverse_root(slots)
-        update /= tf.maximum(1.0, _rms(update) / self.p.clipping_threshold)
-        scale = tf.maximum(_EPSILON_2, _rms(weight))
+        update /= tf.maximum(1.0, _rms(update, spec.axes) / self.p.clipping_threshold)
+        scale = tf.maximum(_EPSILON_2, _rms(weight, spec.axes))
         return weight - rate * scale * update, slots
 
 
-def _kinds(rank: int) -> tuple[str, ...]:
-    return ("column", "row") if rank >= 2 else ("full",)
+def _kinds(spec: WeightSpec) -> tuple[str, ...]:
+    return ("column", "row") if len(spec.axes) >= 2 else ("full",)
 
 
 def _slots_of(spec: WeightSpec) -> NestedMap:
@@ -101,13 +114,7 @@ def _slots_of(spec: WeightSpec) -> NestedMap:
         "column": TensorSpec(shape[:-2] + shape[-1:], "float32", dims[:-2] + dims[-1:]),
         "full": TensorSpec(shape, "float32", dims),
     }
-    return NestedMap({kind: specs[kind] for kind in _kinds(len(shape))})
-
-
-def _means(squared: tf.Tensor) -> dict[str, tf.Tensor]:
-    if squared.shape.rank < 2:
-        return {"full": squared}
-    return {"row": tf.reduce_mean(squared, -1), "column": tf.reduce_mean(squared, -2)}
+    return NestedMap({kind: specs[kind] for kind in _kinds(spec)})
 
 
 def _inverse_root(slots: dict[str, tf.Tensor]) -> tf.Tensor:
@@ -118,5 +125,5 @@ def _inverse_root(slots: dict[str, tf.Tensor]) -> tf.Tensor:
     return tf.math.rsqrt(row)[..., None] * tf.math.rsqrt(slots["column"])[..., None, :]
 
 
-def _rms(x: tf.Tensor) -> tf.Tensor:
-    return tf.sqrt(tf.reduce_mean(tf.square(x)))
+def _rms(x: tf.Tensor, axes: tuple[int, ...]) -> tf.Tensor:
+    return tf.sqrt(tf.reduce_mean(tf.square(x), axes, keepdims=True))

@@ -15,8 +15,8 @@ def _write(folder, metrics):
 
 def test_draws_every_layer(tmp_path):
     layers = {"encoder_1": 0.02, "decoder_1": 0.3}
-    metrics = {f"expert_load.{name}": [1.5, 0.0, 1.0, 1.5] for name in layers}
-    metrics |= {f"overflow.{name}": share for name, share in layers.items()}
+    metrics = {f"routing.load_E.{name}": [1.5, 0.0, 1.0, 1.5] for name in layers}
+    metrics |= {f"routing.overflow.{name}": share for name, share in layers.items()}
     _write(tmp_path, {"loss": 3.0, **metrics})
     path = expert_load.draw(tmp_path)
     assert path == tmp_path / "expert_load.png"

@@ -43,8 +43,18 @@ def test_every_other_layer_has_experts():
 def test_routings_by_layer(sparse, routed):
     stack, (x, mask, real, _) = _stack(sparse=sparse), _inputs()
     theta = building.random_theta(stack)
-    y, routings = stack.FProp(theta, x, mask, real, None, Context(Mode.EVAL))
-    assert y.shape == x.shape and sorted(routings) == routed
+    y, reports = stack.FProp(theta, x, mask, real, None, Context(Mode.EVAL))
+    assert y.shape == x.shape and len(reports) == 4
+    assert [i for i, report in enumerate(reports) if report.routing is not None] == routed
+
+
+def test_a_report_holds_the_root_mean_square_of_the_layers_output():
+    stack, (x, mask, real, _) = _stack(num_layers=1), _inputs()
+    theta = building.random_theta(stack)
+    y, [report] = stack.FProp(theta, x, mask, real, None, Context(Mode.EVAL))
+    output = stack.layers[0].FProp(theta.layers[0], x, mask, real, None, Context(Mode.EVAL))[0]
+    np.testing.assert_allclose(report.rms, np.sqrt(np.mean(np.square(output))), rtol=1e-6)
+    np.testing.assert_allclose(y, stack.norm.FProp(theta.norm, output), rtol=1e-6)
 
 
 def test_zero_blocks_leave_the_normalized_input():

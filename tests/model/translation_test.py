@@ -69,7 +69,9 @@ def test_every_weight_has_a_gradient(trained):
 
 def test_metrics_and_the_loss_they_make(trained):
     m = trained[1].metrics
-    assert set(m.overflow) == set(m.expert_load) == {"encoder_1", "decoder_1"}
+    assert set(m.routing.overflow) == set(m.routing.load_E) == {"encoder_1", "decoder_1"}
+    layers = {f"{stack}_{i}" for stack in ("encoder", "decoder") for i in range(2)}
+    assert set(m.activation_norms) == layers
     weights = small_task.random_batch(3).labels.target_weights
     assert m.num_tokens == weights.sum()
     assert 0.5 * np.log(small_task.TARGET_VOCAB) < m.nll < 3 * np.log(small_task.TARGET_VOCAB)

@@ -84,7 +84,7 @@ def test_several_steps_equal_numpy(beta2, threshold):
             lambda s, scale=scale: (scale * rng.standard_normal(s.shape)).astype("float32")
         )
         theta, slots = optimizer.update(
-            theta.Transform(tf.constant), slots, gradients, tf.constant(step)
+            theta.Transform(tf.constant), slots, gradients, tf.constant(step), weight_specs=_SPECS
         )
         t = step + 1
         for (path, got), oracle, gradient in zip(
@@ -100,7 +100,7 @@ def test_the_first_update_is_clipped_to_the_threshold_times_the_weights_scale():
     gradient = NestedMap(w=tf.constant(np.random.default_rng(1).normal(size=(4, 6)), tf.float32))
     weight = NestedMap(w=tf.fill([4, 6], 2.0))
     slots = optimizer.slot_specs(spec).Transform(lambda s: tf.zeros(s.shape))
-    new, _ = optimizer.update(weight, slots, gradient, tf.constant(0))
+    new, _ = optimizer.update(weight, slots, gradient, tf.constant(0), weight_specs=spec)
     moved = new.w.numpy() - 2.0
     assert np.sqrt((moved**2).mean()) == pytest.approx(0.3 / 2**0.5 * 2.0 * 0.5, rel=1e-4)
 
@@ -110,7 +110,8 @@ def test_a_weight_of_zero_moves():
     spec = NestedMap(b=base_layer.constant((5,), "M", 0.0))
     slots = optimizer.slot_specs(spec).Transform(lambda s: tf.zeros(s.shape))
     gradient = NestedMap(b=tf.constant([1.0, -2.0, 3.0, -4.0, 5.0]))
-    new, _ = optimizer.update(NestedMap(b=tf.zeros([5])), slots, gradient, tf.constant(0))
+    theta = NestedMap(b=tf.zeros([5]))
+    new, _ = optimizer.update(theta, slots, gradient, tf.constant(0), weight_specs=spec)
     want = -0.3 / 2**0.5 * 1e-3 * np.array([1, -1, 1, -1, 1])
     np.testing.assert_allclose(new.b, want, rtol=1e-4)
 
@@ -119,7 +120,8 @@ def test_a_gradient_of_zero_moves_nothing_and_stays_finite():
     optimizer = _adafactor()
     theta = _SPECS.Transform(lambda s: tf.ones(s.shape))
     slots = optimizer.slot_specs(_SPECS).Transform(lambda s: tf.zeros(s.shape))
-    new, slots = optimizer.update(theta, slots, theta.Transform(tf.zeros_like), tf.constant(0))
+    zeros = theta.Transform(tf.zeros_like)
+    new, slots = optimizer.update(theta, slots, zeros, tf.constant(0), weight_specs=_SPECS)
     for tensor in new.Flatten():
         np.testing.assert_array_equal(tensor, np.ones(tensor.shape))
     assert all(np.isfinite(slot).all() for slot in slots.Flatten())

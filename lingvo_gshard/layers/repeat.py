@@ -1,0 +1,229 @@
+"""One block of layers, applied R times: unrolled or as a loop, its intermediates kept or not.
+
+A block is a function of tensors, (index, x, *shared, *weights) -> [x, *reports]: `x` goes from
+block to block, all blocks see the `shared` tensors, each has its own weights, and its reports
+are small tensors that every partition has whole. Only x, shared and weights have gradients.
+
+In a loop, the weights and reports of all blocks are stacks: their first dim is R. The program's
+size, and with it the time to compile it, does not grow with R.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+
+from lingvo_gshard.core.base_layer import STACKED, Annotator
+
+Tensors = Sequence[tf.Tensor]
+Block = Callable[..., list[tf.Tensor]]
+
+
+class Layers(enum.Enum):
+    """How a program holds equal layers."""
+
+    UNROLLED = "unrolled"  # one after the other
+    LOOP = "loop"  # once, in a while-loop over stacked weights
+
+
+class Remat(enum.Enum):
+    """What the backward pass computes again to save memory (rematerialization)."""
+
+    NONE = "none"
+    BLOCK = "block"  # each block, from its input
+
+
+def recomputed(fn: Callable[..., list[tf.Tensor]]) -> Callable[..., list[tf.Tensor]]:
+    """`fn` of tensors, whose gradient calls it again rather than keep its intermediates."""
+
+    @tf.custom_gradient
+    def once(*args: tf.Tensor):
+        return fn(*args), lambda *d_results: _pull_back(fn, args, d_results)
+
+    return once
+
+
+class Loop:
+    """A block applied R times in one while-loop, and in a second one for the gradient."""
+
+    def __init__(
+        self,
+        block: Block,
+        num_blocks: int,
+        annotator: Annotator,
+        *,
+        x_dims: str,
+        shared_dims: Sequence[str],
+        weight_dims: Sequence[str],
+    ) -> None:
+        """Args:
+        block: see the module.
+        num_blocks: R.
+        annotator: the experiment's.
+        x_dims: of `x`.
+        shared_dims: of each shared tensor.
+        weight_dims: of each weight of one block.
+        """
+        self._block, self._num_blocks, self._annotate = block, num_blocks, annotator.annotate
+        self._x_dims, self._shared_dims, self._weight_dims = x_dims, shared_dims, weight_dims
+        self._stack_dims = [STACKED + dims for dims in weight_dims]
+
+    def __call__(
+        self, x: tf.Tensor, shared: Tensors, stacks: Tensors, remat: Remat
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Applies the block.
+
+        Args:
+          x: what the first block takes.
+          shared: what all take.
+          stacks: the weights, [R, ...].
+          remat: what the gradient computes again.
+
+        Returns:
+          What the last block makes of x, and the reports, [R, ...].
+        """
+        if remat is Remat.NONE:
+            return self._forward(self._block, x, shared, stacks)
+
+        @tf.custom_gradient
+        def run(x: tf.Tensor, *rest: tf.Tensor):
+            shared, stacks = rest[: len(self._shared_dims)], rest[len(self._shared_dims) :]
+            y, (inputs, *reports) = self._forward(
+                self._reporting_input, x, shared, stacks, split_reports=[self._x_dims]
+            )
+
+            def gradient(d_y: tf.Tensor, *d_reports: tf.Tensor) -> list[tf.Tensor]:
+                return self._backward(inputs, shared, stacks, d_y, d_reports)
+
+            return [y, *reports], gradient
+
+        y, *reports = run(x, *shared, *stacks)
+        return y, reports
+
+    def _reporting_input(self, index: tf.Tensor, x: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
+        y, *reports = self._block(index, x, *rest)
+        return [y, x, *reports]
+
+    def _forward(
+        self,
+        block: Block,
+        x: tf.Tensor,
+        shared: Tensors,
+        stacks: Tensors,
+        split_reports: Sequence[str] = (),
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """The block applied R times; `split_reports` are the dims of its first reports."""
+        specs = self._report_specs(block, x, shared, stacks)
+        report_dims = [*split_reports, *("_" * s.shape.rank for s in specs[len(split_reports) :])]
+        dims = [self._x_dims, *self._stack_dims, *(STACKED + d for d in report_dims)]
+
+        def body(i: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
+            x, *rest = self._annotated(carried, dims)
+            taken = [_take(stack, i) for stack in rest[: len(stacks)]]
+            weights = self._annotated([weight for _, weight in taken], self._weight_dims)
+            x, *new = block(i, x, *shared, *weights)
+            put = [_put(stack, i, r) for stack, r in zip(rest[len(stacks) :], new, strict=True)]
+            return self._annotated([x, *(stack for stack, _ in taken), *put], dims)
+
+        empty = [tf.zeros([self._num_blocks, *s.shape], s.dtype) for s in specs]
+        x, *rest = self._while(body, [x, *stacks, *empty])
+        return x, rest[len(stacks) :]
+
+    def _backward(
+        self,
+        inputs: tf.Tensor,
+        shared: Tensors,
+        stacks: Tensors,
+        d_y: tf.Tensor,
+        d_reports: Tensors,
+    ) -> list[tf.Tensor]:
+        """Gradients of x, shared and stacks; `inputs` [R, ...] are what each block took as x."""
+        one_dims = [self._x_dims, *self._shared_dims, *self._weight_dims]
+        dims = [self._x_dims, *self._shared_dims, *self._stack_dims]
+
+        def body(k: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
+            i = self._num_blocks - 1 - k
+            d_x, *sums = self._annotated(carried, dims)
+            x, *weights = (_item(stack, i) for stack in [inputs, *stacks])
+            args = self._annotated([x, *shared, *weights], one_dims)
+            d_results = [d_x, *(_item(stack, i) for stack in d_reports)]
+            d_args = _pull_back(functools.partial(self._block, i), args, d_results)
+            d_x, *new = self._annotated(d_args, one_dims)
+            n = len(shared)
+            d_shared = [a + b for a, b in zip(sums[:n], new[:n], strict=True)]
+            d_stacks = [_replaced(s, i, d) for s, d in zip(sums[n:], new[n:], strict=True)]
+            return self._annotated([d_x, *d_shared, *d_stacks], dims)
+
+        return self._while(body, [d_y, *(tf.zeros_like(x) for x in [*shared, *stacks])])
+
+    def _report_specs(
+        self, block: Block, x: tf.Tensor, shared: Tensors, stacks: Tensors
+    ) -> list[tf.TensorSpec]:
+        """What one block reports, of a trace that becomes no part of the program."""
+        args = [tf.TensorSpec(t.shape, t.dtype) for t in [x, *shared]]
+        args += [tf.TensorSpec(t.shape[1:], t.dtype) for t in stacks]
+        traced = tf.function(functools.partial(block, 0), autograph=False, input_signature=args)
+        _, *reports = traced.get_concrete_function().outputs
+        return [tf.TensorSpec(t.shape, t.dtype) for t in reports]
+
+    def _while(self, body: Callable[..., list[tf.Tensor]], start: Tensors) -> list[tf.Tensor]:
+        _, *carried = tf.while_loop(
+            lambda k, *_: k < self._num_blocks,
+            lambda k, *carried: [k + 1, *body(k, *carried)],
+            [tf.constant(0), *start],
+            maximum_iterations=self._num_blocks,
+        )
+        return carried
+
+    def _annotated(self, tensors: Tensors, dims: Sequence[str]) -> list[tf.Tensor]:
+        return [self._annotate(tensor, d) for tensor, d in zip(tensors, dims, strict=True)]
+
+
+def _pull_back(
+    fn: Callable[..., list[tf.Tensor]], args: Tensors, d_results: Tensors
+) -> list[tf.Tensor]:
+    """Gradients of args, given those of fn(*args), which is computed once more."""
+    # Without it the compiler would see that this computes what is there, and keep that.
+    held = xla.optimization_barrier(*args, *d_results)
+    args, d_results = held[: len(args)], held[len(args) :]
+    with tf.GradientTape() as tape:
+        tape.watch(args)
+        results = fn(*args)
+    return tape.gradient(results, args, d_results, unconnected_gradients="zero")
+
+
+def _take(stack: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """(stack, stack[i]), for a loop that carries the stack and takes each item once.
+
+    So the items' gradients are written into the stack's, none is added to the whole of it.
+    """
+
+    @tf.custom_gradient
+    def both(stack: tf.Tensor):
+        return (stack, _item(stack, i)), lambda d_stack, d_item: _replaced(d_stack, i, d_item)
+
+    return both(stack)
+
+
+def _put(stack: tf.Tensor, i: tf.Tensor, item: tf.Tensor) -> tf.Tensor:
+    """The stack with `item` at place i, for a loop that carries it and puts each item once."""
+
+    @tf.custom_gradient
+    def written(stack: tf.Tensor, item: tf.Tensor):
+        return _replaced(stack, i, item), lambda d_stack: (d_stack, _item(d_stack, i))
+
+    return written(stack, item)
+
+
+def _item(stack: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
+    start = tf.stack([i] + [0] * (stack.shape.rank - 1))
+    return xla.dynamic_slice(stack, start, [1, *stack.shape[1:]])[0]
+
+
+def _replaced(stack: tf.Tensor, i: tf.Tensor, item: tf.Tensor) -> tf.Tensor:
+    start = tf.stack([i] + [0] * (stack.shape.rank - 1))
+    return xla.dynamic_update_slice(stack, item[None], start)

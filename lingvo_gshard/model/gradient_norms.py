@@ -1,0 +1,38 @@
+"""How large a step's gradients are, layer by layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import stacking
+
+
+def gradient_norms(gradients: NestedMap, weight_specs: NestedMap) -> NestedMap:
+    """The norm of the gradients of each layer's weights.
+
+    Each gradient is read once, where it lies: partitions exchange scalars alone.
+
+    Args:
+      gradients: in theta's structure, float32.
+      weight_specs: the same of WeightSpec.
+
+    Returns:
+      float32 scalars, not finite where a gradient is not: `encoder_3` for layer 3 of a stack,
+      `encoder_norm` for what the stack has besides, `softmax` for what lies in none.
+    """
+    squares = gradients.Pack(
+        tf.reduce_sum(tf.square(gradient), spec.axes)
+        for gradient, spec in zip(gradients.Flatten(), weight_specs.Flatten(), strict=True)
+    )
+    groups: dict[str, Any] = {}
+    for name, part in stacking.unstacked(squares).items():
+        if isinstance(part, NestedMap) and "layers" in part:
+            groups |= {f"{name}_{i}": layer for i, layer in enumerate(part.layers)}
+            groups |= {f"{name}_{other}": part[other] for other in part if other != "layers"}
+        else:
+            groups[name] = part
+    leaves = {name: NestedMap(group=group).Flatten() for name, group in groups.items()}
+    return NestedMap({name: tf.sqrt(tf.add_n(own)) for name, own in leaves.items() if own})
