@@ -22,6 +22,7 @@ class CompiledReport:
       num_instructions: of all computations, fused ones included.
       flops: floating-point operations by XLA's own count.
       accessed_bytes: read and written by its instructions, by XLA's own count.
+      optimal_secs: XLA's own roofline; 0 where a back end has none.
       argument_bytes, output_bytes, temp_bytes: memory on each device.
       alias_bytes: how much of the output lies in donated arguments.
       collective_ops: each collective with its bytes and groups, in the text's order.
@@ -33,6 +34,7 @@ class CompiledReport:
     num_instructions: int
     flops: float
     accessed_bytes: float
+    optimal_secs: float
     argument_bytes: int
     output_bytes: int
     alias_bytes: int
@@ -86,6 +88,7 @@ def read(name: str, compiled: Any) -> CompiledReport:
         num_instructions=parsed.num_instructions,
         flops=float(cost.get("flops", 0.0)),
         accessed_bytes=float(cost.get("bytes accessed", 0.0)),
+        optimal_secs=float(cost.get("optimal_seconds", 0.0)),
         argument_bytes=memory.argument_size_in_bytes,
         output_bytes=memory.output_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,

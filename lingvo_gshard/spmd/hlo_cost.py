@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator
 
 from lingvo_gshard.spmd import compiled_text, trip_counts
-from lingvo_gshard.spmd.hlo_text import Computation, Instruction, Module, tuple_elements
+from lingvo_gshard.spmd.hlo_text import Computation, Instruction, Module, array_types
 
 # They name or pass on what is there already.
 _FREE = frozenset(
@@ -41,6 +41,7 @@ class Cost:
       flops: of its products, two for a multiplication and addition; padding is not counted.
       accessed_bytes: operands read and results written in memory; of an operand that is sliced,
         the slice.
+      type: of its results, as the text writes it.
       result_bytes: of its results.
       times: how often a call of the program runs it.
     """
@@ -50,6 +51,7 @@ class Cost:
     op_name: str
     flops: int
     accessed_bytes: int
+    type: str
     result_bytes: int
     times: int
 
@@ -98,6 +100,7 @@ def _cost(module: Module, computation: Computation, instruction: Instruction, ti
         op_name=largest[0].op_name or instruction.op_name,
         flops=sum(flops for _, flops in products),
         accessed_bytes=_accessed_bytes(module, computation, instruction),
+        type=instruction.type,
         result_bytes=compiled_text.type_bytes(instruction.type),
         times=times,
     )
@@ -248,8 +251,6 @@ def _written_bytes(inner: Computation, result: Instruction) -> int:
 
 def _shape(type_text: str) -> list[int]:
     """The sizes of an array's dims."""
-    if type_text.startswith("("):
-        (type_text, *_) = tuple_elements(type_text)
-    found = _SHAPE.search(type_text)
+    found = _SHAPE.search(array_types(type_text)[0])
     assert found is not None, type_text
     return [int(size) for size in found[1].split(",") if size]

@@ -116,6 +116,13 @@ def tuple_elements(tuple_type: str) -> list[str]:
     return elements
 
 
+def array_types(type_text: str) -> list[str]:
+    """The types of the arrays in a type: itself, or those of a tuple and the tuples in it."""
+    if not type_text.startswith("("):
+        return [type_text]
+    return [array for each in tuple_elements(type_text) for array in array_types(each.strip())]
+
+
 def _computations(text: str) -> Iterator[tuple[bool, Computation]]:
     """Each computation, and whether it is the entry."""
     name: str | None = None

@@ -1,0 +1,65 @@
+"""Figure 8's categories: the part of the model that an instruction comes from.
+
+Layers name their operations by their path (core/base_layer.py), and the parts of a layer within
+it, `encoder/layers_1/feed_forward/dispatch/Einsum`; XLA keeps these names as metadata.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+
+# What TensorFlow, JAX and the gradient wrap around the names.
+_WRAPPING = re.compile(
+    r"(?:jit\([^)]*\)|transpose\([^)]*\)|call_exported|call_tf|(?:Stateful)?PartitionedCall|call"
+    r"|gradient_tape|gradients|while|body|cond|(?:Identity|Custom)?Gradient)(?:[._]\d+)?"
+)
+
+
+class Category(enum.Enum):
+    """A part of the training step."""
+
+    EXPERTS = "experts"
+    DENSE = "dense"  # Dense feed-forward layers, and attention's projections.
+    ATTENTION = "attention"
+    GATE = "gate"
+    DISPATCH = "dispatch_combine"
+    SOFTMAX = "softmax"  # Over the vocabulary: its projection and the cross entropy.
+    OPTIMIZER = "optimizer"
+    OTHER = "other"  # Norms, dropout, sums, embeddings, and what has no name.
+
+
+_BY_SCOPE = {
+    "optimizer": Category.OPTIMIZER,
+    "softmax": Category.SOFTMAX,
+    "gate": Category.GATE,
+    "dispatch": Category.DISPATCH,
+    "combine": Category.DISPATCH,
+    "experts": Category.EXPERTS,
+    "feed_forward": Category.DENSE,
+}
+
+
+def scopes(op_name: str) -> tuple[str, ...]:
+    """The model's own scopes in an operation's name: layers, their parts, the operation itself."""
+    first = op_name.split(";")[0]
+    return tuple(part for part in first.split("/") if part and not _WRAPPING.fullmatch(part))
+
+
+def category(op_name: str) -> Category:
+    """Where an instruction belongs by its op_name."""
+    # A scope that is entered again has a number after its name.
+    around = [re.sub(r"_\d+$", "", scope) for scope in scopes(op_name)[:-1]]
+    if any(scope.endswith("_attention") for scope in around):
+        # Its other products have names of their own.
+        is_projection = "einsum" in around
+        return Category.DENSE if is_projection else Category.ATTENTION
+    for scope, found in _BY_SCOPE.items():
+        if scope in around:
+            return found
+    return Category.OTHER
+
+
+def source(op_name: str) -> str:
+    """The layer that an instruction comes from, such as `encoder/layers_1/feed_forward`."""
+    return "/".join(scopes(op_name)[:-1]) or "unnamed"

@@ -1,0 +1,214 @@
+"""Makes plans: an experiment's training step, compiled for a topology, read. No arrays are made."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+import resource
+import time
+from collections.abc import Sequence
+
+from lingvo_gshard.analysis import flops, hardware, memory, roofline
+from lingvo_gshard.analysis.categories import Category, category, source
+from lingvo_gshard.analysis.hardware import Torus
+from lingvo_gshard.analysis.plan import CollectiveSum, Cost, Plan
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.input import packing
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.spmd import hlo_cost, hlo_text, program, topology
+from lingvo_gshard.spmd.compiled_report import CompiledReport
+from lingvo_gshard.spmd.compiled_text import Collective
+from lingvo_gshard.train import steps
+
+_NUM_BUFFERS = 8
+# Smaller gathers are of metrics and of the gate's losses.
+_GATHERED_BYTES = 2**20
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What to plan.
+
+    Attributes:
+      model: the experiment's registered name.
+      settings: what was changed in it.
+      params: the experiment with those changes, vocabularies included.
+      topology: such as `v3:32x32`.
+      mesh: axes; None for one axis of all the topology's cores.
+      table: from letters of dims to axes; None for the experiment's.
+    """
+
+    model: str
+    settings: tuple[str, ...]
+    params: Params
+    topology: str
+    mesh: Mesh | None = None
+    table: tuple[tuple[str, str], ...] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Read:
+    """A compiled program, read once."""
+
+    report: CompiledReport
+    costs: tuple[hlo_cost.Cost, ...]
+
+
+def make(request: Request) -> Plan:
+    """Compiles the experiment's training step for the topology and reads what came of it.
+
+    Raises:
+      ValueError: unknown topology, no compiler for it, more partitions than cores, a vocabulary
+        without a size, or a dim that the mesh does not divide.
+    """
+    params = request.params
+    _check_vocabularies(params)
+    generation = hardware.generation(request.topology)
+    places = topology.chip_places(request.topology)
+    parts = _partitioning(request, len(places))
+    model, batch = TranslationModel(params, parts), _batch(params)
+    started = time.monotonic()
+    step = steps.train_step(model.model_fn, params)
+    exported = program.export(steps.trainer(step, model.state_spec, batch, 1, parts), parts)
+    lowered = time.monotonic()
+    compiled = _compile(exported, request.topology)
+    compile_secs = time.monotonic() - lowered
+
+    outcome = compiled if isinstance(compiled, memory.Refusal) else _read(compiled)
+    read = outcome if isinstance(outcome, _Read) else None
+    torus = Torus(generation, _sizes(places), places[: parts.num_partitions])
+    return Plan(
+        model=request.model,
+        settings=request.settings,
+        topology=request.topology,
+        mesh=dict(zip(parts.mesh.axis_names, parts.mesh.axis_sizes, strict=True)),
+        sharding=dict(parts.table),
+        cores=parts.num_partitions,
+        weights=model.task.num_weights,
+        tokens_per_core=_tokens(params) / parts.num_partitions,
+        fits=read is not None,
+        memory_gib=_memory(model.state_spec, parts, generation.capacity_bytes, outcome),
+        largest_buffers=_largest_buffers(outcome),
+        suspicious=_suspicious(params, read) if read else (),
+        cost=_cost(model, params, torus, read) if read else None,
+        lower_secs=lowered - started,
+        compile_secs=compile_secs,
+        host_peak_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / memory.GIB,
+    )
+
+
+def _check_vocabularies(params: Params) -> None:
+    for name in ("source_vocab_size", "target_vocab_size"):
+        if params.task.Get(name) is None:
+            raise ValueError(
+                f"task.{name} is as large as the data's, and a plan has no data; give "
+                f"--set=task.{name}=SIZE."
+            )
+
+
+def _partitioning(request: Request, num_devices: int) -> Partitioning:
+    mesh = Mesh.flat(num_devices) if request.mesh is None else request.mesh
+    if request.table is None:
+        return Partitioning.from_dict(mesh, request.params.sharding)
+    return Partitioning(mesh, request.table)
+
+
+def _batch(params: Params) -> NestedMap:
+    p = params.input
+    return packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
+
+
+def _tokens(params: Params) -> int:
+    return params.input.batch_size * params.input.target_len
+
+
+def _sizes(places: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
+    """Chips along each dim of a torus whose devices lie at `places`."""
+    return tuple(max(along) + 1 for along in zip(*places, strict=True))
+
+
+def _compile(exported: program.Program, name: str) -> topology.TopologyExecutable | memory.Refusal:
+    try:
+        return topology.compile_program(exported, name)
+    except topology.OutOfMemoryError as error:
+        return memory.parse_refusal(error.details)
+
+
+def _read(compiled: topology.TopologyExecutable) -> _Read:
+    return _Read(compiled.report(), hlo_cost.costs(hlo_text.parse(compiled.as_text())))
+
+
+def _memory(
+    state: NestedMap,
+    parts: Partitioning,
+    capacity_bytes: float,
+    outcome: _Read | memory.Refusal,
+) -> memory.Memory:
+    replicated, experts, slots = memory.state_gib(state, parts)
+    if isinstance(outcome, memory.Refusal):
+        peak = outcome.wanted
+        temporaries = peak - replicated - experts - slots
+    else:
+        report = outcome.report
+        own_output = report.output_bytes - report.alias_bytes
+        temporaries = report.temp_bytes / memory.GIB
+        peak = (report.argument_bytes + own_output + report.temp_bytes) / memory.GIB
+    return memory.Memory(capacity_bytes / memory.GIB, replicated, experts, slots, temporaries, peak)
+
+
+def _largest_buffers(outcome: _Read | memory.Refusal) -> tuple[memory.Buffer, ...]:
+    if isinstance(outcome, memory.Refusal):
+        return outcome.buffers[:_NUM_BUFFERS]
+    return memory.largest(outcome.costs, _NUM_BUFFERS)
+
+
+def _cost(model: TranslationModel, params: Params, torus: Torus, read: _Read) -> Cost:
+    report = read.report
+    by_category = roofline.times_by_category(read.costs, report.collective_ops, torus)
+    p = params.input
+    needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
+    products = dict.fromkeys(Category, 0.0)
+    for cost in read.costs:
+        products[category(cost.op_name)] += cost.times * cost.flops
+    return Cost(
+        collectives=_sums(report.collective_ops),
+        flops_per_core={each.value: count for each, count in products.items()},
+        model_flops_per_core=needed / model.partitioning.num_partitions,
+        roofline_secs=roofline.total(by_category),
+        roofline_secs_by_category={each.value: secs for each, secs in by_category.items()},
+        xla_optimal_secs=report.optimal_secs * roofline.loop_factor(read.costs, torus.generation),
+        xla_optimal_secs_once=report.optimal_secs,
+        instructions=report.num_instructions,
+    )
+
+
+def _sums(ops: Sequence[Collective]) -> tuple[CollectiveSum, ...]:
+    """One record for each kind and source, the most bytes first."""
+    counts, sizes = collections.Counter[tuple[str, str]](), collections.Counter[tuple[str, str]]()
+    for op in ops:
+        assert op.times is not None  # hlo_cost.costs would have refused.
+        key = op.kind, source(op.op_name)
+        counts[key] += op.times
+        sizes[key] += op.times * op.result_bytes
+    sums = [CollectiveSum(key[0], counts[key], sizes[key], key[1]) for key in counts]
+    return tuple(sorted(sums, key=lambda each: -each.bytes))
+
+
+def _suspicious(params: Params, read: _Read) -> tuple[str, ...]:
+    """What should not be in a well partitioned program, in words."""
+    gathers = [
+        f"{each.kind} of {each.bytes / 2**20:.1f} MiB a step from {each.source}"
+        for each in _sums(read.report.collective_ops)
+        if each.kind not in ("all-to-all", "all-reduce") and each.bytes >= _GATHERED_BYTES
+    ]
+    whole = re.compile(rf"\[(\d+,)*{params.input.batch_size},{params.input.target_len}[,\]]")
+    unsharded = [
+        f"{cost.type.split('{')[0]}, the whole batch on every core, from {source(cost.op_name)}"
+        for cost in read.costs
+        if whole.search(cost.type)
+    ]
+    return tuple(dict.fromkeys([*gathers, *unsharded]))
