@@ -39,52 +39,17 @@ def test_an_unknown_name_lists_what_is_known(name):
         topology.devices(name)
 
 
-def _moe_step(count: int) -> AnnotatedFn:
-    """A group and an expert on each of `count` devices; Algorithm 2 and its gradient."""
-    annotate = functions.partitioning(count).annotate
-
-    def loss(weights: NestedMap, mask_GSEC: tf.Tensor, x_GSM: tf.Tensor) -> tf.Tensor:
-        sent = annotate(tf.einsum("gsec,gsm->egcm", mask_GSEC, x_GSM), "EGCM")
-        hidden = tf.nn.relu(tf.einsum("egcm,emh->egch", sent, weights.wi_EMH))
-        # Without it the gradient is free to gather the experts' weights: from 128 devices on, with
-        # sizes as small as these, XLA finds that cheaper than an all-to-all.
-        hidden = annotate(hidden, "EGCH")
-        back = annotate(tf.einsum("egch,ehm->gecm", hidden, weights.wo_EHM), "GECM")
-        return tf.reduce_sum(tf.square(tf.einsum("gsec,gecm->gsm", mask_GSEC, back)))
-
-    def fn(weights: NestedMap, batch: NestedMap) -> NestedMap:
-        leaves = [*weights.Flatten(), batch.x_GSM]
-        with tf.GradientTape() as tape:
-            tape.watch(leaves)
-            value = loss(weights, batch.mask_GSEC, batch.x_GSM)
-        wi_EMH, wo_EHM, x_GSM = tape.gradient(value, leaves)
-        return NestedMap(wi_EMH=wi_EMH, wo_EHM=wo_EHM, x_GSM=x_GSM)
-
-    weights = NestedMap(
-        wi_EMH=functions.f32((count, 16, 24), "EMH"), wo_EHM=functions.f32((count, 24, 16), "EHM")
-    )
-    mask = functions.f32((count, 8, count, 2), "GSEC")
-    batch = NestedMap(mask_GSEC=mask, x_GSM=functions.f32((count, 8, 16), "GSM"))
-    dims = {"wi_EMH": "EMH", "wo_EHM": "EHM", "x_GSM": "GSM"}
-    return AnnotatedFn("moe", fn, ("weights", "batch"), (weights, batch), dims)
+@pytest.mark.parametrize(
+    ("cores", "name"), [(8, "2x2"), (16, "2x4"), (128, "8x8"), (2048, "32x32")]
+)
+def test_the_v3_of_so_many_cores(cores, name):
+    assert topology.v3(cores) == f"v3:{name}"
 
 
-@pytest.mark.slow
-def test_the_program_does_not_grow_with_the_topology():
-    reports = []
-    for num_partitions, name in ((8, "v3:2x2"), (128, "v3:8x8"), (2048, "v3:32x32")):
-        parts = functions.partitioning(num_partitions)
-        exported = program.export(_moe_step(num_partitions), parts)
-        if not _HAS_LIBTPU:
-            with pytest.raises(ValueError, match=f"topology {name}: the TPU compiler is not inst"):
-                topology.compile_program(exported, name)
-            continue
-        reports.append(topology.compile_program(exported, name).report())
-        ops = reports[-1].collective_ops
-        assert [(op.kind, op.group_size) for op in ops] == [("all-to-all", num_partitions)] * 4
-    sizes = [report.num_instructions for report in reports]
-    assert len(sizes) == (3 if _HAS_LIBTPU else 0)
-    assert max(sizes, default=1) < 1.5 * min(sizes, default=1)
+@pytest.mark.parametrize("cores", [0, 4, 24])
+def test_no_v3_has_so_many_cores(cores):
+    with pytest.raises(ValueError, match=f"A TPU v3 pod has 8, 16, 32, ... cores, not {cores}"):
+        topology.v3(cores)
 
 
 @pytest.mark.slow
