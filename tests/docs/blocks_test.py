@@ -1,4 +1,4 @@
-"""The documents' Python blocks run as they stand, one after the other, in a process of their own."""
+"""The documents' Python blocks run as they stand, in order, in a process of their own."""
 
 import os
 import pathlib
