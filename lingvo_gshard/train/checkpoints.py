@@ -10,6 +10,7 @@ rest of the program does. The digests are written last: a step without them was 
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import pathlib
@@ -98,10 +99,14 @@ class Checkpoints:
             "about": ocp.JsonCheckpointHandler(),
         }
         # Which ones stay is settled here, once the new one is whole: Orbax deletes before that.
-        options = ocp.CheckpointManagerOptions(read_only=about is None, create=about is not None)
+        saves = about is not None
+        options = ocp.CheckpointManagerOptions(
+            read_only=not saves, create=saves, cleanup_tmp_directories=saves
+        )
         self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
         self._finisher = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._saving: tuple[int, Future[None]] | None = None
+        self._failed = False
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -115,7 +120,9 @@ class Checkpoints:
             self.wait()
         finally:
             self._finisher.shutdown()
-            self._manager.close()
+            # After a save that failed, which was told, Orbax has nothing new to say.
+            with contextlib.suppress(Exception) if self._failed else contextlib.nullcontext():
+                self._manager.close()
 
     def steps(self) -> list[int]:
         """The steps of whole checkpoints, oldest first."""
@@ -225,6 +232,12 @@ class Checkpoints:
             step = self._newest_before(step)
         if damaged is not None:
             raise DamagedCheckpointError(f"No checkpoint is left that is whole. {damaged}")
+        aside = self._folder.parent / _DAMAGED_FOLDER
+        if aside.exists():
+            raise DamagedCheckpointError(
+                f"{self._folder}: no checkpoint, only damaged ones in {aside}; move that folder "
+                "away to begin anew."
+            )
         return None
 
     def restore_arrays(self, step: int) -> dict[str, Any]:
@@ -309,6 +322,7 @@ class Checkpoints:
         self._manager.reload()
 
     def _save_error(self, step: int, error: Exception) -> SaveError:
+        self._failed = True
         whole = self.steps()
         kept = f"the last whole one is of step {whole[-1]}" if whole else "there is no other one"
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)

@@ -1,14 +1,19 @@
 """Whole, cut short, damaged, and another model's checkpoints."""
 
+import resource
+import shutil
+
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 from lingvo_gshard.spmd import specs
-from lingvo_gshard.train.checkpoints import About, Checkpoints
+from lingvo_gshard.train.checkpoints import About, Checkpoints, SaveError
+from lingvo_gshard.train.digests import DamagedCheckpointError
 from lingvo_gshard.train.retention import Retention
 
 _SPEC = NestedMap(
@@ -145,3 +150,137 @@ def test_another_models_checkpoint_names_the_weight(tmp_path, spec, message):
         saved.wait()
         with pytest.raises(ValueError, match=message):
             saved.restore(4, spec, specs.shardings(parts, spec, specs.device_mesh(parts)))
+
+
+def _saved(folder, steps):
+    """A folder with checkpoints of these steps."""
+    with _open(folder) as saved:
+        for step in steps:
+            saved.save(step, _state(step), {"index": step})
+
+
+def _newest(folder):
+    with _open(folder) as saved:
+        return saved.restore_newest(_SPEC, _shardings(2))
+
+
+def test_a_damaged_newest_is_told_passed_over_and_kept(tmp_path, caplog):
+    _saved(tmp_path, (3, 6, 9))
+    for step in (6, 9):
+        _flip_a_bit(_largest_file(tmp_path / f"checkpoints/{step}"))
+    with Checkpoints(tmp_path) as reader:  # One who only reads moves nothing.
+        assert reader.restore_newest(_SPEC, _shardings(1)).step == 3
+        assert reader.steps() == [3, 6, 9]
+    restored = _newest(tmp_path)
+    assert restored.step == 3 and restored.input_state == {"index": 3}
+    _same(restored.state, _state(3))
+    assert "checkpoints/9: the checkpoint is damaged: state/" in caplog.text
+    assert sorted(path.name for path in (tmp_path / "damaged_checkpoints").iterdir()) == ["6", "9"]
+
+    _saved(tmp_path, (6,))  # Trained again, and damaged again.
+    _flip_a_bit(_largest_file(tmp_path / "checkpoints/6"))
+    assert _newest(tmp_path).step == 3
+    kept = sorted(path.name for path in (tmp_path / "damaged_checkpoints").iterdir())
+    assert kept == ["6", "6.1", "9"]
+
+
+def test_training_never_begins_anew_where_all_are_damaged(tmp_path):
+    _saved(tmp_path, (3,))
+    _flip_a_bit(_largest_file(tmp_path / "checkpoints/3"))
+    with pytest.raises(DamagedCheckpointError, match="No checkpoint is left that is whole.*/3: "):
+        _newest(tmp_path)
+    with pytest.raises(DamagedCheckpointError, match="only damaged ones in .*damaged_checkpoints"):
+        _newest(tmp_path)
+
+
+def test_any_byte_changed_in_any_file_is_noticed(tmp_path):
+    """Each file of the newest checkpoint cut short, overwritten, grown or with a bit flipped."""
+    _saved(tmp_path / "whole", (3, 6))
+    files = [p for p in (tmp_path / "whole/checkpoints/6").rglob("*") if p.is_file()]
+    assert len(files) > 8
+    rng = np.random.default_rng(5)
+    for number, file in enumerate(files):
+        run = tmp_path / str(number)
+        shutil.copytree(tmp_path / "whole", run)
+        damaged = run / file.relative_to(tmp_path / "whole")
+        data = bytearray(damaged.read_bytes())
+        place = int(rng.integers(max(len(data), 1)))
+        match number % 4:
+            case 0 if data:
+                data[place] ^= 1 << int(rng.integers(8))
+            case 1 if data:
+                data = data[:place]
+            case 2:
+                data[place : place + 8] = rng.bytes(8)
+            case _:
+                data += b"more"
+        damaged.write_bytes(data)
+        restored = _newest(run)
+        assert restored.step == 3, damaged
+        _same(restored.state, _state(3))
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
+    """The limit on a file's size stands for the disk's."""
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with _open(tmp_path) as saved:
+        saved.save(3, _state(3), {"index": 3})
+        saved.wait()
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+        try:
+            with pytest.raises(SaveError, match="step 6 could not be written; the last .* step 3"):
+                saved.save(6, _state(6), {})
+                saved.wait()
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    assert _newest(tmp_path).step == 3
+    _saved(tmp_path, (6,))
+    _same(_newest(tmp_path).state, _state(6))
+
+
+def test_the_state_may_be_written_over_while_it_is_saved(tmp_path):
+    """The next call donates its arrays."""
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    with _open(tmp_path) as saved:
+        for step in (1, 2):
+            state = _state(step)
+            saved.save(step, state, {})
+            state.Transform(add)
+        for step in (1, 2):
+            saved.wait()
+            _same(saved.restore(step, _SPEC, _shardings(4)).state, _state(step))
+
+
+def test_a_checkpoint_says_what_it_is_of(tmp_path):
+    _saved(tmp_path, (3,))
+    with Checkpoints(tmp_path) as saved:
+        about = saved.about(3)
+    assert about["params"] == "task.dim : 3" and about["mesh"] == [["d"], [4], [0, 1, 2, 3]]
+    assert about["arrays"]["layers[0].w"] == "float32|8,3|EM" and about["table"] == {"E": "d"}
+    assert len(about["fingerprints"]["layers[0].w"]) == 8 and about["num_processes"] == 1
+
+
+def test_an_expert_that_is_not_what_was_saved_is_named(tmp_path, monkeypatch):
+    """Whatever goes wrong between the files and the devices."""
+    _saved(tmp_path, (3,))
+    restore = ocp.CheckpointManager.restore
+
+    def swapping(manager, step, args):
+        restored = restore(manager, step, args=args)
+        w = restored["state"]["layers[0].w"]
+        order = np.array([0, 1, 6, 3, 4, 5, 2, 7])
+        restored["state"]["layers[0].w"] = jax.device_put(np.asarray(w)[order], w.sharding)
+        return restored
+
+    monkeypatch.setattr(ocp.CheckpointManager, "restore", swapping)
+    with (
+        Checkpoints(tmp_path) as saved,
+        pytest.raises(DamagedCheckpointError, match=r"layers\[0\].w is not .* experts \[2, 6\]"),
+    ):
+        saved.restore(3, _SPEC, _shardings(8))
+
+
+def test_an_unwritable_folder_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        _open(tmp_path / "file")

@@ -1,16 +1,21 @@
 """Train, evaluate, predict: resumed equals uninterrupted, K steps a call equal one."""
 
+import dataclasses
+import itertools
 import json
+import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.hooks import TrainHook
-from lingvo_gshard.train.nonfinite import NonFiniteLossError
+from lingvo_gshard.train.nonfinite import NonFinite, NonFiniteLossError
+from lingvo_gshard.train.spec import ModeKeys
 from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
 from tests.train import regression
 from tests.train.regression import B, H, V
@@ -66,8 +71,6 @@ def _numpy_losses(w_HV, num_steps):
 
 
 def _initial_weights():
-    import tensorflow as tf
-
     made = tf.function(lambda: regression.init_fn(tf.constant([0, 0])), jit_compile=True)()
     return made.theta.w_HV.numpy()
 
@@ -157,6 +160,44 @@ def test_a_loss_that_is_no_number_stops_training(tmp_path, steps_per_call):
     assert _state(tmp_path)[0] == 4
 
 
+def _skipping(state, features, labels, mode, params):
+    """The regression, leaving its state as it was where the loss is no number."""
+    spec = regression.model_fn(state, features, labels, mode, params)
+    if mode != ModeKeys.TRAIN:
+        return spec
+    good = tf.math.is_finite(spec.loss)
+    pairs = zip(state.Flatten(), spec.train_op.Flatten(), strict=True)
+    kept = state.Pack(tf.where(good, new, old) for old, new in pairs)
+    return dataclasses.replace(
+        spec,
+        train_op=NestedMap(kept, step=state.step + 1),
+        metrics=NestedMap(spec.metrics, skipped=1.0 - tf.cast(good, tf.float32)),
+    )
+
+
+def test_a_step_whose_loss_is_no_number_may_be_skipped(tmp_path):
+    options = {"model_fn": _skipping, "on_nonfinite": NonFinite.SKIP, "steps_per_call": 4}
+    regression.make(tmp_path / "skipping", **options).train(
+        lambda p: regression.Batches(poisoned_batch=5), max_steps=8
+    )
+    weights = _state(tmp_path / "skipping")[1]
+    assert int(weights["step"]) == 8 and all(np.isfinite(x).all() for x in weights.values())
+    recorder = _train(tmp_path / "skipping", 9, **options)
+    assert np.isfinite(recorder.losses).all()
+
+
+def test_checkpoints_by_time(tmp_path, monkeypatch):
+    """By a clock that nobody can set: the wall's may jump."""
+    wall = itertools.count(10**9, -86400)
+    monkeypatch.setattr(time, "time", lambda: next(wall))
+    options = {"save_checkpoints_steps": 10**6, "keep_checkpoint_max": 99}
+    always = _train(tmp_path / "always", 5, save_checkpoints_secs=1e-9, **options)
+    assert always.saved == [1, 2, 3, 4, 5]
+    assert _train(tmp_path / "never", 5, save_checkpoints_secs=1e9, **options).saved == [5]
+    with pytest.raises(ValueError, match="save_checkpoints_secs must be more than 0, got 0"):
+        regression.make(tmp_path, save_checkpoints_secs=0)
+
+
 def test_evaluate_combines_sums_and_weights_exactly(tmp_path):
     _train(tmp_path, 2)
     estimator = regression.make(tmp_path)
@@ -231,9 +272,15 @@ def test_train_metrics_can_be_read(tmp_path):
     events = EventAccumulator(str(tmp_path / "train"), size_guidance={"tensors": 0})
     events.Reload()
     tags = events.Tags()["tensors"]
-    assert {"loss", "mean_V/0", "mean_V/2", "speed/steps_per_sec", "speed/tokens_per_sec"} <= set(
-        tags
-    )
+    assert {
+        "loss",
+        "mean_V/0",
+        "mean_V/2",
+        "speed/steps_per_sec",
+        "speed/tokens_per_sec",
+        "speed/input_wait_share",
+        "memory/host_peak_gib",
+    } <= set(tags)
     assert [event.step for event in events.Tensors("loss")] == [4, 6, 8, 10]
     first = float(np.asarray(events.Tensors("loss")[0].tensor_proto.float_val[0]))
     np.testing.assert_allclose(

@@ -1,0 +1,56 @@
+"""One process of several that train the regression on four partitions; run by tests.
+
+    python -m tests.train.process FOLDER COORDINATOR NUM_PROCESSES PROCESS_ID MAX_STEPS [DIES_AT]
+
+Prints the losses of its steps. At the step DIES_AT it kills itself.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import sys
+
+from lingvo_gshard.spmd import environment
+
+_PARTITIONS = 4
+
+
+def _train(folder, max_steps, dies_at):
+    from lingvo_gshard.train.hooks import TrainHook
+    from tests.train import regression
+
+    class _Losses(TrainHook):
+        def __init__(self):
+            self.losses = []
+
+        def after_call(self, call):
+            self.losses += call.metrics.loss.tolist()
+            if call.step == dies_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    losses = _Losses()
+    estimator = regression.make(folder, _PARTITIONS, steps_per_call=2, save_checkpoints_steps=4)
+    estimator.train(lambda p: regression.Batches(), max_steps=max_steps, hooks=[losses])
+    print(json.dumps(losses.losses), flush=True)
+
+
+def main(folder, coordinator, num_processes, process_id, max_steps, dies_at="-1"):
+    """Trains as the command line says."""
+    environment.prepare(num_devices=_PARTITIONS // int(num_processes))
+    from lingvo_gshard.spmd import distributed
+
+    processes = distributed.Processes(
+        coordinator,
+        int(num_processes),
+        int(process_id),
+        timeout_secs=60,
+        heartbeat_timeout_secs=10,
+    )
+    alone = int(num_processes) == 1
+    with contextlib.nullcontext() if alone else distributed.joined(processes):
+        _train(folder, int(max_steps), int(dies_at))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

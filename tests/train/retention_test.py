@@ -1,0 +1,75 @@
+"""Which checkpoints stay, and which one is the best."""
+
+import pytest
+
+from lingvo_gshard.train import best
+from lingvo_gshard.train.best import Best, BestBy, Better
+from lingvo_gshard.train.retention import Retention
+
+_HOUR = 3600.0
+
+
+def _every_quarter(steps):
+    """Checkpoints of steps 1, 2, ..., one every quarter of an hour."""
+    return {step: 1e9 + step * _HOUR / 4 for step in range(1, steps + 1)}
+
+
+def test_the_newest_stay():
+    assert Retention(keep_max=3).kept(_every_quarter(9), best=None) == {7, 8, 9}
+    assert Retention(keep_max=3).kept({}, best=None) == set()
+
+
+def test_the_best_stays_as_long_as_it_is_there():
+    assert Retention(keep_max=2).kept(_every_quarter(9), best=4) == {4, 8, 9}
+    assert Retention(keep_max=2).kept(_every_quarter(9), best=40) == {8, 9}
+
+
+def test_one_of_every_two_hours_stays_whatever_was_deleted_between():
+    retention, held = Retention(keep_max=2, keep_every_n_hours=2), {}
+    for step, time in _every_quarter(30).items():
+        held[step] = time
+        held = {s: held[s] for s in retention.kept(held, best=None)}
+    assert sorted(held) == [1, 9, 17, 25, 29, 30]
+
+
+def test_a_clock_that_jumps_deletes_nothing_new_and_keeping_goes_on():
+    retention, held = Retention(keep_max=1, keep_every_n_hours=2), {}
+    for step, time in _every_quarter(40).items():
+        held[step] = time - (50 * _HOUR if step > 12 else 0)  # Set back by two days.
+        kept = retention.kept(held, best=None)
+        assert step in kept
+        held = {s: held[s] for s in kept}
+    assert sorted(held) == [1, 9, 13, 21, 29, 37, 40]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [({"keep_max": 0}, "keep_max must be 1"), ({"keep_every_n_hours": 0}, "must be more than 0")],
+)
+def test_numbers_that_keep_nothing_are_refused(numbers, message):
+    with pytest.raises(ValueError, match=message):
+        Retention(**numbers)
+
+
+@pytest.mark.parametrize(("better", "want"), [(Better.LOWER, 4), (Better.HIGHER, 2)])
+def test_the_best_is_noted(tmp_path, better, want):
+    assert best.read(tmp_path) is None
+    for step, value in ((1, 3.0), (2, 5.0), (3, 3.0), (4, 1.0), (5, 2.0)):
+        best.note(tmp_path, BestBy("nll", better), step, {"nll": value, "step": step})
+    assert best.read(tmp_path).step == want
+
+
+def test_another_metric_starts_anew_and_an_unknown_one_is_refused(tmp_path):
+    best.note(tmp_path, BestBy("nll"), 1, {"nll": 3.0})
+    best.note(tmp_path, BestBy("error"), 2, {"error": 9.0})
+    assert best.read(tmp_path) == Best(2, "error", 9.0)
+    with pytest.raises(ValueError, match="best by 'bleu': the metrics are error, nll"):
+        best.note(tmp_path, BestBy("bleu"), 3, {"nll": 3.0, "error": 1.0})
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"step": 3}', "\x00"])
+def test_a_note_that_cannot_be_read_counts_as_absent(tmp_path, content):
+    (tmp_path / "best.json").write_text(content)
+    assert best.read(tmp_path) is None
+    best.note(tmp_path, BestBy("nll"), 3, {"nll": 1.0})
+    assert best.read(tmp_path).step == 3

@@ -1,0 +1,85 @@
+"""SIGTERM: the call under way is finished and saved; nothing is lost."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+from lingvo_gshard.train.hooks import TrainHook
+from lingvo_gshard.train.stopping import StopOnSignal
+from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
+from tests.train import regression
+
+
+class _SendsSigterm(TrainHook):
+    def __init__(self, at_step):
+        self._at_step, self.saved = at_step, []
+
+    def begin(self, step):
+        if step == self._at_step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def after_call(self, call):
+        if call.step - call.num_steps < self._at_step <= call.step:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def after_save(self, step, state):
+        self.saved.append(step)
+
+
+def _train(folder, at_step=None, max_steps=12):
+    """Trains, with a signal at a step; the step at which it stopped, and what was saved."""
+    before, sender = signal.getsignal(signal.SIGTERM), _SendsSigterm(at_step or -1)
+    with StopOnSignal() as stop:
+        estimator = regression.make(folder, steps_per_call=4, save_checkpoints_steps=8)
+        estimator.train(lambda p: regression.Batches(), max_steps=max_steps, hooks=[sender, stop])
+    assert signal.getsignal(signal.SIGTERM) is before
+    return stop.stopped_at, sender.saved
+
+
+def _losses(folder):
+    lines = [json.loads(line) for line in (folder / "train_metrics.jsonl").open()]
+    return {line["step"]: line["metrics"]["loss"] for line in lines}
+
+
+def test_stopped_and_started_again_it_trains_as_if_never_stopped(tmp_path):
+    _train(tmp_path / "whole")
+    stopped = tmp_path / "stopped"
+    # A save that a stop asked for is told to no hook: there is no time to evaluate it.
+    assert _train(stopped, at_step=2) == (4, [])
+    assert regression.make(stopped).checkpoint_steps() == [4]
+    assert _train(stopped, at_step=4) == (4, [])  # Before the first call: nothing to save.
+    assert _train(stopped, at_step=8) == (8, [])
+    assert _train(stopped) == (None, [12])
+    assert _losses(stopped) == _losses(tmp_path / "whole")
+
+
+def test_a_stop_ends_train_and_evaluate_without_an_evaluation(tmp_path):
+    estimator = regression.make(tmp_path, steps_per_call=2, save_checkpoints_steps=4)
+    with StopOnSignal() as stop:
+        train = TrainSpec(
+            lambda p: regression.Batches(), max_steps=10, hooks=[stop, _SendsSigterm(6)]
+        )
+        evaluation = EvalSpec(lambda p: regression.Batches(num_batches=1))
+        assert train_and_evaluate(estimator, train, evaluation) is None
+    assert stop.stopped_at == 6
+    assert [json.loads(line)["step"] for line in (tmp_path / "eval_metrics.jsonl").open()] == [4]
+
+
+_TWICE = """
+import os, signal, time
+from lingvo_gshard.train.stopping import StopOnSignal
+with StopOnSignal():
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("goes on", flush=True)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+"""
+
+
+def test_a_second_signal_ends_at_once():
+    done = subprocess.run(
+        [sys.executable, "-c", _TWICE], capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "goes on\n")

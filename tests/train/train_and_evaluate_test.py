@@ -1,0 +1,100 @@
+"""Evaluation beside training: at every checkpoint, or in another process that follows."""
+
+import json
+import threading
+import time
+
+import pytest
+
+from lingvo_gshard.train.best import BestBy
+from lingvo_gshard.train.checkpoints import Checkpoints
+from lingvo_gshard.train.hooks import TrainHook
+from lingvo_gshard.train.train_and_evaluate import (
+    EvalSpec,
+    TrainSpec,
+    evaluate_continuously,
+    train_and_evaluate,
+)
+from tests.train import regression
+
+_DEV = EvalSpec(lambda p: regression.Batches(num_batches=2), name="dev", best_by=BestBy("error"))
+
+
+def _evaluated(folder):
+    lines = [json.loads(line) for line in (folder / "eval_metrics.jsonl").open()]
+    return {line["step"]: line["error"] for line in lines}
+
+
+def _estimator(folder, **options):
+    return regression.make(folder, steps_per_call=2, save_checkpoints_steps=2, **options)
+
+
+def _train(folder, max_steps, hooks=()):
+    estimator = _estimator(folder, keep_checkpoint_max=2)
+    estimator.train(lambda p: regression.Batches(), max_steps=max_steps, hooks=hooks)
+
+
+def test_the_best_checkpoint_is_kept(tmp_path):
+    estimator = _estimator(tmp_path, keep_checkpoint_max=1)
+    train = TrainSpec(lambda p: regression.Batches(), max_steps=12)
+    last = train_and_evaluate(estimator, train, _DEV)
+    errors = _evaluated(tmp_path)
+    assert sorted(errors) == [2, 4, 6, 8, 10, 12] and last["error"] == errors[12]
+    best = min(errors, key=errors.get)
+    with Checkpoints(tmp_path) as saved:
+        assert saved.best().step == best
+        assert saved.steps() == sorted({best, 12})
+
+
+class _Slowly(TrainHook):
+    """Leaves an evaluator time between the steps."""
+
+    def __init__(self, folder):
+        self._folder = folder
+
+    def after_save(self, step, state):
+        for _ in range(600):
+            if step in (_evaluated(self._folder) if self._has_begun() else ()):
+                return
+            time.sleep(0.05)
+
+    def _has_begun(self):
+        return (self._folder / "eval_metrics.jsonl").exists()
+
+
+def test_an_evaluator_follows_a_run_to_its_end(tmp_path):
+    """It starts before there is a folder."""
+    last = []
+    follower = threading.Thread(
+        target=lambda: last.append(
+            evaluate_continuously(_estimator(tmp_path), _DEV, until_step=6, poll_secs=0.05)
+        )
+    )
+    follower.start()
+    _train(tmp_path, 6, [_Slowly(tmp_path)])
+    follower.join(timeout=60)
+    errors = _evaluated(tmp_path)
+    assert sorted(errors) == [2, 4, 6] and last[0]["error"] == errors[6]
+    # Another one finds that all is done.
+    assert evaluate_continuously(_estimator(tmp_path), _DEV, until_step=6) is None
+    assert sorted(_evaluated(tmp_path)) == [2, 4, 6]
+
+
+def test_an_evaluator_passes_over_a_damaged_checkpoint_and_ends_when_nothing_comes(
+    tmp_path, caplog
+):
+    _train(tmp_path, 4)
+    (tmp_path / "checkpoints/4/about/metadata").write_text("{}")
+    result = evaluate_continuously(
+        _estimator(tmp_path), _DEV, until_step=6, poll_secs=0.05, idle_timeout_secs=0.3
+    )
+    assert result is None and not (tmp_path / "eval_metrics.jsonl").exists()
+    assert "checkpoints/4: the checkpoint is damaged: about/metadata was changed" in caplog.text
+    assert "no new checkpoint for 0.3 s" in caplog.text
+
+
+def test_an_evaluators_own_mistake_is_raised(tmp_path):
+    _train(tmp_path, 2)
+    nothing = EvalSpec(lambda p: regression.Batches(num_batches=0))
+    with pytest.raises(ValueError, match="the input holds no batches"):
+        evaluate_continuously(_estimator(tmp_path), nothing, until_step=2)
