@@ -11,25 +11,31 @@ import math
 
 import tensorflow as tf
 
+_MOST_INDICES = 2**32
+
 
 def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
     """Uniform uint32 of `shape`, a function of seed and index.
 
     The index goes through murmur3's finalizer twice, keyed by either half of the seed. That is
-    sound for dropout and routing, and a third of the cost of a cryptographic generator.
+    sound for dropout and routing, and a third of the cost of a cryptographic generator. Dims
+    before those that 32 bits can number move the second key.
 
     Args:
-      shape: at most 2^32 elements.
+      shape: at most 2^32 elements in its last dims, and as many in those before.
       seed: int32 [2].
 
     Raises:
-      ValueError: the shape has more elements than there are 32-bit indices.
+      ValueError: the shape has more elements.
     """
-    if math.prod(shape) > 2**32:
-        raise ValueError(f"random_bits: {shape} has over 2^32 elements.")
+    start = _first_numbered_dim(shape)
+    before, last = shape[:start], shape[start:]
+    if math.prod(before) > _MOST_INDICES:
+        raise ValueError(f"random_bits: {shape} has too many elements for two 32-bit indices.")
     keys = tf.bitcast(seed, tf.uint32)
-    mixed = _finalize(_xor(_flat_index(shape), _finalize(keys[0] + _uint32(0x9E3779B9))))
-    return _finalize(mixed + _finalize(keys[1] + _uint32(0x7F4A7C15)))
+    high = tf.reshape(_flat_index(before), [*before, *[1] * len(last)])
+    mixed = _finalize(_xor(_flat_index(last), _finalize(keys[0] + _uint32(0x9E3779B9))))
+    return _finalize(mixed + _finalize(keys[1] + _uint32(0x7F4A7C15) + high))
 
 
 def random_uniform(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
@@ -41,6 +47,14 @@ def random_mask(shape: tuple[int, ...], seed: tf.Tensor, share: float) -> tf.Ten
     """bool of `shape`, True with probability `share` (0 to 1); see random_bits."""
     threshold = min(round(share * 2**32), 2**32 - 1)
     return random_bits(shape, seed) <= _uint32(threshold)
+
+
+def _first_numbered_dim(shape: tuple[int, ...]) -> int:
+    """From which dim on the elements have indices of 32 bits."""
+    for start in range(len(shape)):
+        if math.prod(shape[start:]) <= _MOST_INDICES:
+            return start
+    return len(shape)
 
 
 def _flat_index(shape: tuple[int, ...]) -> tf.Tensor:

@@ -1,5 +1,6 @@
 """Random numbers: a literal loop, statistics, and what each partition makes of them."""
 
+import itertools
 import math
 
 import numpy as np
@@ -128,6 +129,16 @@ def test_seeds_are_uncorrelated():
             assert _correlation(x, y) < 5
 
 
-def test_too_many_elements_are_refused():
-    with pytest.raises(ValueError, match=r"random_bits: \(65536, 65537\) has over 2\^32 elements"):
-        random.random_bits((2**16, 2**16 + 1), tf.constant([0, 0]))
+def test_dims_beyond_32_bits_of_indices_have_numbers_of_their_own(monkeypatch):
+    monkeypatch.setattr(random, "_MOST_INDICES", 4096)
+    seed = tf.constant([1, 2])
+    rows = random.random_uniform((64, 16, 256), seed).numpy().reshape(64, -1)
+    assert len(np.unique(rows)) > 0.99 * rows.size
+    for row, after in itertools.pairwise(rows):
+        assert _correlation(row, after) < 5
+    assert np.array_equal(rows[0], random.random_uniform((16, 256), seed).numpy().ravel())
+
+
+def test_shapes_that_two_indices_cannot_number_are_refused():
+    with pytest.raises(ValueError, match=r"random_bits: \(65537, 65537, 65536\) has too many elem"):
+        random.random_bits((2**16 + 1, 2**16 + 1, 2**16), tf.constant([0, 0]))
