@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.compiler.xla.experimental import xla_sharding
 
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 
 
 def replicate(tensor: tf.Tensor) -> tf.Tensor:
@@ -67,8 +67,8 @@ def shard(tensor: tf.Tensor, device_assignment: Sequence | np.ndarray) -> tf.Ten
     return xla_sharding.tile(tensor, devices, use_sharding_op=True)
 
 
-def mesh_split(tensor: tf.Tensor, mesh: Mesh, axes: Sequence[str | None]) -> tf.Tensor:
-    """Annotates dimension i of `tensor` as split along mesh axis axes[i], whole where None.
+def mesh_split(tensor: tf.Tensor, mesh: Mesh, axes: Sequence[Axis | None]) -> tf.Tensor:
+    """Annotates dimension i of `tensor` as split along axes[i], whole where None.
 
     Raises:
       ValueError: the ranks differ, an axis is unknown or used twice.
@@ -81,7 +81,7 @@ def check_axes(
     what: str,
     tensor: tf.Tensor,
     mesh: Mesh,
-    axes: Sequence[str | None],
+    axes: Sequence[Axis | None],
     more_axes: Sequence[str] = (),
 ) -> None:
     """ValueError that begins with `what` if `axes` can't split the dimensions of `tensor`.
@@ -93,7 +93,7 @@ def check_axes(
             f"{what}: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, but "
             f"{len(axes)} axes {tuple(axes)} were given."
         )
-    used = [axis for axis in [*axes, *more_axes] if axis is not None]
+    used = names_of([*axes, *more_axes])
     known = ", ".join(
         f"{axis} of {size}" for axis, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True)
     )
@@ -110,7 +110,7 @@ def check_axes(
             )
 
 
-def mesh_sharding(mesh: Mesh, axes: Sequence[str | None]) -> xla_sharding.Sharding:
+def mesh_sharding(mesh: Mesh, axes: Sequence[Axis | None]) -> xla_sharding.Sharding:
     """The sharding of a tensor whose dimension i is split along axes[i], whole where None.
 
     Raises:
@@ -120,7 +120,7 @@ def mesh_sharding(mesh: Mesh, axes: Sequence[str | None]) -> xla_sharding.Shardi
     if int(np.prod(grid)) == 1:
         return xla_sharding.Sharding.replicate()
     devices = np.array(mesh.devices).reshape(mesh.axis_sizes)
-    order = [mesh.axis_names.index(axis) for axis in axes if axis is not None]
+    order = [mesh.axis_names.index(name) for name in names_of(axes)]
     rest = [i for i in range(len(mesh.axis_names)) if i not in order]
     grouped = devices.transpose(order + rest)
     if int(np.prod(grid)) == mesh.num_partitions:

@@ -22,10 +22,10 @@ import tensorflow as tf
 from tensorflow.python.compiler.xla.experimental import xla_sharding
 
 from lingvo_gshard.sharding import annotate
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 from lingvo_gshard.sharding.partitioning import Partitioning
 
-Axes = Sequence[str | None]
+Axes = Sequence[Axis | None]
 
 _ENTRY = "XlaSpmdFullToShardShape"
 # fmt: off
@@ -167,7 +167,7 @@ def _proto(mesh: Mesh, axes: Axes) -> bytes:
 
 
 def _other_axes(mesh: Mesh, axes: Axes) -> list[str]:
-    return [axis for axis in mesh.axis_names if axis not in axes]
+    return [name for name in mesh.axis_names if name not in names_of(axes)]
 
 
 def _static_shape(what: str, tensor: tf.Tensor) -> list[int]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterable
+
+# What a dim is split along: an axis of a mesh, or several of them, the first the slowest.
+Axis = str | tuple[str, ...]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +55,26 @@ class Mesh:
         """The device at each place of the grid, row-major."""
         return self.device_assignment or tuple(range(self.num_partitions))
 
-    def size(self, axis: str) -> int:
+    def size(self, axis: Axis) -> int:
         """Partitions along `axis`; ValueError for an unknown one."""
-        if axis not in self.axis_names:
-            raise ValueError(f"Mesh: no axis {axis!r}; the axes are {', '.join(self.axis_names)}.")
-        return self.axis_sizes[self.axis_names.index(axis)]
+        size = 1
+        for name in names_of([axis]):
+            if name not in self.axis_names:
+                known = ", ".join(self.axis_names)
+                raise ValueError(f"Mesh: no axis {name!r}; the axes are {known}.")
+            size *= self.axis_sizes[self.axis_names.index(name)]
+        return size
 
     @staticmethod
     def flat(num_partitions: int) -> Mesh:
         """The paper's mesh: one axis, `d`, of all cores."""
         return Mesh(("d",), (num_partitions,))
+
+
+def names_of(axes: Iterable[Axis | None]) -> list[str]:
+    """The names of all these axes, in their order."""
+    names: list[str] = []
+    for axis in axes:
+        if axis is not None:
+            names += [axis] if isinstance(axis, str) else axis
+    return names

@@ -16,7 +16,7 @@ import string
 import tensorflow as tf
 
 from lingvo_gshard.sharding import annotate
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 from lingvo_gshard.sharding.partitioning import Partitioning
 
 
@@ -91,16 +91,16 @@ def einsum(
 
     Raises:
       ValueError: the equation has no two operands, `letter` is not contracted by it, or the
-        table does not split it.
+        table does not split it along one axis.
     """
     left, right, out = _operands("partial.einsum", equation)
     if letter not in left or letter not in right or letter in out:
         raise ValueError(f"partial.einsum: {equation!r} does not contract {letter!r}.")
     axis = dict(partitioning.table).get(letter)
-    if axis is None:
+    if not isinstance(axis, str):
         raise ValueError(
             f"partial.einsum: {equation!r}: the table {dict(partitioning.table)} does not split "
-            f"{letter!r}."
+            f"{letter!r} along one axis."
         )
     p = _free_letter(equation)
     a = _divide(a, left, letter, axis, partitioning)
@@ -130,9 +130,9 @@ def _split_terms(terms: tf.Tensor, partitioning: Partitioning, dims: str, axis: 
     return annotate.mesh_split(terms, _grid(partitioning), axes)
 
 
-def _axes_without(partitioning: Partitioning, dims: str, axis: str) -> list[str | None]:
+def _axes_without(partitioning: Partitioning, dims: str, axis: str) -> list[Axis | None]:
     """The mesh axes of `dims`, the terms' axis being taken."""
-    return [None if found == axis else found for found in partitioning.axes(dims)]
+    return [None if axis in names_of([found]) else found for found in partitioning.axes(dims)]
 
 
 def _grid(partitioning: Partitioning) -> Mesh:

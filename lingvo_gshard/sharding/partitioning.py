@@ -8,10 +8,10 @@ D head size, V vocabulary, G groups, E experts, C capacity; K counts the steps o
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 
 if TYPE_CHECKING:
     import tensorflow as tf
@@ -53,14 +53,14 @@ class Partitioning:
 
     Attributes:
       mesh: the devices.
-      table: (letter, axis) pairs; a letter that is not there is not split.
+      table: (letter, axis) pairs, or (letter, axes); a letter that is not there is not split.
 
     Raises:
       ValueError: a letter stands twice, or an axis is not the mesh's.
     """
 
     mesh: Mesh
-    table: tuple[tuple[str, str], ...]
+    table: tuple[tuple[str, Axis], ...]
 
     def __post_init__(self) -> None:
         letters = [letter for letter, _ in self.table]
@@ -70,7 +70,7 @@ class Partitioning:
             self.mesh.size(axis)
 
     @staticmethod
-    def from_dict(mesh: Mesh, table: dict[str, str]) -> Partitioning:
+    def from_dict(mesh: Mesh, table: Mapping[str, Axis]) -> Partitioning:
         """The partitioning of a {letter: axis} table."""
         return Partitioning(mesh, tuple(sorted(table.items())))
 
@@ -79,14 +79,18 @@ class Partitioning:
         """The number of devices."""
         return self.mesh.num_partitions
 
-    def axes(self, dims: str) -> tuple[str | None, ...]:
-        """The mesh axis of each dim: the first letter whose axis is still free takes it."""
-        table, taken, axes = dict(self.table), set(), []
+    def axes(self, dims: str) -> tuple[Axis | None, ...]:
+        """The mesh axis of each dim: in their order, the letters take what is still free of theirs.
+
+        With {"G": ("x", "y"), "E": "y"}, GECM is split over G alone, by both axes; EGCM over E by
+        y, over G by x.
+        """
+        table, taken = dict(self.table), set[str]()
+        axes: list[Axis | None] = []
         for letter in dims:
-            axis = table.get(letter)
-            axis = None if axis in taken else axis
-            taken.add(axis)
-            axes.append(axis)
+            free = tuple(name for name in names_of([table.get(letter)]) if name not in taken)
+            taken.update(free)
+            axes.append(free[0] if len(free) == 1 else free or None)
         return tuple(axes)
 
     def factor(self, dims: str) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.xla import xla_data_pb2
 
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 from lingvo_gshard.sharding.partitioning import DIMS_ATTRIBUTE
 from lingvo_gshard.spmd.describe import REPLICATED, axes_text
 
@@ -103,21 +103,25 @@ def _devices(sharding: Any) -> list[int]:
     return list(sharding.tile_assignment_devices)
 
 
-def _candidates(ways: tuple[int, ...], mesh: Mesh) -> Iterator[tuple[str | None, ...]]:
-    """The axes, one a dim and none twice, that have as many partitions as each dim has parts."""
-    sized = list(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
-    choices: list[list[str | None]] = [
-        [None] if way == 1 else [name for name, size in sized if size == way] for way in ways
+def _candidates(ways: tuple[int, ...], mesh: Mesh) -> Iterator[tuple[Axis | None, ...]]:
+    """The axes for each dim, none twice, that have as many partitions as it has parts."""
+    known: list[Axis] = [
+        names if len(names) > 1 else names[0]
+        for count in range(1, len(mesh.axis_names) + 1)
+        for names in itertools.combinations(mesh.axis_names, count)
+    ]
+    choices: list[list[Axis | None]] = [
+        [None] if way == 1 else [axis for axis in known if mesh.size(axis) == way] for way in ways
     ]
     for axes in itertools.product(*choices):
-        used = [axis for axis in axes if axis is not None]
+        used = names_of(axes)
         if len(set(used)) == len(used):
             yield axes
 
 
-def _devices_along(axes: tuple[str | None, ...], mesh: Mesh) -> list[int]:
+def _devices_along(axes: tuple[Axis | None, ...], mesh: Mesh) -> list[int]:
     """The partitions in the order of the tiles when dims lie along `axes`."""
-    used = [mesh.axis_names.index(axis) for axis in axes if axis is not None]
+    used = [mesh.axis_names.index(name) for name in names_of(axes)]
     rest = [i for i in range(len(mesh.axis_names)) if i not in used]
     places = np.arange(mesh.num_partitions).reshape(mesh.axis_sizes)
     return places.transpose(used + rest).ravel().tolist()

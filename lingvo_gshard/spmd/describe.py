@@ -16,6 +16,7 @@ import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.mesh import Axis, names_of
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.spmd.program import Program
@@ -169,11 +170,11 @@ def _interface(
     ]
 
 
-def axes_text(axes: tuple[str | None, ...]) -> str:
-    """The mesh axis of each dim as a description writes it."""
+def axes_text(axes: tuple[Axis | None, ...]) -> str:
+    """The mesh axis of each dim as a description writes it; several are joined by +."""
     if not any(axes):
         return REPLICATED
-    return ",".join(axis or "-" for axis in axes)
+    return ",".join("+".join(names_of([axis])) or "-" for axis in axes)
 
 
 def _part(shape: tuple[int, ...], ways: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], int]:

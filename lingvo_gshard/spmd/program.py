@@ -131,10 +131,13 @@ def _from_header(header: dict[str, Any], exported: bytes) -> Program:
     mesh = Mesh(
         tuple(axis_names), tuple(axis_sizes), None if assignment is None else tuple(assignment)
     )
+    table = tuple(
+        (letter, axis if isinstance(axis, str) else tuple(axis)) for letter, axis in header["table"]
+    )
     return Program(
         name=header["name"],
         exported=exported,
-        partitioning=Partitioning(mesh, tuple((k, v) for k, v in header["table"])),
+        partitioning=Partitioning(mesh, table),
         arg_names=tuple(header["arg_names"]),
         args=tuple(specs.from_json(arg) for arg in header["args"]),
         results=specs.from_json(header["results"]),

@@ -8,6 +8,10 @@ from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 
 _FLAT = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d", "E": "d"})
 _TWO = Partitioning.from_dict(Mesh(("x", "y"), (2, 3)), {"B": "x", "E": "x", "H": "y"})
+# Experts x data: as many partitions as groups, fewer experts.
+_BOTH = Partitioning.from_dict(
+    Mesh(("x", "y"), (2, 3)), {"B": ("x", "y"), "G": ("x", "y"), "E": "y"}
+)
 
 
 @pytest.mark.parametrize(
@@ -20,6 +24,9 @@ _TWO = Partitioning.from_dict(Mesh(("x", "y"), (2, 3)), {"B": "x", "E": "x", "H"
         (_FLAT, "", (), ()),
         (_TWO, "EMH", ("x", None, "y"), (2, 1, 3)),
         (_TWO, "HBE", ("y", "x", None), (3, 2, 1)),
+        (_BOTH, "BM", (("x", "y"), None), (6, 1)),
+        (_BOTH, "GECM", (("x", "y"), None, None, None), (6, 1, 1, 1)),
+        (_BOTH, "EGCM", ("y", "x", None, None), (3, 2, 1, 1)),
     ],
 )
 def test_the_first_letter_whose_axis_is_free_takes_it(parts, dims, axes, factor):
@@ -42,8 +49,9 @@ def test_check_names_the_dim_that_does_not_divide():
 def test_a_table_that_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="a letter stands twice"):
         Partitioning(Mesh.flat(2), (("B", "d"), ("B", "d")))
-    with pytest.raises(ValueError, match="no axis 'e'; the axes are d"):
-        Partitioning(Mesh.flat(2), (("B", "e"),))
+    for axis in ("e", ("d", "e")):
+        with pytest.raises(ValueError, match="no axis 'e'; the axes are d"):
+            Partitioning(Mesh.flat(2), (("B", axis),))
 
 
 def test_a_spec_has_a_letter_for_each_dim():
