@@ -78,7 +78,8 @@ class MoELayer(BaseLayer):
             )
         inputs_EGCM = self.annotate(dispatcher.dispatch(x_GSM), "EGCM")
         with tf.name_scope("experts"):
-            outputs_GECM = self.annotate(self._experts(theta, inputs_EGCM), "GECM")
+            outputs_EGCM = self._experts(theta, inputs_EGCM)
+        outputs_GECM = self.annotate(tf.transpose(outputs_EGCM, [1, 0, 2, 3]), "GECM")
         y_GSM = self.annotate(dispatcher.combine(outputs_GECM), "GSM")
         # A metric: every device shall have all of it.
         load_E = self.annotate(gates.routing.load_E, "_")
@@ -128,11 +129,12 @@ class MoELayer(BaseLayer):
                 return gating.ALWAYS
 
     def _experts(self, theta: NestedMap, inputs_EGCM: tf.Tensor) -> tf.Tensor:
-        """[E, G, C, M] -> [E, G, C, M] as [G, E, C, M]."""
+        """[E, G, C, M] -> [E, G, C, M]."""
         wi, wo = (tf.cast(w, inputs_EGCM.dtype) for w in (theta.wi, theta.wo))
         hidden_EGCH = tf.nn.relu(tf.einsum("EGCM,EMH->EGCH", inputs_EGCM, wi))
         hidden_EGCH = self.annotate(hidden_EGCH, "EGCH")
-        return tf.einsum("EGCH,EHM->GECM", hidden_EGCH, wo)
+        # Still split over experts: over groups it would be cheaper to gather few experts' weights.
+        return self.annotate(tf.einsum("EGCH,EHM->EGCM", hidden_EGCH, wo), "EGCM")
 
 
 def group_size(p: Params, tokens: int) -> int:

@@ -12,7 +12,10 @@ from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.gating import CapacityBy
 from lingvo_gshard.layers.moe import MoELayer
-from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.layers import building
 from tests.spmd import functions
 
@@ -129,6 +132,44 @@ def test_forward_is_two_all_to_alls(num_partitions, dispatch):
 def _collectives(executable):
     report = executable.report()
     return report.count("all-to-all"), report.count("all-gather")
+
+
+# Four experts; on fewer, as many and more devices. Groups are always as many or more.
+_EXPERTS_X_DATA = Partitioning.from_dict(
+    Mesh(("r", "d"), (2, 4)), {"B": ("r", "d"), "G": ("r", "d"), "E": "d"}
+)
+
+
+@functools.cache
+def _four_experts(parts, dispatch):
+    layer = _params(num_experts=4, dispatch=dispatch).Instantiate(parts, "moe")
+    specs = building.theta_specs(layer)
+    dims = {f"d_theta.{path}": spec.dims for path, spec in specs.FlattenItems()}
+    annotated = AnnotatedFn(
+        "moe",
+        _forward_backward(layer),
+        ("theta", "batch"),
+        (specs, _SPECS),
+        dims | {"y_BLM": "BLM", "d_x_BLM": "BLM"},
+    )
+    executable = program.export(annotated, parts).compile()
+    return executable, executable(building.random_theta(layer), _arrays())
+
+
+@pytest.mark.parametrize(
+    ("parts", "dispatch"),
+    [
+        (_EXPERTS_X_DATA, Dispatch.EINSUM),
+        pytest.param(_EXPERTS_X_DATA, Dispatch.GATHER, marks=pytest.mark.slow),
+        pytest.param(functions.partitioning(4), Dispatch.EINSUM, marks=pytest.mark.slow),
+        pytest.param(functions.partitioning(2), Dispatch.GATHER, marks=pytest.mark.slow),
+    ],
+)
+def test_fewer_experts_than_devices_as_many_and_more(parts, dispatch):
+    executable, got = _four_experts(parts, dispatch)
+    _check_equal(got, _four_experts(functions.partitioning(1), Dispatch.EINSUM)[1])
+    assert _collectives(executable) == (4, 0)
+    assert got.d_theta.wi.addressable_shards[0].data.shape == (4 // parts.factor("E")[0], M, H)
 
 
 def test_every_device_holds_its_experts_alone(trained):
