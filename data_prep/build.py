@@ -1,12 +1,14 @@
 """Prepares parallel text for training.
 
-    python -m data_prep.build --input=TEXT_DIR --out=DATA_DIR \
+    python -m data_prep.build --input=TEXT_DIR --out=DATA_DIR \\
         --source_vocab_size=8000 --target_vocab_size=5000
+    python -m data_prep.build --config=FILE --out=DATA_DIR
 
-TEXT_DIR holds {train,dev,test}/<lang>-en.tsv[.gz], or <lang>-en.tsv[.gz] alone.
+TEXT_DIR holds {train,dev,test}/<lang>-en.tsv[.gz], or <lang>-en.tsv[.gz] alone; FILE names any
+sources, see config.py. A run that was stopped goes on where it was; --through ends it after a step.
 """
 
-import dataclasses
+import os
 import pathlib
 import sys
 import time
@@ -14,41 +16,24 @@ from typing import Any
 
 from absl import app, flags, logging
 
-from data_prep import pipeline
+from data_prep import config, corpus, pipeline
+from data_prep.sources.source import Source
 from lingvo_gshard.input import manifest
 
-_DEFAULTS = pipeline.BuildConfig()
-_INPUT = flags.DEFINE_string("input", None, "Folder of parallel text.", required=True)
+_INPUT = flags.DEFINE_string("input", None, "Folder of parallel text.")
+_CONFIG = flags.DEFINE_string("config", None, "TOML file that names the sources.")
 _OUT = flags.DEFINE_string("out", None, "Folder to prepare.", required=True)
+_THROUGH = flags.DEFINE_enum_class(
+    "through", pipeline.Step.REPORT, pipeline.Step, "The last step to run."
+)
+_WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "Processes to work with.")
+# These go before what a file says.
 _SETTINGS = (
-    flags.DEFINE_integer("source_vocab_size", _DEFAULTS.source_vocab_size, "Pieces."),
-    flags.DEFINE_integer("target_vocab_size", _DEFAULTS.target_vocab_size, "Pieces."),
-    flags.DEFINE_enum("model_type", _DEFAULTS.model_type, ["bpe", "unigram"], "Of SentencePiece."),
-    flags.DEFINE_float(
-        "character_coverage",
-        _DEFAULTS.character_coverage,
-        "Share of the characters that get pieces; the others are written in bytes.",
-    ),
-    flags.DEFINE_integer(
-        "max_vocab_sentences", _DEFAULTS.max_vocab_sentences, "Sentences vocabularies learn from."
-    ),
-    flags.DEFINE_float(
-        "vocab_temperature", _DEFAULTS.vocab_temperature, "Of drawing these: n**(1/T)."
-    ),
-    flags.DEFINE_integer(
-        "max_pieces", _DEFAULTS.max_pieces, "Longer training pairs are dropped; EOS included."
-    ),
-    flags.DEFINE_float(
-        "max_malformed_share", _DEFAULTS.max_malformed_share, "Of a file's lines, before giving up."
-    ),
-    flags.DEFINE_float(
-        "held_out_share", _DEFAULTS.held_out_share, "Of a flat folder, for each of dev and test."
-    ),
-    flags.DEFINE_integer("max_chars", _DEFAULTS.max_chars, "Longest side of a training pair."),
-    flags.DEFINE_float(
-        "max_length_ratio", _DEFAULTS.max_length_ratio, "Between the sides, in characters."
-    ),
-    flags.DEFINE_integer("seed", _DEFAULTS.seed, "Of drawing the vocabularies' text."),
+    flags.DEFINE_integer("source_vocab_size", None, "Pieces."),
+    flags.DEFINE_integer("target_vocab_size", None, "Pieces."),
+    flags.DEFINE_enum("model_type", None, config.MODEL_TYPES, "Of SentencePiece."),
+    flags.DEFINE_integer("max_pieces", None, "Longer training pairs are dropped; EOS included."),
+    flags.DEFINE_integer("seed", None, "Of drawing the vocabularies' text."),
 )
 
 
@@ -57,35 +42,45 @@ def main(argv: list[str]) -> None:
         raise app.UsageError(f"unexpected arguments {argv[1:]}")
     logging.set_verbosity(logging.INFO)
     start_secs = time.monotonic()
-    settings: dict[str, Any] = {flag.name: flag.value for flag in _SETTINGS}
-    config = pipeline.BuildConfig(**settings)
+    out_dir = pathlib.Path(_OUT.value)
     try:
-        made = pipeline.build(pathlib.Path(_INPUT.value), pathlib.Path(_OUT.value), config)
+        sources, settings = _sources_and_config()
+        if _THROUGH.value is not pipeline.Step.REPORT:
+            pipeline.run_through(_THROUGH.value, sources, out_dir, settings, _WORKERS.value)
+            return
+        made = pipeline.prepare(sources, out_dir, settings, _WORKERS.value)
     except ValueError as error:
         sys.exit(f"error: {error}")
     _report(made, time.monotonic() - start_secs)
+
+
+def _sources_and_config() -> tuple[tuple[Source, ...], config.BuildConfig]:
+    if (_INPUT.value is None) == (_CONFIG.value is None):
+        raise ValueError("give --input=TEXT_DIR or --config=FILE, one of them")
+    settings: dict[str, Any] = {f.name: f.value for f in _SETTINGS if f.value is not None}
+    if _CONFIG.value is not None:
+        return config.load(pathlib.Path(_CONFIG.value), settings)
+    assert _INPUT.value is not None
+    return corpus.find(pathlib.Path(_INPUT.value)), config.BuildConfig(**settings)
 
 
 def _report(made: manifest.Manifest, elapsed_secs: float) -> None:
     for language in made.languages:
         counts = {split: language.num_examples(split) for split in manifest.SPLITS}
         logging.info("%s: %s, dropped %s", language.code, counts, language.dropped or "none")
-    totals = {
-        field.name: sum(
-            getattr(language.records["train"], field.name)
-            for language in made.languages
-            if "train" in language.records
-        )
-        for field in dataclasses.fields(manifest.Records)
-        if field.name.startswith("num_")
-    }
+    train = [one.records["train"] for one in made.languages if "train" in one.records]
     logging.info(
-        "%s: train %s; vocabularies %d and %d; %.1f s",
+        "%s: %d training pairs of %d languages, %d source and %d target tokens; "
+        "vocabularies %d and %d; %.1f s; tables in %s/report",
         _OUT.value,
-        totals,
+        sum(records.num_examples for records in train),
+        len(train),
+        sum(records.num_source_tokens for records in train),
+        sum(records.num_target_tokens for records in train),
         made.source_vocabulary.size,
         made.target_vocabulary.size,
         elapsed_secs,
+        _OUT.value,
     )
 
 

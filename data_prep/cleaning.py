@@ -1,23 +1,34 @@
-"""Cleaning of parallel text: normalize both sides, then drop a training pair by the first rule.
+"""Cleaning of parallel text: repair and normalize both sides, then drop a pair by the first rule.
 
-    undecodable   a replacement character: the text was damaged before it came here
-    empty         nothing is left of a side
-    too_long      a side has too many characters
-    ratio         one side is many times longer than the other
-    held_out      the English, or the source, is also in dev or test
-    duplicate     the same pair occurred before in this language
+    undecodable      a replacement character: the text was damaged before it came here
+    empty            nothing is left of a side
+    too_long         a side has too many characters
+    ratio            one side is many times longer than the other
+    identical        the source is the English
+    repeated         one character over and over: a ruler, a filler, a stuck key
+    wrong_script     a side is mostly in scripts that are not its language's
+    wrong_language   a side is surely in another language (only with check_language)
 
-Dev and test are normalized and never dropped from: what they measure is given, not chosen.
+Two more rules need the whole corpus, see selection.py:
+
+    held_out         the English, or the source, is also in dev or test
+    duplicate        the same pair occurs before in this language
+
+Dev and test are normalized and dropped from only where a side is empty: what they measure is
+given, not chosen.
 """
 
-import collections
 import dataclasses
+import enum
 import hashlib
 import re
 import unicodedata
-from collections.abc import Iterable
 
-from data_prep import tsv
+import ftfy
+from ftfy import badness
+
+from data_prep import identification, scripts
+from data_prep.tsv import Pair
 
 # Control and format characters and private use, but not the zero width joiners that scripts
 # of India and Persia need, and no white space (that is collapsed).
@@ -30,6 +41,27 @@ _WIDE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-
 _WIDE_WEIGHT = 3
 # Two-word sentences may differ by any factor; this many characters are added to both sides.
 _RATIO_SLACK_CHARS = 10
+# Ten of a character in a row, or more than half of a text of twenty or more.
+_RUN = re.compile(r"(\S)\1{9}")
+_MIN_DOMINATED_CHARS = 20
+_NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
+
+
+class Rule(enum.StrEnum):
+    """Why a pair is dropped; the counts of the manifest have these names."""
+
+    MALFORMED = "malformed"
+    UNDECODABLE = "undecodable"
+    EMPTY = "empty"
+    TOO_LONG = "too_long"
+    RATIO = "ratio"
+    IDENTICAL = "identical"
+    REPEATED = "repeated"
+    WRONG_SCRIPT = "wrong_script"
+    WRONG_LANGUAGE = "wrong_language"
+    HELD_OUT = "held_out"
+    DUPLICATE = "duplicate"
+    TOO_MANY_PIECES = "too_many_pieces"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,83 +70,80 @@ class Limits:
 
     max_chars: int = 1000
     max_length_ratio: float = 5.0
+    check_language: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class HeldOut:
-    """What training text must not contain: keys of all English of dev and test, and of the
-    sources of one language."""
-
-    english: frozenset[str]
-    sources: frozenset[str]
+def repair(text: str) -> str:
+    """Undoes UTF-8 that was read as another encoding ("schÃ¶n"), where that is plain to see."""
+    if text.isascii() or not badness.is_bad(text):
+        return text
+    return str(ftfy.fix_encoding(text))
 
 
-@dataclasses.dataclass(frozen=True)
-class Cleaned:
-    """The pairs that are left, and the number dropped by each rule that dropped any."""
-
-    pairs: list[tsv.Pair]
-    dropped: dict[str, int]
+def repair_pair(pair: Pair) -> Pair:
+    """`repair` on both sides."""
+    return Pair(repair(pair.source), repair(pair.english))
 
 
 def normalize(text: str) -> str:
     """NFKC, no control characters, single spaces."""
-    return " ".join(_CONTROL.sub("", unicodedata.normalize("NFKC", text)).split())
+    if not unicodedata.is_normalized("NFKC", text):
+        text = unicodedata.normalize("NFKC", text)
+    return " ".join(_CONTROL.sub("", text).split())
 
 
-def normalize_pair(pair: tsv.Pair) -> tsv.Pair:
+def normalize_pair(pair: Pair) -> Pair:
     """`normalize` on both sides."""
-    return tsv.Pair(normalize(pair.source), normalize(pair.english))
+    return Pair(normalize(pair.source), normalize(pair.english))
 
 
-def english_key(text: str) -> str:
+def english_key(normalized: str) -> str:
     """What two English sentences are compared by: letters and digits, without case."""
-    key = "".join(filter(str.isalnum, normalize(text).casefold()))
-    return key or text
+    return _NOT_ALPHANUMERIC.sub("", normalized.casefold()) or normalized
 
 
-def source_key(text: str) -> str:
+def source_key(normalized: str) -> str:
     """What two source sentences are compared by: the text without case."""
-    return normalize(text).casefold()
+    return normalized.casefold()
 
 
-def clean(pairs: Iterable[tsv.Pair], held_out: HeldOut, limits: Limits) -> Cleaned:
-    """Cleans the training pairs of one language."""
-    kept: list[tsv.Pair] = []
-    dropped: collections.Counter[str] = collections.Counter()
-    seen: set[bytes] = set()
-    for raw in pairs:
-        pair = normalize_pair(raw)
-        rule = _broken_rule(pair, held_out, limits) or _note_duplicate(pair, seen)
-        if rule:
-            dropped[rule] += 1
-        else:
-            kept.append(pair)
-    return Cleaned(kept, dict(sorted(dropped.items())))
+def digest(text: str) -> int:
+    """64 bits that stand for a text wherever texts are compared by the million."""
+    return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest())
 
 
-def _broken_rule(pair: tsv.Pair, held_out: HeldOut, limits: Limits) -> str | None:
-    if "\ufffd" in pair.source or "\ufffd" in pair.english:
-        return "undecodable"
-    if not pair.source or not pair.english:
-        return "empty"
-    lengths = [_length_chars(pair.source), _length_chars(pair.english)]
+def broken_rule(
+    pair: Pair, language: str, own_scripts: frozenset[str], limits: Limits
+) -> Rule | None:
+    """The first rule that a normalized pair breaks, of those that need nothing but the pair.
+
+    Args:
+        pair: both sides normalized.
+        language: the source's code.
+        own_scripts: of the source, see scripts.py.
+        limits: the numbers.
+    """
+    sides = (pair.source, pair.english)
+    if any("\ufffd" in side for side in sides):
+        return Rule.UNDECODABLE
+    if not all(sides):
+        return Rule.EMPTY
+    lengths = [_length_chars(side) for side in sides]
     if max(lengths) > limits.max_chars:
-        return "too_long"
+        return Rule.TOO_LONG
     ratio = (max(lengths) + _RATIO_SLACK_CHARS) / (min(lengths) + _RATIO_SLACK_CHARS)
     if ratio > limits.max_length_ratio:
-        return "ratio"
-    if english_key(pair.english) in held_out.english or source_key(pair.source) in held_out.sources:
-        return "held_out"
-    return None
-
-
-def _note_duplicate(pair: tsv.Pair, seen: set[bytes]) -> str | None:
-    # Digests, not texts: the set of a large corpus has to stay in memory.
-    digest = hashlib.blake2b(f"{pair.source}\t{pair.english}".encode(), digest_size=12).digest()
-    if digest in seen:
-        return "duplicate"
-    seen.add(digest)
+        return Rule.RATIO
+    if pair.source == pair.english:
+        return Rule.IDENTICAL
+    if any(map(_is_repetitive, sides)):
+        return Rule.REPEATED
+    if scripts.is_mostly_foreign(pair.source, own_scripts) or scripts.is_mostly_foreign(
+        pair.english, frozenset({scripts.LATIN})
+    ):
+        return Rule.WRONG_SCRIPT
+    if limits.check_language and identification.is_surely_another(pair, language):
+        return Rule.WRONG_LANGUAGE
     return None
 
 
@@ -122,3 +151,13 @@ def _length_chars(text: str) -> int:
     if text.isascii():
         return len(text)
     return len(text) + (_WIDE_WEIGHT - 1) * len(_WIDE.findall(text))
+
+
+def _is_repetitive(text: str) -> bool:
+    if _RUN.search(text):
+        return True
+    letters = text.replace(" ", "")
+    if len(letters) < _MIN_DOMINATED_CHARS:
+        return False
+    # What makes up more than half is in the middle when sorted.
+    return 2 * letters.count(sorted(letters)[len(letters) // 2]) > len(letters)

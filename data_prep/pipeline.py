@@ -1,170 +1,359 @@
-"""From a folder of parallel text to a prepared data folder, step by step.
+"""From parallel text to a prepared data folder, step by step.
 
-    find -> hold out -> clean (spilled, a language at a time) -> vocabularies -> records -> manifest
+    survey   each source: the scripts that its languages are written in
+    clean    each source: repaired, normalized, cleaned, in chunks
+    select   each language: without what is held out, without duplicates
+    vocab    text drawn from each language, and the two vocabularies
+    records  each shard: tokens
+    report   tables, a picture, and last the manifest
 
-Memory holds one language's pairs, the keys of dev and test, and the text that the vocabularies
-learn from.
+Every step is tasks that run in parallel (tasks.py). What is between them is files in
+OUT/.unfinished: a run that is killed goes on where it was and ends with the same bytes. Memory
+holds a chunk a process, the digests of dev and test, and the text that the vocabularies learn from.
 """
 
 import collections
 import dataclasses
+import enum
+import functools
 import importlib.metadata
+import itertools
 import pathlib
-import random
 import shutil
 from collections.abc import Iterator, Sequence
 
-import tqdm
 from absl import logging
 
-from data_prep import cleaning, corpus, encoding, records, tsv, vocabulary
+from data_prep import (
+    chunks,
+    cleaning,
+    corpus,
+    encoding,
+    reading,
+    report,
+    scripts,
+    selection,
+    tasks,
+    tsv,
+    vocabulary,
+)
+from data_prep.chunks import Chunk
+from data_prep.cleaning import Rule
+from data_prep.config import BuildConfig
+from data_prep.sources.source import Source
+from data_prep.vocabulary import Side
 from lingvo_gshard.input import manifest
 
+
+class Step(enum.StrEnum):
+    """In their order."""
+
+    SURVEY = "survey"
+    CLEAN = "clean"
+    SELECT = "select"
+    VOCAB = "vocab"
+    RECORDS = "records"
+    REPORT = "report"
+
+
 _UNFINISHED = ".unfinished"
+_MADE = ("records", "report", "text", "vocab")
 _HELD_OUT_SPLITS = ("dev", "test")
-_LIBRARIES = ("sentencepiece", "array_record")
+_LIBRARIES = (
+    "array_record",
+    "ftfy",
+    "langcodes",
+    "sentencepiece",
+    "tensorflow",
+    "tensorflow-text",
+)
 
 
-@dataclasses.dataclass(frozen=True)
-class BuildConfig:
-    """What a prepared folder is made with. Lengths in pieces include EOS."""
-
-    source_vocab_size: int = 8000
-    target_vocab_size: int = 4000
-    model_type: str = "bpe"
-    character_coverage: float = 0.9995
-    max_vocab_sentences: int = 300_000
-    vocab_temperature: float = 5.0
-    max_pieces: int = 128
-    max_malformed_share: float = 0.01
-    held_out_share: float = 0.01
-    max_chars: int = 1000
-    max_length_ratio: float = 5.0
-    seed: int = 1
+def build(
+    input_dir: pathlib.Path, out_dir: pathlib.Path, config: BuildConfig, num_workers: int = 1
+) -> manifest.Manifest:
+    """`prepare` for a corpus folder (corpus.py)."""
+    return prepare(corpus.find(input_dir), out_dir, config, num_workers)
 
 
-def build(input_dir: pathlib.Path, out_dir: pathlib.Path, config: BuildConfig) -> manifest.Manifest:
-    """Prepares `input_dir` into `out_dir`; the manifest is written last.
+def prepare(
+    sources: Sequence[Source], out_dir: pathlib.Path, config: BuildConfig, num_workers: int = 1
+) -> manifest.Manifest:
+    """Prepares sources into `out_dir`; the manifest is written last.
 
     Raises:
-        ValueError: no text, text that cannot be read, or nothing left to train on.
+        ValueError: text that cannot be read, or nothing left to train on.
     """
-    text = corpus.find(input_dir)
-    out_dir.mkdir(parents=True, exist_ok=True)
+    run_through(Step.REPORT, sources, out_dir, config, num_workers)
+    shutil.rmtree(out_dir / _UNFINISHED)
+    return manifest.load(out_dir)
+
+
+def run_through(
+    last: Step,
+    sources: Sequence[Source],
+    out_dir: pathlib.Path,
+    config: BuildConfig,
+    num_workers: int,
+) -> None:
+    """Runs the steps up to `last`, as far as they are not done.
+
+    Raises:
+        ValueError: as prepare.
+    """
     (out_dir / manifest.FILE_NAME).unlink(missing_ok=True)
     work_dir = out_dir / _UNFINISHED
-    shutil.rmtree(work_dir, ignore_errors=True)
-    dropped: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    if text.is_flat:
-        text, num_malformed = corpus.deal_out(
-            text, work_dir / "split", config.held_out_share, config.max_malformed_share
-        )
-        for language, count in num_malformed.items():
-            dropped[language]["malformed"] += count
-    made = _Build(text, out_dir, work_dir / "clean", config, dropped).run()
-    manifest.save(made, out_dir)
-    shutil.rmtree(work_dir, ignore_errors=True)
-    return made
+    _begin_or_go_on(out_dir, _plan(sources, config))
+    runner = tasks.Runner(work_dir / "results", num_workers)
+    steps = _Steps(sources, out_dir, work_dir, config, runner)
+    results = {
+        Step.SURVEY: lambda: steps.own_scripts,
+        Step.CLEAN: lambda: steps.cleaned,
+        Step.SELECT: lambda: steps.selected,
+        Step.VOCAB: lambda: steps.vocabularies,
+        Step.RECORDS: lambda: steps.encoded,
+        Step.REPORT: steps.report,
+    }
+    for step in itertools.takewhile(lambda step: step is not last, Step):
+        results[step]()
+    results[last]()
+
+
+def _plan(sources: Sequence[Source], config: BuildConfig) -> str:
+    """All that the outcome depends on, as text."""
+    files = [path for source in sources for path in source.files]
+    stats = [(str(path), path.stat()) for path in files if path.exists()]
+    lines = [
+        repr(config),
+        repr(_library_versions()),
+        *map(repr, sources),
+        *(f"{name}: {stat.st_size} bytes, {stat.st_mtime_ns}" for name, stat in stats),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _begin_or_go_on(out_dir: pathlib.Path, plan: str) -> None:
+    """Clears away what another plan has left; what this one has, stays."""
+    path = out_dir / _UNFINISHED / "plan.txt"
+    if path.exists() and path.read_text(encoding="utf-8") == plan:
+        logging.info("%s: going on where an earlier run stopped", out_dir)
+        return
+    for name in (_UNFINISHED, *_MADE):
+        shutil.rmtree(out_dir / name, ignore_errors=True)
+    path.parent.mkdir(parents=True)
+    path.write_text(plan, encoding="utf-8")
+
+
+def _library_versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in _LIBRARIES}
 
 
 @dataclasses.dataclass(frozen=True)
-class _Build:
-    """One run of the steps after the corpus is split. `dropped` is keyed by language and rule."""
+class _TextJob:
+    """Chunks of dev or test that become the raw text `path` of `data_dir`."""
 
-    text: corpus.Corpus
+    chunks: Sequence[Chunk]
+    data_dir: pathlib.Path
+    path: str
+
+
+def _write_text(job: _TextJob) -> manifest.DataFile:
+    pairs = itertools.chain.from_iterable(chunk.pairs() for chunk in job.chunks)
+    tsv.write(job.data_dir / job.path, pairs)
+    return manifest.describe_file(job.data_dir, job.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """The steps' results, each computed when it is asked for, from those before it."""
+
+    sources: Sequence[Source]
     out_dir: pathlib.Path
-    clean_dir: pathlib.Path
+    work_dir: pathlib.Path
     config: BuildConfig
-    dropped: dict[str, collections.Counter[str]]
+    runner: tasks.Runner
 
-    def run(self) -> manifest.Manifest:
-        texts = self._hold_out()
-        counts = self._clean_train()
-        logging.info("cleaned: %d training pairs of %d languages", sum(counts), len(counts))
-        vocabularies = self._train_vocabularies(counts)
-        written = self._write_records()
-        return manifest.Manifest(
-            languages=tuple(
-                manifest.Language(
-                    code=code,
-                    records=written[code],
-                    text=texts[code],
-                    dropped={k: n for k, n in sorted(self.dropped[code].items()) if n},
-                )
-                for code in self.text.languages
-            ),
-            source_vocabulary=vocabularies["source"],
-            target_vocabulary=vocabularies["target"],
-            config=dataclasses.asdict(self.config),
-            library_versions={name: importlib.metadata.version(name) for name in _LIBRARIES},
-        )
-
-    def _hold_out(self) -> dict[str, dict[str, manifest.DataFile]]:
-        """Copies dev and test as raw text, and spills them normalized."""
-        texts: dict[str, dict[str, manifest.DataFile]] = {c: {} for c in self.text.languages}
-        for split in _HELD_OUT_SPLITS:
-            for code, path in self.text.files.get(split, {}).items():
-                pairs = self._read(code, path)
-                relative = f"text/{split}/{code}-en.tsv.gz"
-                tsv.write(self.out_dir / relative, pairs)
-                texts[code][split] = manifest.describe_file(self.out_dir, relative)
-                self._spill(split, code, [cleaning.normalize_pair(pair) for pair in pairs])
-        return texts
-
-    def _clean_train(self) -> list[int]:
-        """Cleans and spills each language; returns the pairs left of each language of train."""
-        english = frozenset(
-            cleaning.english_key(pair.english)
-            for split in _HELD_OUT_SPLITS
-            for code in self.text.files.get(split, {})
-            for pair in self._spilled(split, code)
-        )
-        limits = cleaning.Limits(self.config.max_chars, self.config.max_length_ratio)
-        counts = []
-        for code, path in tqdm.tqdm(self.text.files["train"].items(), "cleaning", disable=None):
-            held_out = cleaning.HeldOut(english, self._held_out_sources(code))
-            cleaned = cleaning.clean(self._read(code, path), held_out, limits)
-            self.dropped[code].update(cleaned.dropped)
-            self._spill("train", code, cleaned.pairs)
-            counts.append(len(cleaned.pairs))
-        if not sum(counts):
-            raise ValueError(f"no training pair of {self.text.folder} is left after cleaning")
-        return counts
-
-    def _held_out_sources(self, code: str) -> frozenset[str]:
-        return frozenset(
-            cleaning.source_key(pair.source)
-            for split in _HELD_OUT_SPLITS
-            if code in self.text.files.get(split, {})
-            for pair in self._spilled(split, code)
-        )
-
-    def _train_vocabularies(self, counts: Sequence[int]) -> dict[str, manifest.Vocabulary]:
-        sizes = {"source": self.config.source_vocab_size, "target": self.config.target_vocab_size}
-        drawn = self._draw(counts)
-        # Many languages share their English; once is enough.
-        sentences = {
-            "source": [pair.source for pair in drawn],
-            "target": list(dict.fromkeys(pair.english for pair in drawn)),
+    @functools.cached_property
+    def own_scripts(self) -> dict[str, frozenset[str]]:
+        """The scripts of each language, as scripts.own_scripts."""
+        counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+        for surveyed in self.runner.map("survey", reading.survey, self.sources):
+            for code, found in surveyed.items():
+                counts[code] += found
+        return {
+            code: scripts.own_scripts(code, found, self.config.scripts)
+            for code, found in counts.items()
         }
-        made = {}
-        for name, size in sizes.items():
-            logging.info("training the %s vocabulary: %d sentences", name, len(sentences[name]))
-            path = f"vocab/{name}.model"
-            trained_size = vocabulary.train(
-                name, sentences[name], self._vocabulary_config(size), self.out_dir / path
-            )
-            file = manifest.describe_file(self.out_dir, path)
-            made[name] = manifest.Vocabulary(file, trained_size)
-        return made
 
-    def _draw(self, counts: Sequence[int]) -> list[tsv.Pair]:
-        quotas = vocabulary.quotas(counts, self._vocabulary_config(0))
-        rng = random.Random(self.config.seed)
-        drawn: list[tsv.Pair] = []
-        for code, quota in zip(self.text.files["train"], quotas, strict=True):
-            drawn.extend(vocabulary.draw(list(self._spilled("train", code)), quota, rng))
-        return drawn
+    @functools.cached_property
+    def cleaned(self) -> list[reading.Cleaned]:
+        """Of each source."""
+        config = self.config
+        jobs = [
+            reading.CleanJob(
+                source=source,
+                folder=self.work_dir / "text",
+                name=f"{index:05d}",
+                own_scripts=self.own_scripts,
+                limits=cleaning.Limits(
+                    config.max_chars, config.max_length_ratio, config.check_language
+                ),
+                max_malformed_share=config.max_malformed_share,
+                held_out_share=config.held_out_share,
+                pairs_per_chunk=config.pairs_per_chunk,
+            )
+            for index, source in enumerate(self.sources)
+        ]
+        return self.runner.map("clean", reading.clean, jobs)
+
+    @functools.cached_property
+    def chunks(self) -> dict[str, dict[str, list[Chunk]]]:
+        """By split and language, in the order of the sources."""
+        found: dict[str, dict[str, list[Chunk]]] = {split: {} for split in manifest.SPLITS}
+        for chunk in itertools.chain.from_iterable(one.chunks for one in self.cleaned):
+            found[chunk.split].setdefault(chunk.language, []).append(chunk)
+        return {split: dict(sorted(chunks.items())) for split, chunks in found.items()}
+
+    @functools.cached_property
+    def selected(self) -> dict[str, selection.Selected]:
+        """Of each language of train."""
+        folder = self.work_dir / "held_out"
+        by_language = [one for split in _HELD_OUT_SPLITS for one in self.chunks[split].values()]
+        everything = list(itertools.chain.from_iterable(by_language))
+        english = selection.save_held_out(everything, chunks.ENGLISH, folder / "english.npy")
+        jobs = []
+        for code, members in self.chunks["train"].items():
+            own = [chunk for chunk in everything if chunk.language == code]
+            sources = selection.save_held_out(own, chunks.SOURCE, folder / f"{code}.npy")
+            jobs.append(selection.SelectJob(members, english, sources))
+        found = self.runner.map("select", selection.select, jobs)
+        if not sum(sum(one.num_kept) for one in found):
+            raise ValueError("no training pair is left after cleaning")
+        return dict(zip(self.chunks["train"], found, strict=True))
+
+    @functools.cached_property
+    def vocabularies(self) -> dict[Side, manifest.Vocabulary]:
+        """Trained on text drawn from all languages."""
+        counts = {code: sum(one.num_kept) for code, one in self.selected.items()}
+        quotas = vocabulary.quotas(list(counts.values()), self._vocabulary_config(0))
+        folder = self.work_dir / "drawn"
+        folder.mkdir(exist_ok=True)
+        draws = [
+            vocabulary.DrawJob(
+                self.chunks["train"][code], count, quota, self.config.seed, folder / f"{code}.tsv"
+            )
+            for (code, count), quota in zip(counts.items(), quotas, strict=True)
+        ]
+        drawn = self.runner.map("draw", vocabulary.draw, draws)
+        wanted = {
+            Side.SOURCE: self.config.source_vocab_size,
+            Side.TARGET: self.config.target_vocab_size,
+        }
+        trainings = [
+            vocabulary.TrainJob(side, drawn, self._vocabulary_config(size), self._model(side))
+            for side, size in wanted.items()
+        ]
+        sizes = self.runner.map("vocab", vocabulary.train_drawn, trainings)
+        return {
+            side: manifest.Vocabulary(manifest.describe_file(self.out_dir, _model_path(side)), size)
+            for side, size in zip(wanted, sizes, strict=True)
+        }
+
+    @functools.cached_property
+    def encoded(self) -> dict[tuple[str, str], list[encoding.Encoded]]:
+        """The shards of each (split, language)."""
+        assert self.vocabularies
+        jobs = [
+            (key, job)
+            for split, by_language in self.chunks.items()
+            for key in ((split, code) for code in by_language)
+            for job in self._encode_jobs(*key)
+        ]
+        results = self.runner.map("records", encoding.encode, [job for _, job in jobs])
+        found: dict[tuple[str, str], list[encoding.Encoded]] = collections.defaultdict(list)
+        for (key, _), result in zip(jobs, results, strict=True):
+            found[key].append(result)
+        return dict(found)
+
+    @functools.cached_property
+    def texts(self) -> dict[tuple[str, str], manifest.DataFile]:
+        """The raw text of each (split, language) of dev and test."""
+        jobs = {
+            (split, code): _TextJob(members, self.out_dir, f"text/{split}/{code}-en.tsv.gz")
+            for split in _HELD_OUT_SPLITS
+            for code, members in self.chunks[split].items()
+        }
+        return dict(
+            zip(jobs, self.runner.map("text", _write_text, list(jobs.values())), strict=True)
+        )
+
+    def report(self) -> None:
+        """Writes the report and, when everything else is there, the manifest."""
+        languages = tuple(map(self._language, sorted(self._codes())))
+        reports = [
+            report.LanguageReport(
+                language,
+                *(self._statistics(language.code, side) for side in ("source", "target")),
+            )
+            for language in languages
+        ]
+        report.write(reports, self.out_dir / "report")
+        made = manifest.Manifest(
+            languages=languages,
+            source_vocabulary=self.vocabularies[Side.SOURCE],
+            target_vocabulary=self.vocabularies[Side.TARGET],
+            config=dataclasses.asdict(self.config) | {"sources": list(map(str, self.sources))},
+            library_versions=_library_versions(),
+        )
+        manifest.save(made, self.out_dir)
+
+    def _encode_jobs(self, split: str, code: str) -> list[encoding.EncodeJob]:
+        members = self.chunks[split][code]
+        num_kept = (
+            self.selected[code].num_kept
+            if split == "train"
+            else [chunk.num_pairs for chunk in members]
+        )
+        shards = list(_shards(members, num_kept, self.config.pairs_per_shard))
+        return [
+            encoding.EncodeJob(
+                chunks=shard,
+                data_dir=self.out_dir,
+                path=f"records/{split}/{code}-{index:05d}-of-{len(shards):05d}.array_record",
+                source_model=self._model(Side.SOURCE),
+                target_model=self._model(Side.TARGET),
+                max_pieces=self.config.max_pieces if split == "train" else None,
+            )
+            for index, shard in enumerate(shards)
+        ]
+
+    def _language(self, code: str) -> manifest.Language:
+        dropped: collections.Counter[Rule] = collections.Counter()
+        for cleaned in self.cleaned:
+            dropped += cleaned.dropped.get(code, collections.Counter())
+        if code in self.selected:
+            dropped += self.selected[code].dropped
+        shards = {split: self.encoded.get((split, code), []) for split in manifest.SPLITS}
+        dropped[Rule.TOO_MANY_PIECES] = sum(one.num_too_long for one in shards["train"])
+        return manifest.Language(
+            code=code,
+            records={split: _records(made) for split, made in shards.items() if made},
+            text={split: file for (split, other), file in self.texts.items() if other == code},
+            dropped={str(rule): number for rule, number in sorted(dropped.items()) if number},
+            repaired=sum(cleaned.repaired[code] for cleaned in self.cleaned),
+            scripts=tuple(sorted(self.own_scripts.get(code, ()))),
+        )
+
+    def _statistics(self, code: str, side: str) -> encoding.SideStatistics:
+        shards = self.encoded.get(("train", code), [])
+        return sum((getattr(shard, side) for shard in shards), encoding.NOTHING)
+
+    def _codes(self) -> set[str]:
+        dropped = (one.dropped for one in self.cleaned)
+        return set(self.own_scripts).union(*dropped, *self.chunks.values())
+
+    def _model(self, side: Side) -> pathlib.Path:
+        return self.out_dir / _model_path(side)
 
     def _vocabulary_config(self, size: int) -> vocabulary.VocabularyConfig:
         return vocabulary.VocabularyConfig(
@@ -175,48 +364,30 @@ class _Build:
             temperature=self.config.vocab_temperature,
         )
 
-    def _write_records(self) -> dict[str, dict[str, manifest.Records]]:
-        encoder = encoding.PairEncoder(
-            self.out_dir / "vocab/source.model", self.out_dir / "vocab/target.model"
-        )
-        written: dict[str, dict[str, manifest.Records]] = {c: {} for c in self.text.languages}
-        for split, files in self.text.files.items():
-            for code in tqdm.tqdm(files, f"records of {split}", disable=None):
-                encoded = encoder.encode(list(self._spilled(split, code)))
-                if split == "train":
-                    encoded = self._drop_long(code, encoded)
-                written[code][split] = self._write(split, code, encoded)
-        return written
 
-    def _drop_long(
-        self, code: str, encoded: list[encoding.EncodedPair]
-    ) -> list[encoding.EncodedPair]:
-        short = [pair for pair in encoded if pair.max_pieces <= self.config.max_pieces]
-        self.dropped[code]["too_many_pieces"] += len(encoded) - len(short)
-        return short
+def _model_path(side: Side) -> str:
+    return f"vocab/{side}.model"
 
-    def _write(
-        self, split: str, code: str, encoded: Sequence[encoding.EncodedPair]
-    ) -> manifest.Records:
-        relative = f"records/{split}/{code}.array_record"
-        examples = ((pair.source_ids, pair.target_ids) for pair in encoded)
-        counts = records.write(self.out_dir / relative, examples)
-        file = manifest.describe_file(self.out_dir, relative)
-        return manifest.Records(file, **dataclasses.asdict(counts))
 
-    def _read(self, code: str, path: pathlib.Path) -> list[tsv.Pair]:
-        text = tsv.read(path, self.config.max_malformed_share)
-        self.dropped[code]["malformed"] += text.num_malformed
-        return text.pairs
+def _shards(
+    members: Sequence[Chunk], num_kept: Sequence[int], pairs_per_shard: int
+) -> Iterator[list[Chunk]]:
+    """Groups chunks into files of at least `pairs_per_shard` pairs, but for the last."""
+    shard: list[Chunk] = []
+    num_pairs = 0
+    for chunk, number in zip(members, num_kept, strict=True):
+        shard.append(chunk)
+        num_pairs += number
+        if num_pairs >= pairs_per_shard:
+            yield shard
+            shard, num_pairs = [], 0
+    if shard:
+        yield shard
 
-    def _spill(self, split: str, code: str, pairs: Sequence[tsv.Pair]) -> None:
-        path = self.clean_dir / split / code
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{pair.source}\t{pair.english}\n" for pair in pairs)
 
-    def _spilled(self, split: str, code: str) -> Iterator[tsv.Pair]:
-        with (self.clean_dir / split / code).open(encoding="utf-8", newline="\n") as file:
-            for line in file:
-                source, english = line.rstrip("\n").split("\t")
-                yield tsv.Pair(source, english)
+def _records(made: Sequence[encoding.Encoded]) -> manifest.Records:
+    return manifest.Records(
+        shards=tuple(one.shard for one in made),
+        num_source_tokens=sum(one.source.num_pieces for one in made),
+        num_target_tokens=sum(one.target.num_pieces for one in made),
+    )

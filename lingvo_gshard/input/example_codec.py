@@ -10,6 +10,7 @@ All numbers are unsigned and little endian; w is 2 where every id fits.
 """
 
 import dataclasses
+import itertools
 import struct
 from collections.abc import Sequence
 
@@ -27,7 +28,7 @@ class Example:
     target_ids: np.ndarray
 
 
-def encode(source_ids: Sequence[int], target_ids: Sequence[int]) -> bytes:
+def encode(source_ids: Sequence[int] | np.ndarray, target_ids: Sequence[int] | np.ndarray) -> bytes:
     """Returns a record's bytes. Raises ValueError for an id outside [0, 2**32)."""
     ids = np.asarray([*source_ids, *target_ids], np.int64)
     largest = int(ids.max(initial=0))
@@ -35,6 +36,36 @@ def encode(source_ids: Sequence[int], target_ids: Sequence[int]) -> bytes:
         raise ValueError(f"token ids must be in [0, 2**32), given {ids.min()} to {largest}")
     width = 2 if largest < 2**16 else 4
     return _HEADER.pack(width, len(source_ids)) + ids.astype(_DTYPES[width]).tobytes()
+
+
+def encode_batch(
+    source_ids: np.ndarray,
+    source_splits: np.ndarray,
+    target_ids: np.ndarray,
+    target_splits: np.ndarray,
+) -> list[bytes]:
+    """`encode` for n pairs at once.
+
+    Args:
+        source_ids: int [sum of lengths], the sources' ids one after the other.
+        source_splits: int [n + 1], where each source starts, and where the last ends.
+        target_ids: as source_ids.
+        target_splits: as source_splits.
+    """
+    largest = max(int(ids.max(initial=0)) for ids in (source_ids, target_ids))
+    if min(int(ids.min(initial=0)) for ids in (source_ids, target_ids)) < 0 or largest >= 2**16:
+        # A large vocabulary: the width differs from record to record.
+        sources = np.split(source_ids, source_splits[1:-1])
+        targets = np.split(target_ids, target_splits[1:-1])
+        return [encode(*pair) for pair in zip(sources, targets, strict=True)]
+    source, target = (ids.astype(_DTYPES[2]).tobytes() for ids in (source_ids, target_ids))
+    source_starts, target_starts = (2 * source_splits).tolist(), (2 * target_splits).tolist()
+    return [
+        _HEADER.pack(2, (s_end - s_start) // 2) + source[s_start:s_end] + target[t_start:t_end]
+        for (s_start, s_end), (t_start, t_end) in zip(
+            itertools.pairwise(source_starts), itertools.pairwise(target_starts), strict=True
+        )
+    ]
 
 
 def decode(record: bytes) -> Example:

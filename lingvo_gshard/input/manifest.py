@@ -5,20 +5,24 @@ complete and a folder without one is not. The library reads a data folder throug
 alone.
 
     DIR/manifest.json
-        vocab/{source,target}.model              SentencePiece models
-        records/{split}/{language}.array_record  token ids, see example_codec.py
-        text/{split}/{language}-en.tsv.gz        the raw text of dev and test
+        vocab/{source,target}.model                      SentencePiece models
+        records/{split}/{language}-I-of-N.array_record   token ids, see example_codec.py
+        text/{split}/{language}-en.tsv.gz                the raw text of dev and test
+        report/                                          what was made of what, for people
 """
 
+import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Iterable
 from typing import Any
 
 FILE_NAME = "manifest.json"
-VERSION = 1
+VERSION = 2
 SPLITS = ("train", "dev", "test")
 
 
@@ -40,23 +44,41 @@ class Vocabulary:
 
 
 @dataclasses.dataclass(frozen=True)
-class Records:
-    """One split of one language: the file and what it counts. Token counts include EOS."""
+class Shard:
+    """One file of records."""
 
     file: DataFile
     num_examples: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Records:
+    """One split of one language: its files, in order, and their tokens, EOS included."""
+
+    shards: tuple[Shard, ...]
     num_source_tokens: int
     num_target_tokens: int
+
+    @property
+    def num_examples(self) -> int:
+        """The records of all files."""
+        return sum(shard.num_examples for shard in self.shards)
 
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """One source language. `records` and `text` are keyed by split, `dropped` by cleaning rule."""
+    """One source language.
+
+    `records` and `text` are keyed by split, `dropped` by cleaning rule; `repaired` counts the
+    training pairs whose encoding was, `scripts` (ISO 15924) are what its sources are written in.
+    """
 
     code: str
     records: dict[str, Records]
     text: dict[str, DataFile]
     dropped: dict[str, int]
+    repaired: int = 0
+    scripts: tuple[str, ...] = ()
 
     def num_examples(self, split: str) -> int:
         """The number of records of a split, 0 where the language has none."""
@@ -86,7 +108,8 @@ class Manifest:
         """Every file that the manifest names."""
         found = [self.source_vocabulary.file, self.target_vocabulary.file]
         for language in self.languages:
-            found.extend(records.file for records in language.records.values())
+            for records in language.records.values():
+                found.extend(shard.file for shard in records.shards)
             found.extend(language.text.values())
         return tuple(found)
 
@@ -127,16 +150,29 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
     return manifest
 
 
-def verify(data_dir: str | os.PathLike[str]) -> Manifest:
-    """`load`, and every file's SHA-256 as well. Raises ValueError naming the first that differs."""
-    manifest = load(data_dir)
-    for file in manifest.files():
-        found = _sha256(pathlib.Path(data_dir, file.path))
+def verify(data_dir: str | os.PathLike[str], files: Iterable[DataFile]) -> None:
+    """Checks the SHA-256 of files of a manifest that was loaded from `data_dir`.
+
+    A file that this process has verified before, and that has not been written to since, is not
+    read again.
+
+    Raises:
+        ValueError: the first file that differs.
+    """
+
+    def check(file: DataFile) -> None:
+        path = pathlib.Path(data_dir, file.path)
+        found = _sha256_of_version(path, path.stat().st_mtime_ns)
         if found != file.sha256:
             raise ValueError(
-                f"{data_dir}/{file.path} has SHA-256 {found}, the manifest says {file.sha256}"
+                f"{path} has SHA-256 {found}, the manifest says {file.sha256}: "
+                "it was damaged, or is of another preparation than the records"
             )
-    return manifest
+
+    # Hashing lets go of the interpreter's lock.
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
+        for _ in threads.map(check, files):
+            pass
 
 
 def _command(folder: pathlib.Path) -> str:
@@ -170,12 +206,18 @@ def _manifest(fields: dict[str, Any]) -> Manifest:
 
 
 def _language(entry: dict[str, Any]) -> Language:
-    records = {
-        split: Records(**{**fields, "file": DataFile(**fields["file"])})
-        for split, fields in entry["records"].items()
-    }
-    text = {split: DataFile(**fields) for split, fields in entry["text"].items()}
-    return Language(entry["code"], records, text, entry["dropped"])
+    fields = dict(entry)
+    fields["records"] = {split: _records(one) for split, one in entry["records"].items()}
+    fields["text"] = {split: DataFile(**file) for split, file in entry["text"].items()}
+    fields["scripts"] = tuple(entry["scripts"])
+    return Language(**fields)
+
+
+def _records(entry: dict[str, Any]) -> Records:
+    shards = tuple(
+        Shard(DataFile(**shard["file"]), shard["num_examples"]) for shard in entry["shards"]
+    )
+    return Records(**{**entry, "shards": shards})
 
 
 def _check_present(folder: pathlib.Path, file: DataFile) -> None:
@@ -188,6 +230,12 @@ def _check_present(folder: pathlib.Path, file: DataFile) -> None:
             f"{path} has {size_bytes} bytes, the manifest says {file.size_bytes}: "
             "prepare the data again"
         )
+
+
+@functools.cache
+def _sha256_of_version(path: pathlib.Path, mtime_ns: int) -> str:
+    del mtime_ns  # Tells a file's versions apart.
+    return _sha256(path)
 
 
 def _sha256(path: pathlib.Path) -> str:

@@ -1,11 +1,14 @@
+import pytest
+
 from data_prep import cleaning
+from data_prep.cleaning import Rule
 from data_prep.tsv import Pair
 
-_NOTHING_HELD_OUT = cleaning.HeldOut(frozenset(), frozenset())
+_LATIN = frozenset({"Latn"})
 
 
-def _dropped(pairs, held_out=_NOTHING_HELD_OUT, **limits):
-    return cleaning.clean(pairs, held_out, cleaning.Limits(**limits)).dropped
+def _rule(pair, language="de", own_scripts=_LATIN, **limits):
+    return cleaning.broken_rule(pair, language, own_scripts, cleaning.Limits(**limits))
 
 
 def test_normalize():
@@ -15,41 +18,56 @@ def test_normalize():
     assert cleaning.normalize("می\u200cخواهم") == "می\u200cخواهم"
 
 
-def test_each_rule_drops_its_pair_and_counts_it():
-    pairs = [
-        Pair("gut", "good"),
-        Pair("gut ", "good"),
-        Pair("da\ufffdmaged", "damaged"),
-        Pair("\u200b", "nothing is left"),
-        Pair("x" * 31, "y" * 31),
-        Pair("kurz", "a very long one it is"),
-        Pair("ein anderer", "Held OUT!"),
-        Pair("AUCH gehalten", "something else"),
-    ]
-    held_out = cleaning.HeldOut(
-        frozenset({cleaning.english_key("held out.")}),
-        frozenset({cleaning.source_key("auch gehalten")}),
-    )
-    result = cleaning.clean(pairs, held_out, cleaning.Limits(max_chars=30, max_length_ratio=2.2))
-    assert result.pairs == [Pair("gut", "good")]
-    assert result.dropped == {
-        "duplicate": 1,
-        "empty": 1,
-        "held_out": 2,
-        "ratio": 1,
-        "too_long": 1,
-        "undecodable": 1,
-    }
+def test_repair_undoes_a_wrong_encoding_and_touches_nothing_else():
+    assert cleaning.repair("schÃ¶n, sagte er â€“ wirklich") == "schön, sagte er – wirklich"
+    for text in ("schön – wirklich", "水 and ﬁne", "plain", "ÃO É NÃO"):
+        assert cleaning.repair(text) == text
+
+
+@pytest.mark.parametrize(
+    ("source", "english", "rule"),
+    [
+        ("gut", "good", None),
+        ("da\ufffdmaged", "damaged", Rule.UNDECODABLE),
+        ("", "nothing is left", Rule.EMPTY),
+        ("x y" * 11, "y z" * 11, Rule.TOO_LONG),
+        ("kurz", "a very long one it is", Rule.RATIO),
+        ("Amen", "Amen", Rule.IDENTICAL),
+        ("aaaaaaaaaaaaa", "ah, a long one", Rule.REPEATED),
+        ("Es steht da", "..........", Rule.REPEATED),
+        ("a_a_a_a-a a a a a. aaaaaaa", "something else here", Rule.REPEATED),
+        ("это русский", "this is Russian", Rule.WRONG_SCRIPT),
+        ("das ist so", "это русский", Rule.WRONG_SCRIPT),
+        # Less than half of it, and what has no letters at all.
+        ("Moskau heißt на русском", "Moscow, in Russian", None),
+        ("1, 2, 3", "1, 2, 3.", None),
+    ],
+)
+def test_each_rule(source, english, rule):
+    assert _rule(Pair(source, english), max_chars=30, max_length_ratio=2.2) is rule
 
 
 def test_length_ratio_by_hand():
     # (10 + 40) / (10 + 0 + 15) = 2
-    pair = Pair("x" * 40, "y" * 15)
-    assert _dropped([pair], max_length_ratio=2.0) == {}
-    assert _dropped([pair], max_length_ratio=1.99) == {"ratio": 1}
+    pair = Pair("x y z w " * 5, "yz zw wy zz wyz")
+    assert _rule(pair, max_length_ratio=2.0) is None
+    assert _rule(pair, max_length_ratio=1.99) is Rule.RATIO
     # Five Han characters count as fifteen.
-    assert _dropped([Pair("水" * 5, "x" * 40)], max_length_ratio=2.0) == {}
-    assert _dropped([Pair("水" * 4, "x" * 40)], max_length_ratio=2.0) == {"ratio": 1}
+    han, english = frozenset({"Hani"}), "x y z w " * 5
+    assert _rule(Pair("水火木金土", english), "zh", han, max_length_ratio=2.0) is None
+    assert _rule(Pair("水火木金", english), "zh", han, max_length_ratio=2.0) is Rule.RATIO
+
+
+def test_another_language_is_dropped_only_when_asked_and_sure():
+    pair = Pair("The weather is very nice here today", "Das Wetter ist heute hier sehr schön")
+    assert _rule(pair) is None
+    assert _rule(pair, check_language=True) is Rule.WRONG_LANGUAGE
+    right = Pair("Das Wetter ist heute hier sehr schön", "The weather is very nice here today")
+    assert _rule(right, check_language=True) is None
+    assert _rule(Pair("No sé", "I know not"), check_language=True) is None
+    # Of Achuar the model knows nothing.
+    odd = Pair("Das Wetter ist heute hier sehr schön", "The weather is very nice here today")
+    assert _rule(odd, "acu", check_language=True) is None
 
 
 def test_english_key_ignores_case_and_marks_but_never_vanishes():
@@ -57,6 +75,8 @@ def test_english_key_ignores_case_and_marks_but_never_vanishes():
     assert cleaning.english_key("?!") == "?!"
 
 
-def test_a_duplicate_is_of_both_sides():
-    pairs = [Pair("a", "x"), Pair("a", "y"), Pair("b", "x"), Pair("a", "x")]
-    assert _dropped(pairs) == {"duplicate": 1}
+def test_a_digest_is_64_bits_of_the_text():
+    digests = {cleaning.digest(f"text {i}") for i in range(1000)}
+    assert len(digests) == 1000
+    assert 0 <= min(digests) < max(digests) < 2**64
+    assert sum(digest >> 63 for digest in digests) in range(420, 580)

@@ -1,26 +1,26 @@
 import pytest
 
-from data_prep import corpus, tsv
+from data_prep import corpus
+from data_prep.sources.line_files import TsvFile
 
 
 def test_finds_a_split_corpus(tmp_path):
-    for split, names in {"train": ["de", "fr"], "test": ["de", "ja"]}.items():
+    for split, names in {"train": ["de", "zh-Hant"], "test": ["de", "ja"]}.items():
         (tmp_path / split).mkdir()
         for name in names:
             (tmp_path / split / f"{name}-en.tsv.gz").touch()
     (tmp_path / "train" / "README.md").touch()
-    found = corpus.find(tmp_path)
-    assert not found.is_flat
-    assert found.languages == ("de", "fr", "ja")
-    assert sorted(found.files["train"]) == ["de", "fr"]
-    assert found.files["dev"] == {}
+    assert corpus.find(tmp_path) == (
+        TsvFile(tmp_path / "train" / "de-en.tsv.gz", "de", "train"),
+        TsvFile(tmp_path / "train" / "zh-Hant-en.tsv.gz", "zh-Hant", "train"),
+        TsvFile(tmp_path / "test" / "de-en.tsv.gz", "de", "test"),
+        TsvFile(tmp_path / "test" / "ja-en.tsv.gz", "ja", "test"),
+    )
 
 
 def test_finds_a_flat_corpus(tmp_path):
-    (tmp_path / "de-en.tsv").touch()
-    found = corpus.find(tmp_path)
-    assert found.is_flat
-    assert found.files == {"train": {"de": tmp_path / "de-en.tsv"}}
+    (tmp_path / "iw-en.tsv").touch()
+    assert corpus.find(tmp_path) == (TsvFile(tmp_path / "iw-en.tsv", "he", None),)
 
 
 def test_refuses_what_is_no_corpus(tmp_path):
@@ -39,30 +39,13 @@ def test_refuses_what_is_no_corpus(tmp_path):
 
 
 def test_one_language_in_two_files_is_refused(tmp_path):
-    (tmp_path / "de-en.tsv").touch()
-    (tmp_path / "de-en.tsv.gz").touch()
-    with pytest.raises(ValueError, match=r"language de is also in de-en.tsv"):
+    (tmp_path / "he-en.tsv").touch()
+    (tmp_path / "iw-en.tsv.gz").touch()
+    with pytest.raises(ValueError, match=r"language he is also in he-en.tsv"):
         corpus.find(tmp_path)
 
 
-def test_holding_out_is_by_english_in_the_asked_shares():
-    splits = [corpus.held_out_split(f"Sentence {i}.", 0.1) for i in range(5000)]
-    assert abs(splits.count("dev") / 5000 - 0.1) < 0.02
-    assert abs(splits.count("test") / 5000 - 0.1) < 0.02
-    for i in range(100):
-        assert corpus.held_out_split(f"sentence {i}", 0.1) == splits[i]
-
-
-def test_deal_out_keeps_english_in_one_split_across_languages(tmp_path):
-    for name, count in {"de": 300, "fr": 211}.items():
-        pairs = [tsv.Pair(f"{name} {i}", f"number {i}") for i in range(count)]
-        tsv.write(tmp_path / f"{name}-en.tsv.gz", pairs)
-    split, malformed = corpus.deal_out(corpus.find(tmp_path), tmp_path / "dealt", 0.1, 0.01)
-    assert malformed == {"de": 0, "fr": 0}
-    english = {
-        name: {pair.english for path in files.values() for pair in tsv.read(path, 0.0).pairs}
-        for name, files in split.files.items()
-    }
-    assert all(english.values())
-    assert sum(map(len, english.values())) == 300
-    assert len(tsv.read(split.files["train"]["fr"], 0.0).pairs) > 150
+def test_what_is_no_language_is_refused(tmp_path):
+    (tmp_path / "xx-en.tsv").touch()
+    with pytest.raises(ValueError, match=r"xx-en.tsv: 'xx' is no language: expected a BCP-47 code"):
+        corpus.find(tmp_path)

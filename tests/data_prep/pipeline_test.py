@@ -1,19 +1,33 @@
+import dataclasses
+import json
+import multiprocessing
 import pathlib
+import random
+import shutil
 
 import pytest
 
-from data_prep import pipeline, tsv, vocabulary
+from data_prep import corpus, pipeline, tsv
+from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from lingvo_gshard.input import manifest, records
 from lingvo_gshard.input.tokenizer import load_pair
 
-_CONFIG = pipeline.BuildConfig(source_vocab_size=500, target_vocab_size=450, max_pieces=30)
+_CONFIG = BuildConfig(
+    source_vocab_size=500,
+    target_vocab_size=450,
+    max_pieces=30,
+    pairs_per_chunk=40,
+    pairs_per_shard=70,
+)
 
 
 def _write_corpus(folder: pathlib.Path) -> None:
     for language, count in {"de": 240, "fr": 61}.items():
         pairs = [Pair(f"{language} Satz {i} hier", f"sentence {i} here") for i in range(count)]
-        pairs += [Pair(f"{language} Satz 7 hier", "sentence 7 here"), Pair("xy " * 40, "z " * 40)]
+        pairs += [Pair(f"{language} Satz 7 hier", "sentence 7 here"), Pair("xy " * 40, "vz " * 40)]
+        if language == "de":
+            pairs.append(Pair("schÃ¶n hier", "nice here"))
         tsv.write(folder / "train" / f"{language}-en.tsv.gz", pairs)
     held = [Pair(f"Probe \ufb01 {i}", f"Sentence {i} HERE!") for i in range(5)]
     tsv.write(folder / "dev" / "de-en.tsv.gz", [*held, Pair("lang " * 50, "long " * 50)])
@@ -34,16 +48,22 @@ def test_counts_and_drops(built):
     assert [german.code, french.code, japanese.code] == ["de", "fr", "ja"]
     # Five English sentences are in dev; one pair repeats; one is longer than 30 pieces.
     assert german.dropped == {"duplicate": 1, "held_out": 5, "too_many_pieces": 1}
-    assert german.num_examples("train") == 235
+    assert german.num_examples("train") == 236
     assert french.dropped == german.dropped
+    assert french.num_examples("train") == 56
     assert (german.num_examples("dev"), german.num_examples("test")) == (6, 0)
     assert (japanese.num_examples("train"), japanese.num_examples("test")) == (0, 1)
+    assert (german.scripts, japanese.scripts) == (("Latn",), ("Hani",))
+    assert (german.repaired, french.repaired) == (1, 0)
 
 
 def test_the_manifest_is_what_was_returned_and_every_file_is_as_it_says(built):
     folder, made = built
-    assert manifest.verify(folder / "data") == made
+    data = manifest.load(folder / "data")
+    assert data == made
+    manifest.verify(folder / "data", data.files())
     assert not (folder / "data" / ".unfinished").exists()
+    assert len(data.language("de").records["train"].shards) == 4
 
 
 def test_records_decode_to_the_cleaned_text_and_text_is_raw(built):
@@ -53,50 +73,115 @@ def test_records_decode_to_the_cleaned_text_and_text_is_raw(built):
     dev = records.RecordSource(folder / "data", language.records["dev"])
     assert source.decode(dev[3].source_ids) == "Probe fi 3"
     assert target.decode(dev[3].target_ids) == "Sentence 3 HERE!"
-    raw = tsv.read(folder / "data" / language.text["dev"].path, 0.0).pairs
+    raw = list(tsv.read(folder / "data" / language.text["dev"].path))
     assert raw[3] == Pair("Probe \ufb01 3", "Sentence 3 HERE!")
     assert len(raw) == len(dev) == 6
     train = records.RecordSource(folder / "data", language.records["train"])
-    assert source.decode(train[0].source_ids) == "de Satz 5 hier"
+    texts = [source.decode(train[i].source_ids) for i in range(len(train))]
+    assert texts == [f"de Satz {i} hier" for i in range(5, 240)] + ["schön hier"]
     tokens = [len(train[i].source_ids) for i in range(len(train))]
     assert sum(tokens) == language.records["train"].num_source_tokens
 
 
-def test_two_builds_are_byte_identical(built, tmp_path):
+def test_the_report_counts_what_was_made(built):
     folder, made = built
-    again = pipeline.build(folder / "text", tmp_path / "again", _CONFIG)
-    assert again == made
+    rows = json.loads((folder / "data" / "report" / "report.json").read_text())
+    assert [row["code"] for row in rows] == ["de", "fr", "ja"]
+    german = made.language("de")
+    assert rows[0]["pairs"] == {"train": 236, "dev": 6, "test": 0}
+    assert rows[0]["dropped"] == german.dropped
+    assert rows[0]["source"]["tokens"] == german.records["train"].num_source_tokens
+    assert rows[0]["target"]["unknown_rate"] == 0
+    page = (folder / "data" / "report" / "report.md").read_text()
+    assert "| de | 1 | 5 | 1 | 1 |" in page
+    assert (folder / "data" / "report" / "sizes.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_an_interrupted_build_leaves_no_manifest(built, tmp_path, monkeypatch):
+def test_two_builds_are_byte_identical_whatever_the_number_of_processes(built, tmp_path):
     folder, _ = built
-    pipeline.build(folder / "text", tmp_path / "data", _CONFIG)
+    pipeline.build(folder / "text", tmp_path / "again", _CONFIG, num_workers=2)
+    assert _contents(tmp_path / "again") == _contents(folder / "data")
 
-    def fail(*_):
-        raise KeyboardInterrupt
 
-    monkeypatch.setattr(vocabulary, "train", fail)
-    with pytest.raises(KeyboardInterrupt):
-        pipeline.build(folder / "text", tmp_path / "data", _CONFIG)
-    with pytest.raises(ValueError, match=r"no manifest.json in"):
-        manifest.load(tmp_path / "data")
+def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
+    folder, _ = built
+    sources = corpus.find(folder / "text")
+    for step in pipeline.Step:
+        pipeline.run_through(step, sources, tmp_path, _CONFIG, num_workers=1)
+        assert (tmp_path / "manifest.json").exists() == (step is pipeline.Step.REPORT)
+    shutil.rmtree(tmp_path / ".unfinished")
+    assert _contents(tmp_path) == _contents(folder / "data")
+
+
+def test_another_plan_starts_afresh(built, tmp_path):
+    folder, _ = built
+    sources = corpus.find(folder / "text")
+    pipeline.run_through(pipeline.Step.SELECT, sources, tmp_path, _CONFIG, num_workers=1)
+    (tmp_path / "records").mkdir()
+    (tmp_path / "records" / "stale").touch()
+    longer = dataclasses.replace(_CONFIG, max_chars=5)
+    with pytest.raises(ValueError, match=r"no training pair is left after cleaning"):
+        pipeline.build(folder / "text", tmp_path, longer)
+    assert not (tmp_path / "records").exists()
+
+
+@pytest.mark.slow
+def test_killed_again_and_again_it_ends_with_the_same_bytes(built, tmp_path):
+    folder, _ = built
+    rng = random.Random(3)
+    num_killed = 0
+    while True:
+        process = multiprocessing.get_context("spawn").Process(
+            target=pipeline.build, args=(folder / "text", tmp_path / "data", _CONFIG, 2)
+        )
+        process.start()
+        # Longer from time to time, so that it ends.
+        process.join(rng.uniform(0.5, 4 + 2 * num_killed))
+        if process.exitcode is not None:
+            break
+        process.kill()
+        process.join()
+        num_killed += 1
+    assert process.exitcode == 0
+    assert num_killed >= 3
+    assert _contents(tmp_path / "data") == _contents(folder / "data")
 
 
 def test_a_flat_folder_is_held_out_from(tmp_path):
-    tsv.write(
-        tmp_path / "text" / "de-en.tsv.gz",
-        [Pair(f"Satz {i}", f"sentence number {i}") for i in range(400)],
-    )
-    config = pipeline.BuildConfig(source_vocab_size=300, target_vocab_size=300, held_out_share=0.1)
+    for language, count in {"de": 400, "fr": 211}.items():
+        pairs = [Pair(f"{language} {i}", f"sentence number {i}") for i in range(count)]
+        tsv.write(tmp_path / "text" / f"{language}-en.tsv.gz", pairs)
+    config = BuildConfig(source_vocab_size=300, target_vocab_size=300, held_out_share=0.1)
     made = pipeline.build(tmp_path / "text", tmp_path / "data", config)
-    counts = [made.languages[0].num_examples(split) for split in manifest.SPLITS]
-    assert sum(counts) == 400
-    assert all(20 < count < 60 for count in counts[1:])
-    assert manifest.load(tmp_path / "data") == made
+    _, target = load_pair(tmp_path / "data")
+    english = {split: set() for split in manifest.SPLITS}
+    for language in made.languages:
+        counts = [language.num_examples(split) for split in manifest.SPLITS]
+        assert sum(counts) == {"de": 400, "fr": 211}[language.code]
+        assert all(5 < count < 60 for count in counts[1:])
+        for split, entry in language.records.items():
+            source = records.RecordSource(tmp_path / "data", entry)
+            english[split] |= {target.decode(source[i].target_ids) for i in range(len(source))}
+    # What one language holds out is in no other's training text.
+    assert sum(map(len, english.values())) == 400
+
+
+def test_too_many_malformed_lines_are_refused(tmp_path):
+    (tmp_path / "de-en.tsv").write_text("a\tb\n" * 98 + "x\n" * 2)
+    with pytest.raises(ValueError, match=r"de-en.tsv: 2 of 100 lines are malformed \(2.0%\).*1.0%"):
+        pipeline.build(tmp_path, tmp_path / "data", _CONFIG)
 
 
 def test_nothing_left_is_an_error(tmp_path):
     tsv.write(tmp_path / "train" / "de-en.tsv.gz", [Pair("nur eins", "only one")])
     tsv.write(tmp_path / "dev" / "de-en.tsv.gz", [Pair("eins", "Only one.")])
-    with pytest.raises(ValueError, match=r"no training pair of .* is left after cleaning"):
+    with pytest.raises(ValueError, match=r"no training pair is left after cleaning"):
         pipeline.build(tmp_path, tmp_path / "data", _CONFIG)
+
+
+def _contents(folder: pathlib.Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }

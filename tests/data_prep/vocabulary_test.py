@@ -1,11 +1,14 @@
 import collections
 import dataclasses
+import math
 import random
 
+import numpy as np
 import pytest
 import sentencepiece
 
-from data_prep import vocabulary
+from data_prep import chunks, tsv, vocabulary
+from data_prep.tsv import Pair
 from lingvo_gshard.input import packing
 
 _SYLLABLES = ("ba", "ke", "li", "mo", "nu", "tra", "ste", "kon", "wor", "vim")
@@ -30,11 +33,42 @@ def test_quotas_by_hand():
     assert vocabulary.quotas([30, 10, 0], _config(temperature=1.0)) == [30, 10, 0]
 
 
-def test_draw_repeats_evenly():
-    counts = collections.Counter(vocabulary.draw(["a", "b", "c"], 8, random.Random(1)))
-    assert sum(counts.values()) == 8
+def test_copies_are_floor_or_ceil_and_right_on_average():
+    digests = np.random.default_rng(1).integers(0, 2**64, 10_000, np.uint64)
+    for rate in (0.3, 1.0, 2.6):
+        copies = vocabulary.num_copies(digests, rate, seed=1)
+        assert set(copies) == {math.floor(rate), math.ceil(rate)}
+        assert abs(copies.mean() - rate) < 0.02
+    first, other = (vocabulary.num_copies(digests, 0.5, seed) for seed in (1, 2))
+    assert 4000 < (first != other).sum() < 6000
+
+
+def test_draws_a_quota_of_what_was_selected(tmp_path):
+    writer = chunks.Writer(tmp_path, "train", "de", "x", 1000)
+    for i in range(400):
+        writer.add(Pair(f"Satz {i}", f"sentence {i}"), Pair(f"Satz {i}", f"sentence {i}"))
+    (chunk,) = writer.close()
+    np.save(chunk.kept_path, np.arange(400) < 200)
+    path = tmp_path / "drawn.tsv"
+    vocabulary.draw(vocabulary.DrawJob([chunk], 200, 500, 1, path))
+    counts = collections.Counter(tsv.read(path))
+    assert len(counts) == 200
     assert set(counts.values()) == {2, 3}
-    assert vocabulary.draw([], 5, random.Random(1)) == []
+    assert 460 < counts.total() < 540
+
+
+def test_target_text_that_many_languages_share_counts_once(tmp_path, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(
+        vocabulary, "train", lambda side, sentences, *_: seen.update({side: list(sentences)})
+    )
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.tsv").write_text(f"{name} eins\tone\n" * 2 + f"{name} zwei\ttwo\n")
+    for side in vocabulary.Side:
+        paths = [tmp_path / "a.tsv", tmp_path / "b.tsv"]
+        vocabulary.train_drawn(vocabulary.TrainJob(side, paths, _config(), tmp_path / "m"))
+    assert seen["target"] == ["one", "two"]
+    assert seen["source"] == ["a eins", "a eins", "a zwei", "b eins", "b eins", "b zwei"]
 
 
 @pytest.mark.parametrize("model_type", ["bpe", "unigram"])

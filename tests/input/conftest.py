@@ -8,7 +8,7 @@ from data_prep import pipeline, tsv
 from data_prep.tsv import Pair
 
 _SYLLABLES = ("ba", "ke", "li", "mo", "nu", "tra", "ste", "kon", "wor", "vim", "sal", "e")
-TRAIN_SIZES = {"aa": 512, "bb": 90, "cc": 16}
+TRAIN_SIZES = {"aa": 512, "br": 90, "cy": 16}
 
 
 def _sentence(rng: random.Random, max_words: int) -> str:
@@ -29,7 +29,7 @@ def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     for language, count in TRAIN_SIZES.items():
         tsv.write(folder / "text/train" / f"{language}-en.tsv.gz", _pairs(language, "train", count))
-    for language, count in {"aa": 41, "cc": 7}.items():
+    for language, count in {"aa": 41, "cy": 7}.items():
         tsv.write(folder / "text/dev" / f"{language}-en.tsv.gz", _pairs(language, "dev", count))
     config = pipeline.BuildConfig(source_vocab_size=420, target_vocab_size=390)
     pipeline.build(folder / "text", folder / "data", config)

@@ -18,11 +18,11 @@ def test_round_trip(copy):
     first = manifest.load(copy)
     manifest.save(first, copy)
     assert manifest.load(copy) == first
-    assert [language.code for language in first.languages] == ["aa", "bb", "cc"]
-    assert first.language("bb").num_examples("train") == 90
-    assert first.language("bb").num_examples("dev") == 0
+    assert [language.code for language in first.languages] == ["aa", "br", "cy"]
+    assert first.language("br").num_examples("train") == 90
+    assert first.language("br").num_examples("dev") == 0
     assert first.config["source_vocab_size"] == 420
-    assert set(first.library_versions) == {"sentencepiece", "array_record"}
+    assert {"sentencepiece", "array_record"} <= set(first.library_versions)
 
 
 def test_what_is_no_data_folder_is_refused_with_the_command_that_makes_one(tmp_path):
@@ -52,8 +52,8 @@ def test_missing_fields_are_refused(copy):
 
 def test_another_version_is_refused(copy):
     path = copy / "manifest.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
-    with pytest.raises(ValueError, match=r"has version 2, expected 1"):
+    path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
+    with pytest.raises(ValueError, match=r"has version 1, expected 2"):
         manifest.load(copy)
 
 
@@ -63,7 +63,7 @@ def test_missing_and_changed_files_are_refused(copy):
     model.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     manifest.load(copy)
     with pytest.raises(ValueError, match=r"target.model has SHA-256"):
-        manifest.verify(copy)
+        manifest.verify(copy, manifest.load(copy).files())
     model.write_bytes(content[:-1])
     with pytest.raises(ValueError, match=rf"target.model has {len(content) - 1} bytes"):
         manifest.load(copy)
@@ -73,7 +73,7 @@ def test_missing_and_changed_files_are_refused(copy):
 
 
 def test_unknown_language_is_refused(data_dir):
-    with pytest.raises(ValueError, match=r"language 'zz' is not in the data: it holds aa, bb, cc"):
+    with pytest.raises(ValueError, match=r"language 'zz' is not in the data: it holds aa, br, cy"):
         manifest.load(data_dir).language("zz")
 
 

@@ -44,7 +44,7 @@ def test_weights_refuse_what_has_no_meaning():
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
 def test_the_stream_has_the_weights_proportions(data_dir, temperature):
-    counts = {"aa": 512, "bb": 90, "cc": 16}
+    counts = {"aa": 512, "br": 90, "cy": 16}
     config = dataclasses.replace(_ENDLESS, temperature=temperature)
     drawn = _languages_drawn(data_dir, config, 1000)
     weights = {name: count ** (1 / temperature) for name, count in counts.items()}
@@ -53,7 +53,7 @@ def test_the_stream_has_the_weights_proportions(data_dir, temperature):
 
 
 def test_each_epoch_of_a_language_has_each_example_once_in_another_order(data_dir):
-    config = dataclasses.replace(_ENDLESS, languages=("bb",))
+    config = dataclasses.replace(_ENDLESS, languages=("br",))
     stream = mixture.examples(data_dir, manifest.load(data_dir), config)
     epochs = [[_source_ids(stream, e * 90 + i) for i in range(90)] for e in range(3)]
     assert len(set(epochs[0])) == 90
@@ -66,7 +66,7 @@ def test_one_pass_in_order_has_the_languages_one_after_the_other(data_dir):
     source, _ = load_pair(data_dir)
     stream = mixture.examples(data_dir, manifest.load(data_dir), config)
     texts = [source.decode(_source_ids(stream, i)).split() for i in range(len(stream))]
-    expected = [("aa", str(i)) for i in range(41)] + [("cc", str(i)) for i in range(7)]
+    expected = [("aa", str(i)) for i in range(41)] + [("cy", str(i)) for i in range(7)]
     assert [(words[0], words[-1]) for words in texts] == expected
 
 
@@ -86,7 +86,7 @@ def test_unknown_splits_and_empty_languages_are_refused(data_dir):
     for changes, message in (
         ({"split": "valid"}, "split 'valid': expected one of train, dev, test"),
         ({"split": "test"}, "no language has examples in split 'test'"),
-        ({"split": "dev", "languages": ("aa", "bb")}, "language bb has no examples in split 'dev'"),
+        ({"split": "dev", "languages": ("aa", "br")}, "language br has no examples in split 'dev'"),
         ({"languages": ("xx",)}, "language 'xx' is not in the data"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,31 +1,50 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
 from data_prep import records as writer
-from lingvo_gshard.input import manifest, records
+from lingvo_gshard.input import example_codec, manifest, records
 
 
-def test_reads_what_was_written_in_any_order(tmp_path):
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """Three files of 20, 1 and 36 records: (folder, manifest's entry, the examples)."""
+    folder = tmp_path_factory.mktemp("records")
     rng = np.random.default_rng(4)
     examples = [
         (rng.integers(0, 9000, rng.integers(1, 12)).tolist(), [i, 70000 if i % 3 else 5, 2])
         for i in range(57)
     ]
-    counts = writer.write(tmp_path / "x" / "aa.array_record", examples)
-    assert counts.num_examples == 57
-    assert counts.num_target_tokens == 3 * 57
-    assert counts.num_source_tokens == sum(len(source) for source, _ in examples)
-    file = manifest.describe_file(tmp_path, "x/aa.array_record")
-    entry = manifest.Records(file, **dataclasses.asdict(counts))
-    source = records.RecordSource(tmp_path, entry)
-    assert len(source) == 57
-    for index in rng.permutation(57):
-        np.testing.assert_array_equal(source[index].source_ids, examples[index][0])
-        np.testing.assert_array_equal(source[index].target_ids, examples[index][1])
+    shards = []
+    for start, end in ((0, 20), (20, 21), (21, 57)):
+        path = f"x/de-{start}.array_record"
+        encoded = (example_codec.encode(*example) for example in examples[start:end])
+        number = writer.write(folder / path, encoded)
+        shards.append(manifest.Shard(manifest.describe_file(folder, path), number))
+    return folder, manifest.Records(tuple(shards), 1, 1), examples
+
+
+def test_reads_what_was_written_in_any_order(written):
+    folder, entry, examples = written
+    source = records.RecordSource(folder, entry)
+    assert len(source) == entry.num_examples == 57
+    order = np.random.default_rng(1).permutation(57)
+    for index, example in zip(order, source.read(order), strict=True):
+        np.testing.assert_array_equal(example.source_ids, examples[index][0])
+        np.testing.assert_array_equal(example.target_ids, examples[index][1])
+    np.testing.assert_array_equal(source[20].source_ids, examples[20][0])
+    assert source.read(np.array([], int)) == []
+
+
+def test_outside_is_refused(written):
+    folder, entry, _ = written
+    source = records.RecordSource(folder, entry)
     for index in (-1, 57):
         with pytest.raises(IndexError, match=f"no record {index} of 57"):
             source[index]
-    with pytest.raises(ValueError, match=r"holds 57 records, the manifest says 58"):
-        records.RecordSource(tmp_path, dataclasses.replace(entry, num_examples=58))
+
+
+def test_another_number_of_records_is_refused(written):
+    folder, entry, _ = written
+    shards = (manifest.Shard(entry.shards[0].file, 21),)
+    with pytest.raises(ValueError, match=r"de-0.* holds 20 records, the manifest says 21"):
+        records.RecordSource(folder, manifest.Records(shards, 1, 1))[0]

@@ -1,0 +1,123 @@
+"""The rules that need the whole corpus: nothing of dev and test in training, and no pair twice.
+
+Texts are compared by 64-bit digests. Each chunk's are sorted once; duplicates are then found over
+all chunks of a language in ranges of digests, so that memory holds one range, however many pairs
+there are.
+"""
+
+import collections
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from data_prep import chunks
+from data_prep.chunks import Chunk
+from data_prep.cleaning import Rule
+
+_PAIRS_PER_RANGE = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectJob:
+    """A language's training chunks, in order; `english` and `sources` are what it must not contain.
+
+    Both name files of sorted digests (uint64); `sources` is None without dev and test.
+    """
+
+    chunks: Sequence[Chunk]
+    english: pathlib.Path
+    sources: pathlib.Path | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Selected:
+    """The pairs kept of each chunk, and the number dropped by each rule."""
+
+    num_kept: list[int]
+    dropped: collections.Counter[Rule]
+
+
+def save_held_out(held_out: Sequence[Chunk], column: int, path: pathlib.Path) -> pathlib.Path:
+    """Writes a column of the digests of dev's and test's chunks, sorted; returns `path`."""
+    columns = [chunk.digests()[:, column] for chunk in held_out]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, np.unique(np.concatenate([np.empty(0, np.uint64), *columns])))
+    return path
+
+
+def select(job: SelectJob) -> Selected:
+    """Writes which pairs of each chunk are kept: none held out, and of equal ones the first."""
+    english = np.load(job.english)
+    sources = np.load(job.sources) if job.sources else np.empty(0, np.uint64)
+    for chunk in job.chunks:
+        digests = chunk.digests()
+        is_held_out = _contains(english, digests[:, chunks.ENGLISH]) | _contains(
+            sources, digests[:, chunks.SOURCE]
+        )
+        np.save(chunk.kept_path, ~is_held_out)
+        order = np.argsort(digests[:, chunks.PAIR], kind="stable")
+        np.save(_order_path(chunk), order.astype(np.uint32))
+        np.save(_sorted_path(chunk), digests[order, chunks.PAIR])
+    num_pairs = sum(chunk.num_pairs for chunk in job.chunks)
+    num_not_held_out = sum(_num_kept(job.chunks))
+    for low, high in _ranges(num_pairs):
+        _drop_duplicates(job.chunks, low, high)
+    num_kept = _num_kept(job.chunks)
+    dropped = collections.Counter(
+        {
+            Rule.HELD_OUT: num_pairs - num_not_held_out,
+            Rule.DUPLICATE: num_not_held_out - sum(num_kept),
+        }
+    )
+    return Selected(num_kept, dropped)
+
+
+def _contains(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Whether each value is in a sorted array."""
+    if not len(ordered):
+        return np.zeros(len(values), bool)
+    found = np.searchsorted(ordered, values)
+    return ordered[np.minimum(found, len(ordered) - 1)] == values
+
+
+def _drop_duplicates(members: Sequence[Chunk], low: np.uint64, high: np.uint64) -> None:
+    """Marks, of the pairs with digests from `low` to `high`, those that occur before."""
+    values, places = [], []
+    for index, chunk in enumerate(members):
+        digests = np.load(_sorted_path(chunk), mmap_mode="r")
+        found = slice(np.searchsorted(digests, low), np.searchsorted(digests, high, "right"))
+        positions = np.load(_order_path(chunk), mmap_mode="r")[found]
+        values.append(digests[found])
+        places.append(np.stack([np.full(len(positions), index), positions], axis=1))
+    # The first of equal values is that of the first chunk, and there of the first position.
+    _, first = np.unique(np.concatenate(values), return_index=True)
+    is_repeated = np.ones(sum(map(len, values)), bool)
+    is_repeated[first] = False
+    repeated = np.concatenate(places)[is_repeated]
+    for index in np.unique(repeated[:, 0]):
+        kept = np.load(members[index].kept_path, mmap_mode="r+")
+        kept[repeated[repeated[:, 0] == index, 1]] = False
+        kept.flush()
+
+
+def _ranges(num_pairs: int) -> Iterator[tuple[np.uint64, np.uint64]]:
+    """Splits all digests into inclusive ranges of about _PAIRS_PER_RANGE pairs."""
+    num_ranges = -(-num_pairs // _PAIRS_PER_RANGE) or 1
+    bounds = [i * 2**64 // num_ranges for i in range(num_ranges + 1)]
+    for low, high in itertools.pairwise(bounds):
+        yield np.uint64(low), np.uint64(high - 1)
+
+
+def _num_kept(members: Sequence[Chunk]) -> list[int]:
+    return [int(np.load(chunk.kept_path).sum()) for chunk in members]
+
+
+def _sorted_path(chunk: Chunk) -> pathlib.Path:
+    return chunk.path.with_suffix(".sorted.npy")
+
+
+def _order_path(chunk: Chunk) -> pathlib.Path:
+    return chunk.path.with_suffix(".order.npy")

@@ -1,0 +1,1 @@
+"""Parallel text as it is found: files of several formats, and TensorFlow Datasets."""

@@ -1,0 +1,102 @@
+import pathlib
+
+import pytest
+
+from data_prep import config
+from data_prep.sources.line_files import JsonlFile, MosesFiles, TsvFile
+from data_prep.sources.po import PoFile
+from data_prep.sources.tfds_split import TfdsSplit
+from data_prep.sources.tmx import TmxFile
+
+
+def _load(folder, text, **settings):
+    (folder / "data.toml").write_text(text)
+    return config.load(folder / "data.toml", settings)
+
+
+def test_every_format(tmp_path):
+    for name in ("train/de-en.tsv", "a.jsonl", "b.jsonl", "m.tmx", "de.po", "t.tsv.gz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    sources, made = _load(
+        tmp_path,
+        """
+        source_vocab_size = 64000
+        target_vocab_size = 32000
+        [scripts]
+        sr = ["Cyrl", "Latn"]
+        [[sources]]
+        format = "folder"
+        path = "."
+        [[sources]]
+        format = "tsv"
+        path = "t.tsv.gz"
+        language = "iw"
+        split = "test"
+        [[sources]]
+        format = "moses"
+        source = "x.de"
+        english = "x.en"
+        language = "de"
+        [[sources]]
+        format = "tmx"
+        path = "*.tmx"
+        languages = ["pt_BR"]
+        [[sources]]
+        format = "jsonl"
+        path = "*.jsonl"
+        language = "de"
+        source_field = "de"
+        english_field = "en"
+        split = "train"
+        [[sources]]
+        format = "po"
+        path = "de.po"
+        language = "de"
+        [[sources]]
+        format = "tfds"
+        name = "flores/neen"
+        tfds_split = "validation"
+        data_dir = "tfds"
+        split = "dev"
+        """,
+        target_vocab_size=500,
+    )
+    assert sources == (
+        TsvFile(tmp_path / "train" / "de-en.tsv", "de", "train"),
+        TsvFile(tmp_path / "t.tsv.gz", "he", "test"),
+        MosesFiles(tmp_path / "x.de", tmp_path / "x.en", "de"),
+        TmxFile(tmp_path / "m.tmx", ("pt-BR",)),
+        JsonlFile(tmp_path / "a.jsonl", "de", "de", "en", "train"),
+        JsonlFile(tmp_path / "b.jsonl", "de", "de", "en", "train"),
+        PoFile(tmp_path / "de.po", "de"),
+        TfdsSplit("flores/neen", "validation", tmp_path / "tfds", split="dev"),
+    )
+    assert (made.source_vocab_size, made.target_vocab_size) == (64000, 500)
+    assert made.scripts == {"sr": ("Cyrl", "Latn")}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = [", r"data.toml: "),
+        ("", r"no \[\[sources\]\]"),
+        ("vocab_size = 3", r"the file has no vocab_size: there is character_coverage, "),
+        ("model_type = 'word'", r"model_type 'word': expected one of bpe, unigram"),
+        ("[[sources]]\nformat = 'csv'", r"format 'csv': expected one of folder, tsv, moses, "),
+        ("[[sources]]\nformat = 'tsv'\npath = '*.tsv'", r"no file matches path '\*.tsv'"),
+        ("[[sources]]\nformat = 'tsv'\nsplit = 'valid'", r"split 'valid': expected one of train"),
+        ("[[sources]]\nformat = 'po'\nlanguage = 'xx'", r"'xx' is no language"),
+        ("[[sources]]\nformat = 'moses'\nsource = 'x'", r"MosesFiles needs english, language"),
+        ("[[sources]]\nformat = 'moses'\nfile = 'x'", r"MosesFiles has no file: there is english"),
+        ("[[sources]]\nformat = 'folder'\npath = 'none'", r"no input folder .*none"),
+    ],
+)
+def test_mistakes_are_named(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message):
+        _load(tmp_path, text)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"none.toml"):
+        config.load(pathlib.Path(tmp_path, "none.toml"), {})
