@@ -119,7 +119,7 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
       ValueError: the partitions don't divide the batch, the groups or the experts.
     """
     check_divisible(params, num_partitions)
-    partitioning = Partitioning.from_dict(Mesh.flat(num_partitions), params.sharding)
+    partitioning = partitioning_over(params, num_partitions)
     model = TranslationModel(params, partitioning)
     config = RunConfig(
         model_dir=logdir,
@@ -143,6 +143,22 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
     )
 
 
+def partitioning_over(params: Params, num_partitions: int) -> Partitioning:
+    """The experiment's table over so many devices, which check_divisible let pass.
+
+    Of fewer experts than devices there are copies: along a second axis, `r`, lies all that lies
+    along theirs but the experts.
+    """
+    moe = params.task.encoder.moe
+    if moe is None or num_partitions <= moe.num_experts:
+        return Partitioning.from_dict(Mesh.flat(num_partitions), params.sharding)
+    mesh = Mesh(("r", "d"), (num_partitions // moe.num_experts, moe.num_experts))
+    table = {
+        letter: axis if letter == "E" else ("r", axis) for letter, axis in params.sharding.items()
+    }
+    return Partitioning.from_dict(mesh, table)
+
+
 def num_weights(params: Params) -> int:
     """The number of scalars in the model's weights; its vocabularies' sizes must be set."""
     return params.task.Instantiate(Partitioning(Mesh.flat(1), ())).num_weights
@@ -153,7 +169,9 @@ def check_divisible(params: Params, num_partitions: int) -> None:
     moe, rows = params.task.encoder.moe, params.input.batch_size
     sizes = {"input.batch_size": rows, "decode.batch_size": params.decode.batch_size}
     if moe is not None:
-        sizes["task.encoder.moe.num_experts"] = moe.num_experts
+        # Of fewer experts there are copies.
+        if num_partitions < 1 or moe.num_experts < 1 or num_partitions % moe.num_experts:
+            sizes["task.encoder.moe.num_experts"] = moe.num_experts
         for stack, length in (("encoder", "source_len"), ("decoder", "target_len")):
             tokens = rows * params.input.Get(length)
             group = group_size(params.task.Get(stack).moe, tokens)

@@ -7,6 +7,7 @@ import pytest
 from lingvo_gshard import runs
 from lingvo_gshard.input import manifest
 from lingvo_gshard.runs import DataFacts, Launch
+from lingvo_gshard.sharding.mesh import Mesh
 
 _FACTS = DataFacts(4000, 2000, ("de", "fr", "qta"))
 
@@ -79,7 +80,11 @@ def test_data_of_another_vocabulary_is_refused():
         (3, (), "--num_partitions=3 does not divide input.batch_size = 32"),
         (0, (), "--num_partitions=0 does not divide"),
         (-2, (), "--num_partitions=-2 does not divide"),
-        (16, (), "--num_partitions=16 does not divide task.encoder.moe.num_experts = 8"),
+        (
+            16,
+            ("task.encoder.moe.num_experts=12",),
+            "--num_partitions=16 does not divide task.encoder.moe.num_experts = 12",
+        ),
         (4, ("decode.batch_size=6",), "does not divide decode.batch_size = 6"),
         (4, ("task.encoder.moe.group_size=1024",), "does not divide groups of the encoder .* = 2"),
         (4, ("task.decoder.moe.group_size=768",), "does not divide groups of the decoder .* = 2"),
@@ -95,6 +100,15 @@ def test_partitions_that_do_not_divide_are_refused(num_partitions, overrides, me
 
 def test_a_dense_model_has_no_experts_to_divide():
     runs.check_divisible(_params("input.batch_size=32", model="toy.Dense4L"), 16)
+
+
+def test_of_fewer_experts_than_partitions_there_are_copies():
+    p = _params("task.encoder.moe.num_experts=4", "task.decoder.moe.group_size=64")
+    runs.check_divisible(p, 8)
+    parts = runs.partitioning_over(p, 8)
+    assert (parts.factor("EMH"), parts.factor("BLM")) == ((4, 1, 1), (8, 1, 1))
+    assert parts.factor("EGCM") == (4, 2, 1, 1)
+    assert runs.partitioning_over(p, 4).mesh == Mesh.flat(4)
 
 
 def test_num_weights_needs_no_memory():
