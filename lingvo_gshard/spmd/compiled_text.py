@@ -7,10 +7,9 @@ import math
 import re
 from collections.abc import Mapping
 
-import numpy as np
-
-from lingvo_gshard.spmd import hlo_text, trip_counts
+from lingvo_gshard.spmd import hlo_text, replica_groups, trip_counts
 from lingvo_gshard.spmd.hlo_text import Computation, Instruction
+from lingvo_gshard.spmd.replica_groups import Groups
 
 COLLECTIVES = (
     "all-to-all",
@@ -22,8 +21,6 @@ COLLECTIVES = (
     "collective-broadcast",
 )
 
-Groups = tuple[tuple[int, ...], ...]
-
 _START = "-start"
 # The TPU's fused forms. A collective that goes on while others compute stands in the computation
 # that starts it, in each that it goes on in and in the last: all of one chain.
@@ -31,8 +28,6 @@ _CHAINED, _CHAIN_START = "chain_id=", 'custom_call_target="AsyncCollectiveStart"
 # An all-reduce whose result is cut into parts at once.
 _REDUCE_SCATTER = "all-reduce-scatter"
 _ARRAY = re.compile(r"\b(pred|bf16|c64|c128|f8\w*|[suf]\d+)\[([\d,]*)\]")
-_LISTED = re.compile(r"\b(?:replica_groups|source_target_pairs)=\{(\{[\d,{}]*\})?\}")
-_IOTA = re.compile(r"\breplica_groups=\[(\d+),(\d+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -124,7 +119,7 @@ def _collective(
     return Collective(
         kind,
         type_bytes(result_type),
-        _groups(instruction.attributes, num_partitions),
+        replica_groups.parse(instruction.attributes, num_partitions),
         times[computation.name],
         instruction.op_name,
     )
@@ -143,20 +138,3 @@ def _dtype_bits(dtype: str) -> int:
     if dtype == "pred" or dtype.startswith("f8"):
         return 8
     return int(dtype.lstrip("bcsuf"))
-
-
-def _groups(attributes: str, num_partitions: int) -> Groups:
-    if iota := _IOTA.search(attributes):
-        sizes = [int(size) for size in iota[3].split(",")]
-        order = [int(axis) for axis in iota[4].split(",")] if iota[4] else range(len(sizes))
-        ids = np.arange(math.prod(sizes)).reshape(sizes).transpose(order)
-        return tuple(map(tuple, ids.reshape(int(iota[1]), int(iota[2])).tolist()))
-    if listed := _LISTED.search(attributes):
-        if listed[1] is None:  # No groups given: all partitions are one.
-            return (tuple(range(num_partitions)),)
-        rows = listed[1].strip("{}").split("},{")
-        return tuple(tuple(int(place) for place in row.split(",")) for row in rows)
-    if "replica_groups=" in attributes:
-        written = attributes[attributes.index("replica_groups=") :][:80]
-        raise ValueError(f"parse: a collective's groups are in no known form: {written}")
-    return (tuple(range(num_partitions)),)
