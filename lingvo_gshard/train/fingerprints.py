@@ -29,23 +29,19 @@ def fingerprints(state: NestedMap, state_spec: NestedMap) -> dict[str, list[str]
       state: JAX arrays; all processes must call it.
       state_spec: their TensorSpecs. An array without the dim E counts as one expert.
     """
-    leaves = state.Flatten()
-    dims = tuple(spec.dims for spec in state_spec.Flatten())
-    with ONE_AT_A_TIME:
-        sums = jax.block_until_ready(_program(dims, leaves[0].sharding.mesh)(leaves))
-    paths = [path for path, _ in state.FlattenItems()]
-    return {
-        path: [f"{high:08x}{low:08x}" for high, low in np.asarray(pairs).tolist()]
-        for path, pairs in zip(paths, sums, strict=True)
-    }
+    found = {}
+    for (path, array), spec in zip(state.FlattenItems(), state_spec.Flatten(), strict=True):
+        with ONE_AT_A_TIME:
+            sums = np.asarray(_program(spec.dims, array.sharding.mesh)(array))
+        found[path] = [f"{high:08x}{low:08x}" for high, low in sums.tolist()]
+    return found
 
 
 @functools.cache
-def _program(dims: tuple[str, ...], mesh: Mesh):
-    def sums(leaves: list[jax.Array]) -> list[jax.Array]:
-        return [_sums(x, d) for x, d in zip(leaves, dims, strict=True)]
-
-    return jax.jit(sums, out_shardings=NamedSharding(mesh, PartitionSpec()))
+def _program(dims: str, mesh: Mesh):
+    """Compiled once for each shape and sharding: a model has many arrays of a few."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(functools.partial(_sums, dims=dims), out_shardings=everywhere)
 
 
 def _sums(x: jax.Array, dims: str) -> jax.Array:
