@@ -1,19 +1,26 @@
 """Plans: what a training step would need and cost on a TPU topology that nobody has at hand.
 
 python -m lingvo_gshard.plan --model=m4.MoE2048E36L --topology=v3:32x32 --out=PLAN
+python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARCH --search
+python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
 python -m lingvo_gshard.plan --table=operators
+python -m lingvo_gshard.plan --table=scaling --out=FAMILY
 """
 
 from __future__ import annotations
 
 import os
 import pathlib
+from typing import TYPE_CHECKING
 
 from absl import flags
 
 from lingvo_gshard import binary
 
-_TABLES = ("operators",)
+if TYPE_CHECKING:
+    from lingvo_gshard.analysis.planner import Request
+
+_TABLES = ("operators", "scaling")
 
 _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as m4.MoE2048E36L.")
 _TOPOLOGY = flags.DEFINE_string("topology", None, "Such as v3:32x32, which is 2048 cores.")
@@ -22,23 +29,62 @@ _BATCH_TOKENS = flags.DEFINE_integer(
     "batch_tokens", None, "Target tokens of a batch; the experiment's by default."
 )
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
-_TABLE = flags.DEFINE_enum("table", None, _TABLES, "A table of the paper, made here.")
+_SEARCH = flags.DEFINE_bool("search", False, "Whether to try partitionings and rank them.")
+_COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, side by side.")
+_TABLE = flags.DEFINE_enum("table", None, _TABLES, "Tables of the paper, made here.")
 
 # Those of Table 4 that are compiled for virtual devices.
 _NUM_DEVICES = 8
 
 
+# What the functions below import loads TensorFlow and JAX, which read the environment then.
 def main(argv: list[str]) -> None:
     del argv
-    match _TABLE.value:
-        case "operators":
-            _print_operators()
-        case None:
-            _plan()
+    if (_MODEL.value is not None) + bool(_COMPARE.value) + (_TABLE.value is not None) != 1:
+        raise ValueError("give one of --model, --compare and --table; see --help.")
+    if _COMPARE.value:
+        _print_comparison(_COMPARE.value)
+    elif _TABLE.value == "operators":
+        _print_operators()
+    elif _TABLE.value == "scaling":
+        _print_scaling()
+    elif _SEARCH.value:
+        _print_search()
+    else:
+        _print_plan()
+
+
+def _print_plan() -> None:
+    from lingvo_gshard.analysis import plan_report, plan_store, remedies
+
+    request = _request(_needed("model", _MODEL.value), _needed("topology", _TOPOLOGY.value))
+    made = plan_store.planned(request, _out())
+    print(plan_report.text(made))
+    if not made.fits:
+        print(remedies.table(remedies.tried(request, _out())))
+
+
+def _print_search() -> None:
+    from lingvo_gshard.analysis import search
+    from lingvo_gshard.spmd import topology
+
+    request = _request(_needed("model", _MODEL.value), _needed("topology", _TOPOLOGY.value))
+    moe = request.params.task.encoder.moe
+    num_experts = None if moe is None else moe.num_experts
+    tried = search.candidates(num_experts, len(topology.devices(request.topology)))
+    print(search.table(search.search(request, list(tried), _out())))
+
+
+def _print_comparison(folders: list[str]) -> None:
+    from lingvo_gshard.analysis import plan, plan_comparison
+
+    if len(folders) < 2:
+        raise ValueError(f"--compare={folders[0]}: two or more plans are expected.")
+    plans = [plan.load(pathlib.Path(folder)) for folder in folders]
+    print(plan_comparison.table(plans))
 
 
 def _print_operators() -> None:
-    # Loaded only now: TensorFlow and JAX read the environment when they are.
     from lingvo_gshard.analysis import operators
     from lingvo_gshard.spmd import topology
 
@@ -50,14 +96,46 @@ def _print_operators() -> None:
     print(operators.table(operators.rows(places)))
 
 
-def _plan() -> None:
-    from lingvo_gshard import runs
-    from lingvo_gshard.analysis import plan, planner
+def _print_scaling() -> None:
+    from lingvo_gshard.analysis import paper, plan_store, scaling
+    from lingvo_gshard.spmd import topology
 
-    settings = tuple(_SET.value)
-    params = runs.overridden_params(_MODEL.value, settings)
-    made = planner.make(planner.Request(_MODEL.value, settings, params, _TOPOLOGY.value))
-    plan.save(made, pathlib.Path(_OUT.value))
+    out, rows = _out(), []
+    for run in paper.FAMILY:
+        made = plan_store.planned(
+            _request(run.model, topology.v3(run.cores)), out / run.model.partition(".")[2]
+        )
+        print(f"{run.name}: {'fits' if made.fits else 'does not fit'}", flush=True)
+        rows.append(scaling.Row(run, made))
+    print(scaling.text(rows))
+    scaling.draw(rows, out)
+
+
+def _request(model: str, topology_name: str) -> Request:
+    from lingvo_gshard import runs
+    from lingvo_gshard.analysis.planner import Request
+
+    settings = list(_SET.value)
+    if _BATCH_TOKENS.value is not None:
+        length = runs.overridden_params(model, tuple(settings)).input.target_len
+        if _BATCH_TOKENS.value < 1 or _BATCH_TOKENS.value % length:
+            raise ValueError(
+                f"--batch_tokens={_BATCH_TOKENS.value}: rows of {length} tokens (input.target_len) "
+                "do not make it up; give a multiple."
+            )
+        settings.append(f"input.batch_size={_BATCH_TOKENS.value // length}")
+    params = runs.overridden_params(model, tuple(settings))
+    return Request(model, tuple(settings), params, topology_name)
+
+
+def _out() -> pathlib.Path:
+    return pathlib.Path(_needed("out", _OUT.value))
+
+
+def _needed(name: str, value: str | None) -> str:
+    if value is None:
+        raise ValueError(f"--{name} is missing; see --help.")
+    return value
 
 
 def run() -> None:

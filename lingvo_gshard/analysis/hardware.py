@@ -11,7 +11,8 @@ import math
 
 import numpy as np
 
-from lingvo_gshard.spmd.compiled_text import Collective, Groups
+from lingvo_gshard.spmd.compiled_text import Collective
+from lingvo_gshard.spmd.replica_groups import Groups
 
 
 @dataclasses.dataclass(frozen=True)

@@ -45,6 +45,7 @@ class Cost:
       model_flops_per_core: those that the mathematics asks for, by analysis/flops.
       roofline_secs: ours, of the whole step.
       roofline_secs_by_category: the same, by category.
+      network_secs_by_kind: of the collectives of each kind.
       xla_optimal_secs: XLA's optimal_seconds, loop bodies times their trip counts. XLA counts a
         body once; the factor between is that of analysis/roofline.loop_factor, 1 without loops.
       xla_optimal_secs_once: what XLA says.
@@ -56,6 +57,7 @@ class Cost:
     model_flops_per_core: float
     roofline_secs: Times
     roofline_secs_by_category: dict[str, Times]
+    network_secs_by_kind: dict[str, float]
     xla_optimal_secs: float
     xla_optimal_secs_once: float
     instructions: int

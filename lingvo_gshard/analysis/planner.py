@@ -17,7 +17,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.spmd import hlo_cost, hlo_text, program, topology
 from lingvo_gshard.spmd.compiled_report import CompiledReport
@@ -47,7 +47,7 @@ class Request:
     params: Params
     topology: str
     mesh: Mesh | None = None
-    table: tuple[tuple[str, str], ...] | None = None
+    table: tuple[tuple[str, Axis], ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ def make(request: Request) -> Plan:
         settings=request.settings,
         topology=request.topology,
         mesh=dict(zip(parts.mesh.axis_names, parts.mesh.axis_sizes, strict=True)),
-        sharding=dict(parts.table),
+        sharding={letter: "+".join(names_of([axis])) for letter, axis in parts.table},
         cores=parts.num_partitions,
         weights=model.task.num_weights,
         tokens_per_core=_tokens(params) / parts.num_partitions,
@@ -180,10 +180,19 @@ def _cost(model: TranslationModel, params: Params, torus: Torus, read: _Read) ->
         model_flops_per_core=needed / model.partitioning.num_partitions,
         roofline_secs=roofline.total(by_category),
         roofline_secs_by_category={each.value: secs for each, secs in by_category.items()},
+        network_secs_by_kind=_network_secs(report.collective_ops, torus),
         xla_optimal_secs=report.optimal_secs * roofline.loop_factor(read.costs, torus.generation),
         xla_optimal_secs_once=report.optimal_secs,
         instructions=report.num_instructions,
     )
+
+
+def _network_secs(ops: Sequence[Collective], torus: Torus) -> dict[str, float]:
+    secs: dict[str, float] = collections.defaultdict(float)
+    for op in ops:
+        assert op.times is not None  # hlo_cost.costs would have refused.
+        secs[op.kind] += op.times * torus.collective_secs(op)
+    return dict(secs)
 
 
 def _sums(ops: Sequence[Collective]) -> tuple[CollectiveSum, ...]:

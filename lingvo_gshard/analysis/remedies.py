@@ -1,0 +1,73 @@
+"""What would make a plan fit that does not: changes, each checked by compiling."""
+
+from __future__ import annotations
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Sequence
+
+from lingvo_gshard.analysis import plan_store
+from lingvo_gshard.analysis.plan import Plan
+from lingvo_gshard.analysis.planner import Request
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.layers.moe import group_size
+from lingvo_gshard.layers.repeat import Remat
+
+
+@dataclasses.dataclass(frozen=True)
+class Remedy:
+    """A change, and the plan with it."""
+
+    change: str
+    plan: Plan
+
+
+def tried(request: Request, folder: pathlib.Path) -> tuple[Remedy, ...]:
+    """Plans each change that the experiment leaves open, kept in folders below `folder`."""
+    found = []
+    for name, change, params in _changes(request.params):
+        asked = dataclasses.replace(request, params=params, settings=(*request.settings, change))
+        found.append(Remedy(change, plan_store.planned(asked, folder / name)))
+    return tuple(found)
+
+
+def table(remedies: Sequence[Remedy]) -> str:
+    """A line a remedy."""
+    lines = [
+        f"  {each.change}: {'fits' if each.plan.fits else 'does not fit'}, "
+        f"{each.plan.memory_gib.peak:.2f} GiB"
+        for each in remedies
+    ]
+    return "\n".join(["what would make it fit, each compiled:", *lines])
+
+
+def _changes(params: Params) -> Iterator[tuple[str, str, Params]]:
+    """(a folder's name, what is changed, the experiment with it), the gentlest first."""
+    stacks = ("task.encoder", "task.decoder")
+    if any(params.Get(f"{stack}.remat") is Remat.NONE for stack in stacks):
+        remat = {f"{stack}.remat": Remat.BLOCK for stack in stacks}
+        yield "remat", "every block computed again (remat=BLOCK)", params.Copy().Set(**remat)
+    if params.task.activation_dtype != "bfloat16":
+        changed = params.Copy().Set(**{"task.activation_dtype": "bfloat16"})
+        yield "bfloat16", "activations in bfloat16", changed
+    smaller = _smaller_groups(params)
+    if smaller is not None:
+        yield "groups", "groups of half as many tokens", smaller
+    if params.input.batch_size % 2 == 0:
+        half = params.input.batch_size // 2
+        changed = params.Copy().Set(**{"input.batch_size": half})
+        yield "rows", f"half as many tokens a core (input.batch_size={half})", changed
+
+
+def _smaller_groups(params: Params) -> Params | None:
+    """Groups of half the size; None for a model without experts, or with groups of one token."""
+    changed = params.Copy()
+    for name, length in (("encoder", "source_len"), ("decoder", "target_len")):
+        moe = changed.task.Get(name).moe
+        if moe is None:
+            return None
+        size = group_size(moe, params.input.batch_size * params.input.Get(length))
+        if size < 2:
+            return None
+        moe.group_size = size // 2
+    return changed
