@@ -255,3 +255,41 @@ def test_a_group_size_that_does_not_divide_is_refused():
         ValueError, match=r"moe: group_size 7 does not divide .* 96 tokens \(16 x 6\)"
     ):
         _eager(_params(group_size=7), NestedMap(), _arrays().x_BLM, _arrays().real_BL)
+
+
+def _losses(dispatch):
+    """A function of theta and x_BLM in one tree to (sum of y * out, l_aux), and such a tree."""
+    layer = _params(dispatch=dispatch).Instantiate(building.Unannotated(), "moe")
+    arrays = _arrays()
+    context = Context(Mode.TRAIN, tf.constant(_SEED))
+
+    def losses(inputs):
+        y_BLM, routing = layer.FProp(inputs, inputs.x_BLM, tf.constant(arrays.real_BL), context)
+        return tf.reduce_sum(y_BLM * arrays.out_BLM), routing.aux_loss
+
+    theta = building.random_theta(layer)
+    return losses, NestedMap(theta, x_BLM=arrays.x_BLM).Transform(tf.constant)
+
+
+@pytest.mark.parametrize("dispatch", Dispatch)
+@pytest.mark.parametrize(
+    ("name", "which"),
+    [("wg", 0), ("wi", 0), ("wo", 0), ("x_BLM", 0), ("wg", 1), ("x_BLM", 1)],
+    ids=["gate", "experts' wi", "experts' wo", "input", "aux of gate", "aux of input"],
+)
+def test_gradients_agree_with_finite_differences(dispatch, name, which):
+    losses, inputs = _losses(dispatch)
+    direction = np.random.default_rng(9).standard_normal(inputs[name].shape).astype("float32")
+
+    def loss(step):
+        return losses(NestedMap(inputs, **{name: inputs[name] + step * direction}))[which]
+
+    with tf.GradientTape() as tape:
+        step = tf.constant(0.0)
+        tape.watch(step)
+        value = loss(step)
+    # Small enough that no token changes its experts, which would be a jump.
+    width = 2e-4
+    slope = (loss(width) - loss(-width)) / (2 * width)
+    assert abs(slope) > 1e-4
+    np.testing.assert_allclose(tape.gradient(value, step), slope, rtol=0.02)
