@@ -19,6 +19,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from lingvo_gshard.core.nested_map import NestedMap
@@ -240,23 +241,23 @@ class Checkpoints:
             )
         return None
 
-    def restore_arrays(self, step: int) -> dict[str, Any]:
-        """The state's arrays as numpy arrays, by path, of whichever model they are.
+    def restore_arrays(self, step: int) -> dict[str, np.ndarray]:
+        """The whole of every array of `step`, by path, of whichever model they are.
 
         Raises:
           DamagedCheckpointError: names the file.
           ValueError: no such checkpoint.
         """
         self._check_files(step)
-        metadata = self._manager.item_metadata(step)["state"].tree
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         wanted = {
-            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=_on_one_device())
-            for name, array in metadata.items()
+            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
+            for name, array in self._manager.item_metadata(step)["state"].tree.items()
         }
         restored = self._manager.restore(
             step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
         )
-        return {name: jax.device_get(array) for name, array in restored["state"].items()}
+        return {name: np.asarray(array) for name, array in restored["state"].items()}
 
     def about(self, step: int) -> dict[str, Any]:
         """What the checkpoint of `step` is of: params, mesh, table, arrays and fingerprints."""
@@ -382,10 +383,6 @@ def _check_fingerprints(
                 f"{path}: the checkpoint is damaged: {name} is not what was saved, in experts "
                 f"{differing}."
             )
-
-
-def _on_one_device() -> jax.sharding.Sharding:
-    return jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
 
 
 def _shape_and_dtype(spec: TensorSpec) -> tuple[tuple[int, ...], str]:

@@ -7,10 +7,12 @@ goes through every program as an argument and a result.
 from __future__ import annotations
 
 import logging
+import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 import tensorflow as tf
 
@@ -18,7 +20,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.spmd import distributed, specs
-from lingvo_gshard.train import best, checkpoints, programs, summaries
+from lingvo_gshard.train import best, checkpoints, programs, summaries, weights_file
 from lingvo_gshard.train import model_dir as model_dirs
 from lingvo_gshard.train.background import BackgroundHook
 from lingvo_gshard.train.best import BestBy
@@ -29,6 +31,7 @@ from lingvo_gshard.train.hooks import ProgressHook, TrainHook
 from lingvo_gshard.train.loop import SaveEvery, TrainLoop, group_sizes
 from lingvo_gshard.train.nonfinite import NonFiniteHook
 from lingvo_gshard.train.steps import ModelFn
+from lingvo_gshard.train.warm_start import WarmStart
 
 InputFn = Callable[[Any], Input]
 
@@ -50,6 +53,7 @@ class TPUEstimator:
         state_spec: NestedMap,
         init_fn: Callable[[tf.Tensor], NestedMap],
         model_prefixes: tuple[str, ...] = ("",),
+        warm_start: WarmStart | None = None,
     ) -> None:
         """Keeps what it is given; nothing is compiled yet.
 
@@ -62,6 +66,7 @@ class TPUEstimator:
           init_fn: makes a state from an int32 [2] seed tensor.
           model_prefixes: dotted paths of `params` that make the model what it is: a model_dir
             whose entries there differ is refused. By default every entry.
+          warm_start: where training begins in a folder without checkpoints; None: from init_fn.
 
         Raises:
           ValueError: the config's partitions are not the mesh's, or the state has no step.
@@ -77,7 +82,7 @@ class TPUEstimator:
             raise ValueError(f"TPUEstimator: the state needs `step`, an int32 scalar, got {step}.")
         self.config, self.params, self.partitioning = config, params, partitioning
         self.state_spec, self._init_fn = state_spec, init_fn
-        self._model_prefixes = model_prefixes
+        self._model_prefixes, self._warm_start = model_prefixes, warm_start
         self._programs = programs.Programs(model_fn, params, partitioning, state_spec)
 
     def train(
@@ -197,6 +202,26 @@ class TPUEstimator:
         if distributed.is_first():
             best.note(checkpoints.folder(self.config.model_dir), by, step, metrics)
 
+    def export_weights(self, path: str | pathlib.Path, prefix: str = "theta.") -> str:
+        """Writes the newest checkpoint's arrays under `prefix` into one .safetensors file.
+
+        Every process holds them all for it.
+
+        Returns:
+          A table of their names and shapes.
+
+        Raises:
+          ValueError: there is no checkpoint, or nothing under `prefix`.
+        """
+        restored = self._restore(None)
+        arrays = dict(distributed.to_host(restored.state).FlattenItems())
+        weights = {name: x for name, x in arrays.items() if name.startswith(prefix)}
+        if not weights:
+            raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
+        if distributed.is_first():
+            weights_file.write(path, weights, restored.step)
+        return weights_file.table(weights)
+
     def checkpoint_steps(self) -> list[int]:
         """The steps of whole checkpoints, oldest first; none before the first."""
         if not checkpoints.exist(self.config.model_dir):
@@ -274,10 +299,22 @@ class TPUEstimator:
 
     def _start(self, restored: Restored | None, source: Input) -> NestedMap:
         if restored is None:
-            return self._programs.initialize(self._init_fn, self.config.seed)
+            state = self._programs.initialize(self._init_fn, self.config.seed)
+            return state if self._warm_start is None else self._warmed(state, self._warm_start)
         source.set_state(restored.input_state)
         logging.info("train: continues after step %d", restored.step)
         return restored.state
+
+    def _warmed(self, state: NestedMap, warm_start: WarmStart) -> NestedMap:
+        """The state with what the warm start's rules take from the old run, array by array."""
+        old, leaves = _arrays_of(warm_start.source), []
+        for (path, leaf), spec in zip(state.FlattenItems(), self.state_spec.Flatten(), strict=True):
+            new = np.asarray(distributed.to_host(NestedMap(x=leaf)).x)
+            value, line = warm_start.begin(path, spec.dims, old, new)
+            leaves.append(_placed(value, leaf.sharding))
+            if distributed.is_first():
+                print(line)
+        return state.Pack(leaves)
 
     def _restore(self, step: int | None) -> Restored:
         folder = self.config.model_dir
@@ -299,6 +336,22 @@ class TPUEstimator:
     def _shardings(self) -> NestedMap:
         mesh = specs.device_mesh(self.partitioning)
         return specs.shardings(self.partitioning, self.state_spec, mesh)
+
+
+def _arrays_of(source: str) -> Mapping[str, np.ndarray]:
+    """The arrays of a run's newest checkpoint, or of a .safetensors file."""
+    if source.endswith(".safetensors"):
+        return weights_file.read(source)
+    if checkpoints.exist(source):
+        with Checkpoints(source) as saved:
+            step = saved.latest()
+            if step is not None:
+                return saved.restore_arrays(step)
+    raise ValueError(f"{source}: there is no checkpoint to begin from.")
+
+
+def _placed(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
+    return jax.make_array_from_callback(array.shape, sharding, lambda place: array[place])
 
 
 def _first(source: Input, steps: int | None) -> Iterator[NestedMap]:

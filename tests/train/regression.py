@@ -126,7 +126,7 @@ def make(model_dir, num_partitions=2, steps_per_call=1, **options):
     """A TPUEstimator of the regression; `options` go to RunConfig or TPUEstimator."""
     given = {
         key: options.pop(key)
-        for key in ("params", "model_fn", "init_fn", "state_spec", "model_prefixes")
+        for key in ("params", "model_fn", "init_fn", "state_spec", "model_prefixes", "warm_start")
         if key in options
     }
     config = RunConfig(

@@ -1,0 +1,152 @@
+"""Beginning from another run's weights: each rule, what it refuses, and what is printed."""
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.train import warm_start, weights_file
+from lingvo_gshard.train.checkpoints import Checkpoints
+from lingvo_gshard.train.warm_start import Rule, WarmStart
+from tests.train import regression
+from tests.train.regression import H, V
+
+
+def _random(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def _begin(rule, before, new, dims, **options):
+    start = WarmStart("old", ((r"a\..*", rule),), **options)
+    return start.begin("a.w", dims, {"a.w": before}, new)
+
+
+def test_the_first_rule_that_matches_the_whole_path_holds():
+    start = WarmStart("old", ((r"theta\.x", Rule.SAME), (r"theta\..*", Rule.COPY_EXPERTS)))
+    rules = [start.rule_of(path) for path in ("theta.x", "theta.xy", "step", "slots.theta.x")]
+    assert rules == [Rule.SAME, Rule.COPY_EXPERTS, Rule.NEW, Rule.NEW]
+
+
+def test_experts_grow_by_copies():
+    before, new = _random(2, 3, 5), _random(6, 3, 5, seed=1)
+    value, line = _begin(Rule.COPY_EXPERTS, before, new, "EMH")
+    for expert in range(6):
+        np.testing.assert_array_equal(value[expert], before[expert % 2])
+    assert line == "a.w: float32[2, 3, 5] copied to float32[6, 3, 5]"
+    # The gate's columns follow their experts.
+    gate, _ = _begin(Rule.COPY_EXPERTS, before[0, :, :2], new[0, :, :4], "M_")
+    np.testing.assert_array_equal(gate[:, 3], before[0, :, 1])
+
+
+@pytest.mark.parametrize("dims", ["VM", "MV"])
+def test_a_vocabulary_changes_piece_by_piece(dims):
+    ids = warm_start.old_ids(["<pad>", "a", "b", "c"], ["<pad>", "c", "x", "a", "y"])
+    assert ids.tolist() == [0, 3, -1, 1, -1]
+    before, new = _random(4, 3), _random(5, 3, seed=1)
+    transpose = np.transpose if dims == "MV" else np.asarray
+    value, line = _begin(
+        Rule.BY_PIECE, transpose(before), transpose(new), dims, old_pieces=((r"a\..*", ids),)
+    )
+    want = np.stack([before[0], before[3], new[2], before[1], new[4]])
+    np.testing.assert_array_equal(transpose(value), want)
+    assert "restored 3 of 5 pieces, the others new" in line
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "dims", "message"),
+    [
+        (Rule.SAME, (4, 3), "EM", r"a.w is float32\[2, 3\], .*\[4, 3\]; rule SAME needs the same"),
+        (Rule.COPY_EXPERTS, (3, 3), "EM", r"float32\[3, 3\]; rule COPY_EXPERTS needs a multiple"),
+        (Rule.COPY_EXPERTS, (2, 3, 1), "EMH", r"this model's float32\[2, 3, 1\]"),
+        (Rule.BY_PIECE, (4, 3), "VM", "a.w: rule BY_PIECE, but it is of no vocabulary"),
+    ],
+)
+def test_shapes_that_do_not_suit_the_rule_are_refused(rule, shape, dims, message):
+    with pytest.raises(ValueError, match=message):
+        _begin(rule, _random(2, 3), _random(*shape), dims)
+
+
+def test_a_missing_array_is_named():
+    start = WarmStart("old", ((".*", Rule.SAME),))
+    with pytest.raises(ValueError, match="old: has no a.w, which rule SAME wants"):
+        start.begin("a.w", "M", {}, _random(3))
+
+
+def test_weights_go_through_one_file(tmp_path):
+    weights = {"theta.b": _random(2, 3), "theta.a": np.array(7, np.int32)}
+    weights_file.write(tmp_path / "w.safetensors", weights, step=5)
+    back = weights_file.read(tmp_path / "w.safetensors")
+    assert back.keys() == weights.keys()
+    for name, array in weights.items():
+        assert back[name].dtype == array.dtype
+        np.testing.assert_array_equal(back[name], array)
+    assert weights_file.table(back).splitlines() == [
+        "theta.a  int32[]",
+        "theta.b  float32[2, 3]",
+        "2 tensors, 7 weights",
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
+
+
+def test_a_damaged_or_foreign_file_is_refused(tmp_path):
+    from safetensors.numpy import save_file
+
+    path = tmp_path / "w.safetensors"
+    with pytest.raises(FileNotFoundError, match="w.safetensors: there is no such file"):
+        weights_file.read(path)
+    weights_file.write(path, {"theta.b": _random(20, 30)}, step=5)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-40])
+    with pytest.raises(ValueError, match="no safetensors file of weights, or damaged"):
+        weights_file.read(path)
+    path.write_bytes(whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:])
+    with pytest.raises(ValueError, match="damaged: theta.b is not what was written"):
+        weights_file.read(path)
+    path.write_bytes(b"PK\x03\x04 no weights at all")
+    with pytest.raises(ValueError, match="no safetensors file of weights"):
+        weights_file.read(path)
+    save_file({"bert.pooler": _random(3)}, path)
+    with pytest.raises(ValueError, match="another program's file: .* it holds bert.pooler"):
+        weights_file.read(path)
+
+
+def _train(folder, max_steps, **options):
+    estimator = regression.make(folder, 2, **options)
+    return estimator.train(lambda p: regression.Batches(), max_steps=max_steps)
+
+
+def _arrays(folder, step):
+    with Checkpoints(folder) as saved:
+        return saved.restore_arrays(step)
+
+
+_RULES = (("theta.*", Rule.SAME),)
+
+
+def test_a_run_begins_from_another_ones_folder_or_file(tmp_path, capsys):
+    old = _train(tmp_path / "old", 4)
+    printed = old.export_weights(tmp_path / "old.safetensors")
+    assert f"theta.w_HV    float32[{H}, {V}]" in printed and "2 tensors, 27 weights" in printed
+    for name in ("old", "old.safetensors"):
+        begun = tmp_path / f"from_{name}"
+        _train(begun, 1, warm_start=WarmStart(str(tmp_path / name), _RULES))
+    assert "theta.w_HV: restored, float32[8, 3]" in capsys.readouterr().out
+    from_folder = _arrays(tmp_path / "from_old", 1)
+    from_file = _arrays(tmp_path / "from_old.safetensors", 1)
+    for path, array in from_folder.items():
+        np.testing.assert_array_equal(array, from_file[path], err_msg=path)
+    # It is the old run's fifth step, but for the batch and the momentum: both were new.
+    assert from_folder["step"] == 1
+    moved = from_folder["theta.w_HV"] - _arrays(tmp_path / "old", 4)["theta.w_HV"]
+    np.testing.assert_allclose(moved, -0.05 * from_folder["momentum.w_HV"], rtol=1e-3, atol=1e-6)
+
+
+def test_a_run_with_checkpoints_goes_on_from_them(tmp_path, capsys):
+    _train(tmp_path / "old", 2)
+    _train(tmp_path / "new", 2)
+    _train(tmp_path / "new", 3, warm_start=WarmStart(str(tmp_path / "old"), _RULES))
+    assert "restored" not in capsys.readouterr().out
+
+
+def test_a_source_that_is_none_is_refused(tmp_path):
+    for name in ("nothing", "nothing.safetensors"):
+        with pytest.raises((ValueError, FileNotFoundError), match=name):
+            _train(tmp_path / "new", 1, warm_start=WarmStart(str(tmp_path / name), _RULES))
