@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 import sys
 
-from lingvo_gshard import runs
+from lingvo_gshard import decoders, runs
 from lingvo_gshard.analysis import expert_load, quality
 from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.input import decoding, manifest
-from lingvo_gshard.input.tokenizer import Tokenizer
-from lingvo_gshard.metrics.bleu import corpus_bleu
+from lingvo_gshard.metrics.scores import corpus_bleu, corpus_chrf
 from lingvo_gshard.spmd import distributed
 from lingvo_gshard.train import model_dir, train_and_evaluate
 from lingvo_gshard.train.best import BestBy
@@ -70,7 +68,7 @@ def evaluate_continuously(estimator: TPUEstimator) -> None:
 def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
     """Translates a split of every language; prints and draws BLEU by language.
 
-    Writes logdir/decode_SPLIT/<lang>.txt (a translation a line), bleu.json and bleu.png.
+    Writes logdir/decode_SPLIT/<lang>.txt (a translation a line), scores.json and bleu.png.
     """
     runs.recorded(estimator.config.model_dir)  # Refuses a folder that was never trained in.
     data, limit = manifest.load(data_dir), estimator.params.decode.max_sentences
@@ -81,11 +79,9 @@ def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
     }
     if not texts:
         raise ValueError(f"{data_dir}: no language has a {split} split to decode.")
-    source, target = (Tokenizer(path) for path in runs.vocabulary_files(estimator.config.model_dir))
-    translator = Translator(estimator, source, target, estimator.params.decode)
     # All languages together: full batches, and one program for each length.
     lines = [pair[0] for pairs in texts.values() for pair in pairs]
-    translations = iter(translator.translate(lines))
+    translations = iter(list(Translator(*decoders.make(estimator)).translate(lines)))
     if not distributed.is_first():
         return
 
@@ -93,16 +89,17 @@ def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for code, pairs in texts.items():
-        hypotheses = [next(translations).text for _ in pairs]
+        hypotheses = [next(translations)[0].text for _ in pairs]
         (folder / f"{code}.txt").write_text("".join(line + "\n" for line in hypotheses))
-        bleu = corpus_bleu(hypotheses, [reference for _, reference in pairs])
+        references = [reference for _, reference in pairs]
+        bleu, chrf = corpus_bleu(hypotheses, references), corpus_chrf(hypotheses, references)
         size = data.language(code).num_examples("train")
-        rows.append(quality.LanguageQuality(code, size, len(pairs), bleu.score, bleu.signature))
+        rows.append(quality.LanguageQuality(code, size, len(pairs), bleu, chrf))
     report = quality.Quality(tuple(rows))
-    (folder / "bleu.json").write_text(json.dumps(report.as_json(), indent=2) + "\n")
+    report.save(folder / "scores.json")
     quality.draw(report, folder / "bleu.png")
     print(report.table())
-    print(f"Wrote {folder}/bleu.json, bleu.png and a file of translations a language.")
+    print(f"Wrote {folder}/scores.json, bleu.png and a file of translations a language.")
 
 
 def _dev(estimator: TPUEstimator) -> EvalSpec:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import difflib
 import enum
 import json
 import pathlib
@@ -225,16 +224,6 @@ def recorded(logdir: str) -> tuple[Launch, DataFacts]:
         raise ValueError(f"{path}: damaged: {error!r}.") from error
     launch = dataclasses.replace(launch, overrides=tuple(launch.overrides))
     return launch, dataclasses.replace(facts, languages=tuple(facts.languages))
-
-
-def check_language(code: str, facts: DataFacts) -> None:
-    """ValueError, with the languages that there are, unless `code` is one of them."""
-    if code not in facts.languages:
-        near = difflib.get_close_matches(code, facts.languages, n=1)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise ValueError(
-            f"--source_lang={code}: the model was trained on {', '.join(facts.languages)}.{hint}"
-        )
 
 
 def vocabulary_files(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:

@@ -3,8 +3,9 @@
     python -m lingvo_gshard.translate --logdir=RUN --source_lang=de < in.txt > out.txt
     python -m lingvo_gshard.translate --logdir=RUN --export=DIR
     python -m lingvo_gshard.translate --bundle=DIR < in.txt > out.txt
+    python -m lingvo_gshard.translate --bundle=DIR --serve=8080    # and a page to type in
 
-A bundle runs with jax, numpy and sentencepiece alone; so must this file, up to `_of_run`.
+A bundle runs without TensorFlow: with --bundle this imports jax, numpy and sentencepiece alone.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from typing import TYPE_CHECKING, BinaryIO
 from lingvo_gshard.spmd import environment
 
 if TYPE_CHECKING:
+    from lingvo_gshard.decode.decoder import DecoderSpec
     from lingvo_gshard.decode.translator import Translation, Translator
     from lingvo_gshard.train.estimator import TPUEstimator
 
 
 def main(args: argparse.Namespace) -> None:
-    """Translates, or exports a bundle.
+    """Translates, serves, or exports a bundle.
 
     Raises:
       ValueError: no trained run or bundle, an unknown language, or sizes that do not fit.
@@ -33,10 +35,17 @@ def main(args: argparse.Namespace) -> None:
         from lingvo_gshard import decoders
 
         decoders.export(_of_run(args), args.export)
-        print(f"Wrote {args.export}: cd {args.export} && python -m lingvo_gshard.translate "
-              "--bundle=. < in.txt > out.txt")
+        print(
+            f"Wrote {args.export}: cd {args.export} && python -m lingvo_gshard.translate "
+            "--bundle=. < in.txt > out.txt"
+        )
         return
-    translator = _translator(args)
+    translator, spec = _translator(args)
+    if args.serve is not None:
+        from lingvo_gshard.serving import app
+
+        app.serve(translator, spec, args.host, args.serve)
+        return
     for translations in translator.translate(read_lines(sys.stdin.buffer)):
         print(_line(translations[: args.nbest], args.scores), flush=True)
 
@@ -51,7 +60,7 @@ def read_lines(stream: BinaryIO) -> Iterator[str]:
         yield line.decode("utf-8", errors="replace").removesuffix("\n")
 
 
-def _translator(args: argparse.Namespace) -> Translator:
+def _translator(args: argparse.Namespace) -> tuple[Translator, DecoderSpec]:
     from lingvo_gshard.decode.translator import Translator
 
     if args.bundle:
@@ -64,13 +73,13 @@ def _translator(args: argparse.Namespace) -> Translator:
 
         decoder, source, target = decoders.make(_of_run(args))
     _check_language(args.source_lang, decoder.spec.languages)
-    return Translator(decoder, source, target)
+    return Translator(decoder, source, target), decoder.spec
 
 
 def _of_run(args: argparse.Namespace) -> TPUEstimator:
     from lingvo_gshard import decoders
 
-    decode = {"num_best": args.nbest}
+    decode = {"num_best": args.nbest, "tell_attention": args.attention}
     if args.beam_size is not None:
         decode["beam_size"] = args.beam_size
     return decoders.of_run(args.logdir, args.num_partitions, **decode)
@@ -111,6 +120,11 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--nbest", type=int, default=1, help="Translations of each line.")
     parser.add_argument("--beam_size", type=int, help="Active hypotheses of each line.")
     parser.add_argument("--scores", action="store_true", help="Print each one's score before it.")
+    parser.add_argument("--serve", type=int, metavar="PORT", help="Serve over HTTP.")
+    parser.add_argument("--host", default="127.0.0.1", help="Where --serve listens.")
+    parser.add_argument(
+        "--attention", action="store_true", help="Have --serve tell, or --export keep, attention."
+    )
     parser.add_argument("--num_partitions", type=int, default=1, help="Devices, for --logdir.")
     args = parser.parse_args(argv)
     if args.export and not args.logdir:

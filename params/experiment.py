@@ -143,10 +143,15 @@ class TranslationExperiment:
     def _decode(cls) -> Params:
         p = Params()
         p.Define("beam_size", 4, "k.")
+        p.Define("num_best", 1, "Hypotheses found for each sentence, at most k.")
         p.Define("length_norm_alpha", 0.6, "Of Wu et al. 2016.")
+        p.Define("coverage_weight", 0.0, "Of their coverage penalty.")
+        p.Define("temperature", None, "With one, tokens are drawn, by a beam of 1.")
+        p.Define("seed", 0, "Of what a temperature draws.")
+        p.Define("tell_attention", False, "Whether each token's attention is told.")
         p.Define("min_target_len", 1, "Tokens of the shortest hypothesis, EOS included.")
         p.Define("max_target_len", cls.TARGET_LEN, "Tokens of the longest one.")
-        p.Define("max_source_len", cls.SOURCE_LEN, "Tokens of a source; longer ones are cut.")
+        p.Define("max_source_len", cls.SOURCE_LEN, "Of a source; longer ones are split.")
         p.Define("batch_size", cls.DECODE_BATCH_SIZE, "Sentences decoded together.")
         p.Define("max_sentences", None, "Of each language in --mode=decode; None for all.")
         return p

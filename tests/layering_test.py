@@ -17,7 +17,8 @@ _ALLOWED = {
     "spmd": {"core", "sharding"},
     "input": {"core", "sharding"},
     "train": {"core", "sharding", "spmd"},
-    "decode": {"core", "sharding", "layers", "input", "train"},
+    "decode": {"core", "sharding", "layers", "input", "spmd"},
+    "serving": {"decode"},
     "model": {"core", "sharding", "layers", "optim", "decode", "train"},
     "metrics": set(),
     "analysis": {"core", "sharding", "layers", "model", "optim", "spmd", "input", "train", "metrics"},
@@ -26,7 +27,7 @@ _JAX = {"spmd", "train", "input"}
 _FORMATS = {f"{_LIBRARY}.input.manifest", f"{_LIBRARY}.input.example_codec"}
 # Of data_prep, the one module that tokenizes inside tf.data.
 _TOKENIZATION = "data_prep/encoding.py"
-_FLAGS = {"trainer.py", "translate.py", "plan.py"}
+_FLAGS = {"trainer.py", "compare.py", "plan.py"}
 
 
 def _files(*folders):

@@ -54,9 +54,9 @@ def test_the_demo_model_learns_to_translate(data_dir, tmp_path):
     assert evaluation["step"] == 500
     assert evaluation["nll"] < 3.0
     modes.decode(estimator, data_dir, "test")
-    report = json.loads((tmp_path / "decode_test" / "bleu.json").read_text())
+    report = json.loads((tmp_path / "decode_test" / "scores.json").read_text())
     assert len(report["languages"]) == 14
-    assert report["languages"][0]["bleu"] > 5  # Of the largest language.
+    assert report["languages"][0]["bleu"]["value"] > 5  # Of the largest language.
     lines = [json.loads(line) for line in (tmp_path / "train_metrics.jsonl").open()]
     assert lines[-1]["metrics"]["routing.overflow.encoder_1"] < 0.02
 

@@ -164,12 +164,3 @@ def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
         runs.record(_prepared(tmp_path / "b", b"ours", b"other"), _FACTS, logdir)
     assert runs.recorded(logdir) == (launch, _FACTS)
     assert [p.read_bytes() for p in runs.vocabulary_files(logdir)] == [b"ours", b"english"]
-
-
-@pytest.mark.parametrize(
-    ("code", "hint"), [("dee", "Did you mean de"), ("xx", "trained on de, fr")]
-)
-def test_an_unknown_language_is_refused(code, hint):
-    runs.check_language("de", _FACTS)
-    with pytest.raises(ValueError, match=f"--source_lang={code}: .*{hint}"):
-        runs.check_language(code, _FACTS)

@@ -47,9 +47,9 @@ def _pairs(language, split, count):
 def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("corpus")
     for split, sizes in {
-        "train": {"aa": 160, "bb": 40},
+        "train": {"aa": 160, "br": 40},
         "dev": {"aa": 9},
-        "test": {"aa": 5, "bb": 3},
+        "test": {"aa": 5, "br": 3},
     }.items():
         for language, count in sizes.items():
             path = folder / "text" / split / f"{language}-en.tsv.gz"
@@ -89,7 +89,7 @@ def test_training_leaves_metrics_and_a_picture(run_dir):
     assert [json.loads(line)["step"] for line in lines] == [2, 4]
     assert (run_dir / "expert_load.png").read_bytes().startswith(b"\x89PNG")
     launch, facts = runs.recorded(str(run_dir))
-    assert launch.model == "toy.MoE8E4L" and facts.languages == ("aa", "bb")
+    assert launch.model == "toy.MoE8E4L" and facts.languages == ("aa", "br")
 
 
 def test_evaluation_prints_its_metrics(data_dir, run_dir, capsys):
@@ -101,11 +101,11 @@ def test_evaluation_prints_its_metrics(data_dir, run_dir, capsys):
 def test_decoding_writes_a_translation_a_line(data_dir, run_dir, capsys):
     modes.decode(_estimator(data_dir, run_dir)[0], data_dir, "test")
     folder = run_dir / "decode_test"
-    assert {code: (folder / f"{code}.txt").read_text().count("\n") for code in ("aa", "bb")} == {
+    assert {code: (folder / f"{code}.txt").read_text().count("\n") for code in ("aa", "br")} == {
         "aa": 5,
-        "bb": 3,
+        "br": 3,
     }
-    report = json.loads((folder / "bleu.json").read_text())
+    report = json.loads((folder / "scores.json").read_text())
     sizes = [(row["code"], row["train_pairs"], row["sentences"]) for row in report["languages"]]
     assert sizes[0][0] == "aa" and sizes[0][1] > sizes[1][1] and [s[2] for s in sizes] == [5, 3]
     assert (folder / "bleu.png").exists() and "average" in capsys.readouterr().out
@@ -118,6 +118,19 @@ def test_translate_writes_one_line_for_each(run_dir):
     assert done.returncode == 0, done.stderr.decode()
     lines = done.stdout.decode().split("\n")
     assert len(lines) == 5 and lines[1] == lines[4] == ""
+
+
+def test_a_bundle_translates_as_the_run_does(run_dir, tmp_path):
+    """Two translations a line and their scores; one line is too long for the model."""
+    text = "aa bake\n\n" + "ba ke, li mo nu. " * 9 + "\n"
+    flags = ("--nbest=2", "--scores")
+    of_run = _binary("translate", f"--logdir={run_dir}", *flags, text=text)
+    assert of_run.returncode == 0, of_run.stderr.decode()
+    assert [line.count("\t") for line in of_run.stdout.decode().splitlines()] == [3, 1, 3]
+    done = _binary("translate", f"--logdir={run_dir}", f"--export={tmp_path}/b", "--nbest=2")
+    assert done.returncode == 0 and b"python -m lingvo_gshard.translate" in done.stdout
+    of_bundle = _binary("translate", f"--bundle={tmp_path}/b", *flags, text=text)
+    assert of_bundle.stdout == of_run.stdout
 
 
 def test_another_model_in_the_same_folder_is_refused(data_dir, run_dir):
@@ -169,10 +182,11 @@ def test_the_trainer_tells_a_mistake_in_one_line(data_dir, tmp_path, flags, mess
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("binary", ["trainer", "translate"])
-def test_an_unknown_flag_is_refused(binary):
-    done = _binary(binary, "--logdri=x")
+def test_an_unknown_flag_is_refused():
+    done = _binary("trainer", "--logdri=x")
     assert done.returncode == 1 and b"Unknown command line flag 'logdri'" in done.stderr
+    done = _binary("translate", "--logdir=x", "--nbets=2")
+    assert done.returncode == 2 and b"unrecognized arguments: --nbets=2" in done.stderr
 
 
 def test_a_missing_flag_is_named():
@@ -182,6 +196,6 @@ def test_a_missing_flag_is_named():
 
 def test_translate_tells_a_mistake_in_one_line(run_dir, tmp_path):
     done = _binary("translate", f"--logdir={run_dir}", "--source_lang=ab")
-    assert "the model was trained on aa, bb" in _one_line(done, "translate")
+    assert "the model was trained on aa, br" in _one_line(done, "translate")
     done = _binary("translate", f"--logdir={tmp_path}", "--source_lang=aa")
     assert "give the --logdir of a trained model" in _one_line(done, "translate")

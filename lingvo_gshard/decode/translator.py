@@ -1,94 +1,130 @@
-"""Text to text: lines into batches, through the beam search, and back in their order."""
+"""Text to text: lines into batches of one length, through a decoder, and back in their order."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decode import splitting
+from lingvo_gshard.decode.decoder import Decoder
 from lingvo_gshard.input import decoding
 from lingvo_gshard.input.tokenizer import Tokenizer
-from lingvo_gshard.sharding.partitioning import TensorSpec
-from lingvo_gshard.train.estimator import TPUEstimator
+
+# Lines that are sorted by length together, in batches: more waste fewer places of padding.
+_WINDOW_BATCHES = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class Attention:
+    """What each piece of a translation attended to, the mean over the decoder's layers and heads.
+
+    Attributes:
+      source_pieces, target_pieces: the vocabularies' pieces, the EOS included.
+      weights: a row for each target piece, a column for each source piece; rows sum to 1.
+    """
+
+    source_pieces: tuple[str, ...]
+    target_pieces: tuple[str, ...]
+    weights: tuple[tuple[float, ...], ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """The best hypothesis of a line, its length-normalized log-probability and its length."""
+    """One hypothesis of a line.
+
+    Attributes:
+      text: on one line, without tabs.
+      score: its length-normalized log-probability; of a line that was translated in parts, the
+        mean over its tokens.
+      num_tokens: its length with the EOS.
+      attention: None unless the decoder tells it, and of a line that was translated in parts.
+    """
 
     text: str
     score: float
     num_tokens: int
+    attention: Attention | None = None
+
+
+_NOTHING = (Translation("", 0.0, 0),)
 
 
 class Translator:
-    """Translates lines with an estimator's latest checkpoint."""
+    """Translates lines with a decoder."""
 
-    def __init__(
-        self, estimator: TPUEstimator, source: Tokenizer, target: Tokenizer, decode: Params
-    ) -> None:
-        """Keeps its parts; `decode` is the experiment's branch of that name."""
-        self._estimator, self._source, self._target = estimator, source, target
-        self._decode = decode
+    def __init__(self, decoder: Decoder, source: Tokenizer, target: Tokenizer) -> None:
+        """Keeps its parts."""
+        self._decoder, self._source, self._target = decoder, source, target
 
-    def translate(self, lines: Sequence[str]) -> list[Translation]:
-        """One Translation a line, in order; a blank line stays blank.
+    def translate(self, lines: Iterable[str]) -> Iterator[tuple[Translation, ...]]:
+        """The n best translations of each line, best first, in the lines' order.
 
-        Raises:
-          ValueError: there is no checkpoint.
+        Each line gives one tuple, of one translation or more: a blank line's is empty text, and a
+        line longer than the model takes is translated in parts. Lines are taken, and given back,
+        some batches at a time.
         """
-        spoken = [i for i, line in enumerate(lines) if line.strip()]
-        results = [Translation("", 0.0, 0)] * len(lines)
-        if not spoken:
-            return results
-        batches = _Batches(
-            list(
-                decoding.decode_batches(
-                    [lines[i] for i in spoken],
-                    self._source,
-                    self._decode.batch_size,
-                    self._decode.max_source_len,
-                )
+        window = _WINDOW_BATCHES * self._decoder.spec.batch_size
+        lines = iter(lines)
+        while some := list(itertools.islice(lines, window)):
+            yield from self._window(some)
+
+    def _window(self, lines: Sequence[str]) -> list[tuple[Translation, ...]]:
+        parts = [splitting.split(line, self._fits) if line.strip() else [] for line in lines]
+        found = iter(self._parts([part for of_line in parts for part in of_line]))
+        return [_joined([next(found) for _ in of_line]) for of_line in parts]
+
+    def _fits(self, text: str) -> bool:
+        return len(self._source.encode(text)) <= self._decoder.spec.source_lengths[-1]
+
+    def _parts(self, parts: Sequence[str]) -> list[tuple[Translation, ...]]:
+        found: list[tuple[Translation, ...]] = [_NOTHING] * len(parts)
+        spec = self._decoder.spec
+        batches = decoding.decode_batches(
+            parts, self._source, spec.batch_size, spec.source_lengths[-1], spec.source_lengths
+        )
+        for batch in batches:
+            hypotheses = self._decoder(batch.features)
+            for row, index in enumerate(batch.line_indices):
+                if index >= 0:
+                    of_row = {name: array[row] for name, array in hypotheses.items()}
+                    found[index] = self._translations(parts[index], of_row)
+        return found
+
+    def _translations(self, part: str, row: dict[str, np.ndarray]) -> tuple[Translation, ...]:
+        return tuple(
+            Translation(
+                # Pieces that stand for bytes can spell a line's end or a tab.
+                " ".join(self._target.decode(row["ids"][i]).split()),
+                float(row["scores"][i]),
+                int(length),
+                self._attention(part, row["ids"][i, :length], row["attention"][i])
+                if "attention" in row
+                else None,
             )
-        )
-        rows = self._estimator.predict(lambda _: batches)
-        for index, row in zip(batches.line_indices, rows, strict=True):
-            if index >= 0:
-                results[spoken[index]] = self._best(row)
-        return results
-
-    def _best(self, row: dict[str, np.ndarray]) -> Translation:
-        # Pieces that stand for bytes can spell a line's end.
-        text = " ".join(self._target.decode(row["ids"][0]).splitlines())
-        return Translation(text, float(row["scores"][0]), int(row["lengths"][0]))
-
-
-class _Batches:
-    """Decode batches as an estimator's input."""
-
-    def __init__(self, batches: list[decoding.DecodeBatch]) -> None:
-        self._batches = batches
-
-    @property
-    def specs(self) -> NestedMap:
-        features = self._batches[0].features
-        return NestedMap(
-            features=features.Transform(lambda x: TensorSpec(x.shape, x.dtype.name, "BL"))
+            for i, length in enumerate(row["lengths"])
+            if length > 0
         )
 
-    @property
-    def line_indices(self) -> list[int]:
-        return [int(i) for batch in self._batches for i in batch.line_indices]
+    def _attention(self, part: str, ids: np.ndarray, weights: np.ndarray) -> Attention:
+        source = self._source.pieces(self._source.encode(part))
+        told = weights[: len(ids), : len(source)]
+        rows = tuple(tuple(float(weight) for weight in row) for row in told)
+        return Attention(tuple(source), tuple(self._target.pieces(ids)), rows)
 
-    def __iter__(self) -> Iterator[NestedMap]:
-        return iter(NestedMap(features=batch.features) for batch in self._batches)
 
-    def get_state(self) -> dict[str, Any]:
-        return {}
+def _joined(parts: Sequence[tuple[Translation, ...]]) -> tuple[Translation, ...]:
+    """The i-th best of a line is that of all its parts."""
+    if not parts:
+        return _NOTHING
+    if len(parts) == 1:
+        return parts[0]
+    return tuple(_one(hypotheses) for hypotheses in zip(*parts, strict=False))
 
-    def set_state(self, state: dict[str, Any]) -> None:
-        raise ValueError(f"decode batches have no state to set, got {state}.")
+
+def _one(parts: Sequence[Translation]) -> Translation:
+    num_tokens = sum(part.num_tokens for part in parts)
+    score = sum(part.score * part.num_tokens for part in parts) / num_tokens
+    return Translation(" ".join(part.text for part in parts), score, num_tokens)

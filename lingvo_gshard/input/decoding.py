@@ -2,12 +2,12 @@
 
 import dataclasses
 import gzip
+import logging
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from absl import logging
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import manifest, packing
@@ -48,6 +48,11 @@ def eval_text(data_dir: str | os.PathLike[str], split: str, language: str) -> li
     return [(source, english) for source, english in lines]
 
 
+def lengths(max_len: int, buckets: Sequence[int] = DEFAULT_BUCKETS) -> tuple[int, ...]:
+    """The lengths of `decode_batches`' batches, shortest first."""
+    return tuple(sorted({min(bucket, max_len) for bucket in buckets} | {max_len}))
+
+
 def decode_batches(
     lines: Sequence[str],
     tokenizer: Tokenizer,
@@ -69,9 +74,9 @@ def decode_batches(
             "expected at least 1"
         )
     encoded = _encode(lines, tokenizer, max_len)
-    lengths = sorted({min(bucket, max_len) for bucket in buckets} | {max_len})
+    longest = lengths(max_len, buckets)
     shortest_first = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
-    for shorter, length in zip([0, *lengths], lengths, strict=False):
+    for shorter, length in zip([0, *longest], longest, strict=False):
         members = [i for i in shortest_first if shorter < len(encoded[i]) <= length]
         for start in range(0, len(members), batch_size):
             rows = members[start : start + batch_size]

@@ -40,6 +40,10 @@ class Tokenizer:
         """`encode` for many sentences at once."""
         return self._processor.encode(list(lines), add_eos=True)
 
+    def pieces(self, ids: Iterable[int]) -> list[str]:
+        """Returns the piece of each id, as it stands in the vocabulary."""
+        return [self._processor.id_to_piece(int(token)) for token in ids]
+
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text up to the first EOS; padding and BOS write nothing.
 

@@ -78,16 +78,21 @@ class MultiHeadAttention(BaseLayer):
         Returns:
           [B, L, M].
         """
-        wq, wo = tf.cast(theta.wq, x.dtype), tf.cast(theta.wo, x.dtype)
-        q = self.annotate(tf.einsum("BLM,MND->BLND", x, wq), "BLND")
-        q *= self.p.head_dim**-0.5
-        logits = tf.einsum("BLND,BTND->BNLT", q, memory.keys, name="logits")
-        logits = tf.cast(logits, tf.float32) + (1.0 - mask[:, None]) * _MASKED
-        weights = tf.cast(tf.nn.softmax(logits), x.dtype)
+        weights = tf.cast(self.Weights(theta, x, memory, mask), x.dtype)
         weights = self.dropout.FProp(theta.dropout, weights, "BNLT", context)
         mixed = tf.einsum("BNLT,BTND->BLND", weights, memory.values, name="mixed")
         mixed = self.annotate(mixed, "BLND")
-        return self.annotate(tf.einsum("BLND,NDM->BLM", mixed, wo), "BLM")
+        return self.annotate(tf.einsum("BLND,NDM->BLM", mixed, tf.cast(theta.wo, x.dtype)), "BLM")
+
+    def Weights(
+        self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor
+    ) -> tf.Tensor:
+        """What FProp weighs the values by, before dropout: float32 [B, N, L, T]."""
+        q = self.annotate(tf.einsum("BLM,MND->BLND", x, tf.cast(theta.wq, x.dtype)), "BLND")
+        q *= self.p.head_dim**-0.5
+        logits = tf.einsum("BLND,BTND->BNLT", q, memory.keys, name="logits")
+        logits = tf.cast(logits, tf.float32) + (1.0 - mask[:, None]) * _MASKED
+        return tf.nn.softmax(logits)
 
 
 def segment_mask(queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:

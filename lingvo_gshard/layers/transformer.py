@@ -121,7 +121,7 @@ class TransformerLayer(BaseLayer):
         real: tf.Tensor,
         step: tf.Tensor,
         context: Context,
-    ) -> tuple[tf.Tensor, NestedMap]:
+    ) -> tuple[tf.Tensor, NestedMap, tf.Tensor]:
         """One decoding step of a flat beam (A.1): writes k places, attends to those in `mask`.
 
         Args:
@@ -135,7 +135,8 @@ class TransformerLayer(BaseLayer):
           context: the mode.
 
         Returns:
-          [B, k, M], and the cache with this step's keys and values.
+          [B, k, M], the cache with this step's keys and values, and float32 [B, k, T], what was
+          attended to of the source, the mean over heads.
         """
         h = self.self_norm.FProp(theta.self_norm, x)
         new = self.self_attention.Project(theta.self_attention, h)
@@ -148,8 +149,9 @@ class TransformerLayer(BaseLayer):
         h = self.self_attention.FProp(theta.self_attention, h, memory, mask, context)
         x = self._residual("self", theta, x, h, context)
         source = KeysValues(cache.source_keys, cache.source_values)
+        attention = self._source_weights(theta, x, source, source_mask)
         x = self._attend_source(theta, x, source, source_mask, context)
-        return self._feed_forward(theta, x, real, context)[0], cache
+        return self._feed_forward(theta, x, real, context)[0], cache, attention
 
     def InitCache(self, theta: NestedMap, encoded: tf.Tensor, places: int) -> NestedMap:
         """An empty cache of P places beside the keys and values of encoded [B, T, M]."""
@@ -178,6 +180,13 @@ class TransformerLayer(BaseLayer):
         h = self.source_norm.FProp(theta.source_norm, x)
         h = self.source_attention.FProp(theta.source_attention, h, memory, mask, context)
         return self._residual("source", theta, x, h, context)
+
+    def _source_weights(
+        self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor
+    ) -> tf.Tensor:
+        h = self.source_norm.FProp(theta.source_norm, x)
+        weights = self.source_attention.Weights(theta.source_attention, h, memory, mask)
+        return tf.reduce_mean(weights, 1)
 
     def _feed_forward(
         self, theta: NestedMap, x: tf.Tensor, real: tf.Tensor, context: Context
@@ -277,14 +286,16 @@ class TransformerStack(BaseLayer):
 
     def ExtendStep(
         self, theta: NestedMap, x: tf.Tensor, cache: NestedMap, *args
-    ) -> tuple[tf.Tensor, NestedMap]:
-        """As TransformerLayer.ExtendStep, through all layers."""
-        caches = []
+    ) -> tuple[tf.Tensor, NestedMap, tf.Tensor]:
+        """As TransformerLayer.ExtendStep, through all layers; the mean of what they attended to."""
+        caches, attentions = [], []
         pairs = self._layers_and_weights(theta)
         for (layer, weights), old in zip(pairs, cache.layers, strict=True):
-            x, new = layer.ExtendStep(weights, x, old, *args)
+            x, new, attention = layer.ExtendStep(weights, x, old, *args)
             caches.append(new)
-        return self.norm.FProp(theta.norm, x), NestedMap(layers=caches)
+            attentions.append(attention)
+        attention = tf.add_n(attentions) / len(attentions)
+        return self.norm.FProp(theta.norm, x), NestedMap(layers=caches), attention
 
     def _unrolled(
         self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], fixed: _Fixed

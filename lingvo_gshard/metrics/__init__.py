@@ -1,1 +1,1 @@
-"""BLEU."""
+"""BLEU and chrF."""

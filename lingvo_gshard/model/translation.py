@@ -132,14 +132,33 @@ class TranslationTask(BaseLayer):
             routing=_by_field(routings),
         )
 
-    def InitDecode(self, theta: NestedMap, features: NestedMap, places: int) -> NestedMap:
-        """Encodes the source once and makes empty caches of P places for DecodeStep."""
+    def InitDecode(
+        self,
+        theta: NestedMap,
+        features: NestedMap,
+        places: int,
+        *,
+        attention_beam: int | None = None,
+    ) -> NestedMap:
+        """Encodes the source once and makes empty caches of P places for DecodeStep.
+
+        Args:
+          theta: the weights.
+          features: the source's, as for FProp.
+          places: P.
+          attention_beam: k, to have DecodeStep keep `attention` [B, k, T] in the state, what the
+            newest tokens attended to; None: not.
+        """
         # In this mode a group is a row: any number of sentences of any length will do.
         encoded, _ = self.Encode(theta, features, Context(Mode.DECODE))
-        return NestedMap(
-            cache=self.decoder.InitCache(theta.decoder, encoded, places),
-            source_real=_real(features.source_segment_ids),
+        source_real = _real(features.source_segment_ids)
+        state = NestedMap(
+            cache=self.decoder.InitCache(theta.decoder, encoded, places), source_real=source_real
         )
+        if attention_beam is not None:
+            batch_size, source_len = source_real.shape
+            state.attention = tf.zeros([batch_size, attention_beam, source_len])
+        return state
 
     def DecodeStep(
         self, theta: NestedMap, state: NestedMap, ids: tf.Tensor, mask: tf.Tensor, step: tf.Tensor
@@ -161,10 +180,13 @@ class TranslationTask(BaseLayer):
         x = self._embed("target", theta, ids, tf.fill(ids.shape, step), context)
         source_mask = tf.tile(state.source_real[:, None], [1, ids.shape[1], 1])
         real = tf.reduce_max(mask, -1)
-        x, cache = self.decoder.ExtendStep(
+        x, cache, attention = self.decoder.ExtendStep(
             theta.decoder, x, state.cache, mask, source_mask, real, step, context
         )
-        return self._logits(theta, x), NestedMap(state, cache=cache)
+        state = NestedMap(state, cache=cache)
+        if "attention" in state:
+            state.attention = self.annotate(attention, "B__")
+        return self._logits(theta, x), state
 
     def _embed(
         self, side: str, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor, context: Context

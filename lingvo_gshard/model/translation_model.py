@@ -127,32 +127,38 @@ class TranslationModel:
 
     def _predict(self, state: NestedMap, features: NestedMap) -> TPUEstimatorSpec:
         p = self._params.decode
-        config = BeamSearch(p.beam_size, p.max_target_len, p.length_norm_alpha, num_best=p.num_best)
+        config = BeamSearch(
+            p.beam_size,
+            p.max_target_len,
+            p.length_norm_alpha,
+            num_best=p.num_best,
+            coverage_weight=p.coverage_weight,
+            temperature=p.temperature,
+        )
 
         def decode_step(model: NestedMap, *args: tf.Tensor) -> tuple[tf.Tensor, NestedMap]:
             return self.task.DecodeStep(state.theta, model, *args)
 
-        hypotheses = flat_beam_search.search(
+        attention_beam = p.beam_size if p.tell_attention or p.coverage_weight else None
+        found = flat_beam_search.search(
             config,
             decode_step,
-            self.task.InitDecode(state.theta, features, config.places),
+            self.task.InitDecode(
+                state.theta, features, config.places, attention_beam=attention_beam
+            ),
             self._requests(features),
             self.partitioning.annotate,
         )
-        return TPUEstimatorSpec(
-            mode=ModeKeys.PREDICT,
-            predictions=NestedMap(
-                ids=hypotheses.ids,
-                lengths=hypotheses.lengths,
-                scores=hypotheses.scores,
-                token_log_probs=hypotheses.token_log_probs,
-            ),
-        )
+        names = ["ids", "lengths", "scores", "token_log_probs"] + ["attention"] * p.tell_attention
+        predictions = NestedMap({name: getattr(found, name) for name in names})
+        return TPUEstimatorSpec(mode=ModeKeys.PREDICT, predictions=predictions)
 
     def _requests(self, features: NestedMap) -> Requests:
         """The experiment's limits of lengths; a row without a source asks for nothing."""
         p = self._params.decode
-        alike = Requests.alike(features.source_ids.shape[0], p.max_target_len, p.min_target_len)
+        alike = Requests.alike(
+            features.source_ids.shape[0], p.max_target_len, p.min_target_len, (p.seed, 0)
+        )
         spoken = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
         return dataclasses.replace(alike, max_steps=alike.max_steps * spoken)
 

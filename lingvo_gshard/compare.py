@@ -1,0 +1,68 @@
+"""Figure 6 of any runs: BLEU by language, and what they gain over bilingual baselines.
+
+    python -m lingvo_gshard.compare --run=MoE=RUN1 --run=dense=RUN2 --baseline=DE --baseline=FR \
+        --out=figure6
+
+Each is a logdir that `trainer --mode=decode` wrote scores into; a baseline's are of one language.
+"""
+
+from __future__ import annotations
+
+import pathlib
+
+from absl import flags
+
+from lingvo_gshard import binary
+
+_RUNS = flags.DEFINE_multi_string("run", None, "NAME=LOGDIR, repeatable.", required=True)
+_BASELINES = flags.DEFINE_multi_string(
+    "baseline", [], "The logdir of a model of one language, repeatable."
+)
+_SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "What was decoded.")
+_OUT = flags.DEFINE_string("out", None, "Write OUT.txt, the table, and OUT.png.")
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    from lingvo_gshard.analysis.comparison import Comparison
+
+    models = dict(_named(run) for run in _RUNS.value)
+    comparison = Comparison(
+        {name: _quality(logdir) for name, logdir in models.items()},
+        dict(_baseline(logdir) for logdir in _BASELINES.value),
+    )
+    print(comparison.table())
+    if _OUT.value:
+        pathlib.Path(f"{_OUT.value}.txt").write_text(comparison.table() + "\n")
+        comparison.draw(f"{_OUT.value}.png")
+        print(f"Wrote {_OUT.value}.txt and {_OUT.value}.png.")
+
+
+def _named(run: str) -> tuple[str, str]:
+    name, separator, logdir = run.partition("=")
+    if not (name and separator and logdir):
+        raise ValueError(f"--run={run}: NAME=LOGDIR is expected.")
+    return name, logdir
+
+
+def _quality(logdir: str):
+    from lingvo_gshard.analysis import quality
+
+    return quality.load(pathlib.Path(logdir, f"decode_{_SPLIT.value}", "scores.json"))
+
+
+def _baseline(logdir: str) -> tuple[str, float]:
+    languages = _quality(logdir).languages
+    if len(languages) != 1:
+        codes = ", ".join(row.code for row in languages)
+        raise ValueError(f"--baseline={logdir}: one language is expected, it decoded {codes}.")
+    return languages[0].code, languages[0].bleu.value
+
+
+def run() -> None:
+    """The console entry."""
+    binary.run("compare", main, lambda: 1)
+
+
+if __name__ == "__main__":
+    run()

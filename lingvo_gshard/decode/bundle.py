@@ -1,0 +1,161 @@
+"""A bundle: a folder that translates with jax, numpy and sentencepiece alone.
+
+bundle.json                    the decoder's spec
+programs/source_<L>.program    the search over a batch of sources of length L
+weights.safetensors            theta by dotted path
+vocab/{source,target}.model    SentencePiece's
+lingvo_gshard/                 the modules that run it
+
+cd BUNDLE && python -m lingvo_gshard.translate --bundle=.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import pathlib
+import shutil
+from collections.abc import Callable
+
+import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
+import numpy as np
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decode.decoder import Decoder, DecoderSpec
+from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd.program import Program
+
+_VERSION = 1
+_SPEC = "bundle.json"
+_REQUIREMENTS = ("jax", "jaxlib", "numpy", "sentencepiece", "flatbuffers")
+_WEIGHTS = "weights.safetensors"
+# Of safetensors' dtypes, those that weights have.
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_PACKAGE = pathlib.Path(__file__).parents[1]
+# What `translate --bundle` imports of this package; a folder stands for its __init__ as well.
+_RUNTIME = (
+    "translate.py",
+    "core/nested_map.py",
+    "sharding/mesh.py",
+    "sharding/partitioning.py",
+    "spmd/*.py",
+    "input/decoding.py",
+    "input/example_codec.py",
+    "input/manifest.py",
+    "input/packing.py",
+    "input/tokenizer.py",
+    "decode/bundle.py",
+    "decode/decoder.py",
+    "decode/splitting.py",
+    "decode/translator.py",
+    "serving/*",
+)
+
+
+def save(
+    folder: str | pathlib.Path,
+    spec: DecoderSpec,
+    program_for: Callable[[int], Program],
+    theta: NestedMap,
+    vocabularies: tuple[pathlib.Path, pathlib.Path],
+) -> None:
+    """Writes a bundle; bundle.json comes last: a folder without it was cut short.
+
+    Args:
+      folder: made if it is not there.
+      spec: of the decoder.
+      program_for: see Decoder.
+      theta: the weights.
+      vocabularies: the source and target SentencePiece models.
+    """
+    from safetensors.numpy import save_file  # To run a bundle, its header is enough.
+
+    folder = pathlib.Path(folder)
+    for name in ("programs", "vocab"):
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for length in spec.source_lengths:
+        program_for(length).save(_program_file(folder, length))
+    save_file({path: np.asarray(x) for path, x in theta.FlattenItems()}, folder / _WEIGHTS)
+    for path, copy in zip(vocabularies, _vocabulary_files(folder), strict=True):
+        shutil.copyfile(path, copy)
+    _copy_runtime(folder / _PACKAGE.name)
+    pins = [f"{name}=={importlib.metadata.version(name)}\n" for name in _REQUIREMENTS]
+    (folder / "requirements.txt").write_text("".join(pins))
+    fields = {"version": _VERSION, **dataclasses.asdict(spec)}
+    (folder / _SPEC).write_text(json.dumps(fields, indent=2) + "\n")
+
+
+def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
+    """A bundle's spec; ValueError: no bundle, damaged, or of another version."""
+    path = pathlib.Path(folder, _SPEC)
+    if not path.is_file():
+        raise ValueError(f"{folder}: no {_SPEC}; give a folder that `translate --export` wrote.")
+    try:
+        fields = json.loads(path.read_text())
+        version = fields.pop("version")
+        if version != _VERSION:
+            raise ValueError(f"is of version {version}, expected {_VERSION}; export it again")
+        lists = {name: tuple(fields[name]) for name in ("languages", "source_lengths")}
+        return DecoderSpec(**{**fields, **lists})
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}.") from error
+
+
+def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
+    """The decoder and the source and target tokenizers of a bundle.
+
+    Raises:
+      ValueError: as load_spec; or weights that are no safetensors or not the programs'.
+    """
+    folder, spec = pathlib.Path(folder), load_spec(folder)
+    programs = {n: program.load(_program_file(folder, n)) for n in spec.source_lengths}
+    held = read_safetensors(folder / _WEIGHTS)
+    wanted = programs[spec.source_lengths[0]].args[0].theta
+    paths = [path for path, _ in wanted.FlattenItems()]
+    if sorted(held) != sorted(paths):
+        missing, extra = sorted(set(paths) - set(held)), sorted(set(held) - set(paths))
+        raise ValueError(f"{folder / _WEIGHTS}: lacks {missing[:3]}, should not hold {extra[:3]}.")
+    theta = wanted.Pack(held[path] for path in paths)
+    source, target = (Tokenizer(path) for path in _vocabulary_files(folder))
+    return Decoder(spec, theta, programs.__getitem__), source, target
+
+
+def read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
+    """The tensors of a safetensors file by name, mapped from it: 8 bytes that say how long the
+    JSON header is, the header, and the tensors' bytes.
+
+    Raises:
+      ValueError: no such file, no safetensors, or a dtype that no weight has.
+    """
+    try:
+        data = np.memmap(path, np.uint8, mode="r")
+        begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
+        header = json.loads(data[8:begin].tobytes())
+        header.pop("__metadata__", None)
+        return {
+            name: data[begin:][slice(*field["data_offsets"])]
+            .view(np.dtype(_DTYPES[field["dtype"]]))
+            .reshape(field["shape"])
+            for name, field in header.items()
+        }
+    except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: is no safetensors file of weights: {error!r}.") from error
+
+
+def _program_file(folder: pathlib.Path, length: int) -> pathlib.Path:
+    return folder / "programs" / f"source_{length}.program"
+
+
+def _vocabulary_files(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    return folder / "vocab" / "source.model", folder / "vocab" / "target.model"
+
+
+def _copy_runtime(package: pathlib.Path) -> None:
+    for pattern in _RUNTIME:
+        for module in sorted(path for path in _PACKAGE.glob(pattern) if path.is_file()):
+            for path in (module, module.parent / "__init__.py", _PACKAGE / "__init__.py"):
+                copy = package / path.relative_to(_PACKAGE)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(path, copy)

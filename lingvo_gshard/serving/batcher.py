@@ -1,0 +1,121 @@
+"""Dynamic batching: lines of many requests translated together, one batch of them at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import dataclasses
+from collections.abc import Callable, Sequence
+
+from lingvo_gshard.decode.translator import Translation
+
+NBest = tuple[Translation, ...]
+
+
+class QueueFullError(Exception):
+    """There is no room for a request's lines; it may be sent again."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """How much waits and goes together.
+
+    Attributes:
+      batch_lines: lines translated together; a request of more goes alone.
+      queued_lines: lines that may wait; a request that would exceed it is refused.
+      wait_secs: how long the first of a batch waits for others.
+    """
+
+    batch_lines: int = 64
+    queued_lines: int = 1024
+    wait_secs: float = 0.005
+
+
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    lines: Sequence[str]
+    result: asyncio.Future[list[NBest]]
+
+
+class Batcher:
+    """Queues requests and translates them in batches, in the order that they came in.
+
+    Use it as an asynchronous context manager; what waits when it closes is cancelled.
+    """
+
+    def __init__(self, translate: Callable[[list[str]], list[NBest]], limits: Limits) -> None:
+        """`translate` gives one result a line; it is called in a thread, never twice at once."""
+        self._translate, self._limits = translate, limits
+        self._queue: collections.deque[_Request] = collections.deque()
+        self._arrived = asyncio.Event()
+        self._worker: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Batcher:
+        self._worker = asyncio.create_task(self._work())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._worker is not None
+        self._worker.cancel()
+        await asyncio.gather(self._worker, return_exceptions=True)
+        for request in self._queue:
+            request.result.cancel()
+
+    @property
+    def queued_lines(self) -> int:
+        """Lines that wait, those being translated not counted."""
+        return sum(len(request.lines) for request in self._queue)
+
+    async def submit(self, lines: Sequence[str]) -> list[NBest]:
+        """Waits for the translations of a request's lines.
+
+        Raises:
+          QueueFullError: as many lines wait as may.
+        """
+        if self.queued_lines + len(lines) > self._limits.queued_lines:
+            raise QueueFullError(
+                f"{self.queued_lines} lines wait, at most {self._limits.queued_lines} may."
+            )
+        request = _Request(lines, asyncio.get_running_loop().create_future())
+        self._queue.append(request)
+        self._arrived.set()
+        return await request.result
+
+    async def _work(self) -> None:
+        while True:
+            await self._arrived.wait()
+            if self.queued_lines < self._limits.batch_lines:
+                await asyncio.sleep(self._limits.wait_secs)
+            batch = self._take()
+            try:
+                await self._run(batch)
+            finally:
+                for request in batch:
+                    request.result.cancel()  # Does nothing where there is a result.
+
+    def _take(self) -> list[_Request]:
+        """The first requests that fit together, those given up left out."""
+        batch: list[_Request] = []
+        room = self._limits.batch_lines
+        while self._queue and (not batch or len(self._queue[0].lines) <= room):
+            request = self._queue.popleft()
+            if not request.result.cancelled():
+                batch.append(request)
+                room -= len(request.lines)
+        if not self._queue:
+            self._arrived.clear()
+        return batch
+
+    async def _run(self, batch: list[_Request]) -> None:
+        lines = [line for request in batch for line in request.lines]
+        try:
+            found = iter(await asyncio.to_thread(self._translate, lines))
+        except Exception as error:  # Told to each that waits; the next batch may go well.
+            for request in batch:
+                if not request.result.done():
+                    request.result.set_exception(error)
+            return
+        for request in batch:
+            results = [next(found) for _ in request.lines]
+            if not request.result.done():
+                request.result.set_result(results)

@@ -1,0 +1,197 @@
+"""A bundle translates in a process that has jax, numpy, sentencepiece and flatbuffers alone."""
+
+import dataclasses
+import io
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from lingvo_gshard import registry
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decode import bundle
+from lingvo_gshard.decode.decoder import Decoder, DecoderSpec
+from lingvo_gshard.decode.translator import Translator
+from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.spmd import program
+from lingvo_gshard.train import steps
+from tests.layers import building
+from tests.spmd import functions
+
+_LINES = [
+    "ba ke lixmo",
+    "",
+    "a line that is longer than sixteen pieces, in parts: ba ke li mo",
+    "x",
+]
+
+# Modules of other packages than these and the standard library's cannot be imported.
+_ALONE = """
+import importlib.metadata, sys
+allowed = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy"}
+allowed |= {"sentencepiece", "flatbuffers"}
+owners = importlib.metadata.packages_distributions()
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        root = name.split(".")[0]
+        if root in owners and root not in allowed:
+            raise ImportError(f"{name} is not on this machine")
+
+sys.meta_path.insert(0, Refuse())
+try:
+    import tensorflow
+    sys.exit("tensorflow was found")
+except ImportError:
+    pass
+import runpy
+sys.argv = ["translate", *sys.argv[1:]]
+runpy.run_module("lingvo_gshard.translate", run_name="__main__")
+"""
+
+
+def _vocabulary(path):
+    """A SentencePiece model of this project's special ids, of a few words and all bytes."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["ba ke li mo", "ke li mo ba", "a line of words, in parts"] * 9),
+        model_writer=model,
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        minloglevel=2,
+    )
+    path.write_bytes(model.getvalue())
+    return Tokenizer(path)
+
+
+def _model(vocab_size):
+    params = registry.get_params("toy.MoE8E4L")
+    params.task.Set(source_vocab_size=vocab_size, target_vocab_size=vocab_size, dim=16)
+    for stack in (params.task.encoder, params.task.decoder):
+        stack.num_layers = 2
+    params.decode.Set(batch_size=2, beam_size=3, num_best=2, max_target_len=8)
+    return TranslationModel(params, functions.partitioning(2)), params
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """(bundle's folder, its translator in this process)"""
+    folder = tmp_path_factory.mktemp("made")
+    path = folder / "made.model"
+    tokenizer = _vocabulary(path)
+    model, params = _model(tokenizer.vocab_size)
+    spec = DecoderSpec("toy.MoE8E4L", ("de", "fr"), 2, (16,), 2, 2)
+
+    def program_for(source_len):
+        rows = TensorSpec((2, source_len), "int32", "BL")
+        names = ("source_ids", "source_positions", "source_segment_ids")
+        batch = NestedMap(features=NestedMap({name: rows for name in names}))
+        state = NestedMap(theta=model.state_spec.theta)
+        return program.export(
+            steps.predictor(model.model_fn, params, state, batch), model.partitioning
+        )
+
+    theta = building.random_theta(model.task)
+    bundle.save(folder / "bundle", spec, program_for, theta, (path, path))
+    return folder / "bundle", Translator(Decoder(spec, theta, program_for), tokenizer, tokenizer)
+
+
+def _translate(folder, *flags, lines=_LINES):
+    return subprocess.run(
+        [sys.executable, "-c", _ALONE, "--bundle=.", *flags],
+        input="".join(line + "\n" for line in lines).encode(),
+        capture_output=True,
+        cwd=folder,
+        timeout=300,
+    )
+
+
+def test_it_translates_alone_as_the_model_does(made):
+    folder, translator = made
+    done = _translate(folder, "--nbest=2", "--scores")
+    assert done.returncode == 0, done.stderr.decode()
+    lines = done.stdout.decode().removesuffix("\n").split("\n")
+    wanted = list(translator.translate(_LINES))
+    assert len(lines) == len(wanted) == 4 and lines[1] == "0.0000\t"
+    for line, want in zip(lines, wanted, strict=True):
+        fields = line.split("\t")
+        assert fields[1::2] == [t.text for t in want]
+        np.testing.assert_allclose(
+            [float(score) for score in fields[::2]], [t.score for t in want], atol=2e-4
+        )
+    assert len(wanted[0]) == 2 and any(want[0].text for want in wanted)
+
+
+def test_the_modules_come_from_the_bundle(made):
+    folder, _ = made
+    held = {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
+    assert "lingvo_gshard/translate.py" in held and "lingvo_gshard/decode/__init__.py" in held
+    assert not any("layers" in path or "model/" in path for path in held)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--source_lang=dee"], "the model was trained on de, fr. Did you mean de?"),
+        (["--nbest=3"], "gives 2 translations of a line; export it again"),
+        (["--beam_size=2"], "its beam is fixed"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_in_one_line(made, flags, message):
+    done = _translate(made[0], *flags)
+    assert done.returncode == 1
+    assert message in done.stderr.decode() and len(done.stderr.splitlines()) == 1
+
+
+def test_weights_read_back(made):
+    folder, translator = made
+    held = bundle.read_safetensors(folder / "weights.safetensors")
+    for path, array in translator._decoder._state.theta.FlattenItems():
+        np.testing.assert_array_equal(held[path], array)
+
+
+def _damaged(made, tmp_path, name, content):
+    folder = tmp_path / "copy"
+    shutil.copytree(made[0], folder)
+    (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("weights.safetensors", b"no tensors", "is no safetensors file of weights"),
+        ("weights.safetensors", b"\x02" + bytes(7) + b"{}", "lacks .*decoder.* not hold"),
+        ("bundle.json", b"{", "bundle.json: "),
+        ("bundle.json", b'{"version": 9}', "bundle.json: is of version 9, expected 1"),
+        ("programs/source_16.program", b"", "is no program"),
+    ],
+)
+def test_a_damaged_bundle_is_refused(made, tmp_path, name, content, message):
+    with pytest.raises(ValueError, match=message):
+        bundle.load(_damaged(made, tmp_path, name, content))
+
+
+def test_a_folder_that_is_no_bundle_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="no bundle.json; give a folder that"):
+        bundle.load_spec(tmp_path)
+
+
+def test_a_spec_reads_back(made):
+    spec = bundle.load_spec(made[0])
+    assert json.loads((made[0] / "bundle.json").read_text())["version"] == 1
+    assert spec == dataclasses.replace(made[1]._decoder.spec) and isinstance(spec.languages, tuple)
+    assert pathlib.Path(made[0], "programs", "source_16.program").stat().st_size > 1000

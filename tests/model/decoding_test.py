@@ -1,0 +1,137 @@
+"""The beam over the whole model: what it scores is what teacher forcing scores, token by token.
+
+B batch, k beam, n hypotheses, T steps, S source length.
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decode import flat_beam_search
+from lingvo_gshard.decode.beam import BeamSearch, Requests
+from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.gating import CapacityBy
+from lingvo_gshard.sharding.partitioning import TensorSpec
+from tests.layers import building
+from tests.model import small_task
+from tests.model.small_task import B, L
+from tests.model.small_task import T as S
+from tests.spmd import functions
+
+_EOS = 2
+_CONFIG = BeamSearch(3, L, 1.0, num_best=2, coverage_weight=0.1)
+
+
+def _source(seed):
+    """One sentence a row, of 1 to S tokens; the last row is padding."""
+    rng, shape = np.random.default_rng(seed), (B, S)
+    real = np.arange(S) < rng.integers(1, S + 1, (B, 1))
+    real[-1] = False
+    ids = rng.integers(4, small_task.SOURCE_VOCAB, shape)
+    positions = np.tile(np.arange(S), (B, 1))
+    return NestedMap(
+        source_ids=(ids * real).astype(np.int32),
+        source_segment_ids=real.astype(np.int32),
+        source_positions=positions.astype(np.int32),
+    )
+
+
+def _search(task, annotate):
+    def fn(theta, features):
+        def step(state, *args):
+            return task.DecodeStep(theta, state, *args)
+
+        state = task.InitDecode(theta, features, _CONFIG.places, attention_beam=3)
+        requests = Requests.alike(B, L, 2)
+        real = tf.reduce_max(features.source_segment_ids, 1)
+        requests = dataclasses.replace(requests, max_steps=requests.max_steps * real)
+        found = flat_beam_search.search(_CONFIG, step, state, requests, annotate)
+        return NestedMap({f.name: getattr(found, f.name) for f in dataclasses.fields(found)})
+
+    return fn
+
+
+def _task(annotator):
+    return small_task.task_params().Instantiate(annotator)
+
+
+@pytest.fixture(scope="module")
+def theta():
+    weights = building.random_theta(_task(building.Unannotated()))
+    weights.softmax[:, _EOS] *= 4  # Now and then the likeliest: lengths differ.
+    return weights
+
+
+def _found(theta, num_partitions, features):
+    parts = functions.partitioning(num_partitions)
+    task = _task(parts)
+    specs = features.Transform(lambda x: TensorSpec(x.shape, "int32", "BL"))
+    dims = {"ids": "B__", "lengths": "B_", "scores": "B_", "token_log_probs": "B__"}
+    run = building.compile_fn(
+        _search(task, parts.annotate),
+        num_partitions,
+        {**dims, "attention": "B___"},
+        theta=building.theta_specs(task),
+        features=specs,
+    )
+    return run(theta, features).Transform(np.asarray)
+
+
+def _forced(theta, features, ids_BT, lengths_B):
+    """Log-probabilities [B, T] of each token given those before, all at once."""
+    inputs = np.concatenate([np.ones((B, 1), np.int32), ids_BT[:, :-1]], 1)
+    features = NestedMap(
+        features,
+        target_ids=inputs,
+        target_segment_ids=(np.arange(L) < lengths_B[:, None]).astype(np.int32),
+        target_positions=np.tile(np.arange(L, dtype=np.int32), (B, 1)),
+    )
+    task = _task(building.Unannotated())
+    logits, _ = task.FProp(theta, features.Transform(tf.constant), Context(Mode.EVAL))
+    log_probs = tf.nn.log_softmax(logits).numpy()
+    return np.take_along_axis(log_probs, ids_BT[..., None], -1)[..., 0]
+
+
+@pytest.mark.parametrize(
+    "num_partitions", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4, 8))]
+)
+def test_what_is_decoded_step_by_step_scores_as_under_teacher_forcing(theta, num_partitions):
+    features = _source(3)
+    found = _found(theta, num_partitions, features)
+    assert (found.lengths[:-1] >= 2).all() and len(set(found.lengths[:-1].flat)) > 1
+    for i in range(2):
+        lengths = found.lengths[:, i]
+        real = np.arange(L) < lengths[:, None]
+        want = _forced(theta, features, found.ids[:, i], lengths) * real
+        np.testing.assert_allclose(found.token_log_probs[:, i], want, rtol=1e-4, atol=1e-4)
+        assert all(found.ids[b, i, lengths[b] - 1] == _EOS for b in range(B - 1))
+        attention = found.attention[:, i]
+        np.testing.assert_allclose(attention.sum(-1), real.astype(float), atol=1e-5)
+        assert not (attention * (features.source_segment_ids[:, None] == 0)).any()
+        covered = np.minimum(attention.sum(1), 1.0)
+        covered = np.where(features.source_segment_ids > 0, covered, 1.0)
+        score = want.sum(-1) / ((5 + lengths) / 6) + 0.1 * np.log(covered).sum(-1)
+        np.testing.assert_allclose(found.scores[:-1, i], score[:-1], rtol=1e-4, atol=1e-4)
+    assert not found.lengths[-1].any() and not found.ids[-1].any()  # No source, no hypothesis.
+
+
+def test_what_is_no_hypothesis_takes_no_expert(theta):
+    """With room for one token, three that want the same expert get it one by one, if real."""
+    params = small_task.task_params()
+    params.decoder.moe.eval_capacity.Set(by=CapacityBy.NUMBER, number=1)
+    task = params.Instantiate(building.Unannotated())
+    weights, features = theta.Transform(tf.constant), _source(5).Transform(tf.constant)
+    ids, first = tf.fill([B, 3], 7), tf.reshape(tf.eye(3), [1, 3, 3])
+
+    def logits(*real):
+        state = task.InitDecode(weights, features, 3)
+        mask = tf.tile(first, [B, 1, 1]) * tf.constant(real, tf.float32)[None, :, None]
+        return task.DecodeStep(weights, state, ids, mask, tf.constant(0))[0].numpy()[:-1]
+
+    crowded, second, third = logits(1, 1, 1), logits(0, 1, 1), logits(0, 0, 1)
+    np.testing.assert_allclose(second[:, 1], crowded[:, 0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(third[:, 2], crowded[:, 0], rtol=1e-5, atol=1e-5)
+    assert np.abs(crowded[:, 1] - crowded[:, 0]).max() > 1e-2  # There, it found no room.
