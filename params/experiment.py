@@ -8,6 +8,7 @@ from __future__ import annotations
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.layers.dispatch import Dispatch
+from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.layers.transformer import TransformerStack
 from lingvo_gshard.model.translation import TranslationTask
 from lingvo_gshard.optim.adafactor import Adafactor
@@ -29,6 +30,9 @@ class TranslationExperiment:
     NUM_EXPERTS: int | None  # E; None for a dense model.
     GROUP_SIZE: int | None = None  # S, in tokens; None: small enough for cheap dispatch.
     DISPATCH = Dispatch.EINSUM
+    LAYERS_AS = Layers.UNROLLED
+    REMAT = Remat.NONE
+    ACTIVATION_DTYPE = "float32"
     NUM_PARTITIONS: int | None = None  # Cores that the paper trained it on, if it did.
     DROPOUT = 0.1
     LABEL_SMOOTHING = 0.1
@@ -72,6 +76,7 @@ class TranslationExperiment:
             source_vocab_size=cls.SOURCE_VOCAB_SIZE,
             target_vocab_size=cls.TARGET_VOCAB_SIZE,
             dim=cls.MODEL_DIM,
+            activation_dtype=cls.ACTIVATION_DTYPE,
             label_smoothing=cls.LABEL_SMOOTHING,
             # l_aux is 1 / E^2 when balanced: this k weighs balance alike for any E.
             aux_loss_weight=0.01 * (cls.NUM_EXPERTS or 0) ** 2,
@@ -82,7 +87,12 @@ class TranslationExperiment:
 
     @classmethod
     def _stack(cls) -> Params:
-        p = TransformerStack.Params().Set(dim=cls.MODEL_DIM, num_layers=cls.NUM_LAYERS // 2)
+        p = TransformerStack.Params().Set(
+            dim=cls.MODEL_DIM,
+            num_layers=cls.NUM_LAYERS // 2,
+            layers_as=cls.LAYERS_AS,
+            remat=cls.REMAT,
+        )
         p.dense.hidden_dim = cls.HIDDEN_DIM
         p.layer.attention.Set(num_heads=cls.NUM_HEADS, head_dim=cls.HEAD_DIM)
         p.layer.attention.dropout.rate = cls.DROPOUT

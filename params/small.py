@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard import registry
+from lingvo_gshard.layers.repeat import Layers
 from params.experiment import TranslationExperiment
 
 
@@ -50,3 +51,16 @@ class MoE8E6LLong(MoE8E6L):
     MAX_STEPS = 2000
     DECAY_START = 2500
     COOL_DOWN_STEPS = 1000
+
+
+@registry.register
+class MoE32E12L(MoE8E6LLong):
+    """MoE(32E, 12L), M=128: more experts and twice the layers. 29.47 M weights.
+
+    python -m lingvo_gshard.trainer --model=small.MoE32E12L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=2
+    """
+
+    NUM_LAYERS = 12
+    NUM_EXPERTS = 32
+    LAYERS_AS = Layers.LOOP

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lingvo_gshard import registry
+from lingvo_gshard.layers.repeat import Layers
 from params.experiment import TranslationExperiment
 
 
@@ -49,6 +50,29 @@ class MoE8E8L(MoE8E4L):
     DROPOUT = 0.1
     BATCH_SIZE = 64
     TARGET_LEN = 64
+
+
+@registry.register
+class MoE8E12L(MoE8E4L):
+    """MoE(8E, 12L), the depth of the paper's shallow models: 9.30 M weights.
+
+    python -m lingvo_gshard.trainer --model=toy.MoE8E12L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=4
+    """
+
+    NUM_LAYERS = 12
+    LAYERS_AS = Layers.LOOP
+
+
+@registry.register
+class MoE8E36L(MoE8E12L):
+    """MoE(8E, 36L), the depth of its deep ones: 25.84 M weights.
+
+    python -m lingvo_gshard.trainer --model=toy.MoE8E36L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=4
+    """
+
+    NUM_LAYERS = 36
 
 
 @registry.register

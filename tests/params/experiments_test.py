@@ -1,71 +1,49 @@
 """Every registered experiment: its text, its weights, its launch command."""
 
-import inspect
 import re
-import sys
 
 import pytest
 
 from lingvo_gshard import registry, runs
 from tests.params import write_goldens
+from tests.params.write_goldens import docstring, params_with_vocabularies
 
 NAMES = registry.registered_names()
 _REWRITE = "python -m tests.params.write_goldens"
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_text_equals_the_golden(name):
-    path = write_goldens.golden_path(name)
-    assert path.exists(), f"no golden for {name}: {_REWRITE}"
-    assert registry.get_params(name).ToText() == path.read_text(), f"meant? then {_REWRITE}"
+def test_params_weights_and_shardings_equal_the_goldens(name):
+    for path, text in write_goldens.goldens(name).items():
+        assert path.exists(), f"no golden for {name}: {_REWRITE}"
+        assert text == path.read_text(), f"meant? then {_REWRITE}"
 
 
 def test_no_golden_is_left_of_an_experiment_that_is_no_more():
-    assert sorted(path.stem for path in write_goldens.GOLDEN.glob("*.txt")) == NAMES
-
-
-def _doc(name):
-    return inspect.getdoc(registry.get_class(name)) or ""
-
-
-def _with_vocabularies(name):
-    """The experiment's Params with the vocabularies that its module's docstring states."""
-    p = registry.get_params(name)
-    if p.task.source_vocab_size is None:
-        module_doc = sys.modules[registry.get_class(name).__module__].__doc__ or ""
-        stated = re.search(r"vocabularies of\s+(\d+)\s+and\s+(\d+)", module_doc)
-        assert stated, f"{name}: the module states no vocabularies"
-        source, target = map(int, stated.groups())
-        p.task.Set(source_vocab_size=source, target_vocab_size=target)
-    return p
+    paths = {path for name in NAMES for path in write_goldens.goldens(name)}
+    assert set(write_goldens.GOLDEN.iterdir()) == paths
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_docstring_counts_the_weights(name):
-    stated = re.search(r"(\d+(?:\.(\d+))?) ([MBT]) weights", _doc(name))
+    stated = re.search(r"(\d+(?:\.(\d+))?) ([MBT]) weights", docstring(name))
     assert stated, f"{name}: the docstring states no weights"
     unit = {"M": 1e6, "B": 1e9, "T": 1e12}[stated[3]]
     half_a_digit = 0.5 * 10 ** -len(stated[2] or "")
-    got = runs.num_weights(_with_vocabularies(name)) / unit
+    got = runs.num_weights(params_with_vocabularies(name)) / unit
     assert got == pytest.approx(float(stated[1]), abs=half_a_digit)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_docstring_holds_the_launch_command(name):
-    command = " ".join(_doc(name).replace("\\\n", " ").split())
-    found = re.search(
-        rf"python -m lingvo_gshard\.(trainer|plan) .*--model={re.escape(name)}\b", command
-    )
+    command = " ".join(docstring(name).replace("\\\n", " ").split())
+    found = re.search(rf"python -m lingvo_gshard\.trainer .*--model={re.escape(name)}\b", command)
     assert found, f"{name}: no launch command"
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_launch_commands_partitions_divide_the_model(name):
-    stated = re.search(r"--num_partitions=(\d+)", _doc(name))
-    if stated:  # A command of the planner names a topology instead.
-        runs.check_divisible(_with_vocabularies(name), int(stated[1]))
-    else:
-        assert "lingvo_gshard.plan" in _doc(name)
+    runs.check_divisible(params_with_vocabularies(name), write_goldens.num_partitions(name))
 
 
 @pytest.mark.parametrize("name", NAMES)
