@@ -1,0 +1,74 @@
+"""The page in a headless Chromium: it asks, and shows what it is told."""
+
+import asyncio
+import re
+import shutil
+import urllib.parse
+
+import pytest
+from aiohttp.test_utils import TestServer
+
+from lingvo_gshard.decode.decoder import DecoderSpec
+from lingvo_gshard.decode.translator import Attention, Translation
+from lingvo_gshard.serving.app import Server
+
+_CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+_SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 3, 1)
+
+pytestmark = pytest.mark.skipif(_CHROMIUM is None, reason="no Chromium on this machine")
+
+
+class _Echo:
+    def translate(self, lines):
+        drawn = Attention(("▁gu", "ten"), ("▁good", "</s>"), ((0.75, 0.25), (0.0, 1.0)))
+        for line in lines:
+            yield tuple(Translation(f"{line} {i}", -0.5 * i, 2, drawn) for i in range(3))
+
+
+def _dom(**query):
+    """The page's HTML after its scripts have run; the query fills the form and sends it."""
+
+    async def run():
+        async with TestServer(Server(_Echo(), _SPEC).app()) as server:
+            url = f"{server.make_url('/')}?{urllib.parse.urlencode(query)}"
+            browser = await asyncio.create_subprocess_exec(
+                _CHROMIUM,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-dev-shm-usage",
+                "--virtual-time-budget=10000",
+                "--dump-dom",
+                url,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
+            out, _ = await asyncio.wait_for(browser.communicate(), 120)
+            return out.decode()
+
+    return asyncio.run(run())
+
+
+def test_it_shows_the_n_best_of_each_line_and_draws_attention():
+    dom = _dom(text="guten\n<b>tag</b>", nbest=2, source_lang="fr")
+    items = re.findall(r"<li>(.*?)<span class=\"score\">(.*?)</span></li>", dom)
+    escaped = "&lt;b&gt;tag&lt;/b&gt;"
+    assert items == [
+        ("guten 0", "0.000"),
+        ("guten 1", "-0.500"),
+        (f"{escaped} 0", "0.000"),
+        (f"{escaped} 1", "-0.500"),
+    ]
+    assert dom.count("<table>") == 2 and dom.count("▁good") == 2
+    assert re.findall(r'<td title="([\d.]+)"', dom)[:4] == ["0.750", "0.250", "0.000", "1.000"]
+
+
+def test_it_lists_the_languages_and_asks_nothing_by_itself():
+    dom = _dom()
+    assert re.findall(r'<option value="(\w*)">', dom) == ["", "de", "fr"]
+    assert 'max="3"' in dom and "<li>" not in dom
+
+
+def test_it_tells_what_went_wrong():
+    dom = _dom(text="guten", nbest=9)
+    assert "nbest: 1 to 3 is expected, not 9." in dom and "<li>" not in dom
