@@ -3,19 +3,24 @@
 Between `auto_to_manual_spmd_partition` and `manual_to_auto_spmd_partition` the code is that of one
 partition: it sees the parts, of the parts' shapes, and the compiler adds no communication.
 
-Gradients are those of the whole computation: what every partition read whole sums the gradients
-of all partitions' copies, and copies that leave as one tensor share its gradient.
+Either all axes of the mesh become manual, or those of one dim: then the code sees its parts along
+these, and the compiler partitions it over the others as it does elsewhere.
 
-Products, gathers, scatters and elementwise operations may stand between the two. Reductions,
-pads and slices (whose gradients are pads) may not: XLA takes their scalar zero and that of the
-automatic part for one constant of two shardings, and its propagation ends the process. Sum with a
-product instead (`tf.einsum("b,bh->h", ones, x)`), or leave with `sum_axes`. The gradient of a
-broadcasting operation is such a reduction too: write it as an einsum.
+Gradients are those of the whole computation: what every partition read whole sums the gradients
+of all partitions' copies, and copies that leave as one tensor share its gradient. So what the code
+computes with must have entered, or be constant.
+
+Products, gathers, scatters and elementwise operations may stand between the two. Where all axes
+are manual, reductions, pads and slices (whose gradients are pads) may not: XLA takes their scalar
+zero and that of the automatic part for one constant of two shardings, and its propagation ends the
+process. Sum with a product instead (`tf.einsum("b,bh->h", ones, x)`), or leave with `sum_axes`. The
+gradient of a broadcasting operation is such a reduction too: write it as an einsum.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
@@ -27,7 +32,8 @@ from lingvo_gshard.sharding.partitioning import Partitioning
 
 Axes = Sequence[Axis | None]
 
-_ENTRY = "XlaSpmdFullToShardShape"
+_ENTRY, _EXIT = "XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape"
+_ANNOTATION = "XlaSharding"
 # fmt: off
 _REDUCTIONS_AND_PADS = frozenset([
     "All", "Any", "ArgMax", "ArgMin", "AvgPool", "Cumprod", "Cumsum", "LogSoftmax", "Max",
@@ -36,39 +42,54 @@ _REDUCTIONS_AND_PADS = frozenset([
 # fmt: on
 
 
-def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> tf.Tensor:
+def auto_to_manual_spmd_partition(
+    tensor: tf.Tensor, mesh: Mesh, axes: Axes, *, manual_axis: Axis | None = None
+) -> tf.Tensor:
     """Begins manual partitioning of `tensor`: from the whole to this partition's part.
 
     Args:
       tensor: of static shape and rank R.
       mesh: the devices.
-      axes: R mesh axes, dimension i being split along axes[i], whole where None. Along the
-        mesh's other axes every partition gets a copy.
+      axes: R mesh axes, dimension i being split along axes[i], whole where None. Along manual
+        axes that are not among them every partition gets a copy.
+      manual_axis: what alone becomes manual, either one of `axes` or none of them; None: all.
 
     Returns:
-      The part: dimension i is divided by the size of axes[i].
+      The part: dimension i is divided by the size of axes[i] where that is manual.
 
     Raises:
       ValueError: the ranks differ, an axis is unknown or used twice, a size is not static or is
-        not divisible by its axis' size.
+        not divisible by its manual axis' size.
     """
-    shape = _static_shape("auto_to_manual_spmd_partition", tensor)
-    part_shape = _part_shape(tensor, shape, mesh, axes)
-    if mesh.num_partitions == 1:
+    what = "auto_to_manual_spmd_partition"
+    shape = _static_shape(what, tensor)
+    annotate.check_axes(
+        what, tensor, mesh, axes, [] if manual_axis in axes else names_of([manual_axis])
+    )
+    ways = _ways(mesh, axes, manual_axis)
+    _check_even(what, tensor, axes, ways)
+    if _is_one_part(mesh, manual_axis):
         return tf.identity(tensor)
     # A copy for each partition is a new dimension split along the axis: made with no
     # communication, and its gradient is the sum over all copies.
-    rest = _other_axes(mesh, axes)
-    copies = tf.broadcast_to(tensor, [*(mesh.size(axis) for axis in rest), *shape])
-    all_axes = [*rest, *axes]
+    copied = _copied(mesh, axes, manual_axis)
+    copies = tf.broadcast_to(tensor, [*(mesh.size(axis) for axis in copied), *shape])
+    all_axes = [*copied, *axes]
     part = xla_sharding.auto_to_manual_spmd_partition(
-        annotate.mesh_split(copies, mesh, all_axes), _proto(mesh, all_axes)
+        annotate.mesh_split(copies, mesh, all_axes),
+        _proto(mesh, all_axes),
+        single_dim=_manual_dim(all_axes, manual_axis),
     )
-    return tf.reshape(part, part_shape)
+    return tf.reshape(part, [size // way for size, way in zip(shape, ways, strict=True)])
 
 
 def manual_to_auto_spmd_partition(
-    part: tf.Tensor, mesh: Mesh, axes: Axes, *, sum_axes: Sequence[str] = ()
+    part: tf.Tensor,
+    mesh: Mesh,
+    axes: Axes,
+    *,
+    sum_axes: Sequence[str] = (),
+    manual_axis: Axis | None = None,
 ) -> tf.Tensor:
     """Ends manual partitioning: from this partition's part to the whole tensor.
 
@@ -76,32 +97,42 @@ def manual_to_auto_spmd_partition(
       part: of static shape and rank R.
       mesh: the devices.
       axes: R mesh axes, the parts of dimension i lying along axes[i], whole where None.
-      sum_axes: mesh axes along which the parts are terms of a sum, which is computed here with
-        one all-reduce. Along the axes named nowhere, parts must be equal: one is taken for all.
+      sum_axes: manual axes along which the parts are terms of a sum, which is computed here with
+        one all-reduce. Along manual axes named nowhere, parts must be equal: one is taken for
+        all.
+      manual_axis: as it began; it must be one of `axes`, or the only one of `sum_axes`.
 
     Returns:
-      The tensor: dimension i is multiplied by the size of axes[i].
+      The tensor: dimension i is multiplied by the size of axes[i] where that is manual.
 
     Raises:
-      ValueError: the ranks differ, an axis is unknown or used twice, a size is not static, or the
-        part was made by a reduction or a pad.
+      ValueError: the ranks differ, an axis is unknown or used twice, `manual_axis` is not
+        used, a size is not static; or the part was made of a tensor that did not enter, of an
+        annotation, or, where all axes are manual, by a reduction or a pad.
     """
-    shape = _static_shape("manual_to_auto_spmd_partition", part)
-    annotate.check_axes("manual_to_auto_spmd_partition", part, mesh, axes, sum_axes)
-    if mesh.num_partitions == 1:
-        return tf.identity(part)
-    _check_operations(part)
+    what = "manual_to_auto_spmd_partition"
+    shape = _static_shape(what, part)
+    annotate.check_axes(what, part, mesh, axes, sum_axes)
     terms_axes = [*sum_axes, *axes]
+    if manual_axis is not None and [*sum_axes, *(a for a in axes if a == manual_axis)] != [
+        manual_axis
+    ]:
+        raise ValueError(
+            f"{what}: {part.name} of shape {part.shape}: in a region of {manual_axis!r} alone it "
+            f"must lie along that axis or be summed over it; it lies along {tuple(axes)} and is "
+            f"summed over {tuple(sum_axes)}."
+        )
+    if _is_one_part(mesh, manual_axis):
+        return tf.identity(part)
+    _check_operations(part, _REDUCTIONS_AND_PADS if manual_axis is None else frozenset())
     terms = tf.reshape(part, [*(1 for _ in sum_axes), *shape])
-    full_shape = [
-        size * (1 if axis is None else mesh.size(axis))
-        for size, axis in zip(terms.shape.as_list(), terms_axes, strict=True)
-    ]
-    num_copies = 1
-    for axis in _other_axes(mesh, terms_axes):
-        num_copies *= mesh.size(axis)
+    ways = _ways(mesh, terms_axes, manual_axis)
+    num_copies = math.prod(mesh.size(axis) for axis in _copied(mesh, terms_axes, manual_axis))
     whole = xla_sharding.manual_to_auto_spmd_partition(
-        _share_gradient(terms, num_copies), _proto(mesh, terms_axes), full_shape
+        _share_gradient(terms, num_copies),
+        _proto(mesh, terms_axes),
+        [size * way for size, way in zip(terms.shape.as_list(), ways, strict=True)],
+        single_dim=_manual_dim(terms_axes, manual_axis),
     )
     whole = annotate.mesh_split(whole, mesh, terms_axes)
     if not sum_axes:
@@ -112,9 +143,9 @@ def manual_to_auto_spmd_partition(
 class Region:
     """Enters and leaves manual partitioning by the letters of a table; see `region`."""
 
-    def __init__(self, partitioning: Partitioning) -> None:
+    def __init__(self, partitioning: Partitioning, manual_axis: Axis | None) -> None:
         """A region over the mesh of `partitioning`, entered with its letters."""
-        self._partitioning = partitioning
+        self._partitioning, self._manual_axis = partitioning, manual_axis
         # As in Partitioning.annotate: partitions count in the order of the grid.
         mesh = partitioning.mesh
         self._mesh = Mesh(mesh.axis_names, mesh.axis_sizes)
@@ -123,13 +154,18 @@ class Region:
     def enter(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """This partition's part of a tensor of `dims`; ValueError as the function, or if closed."""
         self._check_open("enter", tensor)
-        return auto_to_manual_spmd_partition(tensor, self._mesh, self._partitioning.axes(dims))
+        axes = self._partitioning.axes(dims)
+        return auto_to_manual_spmd_partition(
+            tensor, self._mesh, axes, manual_axis=self._manual_axis
+        )
 
     def leave(self, part: tf.Tensor, dims: str, *, sum_axes: Sequence[str] = ()) -> tf.Tensor:
         """The whole tensor of `dims`; ValueError as the function, or if closed."""
         self._check_open("leave", part)
         axes = self._partitioning.axes(dims)
-        return manual_to_auto_spmd_partition(part, self._mesh, axes, sum_axes=sum_axes)
+        return manual_to_auto_spmd_partition(
+            part, self._mesh, axes, sum_axes=sum_axes, manual_axis=self._manual_axis
+        )
 
     def close(self) -> None:
         """Ends the region: nothing enters or leaves any more."""
@@ -141,9 +177,14 @@ class Region:
 
 
 @contextlib.contextmanager
-def region(partitioning: Partitioning) -> Iterator[Region]:
-    """A manual region: `with manual.region(p) as r: y = r.leave(f(r.enter(x, "GSM")), "GSM")`."""
-    made = Region(partitioning)
+def region(partitioning: Partitioning, manual_axis: Axis | None = None) -> Iterator[Region]:
+    """A manual region: `with manual.region(p) as r: y = r.leave(f(r.enter(x, "GSM")), "GSM")`.
+
+    Args:
+      partitioning: its mesh, and the table that `dims` are read with.
+      manual_axis: what alone is manual inside; None: all axes.
+    """
+    made = Region(partitioning, manual_axis)
     try:
         yield made
     finally:
@@ -166,8 +207,27 @@ def _proto(mesh: Mesh, axes: Axes) -> bytes:
     return annotate.mesh_sharding(mesh, axes).proto.SerializeToString()
 
 
-def _other_axes(mesh: Mesh, axes: Axes) -> list[str]:
+def _copied(mesh: Mesh, axes: Axes, manual_axis: Axis | None) -> list[Axis]:
+    """The manual axes that a tensor does not lie along."""
+    if manual_axis is not None:
+        return [] if manual_axis in axes else [manual_axis]
     return [name for name in mesh.axis_names if name not in names_of(axes)]
+
+
+def _ways(mesh: Mesh, axes: Axes, manual_axis: Axis | None) -> list[int]:
+    """How many manual parts each dimension has."""
+    return [
+        1 if axis is None or manual_axis not in (None, axis) else mesh.size(axis) for axis in axes
+    ]
+
+
+def _is_one_part(mesh: Mesh, manual_axis: Axis | None) -> bool:
+    return (mesh.num_partitions if manual_axis is None else mesh.size(manual_axis)) == 1
+
+
+def _manual_dim(axes: Axes, manual_axis: Axis | None) -> int:
+    """The dimension along what alone is manual; -1 where all axes are."""
+    return -1 if manual_axis is None else axes.index(manual_axis)
 
 
 def _static_shape(what: str, tensor: tf.Tensor) -> list[int]:
@@ -178,36 +238,57 @@ def _static_shape(what: str, tensor: tf.Tensor) -> list[int]:
     return tensor.shape.as_list()
 
 
-def _check_operations(part: tf.Tensor) -> None:
-    """ValueError if a reduction or a pad stands between the region's begin and `part`."""
-    seen: dict[str, bool] = {}  # Whether the operation's inputs lead back to the region's begin.
-
-    def inside(op: tf.Operation) -> bool:
-        if op.name not in seen:
-            seen[op.name] = op.type == _ENTRY
-            if op.type != _ENTRY:
-                seen[op.name] = any([inside(tensor.op) for tensor in op.inputs])
-            if seen[op.name] and op.type in _REDUCTIONS_AND_PADS:
+def _check_operations(part: tf.Tensor, refused: frozenset[str]) -> None:
+    """ValueError for what may not stand between the region's begin and `part`."""
+    what = f"manual_to_auto_spmd_partition: {part.name}: "
+    inside, constant = set[str](), set[str]()
+    for op in _upstream(part.op):
+        inputs = {tensor.op.name for tensor in op.inputs}
+        if op.type == _ENTRY:
+            inside.add(op.name)
+        elif op.type == "Const" or (inputs and inputs <= constant):
+            constant.add(op.name)
+        elif op.type != _EXIT and inputs & inside:
+            inside.add(op.name)
+            if op.type in refused:
                 raise ValueError(
-                    f"manual_to_auto_spmd_partition: {part.name}: the {op.type} {op.name} may not "
-                    f"stand in a manual region; use an einsum, or sum_axes on leaving."
+                    f"{what}the {op.type} {op.name} may not stand in a manual region; use an "
+                    "einsum, or sum_axes on leaving."
                 )
-        return seen[op.name]
+            if op.type == _ANNOTATION:
+                raise ValueError(f"{what}the annotation {op.name} may not stand in a region.")
+            for tensor in op.inputs:
+                if tensor.op.name not in inside | constant:
+                    raise ValueError(
+                        f"{what}{op.name} computes with {tensor.name} of shape {tensor.shape}, "
+                        "which has not entered the manual region."
+                    )
 
-    inside(part.op)
+
+def _upstream(op: tf.Operation) -> list[tf.Operation]:
+    """`op` and what it is computed from, back to where regions begin and end; inputs first."""
+    ordered: list[tf.Operation] = []
+    opened, done, stack = set[str](), set[str](), [op]
+    while stack:
+        top = stack.pop()
+        if top.name in done:
+            continue
+        if top.name in opened:
+            done.add(top.name)
+            ordered.append(top)
+            continue
+        opened.add(top.name)
+        stack.append(top)
+        if top.type not in (_ENTRY, _EXIT):
+            stack += [tensor.op for tensor in top.inputs if tensor.op.name not in opened]
+    return ordered
 
 
-def _part_shape(tensor: tf.Tensor, shape: list[int], mesh: Mesh, axes: Axes) -> list[int]:
-    what = "auto_to_manual_spmd_partition"
-    annotate.check_axes(what, tensor, mesh, axes)
-    for i, (size, axis) in enumerate(zip(shape, axes, strict=True)):
+def _check_even(what: str, tensor: tf.Tensor, axes: Axes, ways: Sequence[int]) -> None:
+    for i, (size, way) in enumerate(zip(tensor.shape.as_list(), ways, strict=True)):
         # Manual code could not tell the padding of an uneven part from its data.
-        if axis is not None and size % mesh.size(axis):
+        if size % way:
             raise ValueError(
                 f"{what}: {tensor.name} of shape {tensor.shape}: dimension {i} of size {size} is "
-                f"not divisible by the {mesh.size(axis)} partitions of mesh axis {axis!r}."
+                f"not divisible by the {way} partitions of mesh axis {axes[i]!r}."
             )
-    return [
-        size // (1 if axis is None else mesh.size(axis))
-        for size, axis in zip(shape, axes, strict=True)
-    ]
