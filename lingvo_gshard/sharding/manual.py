@@ -114,9 +114,8 @@ def manual_to_auto_spmd_partition(
     shape = _static_shape(what, part)
     annotate.check_axes(what, part, mesh, axes, sum_axes)
     terms_axes = [*sum_axes, *axes]
-    if manual_axis is not None and [*sum_axes, *(a for a in axes if a == manual_axis)] != [
-        manual_axis
-    ]:
+    along = [*sum_axes, *(axis for axis in axes if axis == manual_axis)]
+    if manual_axis is not None and along != [manual_axis]:
         raise ValueError(
             f"{what}: {part.name} of shape {part.shape}: in a region of {manual_axis!r} alone it "
             f"must lie along that axis or be summed over it; it lies along {tuple(axes)} and is "

@@ -13,29 +13,32 @@ from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 from lingvo_gshard.spmd import executable, program
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 
+# Along two, the first is split two ways.
+Split = int | tuple[int, int] | None
+
 
 @dataclasses.dataclass(frozen=True)
 class Input:
-    """An input: its shape, the dimension it is split along, None: replicated.
+    """An input: its shape, and the dimension it is split along, or two, None: replicated.
 
     With `below` it holds integers from 0 to below - 1, else standard normal numbers.
     """
 
     shape: tuple[int, ...]
-    split: int | None = None
+    split: Split = None
     below: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """An operator, its inputs, and the dimension its result is split along.
+    """An operator, its inputs, and what its result is split along.
 
     It is compared with `unpartitioned` where that is given, else with itself unpartitioned.
     """
 
     fn: Callable[..., tf.Tensor]
     inputs: tuple[Input, ...]
-    result_split: int | None = 0
+    result_split: Split = 0
     unpartitioned: Callable[..., tf.Tensor] | None = None
 
 
@@ -87,12 +90,16 @@ def _fn(cases: Mapping[str, Case], batch: NestedMap, num_partitions: int) -> Ann
 def _evaluate(case: Case, inputs: list[tf.Tensor], num_partitions: int | None) -> NestedMap:
     """The result, and the gradients of a weighted sum of it; unpartitioned where None."""
 
-    def place(tensor: tf.Tensor, split: int | None) -> tf.Tensor:
+    def place(tensor: tf.Tensor, split: Split) -> tf.Tensor:
         if num_partitions is None:
             return tensor
         if split is None:
             return annotate.replicate(tensor)
-        return annotate.split(tensor, split, num_partitions)
+        if isinstance(split, int):
+            return annotate.split(tensor, split, num_partitions)
+        grid = [1] * tensor.shape.rank
+        grid[split[0]], grid[split[1]] = min(2, num_partitions), max(1, num_partitions // 2)
+        return annotate.shard(tensor, np.arange(num_partitions).reshape(grid))
 
     floats = [tensor for tensor in inputs if tensor.dtype.is_floating]
     with tf.GradientTape() as tape:

@@ -1,5 +1,8 @@
 """Convolutions and poolings split over space: halo exchange (appendix A.4)."""
 
+import dataclasses
+from collections.abc import Callable
+
 import pytest
 import tensorflow as tf
 
@@ -76,9 +79,53 @@ def _max_pooling(height: int) -> dict[str, Case]:
     return {f"{w}/{s} {p}, {height}": case(w, s, p) for w, s, p in _WINDOWS}
 
 
+def _over_both_dims(height: int) -> dict[str, Case]:
+    """Rows and columns split; windows reach over corners, too."""
+    both = (1, 2)
+    width = height // 2
+    image = Input((2, height, width, _CHANNELS), both)
+    kernel = Input((3, 3, _CHANNELS, _FILTERS))
+
+    def convolution(stride: int, padding: str, dilation: int) -> Case:
+        return Case(
+            lambda x, k: tf.nn.conv2d(x, k, stride, padding, dilations=dilation),
+            (image, kernel),
+            both,
+        )
+
+    def pooling(pool: Callable[..., tf.Tensor], window: int, stride: int, padding: str) -> Case:
+        return Case(lambda x: pool(x, (window, window), (stride, stride), padding), (image,), both)
+
+    ways = [(1, "SAME", 1), (2, "SAME", 1), (3, "VALID", 1), (1, "VALID", 2)]
+    cases = {f"stride {s} {p} dilation {d}, {height}": convolution(s, p, d) for s, p, d in ways}
+    cases[f"transposed, {height}"] = Case(
+        lambda x, k: tf.nn.conv2d_transpose(x, k, [2, 2 * height, 2 * width, _CHANNELS], 2, "SAME"),
+        (Input((2, height, width, _FILTERS), both), kernel),
+        both,
+    )
+    cases[f"average, {height}"] = pooling(tf.nn.avg_pool2d, 3, 2, "SAME")
+    cases[f"largest, {height}"] = dataclasses.replace(
+        pooling(lambda x, w, s, p: windows.max_pool2d(x, w, s, Padding(p)), 3, 2, "VALID"),
+        unpartitioned=lambda x: tf.nn.max_pool2d(x, 3, 2, "VALID"),
+    )
+    return cases
+
+
 @pytest.mark.parametrize("num_partitions", _NUM_PARTITIONS)
-@pytest.mark.parametrize("group", [_convolutions, _transposed, _average_pooling, _max_pooling])
+@pytest.mark.parametrize(
+    "group", [_convolutions, _transposed, _average_pooling, _max_pooling, _over_both_dims]
+)
 def test_partitioned_over_space_equals_unpartitioned(group, num_partitions):
+    _check(group, num_partitions)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_partitions", [1, 2, 4, 8])
+def test_partitioned_over_both_dims_of_space_equals_unpartitioned(num_partitions):
+    _check(_over_both_dims, num_partitions)
+
+
+def _check(group: Callable[[int], dict[str, Case]], num_partitions: int) -> None:
     both = {name: case for height in _SIZES for name, case in group(height).items()}
     executable = cases.check(both, num_partitions)
     assert (executable.report().count("collective-permute") > 0) == (num_partitions > 1)
