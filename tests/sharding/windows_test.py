@@ -112,9 +112,7 @@ def _over_both_dims(height: int) -> dict[str, Case]:
 
 
 @pytest.mark.parametrize("num_partitions", _NUM_PARTITIONS)
-@pytest.mark.parametrize(
-    "group", [_convolutions, _transposed, _average_pooling, _max_pooling, _over_both_dims]
-)
+@pytest.mark.parametrize("group", [_convolutions, _transposed, _average_pooling, _max_pooling])
 def test_partitioned_over_space_equals_unpartitioned(group, num_partitions):
     _check(group, num_partitions)
 
