@@ -6,10 +6,11 @@ import pathlib
 import sys
 
 from lingvo_gshard import decoders, runs
-from lingvo_gshard.analysis import expert_load, quality
+from lingvo_gshard.analysis import expert_load, flops, quality, run_report
 from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.input import decoding, manifest
 from lingvo_gshard.metrics.scores import corpus_bleu, corpus_chrf
+from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.spmd import distributed
 from lingvo_gshard.train import model_dir, train_and_evaluate
 from lingvo_gshard.train.best import BestBy
@@ -100,6 +101,30 @@ def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
     quality.draw(report, folder / "bleu.png")
     print(report.table())
     print(f"Wrote {folder}/scores.json, bleu.png and a file of translations a language.")
+
+
+def export(estimator: TPUEstimator) -> None:
+    """Writes logdir/weights.safetensors of the latest checkpoint; prints names and shapes."""
+    path = pathlib.Path(estimator.config.model_dir, "weights.safetensors")
+    _print(estimator.export_weights(path))
+    _print(f"Wrote {path}.")
+
+
+def report(estimator: TPUEstimator, launch: runs.Launch) -> None:
+    """Writes logdir/report.html of what the run has left so far."""
+    params = estimator.params
+    task = TranslationModel(params, estimator.partitioning).task
+    languages = manifest.load(launch.data_dir).languages
+    facts = run_report.RunFacts(
+        model=launch.model,
+        num_weights=task.num_weights,
+        max_steps=params.train.max_steps,
+        step_flops=flops.train_step_flops(
+            task, params.input.batch_size, params.input.source_len, params.input.target_len
+        ),
+        train_pairs={language.code: language.num_examples("train") for language in languages},
+    )
+    _print(f"Wrote {run_report.write(estimator.config.model_dir, facts)}.")
 
 
 def _dev(estimator: TPUEstimator) -> EvalSpec:

@@ -16,13 +16,15 @@ import pathlib
 from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.input import manifest
+from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.train import atomic_file
+from lingvo_gshard.train import atomic_file, checkpoints
 from lingvo_gshard.train.config import RunConfig, TPUConfig
 from lingvo_gshard.train.estimator import TPUEstimator
+from lingvo_gshard.train.warm_start import Rule, WarmStart, old_ids
 
 _EXPERIMENT = "experiment.json"
 # What must agree between a folder's checkpoints and the model that reads them.
@@ -115,9 +117,11 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
     """The estimator of a run.
 
     Raises:
-      ValueError: the partitions don't divide the batch, the groups or the experts.
+      ValueError: the partitions don't divide the batch, the groups or the experts; or
+        train.warm_start_rules are none.
     """
     check_divisible(params, num_partitions)
+    begun = checkpoints.exist(logdir)  # Then where it began is of no importance.
     partitioning = partitioning_over(params, num_partitions)
     model = TranslationModel(params, partitioning)
     config = RunConfig(
@@ -139,6 +143,7 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
         state_spec=model.state_spec,
         init_fn=model.init_state,
         model_prefixes=MODEL_PREFIXES,
+        warm_start=None if begun else _warm_start(params),
     )
 
 
@@ -230,6 +235,29 @@ def vocabulary_files(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:
     """The source and target SentencePiece models of a run."""
     folder = pathlib.Path(logdir, "vocab")
     return folder / "source.model", folder / "target.model"
+
+
+def _warm_start(params: Params) -> WarmStart | None:
+    source = params.train.warm_start_from
+    if source is None:
+        return None
+    known = Rule.__members__
+    for pattern, name in params.train.warm_start_rules:
+        if name not in known:
+            raise ValueError(
+                f"train.warm_start_rules: {name!r} for {pattern!r} is none of {', '.join(known)}."
+            )
+    rules = tuple((pattern, known[name]) for pattern, name in params.train.warm_start_rules)
+    if all(rule is not Rule.BY_PIECE for _, rule in rules):
+        return WarmStart(source, rules)
+    old = (Tokenizer(path) for path in vocabulary_files(source))
+    new = load_pair(params.input.data_dir)
+    source_ids, target_ids = (
+        old_ids(before.pieces(range(before.vocab_size)), after.pieces(range(after.vocab_size)))
+        for before, after in zip(old, new, strict=True)
+    )
+    of_source, of_target = r"theta\.source_embedding\..*", r"theta\.(target_embedding\..*|softmax)"
+    return WarmStart(source, rules, ((of_source, source_ids), (of_target, target_ids)))
 
 
 def parse_override(override: str) -> tuple[str, object]:

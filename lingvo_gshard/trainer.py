@@ -18,7 +18,7 @@ from absl import flags
 
 from lingvo_gshard import binary
 
-_MODES = ("train", "eval", "decode", "train_and_eval", "continuous_eval")
+_MODES = ("train", "eval", "decode", "train_and_eval", "continuous_eval", "export", "report")
 
 _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as toy.MoE8E4L.")
 _LOGDIR = flags.DEFINE_string("logdir", None, "The run's folder.", required=True)
@@ -59,6 +59,10 @@ def main(argv: list[str]) -> None:
                 modes.evaluate_continuously(estimator)
             case "decode":
                 modes.decode(estimator, launch.data_dir, _SPLIT.value)
+            case "export":
+                modes.export(estimator)
+            case "report":
+                modes.report(estimator, launch)
 
 
 def _joined() -> contextlib.AbstractContextManager[None]:

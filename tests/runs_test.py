@@ -8,6 +8,7 @@ from lingvo_gshard import runs
 from lingvo_gshard.input import manifest
 from lingvo_gshard.runs import DataFacts, Launch
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.train.nonfinite import NonFinite
 
 _FACTS = DataFacts(4000, 2000, ("de", "fr", "qta"))
 
@@ -62,6 +63,23 @@ def test_a_wrong_setting_is_refused_in_one_line(override, message):
     with pytest.raises(ValueError, match=f"--set={override}: .*{message}") as error:
         _params(override)
     assert "\n" not in str(error.value)
+
+
+def test_an_enum_is_set_by_name():
+    assert _params("train.on_nonfinite=SKIP").train.on_nonfinite is NonFinite.SKIP
+    with pytest.raises(ValueError, match="train.on_nonfinite is one of STOP, SKIP"):
+        _params("train.on_nonfinite=skip")
+
+
+def test_an_unknown_rule_of_a_warm_start_is_refused(tmp_path):
+    p = _params("train.warm_start_from=/old", "train.warm_start_rules=(('.*', 'COPY'),)")
+    with pytest.raises(ValueError, match="warm_start_rules: 'COPY' for '.*' is none of SAME, "):
+        runs.make_estimator(p, str(tmp_path), 1)
+
+
+def test_neither_a_model_nor_a_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="Give --model and --data_dir; .*: no experiment.json"):
+        runs.launch_of("toy.MoE8E4L", (), None, str(tmp_path))
 
 
 def test_an_unknown_model_names_the_nearest():

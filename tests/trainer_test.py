@@ -11,6 +11,7 @@ import pytest
 from data_prep import pipeline, tsv
 from lingvo_gshard import modes, runs
 from lingvo_gshard.runs import Launch
+from lingvo_gshard.train import weights_file
 
 _SMALL = (
     "task.dim=16",
@@ -93,9 +94,55 @@ def test_training_leaves_metrics_and_a_picture(run_dir):
 
 
 def test_evaluation_prints_its_metrics(data_dir, run_dir, capsys):
-    modes.evaluate(_estimator(data_dir, run_dir)[0])
-    printed = dict(line.split() for line in capsys.readouterr().out.splitlines())
+    estimator, _, facts = _estimator(data_dir, run_dir)
+    modes.evaluate(estimator, facts)
+    printed = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert printed["step"] == "4" and 3 < float(printed["nll"]) < 9
+    assert printed["nll of aa:"] == printed["nll"]  # The only language in dev.
+
+
+def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, capsys):
+    estimator, launch, _ = _estimator(data_dir, run_dir)
+    modes.report(estimator, launch)
+    page = (run_dir / "report.html").read_text()
+    assert "<h1>toy.MoE8E4L in " in page and "<td>encoder_1</td>" in page
+    modes.export(estimator)
+    weights = weights_file.read(run_dir / "weights.safetensors")
+    assert weights["theta.encoder.layers[1].feed_forward.wi"].shape[0] == 8
+    assert "theta.softmax" in capsys.readouterr().out
+
+
+def test_a_run_says_itself_what_it_is_of(run_dir, data_dir):
+    launch, facts = runs.launch_of(None, ("train.max_steps=9",), None, str(run_dir))
+    assert launch == Launch("toy.MoE8E4L", (*_SMALL, "train.max_steps=9"), data_dir)
+    assert facts == runs.data_facts(data_dir)
+    named = runs.launch_of("toy.Dense4L", (), data_dir, str(run_dir))[0]
+    assert named == Launch("toy.Dense4L", (), data_dir)
+
+
+@pytest.mark.slow
+def test_experts_are_copied_from_a_run_into_one_with_more(data_dir, run_dir, tmp_path, capsys):
+    rules = (
+        (r"theta\..*_embedding\..*", "BY_PIECE"),
+        (r"theta\..*\.feed_forward\..*", "COPY_EXPERTS"),
+        (r"theta\..*", "SAME"),
+    )
+    estimator, launch, facts = _estimator(
+        data_dir,
+        tmp_path,
+        "task.encoder.moe.num_experts=16",
+        f"train.warm_start_from={run_dir}",
+        f"train.warm_start_rules={rules!r}",
+        "train.max_steps=2",
+    )
+    modes.train(estimator, launch, facts)
+    printed = capsys.readouterr().out
+    assert (
+        "encoder.layers[1].feed_forward.wi: float32[8, 16, 512] copied to float32[16, 16, 512]"
+        in printed
+    )
+    assert "theta.source_embedding.table: restored 340 of 340 pieces" in printed
+    assert "\nstep: new, int32[]" in printed
 
 
 def test_decoding_writes_a_translation_a_line(data_dir, run_dir, capsys):

@@ -102,7 +102,7 @@ class Checkpoints:
         # Which ones stay is settled here, once the new one is whole: Orbax deletes before that.
         saves = about is not None
         options = ocp.CheckpointManagerOptions(
-            read_only=not saves, create=saves, cleanup_tmp_directories=saves
+            create=saves, save_root_metadata=saves, cleanup_tmp_directories=saves
         )
         self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
         self._finisher = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")

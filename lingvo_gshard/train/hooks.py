@@ -21,7 +21,7 @@ class TrainCall:
       metrics: numpy arrays [K, ...], `loss` among them.
       secs: from the end of the call before to this one's, waiting for input included; from its
         own start where it is the first, or the first after a checkpoint.
-      input_wait_secs: how long the devices waited for this call's batches.
+      input_wait_secs: how much of `secs` the devices waited for this call's batches.
     """
 
     step: int

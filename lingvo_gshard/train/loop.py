@@ -73,7 +73,8 @@ class TrainLoop:
         stop, _ = self._wishes()
         for group, wait_secs in _timed(feed) if not stop else ():
             executable = self._executable_of(group.num_steps)
-            before = time.monotonic() if before is None else before
+            if before is None:
+                before, wait_secs = time.monotonic(), 0.0
             result = executable(state, group.batches)
             state, step, last = result.state, step + group.num_steps, group
             metrics = result.metrics.Transform(np.asarray)  # Waits for the devices.

@@ -74,13 +74,16 @@ def _bad_steps(metrics: NestedMap) -> np.ndarray:
 
 
 def _first_bad_layers(metrics: NestedMap, k: int) -> list[str]:
-    """The first layer of each stack, such as `encoder_1 (activation_norms)`; none if unknown."""
+    """The first layer of each stack, such as `encoder_1 (activation_norms)`, and each layer that
+    stands alone, such as `softmax`; none if unknown."""
     for name in _BY_LAYER:
         first: dict[str, int] = {}
         for layer, norms in metrics.get(name, NestedMap()).items():
             stack, _, index = layer.rpartition("_")
-            if index.isdigit() and not np.isfinite(norms[k]):
-                first[stack] = min(int(index), first.get(stack, int(index)))
+            if not np.isfinite(norms[k]):
+                stack, place = (stack, int(index)) if index.isdigit() else (layer, -1)
+                first[stack] = min(place, first.get(stack, place))
         if first:
-            return [f"{stack}_{index} ({name})" for stack, index in first.items()]
+            named = (stack if place < 0 else f"{stack}_{place}" for stack, place in first.items())
+            return [f"{layer} ({name})" for layer in named]
     return []

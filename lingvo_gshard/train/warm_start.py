@@ -2,7 +2,7 @@ r"""A run that begins from another one's weights, by explicit rules.
 
 rules = (
     (r"theta\..*_embedding\..*", Rule.BY_PIECE),
-    (r"theta\..*\.moe\..*", Rule.COPY_EXPERTS),
+    (r"theta\..*\.feed_forward\..*", Rule.COPY_EXPERTS),
     (r"theta\..*", Rule.SAME),
 )
 

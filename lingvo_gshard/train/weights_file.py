@@ -1,6 +1,6 @@
 """Weights in one safetensors file, for other programs and for keeping.
 
-Names are the state's dotted paths, such as theta.encoder.layer_1.moe.wi. The file's metadata holds
+Names are the state's dotted paths, such as theta.encoder.layers[1].feed_forward.wi. The file's metadata holds
 a sha256 of every tensor: safetensors itself checks the header alone.
 """
 
@@ -13,19 +13,19 @@ from collections.abc import Mapping
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
+
+from lingvo_gshard.train import atomic_file
 
 _FORMAT = "lingvo_gshard weights 1"
 
 
 def write(path: str | pathlib.Path, weights: Mapping[str, np.ndarray], step: int) -> None:
     """Writes the weights after `step` steps; the file is whole or not there."""
-    path = pathlib.Path(path)
     digests = {name: _sha256(array) for name, array in weights.items()}
     metadata = {"format": _FORMAT, "step": str(step), "sha256": json.dumps(digests)}
-    partial = path.with_name(path.name + ".partial")
-    save_file({name: np.asarray(x, order="C") for name, x in weights.items()}, partial, metadata)
-    partial.replace(path)
+    arrays = {name: np.asarray(x, order="C") for name, x in weights.items()}
+    atomic_file.write(path, save(arrays, metadata))
 
 
 def read(path: str | pathlib.Path) -> dict[str, np.ndarray]:
