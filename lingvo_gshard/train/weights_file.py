@@ -1,7 +1,7 @@
 """Weights in one safetensors file, for other programs and for keeping.
 
-Names are the state's dotted paths, such as theta.encoder.layers[1].feed_forward.wi. The file's metadata holds
-a sha256 of every tensor: safetensors itself checks the header alone.
+Names are the state's dotted paths, such as theta.encoder.layers[1].feed_forward.wi. The file's
+metadata holds a sha256 of every tensor: safetensors itself checks the header alone.
 """
 
 from __future__ import annotations
