@@ -73,16 +73,23 @@ class Limits:
     check_language: bool = False
 
 
-def repair(text: str) -> str:
-    """Undoes UTF-8 that was read as another encoding ("schÃ¶n"), where that is plain to see."""
+def repair(text: str, own_scripts: frozenset[str]) -> str:
+    """Undoes UTF-8 that was read as another encoding ("schÃ¶n"), where that is plain to see.
+
+    A repair that brings letters of a script which is neither the text's nor its language's is none:
+    some orthographies have marks that look like damage.
+    """
     if text.isascii() or not badness.is_bad(text):
         return text
-    return str(ftfy.fix_encoding(text))
+    repaired = str(ftfy.fix_encoding(text))
+    new_scripts = scripts.count(repaired).keys() - scripts.count(text).keys()
+    return repaired if new_scripts <= own_scripts else text
 
 
-def repair_pair(pair: Pair) -> Pair:
-    """`repair` on both sides."""
-    return Pair(repair(pair.source), repair(pair.english))
+def repair_pair(pair: Pair, own_scripts: frozenset[str]) -> Pair:
+    """`repair` on both sides; `own_scripts` are the source's."""
+    english = repair(pair.english, frozenset({scripts.LATIN}))
+    return Pair(repair(pair.source, own_scripts), english)
 
 
 def normalize(text: str) -> str:

@@ -197,7 +197,7 @@ def _text(members: Sequence[chunks.Chunk]) -> Iterator[tsv.Pair]:
         if chunk.split == "train":
             yield from chunk.kept_pairs()
         else:  # Kept as it was.
-            yield from map(cleaning.normalize_pair, map(cleaning.repair_pair, chunk.pairs()))
+            yield from map(cleaning.normalize_pair, chunk.pairs())
 
 
 def _batches(pairs: Iterator[tsv.Pair]) -> Iterator[list[tsv.Pair]]:

@@ -111,7 +111,8 @@ class _Cleaning:
 
     def _clean_row(self, row: Row) -> None:
         job, language = self._job, row.language
-        repaired = cleaning.repair_pair(row.pair)
+        own_scripts = job.own_scripts.get(language, frozenset())
+        repaired = cleaning.repair_pair(row.pair, own_scripts)
         normalized = cleaning.normalize_pair(repaired)
         split = job.source.split or held_out_split(
             cleaning.english_key(normalized.english), job.held_out_share
@@ -122,7 +123,7 @@ class _Cleaning:
             else:
                 self._dropped[language][Rule.EMPTY] += 1
             return
-        rule = cleaning.broken_rule(normalized, language, job.own_scripts[language], job.limits)
+        rule = cleaning.broken_rule(normalized, language, own_scripts, job.limits)
         if rule is not None:
             self._dropped[language][rule] += 1
             return

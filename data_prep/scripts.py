@@ -58,9 +58,12 @@ def own_scripts(
     if spread:
         return spread
     total = sum(counts.values())
-    return frozenset(
-        script for script, number in counts.items() if number >= _MIN_OWN_SHARE * total
-    )
+    own = {script for script, number in counts.items() if number >= _MIN_OWN_SHARE * total}
+    for group in _MIXED.values():
+        # Where there is one kana there will be the other; Han alone tells nothing.
+        if own & set(group) - {"Hani"}:
+            own |= set(group)
+    return frozenset(own)
 
 
 def is_mostly_foreign(text: str, own: frozenset[str]) -> bool:

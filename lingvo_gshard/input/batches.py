@@ -1,8 +1,9 @@
 """The input of training and evaluation: packed batches of numpy arrays, in the background.
 
-stream of examples (mixture.py) -> pools -> packed rows -> batches (pools.py) -> prefetch thread
+examples (mixture.py) -> rows -> batches (training_rows.py, one_pass_rows.py) -> prefetch thread
 """
 
+import math
 import weakref
 from typing import Any
 
@@ -11,9 +12,11 @@ from grain import experimental as grain_experimental
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.input import manifest, mixture, packing, pools
+from lingvo_gshard.input import manifest, mixture, one_pass_rows, packing, training_rows
+from lingvo_gshard.input.records import RecordSource
 
 _PREFETCHED_BATCHES = 4
+_LANES = 8
 
 
 class TranslationInput:
@@ -26,8 +29,11 @@ class TranslationInput:
                   target_ids, target_segment_ids, target_positions
         labels:   target_labels, target_weights
 
-    With `repeat` the stream is endless. Without, every example of the split appears exactly once
-    and the last batch is filled up with empty rows of weight 0.
+    With `repeat` the stream is endless, and its batch s is a function of the data, these settings
+    and s alone, whatever was read before and by how many processes. Without, every example of the
+    split appears exactly once and the last batch is filled up with empty rows of weight 0.
+
+    Process p of n yields rows [p*B/n, (p+1)*B/n) of each batch; `specs` are of all B.
     """
 
     @classmethod
@@ -41,39 +47,34 @@ class TranslationInput:
         p.Define("split", "train", "train, dev or test.")
         p.Define("languages", None, "Language codes; None for all that the split has.")
         p.Define("temperature", 5.0, "T of the mixture: p_l proportional to n_l**(1/T).")
+        p.Define("max_repeats", 20.0, "Of an example in as many draws as there are; or None.")
         p.Define("repeat", True, "Endless and mixed, or one pass, language after language.")
         p.Define("shuffle", True, "Shuffle the examples, and the rows.")
         p.Define("packed", True, "Several pairs a row, or one.")
-        p.Define("seed", 1, "Of the shuffles.")
+        p.Define("seed", 1, "Of the mixture and the shuffles.")
+        p.Define("num_lanes", None, "V, what processes share a batch by; None for gcd(B, 8).")
+        p.Define("process_index", 0, "p.")
+        p.Define("num_processes", 1, "n, a divisor of V.")
+        p.Define("verify_checksums", True, "Hash all files that will be read, before the start.")
         return p
 
     def __init__(self, params: hyperparams.Params):
         """Opens the data.
 
         Raises:
-            ValueError: not a prepared folder, a split or language that it does not hold, a size
-                below 1.
+            ValueError: not a prepared folder, or a damaged one; a split or language that it does
+                not hold; a size below 1; processes or lanes that do not divide a batch.
         """
         self.p = params.Copy().Freeze()
         p = self.p
         self._manifest = manifest.load(p.data_dir)
         self._shape = packing.RowShape(p.source_len, p.target_len)
-        languages = None if p.languages is None else tuple(p.languages)
-        order = mixture.MixtureConfig(
-            p.split, languages, p.temperature, p.shuffle, p.repeat, p.seed
-        )
-        examples = mixture.examples(p.data_dir, self._manifest, order)
-        self._languages = mixture.languages_of(self._manifest, order)
-        rows = pools.PoolConfig(
-            batch_size=p.batch_size,
-            shape=self._shape,
-            packed=p.packed,
-            shuffle=p.shuffle,
-            truncate=not p.repeat,
-            seed=p.seed,
-        )
+        self._languages = mixture.languages_of(self._manifest, p.split, p.languages)
+        if p.verify_checksums:
+            manifest.verify(p.data_dir, self._files())
         prefetched = grain_experimental.ThreadPrefetchIterDataset(
-            pools.PooledBatches(examples, rows), prefetch_buffer_size=_PREFETCHED_BATCHES
+            self._training_rows() if p.repeat else self._one_pass_rows(),
+            prefetch_buffer_size=_PREFETCHED_BATCHES,
         )
         self._open = [iter(prefetched)]
         # At exit Grain's own clean-up comes too late: modules that it uses are gone by then.
@@ -113,7 +114,7 @@ class TranslationInput:
 
     @property
     def num_skipped(self) -> int:
-        """Examples left out as too long so far, with `repeat`; 0 in one pass."""
+        """Examples left out as too long since this was opened, with `repeat`; 0 in one pass."""
         return self._num_too_long if self.p.repeat else 0
 
     def __iter__(self) -> "TranslationInput":
@@ -125,7 +126,10 @@ class TranslationInput:
         return packing.batch_of(batch.arrays)
 
     def get_state(self) -> dict[str, Any]:
-        """Where the batch after the last one returned starts: a few numbers, JSON-able."""
+        """Where the batch after the last one returned starts: a few numbers, JSON-able.
+
+        It is that of all processes.
+        """
         return dict(self._iterator.get_state())
 
     def set_state(self, state: dict[str, Any]) -> None:
@@ -138,7 +142,7 @@ class TranslationInput:
         if sorted(state) != expected:
             raise ValueError(f"input state has {sorted(state)}, expected {expected}")
         self._iterator.set_state({name: int(value) for name, value in state.items()})
-        self._num_too_long = int(state["num_too_long_before_pool"])
+        self._num_too_long = 0
 
     def reset(self) -> None:
         """Starts again from the first batch, as for a second evaluation."""
@@ -148,11 +152,62 @@ class TranslationInput:
         """Stops the prefetch thread."""
         _close(self._open)
 
+    def _files(self) -> list[manifest.DataFile]:
+        data = self._manifest
+        shards = [shard for one in self._languages for shard in one.records[self.p.split].shards]
+        vocabularies = [data.source_vocabulary.file, data.target_vocabulary.file]
+        return vocabularies + [shard.file for shard in shards]
+
+    def _sources(self) -> list[RecordSource]:
+        return [RecordSource(self.p.data_dir, one.records[self.p.split]) for one in self._languages]
+
+    def _training_rows(self) -> grain.IterDataset[training_rows.RowBatch]:
+        p = self.p
+        num_lanes = math.gcd(p.batch_size, _LANES) if p.num_lanes is None else p.num_lanes
+        config = training_rows.RowConfig(
+            batch_size=p.batch_size,
+            shape=self._shape,
+            packed=p.packed,
+            shuffle=p.shuffle,
+            num_lanes=num_lanes,
+            lanes=_share("num_lanes", num_lanes, p),
+            seed=p.seed,
+        )
+        order = mixture.MixtureConfig(p.temperature, p.max_repeats, p.shuffle, p.seed)
+        rows = training_rows.TrainingRows(mixture.Mixture(self._sources(), order), config)
+        # The thread around it is the one that reads.
+        return rows.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+
+    def _one_pass_rows(self) -> one_pass_rows.OnePassRows:
+        p = self.p
+        own = _share("batch_size", p.batch_size, p)
+        config = one_pass_rows.OnePassConfig(
+            batch_size=p.batch_size,
+            shape=self._shape,
+            packed=p.packed,
+            shuffle=p.shuffle,
+            seed=p.seed,
+            rows=slice(own.start, own.stop),
+        )
+        return one_pass_rows.OnePassRows(
+            mixture.OnePass(self._sources(), p.shuffle, p.seed), config
+        )
+
     @property
-    def _iterator(self) -> grain.DatasetIterator[pools.RowBatch]:
+    def _iterator(self) -> grain.DatasetIterator[training_rows.RowBatch]:
         if not self._open:
             raise ValueError("this input is closed")
         return self._open[0]
+
+
+def _share(name: str, number: int, p: hyperparams.Params) -> range:
+    """The part of range(number) that is this process's."""
+    if p.num_processes < 1 or number % p.num_processes:
+        raise ValueError(f"num_processes {p.num_processes} does not divide {name} {number}")
+    if not 0 <= p.process_index < p.num_processes:
+        raise ValueError(f"process_index {p.process_index}: expected 0 to {p.num_processes - 1}")
+    size = number // p.num_processes
+    return range(p.process_index * size, (p.process_index + 1) * size)
 
 
 def _close(iterators: list[grain.DatasetIterator]) -> None:

@@ -1,4 +1,4 @@
-"""Which language the next example comes from: temperature sampling.
+"""Which example comes next: temperature sampling over languages, or one pass over all.
 
 A language of n_l training examples is drawn with probability p_l proportional to n_l ** (1/T).
 T=1 keeps the proportions of the data, a large T makes all languages equal. Section 4.1 speaks of
@@ -6,86 +6,164 @@ the imbalance alone; T=5 is that of the work it builds on (Arivazhagan et al. 20
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
-import grain.python as grain
 import numpy as np
+from grain.experimental import index_shuffle
 
-from lingvo_gshard.input import manifest, records
+from lingvo_gshard.input import manifest
+from lingvo_gshard.input.example_codec import Example
+from lingvo_gshard.input.records import RecordSource
 
-# An endless mixture stands over languages that repeat; None is Grain's endless repeat.
-_ENDLESS = None
+_SHUFFLE_ROUNDS = 4  # Grain's own number.
 
 
 @dataclasses.dataclass(frozen=True)
 class MixtureConfig:
-    """Which examples, in which order.
+    """How languages are mixed.
 
-    `languages` None means all that have examples in `split`. With `repeat` the stream is endless
-    and mixed by `temperature`; without, every example appears once, language after language, and
-    `shuffle` shuffles the whole.
+    Attributes:
+        temperature: T.
+        max_repeats: an example of a small language is drawn at most so many times while as many
+            are drawn as there are of all languages; None for no limit.
+        shuffle: whether each language's examples are, anew every time they are used up.
+        seed: of everything random.
     """
 
-    split: str
-    languages: tuple[str, ...] | None
     temperature: float
+    max_repeats: float | None
     shuffle: bool
-    repeat: bool
     seed: int
 
 
-def temperature_weights(counts: Sequence[int], temperature: float) -> np.ndarray:
+def sampling_weights(
+    counts: Sequence[int], temperature: float, max_repeats: float | None
+) -> np.ndarray:
     """Returns the sampling probabilities p_l, float64 [len(counts)], which sum to 1.
 
+    Where p_l would repeat a language more than `max_repeats` times in sum(counts) draws it is
+    lowered to that, and the others share the rest in their proportions.
+
     Raises:
-        ValueError: a temperature below 1, or a language without examples.
+        ValueError: a temperature or a limit below 1, or a language without examples.
     """
     if temperature < 1:
         raise ValueError(f"temperature {temperature}: expected at least 1")
+    if max_repeats is not None and max_repeats < 1:
+        raise ValueError(f"max_repeats {max_repeats}: expected at least 1")
     if not counts or min(counts) < 1:
         raise ValueError(f"example counts {list(counts)}: expected at least 1 of each language")
-    weights = np.asarray(counts, np.float64) ** (1 / temperature)
-    return weights / weights.sum()
+    sizes = np.asarray(counts, np.float64)
+    weights = sizes ** (1 / temperature)
+    limits = (math.inf if max_repeats is None else max_repeats) * sizes / sizes.sum()
+    is_limited = np.zeros(len(sizes), bool)
+    while True:
+        rest = 1 - limits[is_limited].sum()
+        shares = np.where(is_limited, limits, rest * weights / weights[~is_limited].sum())
+        if not (shares > limits * (1 + 1e-12)).any():
+            return shares
+        # Who gets more as others are limited may in turn exceed its limit.
+        is_limited |= shares > limits
 
 
-def languages_of(data: manifest.Manifest, config: MixtureConfig) -> tuple[manifest.Language, ...]:
-    """The languages of a mixture. Raises ValueError for one without examples in the split."""
-    if config.split not in manifest.SPLITS:
-        raise ValueError(f"split {config.split!r}: expected one of {', '.join(manifest.SPLITS)}")
-    if config.languages is None:
-        found = tuple(lang for lang in data.languages if lang.num_examples(config.split))
+def languages_of(
+    data: manifest.Manifest, split: str, codes: Sequence[str] | None
+) -> tuple[manifest.Language, ...]:
+    """The languages of these codes; None: all that have examples in the split.
+
+    Raises:
+        ValueError: no such split or language, or one without examples in it.
+    """
+    if split not in manifest.SPLITS:
+        raise ValueError(f"split {split!r}: expected one of {', '.join(manifest.SPLITS)}")
+    if codes is None:
+        found = tuple(language for language in data.languages if language.num_examples(split))
     else:
-        found = tuple(data.language(code) for code in config.languages)
+        found = tuple(data.language(code) for code in codes)
     if not found:
-        raise ValueError(f"no language has examples in split {config.split!r}")
+        raise ValueError(f"no language has examples in split {split!r}")
     for language in found:
-        if not language.num_examples(config.split):
-            raise ValueError(f"language {language.code} has no examples in split {config.split!r}")
+        if not language.num_examples(split):
+            raise ValueError(f"language {language.code} has no examples in split {split!r}")
     return found
 
 
-def examples(data_dir: str, data: manifest.Manifest, config: MixtureConfig) -> grain.MapDataset:
-    """Returns the stream as a Grain dataset of `example_codec.Example` by index.
+class Mixture:
+    """The endless stream, as a function of a position: what lies between two is read at once.
 
-    Example i is a function of the config and i alone, so that a position is all it takes to resume.
+    Language l has given floor(p_l * x + phase_l) examples up to position x, so that any stretch
+    holds the languages in their proportions, to within one example of each.
     """
-    languages = languages_of(data, config)
-    sources = [
-        grain.MapDataset.source(records.RecordSource(data_dir, lang.records[config.split]))
-        for lang in languages
-    ]
-    if not config.repeat:
-        whole = grain.MapDataset.concatenate(sources)
-        return whole.shuffle(seed=_seed(config.seed, 0)) if config.shuffle else whole
-    if config.shuffle:
-        sources = [
-            source.shuffle(seed=_seed(config.seed, index)) for index, source in enumerate(sources)
+
+    def __init__(self, sources: Sequence[RecordSource], config: MixtureConfig) -> None:
+        """Raises ValueError as `sampling_weights`."""
+        self._sources, self._config = sources, config
+        counts = [len(source) for source in sources]
+        self.weights = sampling_weights(counts, config.temperature, config.max_repeats)
+        rng = np.random.default_rng(config.seed)
+        # Else all languages would give their first example at once.
+        self._phases = rng.random(len(sources))
+        # Languages of equal size must not be shuffled alike: their English may be the same.
+        self._seeds = rng.integers(0, 2**32, len(sources))
+
+    def read(self, start: int, end: int) -> list[Example]:
+        """The examples between two positions, in order: about end - start of them."""
+        first, last = self._given_before(start), self._given_before(end)
+        numbers = [np.arange(*bounds) for bounds in zip(first, last, strict=True)]
+        # Where each one's language gives it.
+        places = [
+            (number + 1 - phase) / weight
+            for number, phase, weight in zip(numbers, self._phases, self.weights, strict=True)
         ]
-    counts = [lang.num_examples(config.split) for lang in languages]
-    weights = temperature_weights(counts, config.temperature)
-    return grain.MapDataset.mix([source.repeat(_ENDLESS) for source in sources], weights.tolist())
+        examples: list[Example] = []
+        for language, (source, number) in enumerate(zip(self._sources, numbers, strict=True)):
+            examples += source.read(self._records(language, number))
+        order = np.argsort(np.concatenate(places), kind="stable")
+        return [examples[i] for i in order]
+
+    def _given_before(self, position: int) -> np.ndarray:
+        return np.floor(self.weights * position + self._phases).astype(np.int64)
+
+    def _records(self, language: int, numbers: np.ndarray) -> np.ndarray:
+        """The records of a language's examples with these numbers, counted over all epochs."""
+        size = len(self._sources[language])
+        epochs, indices = np.divmod(numbers, size)
+        if not self._config.shuffle:
+            return indices
+        shuffled = [
+            index_shuffle(
+                int(index),
+                max_index=size - 1,
+                seed=int(self._seeds[language] + epoch) % 2**32,
+                rounds=_SHUFFLE_ROUNDS,
+            )
+            for epoch, index in zip(epochs, indices, strict=True)
+        ]
+        return np.array(shuffled, np.int64)
 
 
-def _seed(seed: int, index: int) -> int:
-    # Languages of equal size must not be shuffled alike: their English may be the same.
-    return int(np.random.SeedSequence([seed, index]).generate_state(1, np.uint32)[0])
+class OnePass:
+    """Every example once: language after language, or all of them shuffled."""
+
+    def __init__(self, sources: Sequence[RecordSource], shuffle: bool, seed: int) -> None:
+        self._sources = sources
+        sizes = [len(source) for source in sources]
+        self._language = np.repeat(np.arange(len(sizes)), sizes)
+        self._record = np.concatenate([np.arange(size) for size in sizes])
+        if shuffle:
+            order = np.random.default_rng(seed).permutation(len(self._record))
+            self._language, self._record = self._language[order], self._record[order]
+
+    def __len__(self) -> int:
+        return len(self._record)
+
+    def read(self, start: int, end: int) -> list[Example]:
+        """The examples from `start` to before `end`, or to the last one."""
+        languages, records = self._language[start:end], self._record[start:end]
+        found: dict[int, Example] = {}
+        for language in np.unique(languages):
+            places = np.flatnonzero(languages == language)
+            examples = self._sources[language].read(records[places])
+            found |= dict(zip(places.tolist(), examples, strict=True))
+        return [found[place] for place in range(len(languages))]

@@ -77,6 +77,19 @@ def plan_rows(examples: Sequence[Example], shape: RowShape) -> list[list[int]]:
     return [sorted(row) for row in rows]
 
 
+def plan_at_most(examples: Sequence[Example], shape: RowShape, num_rows: int) -> list[list[int]]:
+    """`plan_rows` of as many examples, from the first on, as `num_rows` rows have room for.
+
+    Which are left out depends on their order alone, so short and long ones alike.
+    """
+    lengths = np.array([(len(e.source_ids), len(e.target_ids)) for e in examples]).reshape(-1, 2)
+    capacity = num_rows * np.array([shape.source_len, shape.target_len])
+    count = int((lengths.cumsum(axis=0) <= capacity).all(axis=1).sum())
+    while len(rows := plan_rows(examples[:count], shape)) > num_rows:
+        count -= max(1, count * (len(rows) - num_rows) // len(rows))
+    return rows
+
+
 def fill(
     rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowShape
 ) -> dict[str, np.ndarray]:

@@ -19,9 +19,14 @@ def test_normalize():
 
 
 def test_repair_undoes_a_wrong_encoding_and_touches_nothing_else():
-    assert cleaning.repair("schÃ¶n, sagte er â€“ wirklich") == "schön, sagte er – wirklich"
+    assert cleaning.repair("schÃ¶n, sagte er â€“ wirklich", _LATIN) == "schön, sagte er – wirklich"
     for text in ("schön – wirklich", "水 and ﬁne", "plain", "ÃO É NÃO"):
-        assert cleaning.repair(text) == text
+        assert cleaning.repair(text, _LATIN) == text
+    damaged = "где".encode().decode("latin-1")
+    assert cleaning.repair(damaged, frozenset({"Cyrl"})) == "где"
+    # Chinantec, whose tone marks happen to spell the bytes of an Ethiopic letter.
+    text = "jo̱ i̱ Yáˆ\u00a0do, íbˋ i̱ lɨ́ɨngˊ"
+    assert cleaning.repair(text, _LATIN) == text
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,10 @@ def test_a_languages_scripts_are_those_of_its_text_unless_it_is_said():
     assert scripts.own_scripts("sr", counts, {"sr": ["Cyrl"]}) == {"Cyrl"}
     assert scripts.own_scripts("zh-Hant", {}, {}) == {"Hani"}
     assert scripts.own_scripts("ja", {}, {"ja": ["Jpan"]}) == {"Hani", "Hira", "Kana"}
+    assert scripts.own_scripts("ja", {"Hira": 68, "Hani": 25, "Kana": 5}, {}) == {
+        *("Hani", "Hira", "Kana")
+    }
+    assert scripts.own_scripts("zh", {"Hani": 9}, {}) == {"Hani"}
     assert scripts.own_scripts("de", {}, {}) == frozenset()
 
 

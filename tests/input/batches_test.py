@@ -1,11 +1,15 @@
 import json
+import pathlib
+import shutil
 
 import numpy as np
 import pytest
 
-from lingvo_gshard.input import manifest, records
+from lingvo_gshard.input import manifest, mixture, records
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.input.tokenizer import load_pair
+
+_read = mixture.Mixture.read
 
 
 def _input(data_dir, **changes):
@@ -76,8 +80,57 @@ def test_resume_is_exact(data_dir, num_before, changes):
         _assert_equal(a, b)
 
 
+def test_a_batch_is_a_function_of_its_number(data_dir):
+    straight = _take(_input(data_dir), 40)
+    fresh = _input(data_dir)
+    for step in (33, 2, 17):
+        fresh.set_state({"next_index": step})
+        _assert_equal(next(fresh), straight[step])
+
+
+@pytest.mark.parametrize("changes", [{}, {"split": "dev", "repeat": False}])
+@pytest.mark.parametrize("num_processes", [2, 4])
+def test_processes_share_the_batches_of_one(data_dir, num_processes, changes):
+    whole = _input(data_dir, batch_size=8, **changes)
+    parts = [
+        _input(data_dir, batch_size=8, num_processes=num_processes, process_index=i, **changes)
+        for i in range(num_processes)
+    ]
+    for _ in range(2 if changes else 60):
+        own = [next(part) for part in parts]
+        joined = own[0].Pack(
+            np.concatenate(leaves)
+            for leaves in zip(*(batch.Flatten() for batch in own), strict=True)
+        )
+        _assert_equal(next(whole), joined)
+    # The state is all processes': any number of them goes on from it.
+    assert all(part.get_state() == whole.get_state() for part in parts)
+    parts[1].set_state(json.loads(json.dumps(whole.get_state())))
+    rows = slice(8 // num_processes, 2 * 8 // num_processes)
+    _assert_equal(next(parts[1]), next(whole).Transform(lambda x: x[rows]))
+
+
+def test_processes_read_different_records(data_dir, monkeypatch):
+    read = []
+
+    def note(self, start, end):
+        read.append((start, end))
+        return _read(self, start, end)
+
+    monkeypatch.setattr(mixture.Mixture, "read", note)
+    for index in (0, 1):
+        source = _input(data_dir, batch_size=8, num_processes=2, process_index=index)
+        _take(source, 100)
+        source.close()
+    stretches = [stretch for stretch in read if stretch != (0, 2000)]
+    assert len(stretches) > 10
+    assert len(set(stretches)) == len(stretches)
+
+
 def test_a_state_of_something_else_is_refused(data_dir):
-    with pytest.raises(ValueError, match=r"input state has \['step'\], expected \['next_row'"):
+    state = _input(data_dir).get_state()
+    assert state == {"next_index": 0}
+    with pytest.raises(ValueError, match=r"input state has \['step'\], expected \['next_index'"):
         _input(data_dir).set_state({"step": 3})
 
 
@@ -142,8 +195,8 @@ def test_too_long_examples_are_skipped_in_an_endless_stream(data_dir):
 
 
 def test_lengths_that_nothing_fits_end_in_an_error(data_dir):
-    with pytest.raises(ValueError, match=r"none of 10000 examples in a row fits RowShape"):
-        next(_input(data_dir, source_len=2, target_len=2))
+    with pytest.raises(ValueError, match=r"none of 200\d examples in a row fits RowShape"):
+        _input(data_dir, source_len=2, target_len=2)
 
 
 def test_packing_leaves_little_padding(data_dir):
@@ -180,8 +233,31 @@ def test_user_mistakes_are_named(data_dir, tmp_path):
         _input(str(tmp_path))
     with pytest.raises(ValueError, match=r"batch_size 0"):
         _input(data_dir, batch_size=0)
+    with pytest.raises(ValueError, match=r"num_processes 3 does not divide num_lanes 2"):
+        _input(data_dir, num_processes=3)
+    with pytest.raises(ValueError, match=r"process_index 2: expected 0 to 1"):
+        _input(data_dir, num_processes=2, process_index=2)
+    with pytest.raises(ValueError, match=r"batch_size 6, num_lanes 4: expected at least 1 row"):
+        _input(data_dir, num_lanes=4)
     with pytest.raises(ValueError, match=r"language 'de' is not in the data"):
         _input(data_dir, languages=["de"])
+
+
+@pytest.mark.parametrize("name", ["vocab/source.model", "records/train/aa-00000-of-00001"])
+def test_damage_is_named_before_anything_is_read(data_dir, tmp_path, name):
+    copy = pathlib.Path(shutil.copytree(data_dir, tmp_path / "copy"))
+    (path,) = copy.glob(f"{name}*")
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"{path.name} has SHA-256 .*: it was damaged, or is of"):
+        _input(str(copy))
+    if "train" in name:
+        # What is not read need not be whole.
+        next(_input(str(copy), split="dev", repeat=False))
+    path.unlink()
+    with pytest.raises(ValueError, match=rf"{path.name} is missing"):
+        _input(str(copy))
 
 
 def test_closing_ends_it(data_dir):

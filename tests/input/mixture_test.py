@@ -1,93 +1,126 @@
 import collections
-import dataclasses
 
 import numpy as np
 import pytest
 
 from lingvo_gshard.input import manifest, mixture
+from lingvo_gshard.input.mixture import Mixture, MixtureConfig, OnePass
+from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.tokenizer import load_pair
 
-_ENDLESS = mixture.MixtureConfig(
-    split="train", languages=None, temperature=5.0, shuffle=True, repeat=True, seed=3
-)
+_COUNTS = {"aa": 512, "br": 90, "cy": 16}
 
 
-def _source_ids(stream, index):
-    example = stream[index]
-    assert example is not None
-    return tuple(example.source_ids.tolist())
+def _sources(data_dir, split="train", codes=None):
+    languages = mixture.languages_of(manifest.load(data_dir), split, codes)
+    return [RecordSource(data_dir, language.records[split]) for language in languages]
 
 
-def _languages_drawn(data_dir, config, count):
-    source, _ = load_pair(data_dir)
-    stream = mixture.examples(data_dir, manifest.load(data_dir), config)
-    return collections.Counter(source.decode(_source_ids(stream, i))[:2] for i in range(count))
+def _mixture(data_dir, codes=None, **changes):
+    settings = {"temperature": 5.0, "max_repeats": None, "shuffle": True, "seed": 3} | changes
+    return Mixture(_sources(data_dir, codes=codes), MixtureConfig(**settings))
+
+
+def _ids(examples):
+    return [tuple(example.source_ids.tolist()) for example in examples]
 
 
 def test_weights_by_hand():
+    def weights(counts, temperature):
+        return mixture.sampling_weights(counts, temperature, max_repeats=None)
+
     # 32 ** (1/5) = 2, 1, 243 ** (1/5) = 3.
-    np.testing.assert_allclose(
-        mixture.temperature_weights([32, 1, 243], 5.0), [2 / 6, 1 / 6, 3 / 6]
-    )
-    np.testing.assert_allclose(mixture.temperature_weights([30, 10], 1.0), [0.75, 0.25])
-    np.testing.assert_allclose(mixture.temperature_weights([900, 4], 2.0), [30 / 32, 2 / 32])
+    np.testing.assert_allclose(weights([32, 1, 243], 5.0), [2 / 6, 1 / 6, 3 / 6])
+    np.testing.assert_allclose(weights([30, 10], 1.0), [0.75, 0.25])
+    np.testing.assert_allclose(weights([900, 4], 2.0), [30 / 32, 2 / 32])
+    np.testing.assert_allclose(weights([900, 4], 1e9), [0.5, 0.5])
+
+
+def test_repeats_are_limited_and_the_rest_is_shared():
+    # Of 100 draws, 1/3 of each language: 33 of one example. At most 4 of it leave 96 to two.
+    limited = mixture.sampling_weights([98, 1, 1], 1e9, max_repeats=4.0)
+    np.testing.assert_allclose(limited, [0.92, 0.04, 0.04])
+    # What the first gives up takes the second over its own limit: 2 * 10 / 100.
+    limited = mixture.sampling_weights([1, 10, 89], 3.0, max_repeats=2.0)
+    np.testing.assert_allclose(limited, [0.02, 0.2, 0.78])
+    # Nothing repeats: the proportions of the data.
+    np.testing.assert_allclose(mixture.sampling_weights([30, 10], 5.0, 1.0), [0.75, 0.25])
 
 
 def test_weights_refuse_what_has_no_meaning():
-    with pytest.raises(ValueError, match=r"temperature 0.5: expected at least 1"):
-        mixture.temperature_weights([3], 0.5)
-    with pytest.raises(ValueError, match=r"example counts \[3, 0\]"):
-        mixture.temperature_weights([3, 0], 5.0)
-    with pytest.raises(ValueError, match=r"example counts \[\]"):
-        mixture.temperature_weights([], 5.0)
+    for counts, temperature, max_repeats, message in (
+        ([3], 0.5, None, r"temperature 0.5: expected at least 1"),
+        ([3, 0], 5.0, None, r"example counts \[3, 0\]"),
+        ([], 5.0, None, r"example counts \[\]"),
+        ([3], 5.0, 0.5, r"max_repeats 0.5: expected at least 1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            mixture.sampling_weights(counts, temperature, max_repeats)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
-def test_the_stream_has_the_weights_proportions(data_dir, temperature):
-    counts = {"aa": 512, "br": 90, "cy": 16}
-    config = dataclasses.replace(_ENDLESS, temperature=temperature)
-    drawn = _languages_drawn(data_dir, config, 1000)
-    weights = {name: count ** (1 / temperature) for name, count in counts.items()}
+@pytest.mark.parametrize("start", [0, 12_345])
+def test_every_stretch_has_the_weights_proportions(data_dir, temperature, start):
+    source, _ = load_pair(data_dir)
+    drawn = _mixture(data_dir, temperature=temperature).read(start, start + 500)
+    found = collections.Counter(source.decode(ids)[:2] for ids in _ids(drawn))
+    weights = {name: count ** (1 / temperature) for name, count in _COUNTS.items()}
     for name, weight in weights.items():
-        assert abs(drawn[name] / 1000 - weight / sum(weights.values())) < 0.02
+        assert abs(found[name] - 500 * weight / sum(weights.values())) <= 1
+    # And not one language after the other.
+    first_half = collections.Counter(source.decode(ids)[:2] for ids in _ids(drawn[:250]))
+    assert all(abs(2 * first_half[name] - found[name]) <= 4 for name in weights)
+
+
+def test_stretches_join(data_dir):
+    mixed = _mixture(data_dir)
+    whole = _ids(mixed.read(100, 400))
+    parts = _ids(mixed.read(100, 237)) + _ids(mixed.read(237, 400))
+    assert sorted(parts) == sorted(whole)
 
 
 def test_each_epoch_of_a_language_has_each_example_once_in_another_order(data_dir):
-    config = dataclasses.replace(_ENDLESS, languages=("br",))
-    stream = mixture.examples(data_dir, manifest.load(data_dir), config)
-    epochs = [[_source_ids(stream, e * 90 + i) for i in range(90)] for e in range(3)]
+    mixed = _mixture(data_dir, codes=["br"])
+    ids = _ids(mixed.read(0, 271))
+    epochs = [ids[:90], ids[90:180], ids[180:270]]
     assert len(set(epochs[0])) == 90
     assert set(epochs[0]) == set(epochs[1]) == set(epochs[2])
     assert epochs[0] != epochs[1] != epochs[2]
 
 
-def test_one_pass_in_order_has_the_languages_one_after_the_other(data_dir):
-    config = dataclasses.replace(_ENDLESS, split="dev", shuffle=False, repeat=False)
-    source, _ = load_pair(data_dir)
-    stream = mixture.examples(data_dir, manifest.load(data_dir), config)
-    texts = [source.decode(_source_ids(stream, i)).split() for i in range(len(stream))]
-    expected = [("aa", str(i)) for i in range(41)] + [("cy", str(i)) for i in range(7)]
-    assert [(words[0], words[-1]) for words in texts] == expected
+def test_languages_of_equal_size_are_shuffled_differently(data_dir):
+    sources = _sources(data_dir, codes=["br"]) * 2
+    mixed = Mixture(sources, MixtureConfig(1.0, None, shuffle=True, seed=1))
+    ids = _ids(mixed.read(0, 180))
+    assert set(collections.Counter(ids).values()) == {2}
+    assert ids[0::2] != ids[1::2]
 
 
 def test_the_seed_is_all_that_a_stream_depends_on(data_dir):
-    data = manifest.load(data_dir)
+    first, same, other = (_ids(_mixture(data_dir, seed=seed).read(0, 50)) for seed in (3, 3, 4))
+    assert first == same != other
 
-    def first(seed):
-        stream = mixture.examples(data_dir, data, dataclasses.replace(_ENDLESS, seed=seed))
-        return [_source_ids(stream, i) for i in range(50)]
 
-    assert first(3) == first(3)
-    assert first(3) != first(4)
+def test_one_pass_has_the_languages_one_after_the_other_or_shuffled(data_dir):
+    source, _ = load_pair(data_dir)
+    stream = OnePass(_sources(data_dir, "dev"), shuffle=False, seed=1)
+    texts = [source.decode(ids).split() for ids in _ids(stream.read(0, 100))]
+    expected = [("aa", str(i)) for i in range(41)] + [("cy", str(i)) for i in range(7)]
+    assert [(words[0], words[-1]) for words in texts] == expected
+    assert len(stream) == 48
+    shuffled = OnePass(_sources(data_dir, "dev"), shuffle=True, seed=1)
+    mixed = _ids(shuffled.read(0, 30)) + _ids(shuffled.read(30, 48))
+    assert sorted(mixed) == sorted(_ids(stream.read(0, 48)))
+    assert mixed != _ids(stream.read(0, 48))
 
 
 def test_unknown_splits_and_empty_languages_are_refused(data_dir):
     data = manifest.load(data_dir)
-    for changes, message in (
-        ({"split": "valid"}, "split 'valid': expected one of train, dev, test"),
-        ({"split": "test"}, "no language has examples in split 'test'"),
-        ({"split": "dev", "languages": ("aa", "br")}, "language br has no examples in split 'dev'"),
-        ({"languages": ("xx",)}, "language 'xx' is not in the data"),
+    for split, codes, message in (
+        ("valid", None, "split 'valid': expected one of train, dev, test"),
+        ("test", None, "no language has examples in split 'test'"),
+        ("dev", ["aa", "br"], "language br has no examples in split 'dev'"),
+        ("train", ["xx"], "language 'xx' is not in the data"),
     ):
         with pytest.raises(ValueError, match=message):
-            mixture.examples(data_dir, data, dataclasses.replace(_ENDLESS, **changes))
+            mixture.languages_of(data, split, codes)
