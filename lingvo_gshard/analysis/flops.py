@@ -27,10 +27,11 @@ def train_step_flops(task: TranslationTask, batch: int, source_len: int, target_
     source, target = batch * source_len, batch * target_len
     products = 0.0
     for path, spec in task.weight_specs.FlattenItems():
-        if len(spec.shape) < 2 or "embedding" in path:
+        if len(spec.axes) < 2 or "embedding" in path:
             continue  # Looked up or added, not multiplied.
         tokens = source if _reads_source(path) else target
-        share = _EXPERTS_PER_TOKEN / spec.shape[0] if spec.dims[0] == "E" else 1.0
+        experts = dict(zip(spec.dims, spec.shape, strict=True)).get("E")
+        share = _EXPERTS_PER_TOKEN / experts if experts else 1.0
         products += tokens * math.prod(spec.shape) * share
     products += _attention(task, batch, source_len, target_len)
     return _TRAINING * _FORWARD * products

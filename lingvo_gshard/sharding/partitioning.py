@@ -1,7 +1,8 @@
 """The one table: from the letters of logical dims to the axes of the mesh.
 
 Letters are the paper's: B batch, L length, S tokens of a group, M model, H hidden, N heads,
-D head size, V vocabulary, G groups, E experts, C capacity; K counts the steps of one call.
+D head size, V vocabulary, G groups, E experts, C capacity; K counts the steps of one call, R the
+blocks that a stack of weights is for.
 `_` is a dim that is never split.
 """
 

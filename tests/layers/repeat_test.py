@@ -1,0 +1,70 @@
+"""A block applied R times: every way equals the plain composition, with its gradients.
+
+B rows, M model; R blocks.
+"""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.layers.repeat import Loop, Remat, recomputed
+from tests.layers import building
+
+B, M, R = 3, 4, 5
+
+
+def _block(index, x, shared, w):
+    """The output, a report that has a gradient, and one that has none."""
+    y = tf.tanh(x @ w + shared) * (1.0 + tf.cast(index, tf.float32))
+    return [y, tf.reduce_sum(y**2), tf.stop_gradient(y[0])]
+
+
+def _loop(remat, x, shared, stack):
+    loop = Loop(
+        _block, R, building.Unannotated(), x_dims="BM", shared_dims=["BM"], weight_dims=["MH"]
+    )
+    return loop(x, [shared], [stack], remat)
+
+
+def _unrolled(wrap, x, shared, stack):
+    reports = []
+    for i in range(R):
+        x, *told = wrap(functools.partial(_block, i))(x, shared, stack[i])
+        reports.append(told)
+    return x, [tf.stack(of_all) for of_all in zip(*reports, strict=True)]
+
+
+_WAYS = {
+    "plain": functools.partial(_unrolled, lambda block: block),
+    "recomputed": functools.partial(_unrolled, recomputed),
+    "loop": functools.partial(_loop, Remat.NONE),
+    "recomputed loop": functools.partial(_loop, Remat.BLOCK),
+}
+
+
+@functools.cache
+def _compiled(way):
+    @tf.function(jit_compile=True, autograph=False)
+    def run(x, shared, stack):
+        with tf.GradientTape() as tape:
+            tape.watch([x, shared, stack])
+            y, (squares, rows) = _WAYS[way](x, shared, stack)
+            loss = tf.reduce_sum(y) + tf.reduce_sum(squares * tf.range(1.0, R + 1))
+        return [y, squares, rows, *tape.gradient(loss, [x, shared, stack])]
+
+    rng = np.random.default_rng(3)
+    args = [tf.constant(rng.normal(size=s), tf.float32) for s in ((B, M), (B, M), (R, M, M))]
+    return run(*args), run.experimental_get_compiler_ir(*args)(stage="optimized_hlo")
+
+
+@pytest.mark.parametrize("way", _WAYS)
+def test_values_and_gradients_are_those_of_the_plain_composition(way):
+    for got, want in zip(_compiled(way)[0], _compiled("plain")[0], strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loops_program_holds_the_block_once_and_twice_if_recomputed():
+    counts = {way: _compiled(way)[1].count(" tanh(") for way in _WAYS}
+    assert counts == {"plain": R, "recomputed": 2 * R, "loop": 1, "recomputed loop": 2}

@@ -1,0 +1,64 @@
+"""Gradient norms by layer, of layers one after the other and of stacks."""
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.core.base_layer import gaussian
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import stacking
+from lingvo_gshard.model.gradient_norms import gradient_norms
+
+_M, _H, _LAYERS = 3, 5, 4
+
+
+def _weights(make):
+    layers = [
+        NestedMap(ff=NestedMap(w=make((_M, _H))), b=make((_M,)), dropout=NestedMap())
+        for _ in range(_LAYERS)
+    ]
+    return NestedMap(
+        encoder=NestedMap(layers=layers, norm=NestedMap(scale=make((_M,)))),
+        source_dropout=NestedMap(),
+        softmax=make((_M, _H)),
+    )
+
+
+def _spec(shape):
+    return gaussian(shape, "MH"[: len(shape)], fan_in=1)
+
+
+def _gradients():
+    rng = np.random.default_rng(5)
+    return _weights(lambda shape: rng.normal(size=shape).astype("float32"))
+
+
+def _stacked_specs():
+    specs = _weights(_spec)
+    block = [layer.Transform(lambda w: w.stacked(2)) for layer in specs.encoder.layers[:2]]
+    return NestedMap(specs, encoder=NestedMap(block=block, norm=specs.encoder.norm))
+
+
+@pytest.mark.parametrize("loop", [False, True])
+def test_each_layer_has_the_norm_of_all_its_gradients(loop):
+    gradients = _gradients()
+    if loop:
+        norms = gradient_norms(stacking.stacked(gradients, 2), _stacked_specs())
+    else:
+        norms = gradient_norms(gradients, _weights(_spec))
+    want = {
+        f"encoder_{i}": np.sqrt((layer.ff.w**2).sum() + (layer.b**2).sum())
+        for i, layer in enumerate(gradients.encoder.layers)
+    }
+    want["encoder_norm"] = np.linalg.norm(gradients.encoder.norm.scale)
+    want["softmax"] = np.linalg.norm(gradients.softmax)
+    assert norms.keys() == want.keys()
+    for name, value in want.items():
+        np.testing.assert_allclose(norms[name], value, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_gradient_that_is_not_finite_shows_in_its_layer_alone(bad):
+    gradients = _gradients()
+    gradients.encoder.layers[2].b[1] = bad
+    norms = gradient_norms(gradients, _weights(_spec))
+    assert [name for name, norm in norms.items() if not np.isfinite(norm)] == ["encoder_2"]
