@@ -79,7 +79,8 @@ class MoELayer(BaseLayer):
         inputs_EGCM = self.annotate(dispatcher.dispatch(x_GSM), "EGCM")
         with tf.name_scope("experts"):
             outputs_EGCM = self._experts(theta, inputs_EGCM)
-        outputs_GECM = self.annotate(tf.transpose(outputs_EGCM, [1, 0, 2, 3]), "GECM")
+        with tf.name_scope("combine"):
+            outputs_GECM = self.annotate(tf.transpose(outputs_EGCM, [1, 0, 2, 3]), "GECM")
         y_GSM = self.annotate(dispatcher.combine(outputs_GECM), "GSM")
         # A metric: every device shall have all of it.
         load_E = self.annotate(gates.routing.load_E, "_")
