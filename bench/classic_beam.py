@@ -1,0 +1,55 @@
+"""The same model and search with classic caches: one row a hypothesis, reordered at every step.
+
+B batch, k beam, T steps, P = T * k places of the flat sequence that it does without.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decode.beam import BeamSearch
+from lingvo_gshard.decode.flat_beam_search import DecodeStep
+from lingvo_gshard.model.translation import TranslationTask
+
+_REORDERED = ("self_keys", "self_values")
+
+
+def init_state(
+    task: TranslationTask, theta: NestedMap, features: NestedMap, config: BeamSearch
+) -> NestedMap:
+    """Encodes each source once; caches of T places for each of B * k rows."""
+    state = task.InitDecode(theta, features, config.max_steps)
+    return state.Transform(lambda x: tf.repeat(x, config.beam_size, axis=0))
+
+
+def decode_step(task: TranslationTask, theta: NestedMap, config: BeamSearch) -> DecodeStep:
+    """What flat_beam_search.search takes, over a state of init_state.
+
+    The newest place but one of a hypothesis' mask tells whose continuation it is.
+    """
+    k = config.beam_size
+
+    def step(
+        state: NestedMap, ids: tf.Tensor, mask: tf.Tensor, index: tf.Tensor
+    ) -> tuple[tf.Tensor, NestedMap]:
+        batch_size = ids.shape[0]
+        by_step = tf.reshape(mask, [batch_size, k, config.max_steps, k])
+        parents = tf.argmax(tf.gather(by_step, tf.maximum(index - 1, 0), axis=2), -1)  # [B, k]
+
+        def reordered(cache: tf.Tensor) -> tf.Tensor:
+            rows = tf.reshape(cache, [batch_size, k, *cache.shape[1:]])
+            return tf.reshape(tf.gather(rows, parents, batch_dims=1), cache.shape)
+
+        layers = [
+            NestedMap(layer, **{name: reordered(layer[name]) for name in _REORDERED})
+            for layer in state.cache.layers
+        ]
+        state = NestedMap(state, cache=NestedMap(layers=layers))
+        past = tf.reshape(tf.reduce_sum(by_step, -1), [batch_size * k, 1, config.max_steps])
+        logits, state = task.DecodeStep(
+            theta, state, tf.reshape(ids, [batch_size * k, 1]), past, index
+        )
+        return tf.reshape(logits, [batch_size, k, logits.shape[-1]]), state
+
+    return step

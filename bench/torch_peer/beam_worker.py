@@ -1,0 +1,81 @@
+"""Hugging Face transformers' beam search over a PyTorch MoE model (NLLB-MoE's layers).
+
+    .venv-torch/bin/python -m bench.torch_peer.beam_worker SIZES_JSON
+
+Each line of standard input, {"beam", "batch", "length", "clock": "wall" | "cpu"}, is answered with
+{"secs", "mib"}: the time of a call, and the memory that it took. Every hypothesis has full length.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+
+import torch
+from transformers import GenerationConfig, NllbMoeConfig, NllbMoeForConditionalGeneration
+
+from bench import peak_memory
+from bench.torch_peer.sizes import Sizes
+
+_THREADS = 2
+_CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+
+
+def model(sizes: Sizes) -> NllbMoeForConditionalGeneration:
+    """Random weights; one vocabulary for both sides, as NLLB has, of the target's size."""
+    assert sizes.head_dim * sizes.num_heads == sizes.model_dim, sizes
+    config = NllbMoeConfig(
+        vocab_size=sizes.target_vocab_size,
+        d_model=sizes.model_dim,
+        encoder_layers=sizes.num_layers,
+        decoder_layers=sizes.num_layers,
+        encoder_ffn_dim=sizes.hidden_dim,
+        decoder_ffn_dim=sizes.hidden_dim,
+        encoder_attention_heads=sizes.num_heads,
+        decoder_attention_heads=sizes.num_heads,
+        num_experts=sizes.num_experts,
+        encoder_sparse_step=2,
+        decoder_sparse_step=2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
+    return NllbMoeForConditionalGeneration(config).eval()
+
+
+def main(sizes_json: str) -> None:
+    torch.set_num_threads(_THREADS)
+    torch.manual_seed(0)
+    sizes = Sizes(**json.loads(sizes_json))
+    peer = model(sizes)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        ids = torch.randint(4, sizes.target_vocab_size, (asked["batch"], asked["length"]))
+        clock = _CLOCKS[asked["clock"]]
+        began = clock()
+        mib = peak_memory.extra_mib(functools.partial(_generate, peer, ids, asked["beam"]))
+        print(json.dumps({"secs": clock() - began, "mib": mib}), flush=True)
+
+
+def _generate(peer: NllbMoeForConditionalGeneration, ids: torch.Tensor, beam: int) -> None:
+    batch, length = ids.shape
+    config = GenerationConfig(
+        num_beams=beam,
+        do_sample=False,
+        min_new_tokens=length,
+        max_new_tokens=length,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        decoder_start_token_id=1,
+    )
+    with torch.inference_mode():
+        found = peer.generate(ids, generation_config=config)
+    assert found.shape == (batch, length + 1), found.shape
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

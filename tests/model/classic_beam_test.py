@@ -1,0 +1,64 @@
+"""The flat beam finds what the same model finds with caches that are reordered at every step."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from bench import classic_beam
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decode import flat_beam_search
+from lingvo_gshard.decode.beam import BeamSearch, Requests
+from lingvo_gshard.sharding.partitioning import TensorSpec
+from tests.layers import building
+from tests.model import small_task
+from tests.model.small_task import B
+from tests.model.small_task import T as S
+from tests.spmd import functions
+
+pytestmark = pytest.mark.slow
+
+_CONFIG = BeamSearch(4, 9, 0.0)
+
+
+def _found(theta, features, is_flat):
+    parts = functions.partitioning(2)
+    task = small_task.task_params().Instantiate(parts)
+
+    def fn(theta, features):
+        if is_flat:
+            state = task.InitDecode(theta, features, _CONFIG.places)
+
+            def step(state, *args):
+                return task.DecodeStep(theta, state, *args)
+
+        else:
+            state = classic_beam.init_state(task, theta, features, _CONFIG)
+            step = classic_beam.decode_step(task, theta, _CONFIG)
+        requests = Requests.alike(B, _CONFIG.max_steps)
+        found = flat_beam_search.search(_CONFIG, step, state, requests, parts.annotate)
+        told = dataclasses.replace(found, attention=tf.zeros([]))
+        return NestedMap({f.name: getattr(told, f.name) for f in dataclasses.fields(told)})
+
+    dims = {"ids": "B__", "lengths": "B_", "scores": "B_", "token_log_probs": "B__"}
+    specs = features.Transform(lambda x: TensorSpec(x.shape, "int32", "BL"))
+    run = building.compile_fn(fn, 2, dims, theta=building.theta_specs(task), features=specs)
+    return run(theta, features).Transform(np.asarray)
+
+
+def test_flat_and_reordered_caches_find_the_same():
+    theta = building.random_theta(small_task.task_params().Instantiate(building.Unannotated()))
+    theta.softmax[:, 2] *= 4  # Now and then an end is the likeliest: lengths differ.
+    rng = np.random.default_rng(2)
+    real = (np.arange(S) < rng.integers(1, S + 1, (B, 1))).astype(np.int32)
+    features = NestedMap(
+        source_ids=rng.integers(4, small_task.SOURCE_VOCAB, (B, S)).astype(np.int32) * real,
+        source_segment_ids=real,
+        source_positions=np.tile(np.arange(S, dtype=np.int32), (B, 1)),
+    )
+    flat, classic = (_found(theta, features, is_flat) for is_flat in (True, False))
+    assert len(set(flat.lengths.flat)) > 2
+    np.testing.assert_array_equal(flat.ids, classic.ids)
+    np.testing.assert_allclose(flat.scores, classic.scores, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(flat.token_log_probs, classic.token_log_probs, rtol=1e-3, atol=1e-4)
