@@ -1,0 +1,46 @@
+"""The registered family beside what the paper printed of it."""
+
+import pytest
+
+from lingvo_gshard import registry, runs
+from lingvo_gshard.analysis import paper
+from params import bilingual
+
+_RUNS = {run.model: run for run in (*paper.FAMILY, paper.DENSE)}
+
+
+@pytest.mark.parametrize("model", _RUNS)
+def test_layers_experts_cores_and_batch_are_the_papers(model):
+    p, run = registry.get_params(model), _RUNS[model]
+    assert p.task.encoder.num_layers + p.task.decoder.num_layers == run.layers
+    assert (p.task.encoder.moe.num_experts if p.task.encoder.moe else None) == run.experts
+    assert run.cores == registry.get_class(model).NUM_PARTITIONS
+    assert p.input.batch_size * p.input.source_len == run.batch_tokens
+    assert p.train.max_steps * run.batch_tokens >= 1e12
+
+
+@pytest.mark.parametrize("model", _RUNS)
+def test_weights_are_the_papers_within_a_few_percent(model):
+    """The sizes of A.2 give up to 7 % more than is printed."""
+    weights = runs.num_weights(registry.get_params(model))
+    assert weights == pytest.approx(_RUNS[model].weights, rel=0.08)
+
+
+def test_a_bilingual_baseline_has_the_papers_weights():
+    weights = runs.num_weights(bilingual.TransformerBig.params())
+    assert weights == pytest.approx(paper.BASELINE_WEIGHTS, rel=0.08)
+
+
+@pytest.mark.parametrize("run", paper.FAMILY, ids=lambda run: run.name)
+def test_the_totals_of_experts_are_those_of_half_the_layers(run):
+    """Digits of 36864 and 12288 are swapped or wrong in print."""
+    total = run.layers // 2 * run.experts
+    assert run.total_experts == {36864: 36684, 12288: 12228}.get(total, total)
+
+
+@pytest.mark.parametrize("run", [run for run in paper.FAMILY if run.days], ids=lambda run: run.name)
+def test_the_printed_columns_agree_with_each_other(run):
+    """Core-years are cores times days; days are those of 10^12 tokens at the printed rate."""
+    assert run.cores * run.days / 365 == pytest.approx(run.core_years, rel=0.05)
+    days = 1e12 / run.batch_tokens / run.steps_per_sec / 86400
+    assert days == pytest.approx(run.days, rel=0.1)
