@@ -33,6 +33,21 @@ leaves = [np.asarray(leaf).tobytes().hex() for leaf in result.Flatten()]
 print(json.dumps(dict(counts=counts, leaves=leaves, report=repr(report))))
 """
 
+# Traced, exported and compiled anew: an MoE layer and its gradient.
+_START = """
+import collections, json
+from lingvo_gshard.spmd import environment
+environment.prepare(num_devices=2)
+from jax import monitoring
+counts = collections.Counter()
+monitoring.register_event_listener(lambda event, **_: counts.update([event.split("/")[-1]]))
+from lingvo_gshard.analysis import compilation
+from lingvo_gshard.spmd import program
+annotated = compilation.forward_and_backward(2, compilation.Sizes(8, 12, 16, 2))
+program.export(annotated, compilation.partitioning(2)).compile()
+print(json.dumps(counts))
+"""
+
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
@@ -44,9 +59,9 @@ def files(tmp_path_factory):
     return [str(folder / "sgd.program"), str(folder / "in.npz")]
 
 
-def _run(files: list[str], **env: str) -> dict:
+def _run(files: list[str], code: str = _RUN_SAVED, **env: str) -> dict:
     keep = {key: value for key, value in os.environ.items() if "CACHE" not in key}
-    command = [sys.executable, "-c", _RUN_SAVED, *files]
+    command = [sys.executable, "-c", code, *files]
     run = subprocess.run(command, env={**keep, **env}, capture_output=True, text=True, check=True)
     return json.loads(run.stdout)
 
@@ -64,6 +79,14 @@ def test_the_second_process_compiles_nothing(files, tmp_path):
     for entry in folder.glob("*-cache"):
         entry.write_bytes(b"damaged")
     assert _run(files, HOME=str(tmp_path))["leaves"] == first["leaves"]
+
+
+@pytest.mark.slow
+def test_a_layer_that_is_traced_anew_is_not_compiled_anew(tmp_path):
+    first, second = (_run([], _START, HOME=str(tmp_path)) for _ in range(2))
+    assert first["cache_misses"] == first["compile_requests_use_cache"] >= 1
+    assert second["cache_hits"] == second["compile_requests_use_cache"] == first["cache_misses"]
+    assert "cache_misses" not in second
 
 
 def test_off_and_elsewhere(files, tmp_path):
