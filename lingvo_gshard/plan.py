@@ -4,6 +4,7 @@ python -m lingvo_gshard.plan --model=m4.MoE2048E36L --topology=v3:32x32 --out=PL
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARCH --search
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
 python -m lingvo_gshard.plan --table=operators
+python -m lingvo_gshard.plan --table=compile
 python -m lingvo_gshard.plan --table=scaling --out=FAMILY
 """
 
@@ -20,7 +21,7 @@ from lingvo_gshard import binary
 if TYPE_CHECKING:
     from lingvo_gshard.analysis.planner import Request
 
-_TABLES = ("operators", "scaling")
+_TABLES = ("operators", "compile", "scaling")
 
 _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as m4.MoE2048E36L.")
 _TOPOLOGY = flags.DEFINE_string("topology", None, "Such as v3:32x32, which is 2048 cores.")
@@ -46,6 +47,8 @@ def main(argv: list[str]) -> None:
         _print_comparison(_COMPARE.value)
     elif _TABLE.value == "operators":
         _print_operators()
+    elif _TABLE.value == "compile":
+        _print_compile()
     elif _TABLE.value == "scaling":
         _print_scaling()
     elif _SEARCH.value:
@@ -94,6 +97,13 @@ def _print_operators() -> None:
     else:
         print("Without TPUs, which `make setup-tpu` installs the compiler for.")
     print(operators.table(operators.rows(places)))
+
+
+def _print_compile() -> None:
+    from lingvo_gshard.analysis import compilation
+
+    sizes = compilation.Sizes()
+    print(compilation.table([compilation.measure(count, sizes) for count in compilation.CORES]))
 
 
 def _print_scaling() -> None:
