@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 
 from lingvo_gshard import registry
@@ -45,6 +49,23 @@ def training_batch(params: Params, seed: int = 0) -> NestedMap:
     weights = np.ones((p.batch_size, p.target_len), np.float32)
     labels = NestedMap(target_labels=features["target_ids"], target_weights=weights)
     return NestedMap(features=NestedMap(features), labels=labels)
+
+
+class Endless:
+    """An estimator's input that gives one batch again and again."""
+
+    def __init__(self, batch: NestedMap, specs: NestedMap) -> None:
+        self._batch, self.specs = batch, specs
+
+    def __iter__(self) -> Iterator[NestedMap]:
+        return itertools.repeat(self._batch)
+
+    def get_state(self) -> dict[str, Any]:
+        """It has none."""
+        return {}
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Goes on as before."""
 
 
 def specs_of(batch: NestedMap) -> NestedMap:

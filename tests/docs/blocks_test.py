@@ -17,6 +17,7 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     [
         ("tutorial.md", r"squared error [\d.]+ -> [\d.]+"),
         ("extending.md", r"num_experts : 16"),
+        ("estimator.md", r"step 500, accuracy 0\.9"),
     ],
 )
 def test_every_block_runs(document, printed, tmp_path):
