@@ -50,16 +50,20 @@ def category(op_name: str) -> Category:
     """Where an instruction belongs by its op_name."""
     # A scope that is entered again has a number after its name.
     around = [re.sub(r"_\d+$", "", scope) for scope in scopes(op_name)[:-1]]
-    if any(scope.endswith("_attention") for scope in around):
-        # Its other products have names of their own.
-        is_projection = "einsum" in around
-        return Category.DENSE if is_projection else Category.ATTENTION
+    # Other products of a layer than attention's own two, which have names, are projections.
+    is_projection = "einsum" in around
+    if any(scope.endswith("_attention") for scope in around) and not is_projection:
+        return Category.ATTENTION
     for scope, found in _BY_SCOPE.items():
         if scope in around:
             return found
-    return Category.OTHER
+    return Category.DENSE if is_projection else Category.OTHER
 
 
 def source(op_name: str) -> str:
-    """The layer that an instruction comes from, such as `encoder/layers_1/feed_forward`."""
-    return "/".join(scopes(op_name)[:-1]) or "unnamed"
+    """The layer that an instruction comes from, such as `encoder/layers_1/feed_forward`.
+
+    Of an operation in no layer, its own name.
+    """
+    names = scopes(op_name)
+    return "/".join(names[:-1] or names) or "unnamed"

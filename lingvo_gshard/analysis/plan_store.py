@@ -56,10 +56,17 @@ def _in_own_process(request: Request) -> Plan:
 def _fingerprint(request: Request) -> str:
     root = pathlib.Path(__file__).parent.parent
     paths = [path for name in _FOLDERS for path in sorted((root / name).glob("*.py"))]
-    versions = [f"{name}=={importlib.metadata.version(name)}" for name in _PACKAGES]
+    versions = [f"{name}=={_version(name)}" for name in _PACKAGES]
     asked = [request.model, request.params.ToText(), request.topology]
     asked += [repr(request.mesh), repr(request.table)]
     digest = hashlib.sha256()
     for part in [*map(pathlib.Path.read_bytes, paths), *map(str.encode, versions + asked)]:
         digest.update(hashlib.sha256(part).digest())
     return digest.hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"  # Whoever needs it tells so.

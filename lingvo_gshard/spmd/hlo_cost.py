@@ -37,7 +37,8 @@ class Cost:
 
     Attributes:
       name, opcode: the instruction's; a fusion is one.
-      op_name: the operation it was made of; of a fusion with products, its largest product's.
+      op_name: the operation it was made of; of a fusion with products, its largest product's. An
+        instruction without takes the name of what it reads, or else of what reads it.
       flops: of its products, two for a multiplication and addition; padding is not counted.
       accessed_bytes: operands read and results written in memory; of an operand that is sliced,
         the slice.
@@ -69,8 +70,9 @@ def costs(module: Module) -> tuple[Cost, ...]:
         if repeated is None:
             raise ValueError(f"costs: the text does not tell how often it runs {name}.")
         computation = module.computations[name]
+        names = _op_names(computation)
         found += [
-            _cost(module, computation, instruction, repeated)
+            _cost(module, computation, instruction, names[instruction.name], repeated)
             for instruction in computation.instructions.values()
             if instruction.opcode not in _FREE | _CONTROL
         ]
@@ -91,13 +93,28 @@ def _running(module: Module) -> Iterator[str]:
                 waiting += instruction.called
 
 
-def _cost(module: Module, computation: Computation, instruction: Instruction, times: int) -> Cost:
+def _op_names(computation: Computation) -> dict[str, str]:
+    """Of every instruction; parameters, which are named by their places, have none of their own."""
+    instructions = computation.instructions
+    names = {i.name: i.op_name if i.opcode != "parameter" else "" for i in instructions.values()}
+    for each in instructions.values():  # What is read comes before.
+        read = (names[operand] for operand in each.operands if names[operand])
+        names[each.name] = names[each.name] or next(read, "")
+    for each in reversed(instructions.values()):
+        for operand in each.operands:
+            names[operand] = names[operand] or names[each.name]
+    return names
+
+
+def _cost(
+    module: Module, computation: Computation, instruction: Instruction, op_name: str, times: int
+) -> Cost:
     products = list(_products(module, computation, instruction))
     largest = max(products, key=lambda product: product[1], default=(instruction, 0))
     return Cost(
         name=instruction.name,
         opcode=instruction.opcode,
-        op_name=largest[0].op_name or instruction.op_name,
+        op_name=largest[0].op_name or op_name,
         flops=sum(flops for _, flops in products),
         accessed_bytes=_accessed_bytes(module, computation, instruction),
         type=instruction.type,

@@ -14,6 +14,7 @@ _HEAD = re.compile(r"^(?P<entry>ENTRY )?%?(?P<name>[\w.-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^\s*(?P<root>ROOT )?%?(?P<name>[\w.-]+) = (?P<rest>.*)")
 _OPCODE = re.compile(r" ?([\w-]+)\(")
 _OPERAND = re.compile(r"%([\w.-]+)")
+_COMMENT = re.compile(r"/\*.*?\*/")  # Long tuples number their elements.
 _PARENTHESIS = re.compile(r"[()]")
 _OP_NAME = re.compile(r'\bop_name="([^"]*)"')
 _CALLED = re.compile(
@@ -120,7 +121,8 @@ def array_types(type_text: str) -> list[str]:
     """The types of the arrays in a type: itself, or those of a tuple and the tuples in it."""
     if not type_text.startswith("("):
         return [type_text]
-    return [array for each in tuple_elements(type_text) for array in array_types(each.strip())]
+    elements = tuple_elements(_COMMENT.sub("", type_text))
+    return [array for each in elements for array in array_types(each.strip())]
 
 
 def _computations(text: str) -> Iterator[tuple[bool, Computation]]:

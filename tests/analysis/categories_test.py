@@ -13,6 +13,7 @@ _PREFIX = "jit(call)/call_exported/jit(flat)/call_tf/"
         ("encoder/layers_1/feed_forward/experts/einsum/Einsum", Category.EXPERTS),
         ("encoder/layers_0/feed_forward/einsum_1/Einsum", Category.DENSE),
         ("decoder/layers_0/source_attention/einsum/Einsum", Category.DENSE),
+        ("decoder/layers_0/einsum_3/Einsum", Category.DENSE),
         ("decoder/layers_0/source_attention/logits/Einsum", Category.ATTENTION),
         ("decoder/layers_0/self_attention/Softmax", Category.ATTENTION),
         ("encoder/layers_1/feed_forward/gate/Cumsum", Category.GATE),
@@ -42,4 +43,4 @@ def test_scopes_are_the_models_own():
 def test_a_source_is_the_layer():
     name = _PREFIX + "gradient_tape/encoder/layers_1/feed_forward/dispatch/Einsum_1"
     assert source(name) == "encoder/layers_1/feed_forward/dispatch"
-    assert source(_PREFIX + "add_3") == "unnamed"
+    assert source(_PREFIX + "add_3") == "add_3" and source("") == "unnamed"

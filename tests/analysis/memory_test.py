@@ -73,7 +73,10 @@ def test_the_largest_buffers_of_all_results():
         return Cost("i", "fusion", op_name, 0, 0, type_text, 0, 1)
 
     costs = [
-        cost("(f32[], (bf16[1024,1024]{1,0:T(8,128)(2,1)}, s32[4]{0}))", "call_tf/softmax/add"),
+        cost(
+            "(f32[], /*index=1*/(bf16[1024,1024]{1,0:T(8,128)(2,1)}, s32[4]))",
+            "call_tf/softmax/add",
+        ),
         cost("f32[1024,1024]{1,0}", "call_tf/optimizer/mul"),
         cost("f32[1024,1024]{1,0}", "call_tf/optimizer/add"),
     ]

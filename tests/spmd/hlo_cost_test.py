@@ -160,6 +160,21 @@ def test_a_fusions_name_is_its_largest_products():
     assert cost.accessed_bytes == 4 * (8 * 4 + 4 * 2 + 8 * 2)
 
 
+def test_what_has_no_name_takes_its_neighbours():
+    module = _module(
+        '  %a = f32[4]{0} parameter(0), metadata={op_name="args[0]"}',
+        "  %before = f32[4]{0} copy(%a)",
+        '  %named = f32[4]{0} negate(%before), metadata={op_name="layer/negate"}',
+        "  %after = f32[4]{0} copy(%named)",
+        '  ROOT %last = f32[4]{0} add(%after, %a), metadata={op_name="other/add"}',
+    )
+    names = {cost.name: cost.op_name for cost in hlo_cost.costs(module)}
+    assert names == {
+        **{name: "layer/negate" for name in ("before", "named", "after")},
+        "last": "other/add",
+    }
+
+
 def test_a_loop_of_unknown_length_is_refused():
     text = """HloModule m
 %cond (s: (s32[], s32[])) -> pred[] {

@@ -1,0 +1,104 @@
+"""The binary: mistakes in one line, and a whole plan."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_gshard.analysis import plan
+from tests.analysis import plans
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_TINY = [
+    "task.source_vocab_size=64",
+    "task.target_vocab_size=32",
+    "input.batch_size=16",
+    "input.source_len=16",
+    "input.target_len=16",
+    "task.dim=16",
+    "task.encoder.num_layers=2",
+    "task.decoder.num_layers=2",
+]
+
+
+def _run(*args, timeout=120):
+    command = [sys.executable, "-m", "lingvo_gshard.plan", *args]
+    return subprocess.run(
+        command, cwd=_ROOT, capture_output=True, text=True, timeout=timeout, env=os.environ.copy()
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ([], "plan: give one of --model, --compare and --table; see --help."),
+        (["--table=scaling", "--model=x.Y"], "plan: give one of --model, --compare and --table"),
+        (["--table=scaling"], "plan: --out is missing; see --help."),
+        (["--compare=/nowhere"], "plan: --compare=/nowhere: two or more plans are expected."),
+        (["--compare=/nowhere,/no"], "plan: /nowhere: no plan.json there; `plan --out=/nowhere`"),
+        (["--model=toy.MoE8E4L"], "plan: --topology is missing; see --help."),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(args, message):
+    run = _run(*args)
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1].startswith(message)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--model=toy.MoE", "--topology=v3:2x2"], "No model 'toy.MoE'. Did you mean toy.MoE8E4L?"),
+        (["--model=toy.MoE8E4L", "--topology=v3:3"], "topology 'v3:3' is unknown; known are v2:"),
+        (["--model=toy.MoE8E4L", "--topology=v9:2x2"], "no published figures of 'v9' are kept"),
+        (
+            ["--model=toy.MoE8E4L", "--topology=v3:2x2"],
+            "task.source_vocab_size is as large as the data's",
+        ),
+        (
+            ["--model=toy.MoE8E4L", "--topology=v3:2x2", "--batch_tokens=100"],
+            "--batch_tokens=100: rows of 48 tokens",
+        ),
+        (
+            ["--model=toy.MoE8E4L", "--topology=v3:4x4", *(f"--set={each}" for each in _TINY)],
+            "E=8 is not divisible by the 32 partitions",
+        ),
+    ],
+)
+def test_what_cannot_be_planned_is_told_in_one_line(args, message, tmp_path):
+    if importlib.util.find_spec("libtpu") is None and "v3:" in " ".join(args):
+        message = "the TPU compiler is not installed; `make setup-tpu`"
+    run = _run(*args, f"--out={tmp_path}")
+    assert run.returncode == 1
+    assert message in run.stderr.splitlines()[-1]
+    assert not list(tmp_path.glob("plan.json"))
+
+
+def test_a_comparison_is_printed(tmp_path):
+    folders = [tmp_path / "a", tmp_path / "b"]
+    for folder, secs in zip(folders, (0.5, 0.25), strict=True):
+        plan.save(plans.plan(plans.cost(secs)), folder)
+    run = _run(f"--compare={folders[0]},{folders[1]}")
+    assert run.returncode == 0, run.stderr
+    assert "roofline step ms" in run.stdout and "0.500" in run.stdout
+
+
+@pytest.mark.slow
+def test_a_plan_is_printed_and_written_and_kept(tmp_path):
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
+    settings = [f"--set={each}" for each in _TINY]
+    args = ["--model=toy.MoE8E4L", "--topology=v3:2x2", f"--out={tmp_path}", *settings]
+    first = _run(*args, timeout=900)
+    assert first.returncode == 0, first.stderr
+    assert "toy.MoE8E4L on v3:2x2: 8 cores" in first.stdout and "fits:" in first.stdout
+    values = json.loads((tmp_path / "plan.json").read_text())
+    assert values["fits"] and values["xla_optimal_secs"] > 0 and values["host_peak_gib"] > 0.5
+    assert {path.name for path in tmp_path.iterdir()} >= {"report.md", "memory.png", "time.png"}
+    again = _run(*args)
+    assert again.stdout == first.stdout  # Seconds and all: it was not made again.
