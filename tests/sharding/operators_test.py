@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.analysis.operators import TABLE_4, Operator
 from tests.sharding import cases
 from tests.sharding.cases import Case, Input
 
@@ -123,7 +124,26 @@ def _loops(n: int) -> dict[str, Case]:
     }
 
 
-_GROUPS = [_elementwise, _reductions, _formatting, _indexing, _orders, _loops]
+def _table_4(n: int) -> dict[str, Case]:
+    """The paper's operators, their underlined dims of size n."""
+
+    def split(operator: Operator, dims: str) -> int | None:
+        """As the table splits it: along the first of its underlined dims."""
+        return next((i for i, letter in enumerate(dims) if letter in operator.split), None)
+
+    def case(operator: Operator) -> Case:
+        sizes = {"A": 5, "B": 6, "C": 7, "G": 5, "S": 6, "E": 5, "M": 3, "X": 9, "Y": 6, "I": 2}
+        sizes |= {"O": 4, "x": 3, "y": 2} | dict.fromkeys(operator.split, n)
+        inputs = tuple(
+            Input(tuple(sizes[letter] for letter in dims), split(operator, dims))
+            for dims in operator.operands
+        )
+        return Case(operator.fn, inputs, split(operator, operator.result))
+
+    return {operator.name: case(operator) for operator in TABLE_4}
+
+
+_GROUPS = [_elementwise, _reductions, _formatting, _indexing, _orders, _loops, _table_4]
 
 
 def _both_sizes(group) -> dict[str, Case]:
