@@ -4,18 +4,19 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers import attention
+from lingvo_gshard.layers import attention, stacking
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.layers.transformer import Source, TransformerStack
 from tests.layers import building
 
 B, L, T, M = 2, 4, 6, 8
 
 
-def _stack(num_layers=4, has_source=False, sparse=True):
-    p = TransformerStack.Params().Set(dim=M, num_layers=num_layers)
+def _stack(num_layers=4, has_source=False, sparse=True, layers_as=Layers.UNROLLED):
+    p = TransformerStack.Params().Set(dim=M, num_layers=num_layers, layers_as=layers_as)
     p.layer.Set(has_source=has_source)
     p.layer.attention.Set(num_heads=2, head_dim=3)
     p.dense.hidden_dim = 10
@@ -84,3 +85,25 @@ def test_blocks_of_a_decoder_and_an_encoder():
     )
     assert decoder.keys() - encoder.keys() >= {"source_attention", "source_norm"}
     assert not encoder.keys() - decoder.keys()
+
+
+def test_decoding_with_stacked_weights_is_decoding_with_each_layers_own():
+    k, places = 2, 6
+    unrolled, loop = (_stack(has_source=True, layers_as=way) for way in Layers)
+    theta, (x, _, _, encoded) = building.random_theta(unrolled), _inputs()
+    own, stacks = (t.Transform(tf.constant) for t in (theta, stacking.stacked(theta, 2)))
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x):
+        mask, source_mask = tf.ones([B, k, places]), tf.ones([B, k, T])
+        rest = (mask, source_mask, tf.ones([B, k]), tf.constant(1), Context(Mode.DECODE))
+        found = []
+        for stack, weights in ((unrolled, own), (loop, stacks)):
+            cache = stack.InitCache(weights, encoded, places)
+            y, cache, attention = stack.ExtendStep(weights, x, cache, *rest)
+            found.append([y, attention, *cache.Flatten()])
+        return found
+
+    of_each_layer, of_stacks = step(x[:, :k])
+    for a, b in zip(of_each_layer, of_stacks, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
