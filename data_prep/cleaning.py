@@ -25,7 +25,6 @@ import re
 import unicodedata
 
 import ftfy
-from ftfy import badness
 
 from data_prep import identification, scripts
 from data_prep.tsv import Pair
@@ -39,11 +38,15 @@ _CONTROL = re.compile(
 # Kana, Han and Hangul: a character carries about as much as three of an alphabet.
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _WIDE_WEIGHT = 3
+_WESTERN = ("latin-1", "windows-1252")
 # Two-word sentences may differ by any factor; this many characters are added to both sides.
 _RATIO_SLACK_CHARS = 10
-# Ten of a character in a row, or more than half of a text of twenty or more.
-_RUN = re.compile(r"(\S)\1{9}")
-_MIN_DOMINATED_CHARS = 20
+# Ten of a character in a row, with or without spaces between.
+_RUN = re.compile(r"(\S)(?: ?\1){9}")
+# The first two bytes of a UTF-8 sequence, read as Latin-1 or Windows-1252.
+_LEAD_BYTES = bytes(range(0xC2, 0xF5)).decode("latin-1")
+_NEXT_BYTES = "".join(bytes([b]).decode(e, "ignore") for b in range(0x80, 0xC0) for e in _WESTERN)
+_DAMAGE = re.compile(f"[{_LEAD_BYTES}][{re.escape(_NEXT_BYTES)}]")
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 
 
@@ -74,12 +77,12 @@ class Limits:
 
 
 def repair(text: str, own_scripts: frozenset[str]) -> str:
-    """Undoes UTF-8 that was read as another encoding ("schÃ¶n"), where that is plain to see.
+    """Undoes UTF-8 that was read as a western encoding ("schÃ¶n"), where that is plain to see.
 
     A repair that brings letters of a script which is neither the text's nor its language's is none:
     some orthographies have marks that look like damage.
     """
-    if text.isascii() or not badness.is_bad(text):
+    if not _DAMAGE.search(text):
         return text
     repaired = str(ftfy.fix_encoding(text))
     new_scripts = scripts.count(repaired).keys() - scripts.count(text).keys()
@@ -143,7 +146,7 @@ def broken_rule(
         return Rule.RATIO
     if pair.source == pair.english:
         return Rule.IDENTICAL
-    if any(map(_is_repetitive, sides)):
+    if any(map(_RUN.search, sides)):
         return Rule.REPEATED
     if scripts.is_mostly_foreign(pair.source, own_scripts) or scripts.is_mostly_foreign(
         pair.english, frozenset({scripts.LATIN})
@@ -158,13 +161,3 @@ def _length_chars(text: str) -> int:
     if text.isascii():
         return len(text)
     return len(text) + (_WIDE_WEIGHT - 1) * len(_WIDE.findall(text))
-
-
-def _is_repetitive(text: str) -> bool:
-    if _RUN.search(text):
-        return True
-    letters = text.replace(" ", "")
-    if len(letters) < _MIN_DOMINATED_CHARS:
-        return False
-    # What makes up more than half is in the middle when sorted.
-    return 2 * letters.count(sorted(letters)[len(letters) // 2]) > len(letters)

@@ -71,8 +71,19 @@ def is_mostly_foreign(text: str, own: frozenset[str]) -> bool:
 
     With `own` empty nothing is foreign.
     """
-    if not own or all(script is None or script in own for script in map(of_char, set(text))):
+    if not own:
+        return False
+    familiar = _familiar(own)
+    new = set(text) - familiar
+    familiar.update(char for char in new if of_char(char) is None or of_char(char) in own)
+    if new <= familiar:
         return False
     counts = count(text)
     num_own = sum(counts[script] for script in own)
     return counts.total() - num_own > num_own
+
+
+@functools.cache
+def _familiar(own: frozenset[str]) -> set[str]:
+    """The characters met so far that are not foreign to `own`: most texts hold no others."""
+    return set()

@@ -40,7 +40,7 @@ def test_repair_undoes_a_wrong_encoding_and_touches_nothing_else():
         ("Amen", "Amen", Rule.IDENTICAL),
         ("aaaaaaaaaaaaa", "ah, a long one", Rule.REPEATED),
         ("Es steht da", "..........", Rule.REPEATED),
-        ("a_a_a_a-a a a a a. aaaaaaa", "something else here", Rule.REPEATED),
+        ("da . . . . . . . . . . .", "something else here", Rule.REPEATED),
         ("это русский", "this is Russian", Rule.WRONG_SCRIPT),
         ("das ist so", "это русский", Rule.WRONG_SCRIPT),
         # Less than half of it, and what has no letters at all.
