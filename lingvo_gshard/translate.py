@@ -5,7 +5,7 @@
     python -m lingvo_gshard.translate --bundle=DIR < in.txt > out.txt
     python -m lingvo_gshard.translate --bundle=DIR --serve=8080    # and a page to type in
 
-A bundle runs without TensorFlow: with --bundle this imports jax, numpy and sentencepiece alone.
+A bundle runs without TensorFlow: see decode/bundle.py. With --serve any number of people translate.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def main(args: argparse.Namespace) -> None:
         app.serve(translator, spec, args.host, args.serve)
         return
     for translations in translator.translate(read_lines(sys.stdin.buffer)):
-        print(_line(translations[: args.nbest], args.scores), flush=True)
+        line = _line(translations[: args.nbest], args.scores)
+        sys.stdout.buffer.write(f"{line}\n".encode())  # In UTF-8, whatever the locale says.
+        sys.stdout.buffer.flush()
 
 
 def read_lines(stream: BinaryIO) -> Iterator[str]:

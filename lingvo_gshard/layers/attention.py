@@ -22,7 +22,10 @@ _MASKED = -1e9
 
 @dataclasses.dataclass(frozen=True)
 class KeysValues:
-    """Projected keys and values, each [B, T, N, D]."""
+    """Projected keys [B, N, D, T] and values [B, N, T, D]: as the products with them want them.
+
+    A cache that lay otherwise would be transposed, the whole of it, at every step of decoding.
+    """
 
     keys: tf.Tensor
     values: tf.Tensor
@@ -53,8 +56,8 @@ class MultiHeadAttention(BaseLayer):
     def Project(self, theta: NestedMap, x: tf.Tensor) -> KeysValues:
         """Keys and values of x [B, T, M]."""
         return KeysValues(
-            self.annotate(tf.einsum("BTM,MND->BTND", x, tf.cast(theta.wk, x.dtype)), "BTND"),
-            self.annotate(tf.einsum("BTM,MND->BTND", x, tf.cast(theta.wv, x.dtype)), "BTND"),
+            self.annotate(tf.einsum("BTM,MND->BNDT", x, tf.cast(theta.wk, x.dtype)), "BNDT"),
+            self.annotate(tf.einsum("BTM,MND->BNTD", x, tf.cast(theta.wv, x.dtype)), "BNTD"),
         )
 
     def FProp(
@@ -70,7 +73,7 @@ class MultiHeadAttention(BaseLayer):
         Args:
           theta: the weights.
           x: [B, L, M], where the queries come from.
-          memory: what Project gave of the keys' source, [B, T, N, D].
+          memory: what Project gave of the keys' source, of T tokens.
           mask: float32 [B, L, T], 1 where query L may attend to key T, else 0. A query that may
             attend to nothing gets the mean of all values.
           context: the mode, and the seed of the dropout.
@@ -80,7 +83,7 @@ class MultiHeadAttention(BaseLayer):
         """
         weights = tf.cast(self.Weights(theta, x, memory, mask), x.dtype)
         weights = self.dropout.FProp(theta.dropout, weights, "BNLT", context)
-        mixed = tf.einsum("BNLT,BTND->BLND", weights, memory.values, name="mixed")
+        mixed = tf.einsum("BNLT,BNTD->BLND", weights, memory.values, name="mixed")
         mixed = self.annotate(mixed, "BLND")
         return self.annotate(tf.einsum("BLND,NDM->BLM", mixed, tf.cast(theta.wo, x.dtype)), "BLM")
 
@@ -90,7 +93,7 @@ class MultiHeadAttention(BaseLayer):
         """What FProp weighs the values by, before dropout: float32 [B, N, L, T]."""
         q = self.annotate(tf.einsum("BLM,MND->BLND", x, tf.cast(theta.wq, x.dtype)), "BLND")
         q *= self.p.head_dim**-0.5
-        logits = tf.einsum("BLND,BTND->BNLT", q, memory.keys, name="logits")
+        logits = tf.einsum("BLND,BNDT->BNLT", q, memory.keys, name="logits")
         logits = tf.cast(logits, tf.float32) + (1.0 - mask[:, None]) * _MASKED
         return tf.nn.softmax(logits)
 

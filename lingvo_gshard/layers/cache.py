@@ -6,13 +6,14 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 
-def write_at(tensor: tf.Tensor, update: tf.Tensor, place: tf.Tensor) -> tf.Tensor:
-    """`tensor` [B, P, ...] with `update` [B, n, ...] at places `place`, ..., `place` + n - 1.
+def write_at(tensor: tf.Tensor, update: tf.Tensor, place: tf.Tensor, *, axis: int = 1) -> tf.Tensor:
+    """`tensor` with `update`, of size n along `axis`, at places `place`, ..., `place` + n - 1.
 
     Args:
       tensor: any dtype.
-      update: the same dtype and trailing dims.
-      place: int32 scalar; moved down where place + n would exceed P (XLA's rule).
+      update: the same dtype, and the same dims but for `axis`.
+      place: int32 scalar; moved down where place + n would exceed the tensor (XLA's rule).
+      axis: of the places.
     """
-    start = [0, place] + [0] * (tensor.shape.rank - 2)
+    start = [0] * axis + [place] + [0] * (tensor.shape.rank - axis - 1)
     return xla.dynamic_update_slice(tensor, update, tf.stack(start))

@@ -127,7 +127,8 @@ class TransformerLayer(BaseLayer):
         Args:
           theta: the weights.
           x: [B, k, M], the newest token of every hypothesis.
-          cache: self_keys and self_values [B, P, N, D], source_keys and source_values [B, T, N, D].
+          cache: self_keys [B, N, D, P] and self_values [B, N, P, D]; source_keys and source_values
+            of T instead of P.
           mask: float [B, k, P], the places of each hypothesis, this step's included.
           source_mask: float [B, k, T].
           real: float [B, k], 0 where a token shall take no expert.
@@ -140,10 +141,13 @@ class TransformerLayer(BaseLayer):
         """
         h = self.self_norm.FProp(theta.self_norm, x)
         new = self.self_attention.Project(theta.self_attention, h)
+        place = step * x.shape[1]
+        keys = write_at(cache.self_keys, new.keys, place, axis=3)
+        values = write_at(cache.self_values, new.values, place, axis=2)
         cache = NestedMap(
             cache,
-            self_keys=self._write(cache.self_keys, new.keys, step),
-            self_values=self._write(cache.self_values, new.values, step),
+            self_keys=self.annotate(keys, "BNDT"),
+            self_values=self.annotate(values, "BNTD"),
         )
         memory = KeysValues(cache.self_keys, cache.self_values)
         h = self.self_attention.FProp(theta.self_attention, h, memory, mask, context)
@@ -156,18 +160,15 @@ class TransformerLayer(BaseLayer):
     def InitCache(self, theta: NestedMap, encoded: tf.Tensor, places: int) -> NestedMap:
         """An empty cache of P places beside the keys and values of encoded [B, T, M]."""
         source = self.source_attention.Project(theta.source_attention, encoded)
-        batch, _, heads, head_dim = source.keys.shape
-        empty = tf.zeros([batch, places, heads, head_dim], source.keys.dtype)
-        empty = self.annotate(empty, "BTND")
+        batch, heads, head_dim, _ = source.keys.shape
+        keys = tf.zeros([batch, heads, head_dim, places], source.keys.dtype)
+        values = tf.zeros([batch, heads, places, head_dim], source.keys.dtype)
         return NestedMap(
-            self_keys=empty,
-            self_values=empty,
+            self_keys=self.annotate(keys, "BNDT"),
+            self_values=self.annotate(values, "BNTD"),
             source_keys=source.keys,
             source_values=source.values,
         )
-
-    def _write(self, cache: tf.Tensor, new: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        return self.annotate(write_at(cache, new, step * new.shape[1]), "BTND")
 
     def _attend_source(
         self,
