@@ -1,0 +1,70 @@
+"""The command that makes Figure 6 of runs' scores."""
+
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from lingvo_gshard.analysis.quality import LanguageQuality, Quality
+from lingvo_gshard.metrics.scores import Score
+
+
+def _run(logdir, **bleu):
+    """A run's folder as far as the command reads it."""
+    rows = tuple(
+        LanguageQuality(code, 8000 >> i, 10, Score(value, 1.0, "s"), Score(50.0, 1.0, "c"))
+        for i, (code, value) in enumerate(bleu.items())
+    )
+    (logdir / "decode_test").mkdir(parents=True)
+    Quality(rows).save(logdir / "decode_test" / "scores.json")
+    return logdir
+
+
+@pytest.fixture(scope="module")
+def logdirs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return {
+        "MoE": _run(folder / "moe", qa=40.0, qb=30.0),
+        "dense": _run(folder / "dense", qa=36.0, qb=29.0),
+        "qb": _run(folder / "qb", qb=20.0),
+    }
+
+
+def _compare(*flags):
+    return subprocess.run(
+        [sys.executable, "-m", "lingvo_gshard.compare", *flags],
+        capture_output=True,
+        text=True,
+        cwd=pathlib.Path(__file__).parent.parent,
+        timeout=120,
+    )
+
+
+def test_table_and_picture_of_runs_over_a_baseline(logdirs, tmp_path):
+    done = _compare(
+        f"--run=MoE={logdirs['MoE']}",
+        f"--run=dense={logdirs['dense']}",
+        f"--baseline={logdirs['qb']}",
+        f"--out={tmp_path}/figure6",
+    )
+    assert done.returncode == 0, done.stderr
+    table = (tmp_path / "figure6.txt").read_text()
+    assert table in done.stdout
+    want = ["qb", "4000", "20.00", "30.00", "+10.00", "29.00", "+9.00"]
+    assert table.splitlines()[2].split() == want
+    assert (tmp_path / "figure6.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--run=MoE"], "--run=MoE: NAME=LOGDIR is expected"),
+        (["--run=MoE=/nowhere"], "scores.json: holds no scores by language"),
+        (["--run=MoE={MoE}", "--baseline={dense}"], "one language is expected, it decoded qa, qb"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(logdirs, flags, message):
+    done = _compare(*(flag.format(**logdirs) for flag in flags))
+    told = [line for line in done.stderr.splitlines() if line.startswith("compare: ")]
+    assert done.returncode == 1 and len(told) == 1 and message in told[0]

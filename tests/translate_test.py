@@ -1,0 +1,45 @@
+"""What `translate` reads and writes; trainer_test.py and decode/bundle_test.py run it whole."""
+
+import io
+
+import pytest
+
+from lingvo_gshard import translate
+from lingvo_gshard.decode.translator import Translation
+
+
+@pytest.mark.parametrize(
+    ("data", "lines"),
+    [
+        (b"", []),
+        (b"\n", [""]),
+        (b"ab", ["ab"]),
+        (b"ab\n\ncd\n", ["ab", "", "cd"]),
+        (b"a\xe2\x80\xa8b\x0cc\x85d\n", ["a\u2028b\x0cc\ufffdd"]),  # One newline, one line.
+        (b"\xff\xfe\n\xc3", ["\ufffd\ufffd", "\ufffd"]),
+        (b"a\r\nb", ["a\r", "b"]),
+    ],
+)
+def test_lines_end_at_newlines_alone_and_any_bytes_are_read(data, lines):
+    assert list(translate.read_lines(io.BytesIO(data))) == lines
+
+
+def test_translations_of_a_line_stand_between_tabs():
+    found = (Translation("good day", -0.25, 3), Translation("hello", -1.5, 2))
+    assert translate._line(found, scores=False) == "good day\thello"
+    assert translate._line(found, scores=True) == "-0.2500\tgood day\t-1.5000\thello"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "one of the arguments --logdir --bundle is required"),
+        (["--logdir=a", "--bundle=b"], "not allowed with argument"),
+        (["--bundle=b", "--export=c"], "--export needs --logdir"),
+        (["--logdir=a", "--nbest=many"], "invalid int value"),
+    ],
+)
+def test_flags_that_make_no_sense_are_refused(capsys, flags, message):
+    with pytest.raises(SystemExit) as ended:
+        translate._parse(flags)
+    assert ended.value.code == 2 and message in capsys.readouterr().err
