@@ -49,45 +49,44 @@ def write(plan: Plan, folder: pathlib.Path) -> None:
 
 
 def draw_memory(memories: Mapping[str, Memory], path: pathlib.Path) -> None:
-    """Figure 7: GiB of a core, stacked, a bar a plan."""
-    figure = Figure(figsize=(2.5 + 1.2 * len(memories), 4.5), layout="constrained")
-    axes = figure.subplots()
-    bottoms = [0.0] * len(memories)
-    for part in _MEMORY_PARTS:
-        heights = [getattr(memory, part) for memory in memories.values()]
-        axes.bar(list(memories), heights, bottom=bottoms, label=part.replace("_", " "))
-        bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
+    """Figure 7: GiB of a core, stacked, a bar a plan; dashed, what the core has."""
+    parts = {
+        part.replace("_", " "): [getattr(memory, part) for memory in memories.values()]
+        for part in _MEMORY_PARTS
+    }
+    figure = _stacked(list(memories), parts, "GiB a core")
     for capacity in {memory.capacity for memory in memories.values()}:
-        axes.axhline(capacity, color="black", linestyle="--", linewidth=1)
-    _finish(figure, axes, "GiB a core", path)
+        figure.axes[0].axhline(capacity, color="black", linestyle="--", linewidth=1)
+    figure.savefig(path, dpi=130)
 
 
 def draw_times(costs: Mapping[str, Cost], path: pathlib.Path) -> None:
     """Figure 8: the roofline's milliseconds by category, stacked, a bar a plan."""
-    figure = Figure(figsize=(2.5 + 1.2 * len(costs), 4.5), layout="constrained")
+    parts = {
+        each.value.replace("_", ", "): [_local_ms(cost, each) for cost in costs.values()]
+        for each in Category
+    }
+    parts["collectives"] = [1e3 * cost.roofline_secs.network for cost in costs.values()]
+    _stacked(list(costs), parts, "ms a step at the roofline").savefig(path, dpi=130)
+
+
+def _local_ms(cost: Cost, category: Category) -> float:
+    times = cost.roofline_secs_by_category.get(category.value, NOTHING)
+    return 1e3 * (times.step - times.network)
+
+
+def _stacked(names: Sequence[str], parts: Mapping[str, Sequence[float]], label: str) -> Figure:
+    """A bar for each name, of its part of every list of `parts`."""
+    figure = Figure(figsize=(2.5 + 1.2 * len(names), 4.5), layout="constrained")
     axes = figure.subplots()
-    bottoms = [0.0] * len(costs)
-    bars = [(f"{each.value}", each.value, "local") for each in Category]
-    bars.append(("collectives", "", "network"))
-    for label, name, resource in bars:
-        heights = [1e3 * _bar(cost, name, resource) for cost in costs.values()]
-        axes.bar(list(costs), heights, bottom=bottoms, label=label.replace("_", ", "))
+    bottoms = [0.0] * len(names)
+    for part, heights in parts.items():
+        axes.bar(names, heights, bottom=bottoms, label=part)
         bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
-    _finish(figure, axes, "ms a step at the roofline", path)
-
-
-def _bar(cost: Cost, name: str, resource: str) -> float:
-    if resource == "network":
-        return cost.roofline_secs.network
-    times = cost.roofline_secs_by_category.get(name, NOTHING)
-    return times.step - times.network
-
-
-def _finish(figure: Figure, axes, label: str, path: pathlib.Path) -> None:
     axes.set_ylabel(label)
     axes.tick_params(axis="x", labelrotation=30)
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-    figure.savefig(path, dpi=130)
+    return figure
 
 
 def _memory_lines(plan: Plan) -> Iterator[str]:
