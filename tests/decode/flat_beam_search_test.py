@@ -312,7 +312,7 @@ def _exhaustive(config, toy, b):
             for step, token in enumerate(tokens):
                 cache = cache + toy.table_TVD[step, [tokens[step - 1] if step else BOS]]
                 total += toy.step(b, cache)[0][0, token]
-            scored.append((total / textbook._normalizer(config, len(tokens)), tuple(tokens)))
+            scored.append((total / textbook.normalizer(config, len(tokens)), tuple(tokens)))
     return sorted(scored, reverse=True)
 
 

@@ -140,7 +140,7 @@ def search(
     finished.sort(key=lambda x: -x.score)
     if finished:
         return finished[: config.num_found]
-    score = sum(active[0][1]) / _normalizer(config, max_steps)
+    score = sum(active[0][1]) / normalizer(config, max_steps)
     return [Found(score, *active[0], attended_KTS[0])]
 
 
@@ -151,12 +151,13 @@ def _grown(active, log_probs_KV, parent, v):
 
 def _found(config, model, b, tokens, log_probs, attention_TS) -> Found:
     covered = attention_TS.sum(0)[model.real_BS[b] > 0]
-    score = sum(log_probs) / _normalizer(config, len(tokens))
+    score = sum(log_probs) / normalizer(config, len(tokens))
     score += config.coverage_weight * np.log(np.minimum(covered, 1.0)).sum()
     return Found(score, tokens, log_probs, attention_TS)
 
 
-def _normalizer(config, length: int) -> float:
+def normalizer(config, length: int) -> float:
+    """What a log-probability is divided by (Wu et al. 2016, equation 14)."""
     return ((5 + length) / 6) ** config.length_norm_alpha
 
 
