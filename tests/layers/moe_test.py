@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import moe
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
@@ -242,9 +243,13 @@ def test_training_drops_tokens_by_capacity_and_evaluation_none(trained):
     assert _eager(_params(), theta, arrays.x_BLM, arrays.real_BL)[1].overflow == 0
 
 
-def test_decoding_routes_each_example_by_itself():
+@pytest.mark.parametrize("dispatch", Dispatch)
+def test_decoding_routes_each_example_by_itself(dispatch):
     theta = building.random_theta(_params().Instantiate(building.Unannotated(), "moe"))
-    arrays, params = _arrays(), _params(**{"eval_capacity.by": CapacityBy.FACTOR})
+    arrays, params = (
+        _arrays(),
+        _params(dispatch=dispatch, **{"eval_capacity.by": CapacityBy.FACTOR}),
+    )
     both, _ = _eager(params, theta, arrays.x_BLM, arrays.real_BL, Mode.DECODE)
     alone, _ = _eager(params, theta, arrays.x_BLM[3:4], arrays.real_BL[3:4], Mode.DECODE)
     np.testing.assert_allclose(both[3:4], alone, rtol=1e-5, atol=1e-6)
@@ -255,6 +260,33 @@ def test_a_group_size_that_does_not_divide_is_refused():
         ValueError, match=r"moe: group_size 7 does not divide .* 96 tokens \(16 x 6\)"
     ):
         _eager(_params(group_size=7), NestedMap(), _arrays().x_BLM, _arrays().real_BL)
+
+
+@pytest.mark.parametrize(
+    ("hidden_dim", "num_experts", "tokens", "want"),
+    [
+        (8192, 128, 2**20, 512),  # At most 8192 / 10, and a divisor.
+        (8192, 2048, 2**22, 1024),  # In a group of 512 half of the experts' places stay empty.
+        (8192, 128, 3 * 2**18, 768),
+        (8192, 128, 100, 100),
+        (7, 8, 96, 4),
+        (7, 2, 97, 1),
+    ],
+)
+def test_groups_are_by_default_small_enough_for_cheap_dispatch(
+    hidden_dim, num_experts, tokens, want
+):
+    p = _params(hidden_dim=hidden_dim, num_experts=num_experts, group_size=None)
+    assert moe.group_size(p, tokens) == want
+    assert moe.group_size(p.Set(group_size=5), tokens) == 5
+
+
+def test_a_layer_chooses_its_groups():
+    theta = building.random_theta(_params().Instantiate(building.Unannotated(), "moe"))
+    arrays = _arrays()
+    got, _ = _eager(_params(group_size=None), theta, arrays.x_BLM, arrays.real_BL)
+    want, _ = _eager(_params(group_size=4), theta, arrays.x_BLM, arrays.real_BL)
+    np.testing.assert_array_equal(got, want)
 
 
 def _losses(dispatch):
