@@ -70,3 +70,22 @@ def test_the_tests_run_prepared():
 def test_refuses_no_devices():
     with pytest.raises(ValueError, match="num_devices must be 1 or more, got 0"):
         environment.prepare(num_devices=0)
+
+
+def test_a_program_called_again_takes_no_new_memory():
+    code = """
+import resource
+from lingvo_gshard.spmd import environment
+environment.prepare(num_devices=1)
+import jax
+import jax.numpy as jnp
+
+call = jax.jit(lambda x: x @ x[:64] @ x[:64])
+x = jnp.ones([2**18, 64])  # 64 MiB, 16384 pages
+taken = [resource.getrusage(resource.RUSAGE_SELF).ru_minflt]
+for _ in range(8):
+    call(x).block_until_ready()
+    taken.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+print(min(after - before for before, after in zip(taken, taken[1:])))
+"""
+    assert int(_run(code).stdout) < 1000
