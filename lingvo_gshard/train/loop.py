@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -60,13 +61,12 @@ class TrainLoop:
           SaveError: a checkpoint could not be written.
         """
         step = int(state.step)
-        try:
+        with contextlib.ExitStack() as at_end:
+            for hook in reversed(self._hooks):  # What is pushed last is called first.
+                at_end.callback(hook.end)
             for hook in self._hooks:
                 hook.begin(step)
             return self._run(state, feed, step)
-        finally:
-            for hook in self._hooks:
-                hook.end()
 
     def _run(self, state: NestedMap, feed: Feed, step: int) -> NestedMap:
         saved, before, last = step, None, None
