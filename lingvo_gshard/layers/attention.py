@@ -15,6 +15,7 @@ from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.dropout import DropoutLayer
+from lingvo_gshard.layers.projection import project
 
 # Large enough that exp() of it is 0 beside any logit, small enough to add in float32.
 _MASKED = -1e9
@@ -56,8 +57,8 @@ class MultiHeadAttention(BaseLayer):
     def Project(self, theta: NestedMap, x: tf.Tensor) -> KeysValues:
         """Keys and values of x [B, T, M]."""
         return KeysValues(
-            self.annotate(tf.einsum("BTM,MND->BNDT", x, tf.cast(theta.wk, x.dtype)), "BNDT"),
-            self.annotate(tf.einsum("BTM,MND->BNTD", x, tf.cast(theta.wv, x.dtype)), "BNTD"),
+            self.annotate(tf.transpose(project(x, theta.wk), [0, 2, 3, 1]), "BNDT"),
+            self.annotate(tf.transpose(project(x, theta.wv), [0, 2, 1, 3]), "BNTD"),
         )
 
     def FProp(
@@ -85,13 +86,13 @@ class MultiHeadAttention(BaseLayer):
         weights = self.dropout.FProp(theta.dropout, weights, "BNLT", context)
         mixed = tf.einsum("BNLT,BNTD->BLND", weights, memory.values, name="mixed")
         mixed = self.annotate(mixed, "BLND")
-        return self.annotate(tf.einsum("BLND,NDM->BLM", mixed, tf.cast(theta.wo, x.dtype)), "BLM")
+        return self.annotate(project(mixed, theta.wo, 2), "BLM")
 
     def Weights(
         self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor
     ) -> tf.Tensor:
         """What FProp weighs the values by, before dropout: float32 [B, N, L, T]."""
-        q = self.annotate(tf.einsum("BLM,MND->BLND", x, tf.cast(theta.wq, x.dtype)), "BLND")
+        q = self.annotate(project(x, theta.wq), "BLND")
         q *= self.p.head_dim**-0.5
         logits = tf.einsum("BLND,BNDT->BNLT", q, memory.keys, name="logits")
         logits = tf.cast(logits, tf.float32) + (1.0 - mask[:, None]) * _MASKED

@@ -8,6 +8,7 @@ from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.projection import project
 
 
 class FeedForwardLayer(BaseLayer):
@@ -28,6 +29,5 @@ class FeedForwardLayer(BaseLayer):
 
     def FProp(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         """[B, L, M] -> [B, L, M], computed in the dtype of `x`."""
-        wi, wo = tf.cast(theta.wi, x.dtype), tf.cast(theta.wo, x.dtype)
-        hidden = self.annotate(tf.nn.relu(tf.einsum("BLM,MH->BLH", x, wi)), "BLH")
-        return self.annotate(tf.einsum("BLH,HM->BLM", hidden, wo), "BLM")
+        hidden = self.annotate(tf.nn.relu(project(x, theta.wi)), "BLH")
+        return self.annotate(project(hidden, theta.wo), "BLM")

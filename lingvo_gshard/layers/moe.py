@@ -17,6 +17,7 @@ from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch, make_dispatcher
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Gating, Routing, SecondExpert
+from lingvo_gshard.layers.projection import project
 from lingvo_gshard.layers.random import random_uniform
 
 
@@ -113,7 +114,7 @@ class MoELayer(BaseLayer):
         context: Context,
     ) -> Gating:
         # In 16 bits logits would tie.
-        logits_GSE = tf.einsum("GSM,ME->GSE", tf.cast(x_GSM, tf.float32), theta.wg)
+        logits_GSE = project(tf.cast(x_GSM, tf.float32), theta.wg)
         logits_GSE = self.annotate(logits_GSE, "GSE")
         return gating.top2_gating(
             logits_GSE, real_GS, capacity, second_above=self._second_above(real_GS, context)
@@ -132,10 +133,13 @@ class MoELayer(BaseLayer):
     def _experts(self, theta: NestedMap, inputs_EGCM: tf.Tensor) -> tf.Tensor:
         """[E, G, C, M] -> [E, G, C, M]."""
         wi, wo = (tf.cast(w, inputs_EGCM.dtype) for w in (theta.wi, theta.wo))
-        hidden_EGCH = tf.nn.relu(tf.einsum("EGCM,EMH->EGCH", inputs_EGCM, wi))
-        hidden_EGCH = self.annotate(hidden_EGCH, "EGCH")
+        # R = G * C rows of an expert: one dim to contract in the gradients; see `project`.
+        inputs_ERM = tf.reshape(inputs_EGCM, [wi.shape[0], -1, wi.shape[1]])
+        hidden_ERH = tf.nn.relu(tf.einsum("ERM,EMH->ERH", inputs_ERM, wi))
+        hidden_ERH = self.annotate(hidden_ERH, "EGH")
+        outputs_ERM = tf.einsum("ERH,EHM->ERM", hidden_ERH, wo)
         # Still split over experts: over groups it would be cheaper to gather few experts' weights.
-        return self.annotate(tf.einsum("EGCH,EHM->EGCM", hidden_EGCH, wo), "EGCM")
+        return self.annotate(tf.reshape(outputs_ERM, inputs_EGCM.shape), "EGCM")
 
 
 def group_size(p: Params, tokens: int) -> int:

@@ -20,6 +20,7 @@ from lingvo_gshard.layers.cross_entropy import cross_entropies
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.embedding import EmbeddingLayer
 from lingvo_gshard.layers.gating import Routing
+from lingvo_gshard.layers.projection import project
 from lingvo_gshard.layers.transformer import LayerReport, Source, TransformerStack
 
 _ACTIVATION_DTYPES = ("float32", "bfloat16")
@@ -199,7 +200,7 @@ class TranslationTask(BaseLayer):
 
     def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         with tf.name_scope("softmax"):
-            logits = tf.einsum("BLM,MV->BLV", x, tf.cast(theta.softmax, x.dtype))
+            logits = project(x, theta.softmax)
         return self.annotate(tf.cast(logits, tf.float32), "BLV")
 
 
