@@ -5,7 +5,8 @@ block to block, all blocks see the `shared` tensors, each has its own weights, a
 are small tensors that every partition has whole. Only x, shared and weights have gradients.
 
 In a loop, the weights and reports of all blocks are stacks: their first dim is R. The program's
-size, and with it the time to compile it, does not grow with R.
+size, and with it the time to compile it, does not grow with R. A loop is meant to be recomputed:
+else it keeps stacks of every intermediate, more than what unrolled layers keep.
 """
 
 from __future__ import annotations
