@@ -50,8 +50,7 @@ def category(op_name: str) -> Category:
     """Where an instruction belongs by its op_name."""
     # A scope that is entered again has a number after its name.
     around = [re.sub(r"_\d+$", "", scope) for scope in scopes(op_name)[:-1]]
-    # Other products of a layer than attention's own two, which have names, are projections.
-    is_projection = "einsum" in around
+    is_projection = "project" in around
     if any(scope.endswith("_attention") for scope in around) and not is_projection:
         return Category.ATTENTION
     for scope, found in _BY_SCOPE.items():

@@ -16,4 +16,4 @@ def project(x: tf.Tensor, weight: tf.Tensor, num_axes: int = 1) -> tf.Tensor:
       weight: float32 [the contracted dims, ...], cast to x's dtype.
       num_axes: how many dims are contracted.
     """
-    return tf.tensordot(x, tf.cast(weight, x.dtype), num_axes)
+    return tf.tensordot(x, tf.cast(weight, x.dtype), num_axes, name="project")
