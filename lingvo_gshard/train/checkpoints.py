@@ -73,6 +73,18 @@ def exist(model_dir: str | pathlib.Path) -> bool:
     return folder(model_dir).is_dir()
 
 
+def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
+    """The steps of whole checkpoints, oldest first; none before the first."""
+    within = folder(model_dir)
+    return [step for step in _steps_in(within) if digests.exist(within / str(step))]
+
+
+def _steps_in(within: pathlib.Path) -> list[int]:
+    """What is in the folder now, which another process may write to; oldest first."""
+    found = within.iterdir() if within.is_dir() else ()
+    return sorted(int(path.name) for path in found if path.name.isdigit())
+
+
 class Checkpoints:
     """The checkpoints of one model_dir. Close it, or use it as a context manager.
 
@@ -127,7 +139,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """The steps of whole checkpoints, oldest first."""
-        return [step for step in self._saved_steps() if digests.exist(self._path(step))]
+        return whole_steps(self._folder.parent)
 
     def latest(self) -> int | None:
         """The last whole checkpoint's step, None if there is none; process 0's answer."""
@@ -148,7 +160,7 @@ class Checkpoints:
         """
         assert self._about is not None, "opened to read"
         self.wait()
-        if step in self._saved_steps():  # Cut short before, or written again.
+        if step in _steps_in(self._folder):  # Cut short before, or written again.
             logging.info("checkpoints: writing step %d again", step)
             self._delete(step)
         about = _described(self._about)
@@ -289,10 +301,6 @@ class Checkpoints:
             return digests.time_written(self._path(step))
         except DamagedCheckpointError:
             return 0.0
-
-    def _saved_steps(self) -> list[int]:
-        """What is in the folder now, which another process may write to; oldest first."""
-        return sorted(int(path.name) for path in self._folder.iterdir() if path.name.isdigit())
 
     def _newest_before(self, step: int | None) -> int | None:
         """The last whole checkpoint before `step`, process 0's answer."""

@@ -224,10 +224,7 @@ class TPUEstimator:
 
     def checkpoint_steps(self) -> list[int]:
         """The steps of whole checkpoints, oldest first; none before the first."""
-        if not checkpoints.exist(self.config.model_dir):
-            return []
-        with self._open() as saved:
-            return saved.steps()
+        return checkpoints.whole_steps(self.config.model_dir)
 
     def restore(self) -> NestedMap:
         """The state of the latest checkpoint, on the devices; ValueError if there is none."""
