@@ -35,6 +35,8 @@ check: setup
 bench: setup
 	$(PY) -m bench.step
 	$(PY) -m bench.decode
+	$(PY) -m bench.data_prep
+	$(PY) -m bench.input
 
 # Interrupted, it goes on where it was; `make clean-demo` starts afresh.
 demo: $(DEMO)/data/manifest.json

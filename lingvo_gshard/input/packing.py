@@ -64,16 +64,20 @@ def plan_rows(examples: Sequence[Example], shape: RowShape) -> list[list[int]]:
     ).reshape(-1, 2)
     capacity = np.array([shape.source_len, shape.target_len])
     longest_first = np.argsort(-(lengths / capacity).max(axis=1), kind="stable")
-    free = np.tile(capacity, (len(examples), 1))
+    # Arrays of their own: a reduction over two sides costs more than all else.
+    free_source, free_target = (np.full(len(examples), size) for size in capacity)
     rows: list[list[int]] = []
     for index in longest_first:
         # A row not yet opened has room by assumption, so one is always found.
-        has_room = (free[: len(rows) + 1] >= lengths[index]).all(axis=1)
+        source, target = lengths[index]
+        open_rows = slice(len(rows) + 1)
+        has_room = (free_source[open_rows] >= source) & (free_target[open_rows] >= target)
         row = int(has_room.argmax())
         if row == len(rows):
             rows.append([])
         rows[row].append(int(index))
-        free[row] -= lengths[index]
+        free_source[row] -= source
+        free_target[row] -= target
     return [sorted(row) for row in rows]
 
 
