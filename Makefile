@@ -32,7 +32,13 @@ check: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-bench: setup
+# The peer of bench.step, in an environment of its own.
+.venv-torch/ready: bench/torch_peer/requirements.txt | setup
+	.venv/bin/python -m venv .venv-torch
+	.venv-torch/bin/pip install --quiet -r $<
+	touch $@
+
+bench: setup .venv-torch/ready
 	$(PY) -m bench.step
 	$(PY) -m bench.decode
 	$(PY) -m bench.data_prep

@@ -1,0 +1,62 @@
+"""The Mixture-of-Experts layer in PyTorch: top-2 gating, dispatch by index, batched experts.
+
+G groups, S tokens of a group, E experts, C capacity, M model, H hidden.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from bench.torch_peer.sizes import Sizes
+
+
+class MoE(nn.Module):
+    """Top-2 experts of capacity C in each group; all tokens are real."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.sizes = sizes
+        e, m, h = sizes.num_experts, sizes.model_dim, sizes.hidden_dim
+        self.wg = nn.Parameter(torch.empty(m, e))
+        self.wi = nn.Parameter(torch.empty(e, m, h))
+        self.wo = nn.Parameter(torch.empty(e, h, m))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """[B, L, M] -> [B, L, M] and the auxiliary loss."""
+        sizes = self.sizes
+        tokens = x.reshape(-1, sizes.model_dim)
+        slots, weights, aux_loss = self._route(tokens)
+        # One more row takes what overflows, and is empty when read.
+        num_slots = sizes.num_experts * tokens.shape[0] // sizes.group_size * sizes.capacity
+        rows = tokens.expand(2, *tokens.shape).reshape(-1, sizes.model_dim)
+        inputs = rows.new_zeros(num_slots + 1, sizes.model_dim).index_copy(0, slots, rows)
+        hidden = torch.bmm(inputs[:-1].view(sizes.num_experts, -1, sizes.model_dim), self.wi)
+        outputs = torch.bmm(F.relu(hidden), self.wo).view(num_slots, -1)
+        outputs = torch.cat([outputs, outputs.new_zeros(1, sizes.model_dim)])
+        taken = F.embedding(slots, outputs).view(2, *tokens.shape)
+        y = (taken * weights[..., None].to(taken.dtype)).sum(0)
+        return y.view(x.shape), aux_loss
+
+    def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Slots int64 [2 * T], weights [2, T] of both choices, and the auxiliary loss."""
+        sizes = self.sizes
+        logits = tokens.float() @ self.wg
+        gates = torch.softmax(logits, -1).view(-1, sizes.group_size, sizes.num_experts)
+        top, experts = gates.topk(2)
+        weights = top / top.sum(-1, keepdim=True)
+        # [G, 2, S]: second choices take their places after all first ones.
+        experts, weights = experts.transpose(1, 2), weights.transpose(1, 2)
+        chosen = F.one_hot(experts.flatten(1), sizes.num_experts)
+        places = ((chosen.cumsum(1) - 1) * chosen).sum(-1).view(experts.shape)
+        kept = places < sizes.capacity
+        if sizes.random_second and self.training:
+            kept[:, 1] &= 2.0 * weights[:, 1] > torch.rand_like(weights[:, 1])
+        groups = torch.arange(gates.shape[0]).view(-1, 1, 1)
+        slots = (experts * gates.shape[0] + groups) * sizes.capacity + places
+        last = sizes.num_experts * gates.shape[0] * sizes.capacity
+        slots = torch.where(kept, slots, last).transpose(0, 1).flatten()
+        first = chosen[:, : sizes.group_size].float().mean(1)
+        aux_loss = (first * gates.mean(1)).mean()
+        return slots, (weights * kept).transpose(0, 1).flatten(1), aux_loss

@@ -1,0 +1,95 @@
+"""The peer's process: answers each line of standard input with one line of JSON.
+
+    .venv-torch/bin/python -m bench.torch_peer.worker FOLDER
+
+FOLDER holds sizes.json (Sizes), weights.npz (this model's state_dict) and batch.npz. The lines:
+`step` and `step_bfloat16` time a train step, `layer` and `layer_bfloat16` an MoE layer forward and
+backward ({"secs": s}); `loss` gives the loss and the norm of its gradient.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.torch_peer.model import Translator
+from bench.torch_peer.moe import MoE
+from bench.torch_peer.sizes import Sizes
+
+_THREADS = 2
+
+
+class Worker:
+    """A model, its optimizer and one batch."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        """Reads the folder's sizes, weights and batch."""
+        torch.set_num_threads(_THREADS)
+        torch.manual_seed(0)
+        sizes = Sizes(**json.loads((folder / "sizes.json").read_text()))
+        self._model = Translator(sizes)
+        self._model.load_state_dict(_tensors(folder / "weights.npz"))
+        self._batch = {k: x.long() for k, x in _tensors(folder / "batch.npz").items()}
+        self._optimizer = torch.optim.Adafactor(self._model.parameters(), lr=1e-3)
+        self._x = torch.randn(*self._batch["source_ids"].shape, sizes.model_dim)
+        self._layer = next(m for m in self._model.modules() if isinstance(m, MoE))
+
+    def step(self) -> None:
+        """One train step."""
+        self._optimizer.zero_grad()
+        self._model(self._batch).backward()
+        self._optimizer.step()
+
+    def layer(self) -> None:
+        """An MoE layer forward and backward, to its weights and its input."""
+        x = self._x.requires_grad_()
+        weights = [x, *self._layer.parameters()]
+        y, aux_loss = self._layer(x)
+        torch.autograd.grad(y.sum() + aux_loss, weights)
+
+    def loss(self) -> dict[str, float]:
+        """The loss, and the norm of its gradient."""
+        loss = self._model(self._batch)
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._model.parameters()])
+        self._optimizer.zero_grad()
+        return {"loss": loss.item(), "gradient_norm": norm.item()}
+
+
+def main(folder: str) -> None:
+    worker = Worker(pathlib.Path(folder))
+    commands: dict[str, Callable[[], dict[str, float]]] = {
+        "step": lambda: _timed(worker.step),
+        "layer": lambda: _timed(worker.layer),
+        "step_bfloat16": lambda: _timed(_bfloat16(worker.step)),
+        "layer_bfloat16": lambda: _timed(_bfloat16(worker.layer)),
+        "loss": worker.loss,
+    }
+    for line in sys.stdin:
+        print(json.dumps(commands[line.strip()]()), flush=True)
+
+
+def _timed(run: Callable[[], None]) -> dict[str, float]:
+    began = time.perf_counter()
+    run()
+    return {"secs": time.perf_counter() - began}
+
+
+def _bfloat16(run: Callable[[], None]) -> Callable[[], None]:
+    return torch.autocast("cpu", torch.bfloat16)(run)
+
+
+def _tensors(path: pathlib.Path) -> dict[str, Tensor]:
+    with np.load(path) as arrays:
+        return {name: torch.from_numpy(arrays[name]) for name in arrays.files}
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
