@@ -37,8 +37,10 @@ class Memory:
       replicated_weights: all weights but the experts'.
       expert_weights: those that have a dim E in a layer's stack of experts.
       optimizer_slots: of both.
-      temporaries: activations and all else that is made during the step.
-      peak: all together, with the batch; more than the capacity where the program is refused.
+      temporaries: room for activations and all else that is made during the step.
+      peak: the most held at once, with the batch; more than the capacity where the program is
+        refused. It may be less than the parts' sum: temporaries may lie where donated arguments
+        are no longer needed.
     """
 
     capacity: float

@@ -153,10 +153,8 @@ def _memory(
         peak = outcome.wanted
         temporaries = peak - replicated - experts - slots
     else:
-        report = outcome.report
-        own_output = report.output_bytes - report.alias_bytes
-        temporaries = report.temp_bytes / memory.GIB
-        peak = (report.argument_bytes + own_output + report.temp_bytes) / memory.GIB
+        peak = outcome.report.peak_bytes / memory.GIB
+        temporaries = outcome.report.temp_bytes / memory.GIB
     return memory.Memory(capacity_bytes / memory.GIB, replicated, experts, slots, temporaries, peak)
 
 

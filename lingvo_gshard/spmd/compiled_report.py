@@ -25,6 +25,7 @@ class CompiledReport:
       optimal_secs: XLA's own roofline; 0 where a back end has none.
       argument_bytes, output_bytes, temp_bytes: memory on each device.
       alias_bytes: how much of the output lies in donated arguments.
+      peak_bytes: the most that is held at once, arguments included.
       collective_ops: each collective with its bytes and groups, in the text's order.
       loops: each loop with its trip count, in the text's order.
     """
@@ -39,6 +40,7 @@ class CompiledReport:
     output_bytes: int
     alias_bytes: int
     temp_bytes: int
+    peak_bytes: int
     collective_ops: tuple[Collective, ...]
     loops: tuple[Loop, ...]
 
@@ -93,6 +95,7 @@ def read(name: str, compiled: Any) -> CompiledReport:
         output_bytes=memory.output_size_in_bytes,
         alias_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
+        peak_bytes=memory.peak_memory_in_bytes,
         collective_ops=parsed.collectives,
         loops=parsed.loops,
     )
