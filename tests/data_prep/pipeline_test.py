@@ -2,8 +2,9 @@ import dataclasses
 import json
 import multiprocessing
 import pathlib
-import random
 import shutil
+import signal
+import time
 
 import pytest
 
@@ -128,22 +129,27 @@ def test_another_plan_starts_afresh(built, tmp_path):
 @pytest.mark.slow
 def test_killed_again_and_again_it_ends_with_the_same_bytes(built, tmp_path):
     folder, _ = built
-    rng = random.Random(3)
-    num_killed = 0
-    while True:
+    results = tmp_path / "data" / ".unfinished" / "results"
+
+    def start():
         process = multiprocessing.get_context("spawn").Process(
             target=pipeline.build, args=(folder / "text", tmp_path / "data", _CONFIG, 2)
         )
         process.start()
-        # Longer from time to time, so that it ends.
-        process.join(rng.uniform(0.5, 4 + 2 * num_killed))
-        if process.exitcode is not None:
-            break
+        return process
+
+    # As soon as a step has a result, its other tasks are under way.
+    for step in ("survey", "clean", "select", "draw", "records"):
+        process = start()
+        while not list(results.glob(f"{step}-*.result")):
+            assert process.exitcode is None
+            time.sleep(0.01)
         process.kill()
         process.join()
-        num_killed += 1
+        assert process.exitcode == -signal.SIGKILL
+    process = start()
+    process.join()
     assert process.exitcode == 0
-    assert num_killed >= 3
     assert _contents(tmp_path / "data") == _contents(folder / "data")
 
 
