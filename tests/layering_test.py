@@ -21,7 +21,17 @@ _ALLOWED = {
     "serving": {"decode"},
     "model": {"core", "sharding", "layers", "optim", "decode", "train"},
     "metrics": set(),
-    "analysis": {"core", "sharding", "layers", "model", "optim", "spmd", "input", "train", "metrics"},
+    "analysis": {
+        "core",
+        "sharding",
+        "layers",
+        "model",
+        "optim",
+        "spmd",
+        "input",
+        "train",
+        "metrics",
+    },
 }
 _JAX = {"spmd", "train", "input"}
 _FORMATS = {f"{_LIBRARY}.input.manifest", f"{_LIBRARY}.input.example_codec"}
