@@ -10,7 +10,10 @@ DEMO_VOCABULARIES := $(if $(CORPUS),,--source_vocab_size=8000 --target_vocab_siz
 DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$(DEMO)/data \
 	--logdir=$(DEMO)/run --num_partitions=4 --set=decode.max_sentences=100
 
-.PHONY: setup setup-tpu demo test test-slow check bench clean-demo
+.PHONY: setup setup-tpu demo test test-slow bazel-test wheel-test check bench clean-demo
+# Of those that bazel-test runs: one of each kind.
+BAZEL_TESTS := //tests/core/... //tests/sharding:mesh_test //tests/layers:gating_test \
+	//tests/params:experiments_test //tests:layering_test //tests/tools/...
 
 setup: .venv/ready
 
@@ -26,6 +29,14 @@ test: setup
 
 test-slow: setup
 	$(PY) -m pytest -q -n 2 -m slow
+
+# All of them: `bazel test --config=offline //...` after it.
+bazel-test: setup
+	tools/setup_bazel.sh
+	PATH=$(CURDIR)/.venv/bin:$$PATH bazel test --config=offline $(BAZEL_TESTS)
+
+wheel-test: setup
+	tools/test_wheel.sh
 
 check: setup
 	$(PY) -m ruff check .

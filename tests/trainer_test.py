@@ -189,9 +189,9 @@ def test_another_model_in_the_same_folder_is_refused(data_dir, run_dir):
 
 
 def test_nothing_is_evaluated_or_decoded_before_training(data_dir, tmp_path):
-    estimator = _estimator(data_dir, tmp_path / "empty")[0]
+    estimator, _, facts = _estimator(data_dir, tmp_path / "empty")
     with pytest.raises(ValueError, match="empty: there is no checkpoint; train first"):
-        modes.evaluate(estimator)
+        modes.evaluate(estimator, facts)
     with pytest.raises(ValueError, match="empty: no experiment.json; give the --logdir of a tr"):
         modes.decode(estimator, data_dir, "test")
 

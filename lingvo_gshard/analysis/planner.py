@@ -19,7 +19,7 @@ from lingvo_gshard.input import packing
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.spmd import hlo_cost, hlo_text, program, topology
+from lingvo_gshard.spmd import gather_sums, hlo_cost, hlo_text, program, topology
 from lingvo_gshard.spmd.compiled_report import CompiledReport
 from lingvo_gshard.spmd.compiled_text import Collective
 from lingvo_gshard.train import steps
@@ -52,10 +52,11 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class _Read:
-    """A compiled program, read once."""
+    """A compiled program, read once; gathered_bytes are of all-reduces by name."""
 
     report: CompiledReport
     costs: tuple[hlo_cost.Cost, ...]
+    gathered_bytes: dict[str, int]
 
 
 def make(request: Request) -> Plan:
@@ -139,7 +140,8 @@ def _compile(exported: program.Program, name: str) -> topology.TopologyExecutabl
 
 
 def _read(compiled: topology.TopologyExecutable) -> _Read:
-    return _Read(compiled.report(), hlo_cost.costs(hlo_text.parse(compiled.as_text())))
+    module = hlo_text.parse(compiled.as_text())
+    return _Read(compiled.report(), hlo_cost.costs(module), gather_sums.find(module))
 
 
 def _memory(
@@ -212,10 +214,16 @@ def _suspicious(params: Params, read: _Read) -> tuple[str, ...]:
         for each in _sums(read.report.collective_ops)
         if each.kind not in ("all-to-all", "all-reduce") and each.bytes >= _GATHERED_BYTES
     ]
+    sums = [
+        f"all-reduce in place of an all-gather of {size / 2**20:.1f} MiB a step from "
+        f"{source(cost.op_name)}"
+        for cost in read.costs
+        if (size := cost.times * read.gathered_bytes.get(cost.name, 0)) >= _GATHERED_BYTES
+    ]
     whole = re.compile(rf"\[(\d+,)*{params.input.batch_size},{params.input.target_len}[,\]]")
     unsharded = [
         f"{cost.type.split('{')[0]}, the whole batch on every core, from {source(cost.op_name)}"
         for cost in read.costs
         if whole.search(cost.type)
     ]
-    return tuple(dict.fromkeys([*gathers, *unsharded]))
+    return tuple(dict.fromkeys([*gathers, *sums, *unsharded]))

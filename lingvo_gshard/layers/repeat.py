@@ -149,8 +149,8 @@ class Loop:
         def body(k: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
             i = self._num_blocks - 1 - k
             d_x, *sums = self._annotated(carried, dims)
-            x, *weights = (_item(stack, i) for stack in [inputs, *stacks])
-            args = self._annotated([x, *shared, *weights], one_dims)
+            weights = [_weight(stack, i) for stack in stacks]
+            args = self._annotated([_item(inputs, i), *shared, *weights], one_dims)
             d_results = [d_x, *(_item(stack, i) for stack in d_reports)]
             d_args = _pull_back(functools.partial(self._block, i), args, d_results)
             d_x, *new = self._annotated(d_args, one_dims)
@@ -198,14 +198,14 @@ def _pull_back(
 
 
 def _take(stack: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(stack, stack[i]), for a loop that carries the stack and takes each item once.
+    """(stack, weight i), for a loop that carries the stack and takes each item once.
 
     So the items' gradients are written into the stack's, none is added to the whole of it.
     """
 
     @tf.custom_gradient
     def both(stack: tf.Tensor):
-        return (stack, _item(stack, i)), lambda d_stack, d_item: _replaced(d_stack, i, d_item)
+        return (stack, _weight(stack, i)), lambda d_stack, d_item: _replaced(d_stack, i, d_item)
 
     return both(stack)
 
@@ -218,6 +218,18 @@ def _put(stack: tf.Tensor, i: tf.Tensor, item: tf.Tensor) -> tf.Tensor:
         return _replaced(stack, i, item), lambda d_stack: (d_stack, _item(d_stack, i))
 
     return written(stack, item)
+
+
+def _weight(stack: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
+    """Weight i of a stack, which shall be the only copy of the weights.
+
+    A TPU multiplies in bfloat16. Where a loop does no more than that with a weight, the compiler
+    narrows the whole stack before the loop, and keeps it beside the float32 one that the optimizer
+    needs. It cannot narrow the item's bits.
+    """
+    item = _item(stack, i)
+    (bits,) = xla.optimization_barrier(tf.bitcast(item, tf.int32))
+    return tf.bitcast(bits, item.dtype)
 
 
 def _item(stack: tf.Tensor, i: tf.Tensor) -> tf.Tensor:

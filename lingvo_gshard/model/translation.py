@@ -23,6 +23,7 @@ from lingvo_gshard.layers.gating import Routing
 from lingvo_gshard.layers.projection import project
 from lingvo_gshard.layers.transformer import LayerReport, Source, TransformerStack
 
+_SIDES = ("source", "target")
 _ACTIVATION_DTYPES = ("float32", "bfloat16")
 
 
@@ -111,8 +112,9 @@ class TranslationTask(BaseLayer):
 
         Returns:
           The scalar loss and metrics: nll (nats a token, without smoothing), aux_loss,
-          num_tokens, activation_norms by layer (the root mean square of its output), and routing
-          by field of Routing and MoE layer.
+          num_tokens, padding (the share of positions without a token) by side,
+          activation_norms by layer (the root mean square of its output), and routing by field of
+          Routing and MoE layer.
         """
         logits, reports = self.FProp(theta, features, context)
         weights = labels.target_weights
@@ -129,6 +131,7 @@ class TranslationTask(BaseLayer):
             nll=tf.reduce_sum(nll * weights) * per_token,
             aux_loss=aux_loss,
             num_tokens=num_tokens,
+            padding=NestedMap({side: _padding(features, side) for side in _SIDES}),
             activation_norms=NestedMap({name: r.rms for name, r in reports.items()}),
             routing=_by_field(routings),
         )
@@ -206,6 +209,10 @@ class TranslationTask(BaseLayer):
 
 def _real(segment_ids: tf.Tensor) -> tf.Tensor:
     return tf.cast(segment_ids > 0, tf.float32)
+
+
+def _padding(features: NestedMap, side: str) -> tf.Tensor:
+    return 1.0 - tf.reduce_mean(_real(features[f"{side}_segment_ids"]))
 
 
 def _named(stack: str, reports: list[LayerReport]) -> dict[str, LayerReport]:

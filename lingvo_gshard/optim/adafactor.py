@@ -8,6 +8,8 @@ updated as the weights that it holds: each has its own clipping and its own scal
 
 from __future__ import annotations
 
+import math
+
 import tensorflow as tf
 
 from lingvo_gshard.core import hyperparams
@@ -95,7 +97,7 @@ class Adafactor:
         squared = tf.square(gradient) + _EPSILON_1
         means = {"full": squared}
         if "row" in slots:
-            means = {"row": tf.reduce_mean(squared, -1), "column": tf.reduce_mean(squared, -2)}
+            means = {"row": _mean(squared, (-1,)), "column": _mean(squared, (-2,))}
         slots = {k: decay * slots[k] + (1.0 - decay) * means[k] for k in slots}
         update = gradient * _inverse_root(slots)
         update /= tf.maximum(1.0, _rms(update, spec.axes) / self.p.clipping_threshold)
@@ -121,9 +123,20 @@ def _inverse_root(slots: dict[str, tf.Tensor]) -> tf.Tensor:
     """1 / sqrt of the second moment: the rank-one matrix row * column / mean(row)."""
     if "full" in slots:
         return tf.math.rsqrt(slots["full"])
-    row = slots["row"] / tf.reduce_mean(slots["row"], -1, keepdims=True)
+    row = slots["row"] / _mean(slots["row"], (-1,), keepdims=True)
     return tf.math.rsqrt(row)[..., None] * tf.math.rsqrt(slots["column"])[..., None, :]
 
 
 def _rms(x: tf.Tensor, axes: tuple[int, ...]) -> tf.Tensor:
-    return tf.sqrt(tf.reduce_mean(tf.square(x), axes, keepdims=True))
+    return tf.sqrt(_mean(tf.square(x), axes, keepdims=True))
+
+
+def _mean(x: tf.Tensor, axes: tuple[int, ...], keepdims: bool = False) -> tf.Tensor:
+    """tf.reduce_mean, but with a divisor of its own.
+
+    That one's divisor has the result's shape, and results of one shape share it. It would carry
+    the sharding of one weight's means, such as the [R, E] of experts, to another's, such as the
+    router's: each partition would update a part of that and gather the others'.
+    """
+    count = math.prod(x.shape[axis] for axis in axes)
+    return tf.reduce_sum(x, axes, keepdims=keepdims) / float(count)

@@ -17,7 +17,7 @@ def corpus(tmp_path_factory):
 
 
 def _read(folder, split, code):
-    return tsv.read(folder / split / f"{code}-en.tsv.gz", 0.0).pairs
+    return list(tsv.read(folder / split / f"{code}-en.tsv.gz"))
 
 
 def _digests(folder):

@@ -132,7 +132,7 @@ def test_evaluation_weighs_batches_by_their_tokens(runs_on_two):
 
 def test_predictions_are_ended_and_in_the_vocabulary(runs_on_two):
     p = _params()
-    p.decode.Set(beam_size=2, max_target_len=5)
+    p.decode.Set(beam_size=2, num_best=2, max_target_len=5)
     estimator = runs.make_estimator(p, str(runs_on_two[0]), 2)
 
     class Sources(_Batches):
