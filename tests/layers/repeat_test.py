@@ -9,8 +9,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.repeat import Loop, Remat, recomputed
+from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.layers import building
+from tests.spmd import functions
 
 B, M, R = 3, 4, 5
 
@@ -68,3 +72,28 @@ def test_values_and_gradients_are_those_of_the_plain_composition(way):
 def test_a_loops_program_holds_the_block_once_and_twice_if_recomputed():
     counts = {way: _compiled(way)[1].count(" tanh(") for way in _WAYS}
     assert counts == {"plain": R, "recomputed": 2 * R, "loop": 1, "recomputed loop": 2}
+
+
+@pytest.mark.slow
+def test_a_tpus_loops_keep_one_copy_of_the_weights():
+    """And none in the bfloat16 that the products are computed in."""
+    parts, m = functions.partitioning(8), 128
+    stack = functions.f32((R, m, m), "RMH")
+
+    def step(state, batch):
+        loop = Loop(_block, R, parts, x_dims="BM", shared_dims=["BM"], weight_dims=["MH"])
+        with tf.GradientTape() as tape:
+            tape.watch(state.w)
+            y, _ = loop(batch.x, [batch.x], [state.w], Remat.BLOCK)
+            loss = tf.reduce_sum(y)
+        return NestedMap(state=NestedMap(w=state.w - tape.gradient(loss, state.w)))
+
+    batch = NestedMap(x=functions.f32((64, m), "BM"))
+    trees = (NestedMap(w=stack), batch)
+    exported = program.export(AnnotatedFn("step", step, ("state", "batch"), trees), parts)
+    if not topology.is_installed():
+        with pytest.raises(ValueError, match="the TPU compiler is not installed"):
+            topology.compile_program(exported, "v3:2x2")
+        return
+    text = topology.compile_program(exported, "v3:2x2").as_text()
+    assert f"f32[{R},{m},{m}]" in text and f"bf16[{R},{m},{m}]" not in text

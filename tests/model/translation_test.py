@@ -74,10 +74,10 @@ def test_metrics_and_the_loss_they_make(trained):
     assert set(m.activation_norms) == layers
     weights = small_task.random_batch(3).labels.target_weights
     assert m.num_tokens == weights.sum()
-    for side, segment_ids in small_task.random_batch(3).features.items():
-        if side.endswith("_segment_ids"):
-            share = (segment_ids == 0).mean()
-            np.testing.assert_allclose(m.padding[side.removesuffix("_segment_ids")], share)
+    features = small_task.random_batch(3).features
+    for side in ("source", "target"):
+        share = (features[f"{side}_segment_ids"] == 0).mean()
+        np.testing.assert_allclose(m.padding[side], share, rtol=1e-6)
     assert 0.5 * np.log(small_task.TARGET_VOCAB) < m.nll < 3 * np.log(small_task.TARGET_VOCAB)
     smoothing = (m.loss - 0.64 * m.aux_loss - 0.9 * m.nll) / 0.1
     assert smoothing > np.log(small_task.TARGET_VOCAB)  # Against the uniform: at least log V.

@@ -11,6 +11,7 @@ from lingvo_gshard.core import base_layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.optim.adafactor import Adafactor
 from lingvo_gshard.sharding.partitioning import TensorSpec
+from tests.layers import building
 
 _SPECS = NestedMap(
     experts=base_layer.gaussian((3, 4, 5), "EMH", fan_in=4),
@@ -36,6 +37,28 @@ def test_slots_have_their_weights_dims_less_the_one_averaged_away():
         "stack[1].full": ((), ""),
     }
     assert isinstance(slots["matrix.row"], TensorSpec)
+
+
+def test_partitions_update_their_own_parts_and_exchange_sums_alone():
+    """Of experts and a router, whose means have the same shape, [E], and other shardings."""
+    weights = NestedMap(
+        experts=base_layer.gaussian((4, 8, 6), "EMH", fan_in=8),
+        router=base_layer.gaussian((8, 4), "M_", fan_in=8),
+    )
+    optimizer = _adafactor()
+    theta = weights.Transform(lambda w: TensorSpec(w.shape, "float32", w.dims))
+    slots = optimizer.slot_specs(weights)
+
+    def fn(state, gradients):
+        new = optimizer.update(
+            state.theta, state.slots, gradients, tf.constant(3), weight_specs=weights
+        )
+        return NestedMap(state=NestedMap(theta=new[0], slots=new[1]))
+
+    state = NestedMap(theta=theta, slots=slots)
+    dims = {f"state.{path}": spec.dims for path, spec in state.FlattenItems()}
+    report = building.compile_fn(fn, 2, dims, state=state, gradients=theta).report()
+    assert {op.kind for op in report.collective_ops} == {"all-reduce"}
 
 
 def test_memory_is_sublinear():
