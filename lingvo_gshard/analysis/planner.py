@@ -19,14 +19,14 @@ from lingvo_gshard.input import packing
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.spmd import gather_sums, hlo_cost, hlo_text, program, topology
+from lingvo_gshard.spmd import compiled_text, gather_sums, hlo_cost, hlo_text, program, topology
 from lingvo_gshard.spmd.compiled_report import CompiledReport
 from lingvo_gshard.spmd.compiled_text import Collective
 from lingvo_gshard.train import steps
 
 _NUM_BUFFERS = 8
-# Smaller gathers are of metrics and of the gate's losses.
-_GATHERED_BYTES = 2**20
+# Smaller ones, such as of metrics and of the gate's losses, are not suspicious.
+_LARGE_BYTES = 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,21 +209,34 @@ def _sums(ops: Sequence[Collective]) -> tuple[CollectiveSum, ...]:
 
 def _suspicious(params: Params, read: _Read) -> tuple[str, ...]:
     """What should not be in a well partitioned program, in words."""
-    gathers = [
-        f"{each.kind} of {each.bytes / 2**20:.1f} MiB a step from {each.source}"
+    gathered = {
+        (each.kind, each.source): each.bytes
         for each in _sums(read.report.collective_ops)
-        if each.kind not in ("all-to-all", "all-reduce") and each.bytes >= _GATHERED_BYTES
-    ]
-    sums = [
-        f"all-reduce in place of an all-gather of {size / 2**20:.1f} MiB a step from "
-        f"{source(cost.op_name)}"
-        for cost in read.costs
-        if (size := cost.times * read.gathered_bytes.get(cost.name, 0)) >= _GATHERED_BYTES
+        if each.kind not in ("all-to-all", "all-reduce")
+    }
+    gathered |= {
+        ("all-reduce in place of an all-gather", name): size
+        for name, size in _summed_bytes(read).items()
+    }
+    gathers = [
+        f"{kind} of {size / 2**20:.1f} MiB a step from {name}"
+        for (kind, name), size in gathered.items()
+        if size >= _LARGE_BYTES
     ]
     whole = re.compile(rf"\[(\d+,)*{params.input.batch_size},{params.input.target_len}[,\]]")
     unsharded = [
-        f"{cost.type.split('{')[0]}, the whole batch on every core, from {source(cost.op_name)}"
+        f"{each.split('{')[0]}, the whole batch on every core, from {source(cost.op_name)}"
         for cost in read.costs
-        if whole.search(cost.type)
+        for each in hlo_text.array_types(cost.type)
+        if whole.search(each) and compiled_text.type_bytes(each) >= _LARGE_BYTES
     ]
-    return tuple(dict.fromkeys([*gathers, *sums, *unsharded]))
+    return tuple(dict.fromkeys([*gathers, *unsharded]))
+
+
+def _summed_bytes(read: _Read) -> collections.Counter[str]:
+    """Bytes a step that all-reduces gather, by source."""
+    found = collections.Counter[str]()
+    for cost in read.costs:
+        if cost.name in read.gathered_bytes:
+            found[source(cost.op_name)] += cost.times * read.gathered_bytes[cost.name]
+    return found

@@ -5,7 +5,6 @@ be held against arrays and against the compiled program.
 """
 
 import dataclasses
-import importlib.util
 
 import jax
 import numpy as np
@@ -260,10 +259,52 @@ def test_remedies_are_those_that_the_experiment_leaves_open(monkeypatch, tmp_pat
     assert remedies.tried(_request(params=params), tmp_path) == ()
 
 
+def _need_the_tpus_compiler():
+    if not topology.is_installed():
+        pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
+
+
+def _small_m4():
+    """m4.MoE128E36L as it is, but with four layers, all narrow."""
+    params = registry.get_params("m4.MoE128E36L").Set(
+        **{
+            "task.dim": 128,
+            "task.source_vocab_size": 512,
+            "task.target_vocab_size": 256,
+            "input.batch_size": 256,
+            "input.source_len": 32,
+            "input.target_len": 32,
+        }
+    )
+    for name in ("encoder", "decoder"):
+        stack = params.task.Get(name).Set(dim=128, num_layers=4)
+        stack.dense.hidden_dim = stack.moe.hidden_dim = 128
+        stack.layer.attention.Set(num_heads=2, head_dim=32)
+    return Request("m4.MoE128E36L", (), params, "v3:8x8")
+
+
+@pytest.mark.slow
+def test_the_family_gathers_no_weights_experts_or_tokens(monkeypatch):
+    """Nor by all-reduces, as the TPU's compiler gathers from 64 partitions on."""
+    _need_the_tpus_compiler()
+    monkeypatch.setattr(planner, "_LARGE_BYTES", 1)  # Narrow layers have small weights.
+    kept = planner.make(_small_m4())
+    assert {each.kind for each in kept.cost.collectives} == {"all-to-all", "all-reduce"}
+    assert kept.suspicious == ()
+
+
+@pytest.mark.slow
+def test_weights_that_are_gathered_are_suspicious():
+    """Of the same model with all weights split over M."""
+    _need_the_tpus_compiler()
+    table = tuple((letter, "d") for letter in "BEGM")
+    kept = planner.make(dataclasses.replace(_small_m4(), mesh=Mesh.flat(128), table=table))
+    assert any("all-reduce in place of an all-gather" in each for each in kept.suspicious)
+
+
 @pytest.mark.slow
 def test_a_tpus_program_is_planned():
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
+    _need_the_tpus_compiler()
     kept = planner.make(_request())
     assert kept.fits and kept.memory_gib.capacity == 15.48
     assert kept.cost.xla_optimal_secs > 0
