@@ -51,6 +51,8 @@ check: setup
 
 bench: setup .venv-torch/ready
 	$(PY) -m bench.step
+	$(PY) -m bench.moe_layer
+	$(PY) -m bench.loop
 	$(PY) -m bench.decode
 	$(PY) -m bench.data_prep
 	$(PY) -m bench.input

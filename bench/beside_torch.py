@@ -34,7 +34,7 @@ class Work:
 
     Attributes:
       call: does it, and returns when the devices have done.
-      theta: the model's weights before the first call.
+      theta: the model's weights; the first call may take their memory over.
       batch: what it is done on.
       gflop: its matrix products, as analysis.flops counts them.
       tokens: target tokens.

@@ -38,7 +38,7 @@ class Worker:
         self._model.load_state_dict(_tensors(folder / "weights.npz"))
         self._batch = {k: x.long() for k, x in _tensors(folder / "batch.npz").items()}
         self._optimizer = torch.optim.Adafactor(self._model.parameters(), lr=1e-3)
-        self._x = torch.randn(*self._batch["source_ids"].shape, sizes.model_dim)
+        self._x, self._d_y = torch.randn(2, *self._batch["source_ids"].shape, sizes.model_dim)
         self._layer = next(m for m in self._model.modules() if isinstance(m, MoE))
 
     def step(self) -> None:
@@ -52,7 +52,8 @@ class Worker:
         x = self._x.requires_grad_()
         weights = [x, *self._layer.parameters()]
         y, aux_loss = self._layer(x)
-        torch.autograd.grad(y.sum() + aux_loss, weights)
+        d_y, d_aux_loss = self._d_y.to(y.dtype), torch.ones_like(aux_loss)
+        torch.autograd.grad([y, aux_loss], weights, [d_y, d_aux_loss])
 
     def loss(self) -> dict[str, float]:
         """The loss, and the norm of its gradient."""
