@@ -19,7 +19,7 @@ from lingvo_gshard.spmd import executable, specs
 if TYPE_CHECKING:
     from lingvo_gshard.spmd.program import Program
 
-# Chips along each dimension of the torus. Generations 2 to 4 and 5p count several cores a chip.
+# Chips along each dimension of the torus. Generations 2 to 4 have two devices a chip, others one.
 _FORMS = "v2:XxY, v3:XxY, v4:XxYxZ, v5e:XxY, v5p:XxYxZ, v6e:XxY"
 _FLAT = ("v2", "v3", "v5e", "v6e")
 _TORUS = ("v4", "v5p")

@@ -1,5 +1,7 @@
 """The family's tables from plans made by hand."""
 
+import dataclasses
+
 import pytest
 
 from lingvo_gshard import registry
@@ -13,7 +15,13 @@ def _rows():
         network = 0.2 if run.cores == 2048 else 0.05
         cost = None if run.layers == 60 else plans.cost(0.5, network, 1000 + run.cores // 16)
         tokens = run.batch_tokens / run.cores
-        made = plans.plan(cost, cores=run.cores, model=run.model, tokens_per_core=tokens)
+        made = plans.plan(
+            cost,
+            cores=run.cores,
+            model=run.model,
+            tokens_per_core=tokens,
+            compile_secs=30.0 + run.layers + run.cores / 128,
+        )
         rows.append(scaling.Row(run, made))
     return rows
 
@@ -53,6 +61,26 @@ def test_growth_is_a_tokens():
     text = scaling.text(_rows())
     assert "a token's step x4.00 (paper 1.7), its AllToAll x16.00 (paper 3.75)" in text
     assert "instructions x1.12" in text
+
+
+def test_seconds_to_compile_are_compared():
+    text = scaling.text(_rows())
+    assert "12 layers: weights' GiB x1.000, compile seconds x1.35" in text
+    assert "60 layers against 12 on 2048 cores: compile seconds x1.83" in text
+    row = next(
+        line for line in text.partition("Compiling")[2].splitlines() if "(128E, 12L)" in line
+    )
+    assert row.split()[2:] == ["10.0", "43.0", "1008", "3.5", "600"]
+
+
+def test_what_is_suspicious_is_told():
+    rows = _rows()
+    assert "no plan gathers weights, experts or tokens" in scaling.text(rows)
+    gathering = dataclasses.replace(rows[0].plan, suspicious=("all-gather of 3.0 MiB a step",))
+    rows[0] = dataclasses.replace(rows[0], plan=gathering)
+    text = scaling.text(rows)
+    assert "suspicious in MoE(2048E, 36L): all-gather of 3.0 MiB a step" in text
+    assert "no plan gathers" not in text
 
 
 def test_figure_9s_model_is_as_the_paper_measured():
