@@ -83,6 +83,7 @@ class Plan:
       cost: None where it does not fit.
       lower_secs: from the layers to an exported program.
       compile_secs: from that to the cores' own program.
+      compile_cpu_secs: the same, of all threads together.
       host_peak_gib: of this machine's memory, the whole process.
     """
 
@@ -101,6 +102,7 @@ class Plan:
     cost: Cost | None
     lower_secs: float
     compile_secs: float
+    compile_cpu_secs: float
     host_peak_gib: float
 
     def steps_per_sec(self, share: float = 1.0) -> float:

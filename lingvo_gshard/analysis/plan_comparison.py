@@ -48,6 +48,7 @@ def _pairs(plan: Plan) -> Iterator[tuple[str, float]]:
         yield f"{part} GiB", getattr(plan.memory_gib, part)
     yield "lower s", plan.lower_secs
     yield "compile s", plan.compile_secs
+    yield "compile CPU s", plan.compile_cpu_secs
     if plan.cost is None:
         return
     for part in _TIMES:

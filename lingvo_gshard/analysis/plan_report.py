@@ -29,7 +29,8 @@ def text(plan: Plan) -> str:
             *(["settings: " + ", ".join(plan.settings)] if plan.settings else []),
             *_memory_lines(plan),
             *(_cost_lines(plan, plan.cost) if plan.cost else []),
-            f"lowered in {plan.lower_secs:.1f} s, compiled in {plan.compile_secs:.1f} s, "
+            f"lowered in {plan.lower_secs:.1f} s, compiled in {plan.compile_secs:.1f} s "
+            f"({plan.compile_cpu_secs:.1f} of CPU), "
             f"{plan.host_peak_gib:.1f} GiB of this machine",
         ]
     )
@@ -96,7 +97,7 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
     parts = (f"{part.replace('_', ' ')} {getattr(memory, part):.2f}" for part in _MEMORY_PARTS)
     yield "  " + ", ".join(parts)
     for buffer in plan.largest_buffers[:_NUM_LINES]:
-        yield f"  {buffer.gib:.3f} GiB {buffer.shape} of {buffer.source}"
+        yield f"  {buffer.gib:.3g} GiB {buffer.shape} of {buffer.source}"
 
 
 def _cost_lines(plan: Plan, cost: Cost) -> Iterator[str]:
@@ -112,13 +113,13 @@ def _cost_lines(plan: Plan, cost: Cost) -> Iterator[str]:
     )
     for share in (1.0, PAPERS_SHARE):
         yield (
-            f"at {share:.0%} of the roofline: {secs.step / share:.3f} s a step, "
+            f"at {share:.0%} of the roofline: {secs.step / share:.3g} s a step, "
             f"{plan.steps_per_sec(share):.2f} steps/s, {plan.tokens_per_sec(share) / 1e6:.2f} M "
             f"tokens/s, {plan.core_years(share):.1f} core-years for 10^12 tokens"
         )
     yield (
-        f"XLA's optimal_seconds {cost.xla_optimal_secs:.3f} s (its loops once: "
-        f"{cost.xla_optimal_secs_once:.3f}), {cost.instructions} instructions"
+        f"XLA's optimal_seconds {cost.xla_optimal_secs:.3g} s (its loops once: "
+        f"{cost.xla_optimal_secs_once:.3g}), {cost.instructions} instructions"
     )
 
 

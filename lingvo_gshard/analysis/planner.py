@@ -75,9 +75,9 @@ def make(request: Request) -> Plan:
     started = time.monotonic()
     step = steps.train_step(model.model_fn, params)
     exported = program.export(steps.trainer(step, model.state_spec, batch, 1, parts), parts)
-    lowered = time.monotonic()
+    lowered, lowered_cpu = time.monotonic(), time.process_time()
     compiled = _compile(exported, request.topology)
-    compile_secs = time.monotonic() - lowered
+    compile_secs, compile_cpu_secs = time.monotonic() - lowered, time.process_time() - lowered_cpu
 
     outcome = compiled if isinstance(compiled, memory.Refusal) else _read(compiled)
     read = outcome if isinstance(outcome, _Read) else None
@@ -98,6 +98,7 @@ def make(request: Request) -> Plan:
         cost=_cost(model, params, torus, read) if read else None,
         lower_secs=lowered - started,
         compile_secs=compile_secs,
+        compile_cpu_secs=compile_cpu_secs,
         host_peak_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / memory.GIB,
     )
 

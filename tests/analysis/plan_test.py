@@ -66,12 +66,13 @@ def test_the_report_is_one_screen_that_says_all(tmp_path):
     for part in (
         "m4.MoE128E12L on v3:8x8: 128 cores, 12.50 B weights, 8192 target tokens a core",
         "fits: 9.00 of 15.48 GiB a core",
-        "1.000 GiB f32[8,256,32000] of softmax",
+        "1 GiB f32[8,256,32000] of softmax",
         "all-to-all               8        8.0 MiB  encoder/layers_1/dispatch",
         "suspicious: all-gather of 3.0 MiB a step from encoder",
-        "at 100% of the roofline: 0.500 s a step, 2.00 steps/s, 2.10 M tokens/s",
-        "at 48% of the roofline: 1.042 s a step, 0.96 steps/s",
-        "XLA's optimal_seconds 0.600 s (its loops once: 0.200), 1000 instructions",
+        "at 100% of the roofline: 0.5 s a step, 2.00 steps/s, 2.10 M tokens/s",
+        "at 48% of the roofline: 1.04 s a step, 0.96 steps/s",
+        "XLA's optimal_seconds 0.6 s (its loops once: 0.2), 1000 instructions",
+        "compiled in 40.0 s (60.0 of CPU)",
         "products 3.00 Tflop a core, of which the mathematics asks for 2.00",
     ):
         assert part in text

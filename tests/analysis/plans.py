@@ -42,6 +42,7 @@ def plan(made: Cost | None, cores: int = 128, **changes) -> Plan:
         cost=made,
         lower_secs=10.0,
         compile_secs=40.0,
+        compile_cpu_secs=60.0,
         host_peak_gib=3.5,
     )
     return Plan(**(fields | changes))
