@@ -62,9 +62,11 @@ def _print_plan() -> None:
 
     request = _request(_needed("model", _MODEL.value), _needed("topology", _TOPOLOGY.value))
     made = plan_store.planned(request, _out())
-    print(plan_report.text(made))
+    print(plan_report.text(made), flush=True)
     if not made.fits:
-        print(remedies.table(remedies.tried(request, _out())))
+        print("what would make it fit, each compiled:", flush=True)
+        for remedy in remedies.tried(request, _out()):
+            print(remedies.line(remedy), flush=True)
 
 
 def _print_search() -> None:
@@ -75,7 +77,12 @@ def _print_search() -> None:
     moe = request.params.task.encoder.moe
     num_experts = None if moe is None else moe.num_experts
     tried = search.candidates(num_experts, len(topology.devices(request.topology)))
-    print(search.table(search.search(request, list(tried), _out())))
+    print(search.HEAD, flush=True)
+    judged = []
+    for each in search.search(request, tried, _out()):
+        print(search.line(each), flush=True)
+        judged.append(each)
+    print("\n" + search.table(judged))
 
 
 def _print_comparison(folders: list[str]) -> None:

@@ -68,8 +68,8 @@ def make(request: Request) -> Plan:
     """
     params = request.params
     _check_vocabularies(params)
-    generation = hardware.generation(request.topology)
     places = topology.chip_places(request.topology)
+    generation = hardware.generation(request.topology)
     parts = _partitioning(request, len(places))
     model, batch = TranslationModel(params, parts), _batch(params)
     started = time.monotonic()

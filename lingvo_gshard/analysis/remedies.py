@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from lingvo_gshard.analysis import plan_store
 from lingvo_gshard.analysis.plan import Plan
@@ -22,23 +22,17 @@ class Remedy:
     plan: Plan
 
 
-def tried(request: Request, folder: pathlib.Path) -> tuple[Remedy, ...]:
+def tried(request: Request, folder: pathlib.Path) -> Iterator[Remedy]:
     """Plans each change that the experiment leaves open, kept in folders below `folder`."""
-    found = []
     for name, change, params in _changes(request.params):
         asked = dataclasses.replace(request, params=params, settings=(*request.settings, change))
-        found.append(Remedy(change, plan_store.planned(asked, folder / name)))
-    return tuple(found)
+        yield Remedy(change, plan_store.planned(asked, folder / name))
 
 
-def table(remedies: Sequence[Remedy]) -> str:
-    """A line a remedy."""
-    lines = [
-        f"  {each.change}: {'fits' if each.plan.fits else 'does not fit'}, "
-        f"{each.plan.memory_gib.peak:.2f} GiB"
-        for each in remedies
-    ]
-    return "\n".join(["what would make it fit, each compiled:", *lines])
+def line(remedy: Remedy) -> str:
+    """What came of it."""
+    verdict = "fits" if remedy.plan.fits else "does not fit"
+    return f"  {remedy.change}: {verdict}, {remedy.plan.memory_gib.peak:.2f} GiB"
 
 
 def _changes(params: Params) -> Iterator[tuple[str, str, Params]]:

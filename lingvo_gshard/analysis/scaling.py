@@ -151,9 +151,9 @@ def _cost_growth(
         for cost in (at_128, at_2048)
     ]
     yield (
-        f"    a token's step x{step:.2f} (paper {paper.STEP_GROWTH}{measured}), "
-        f"its AllToAll x{exchange:.2f} (paper {paper.ALL_TO_ALL_GROWTH}); AllToAll's share of the layers {shares[0]:.0%} and "
-        f"{shares[1]:.0%} (paper {paper.ALL_TO_ALL_SHARE[128]:.0%} and "
+        f"    a token's step x{step:.2f} (paper {paper.STEP_GROWTH}{measured}), its AllToAll "
+        f"x{exchange:.2f} (paper {paper.ALL_TO_ALL_GROWTH}); AllToAll's share of the layers "
+        f"{shares[0]:.0%} and {shares[1]:.0%} (paper {paper.ALL_TO_ALL_SHARE[128]:.0%} and "
         f"{paper.ALL_TO_ALL_SHARE[2048]:.0%}); instructions "
         f"x{at_2048.instructions / at_128.instructions:.2f}"
     )

@@ -9,12 +9,15 @@ from __future__ import annotations
 import dataclasses
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from lingvo_gshard.analysis import plan_store
 from lingvo_gshard.analysis.plan import Plan
 from lingvo_gshard.analysis.planner import Request
 from lingvo_gshard.sharding.mesh import Axis, Mesh
+
+_LINE = "{:<50} {:>10} {:>10} {:>10} {:>10} {:>10}".format
+HEAD = _LINE("partitioning", "GiB", "step ms", "compute", "memory", "network")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,44 +66,37 @@ def candidates(num_experts: int | None, cores: int) -> Iterator[Candidate]:
             yield Candidate(f"experts x data, {ways} x {cores // ways}", mesh, table)
 
 
-def search(
-    request: Request, tried: Sequence[Candidate], folder: pathlib.Path
-) -> tuple[Judged, ...]:
-    """Plans each candidate, kept in a folder of its own; the fastest that fits comes first."""
-    judged = []
+def search(request: Request, tried: Iterable[Candidate], folder: pathlib.Path) -> Iterator[Judged]:
+    """Plans each candidate, kept in a folder of its own, one after the other."""
     for candidate in tried:
         asked = dataclasses.replace(
             request, mesh=candidate.mesh, table=tuple(sorted(candidate.table.items()))
         )
         name = re.sub(r"\W+", "_", candidate.name).strip("_")
         try:
-            judged.append(Judged(candidate, plan_store.planned(asked, folder / name)))
+            yield Judged(candidate, plan_store.planned(asked, folder / name))
         except ValueError as error:  # Dims that the mesh does not divide, most of all.
-            judged.append(Judged(candidate, None, str(error).splitlines()[0]))
-    return tuple(sorted(judged, key=lambda each: each.step_secs))
+            yield Judged(candidate, None, str(error).splitlines()[0])
 
 
 def table(judged: Sequence[Judged]) -> str:
-    """The ranking, and why the first was chosen."""
-    line = "{:<50} {:>10} {:>10} {:>10} {:>10} {:>10}".format
-    lines = [line("partitioning", "GiB", "step ms", "compute", "memory", "network")]
-    for each in judged:
-        if each.plan is None:
-            lines.append(f"{each.candidate.name:<50} refused: {each.refusal}")
-        elif each.plan.cost is None:
-            peak, capacity = each.plan.memory_gib.peak, each.plan.memory_gib.capacity
-            lines.append(
-                line(each.candidate.name, f"{peak:.2f}", "-", "-", "-", "-")
-                + f"  does not fit in {capacity:.2f}"
-            )
-        else:
-            secs = each.plan.cost.roofline_secs
-            cells = (secs.step, secs.compute, secs.memory, secs.network)
-            peak = each.plan.memory_gib.peak
-            lines.append(
-                line(each.candidate.name, f"{peak:.2f}", *(f"{1e3 * s:.2f}" for s in cells))
-            )
-    return "\n".join([*lines, _reason(judged)])
+    """The ranking, the fastest that fits first, and why that was chosen."""
+    ranked = sorted(judged, key=lambda each: each.step_secs)
+    return "\n".join([HEAD, *map(line, ranked), _reason(ranked)])
+
+
+def line(judged: Judged) -> str:
+    """A candidate's line, below HEAD."""
+    name, plan = judged.candidate.name, judged.plan
+    if plan is None:
+        return f"{name:<50} refused: {judged.refusal}"
+    peak = f"{plan.memory_gib.peak:.2f}"
+    if plan.cost is None:
+        unknown = _LINE(name, peak, "-", "-", "-", "-")
+        return f"{unknown}  does not fit in {plan.memory_gib.capacity:.2f}"
+    secs = plan.cost.roofline_secs
+    cells = (secs.step, secs.compute, secs.memory, secs.network)
+    return _LINE(name, peak, *(f"{1e3 * each:.2f}" for each in cells))
 
 
 def _reason(judged: Sequence[Judged]) -> str:

@@ -59,9 +59,13 @@ def test_what_fits_is_ranked_and_the_choice_explained(monkeypatch, tmp_path):
         experts_on_the_batch_s_axis_the_paper_s=0.5,
     )
     monkeypatch.setattr(plan_store, "planned", _planned(steps))
-    judged = search.search(_REQUEST, tried, tmp_path)
-    assert [each.candidate.name for each in judged[:2]] == [tried[3].name, tried[1].name]
+    judged = list(search.search(_REQUEST, tried, tmp_path))
+    assert [each.candidate.name for each in judged] == [each.name for each in tried]
     table = search.table(judged)
+    assert [line.split(" " * 4)[0] for line in table.splitlines()[1:3]] == [
+        tried[3].name,
+        tried[1].name,
+    ]
     assert "chosen: experts on the batch's axis (the paper's): 1.50 times as fast as" in table
     assert "does not fit in 15.48" in table
     assert "refused: E=7 is not divisible by the 128 partitions" in table and "more" not in table
@@ -70,5 +74,5 @@ def test_what_fits_is_ranked_and_the_choice_explained(monkeypatch, tmp_path):
 def test_nothing_fits(monkeypatch, tmp_path):
     tried = list(search.candidates(128, 128))[:1]
     monkeypatch.setattr(plan_store, "planned", _planned({"data_parallel_only": None}))
-    judged = search.search(_REQUEST, tried, tmp_path)
+    judged = list(search.search(_REQUEST, tried, tmp_path))
     assert search.table(judged).endswith("chosen: none, for none fits.")
