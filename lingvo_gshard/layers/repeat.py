@@ -223,13 +223,12 @@ def _put(stack: tf.Tensor, i: tf.Tensor, item: tf.Tensor) -> tf.Tensor:
 def _weight(stack: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
     """Weight i of a stack, which shall be the only copy of the weights.
 
-    A TPU multiplies in bfloat16. Where a loop does no more than that with a weight, the compiler
-    narrows the whole stack before the loop, and keeps it beside the float32 one that the optimizer
-    needs. It cannot narrow the item's bits.
+    A TPU multiplies matrices in bfloat16. Where a loop does nothing else with its weights, the
+    compiler narrows the whole stack before the loop, and keeps it beside the float32 one that the
+    optimizer needs. A float32 product, with a one that it cannot see through, keeps it from that.
     """
-    item = _item(stack, i)
-    (bits,) = xla.optimization_barrier(tf.bitcast(item, tf.int32))
-    return tf.bitcast(bits, item.dtype)
+    (one,) = xla.optimization_barrier(tf.ones([], stack.dtype))
+    return one * _item(stack, i)
 
 
 def _item(stack: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
