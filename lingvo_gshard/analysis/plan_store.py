@@ -10,7 +10,9 @@ import concurrent.futures
 import hashlib
 import importlib.metadata
 import multiprocessing
+import os
 import pathlib
+import threading
 from concurrent.futures.process import BrokenProcessPool
 
 from lingvo_gshard.analysis import plan, plan_report, planner
@@ -43,7 +45,7 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
 
 def _in_own_process(request: Request) -> Plan:
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(1, context, _end_with_parent) as pool:
         try:
             return pool.submit(planner.make, request).result()
         except BrokenProcessPool as error:
@@ -51,6 +53,18 @@ def _in_own_process(request: Request) -> Plan:
                 f"{request.model} on {request.topology}: the process that planned it ended; this "
                 "machine's memory may be too small."
             ) from error
+
+
+def _end_with_parent() -> None:
+    """Ends this process as soon as the one that started it has, were it killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def _fingerprint(request: Request) -> str:
