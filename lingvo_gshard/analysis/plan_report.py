@@ -96,6 +96,8 @@ def _memory_lines(plan: Plan) -> Iterator[str]:
     yield f"{verdict}: {memory.peak:.2f} of {memory.capacity:.2f} GiB a core"
     parts = (f"{part.replace('_', ' ')} {getattr(memory, part):.2f}" for part in _MEMORY_PARTS)
     yield "  " + ", ".join(parts)
+    if not plan.largest_buffers:
+        yield "  the compiler names no buffers of a program that it refuses so early"
     for buffer in plan.largest_buffers[:_NUM_LINES]:
         yield f"  {buffer.gib:.3g} GiB {buffer.shape} of {buffer.source}"
 

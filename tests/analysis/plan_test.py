@@ -86,6 +86,9 @@ def test_the_report_is_one_screen_that_says_all(tmp_path):
 def test_the_report_of_what_does_not_fit_says_by_how_much(tmp_path):
     refused = plans.plan(None)
     assert "does NOT fit, by 4.52 GiB: 20.00 of 15.48 GiB a core" in plan_report.text(refused)
+    assert "names no buffers" not in plan_report.text(refused)
+    early = dataclasses.replace(refused, largest_buffers=())
+    assert "the compiler names no buffers" in plan_report.text(early)
     plan_report.write(refused, tmp_path)
     assert "time.png" not in (tmp_path / "report.md").read_text()
 
