@@ -57,7 +57,10 @@ def test_a_mistake_is_told_in_one_line(args, message):
             ["--model=toy.MoE8E4", "--topology=v3:2x2"],
             "No model 'toy.MoE8E4'. Did you mean toy.MoE8E4L?",
         ),
-        (["--model=toy.MoE8E4L", "--topology=v3:3"], "topology 'v3:3' is unknown; known are v2:"),
+        (
+            ["--model=toy.MoE8E4L", "--topology=v3:3", *(f"--set={each}" for each in _TINY)],
+            "topology 'v3:3' is unknown; known are v2:",
+        ),
         (
             ["--model=toy.MoE8E4L", "--topology=v9:2x2", *(f"--set={each}" for each in _TINY)],
             "topology 'v9:2x2' is unknown; known are v2:",
