@@ -131,6 +131,7 @@ def test_experts_are_copied_from_a_run_into_one_with_more(data_dir, run_dir, tmp
         data_dir,
         tmp_path,
         "task.encoder.moe.num_experts=16",
+        "task.decoder.moe.num_experts=16",
         f"train.warm_start_from={run_dir}",
         f"train.warm_start_rules={rules!r}",
         "train.max_steps=2",

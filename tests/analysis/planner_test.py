@@ -46,6 +46,9 @@ def _request(**changes):
     return dataclasses.replace(Request("toy.MoE8E4L", (), _params(), "v3:2x2"), **changes)
 
 
+_COMPILE_PROGRAM, _CHIP_PLACES = topology.compile_program, topology.chip_places
+
+
 @pytest.fixture(scope="module")
 def cpu():
     """The devices at hand in place of a topology's; keeps what was compiled."""
@@ -60,6 +63,13 @@ def cpu():
         patch.setattr(topology, "compile_program", compile_program)
         patch.setattr(topology, "chip_places", lambda name: _PLACES)
         yield compiled
+
+
+@pytest.fixture
+def tpu(monkeypatch):
+    """The compiler itself again, which `cpu` replaces for the whole module."""
+    monkeypatch.setattr(topology, "compile_program", _COMPILE_PROGRAM)
+    monkeypatch.setattr(topology, "chip_places", _CHIP_PLACES)
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +294,7 @@ def _small_m4():
 
 
 @pytest.mark.slow
-def test_the_family_gathers_no_weights_experts_or_tokens(monkeypatch):
+def test_the_family_gathers_no_weights_experts_or_tokens(tpu, monkeypatch):
     """Nor by all-reduces, as the TPU's compiler gathers from 64 partitions on."""
     _need_the_tpus_compiler()
     monkeypatch.setattr(planner, "_LARGE_BYTES", 1)  # Narrow layers have small weights.
@@ -294,7 +304,7 @@ def test_the_family_gathers_no_weights_experts_or_tokens(monkeypatch):
 
 
 @pytest.mark.slow
-def test_weights_that_are_gathered_are_suspicious():
+def test_weights_that_are_gathered_are_suspicious(tpu):
     """Of the same model with all weights split over M."""
     _need_the_tpus_compiler()
     table = tuple((letter, "d") for letter in "BEGM")
@@ -303,7 +313,7 @@ def test_weights_that_are_gathered_are_suspicious():
 
 
 @pytest.mark.slow
-def test_a_tpus_program_is_planned():
+def test_a_tpus_program_is_planned(tpu):
     _need_the_tpus_compiler()
     kept = planner.make(_request())
     assert kept.fits and kept.memory_gib.capacity == 15.48
