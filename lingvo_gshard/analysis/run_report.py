@@ -13,12 +13,11 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from lingvo_gshard.analysis import plan, quality
+from lingvo_gshard.analysis import expert_load, plan, quality
 from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
 
 _PAGE = "report.html"
 _PLAN_FOLDER = "plan"
-_ROUTING = "routing."
 _STYLE = """
 body { font: 15px sans-serif; max-width: 62em; margin: 2em auto; }
 table { border-collapse: collapse; } th, td { padding: .2em .8em; text-align: right; }
@@ -111,11 +110,12 @@ def _draw_curves(
         if values[-1] is not None:
             panel.plot(steps, values)
         panel.set_title(panel_title)
-    for layer in sorted(_by_layer(lines[-1])):
-        path = f"{_ROUTING}overflow.{layer}"
-        axes[1, 2].plot(steps, [100 * line["metrics"][path] for line in lines], label=layer)
-        axes[1, 2].legend(fontsize=6)
-    axes[1, 2].set_title("overflow by layer, %")
+    for side in ("source", "target"):
+        if (path := f"padding.{side}") in lines[-1]["metrics"]:
+            shares = [100 * line["metrics"].get(path, np.nan) for line in lines]
+            axes[1, 2].plot(steps, shares, label=side)
+            axes[1, 2].legend(fontsize=7)
+    axes[1, 2].set_title("padding, %")
     for panel in axes[1]:
         panel.set_xlabel("step")
 
@@ -148,28 +148,17 @@ def _languages(
 
 def _routing(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Every number of the routing by MoE layer, and each expert's load."""
-    layers = _by_layer(lines[-1])
+    layers = expert_load.by_layer(lines[-1])
     if not layers:
         return
     fields = sorted({name for values in layers.values() for name in values})
     scalars = [name for name in fields if np.ndim(next(iter(layers.values()))[name]) == 0]
     yield f"<h2>Routing of the last {lines[-1]['num_steps']} steps</h2>"
     rows = [
-        [layer, *(f"{values[name]:.4g}" for name in scalars)]
-        for layer, values in sorted(layers.items())
+        [layer, *(f"{values[name]:.4g}" for name in scalars)] for layer, values in layers.items()
     ]
     yield _table(["layer", *scalars], rows)
-    if "load_E" in fields:
-        yield _picture(_draw_load, {layer: values["load_E"] for layer, values in layers.items()})
-
-
-def _draw_load(figure: Figure, loads: dict[str, list[float]]) -> None:
-    figure.set_size_inches(9, 1 + 0.3 * len(loads))
-    axes = figure.subplots()
-    image = axes.imshow(list(loads.values()), aspect="auto", vmin=0, cmap="viridis")
-    axes.set_yticks(range(len(loads)), list(loads))
-    axes.set(xlabel="expert", title="load over its mean")
-    figure.colorbar(image, ax=axes)
+    yield _picture(expert_load.draw_on, lines)
 
 
 def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -204,16 +193,6 @@ def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]
             "<p>python -m lingvo_gshard.plan --model=... --topology=... "
             f"--out={html.escape(str(logdir / _PLAN_FOLDER))} adds a plan.</p>"
         )
-
-
-def _by_layer(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """{layer: {field of Routing: value}} of one call."""
-    layers: dict[str, dict[str, Any]] = {}
-    for path, value in line["metrics"].items():
-        if path.startswith(_ROUTING):
-            field, layer = path.removeprefix(_ROUTING).split(".", 1)
-            layers.setdefault(layer, {})[field] = value
-    return layers
 
 
 def _rate(amount: float | None, secs: float) -> str:

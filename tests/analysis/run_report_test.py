@@ -32,7 +32,10 @@ def _routing(overflow):
     return {
         "routing.overflow.encoder_1": overflow,
         "routing.load_E.encoder_1": [0.5, 1.5],
+        "routing.load_E.decoder_1": [0.5, 1.5, 1.0],
         "routing.entropy.encoder_1": 0.625,
+        "routing.entropy.decoder_1": 0.5,
+        "routing.overflow.decoder_1": overflow,
     }
 
 
