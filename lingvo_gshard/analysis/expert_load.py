@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pathlib
-import re
+import string
 from collections.abc import Sequence
 from typing import Any
 
@@ -111,5 +111,5 @@ def _draw_field(
 
 def _natural(layer: str) -> tuple[str, int]:
     """encoder_2 before encoder_10."""
-    stack, index = re.fullmatch(r"(.*?)(\d*)", layer).groups()
-    return stack, int(index or 0)
+    stack = layer.rstrip(string.digits)
+    return stack, int(layer.removeprefix(stack) or 0)
