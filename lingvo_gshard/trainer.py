@@ -8,6 +8,8 @@ the call under way: it saves and exits with status 75; a second one ends it at o
 
 Several processes, each with its share of the partitions: the same command in each, with
 --coordinator=HOST:PORT --num_processes=N --process_id=0 to N-1, and a --logdir that all can reach.
+They watch each other: when one dies, the others say which and exit with status 69. Started again,
+all go on.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.spmd import peers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Processes:
       num_processes: all of them.
       process_id: this one's place, from 0.
       timeout_secs: how long to wait for the others.
-      heartbeat_timeout_secs: how long the others live on after one of them has died.
+      heartbeat_timeout_secs: how long one may be silent before the others take it for dead.
 
     Raises:
       ValueError: no `host:port`, or a place that is none.
@@ -75,27 +76,59 @@ def initialize(processes: Processes) -> None:
 
 @contextlib.contextmanager
 def joined(processes: Processes) -> Iterator[None]:
-    """Joins the processes, and leaves them at once on an error, told in one line.
+    """Joins the processes, which watch each other, and parts from them in order at the end.
 
-    A process that fails alone must not say farewell as others do: they would wait for it in a
-    collective, and it for them. As it dies, they end too, within `heartbeat_timeout_secs`.
+    On an error this process ends at once, and tells it in one line: it must not say farewell as
+    others do, who would wait for it in a collective, and it for them. They end too, with
+    peers.EXIT_STATUS, as they do when this one is killed.
 
     Raises:
       RuntimeError: as initialize.
     """
-    initialize(processes)
-    try:
-        yield
-    except Exception as error:
-        if logging.getLogger().isEnabledFor(logging.DEBUG):
-            traceback.print_exc()
-        sys.stdout.flush()
-        print(
-            f"Process {processes.process_id} of {processes.num_processes} ends: {error}",
-            file=sys.stderr,
-            flush=True,
+    host, _, port = processes.coordinator.rpartition(":")
+    address = host.strip("[]"), int(port)
+    with contextlib.ExitStack() as stack:
+        through = processes.coordinator
+        if processes.process_id > 0:
+            through = stack.enter_context(peers.relayed(address))
+        initialize(
+            dataclasses.replace(
+                processes,
+                coordinator=through,
+                # JAX's own watch comes second.
+                heartbeat_timeout_secs=2 * processes.heartbeat_timeout_secs,
+            )
         )
-        os._exit(1)
+        watch = _watch(processes, host.strip("[]"))
+        try:
+            yield
+        except (Exception, KeyboardInterrupt) as error:
+            if logging.getLogger().isEnabledFor(logging.DEBUG):
+                traceback.print_exc()
+            reason = " ".join((str(error) or repr(error)).split())
+            watch.fail(reason)
+            sys.stdout.flush()
+            print(
+                f"Process {processes.process_id} of {processes.num_processes} ends: {reason}",
+                file=sys.stderr,
+                flush=True,
+            )
+            os._exit(1)
+        finally:
+            jax.distributed.shutdown()  # Waits for the others.
+            watch.leave()
+
+
+def _watch(processes: Processes, host: str) -> peers.Watch:
+    """Of process 0 over all others, or of another over process 0."""
+    if is_first():
+        listener = peers.listen()
+        of_first(listener.getsockname()[1])
+        found = peers.accepted(listener, processes.num_processes, processes.timeout_secs)
+    else:
+        port = of_first(0)
+        found = peers.connected((host, port), processes.process_id, processes.timeout_secs)
+    return peers.Watch(processes.process_id, found, processes.heartbeat_timeout_secs)
 
 
 def is_first() -> bool:
