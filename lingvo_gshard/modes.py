@@ -24,7 +24,7 @@ def train(estimator: TPUEstimator, launch: runs.Launch, facts: runs.DataFacts) -
     _announce(estimator, launch, facts)
     with StopOnSignal() as stop:
         estimator.train(
-            lambda p: p.input.Instantiate(),
+            _input_fn(estimator, "input"),
             max_steps=estimator.params.train.max_steps,
             hooks=[stop],
         )
@@ -38,7 +38,7 @@ def train_and_eval(estimator: TPUEstimator, launch: runs.Launch, facts: runs.Dat
         metrics = train_and_evaluate.train_and_evaluate(
             estimator,
             TrainSpec(
-                lambda p: p.input.Instantiate(), estimator.params.train.max_steps, hooks=[stop]
+                _input_fn(estimator, "input"), estimator.params.train.max_steps, hooks=[stop]
             ),
             _dev(estimator),
         )
@@ -49,11 +49,12 @@ def train_and_eval(estimator: TPUEstimator, launch: runs.Launch, facts: runs.Dat
 
 def evaluate(estimator: TPUEstimator, facts: runs.DataFacts) -> None:
     """Evaluates the latest checkpoint on dev, then language by language; prints the metrics."""
-    _print_metrics(estimator.evaluate(lambda p: p.eval_input.Instantiate(), name="dev"))
+    _print_metrics(estimator.evaluate(_input_fn(estimator, "eval_input"), name="dev"))
     data = manifest.load(estimator.params.eval_input.data_dir)
     for code in facts.languages:
         if data.language(code).num_examples("dev"):
-            metrics = estimator.evaluate(_of_language(code), name=f"dev_{code}")
+            of_language = _input_fn(estimator, "eval_input", languages=(code,))
+            metrics = estimator.evaluate(of_language, name=f"dev_{code}")
             _print(f"nll of {code}: {metrics['nll']:.6g}")
 
 
@@ -130,15 +131,18 @@ def report(estimator: TPUEstimator, launch: runs.Launch) -> None:
 def _dev(estimator: TPUEstimator) -> EvalSpec:
     by = estimator.params.train.keep_best_by
     return EvalSpec(
-        lambda p: p.eval_input.Instantiate(),
+        _input_fn(estimator, "eval_input"),
         steps=estimator.params.train.eval_batches,
         name="dev",
         best_by=None if by is None else BestBy(by),
     )
 
 
-def _of_language(code: str) -> InputFn:
-    return lambda p: p.eval_input.Copy().Set(languages=(code,)).Instantiate()
+def _input_fn(estimator: TPUEstimator, name: str, **settings: object) -> InputFn:
+    """This process's part of an experiment's input, with some of its settings changed."""
+    share = estimator.input_share
+    settings |= {"process_index": share.index, "num_processes": share.count}
+    return lambda p: p.Get(name).Copy().Set(**settings).Instantiate()
 
 
 def _end(estimator: TPUEstimator, stop: StopOnSignal) -> None:

@@ -22,7 +22,7 @@ from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.train import atomic_file, checkpoints
-from lingvo_gshard.train.config import RunConfig, TPUConfig
+from lingvo_gshard.train.config import PerHostInput, RunConfig, TPUConfig
 from lingvo_gshard.train.estimator import TPUEstimator
 from lingvo_gshard.train.warm_start import Rule, WarmStart, old_ids
 
@@ -126,7 +126,9 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
     model = TranslationModel(params, partitioning)
     config = RunConfig(
         model_dir=logdir,
-        tpu_config=TPUConfig(params.train.iterations_per_loop, num_partitions),
+        tpu_config=TPUConfig(
+            params.train.iterations_per_loop, num_partitions, PerHostInput.OWN_ROWS
+        ),
         save_checkpoints_steps=params.train.save_checkpoints_steps,
         save_checkpoints_secs=params.train.save_checkpoints_secs,
         keep_checkpoint_max=params.train.keep_checkpoint_max,

@@ -27,7 +27,7 @@ class Argument:
         shardings: NestedMap of NamedSharding, of the same structure.
         donated: whether the program writes over its memory.
         """
-        self.shardings = shardings
+        self.spec, self.shardings = spec, shardings
         self._name, self._donated = name, donated
         self._paths = [path for path, _ in spec.FlattenItems()]
         self._specs, self._placements = spec.Flatten(), shardings.Flatten()

@@ -71,6 +71,10 @@ class Executable:
         """
         return tree.Pack(self._argument(name).place(tree))
 
+    def spec(self, arg_name: str) -> NestedMap:
+        """The TensorSpec of every leaf of an argument; ValueError for an unknown name."""
+        return self._argument(arg_name).spec
+
     def shardings(self, arg_name: str) -> NestedMap:
         """The NamedSharding of every leaf of an argument; ValueError for an unknown name."""
         return self._argument(arg_name).shardings

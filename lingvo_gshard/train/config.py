@@ -3,9 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 
 from lingvo_gshard.train.nonfinite import NonFinite
 from lingvo_gshard.train.retention import Retention
+
+
+class PerHostInput(enum.Enum):
+    """What each of several processes reads of a batch.
+
+    ALL: all rows, the same in every process. OWN_ROWS: those of TPUEstimator.input_share; the
+    input's `specs` are of all rows nevertheless.
+    """
+
+    ALL = "all"
+    OWN_ROWS = "own_rows"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,6 +27,7 @@ class TPUConfig:
     Attributes:
       iterations_per_loop: K, training steps in one call of the program.
       num_partitions: devices that one model is split over; those of the partitioning's mesh.
+      per_host_input: what an input yields where there are several processes.
 
     Raises:
       ValueError: a number below 1.
@@ -22,6 +35,7 @@ class TPUConfig:
 
     iterations_per_loop: int = 1
     num_partitions: int = 1
+    per_host_input: PerHostInput = PerHostInput.ALL
 
     def __post_init__(self) -> None:
         _at_least("TPUConfig", self, iterations_per_loop=1, num_partitions=1)

@@ -20,16 +20,18 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.spmd import distributed, specs
-from lingvo_gshard.train import best, checkpoints, programs, summaries, weights_file
+from lingvo_gshard.spmd.executable import Executable
+from lingvo_gshard.train import best, checkpoints, programs, rows, summaries, weights_file
 from lingvo_gshard.train import model_dir as model_dirs
 from lingvo_gshard.train.background import BackgroundHook
 from lingvo_gshard.train.best import BestBy
 from lingvo_gshard.train.checkpoints import About, Checkpoints, Restored
-from lingvo_gshard.train.config import RunConfig
+from lingvo_gshard.train.config import PerHostInput, RunConfig
 from lingvo_gshard.train.feed import Feed, Input
 from lingvo_gshard.train.hooks import ProgressHook, TrainHook
 from lingvo_gshard.train.loop import SaveEvery, TrainLoop, group_sizes
 from lingvo_gshard.train.nonfinite import NonFiniteHook
+from lingvo_gshard.train.rows import Share
 from lingvo_gshard.train.steps import ModelFn
 from lingvo_gshard.train.warm_start import WarmStart
 
@@ -84,6 +86,13 @@ class TPUEstimator:
         self.state_spec, self._init_fn = state_spec, init_fn
         self._model_prefixes, self._warm_start = model_prefixes, warm_start
         self._programs = programs.Programs(model_fn, params, partitioning, state_spec)
+
+    @property
+    def input_share(self) -> Share:
+        """The part of each batch that this process's input yields."""
+        if self.config.tpu_config.per_host_input is PerHostInput.ALL:
+            return rows.WHOLE
+        return rows.own_share(self.partitioning)
 
     def train(
         self,
@@ -173,8 +182,8 @@ class TPUEstimator:
         num_batches = 0
         try:
             for batch in _first(source, steps):
-                spec = programs.batch_spec_of(batch, source.specs)
-                result = self._programs.evaluate(spec)(state, batch)
+                evaluate = self._programs.evaluate(self._batch_spec(batch, source))
+                result = evaluate(state, self._placed(evaluate, "batch", batch))
                 for metric, value in result.sums.FlattenItems():
                     sums[metric] = sums.get(metric, 0.0) + float(value)
                 for metric, value in result.weights.FlattenItems():
@@ -247,8 +256,9 @@ class TPUEstimator:
         source = input_fn(self.params)
         try:
             for batch in source:
-                spec = programs.batch_spec_of(batch, source.specs)
-                result = self._programs.predict(spec)(state, batch).predictions
+                spec = self._batch_spec(batch, source)
+                predict = self._programs.predict(spec)
+                result = predict(state, self._placed(predict, "batch", batch)).predictions
                 arrays = dict(distributed.to_host(result).FlattenItems())
                 for row in range(spec.Flatten()[0].shape[0]):
                     yield {path: array[row] for path, array in arrays.items()}
@@ -270,7 +280,7 @@ class TPUEstimator:
             return self._programs.train(batch_spec, num_steps)
 
         def place(batches: NestedMap, num_steps: int) -> NestedMap:
-            return executable_of(num_steps).place_arg("batches", batches)
+            return self._placed(executable_of(num_steps), "batches", batches)
 
         save_every = SaveEvery(
             self.config.save_checkpoints_steps, self.config.save_checkpoints_secs
@@ -278,6 +288,15 @@ class TPUEstimator:
         loop = TrainLoop(executable_of, saved, save_every, hooks)
         with Feed(source, group_sizes(*start_stop, steps_per_call), place) as feed:
             loop.run(state, feed)
+
+    def _batch_spec(self, batch: NestedMap, source: Input) -> NestedMap:
+        return programs.batch_spec_of(batch, source.specs, self.input_share)
+
+    def _placed(self, executable: Executable, arg_name: str, batch: NestedMap) -> NestedMap:
+        """The batch on its devices, of the rows that this process has of it."""
+        spec, shardings = executable.spec(arg_name), executable.shardings(arg_name)
+        whole = rows.assembled(batch, spec, shardings, self.input_share)
+        return executable.place_arg(arg_name, whole)
 
     def _own_hooks(self) -> Callable[[int | None], list[TrainHook]]:
         config = self.config

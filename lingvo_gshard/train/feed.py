@@ -17,7 +17,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 class Input(Protocol):
     """What an input_fn returns.
 
-    Iterating yields NestedMap(features, labels) of numpy arrays; `specs` are their TensorSpecs.
+    Iterating yields NestedMap(features, labels) of numpy arrays; `specs` are their TensorSpecs,
+    of the rows of all processes.
     `get_state` is a JSON-able dict from which `set_state` continues with the batch after the
     last one yielded.
     """

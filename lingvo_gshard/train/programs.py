@@ -14,7 +14,8 @@ from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 from lingvo_gshard.spmd import program
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import Executable
-from lingvo_gshard.train import steps
+from lingvo_gshard.train import rows, steps
+from lingvo_gshard.train.rows import Share
 
 
 class Programs:
@@ -80,10 +81,10 @@ class Programs:
             return self._compiled[key]
 
 
-def batch_spec_of(batch: NestedMap, specs: NestedMap) -> NestedMap:
-    """The specs of one batch, whose lengths may differ from those of its input's `specs`."""
+def batch_spec_of(batch: NestedMap, specs: NestedMap, share: Share) -> NestedMap:
+    """The specs of all rows of a batch, whose lengths may differ from those of its `specs`."""
     return specs.Pack(
-        TensorSpec(tuple(array.shape), spec.dtype, spec.dims)
+        TensorSpec(rows.of_all(array.shape, spec.dims, share), spec.dtype, spec.dims)
         for array, spec in zip(batch.Flatten(), specs.Flatten(), strict=True)
     )
 

@@ -2,12 +2,15 @@
 
     python -m tests.train.process FOLDER COORDINATOR NUM_PROCESSES PROCESS_ID MAX_STEPS [DIES_AT]
 
-Prints the losses of its steps. At the step DIES_AT it kills itself.
+Each process reads its own rows of a batch. With FOLDER.source beside it, a run's folder, a new run
+begins from that one's weights. Prints the losses of its steps, and an evaluation's error; at the
+step DIES_AT it kills itself.
 """
 
 import contextlib
 import json
 import os
+import pathlib
 import signal
 import sys
 
@@ -17,7 +20,9 @@ _PARTITIONS = 4
 
 
 def _train(folder, max_steps, dies_at):
+    from lingvo_gshard.train.config import PerHostInput, TPUConfig
     from lingvo_gshard.train.hooks import TrainHook
+    from lingvo_gshard.train.warm_start import Rule, WarmStart
     from tests.train import regression
 
     class _Losses(TrainHook):
@@ -29,10 +34,18 @@ def _train(folder, max_steps, dies_at):
             if call.step == dies_at:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    losses = _Losses()
-    estimator = regression.make(folder, _PARTITIONS, steps_per_call=2, save_checkpoints_steps=4)
-    estimator.train(lambda p: regression.Batches(), max_steps=max_steps, hooks=[losses])
-    print(json.dumps(losses.losses), flush=True)
+    losses, source = _Losses(), pathlib.Path(f"{folder}.source")
+    estimator = regression.make(
+        folder,
+        _PARTITIONS,
+        tpu_config=TPUConfig(2, _PARTITIONS, PerHostInput.OWN_ROWS),
+        save_checkpoints_steps=4,
+        warm_start=WarmStart(str(source), (("theta.*", Rule.SAME),)) if source.exists() else None,
+    )
+    share = estimator.input_share
+    estimator.train(lambda p: regression.Batches(share=share), max_steps=max_steps, hooks=[losses])
+    result = estimator.evaluate(lambda p: regression.Batches(num_batches=3, share=share))
+    print(json.dumps({"losses": losses.losses, "error": result["error"]}), flush=True)
 
 
 def main(folder, coordinator, num_processes, process_id, max_steps, dies_at="-1"):

@@ -1,4 +1,5 @@
-"""Training in two processes: the same as in one, resumed by either; and one of them dies."""
+"""Training in two processes, each with its rows of a batch: the same as in one, resumed by either,
+begun from another run; and one of them dies."""
 
 import json
 import os
@@ -13,6 +14,7 @@ import pytest
 
 from lingvo_gshard.spmd import peers
 from lingvo_gshard.train.hooks import TrainHook
+from lingvo_gshard.train.warm_start import Rule, WarmStart
 from tests.train import regression
 
 
@@ -24,11 +26,16 @@ class _Losses(TrainHook):
         self.losses += call.metrics.loss.tolist()
 
 
-def _train_here(folder, max_steps):
+def _train_here(folder, max_steps, **options):
     losses = _Losses()
-    estimator = regression.make(folder, 4, steps_per_call=2)
+    estimator = regression.make(folder, 4, steps_per_call=2, **options)
     estimator.train(lambda p: regression.Batches(), max_steps=max_steps, hooks=[losses])
     return losses.losses
+
+
+def _error_here(folder):
+    estimator = regression.make(folder, 4)
+    return estimator.evaluate(lambda p: regression.Batches(num_batches=3))["error"]
 
 
 def _start(folder, max_steps, dies_at=None, dying=1):
@@ -51,27 +58,40 @@ def _start(folder, max_steps, dies_at=None, dying=1):
     ]
 
 
-def _losses_of(processes):
-    """What each process printed last; fails with what it says when one fails."""
+def _results_of(processes):
+    """What each process printed last: (losses, error); fails with what it says when one fails."""
     try:
         done = [process.communicate(timeout=180) for process in processes]
     finally:
         for process in processes:
             process.kill()
     assert [process.returncode for process in processes] == [0, 0], [err for _, err in done]
-    return [json.loads(out.splitlines()[-1]) for out, _ in done]
+    printed = [json.loads(out.splitlines()[-1]) for out, _ in done]
+    assert printed[0] == printed[1]
+    return printed[0]["losses"], printed[0]["error"]
 
 
 def test_one_then_two_then_one_process_train_as_one(tmp_path):
     whole = _train_here(tmp_path / "whole", 10)
     first = _train_here(tmp_path / "shared", 2)
-    both = _losses_of(_start(tmp_path / "shared", 6))
-    assert both[0] == both[1]
-    last = _train_here(tmp_path / "shared", 10)
+    both, error = _results_of(_start(tmp_path / "shared", 6))
     # Across processes a sum is taken in another order.
-    np.testing.assert_allclose([*first, *both[0], *last], whole, rtol=1e-5)
+    np.testing.assert_allclose(error, _error_here(tmp_path / "shared"), rtol=1e-5)
+    last = _train_here(tmp_path / "shared", 10)
+    np.testing.assert_allclose([*first, *both, *last], whole, rtol=1e-5)
     lines = [json.loads(line) for line in (tmp_path / "shared/train_metrics.jsonl").open()]
     assert [line["step"] for line in lines] == [2, 4, 6, 8, 10]
+
+
+@pytest.mark.slow
+def test_two_processes_begin_from_another_run_as_one_does(tmp_path):
+    _train_here(tmp_path / "shared.source", 4)
+    losses, _ = _results_of(_start(tmp_path / "shared", 6))
+    rules = (("theta.*", Rule.SAME),)
+    warm_start = WarmStart(str(tmp_path / "shared.source"), rules)
+    here = _train_here(tmp_path / "here", 6, warm_start=warm_start)
+    np.testing.assert_allclose(losses, here, rtol=1e-5)
+    assert losses[0] < 0.5 * _train_here(tmp_path / "cold", 2)[0]
 
 
 @pytest.mark.slow
@@ -86,7 +106,6 @@ def test_when_one_dies_the_other_ends_and_both_go_on_when_started_again(tmp_path
     assert f"Process {1 - dying} ends: process {dying} has died. Start all of them again." in said
 
     whole = _train_here(tmp_path / "whole", 10)
-    again = _losses_of(_start(tmp_path / "shared", 10))
-    # From the checkpoint of step 4, if it was whole.
-    assert again[0] == again[1] and len(again[0]) in (6, 10)
-    np.testing.assert_allclose(again[0], whole[-len(again[0]) :], rtol=1e-5)
+    again, _ = _results_of(_start(tmp_path / "shared", 10))
+    assert len(again) in (6, 10)  # From the checkpoint of step 4, if it was whole.
+    np.testing.assert_allclose(again, whole[-len(again) :], rtol=1e-5)

@@ -12,6 +12,7 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 from lingvo_gshard.train.config import RunConfig, TPUConfig
 from lingvo_gshard.train.estimator import TPUEstimator
+from lingvo_gshard.train.rows import WHOLE
 from lingvo_gshard.train.spec import ModeKeys, TPUEstimatorSpec
 
 B, H, V = 12, 8, 3
@@ -77,15 +78,17 @@ def model_fn(state, features, labels, mode, params):
 
 
 class Batches:
-    """Batch i is a function of i; `poisoned_batch` holds a NaN."""
+    """Batch i is a function of i; `poisoned_batch` holds a NaN. Yields its share of the rows."""
 
     specs = NestedMap(
         features=NestedMap(x_BH=f32((B, H), "B_")),
         labels=NestedMap(y_BV=f32((B, V), "B_"), weight_B=f32((B,), "B")),
     )
 
-    def __init__(self, num_batches=None, poisoned_batch=None):
+    def __init__(self, num_batches=None, poisoned_batch=None, share=WHOLE):
         self._index, self._num_batches, self._poisoned = 0, num_batches, poisoned_batch
+        size = B // share.count
+        self._rows = slice(share.index * size, (share.index + 1) * size)
         self.closed = False
 
     def __iter__(self):
@@ -95,7 +98,7 @@ class Batches:
         if self._index == self._num_batches:
             raise StopIteration
         self._index += 1
-        return self.batch(self._index - 1)
+        return self.batch(self._index - 1).Transform(lambda array: array[self._rows])
 
     def batch(self, index):
         """A noisy linear function's inputs and outputs."""
@@ -131,7 +134,7 @@ def make(model_dir, num_partitions=2, steps_per_call=1, **options):
     }
     config = RunConfig(
         str(model_dir),
-        TPUConfig(steps_per_call, num_partitions),
+        options.pop("tpu_config", TPUConfig(steps_per_call, num_partitions)),
         **{"show_progress": False, **options},
     )
     table = {"B": "d", "H": "d"}
