@@ -54,9 +54,10 @@ class CompiledReport:
     def table(self) -> str:
         """The report as lines of `what  value`; then a line for each sort of collective, and loop.
 
-        Collectives are of one sort where kind, groups, times and bytes are equal.
+        Kinds that do not occur are left out. Collectives are of one sort where kind, groups, times
+        and bytes are equal.
         """
-        rows = [("program", self.name), *self.collectives]
+        rows = [("program", self.name), *((kind, n) for kind, n in self.collectives if n)]
         rows += [("instructions", self.num_instructions), ("gflop", f"{self.flops / 1e9:.3f}")]
         rows += [
             (f"{what} MiB", f"{getattr(self, what + '_bytes') / 2**20:.2f}")

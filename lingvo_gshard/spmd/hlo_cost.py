@@ -211,7 +211,7 @@ def _valid_pairs(size: int, kernel: int, out: int, window: _Window) -> int:
 
 def _accessed_bytes(module: Module, computation: Computation, instruction: Instruction) -> int:
     if instruction.opcode == "fusion":
-        return _fusion_bytes(module.computations[instruction.called[0]], instruction)
+        return _fusion_bytes(module, module.computations[instruction.called[0]])
     operands = [computation.instructions[name].type for name in instruction.operands]
     written = compiled_text.type_bytes(instruction.type)
     match instruction.opcode:
@@ -224,22 +224,30 @@ def _accessed_bytes(module: Module, computation: Computation, instruction: Instr
     return written + sum(map(compiled_text.type_bytes, operands))
 
 
-def _fusion_bytes(inner: Computation, fusion: Instruction) -> int:
+def _fusion_bytes(module: Module, inner: Computation) -> int:
     """Of each parameter what its users read; of the results what is written."""
+    read = sum(_parameter_bytes(module, inner).values())
+    return read + _written_bytes(module, inner, inner.instructions[inner.root])
+
+
+def _parameter_bytes(module: Module, inner: Computation) -> dict[int, int]:
+    """Bytes that a fusion reads of each of its parameters, by its place."""
     users: dict[str, list[tuple[Instruction, int]]] = {name: [] for name in inner.instructions}
     for each in inner.instructions.values():
         for place, operand in enumerate(each.operands):
             users[operand].append((each, place))
-    read = sum(
-        _read_bytes(each, users, compiled_text.type_bytes(each.type))
+    return {
+        int(each.argument): _read_bytes(module, each, users, compiled_text.type_bytes(each.type))
         for each in inner.instructions.values()
         if each.opcode == "parameter"
-    )
-    return read + _written_bytes(inner, inner.instructions[inner.root])
+    }
 
 
 def _read_bytes(
-    value: Instruction, users: dict[str, list[tuple[Instruction, int]]], whole: int
+    module: Module,
+    value: Instruction,
+    users: dict[str, list[tuple[Instruction, int]]],
+    whole: int,
 ) -> int:
     """Bytes read of a parameter of `whole` bytes, by the users of `value`, which is it."""
     read = 0
@@ -249,20 +257,26 @@ def _read_bytes(
         elif user.opcode == "dynamic-update-slice" and place == 0:
             continue  # Written over in place.
         elif user.opcode == "bitcast":
-            read += _read_bytes(user, users, whole)
+            read += _read_bytes(module, user, users, whole)
+        elif user.opcode == "fusion":
+            read += _parameter_bytes(module, module.computations[user.called[0]])[place]
         else:
             return whole
     return min(read, whole)
 
 
-def _written_bytes(inner: Computation, result: Instruction) -> int:
+def _written_bytes(module: Module, inner: Computation, result: Instruction) -> int:
     match result.opcode:
         case "tuple":
-            return sum(_written_bytes(inner, inner.instructions[name]) for name in result.operands)
+            results = (inner.instructions[name] for name in result.operands)
+            return sum(_written_bytes(module, inner, each) for each in results)
         case "bitcast":
-            return _written_bytes(inner, inner.instructions[result.operands[0]])
+            return _written_bytes(module, inner, inner.instructions[result.operands[0]])
         case "dynamic-update-slice":
             return compiled_text.type_bytes(inner.instructions[result.operands[1]].type)
+        case "fusion":
+            within = module.computations[result.called[0]]
+            return _written_bytes(module, within, within.instructions[within.root])
     return compiled_text.type_bytes(result.type)
 
 

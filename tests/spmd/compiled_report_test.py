@@ -44,8 +44,9 @@ def test_a_compiled_step():
     # Five products of 4 rows on each device, two operations a multiply-add.
     assert report.flops >= 2 * 4 * (2 * 5 * 6 + 3 * 6 * 3)
     assert report.num_instructions > 10
-    for word in ("sgd", "all-to-all", "instructions", "temp MiB"):
+    for word in ("sgd", "all-reduce", "instructions", "temp MiB"):
         assert word in report.table()
+    assert "all-to-all" not in report.table()  # It has none.
 
 
 def test_an_unknown_kind_is_refused():

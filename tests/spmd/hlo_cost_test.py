@@ -140,6 +140,32 @@ def test_a_fusion_reads_of_a_sliced_operand_the_slice_and_writes_an_update_in_pl
     assert cost.flops == 0
 
 
+def test_a_fusion_within_a_fusion_reads_the_slice_and_writes_the_update_alone():
+    text = """HloModule m
+%inner (stack: f32[9,64], i: s32[], sum: f32[9,64]) -> f32[9,64] {
+  %stack = f32[9,64]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %sum = f32[9,64]{1,0} parameter(2)
+  %z = s32[] constant(0)
+  %one = f32[1,64]{1,0} dynamic-slice(%stack, %i, %z), dynamic_slice_sizes={1,64}
+  ROOT %put = f32[9,64]{1,0} dynamic-update-slice(%sum, %one, %i, %z)
+}
+%outer (a: f32[9,64], b: s32[], c: f32[9,64]) -> f32[9,64] {
+  %a = f32[9,64]{1,0} parameter(0)
+  %b = s32[] parameter(1)
+  %c = f32[9,64]{1,0} parameter(2)
+  ROOT %f = f32[9,64]{1,0} fusion(%a, %b, %c), kind=kLoop, calls=%inner
+}
+ENTRY %main (p: f32[9,64], q: s32[], r: f32[9,64]) -> f32[9,64] {
+  %p = f32[9,64]{1,0} parameter(0)
+  %q = s32[] parameter(1)
+  %r = f32[9,64]{1,0} parameter(2)
+  ROOT %g = f32[9,64]{1,0} fusion(%p, %q, %r), kind=kLoop, calls=%outer
+}
+"""
+    assert _only(hlo_text.parse(text)).accessed_bytes == 4 * 64 + 4 + 4 * 64
+
+
 def test_a_fusions_name_is_its_largest_products():
     fused = [
         "  %p = f32[8,4]{1,0} parameter(0)",
