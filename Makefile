@@ -10,7 +10,7 @@ DEMO_VOCABULARIES := $(if $(CORPUS),,--source_vocab_size=8000 --target_vocab_siz
 DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$(DEMO)/data \
 	--logdir=$(DEMO)/run --num_partitions=4 --set=decode.max_sentences=100
 
-.PHONY: setup setup-tpu demo test test-slow bazel-test wheel-test check bench clean-demo
+.PHONY: setup setup-tpu setup-chromium demo test test-slow bazel-test wheel-test check bench clean-demo
 # Of those that bazel-test runs: one of each kind.
 BAZEL_TESTS := //tests/core/... //tests/sharding:mesh_test //tests/layers:gating_test \
 	//tests/params:experiments_test //tests:layering_test //tests/tools/...
@@ -24,7 +24,11 @@ setup: .venv/ready
 setup-tpu: setup
 	$(PY) -m pip install --quiet -r requirements-tpu.txt -c constraints.txt
 
-test: setup
+# The tests of the server's page run in it.
+setup-chromium:
+	tools/setup_chromium.sh
+
+test: setup setup-chromium
 	$(PY) -m pytest -q -n 2
 
 test-slow: setup

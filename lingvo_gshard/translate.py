@@ -131,6 +131,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if args.export and not args.logdir:
         parser.error("--export needs --logdir")
+    if args.nbest < 1:
+        parser.error(f"--nbest must be 1 or more, got {args.nbest}")
     return args
 
 

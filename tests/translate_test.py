@@ -37,6 +37,7 @@ def test_translations_of_a_line_stand_between_tabs():
         (["--logdir=a", "--bundle=b"], "not allowed with argument"),
         (["--bundle=b", "--export=c"], "--export needs --logdir"),
         (["--logdir=a", "--nbest=many"], "invalid int value"),
+        (["--bundle=b", "--nbest=0"], "--nbest must be 1 or more, got 0"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused(capsys, flags, message):

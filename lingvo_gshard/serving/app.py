@@ -122,6 +122,8 @@ class Server:
     def _json(self, request: web.Request, body: Any) -> _Asked:
         if not isinstance(body, dict) or not _is_lines(body.get("lines")):
             raise web.HTTPBadRequest(text='{"lines": [...]} is expected, a list of strings.')
+        if not all(map(_is_unicode, body["lines"])):
+            raise web.HTTPBadRequest(text="lines: a surrogate without its other half is no text.")
         known = {"lines", "nbest", "source_lang"}
         if set(body) - known:
             unknown = ", ".join(sorted(set(body) - known))
@@ -175,6 +177,11 @@ async def _body(request: web.Request) -> Any:
 
 def _is_lines(lines: Any) -> bool:
     return isinstance(lines, list) and all(isinstance(line, str) for line in lines)
+
+
+def _is_unicode(line: str) -> bool:
+    """Whether UTF-8 can write it: JSON can spell half of a character, a surrogate."""
+    return not any("\ud800" <= letter <= "\udfff" for letter in line)
 
 
 def _as_json(found: Sequence[NBest], nbest: int) -> list[list[dict[str, Any]]]:

@@ -31,6 +31,7 @@ _LINES = [
     "a line that is longer than sixteen pieces, in parts: ba ke li mo",
     "x",
 ]
+_TEXT = "\n".join(_LINES).encode()
 
 # Modules of other packages than these and the standard library's cannot be imported.
 _ALONE = """
@@ -109,10 +110,10 @@ def made(tmp_path_factory):
     return folder / "bundle", Translator(Decoder(spec, theta, program_for), tokenizer, tokenizer)
 
 
-def _translate(folder, *flags, lines=_LINES):
+def _translate(folder, *flags, text=_TEXT):
     return subprocess.run(
         [sys.executable, "-c", _ALONE, "--bundle=.", *flags],
-        input="".join(line + "\n" for line in lines).encode(),
+        input=text,
         capture_output=True,
         cwd=folder,
         timeout=300,
@@ -133,6 +134,18 @@ def test_it_translates_alone_as_the_model_does(made):
             [float(score) for score in fields[::2]], [t.score for t in want], atol=2e-4
         )
     assert len(wanted[0]) == 2 and any(want[0].text for want in wanted)
+
+
+def test_any_bytes_give_a_line_for_each(made):
+    """Of all bytes, of few that make many lines, and of cut characters; the last line is open."""
+    rng = np.random.default_rng(8)
+    junk = rng.integers(0, 256, 900, np.uint8).tobytes()
+    junk += rng.choice(np.frombuffer(b"\n\r\0\t \x85\x0c\xff.a", np.uint8), 150).tobytes()
+    junk += "\u2028ж\U0001f600漢\n".encode()[:-2] * 9 + b"\xed\xa0\x80\n\xf4\x90"
+    done = _translate(made[0], text=junk)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.count(b"\n") == junk.count(b"\n") + 1 > 15
+    assert done.stdout.endswith(b"\n") and done.stdout.decode()
 
 
 def test_the_modules_come_from_the_bundle(made):

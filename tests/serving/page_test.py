@@ -5,17 +5,13 @@ import re
 import shutil
 import urllib.parse
 
-import pytest
 from aiohttp.test_utils import TestServer
 
 from lingvo_gshard.decode.decoder import DecoderSpec
 from lingvo_gshard.decode.translator import Attention, Translation
 from lingvo_gshard.serving.app import Server
 
-_CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 _SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 3, 1)
-
-pytestmark = pytest.mark.skipif(_CHROMIUM is None, reason="no Chromium on this machine")
 
 
 class _Echo:
@@ -25,6 +21,12 @@ class _Echo:
             yield tuple(Translation(f"{line} {i}", -0.5 * i, 2, drawn) for i in range(3))
 
 
+def _chromium():
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    assert found, "no chromium on PATH: `make setup-chromium` installs it"
+    return found
+
+
 def _dom(**query):
     """The page's HTML after its scripts have run; the query fills the form and sends it."""
 
@@ -32,7 +34,7 @@ def _dom(**query):
         async with TestServer(Server(_Echo(), _SPEC).app()) as server:
             url = f"{server.make_url('/')}?{urllib.parse.urlencode(query)}"
             browser = await asyncio.create_subprocess_exec(
-                _CHROMIUM,
+                _chromium(),
                 "--headless",
                 "--no-sandbox",
                 "--disable-gpu",

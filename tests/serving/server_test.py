@@ -82,6 +82,7 @@ def test_plain_text_is_a_line_a_line():
         ({}, '"lines": .* a list of strings'),
         ({"lines": "ab"}, '"lines": .* a list of strings'),
         ({"lines": ["ab", 3]}, '"lines": .* a list of strings'),
+        ({"lines": ["ab", "c\ud83d"]}, "lines: a surrogate without its other half"),
         ({"lines": ["ab"], "nbest": 3}, "nbest: 1 to 2 is expected, not 3"),
         ({"lines": ["ab"], "nbest": True}, "nbest: 1 to 2 is expected, not True"),
         ({"lines": ["ab"], "source_lang": "xx"}, "source_lang: 'xx' is none of de, fr"),
