@@ -202,7 +202,8 @@ class Checkpoints:
           ValueError: no such checkpoint, or of another model; names the weight.
         """
         self._check_files(step)
-        self._check_state(step, state_spec)
+        about = self.about(step)
+        _check_specs(self._path(step), _specs_of(about), state_spec)
         wanted = {
             name: specs.abstract_array(spec, sharding)
             for (name, spec), sharding in zip(
@@ -212,15 +213,13 @@ class Checkpoints:
         restored = self._manager.restore(
             step,
             args=ocp.args.Composite(
-                state=ocp.args.StandardRestore(wanted),
-                input_state=ocp.args.JsonRestore(),
-                about=ocp.args.JsonRestore(),
+                state=ocp.args.StandardRestore(wanted), input_state=ocp.args.JsonRestore()
             ),
         )
         arrays = [restored["state"][name] for name, _ in state_spec.FlattenItems()]
         state = state_spec.Pack(jax.block_until_ready(arrays))
-        written = restored["about"]["fingerprints"]
-        _check_fingerprints(self._path(step), written, fingerprints(state, state_spec))
+        found = fingerprints(state, state_spec)
+        _check_fingerprints(self._path(step), about["fingerprints"], found)
         return Restored(step, state, restored["input_state"])
 
     def restore_newest(self, state_spec: NestedMap, shardings: NestedMap) -> Restored | None:
@@ -263,8 +262,8 @@ class Checkpoints:
         self._check_files(step)
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         wanted = {
-            name: jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=here)
-            for name, array in self._manager.item_metadata(step)["state"].tree.items()
+            name: jax.ShapeDtypeStruct(spec.shape, np.dtype(spec.dtype), sharding=here)
+            for name, spec in _specs_of(self.about(step)).items()
         }
         restored = self._manager.restore(
             step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
@@ -354,17 +353,6 @@ class Checkpoints:
             raise damage or DamagedCheckpointError(f"{path}: damaged; process 0 says where.")
         self._manager.reload()
 
-    def _check_state(self, step: int, state_spec: NestedMap) -> None:
-        held = self._manager.item_metadata(step)["state"].tree
-        held = {name: (tuple(array.shape), str(array.dtype)) for name, array in held.items()}
-        wanted = {name: _shape_and_dtype(spec) for name, spec in state_spec.FlattenItems()}
-        for name in sorted(held.keys() | wanted.keys()):
-            if held.get(name) != wanted.get(name):
-                raise ValueError(
-                    f"{self._path(step)}: {name} is {_text(held.get(name))} in the checkpoint, "
-                    f"{_text(wanted.get(name))} in the model."
-                )
-
 
 def _described(about: About) -> dict[str, Any]:
     mesh = about.partitioning.mesh
@@ -375,6 +363,20 @@ def _described(about: About) -> dict[str, Any]:
         "arrays": {path: specs.to_json(spec) for path, spec in about.state_spec.FlattenItems()},
         "num_processes": jax.process_count(),
     }
+
+
+def _specs_of(about: dict[str, Any]) -> dict[str, TensorSpec]:
+    """What `_described` wrote of the state, by path."""
+    return {path: specs.from_json(text) for path, text in about["arrays"].items()}
+
+
+def _check_specs(path: pathlib.Path, held: dict[str, TensorSpec], state_spec: NestedMap) -> None:
+    """ValueError, naming the array, unless the checkpoint holds those of the state."""
+    wanted = dict(state_spec.FlattenItems())
+    for name in sorted(held.keys() | wanted.keys()):
+        here, there = (_text(arrays.get(name)) for arrays in (wanted, held))
+        if here != there:
+            raise ValueError(f"{path}: {name} is {there} in the checkpoint, {here} in the model.")
 
 
 def _check_fingerprints(
@@ -393,9 +395,5 @@ def _check_fingerprints(
             )
 
 
-def _shape_and_dtype(spec: TensorSpec) -> tuple[tuple[int, ...], str]:
-    return tuple(spec.shape), spec.dtype
-
-
-def _text(array: tuple[tuple[int, ...], str] | None) -> str:
-    return "absent" if array is None else f"{array[1]}{list(array[0])}"
+def _text(spec: TensorSpec | None) -> str:
+    return "absent" if spec is None else f"{spec.dtype}{list(spec.shape)}"
