@@ -126,9 +126,8 @@ def _time_checkpoints(folder: pathlib.Path) -> None:
     # The first one of each compiles.
     median = {name: statistics.median(each[1:]) for name, each in secs.items()}
     print(
-        f"{_CHECKPOINT_MODEL.value}, {mebibytes:.1f} MiB of state in {len(state.Flatten())} arrays: "
-        f"a save blocks training for {median['blocked']:.3f} s, is whole after "
-        f"{median['save']:.3f} s"
+        f"{_CHECKPOINT_MODEL.value}, {mebibytes:.1f} MiB in {len(state.Flatten())} arrays: a save "
+        f"blocks training for {median['blocked']:.3f} s, is whole after {median['save']:.3f} s"
     )
     for name in ("restore", "copy"):
         print(f"{name:<8}{mebibytes / median[name]:>8.0f} MiB/s")
