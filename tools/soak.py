@@ -307,8 +307,8 @@ def _wait(
         if wish.moment == "start":
             if calls or time.monotonic() - began >= wish.start_secs:
                 return "step" if calls else "start", first_call_secs
-        elif len(calls) >= wish.num_calls and (
-            wish.moment == "step" or news.has_partial_checkpoint()
+        elif len(calls) >= wish.num_calls and news.has_partial_checkpoint() == (
+            wish.moment == "save"
         ):
             time.sleep(wish.share * calls[-1]["secs"] * _SHARE_OF_CALL[wish.moment])
             return "save" if news.has_partial_checkpoint() else "step", first_call_secs
