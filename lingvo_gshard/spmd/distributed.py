@@ -41,7 +41,7 @@ class Processes:
     num_processes: int
     process_id: int
     timeout_secs: int = 300
-    heartbeat_timeout_secs: int = 60
+    heartbeat_timeout_secs: int = 120  # Compiling may hold Python's lock for long.
 
     def __post_init__(self) -> None:
         host, _, port = self.coordinator.rpartition(":")
