@@ -1,5 +1,6 @@
 """From selected text to records: tokenized inside tf.data, by TensorFlow Text's SentencePiece."""
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -126,10 +127,8 @@ class _Counter:
 
     def records(self) -> Iterator[bytes]:
         job = self._job
-        batches = itertools.tee(_batches(_text(job.chunks)))
-        for pairs, (source, target) in zip(
-            batches[0], tokenize(batches[1], job.source_model, job.target_model), strict=True
-        ):
+        batches = _batches(_text(job.chunks))
+        for pairs, source, target in tokenize(batches, job.source_model, job.target_model):
             if job.max_pieces is not None:
                 is_short = np.maximum(source.lengths, target.lengths) <= job.max_pieces
                 self.num_too_long += int((~is_short).sum())
@@ -144,14 +143,17 @@ class _Counter:
 
 def tokenize(
     batches: Iterator[list[tsv.Pair]], source_model: pathlib.Path, target_model: pathlib.Path
-) -> Iterator[tuple[Tokens, Tokens]]:
-    """Yields the tokens of both sides of each batch, in order; threads work ahead."""
+) -> Iterator[tuple[list[tsv.Pair], Tokens, Tokens]]:
+    """Yields each batch, in order, and the tokens of its two sides; threads work ahead."""
     import tensorflow as tf
 
     source_tokenizer, target_tokenizer = _tokenizer(source_model), _tokenizer(target_model)
 
-    def texts():
+    ahead: collections.deque[list[tsv.Pair]] = collections.deque()
+
+    def texts():  # Runs in a thread of TensorFlow's.
         for pairs in batches:
+            ahead.append(pairs)
             yield [pair.source for pair in pairs], [pair.english for pair in pairs]
 
     def ragged(source, target):
@@ -162,7 +164,7 @@ def tokenize(
     data = tf.data.Dataset.from_generator(texts, output_signature=(strings, strings))
     data = data.map(ragged, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
     for source, target in data.prefetch(1).as_numpy_iterator():
-        yield Tokens(*source), Tokens(*target)
+        yield ahead.popleft(), Tokens(*source), Tokens(*target)
 
 
 @functools.lru_cache(maxsize=2)

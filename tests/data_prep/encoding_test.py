@@ -32,11 +32,11 @@ def _equal_to_sentencepiece(texts, model):
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     expected = processor.encode(texts, add_eos=True)
     assert {len(ids) for ids in expected} > {1}
-    batches = iter(
-        [[Pair(text, text) for text in texts[i : i + 7]] for i in range(0, len(texts), 7)]
-    )
+    pairs = [Pair(text, text) for text in texts]
+    batches = [pairs[i : i + 7] for i in range(0, len(pairs), 7)]
     found = []
-    for source, target in encoding.tokenize(batches, model, model):
+    for batch, source, target in encoding.tokenize(iter(list(batches)), model, model):
+        assert batch == batches.pop(0)
         found += [part.tolist() for part in np.split(source.ids, source.splits[1:-1])]
         np.testing.assert_array_equal(source.ids, target.ids)
     assert found == expected
