@@ -119,22 +119,44 @@ def listen() -> socket.socket:
 def accepted(
     listener: socket.socket, num_processes: int, timeout_secs: float
 ) -> dict[int, socket.socket]:
-    """Process 0's connections, one from each other process; TimeoutError if not all come."""
+    """Process 0's connections, one from each other process; closes the listener.
+
+    Raises:
+      TimeoutError: one does not come in time.
+    """
     listener.settimeout(timeout_secs)
+    others = set(range(1, num_processes))
     peers: dict[int, socket.socket] = {}
     with listener:
-        while len(peers) < num_processes - 1:
-            connection, _ = listener.accept()
-            connection.settimeout(timeout_secs)
-            peers[int.from_bytes(connection.recv(4))] = connection
+        while others > peers.keys():
+            try:
+                connection, _ = listener.accept()
+                connection.settimeout(timeout_secs)
+                process = int.from_bytes(connection.recv(4, socket.MSG_WAITALL))
+            except TimeoutError:
+                raise TimeoutError(
+                    f"processes {sorted(others - peers.keys())} did not connect to process 0's "
+                    f"port {listener.getsockname()[1]} within {timeout_secs:.0f} s."
+                ) from None
+            if process in others:  # Whoever else finds the port is none of ours.
+                peers[process] = connection
     return peers
 
 
 def connected(
     address: tuple[str, int], process_id: int, timeout_secs: float
 ) -> dict[int, socket.socket]:
-    """Another process's only connection, to process 0 at `address`."""
-    connection = socket.create_connection(address, timeout_secs)
+    """Another process's only connection, to process 0.
+
+    Raises:
+      OSError: it can't be reached at `address`; names it.
+    """
+    try:
+        connection = socket.create_connection(address, timeout_secs)
+    except OSError as error:
+        raise OSError(
+            f"process 0 can't be reached at {address[0]}:{address[1]}: {error}"
+        ) from error
     connection.sendall(process_id.to_bytes(4))
     return {0: connection}
 
@@ -164,9 +186,12 @@ def _relay(listener: socket.socket, address: tuple[str, int]) -> None:
 
 
 def _pump(source: socket.socket, sink: socket.socket, closes: bool) -> None:
+    """Carries what comes to its end; then, if it `closes`, ends both connections."""
     with contextlib.suppress(OSError):
         while data := source.recv(1 << 16):
             sink.sendall(data)
     if closes:
-        sink.close()
-        source.close()
+        for end in (sink, source):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)  # Alone, close waits for the other pump to read.
+            end.close()

@@ -126,5 +126,16 @@ def test_a_relayed_service_sees_its_client_go():
 
 
 def test_not_all_come_in_time():
-    with pytest.raises(TimeoutError):
-        peers.accepted(peers.listen(), 2, 0.2)
+    """One that is no process of ours does not count."""
+    listener = peers.listen()
+    with socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1")
+        with pytest.raises(TimeoutError, match=r"processes \[1, 2\] did not connect to process 0"):
+            peers.accepted(listener, 3, 0.2)
+
+
+def test_process_0_is_not_there():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = listener.getsockname()
+    with pytest.raises(OSError, match=f"process 0 can't be reached at 127.0.0.1:{address[1]}: "):
+        peers.connected(address, 1, 1.0)
