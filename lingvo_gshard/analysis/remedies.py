@@ -13,6 +13,8 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.layers.repeat import Remat
 
+_THRIFT = (Remat.NONE, Remat.ALL_BUT_PRODUCTS, Remat.BLOCK)  # Each keeps less.
+
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
@@ -37,10 +39,11 @@ def line(remedy: Remedy) -> str:
 
 def _changes(params: Params) -> Iterator[tuple[str, str, Params]]:
     """(a folder's name, what is changed, the experiment with it), the gentlest first."""
-    stacks = ("task.encoder", "task.decoder")
-    if any(params.Get(f"{stack}.remat") is Remat.NONE for stack in stacks):
-        remat = {f"{stack}.remat": Remat.BLOCK for stack in stacks}
-        yield "remat", "every block computed again (remat=BLOCK)", params.Copy().Set(**remat)
+    for remat in _THRIFT[1:]:
+        changed = _with_remat(params, remat)
+        if changed is not None:
+            change = f"blocks computed again (remat={remat.name})"
+            yield f"remat_{remat.value}", change, changed
     if params.task.activation_dtype != "bfloat16":
         changed = params.Copy().Set(**{"task.activation_dtype": "bfloat16"})
         yield "bfloat16", "activations in bfloat16", changed
@@ -51,6 +54,14 @@ def _changes(params: Params) -> Iterator[tuple[str, str, Params]]:
         half = params.input.batch_size // 2
         changed = params.Copy().Set(**{"input.batch_size": half})
         yield "rows", f"half as many tokens a core (input.batch_size={half})", changed
+
+
+def _with_remat(params: Params, remat: Remat) -> Params | None:
+    """Stacks that keep more than with `remat` with it; None where none does."""
+    changed, thrift = params.Copy(), _THRIFT.index(remat)
+    keys = [f"task.{stack}.remat" for stack in ("encoder", "decoder")]
+    wasteful = [key for key in keys if _THRIFT.index(params.Get(key)) < thrift]
+    return changed.Set(**dict.fromkeys(wasteful, remat)) if wasteful else None
 
 
 def _smaller_groups(params: Params) -> Params | None:

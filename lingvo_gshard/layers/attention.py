@@ -6,6 +6,7 @@ B batch, L queries, T keys, M model, N heads, D head size, k beam.
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import tensorflow as tf
 
@@ -77,7 +78,7 @@ class MultiHeadAttention(BaseLayer):
           memory: what Project gave of the keys' source, of T tokens.
           mask: float32 [B, L, T], 1 where query L may attend to key T, else 0. A query that may
             attend to nothing gets the mean of all values.
-          context: the mode, and the seed of the dropout.
+          context: the mode, the seed of the dropout, and what the last product is asked of.
 
         Returns:
           [B, L, M].
@@ -86,7 +87,8 @@ class MultiHeadAttention(BaseLayer):
         weights = self.dropout.FProp(theta.dropout, weights, "BNLT", context)
         mixed = tf.einsum("BNLT,BNTD->BLND", weights, memory.values, name="mixed")
         mixed = self.annotate(mixed, "BLND")
-        return self.annotate(project(mixed, theta.wo, 2), "BLM")
+        project_heads = functools.partial(project, num_axes=2)
+        return self.annotate(context.product("BLM", project_heads, mixed, theta.wo), "BLM")
 
     def Weights(
         self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor

@@ -8,6 +8,7 @@ import enum
 import tensorflow as tf
 
 from lingvo_gshard.core.base_layer import fold_seed
+from lingvo_gshard.layers.products import Products, computed
 
 # Odd, so that multiples of it differ in int32, whose sums and products wrap around.
 _INDEX_STRIDE = 0x3779B1B5
@@ -29,11 +30,13 @@ class Context:
       mode: what the program is for.
       seed: int32 [2], another one each step; None unless training.
       scope: the path of the layer that the seed is of, empty for that of the whole model.
+      product: gives products with large weights, `context.product(dims, function, *factors)`.
     """
 
     mode: Mode
     seed: tf.Tensor | None = None
     scope: str = ""
+    product: Products = computed
 
     def __post_init__(self) -> None:
         if (self.mode is Mode.TRAIN) != (self.seed is not None):

@@ -8,6 +8,7 @@ from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.projection import project
 
 
@@ -27,7 +28,7 @@ class FeedForwardLayer(BaseLayer):
         self.CreateVariable("wi", gaussian((m, h), "MH", fan_in=m))
         self.CreateVariable("wo", gaussian((h, m), "HM", fan_in=h))
 
-    def FProp(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
+    def FProp(self, theta: NestedMap, x: tf.Tensor, context: Context) -> tf.Tensor:
         """[B, L, M] -> [B, L, M], computed in the dtype of `x`."""
-        hidden = self.annotate(tf.nn.relu(project(x, theta.wi)), "BLH")
-        return self.annotate(project(hidden, theta.wo), "BLM")
+        hidden = self.annotate(tf.nn.relu(context.product("BLH", project, x, theta.wi)), "BLH")
+        return self.annotate(context.product("BLM", project, hidden, theta.wo), "BLM")

@@ -77,11 +77,9 @@ class MoELayer(BaseLayer):
             dispatcher = make_dispatcher(
                 self.p.dispatch, gates, self.p.num_experts, capacity, self._annotator
             )
-        inputs_EGCM = self.annotate(dispatcher.dispatch(x_GSM), "EGCM")
-        with tf.name_scope("experts"):
-            outputs_EGCM = self._experts(theta, inputs_EGCM)
-        with tf.name_scope("combine"):
-            outputs_GECM = self.annotate(tf.transpose(outputs_EGCM, [1, 0, 2, 3]), "GECM")
+        inputs_EGCM = context.product("EGCM", dispatcher.dispatch, x_GSM)
+        inputs_EGCM = self.annotate(inputs_EGCM, "EGCM")
+        outputs_GECM = self._experts(theta, inputs_EGCM, context)
         y_GSM = self.annotate(dispatcher.combine(outputs_GECM), "GSM")
         # A metric: every device shall have all of it.
         load_E = self.annotate(gates.routing.load_E, "_")
@@ -130,16 +128,29 @@ class MoELayer(BaseLayer):
             case _:
                 return gating.ALWAYS
 
-    def _experts(self, theta: NestedMap, inputs_EGCM: tf.Tensor) -> tf.Tensor:
-        """[E, G, C, M] -> [E, G, C, M]."""
-        wi, wo = (tf.cast(w, inputs_EGCM.dtype) for w in (theta.wi, theta.wo))
-        # R = G * C rows of an expert: one dim to contract in the gradients; see `project`.
-        inputs_ERM = tf.reshape(inputs_EGCM, [wi.shape[0], -1, wi.shape[1]])
-        hidden_ERH = tf.nn.relu(tf.einsum("ERM,EMH->ERH", inputs_ERM, wi))
-        hidden_ERH = self.annotate(hidden_ERH, "EGH")
-        outputs_ERM = tf.einsum("ERH,EHM->ERM", hidden_ERH, wo)
-        # Still split over experts: over groups it would be cheaper to gather few experts' weights.
-        return self.annotate(tf.reshape(outputs_ERM, inputs_EGCM.shape), "EGCM")
+    def _experts(self, theta: NestedMap, inputs_EGCM: tf.Tensor, context: Context) -> tf.Tensor:
+        """[E, G, C, M] -> [G, E, C, M]: what the experts say, dealt back to the groups."""
+        with tf.name_scope("experts"):
+            # R = G * C rows of an expert: one dim to contract in the gradients; see `project`.
+            inputs_ERM = tf.reshape(inputs_EGCM, [self.p.num_experts, -1, self.p.dim])
+            hidden_ERH = tf.nn.relu(context.product("EGH", _by_expert, inputs_ERM, theta.wi))
+            hidden_ERH = self.annotate(hidden_ERH, "EGH")
+
+        def dealt(hidden_ERH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
+            with tf.name_scope("experts"):
+                outputs_EGCM = tf.reshape(_by_expert(hidden_ERH, wo_EHM), inputs_EGCM.shape)
+                # Still split over experts: over groups it would be cheaper to gather few
+                # experts' weights.
+                outputs_EGCM = self.annotate(outputs_EGCM, "EGCM")
+            with tf.name_scope("combine"):
+                return self.annotate(tf.transpose(outputs_EGCM, [1, 0, 2, 3]), "GECM")
+
+        return context.product("GECM", dealt, hidden_ERH, theta.wo)
+
+
+def _by_expert(x_ERM: tf.Tensor, weight_EMH: tf.Tensor) -> tf.Tensor:
+    """[E, R, H]: every row times the weight of its expert."""
+    return tf.einsum("ERM,EMH->ERH", x_ERM, tf.cast(weight_EMH, x_ERM.dtype))
 
 
 def group_size(p: Params, tokens: int) -> int:

@@ -1,8 +1,9 @@
 """One block of layers, applied R times: unrolled or as a loop, its intermediates kept or not.
 
-A block is a function of tensors, (index, x, *shared, *weights) -> [x, *reports]: `x` goes from
-block to block, all blocks see the `shared` tensors, each has its own weights, and its reports
-are small tensors that every partition has whole. Only x, shared and weights have gradients.
+A block is a function of tensors, (products, index, x, *shared, *weights) -> [x, *reports]: it asks
+`products` for those with large weights, `x` goes from block to block, all blocks see the `shared`
+tensors, each has its own weights, and its reports are small tensors that every partition has
+whole. Only x, shared and weights have gradients.
 
 In a loop, the weights and reports of all blocks are stacks: their first dim is R. The program's
 size, and with it the time to compile it, does not grow with R. A loop is meant to be recomputed:
@@ -19,6 +20,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from lingvo_gshard.core.base_layer import STACKED, Annotator
+from lingvo_gshard.layers.products import Products, Recorded, Replayed, computed
 
 Tensors = Sequence[tf.Tensor]
 Block = Callable[..., list[tf.Tensor]]
@@ -36,16 +38,50 @@ class Remat(enum.Enum):
 
     NONE = "none"
     BLOCK = "block"  # each block, from its input
+    ALL_BUT_PRODUCTS = "all_but_products"  # the same, but for what it asks `products` for
 
 
-def recomputed(fn: Callable[..., list[tf.Tensor]]) -> Callable[..., list[tf.Tensor]]:
-    """`fn` of tensors, whose gradient calls it again rather than keep its intermediates."""
+def recomputed(block: Block, remat: Remat) -> Callable[..., list[tf.Tensor]]:
+    """`block` of all but `products`, whose gradient computes again what `remat` says."""
+    if remat is Remat.NONE:
+        return functools.partial(block, computed)
 
     @tf.custom_gradient
     def once(*args: tf.Tensor):
-        return fn(*args), lambda *d_results: _pull_back(fn, args, d_results)
+        recorded = Recorded()
+        results = block(recorded, *args)
+        kept = [result for _, result in recorded.results if remat is Remat.ALL_BUT_PRODUCTS]
+
+        def gradient(*d_results: tf.Tensor) -> list[tf.Tensor]:
+            return _pull_back(functools.partial(block, _replayed(kept)), args, d_results)
+
+        return results, gradient
 
     return once
+
+
+def _replayed(kept: Tensors) -> Products:
+    return Replayed(kept) if kept else computed
+
+
+class _Keeping:
+    """A block in a loop that reports, before all else, what its gradient shall find.
+
+    Attributes:
+      kept_dims: of each tensor that is kept; known once the block has been traced.
+    """
+
+    def __init__(self, block: Block, x_dims: str, remat: Remat) -> None:
+        self.kept_dims: list[str] = []
+        self._block, self._x_dims, self._remat = block, x_dims, remat
+
+    def __call__(self, index: tf.Tensor, x: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
+        recorded = Recorded()
+        y, *reports = self._block(recorded, index, x, *rest)
+        kept = [] if self._remat is Remat.NONE else [(self._x_dims, x)]
+        kept += recorded.results if self._remat is Remat.ALL_BUT_PRODUCTS else []
+        self.kept_dims = [dims for dims, _ in kept]
+        return [y, *(tensor for _, tensor in kept), *reports]
 
 
 class Loop:
@@ -87,39 +123,31 @@ class Loop:
         Returns:
           What the last block makes of x, and the reports, [R, ...].
         """
+        block = _Keeping(self._block, self._x_dims, remat)
         if remat is Remat.NONE:
-            return self._forward(self._block, x, shared, stacks)
+            return self._forward(block, x, shared, stacks)
 
         @tf.custom_gradient
         def run(x: tf.Tensor, *rest: tf.Tensor):
             shared, stacks = rest[: len(self._shared_dims)], rest[len(self._shared_dims) :]
-            y, (inputs, *reports) = self._forward(
-                self._reporting_input, x, shared, stacks, split_reports=[self._x_dims]
-            )
+            y, made = self._forward(block, x, shared, stacks)
+            kept = list(zip(made, block.kept_dims, strict=False))
 
             def gradient(d_y: tf.Tensor, *d_reports: tf.Tensor) -> list[tf.Tensor]:
-                return self._backward(inputs, shared, stacks, d_y, d_reports)
+                return self._backward(kept, shared, stacks, d_y, d_reports)
 
-            return [y, *reports], gradient
+            return [y, *made[len(kept) :]], gradient
 
         y, *reports = run(x, *shared, *stacks)
         return y, reports
 
-    def _reporting_input(self, index: tf.Tensor, x: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
-        y, *reports = self._block(index, x, *rest)
-        return [y, x, *reports]
-
     def _forward(
-        self,
-        block: Block,
-        x: tf.Tensor,
-        shared: Tensors,
-        stacks: Tensors,
-        split_reports: Sequence[str] = (),
+        self, block: _Keeping, x: tf.Tensor, shared: Tensors, stacks: Tensors
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The block applied R times; `split_reports` are the dims of its first reports."""
+        """The block applied R times: its result, and stacks of what is kept and reported."""
         specs = self._report_specs(block, x, shared, stacks)
-        report_dims = [*split_reports, *("_" * s.shape.rank for s in specs[len(split_reports) :])]
+        reports = specs[len(block.kept_dims) :]
+        report_dims = [*block.kept_dims, *("_" * spec.shape.rank for spec in reports)]
         dims = [self._x_dims, *self._stack_dims, *(STACKED + d for d in report_dims)]
 
         def body(i: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
@@ -136,13 +164,13 @@ class Loop:
 
     def _backward(
         self,
-        inputs: tf.Tensor,
+        kept: Sequence[tuple[tf.Tensor, str]],
         shared: Tensors,
         stacks: Tensors,
         d_y: tf.Tensor,
         d_reports: Tensors,
     ) -> list[tf.Tensor]:
-        """Gradients of x, shared and stacks; `inputs` [R, ...] are what each block took as x."""
+        """Gradients of x, shared and stacks; `kept` are the stacks of _Keeping, and their dims."""
         one_dims = [self._x_dims, *self._shared_dims, *self._weight_dims]
         dims = [self._x_dims, *self._shared_dims, *self._stack_dims]
 
@@ -150,9 +178,11 @@ class Loop:
             i = self._num_blocks - 1 - k
             d_x, *sums = self._annotated(carried, dims)
             weights = [_weight(stack, i) for stack in stacks]
-            args = self._annotated([_item(inputs, i), *shared, *weights], one_dims)
+            x, *products = (self._annotate(_item(stack, i), d) for stack, d in kept)
+            args = self._annotated([x, *shared, *weights], one_dims)
             d_results = [d_x, *(_item(stack, i) for stack in d_reports)]
-            d_args = _pull_back(functools.partial(self._block, i), args, d_results)
+            block = functools.partial(self._block, _replayed(products), i)
+            d_args = _pull_back(block, args, d_results)
             d_x, *new = self._annotated(d_args, one_dims)
             n = len(shared)
             d_shared = [a + b for a, b in zip(sums[:n], new[:n], strict=True)]
@@ -162,7 +192,7 @@ class Loop:
         return self._while(body, [d_y, *(tf.zeros_like(x) for x in [*shared, *stacks])])
 
     def _report_specs(
-        self, block: Block, x: tf.Tensor, shared: Tensors, stacks: Tensors
+        self, block: _Keeping, x: tf.Tensor, shared: Tensors, stacks: Tensors
     ) -> list[tf.TensorSpec]:
         """What one block reports, of a trace that becomes no part of the program."""
         args = [tf.TensorSpec(t.shape, t.dtype) for t in [x, *shared]]

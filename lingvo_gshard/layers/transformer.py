@@ -24,7 +24,8 @@ from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.gating import Routing
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.layers.norm import LayerNorm
-from lingvo_gshard.layers.repeat import Block, Layers, Loop, Remat, recomputed
+from lingvo_gshard.layers.products import Products
+from lingvo_gshard.layers.repeat import Layers, Loop, Remat, recomputed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +197,7 @@ class TransformerLayer(BaseLayer):
         if isinstance(self.feed_forward, MoELayer):
             h, routing = self.feed_forward.FProp(theta.feed_forward, h, real, context)
         else:
-            h = self.feed_forward.FProp(theta.feed_forward, h)
+            h = self.feed_forward.FProp(theta.feed_forward, h, context)
         return self._residual("feed_forward", theta, x, h, context), routing
 
     def _residual(
@@ -305,10 +306,8 @@ class TransformerStack(BaseLayer):
         for first in range(0, self.p.num_layers, self._block_size):
             layers = self.layers[first : first + self._block_size]
             weights = NestedMap(layers=theta.layers[first : first + self._block_size])
-            block: Block = functools.partial(self._block, layers, weights, fixed, first)
-            if self.p.remat is Remat.BLOCK:
-                block = recomputed(block)
-            x, *told = block(x, *shared, *weights.Flatten())
+            block = functools.partial(self._block, layers, weights, fixed, first)
+            x, *told = recomputed(block, self.p.remat)(x, *shared, *weights.Flatten())
             reports += _reports(layers, iter(told))
         return x, reports
 
@@ -319,8 +318,9 @@ class TransformerStack(BaseLayer):
         weights = NestedMap(layers=theta.block)
         specs = NestedMap(layers=[layer.weight_specs for layer in self.block])
 
-        def block(index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
-            return self._block(self.block, weights, fixed, index * self._block_size, *args)
+        def block(products: Products, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
+            first = index * self._block_size
+            return self._block(self.block, weights, fixed, first, products, *args)
 
         loop = Loop(
             block,
@@ -342,6 +342,7 @@ class TransformerStack(BaseLayer):
         like: NestedMap,
         fixed: _Fixed,
         first: int | tf.Tensor,
+        products: Products,
         x: tf.Tensor,
         *rest: tf.Tensor,
     ) -> list[tf.Tensor]:
@@ -352,6 +353,7 @@ class TransformerStack(BaseLayer):
         told = []
         for j, (layer, theta) in enumerate(zip(layers, like.Pack(leaves).layers, strict=True)):
             context = fixed.context.in_layer(self.path, first + j, layer.path)
+            context = dataclasses.replace(context, product=products)
             x, report = layer.FProp(theta, x, fixed.mask, fixed.real, source, context)
             told += _tensors(report)
         return [x, *told]

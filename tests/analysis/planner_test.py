@@ -260,7 +260,13 @@ def test_a_plan_that_was_killed_is_made_again_and_others_are_kept(monkeypatch, t
 def test_remedies_are_those_that_the_experiment_leaves_open(monkeypatch, tmp_path):
     _count_makes(monkeypatch)
     tried = list(remedies.tried(_request(), tmp_path))
-    assert [each.change.split()[0] for each in tried] == ["every", "activations", "groups", "half"]
+    assert [each.change for each in tried] == [
+        "blocks computed again (remat=ALL_BUT_PRODUCTS)",
+        "blocks computed again (remat=BLOCK)",
+        "activations in bfloat16",
+        "groups of half as many tokens",
+        "half as many tokens a core (input.batch_size=8)",
+    ]
     assert all(remedies.line(each).endswith(": fits, 9.00 GiB") for each in tried)
     params = _params().Set(**{"task.activation_dtype": "bfloat16", "input.batch_size": 1})
     for name in ("encoder", "decoder"):

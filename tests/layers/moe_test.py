@@ -196,7 +196,7 @@ def test_experts_that_hold_the_dense_weights_equal_the_dense_layer():
     )
     x_BLM = _arrays().x_BLM
     got, routing = _eager(_params(), experts, x_BLM, np.ones((B, L), "float32"))
-    want = dense.FProp(theta, tf.constant(x_BLM)).numpy()
+    want = dense.FProp(theta, tf.constant(x_BLM), Context(Mode.EVAL)).numpy()
     by_hand = np.maximum(x_BLM @ theta.wi, 0) @ theta.wo
     np.testing.assert_allclose(want, by_hand, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)

@@ -19,9 +19,9 @@ from tests.spmd import functions
 B, M, R = 3, 4, 5
 
 
-def _block(index, x, shared, w):
+def _block(products, index, x, shared, w):
     """The output, a report that has a gradient, and one that has none."""
-    y = tf.tanh(x @ w + shared) * (1.0 + tf.cast(index, tf.float32))
+    y = tf.tanh(products("BM", tf.matmul, x, w) + shared) * (1.0 + tf.cast(index, tf.float32))
     return [y, tf.reduce_sum(y**2), tf.stop_gradient(y[0])]
 
 
@@ -32,19 +32,26 @@ def _loop(remat, x, shared, stack):
     return loop(x, [shared], [stack], remat)
 
 
-def _unrolled(wrap, x, shared, stack):
+def _unrolled(remat, x, shared, stack):
     reports = []
     for i in range(R):
-        x, *told = wrap(functools.partial(_block, i))(x, shared, stack[i])
+        block = functools.partial(_at, i)
+        x, *told = recomputed(block, remat)(x, shared, stack[i])
         reports.append(told)
     return x, [tf.stack(of_all) for of_all in zip(*reports, strict=True)]
 
 
+def _at(index, products, *args):
+    return _block(products, index, *args)
+
+
 _WAYS = {
-    "plain": functools.partial(_unrolled, lambda block: block),
-    "recomputed": functools.partial(_unrolled, recomputed),
+    "plain": functools.partial(_unrolled, Remat.NONE),
+    "recomputed": functools.partial(_unrolled, Remat.BLOCK),
+    "recomputed but products": functools.partial(_unrolled, Remat.ALL_BUT_PRODUCTS),
     "loop": functools.partial(_loop, Remat.NONE),
     "recomputed loop": functools.partial(_loop, Remat.BLOCK),
+    "recomputed loop but products": functools.partial(_loop, Remat.ALL_BUT_PRODUCTS),
 }
 
 
@@ -71,7 +78,20 @@ def test_values_and_gradients_are_those_of_the_plain_composition(way):
 
 def test_a_loops_program_holds_the_block_once_and_twice_if_recomputed():
     counts = {way: _compiled(way)[1].count(" tanh(") for way in _WAYS}
-    assert counts == {"plain": R, "recomputed": 2 * R, "loop": 1, "recomputed loop": 2}
+    assert counts == {
+        "plain": R,
+        "recomputed": 2 * R,
+        "recomputed but products": 2 * R,
+        "loop": 1,
+        "recomputed loop": 2,
+        "recomputed loop but products": 2,
+    }
+
+
+def test_products_that_are_kept_are_not_computed_again():
+    """One product forward and two of the gradient, and a fourth where it is computed again."""
+    counts = {way: _compiled(way)[1].count(" dot(") for way in _WAYS if "loop" in way}
+    assert counts == {"loop": 3, "recomputed loop": 4, "recomputed loop but products": 3}
 
 
 @pytest.mark.slow

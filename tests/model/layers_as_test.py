@@ -23,7 +23,13 @@ from tests.spmd import functions
 
 _PLAIN = (Layers.UNROLLED, Remat.NONE)
 _LOOP = (Layers.LOOP, Remat.BLOCK)
-_OTHERS = [(Layers.UNROLLED, Remat.BLOCK), (Layers.LOOP, Remat.NONE)]
+_KEEPING = (Layers.LOOP, Remat.ALL_BUT_PRODUCTS)
+_OTHERS = [
+    (Layers.UNROLLED, Remat.BLOCK),
+    (Layers.UNROLLED, Remat.ALL_BUT_PRODUCTS),
+    (Layers.LOOP, Remat.NONE),
+    _KEEPING,
+]
 
 
 class _Experiment(TranslationExperiment):
@@ -127,6 +133,12 @@ def test_a_partitioned_loop_moves_tokens_alone(step_of):
     kinds = collections.Counter(op.kind for op in report.collective_ops)
     assert kinds.keys() == {"all-to-all", "all-reduce"}
     assert kinds["all-to-all"] == 2 * 6  # One in the encoder's loops, one in the decoder's.
+
+
+@pytest.mark.slow
+def test_what_is_kept_is_not_exchanged_again(step_of):
+    report = step_of(_KEEPING, 2).executable.report()
+    assert report.count("all-to-all") == 2 * 4
 
 
 @pytest.mark.slow
