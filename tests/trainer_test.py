@@ -6,12 +6,14 @@ import random
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from data_prep import pipeline, tsv
 from lingvo_gshard import modes, runs
 from lingvo_gshard.runs import Launch
 from lingvo_gshard.train import weights_file
+from lingvo_gshard.train.nonfinite import NonFiniteLossError
 
 _SMALL = (
     "task.dim=16",
@@ -146,6 +148,25 @@ def test_experts_are_copied_from_a_run_into_one_with_more(data_dir, run_dir, tmp
     assert "\nstep: new, int32[]" in printed
 
 
+@pytest.mark.slow
+def test_a_layer_whose_weights_are_no_numbers_is_named(data_dir, run_dir, tmp_path):
+    """By the call in which the step is, the first after a warm start."""
+    estimator, _, _ = _estimator(data_dir, run_dir)
+    estimator.export_weights(tmp_path / "weights.safetensors")
+    weights = weights_file.read(tmp_path / "weights.safetensors")
+    weights["theta.decoder.layers[1].feed_forward.wo"][3] = np.nan
+    weights_file.write(tmp_path / "damaged.safetensors", weights, 4)
+    arguments = _estimator(
+        data_dir, tmp_path / "run", f"train.warm_start_from={tmp_path}/damaged.safetensors"
+    )
+    with pytest.raises(
+        NonFiniteLossError,
+        match=r"loss of step 1 is nan, first in decoder_1 \(activation_norms\); .* of step 0\.",
+    ):
+        modes.train(*arguments)
+    assert arguments[0].checkpoint_steps() == []
+
+
 def test_decoding_writes_a_translation_a_line(data_dir, run_dir, capsys):
     modes.decode(_estimator(data_dir, run_dir)[0], data_dir, "test")
     folder = run_dir / "decode_test"
@@ -222,6 +243,7 @@ def _one_line(done, binary):
         (["--model=toy.MoE8E4"], "No model 'toy.MoE8E4'. Did you mean toy.MoE8E4L?"),
         (["--model=toy.MoE8E4L", "extra"], "unexpected arguments ['extra']"),
         (["--model=toy.MoE8E4L", "--num_partitions=3"], "--num_partitions=3 does not divide"),
+        (["--model=toy.MoE8E4L", "--logdir=/dev/null/run"], "Not a directory: '/dev/null/run"),
     ],
 )
 def test_the_trainer_tells_a_mistake_in_one_line(data_dir, tmp_path, flags, message):

@@ -121,8 +121,8 @@ def evaluated_steps(model_dir: str | pathlib.Path, name: str) -> list[int]:
 
 
 def append_line(path: pathlib.Path, line: dict[str, Any]) -> None:
-    """Appends one JSON line."""
-    with path.open("a") as file:
+    """Appends one JSON line; OSError, naming the file, if it can't."""
+    with atomic_file.naming(path), path.open("a") as file:
         file.write(json.dumps(line) + "\n")
 
 

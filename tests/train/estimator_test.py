@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import resource
 import time
 
 import numpy as np
@@ -16,6 +17,7 @@ from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.hooks import TrainHook
 from lingvo_gshard.train.nonfinite import NonFinite, NonFiniteLossError
 from lingvo_gshard.train.spec import ModeKeys
+from lingvo_gshard.train.summaries import TRAIN_METRICS
 from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
 from tests.train import regression
 from tests.train.regression import B, H, V
@@ -286,6 +288,25 @@ def test_train_metrics_can_be_read(tmp_path):
     np.testing.assert_allclose(
         first, np.mean([line["metrics"]["loss"] for line in lines[:2]]), rtol=1e-6
     )
+
+
+def test_a_disk_that_is_full_ends_training_and_loses_nothing_saved(tmp_path):
+    """The limit on a file's size stands for the disk's; the log reaches it first."""
+    _train(tmp_path / "whole", 8, save_checkpoints_steps=2)
+    full = tmp_path / "full"
+    _train(full, 4, save_checkpoints_steps=2)
+    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((full / TRAIN_METRICS).stat().st_size, hard))
+    try:
+        with pytest.raises(OSError, match=f"File too large: .*full/{TRAIN_METRICS}"):
+            _train(full, 8)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+    recorder = _train(full, 8, save_checkpoints_steps=2)
+    assert recorder.began == [4]
+    _, whole, _ = _state(tmp_path / "whole")
+    for path, array in _state(full)[1].items():
+        np.testing.assert_array_equal(array, whole[path], err_msg=path)
 
 
 def test_lines_after_the_checkpoint_are_dropped_on_resuming(tmp_path):
