@@ -5,6 +5,7 @@ python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARC
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
 python -m lingvo_gshard.plan --table=operators
 python -m lingvo_gshard.plan --table=compile
+python -m lingvo_gshard.plan --table=layers
 python -m lingvo_gshard.plan --table=scaling --out=FAMILY
 """
 
@@ -21,7 +22,7 @@ from lingvo_gshard import binary
 if TYPE_CHECKING:
     from lingvo_gshard.analysis.planner import Request
 
-_TABLES = ("operators", "compile", "scaling")
+_TABLES = ("operators", "compile", "layers", "scaling")
 
 _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as m4.MoE2048E36L.")
 _TOPOLOGY = flags.DEFINE_string("topology", None, "Such as v3:32x32, which is 2048 cores.")
@@ -49,6 +50,8 @@ def main(argv: list[str]) -> None:
         _print_operators()
     elif _TABLE.value == "compile":
         _print_compile()
+    elif _TABLE.value == "layers":
+        _print_layers()
     elif _TABLE.value == "scaling":
         _print_scaling()
     elif _SEARCH.value:
@@ -111,6 +114,14 @@ def _print_compile() -> None:
 
     sizes = compilation.Sizes()
     print(compilation.table([compilation.measure(count, sizes) for count in compilation.CORES]))
+
+
+def _print_layers() -> None:
+    from lingvo_gshard import runs
+    from lingvo_gshard.analysis import depth
+
+    params = runs.overridden_params(depth.MODEL, depth.SETTINGS)
+    print(depth.table(list(depth.measure(params))))
 
 
 def _print_scaling() -> None:
