@@ -33,6 +33,8 @@ class Annotator(Protocol):
         dims: str,
     ) -> tf.Tensor: ...
 
+    def factor(self, dims: str) -> tuple[int, ...]: ...
+
 
 # The leading dim of weights that are one array in the program and many in the model.
 STACKED = "R"

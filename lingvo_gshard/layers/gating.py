@@ -208,6 +208,8 @@ def _places(
     """Position, wanted and kept of a Choice, each [G, S]."""
     position_GS = positions(mask_GSE, taken_GE)
     wanted_GS = tf.reduce_sum(mask_GSE, -1) * asks
+    if capacity >= mask_GSE.shape[1]:  # Room for all: who needs no positions need not count them.
+        return position_GS, wanted_GS, wanted_GS
     return position_GS, wanted_GS, wanted_GS * tf.cast(position_GS < capacity, tf.float32)
 
 

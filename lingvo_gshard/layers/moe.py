@@ -18,6 +18,7 @@ from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch, make_dispatcher
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Gating, Routing, SecondExpert
 from lingvo_gshard.layers.projection import project
+from lingvo_gshard.layers.ragged_experts import ragged_experts
 from lingvo_gshard.layers.random import random_uniform
 
 
@@ -74,17 +75,33 @@ class MoELayer(BaseLayer):
         capacity = self._capacity(x_GSM.shape[1], context)
         with tf.name_scope("gate"):
             gates = self._gate(theta, x_GSM, real_GS, capacity, context)
+        if context.mode is Mode.DECODE and capacity == x_GSM.shape[1]:  # Nothing can overflow.
+            with tf.name_scope("experts"):
+                y_GSM = ragged_experts(x_GSM, gates, theta.wi, theta.wo, self._annotator)
+        else:
+            y_GSM = self._dispatched(theta, x_GSM, gates, capacity, context)
+        # A metric: every device shall have all of it.
+        load_E = self.annotate(gates.routing.load_E, "_")
+        routing = dataclasses.replace(gates.routing, load_E=load_E)
+        return self.annotate(tf.reshape(y_GSM, x.shape), "BLM"), routing
+
+    def _dispatched(
+        self,
+        theta: NestedMap,
+        x_GSM: tf.Tensor,
+        gates: Gating,
+        capacity: int,
+        context: Context,
+    ) -> tf.Tensor:
+        """Algorithm 2: to the experts' C places, through them, and back; [G, S, M]."""
+        with tf.name_scope("gate"):
             dispatcher = make_dispatcher(
                 self.p.dispatch, gates, self.p.num_experts, capacity, self._annotator
             )
         inputs_EGCM = context.product("EGCM", dispatcher.dispatch, x_GSM)
         inputs_EGCM = self.annotate(inputs_EGCM, "EGCM")
         outputs_GECM = self._experts(theta, inputs_EGCM, context)
-        y_GSM = self.annotate(dispatcher.combine(outputs_GECM), "GSM")
-        # A metric: every device shall have all of it.
-        load_E = self.annotate(gates.routing.load_E, "_")
-        routing = dataclasses.replace(gates.routing, load_E=load_E)
-        return self.annotate(tf.reshape(y_GSM, x.shape), "BLM"), routing
+        return self.annotate(dispatcher.combine(outputs_GECM), "GSM")
 
     def _num_groups(self, x: tf.Tensor, context: Context) -> int:
         batch, length, _ = x.shape

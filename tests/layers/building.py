@@ -28,6 +28,10 @@ class Unannotated:
         """All parts are one."""
         return self.annotate(fn(*(self.annotate(*argument) for argument in arguments)), dims)
 
+    def factor(self, dims: str) -> tuple[int, ...]:
+        """No dim is split."""
+        return (1,) * len(dims)
+
 
 def theta_specs(layer: BaseLayer) -> NestedMap:
     """The TensorSpecs of a layer's weights."""

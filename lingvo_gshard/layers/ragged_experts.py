@@ -1,0 +1,210 @@
+"""Experts without capacity, for decoding: each computes the tokens that chose it, and no more.
+
+A slot is a token and one of its two choices. Slots are sorted by expert, and a loop takes them in
+tiles of a fixed size, each of one expert. So nothing overflows, and an idle expert costs nothing,
+nor does a token that takes none.
+
+Partitions that share the experts get each other's tokens (an all-gather), compute the slots of
+their own experts, and give each token what these say (an all-to-all).
+
+G groups, S tokens of a group, M model, H hidden, E experts, T slots of a tile. W ways that experts
+are split, Q ways that tokens are split besides; of such a part R tokens, J = 2 * R slots, and
+P = J + T places, of which the last tile may overrun. Suffixes give dims: `start_WQ`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+
+from lingvo_gshard.core.base_layer import Annotator
+from lingvo_gshard.layers.cache import write_at
+from lingvo_gshard.layers.gating import Choice, Gating
+
+_LEAST_TILE, _LARGEST_TILE = 8, 128
+
+
+def ragged_experts(
+    x_GSM: tf.Tensor,
+    gates: Gating,
+    wi_EMH: tf.Tensor,
+    wo_EHM: tf.Tensor,
+    annotator: Annotator,
+) -> tf.Tensor:
+    """What the experts say of each token, weighted by its gates; none is dropped.
+
+    Args:
+      x_GSM: the tokens; the products are of their dtype.
+      gates: both choices of each token. One that is not kept is left out.
+      wi_EMH: the experts' first weights.
+      wo_EHM: their second ones.
+      annotator: the experiment's.
+
+    Returns:
+      [G, S, M].
+    """
+    num_experts, dim = wi_EMH.shape[:2]
+    ways, parts = annotator.factor("EG")
+    choices = (gates.first, gates.second)
+
+    def shared(tensor: tf.Tensor) -> tf.Tensor:
+        """[Q, ...] as [W, Q, ...]: each partition of W has it whole."""
+        copies = tf.broadcast_to(tensor, [ways, *tensor.shape])
+        return annotator.annotate(copies, "EG" + "_" * (tensor.shape.rank - 1))
+
+    expert_GSC = tf.stack([_expert(choice, num_experts) for choice in choices], -1)
+    gate_GSC = tf.stack([choice.gate_GS for choice in choices], -1)
+    # Small, and everywhere: the number of tiles is to be one for all.
+    expert_QJ = annotator.annotate(tf.reshape(expert_GSC, [parts, -1]), "__")
+    size = tile_size(expert_QJ.shape[1], num_experts)
+    tiles = _Tiles(
+        num_experts // ways,
+        size,
+        _num_tiles(expert_QJ, num_experts, ways, size),
+        shared(expert_QJ),
+        annotator,
+    )
+    rows_WQJM = tiles.compute(shared(tf.reshape(x_GSM, [parts, -1, dim])), wi_EMH, wo_EHM)
+    gate_WQJ = tf.cast(shared(tf.reshape(gate_GSC, [parts, -1])), x_GSM.dtype)
+    said = tf.reshape(rows_WQJM * gate_WQJ[..., None], [ways, *expert_GSC.shape, dim])
+    said_WGSM = annotator.annotate(tf.reduce_sum(said, 3), "_G__")
+    return annotator.annotate(tf.reduce_sum(said_WGSM, 0), "GSM")
+
+
+def tile_size(num_slots: int, num_experts: int) -> int:
+    """T: half of an expert's even share of J slots, but 8 to 128; never more than the tokens."""
+    share = num_slots // (2 * num_experts)
+    return min(num_slots // 2, max(_LEAST_TILE, min(_LARGEST_TILE, share)))
+
+
+def _expert(choice: Choice, num_experts: int) -> tf.Tensor:
+    """int32 [G, S]: the chosen expert; E where the token takes none."""
+    return tf.where(choice.kept_GS > 0, choice.expert_GS, num_experts)
+
+
+def _num_tiles(expert_QJ: tf.Tensor, num_experts: int, ways: int, size: int) -> tf.Tensor:
+    """int32 scalar: the tiles of the partition that has most."""
+    mine_QJE = expert_QJ[..., None] == tf.range(num_experts)
+    count_QE = tf.reduce_sum(tf.cast(mine_QJE, tf.int32), 1)
+    tiles_QE = (count_QE + size - 1) // size
+    return tf.reduce_max(tf.reduce_sum(tf.reshape(tiles_QE, [-1, ways, num_experts // ways]), -1))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Tiles:
+    """Each partition's way through the slots of its experts, from the first to the last.
+
+    A tile ends with its expert, or after T slots. Its T rows are computed whole: those beyond its
+    end are the next tile's to overwrite, or of no slot of this partition.
+
+    Attributes:
+      num_own: experts of one partition.
+      size: T.
+      number: int32 scalar, the tiles.
+      expert_WQJ: int32, the expert of each slot, E where it has none.
+      annotator: the experiment's.
+    """
+
+    num_own: int
+    size: int
+    number: tf.Tensor
+    expert_WQJ: tf.Tensor
+    annotator: Annotator
+
+    def compute(self, x_WQRM: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
+        """[W, Q, J, M]: what its expert says of each slot's token; 0 where that is elsewhere."""
+        ways, parts, num_slots = self.expert_WQJ.shape
+        num_experts, dim = ways * self.num_own, x_WQRM.shape[-1]
+        assert (num_experts + 1) * num_slots < 2**31, "A slot's key is an int32."
+        key_WQJ = xla.sort(self.expert_WQJ * num_slots + tf.range(num_slots))
+        slot_WQJ = key_WQJ % num_slots
+        sorted_WQP = self._longer(key_WQJ // num_slots, num_experts)
+        token_WQP = self._longer(slot_WQJ // 2, 0)
+
+        def condition(index: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+            return index < self.number
+
+        def body(index: tf.Tensor, start_WQ: tf.Tensor, rows_WQPM: tf.Tensor) -> list[tf.Tensor]:
+            here_WQP = tf.range(num_slots + self.size) == start_WQ[..., None]
+            expert_WQ = tf.reduce_sum(tf.where(here_WQP, sorted_WQP, 0), -1)
+            rows_WQPM = self.annotator.locally(
+                self._with_tile,
+                [
+                    (rows_WQPM, "EG__"),
+                    (start_WQ, "EG"),
+                    (x_WQRM, "EG__"),
+                    (token_WQP, "EG_"),
+                    (expert_WQ % self.num_own, "EG"),
+                    (wi_EMH, "EMH"),
+                    (wo_EHM, "EHM"),
+                ],
+                "EG__",
+            )
+            end_WQ = _count(sorted_WQP <= expert_WQ[..., None])
+            start_WQ = tf.minimum(start_WQ + self.size, end_WQ)
+            return [index + 1, self.annotator.annotate(start_WQ, "EG"), rows_WQPM]
+
+        first_W = self.num_own * tf.range(ways)
+        start_WQ = _count(self.expert_WQJ < first_W[:, None, None])
+        rows_WQPM = tf.zeros([ways, parts, num_slots + self.size, dim], x_WQRM.dtype)
+        *_, rows_WQPM = tf.while_loop(
+            condition,
+            body,
+            [
+                tf.constant(0),
+                self.annotator.annotate(start_WQ, "EG"),
+                self.annotator.annotate(rows_WQPM, "EG__"),
+            ],
+        )
+        place_WQJ = xla.key_value_sort(slot_WQJ, self._places(num_slots)).sorted_values
+        rows_WQJM = self.annotator.locally(
+            _rows_at, [(rows_WQPM, "EG__"), (place_WQJ, "EG_")], "EG__"
+        )
+        own_WQJ = self.expert_WQJ // self.num_own == tf.range(ways)[:, None, None]
+        return tf.where(own_WQJ[..., None], rows_WQJM, tf.zeros([], x_WQRM.dtype))
+
+    def _with_tile(
+        self,
+        rows_11PM: tf.Tensor,
+        start_11: tf.Tensor,
+        x_11RM: tf.Tensor,
+        token_11P: tf.Tensor,
+        expert_11: tf.Tensor,
+        wi_XMH: tf.Tensor,
+        wo_XHM: tf.Tensor,
+    ) -> tf.Tensor:
+        """One partition's rows with those of the tile that starts at `start`."""
+        start, expert = tf.reshape(start_11, [1]), tf.reshape(expert_11, [1])
+        token_T = xla.dynamic_slice(tf.reshape(token_11P, [-1]), start, [self.size])
+        x_TM = tf.gather(tf.reshape(x_11RM, x_11RM.shape[2:]), token_T)
+        hidden_TH = tf.nn.relu(tf.matmul(x_TM, _item(wi_XMH, expert, x_TM.dtype)))
+        said_TM = tf.matmul(hidden_TH, _item(wo_XHM, expert, x_TM.dtype))
+        said_11TM = tf.reshape(said_TM, [1, 1, *said_TM.shape])
+        return write_at(rows_11PM, said_11TM, tf.reshape(start, []), axis=2)
+
+    def _longer(self, x_WQJ: tf.Tensor, value: int) -> tf.Tensor:
+        """[W, Q, P]: with `value` after the last slot."""
+        ends = tf.fill([*x_WQJ.shape[:2], self.size], value)
+        return self.annotator.annotate(tf.concat([x_WQJ, ends], -1), "EG_")
+
+    def _places(self, num_slots: int) -> tf.Tensor:
+        """int32 [W, Q, J]: 0 to J - 1."""
+        return tf.broadcast_to(tf.range(num_slots), self.expert_WQJ.shape)
+
+
+def _count(x: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.cast(x, tf.int32), -1)
+
+
+def _item(weight_XIO: tf.Tensor, index: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """One expert's weight [I, O]; `index` is int32 [1]."""
+    start = tf.concat([index, [0, 0]], 0)
+    one = xla.dynamic_slice(weight_XIO, start, [1, *weight_XIO.shape[1:]])
+    return tf.cast(tf.reshape(one, weight_XIO.shape[1:]), dtype)
+
+
+def _rows_at(rows_11PM: tf.Tensor, place_11J: tf.Tensor) -> tf.Tensor:
+    rows_JM = tf.gather(tf.reshape(rows_11PM, rows_11PM.shape[2:]), tf.reshape(place_11J, [-1]))
+    return tf.reshape(rows_JM, [1, 1, *rows_JM.shape])

@@ -1,0 +1,117 @@
+"""Experts without capacity say what Algorithm 2 says where nothing overflows."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import ragged_experts
+from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from tests.layers import building
+from tests.spmd import functions
+
+B, L, M, H = 16, 6, 5, 7
+
+
+def _params(num_experts):
+    return MoELayer.Params().Set(dim=M, hidden_dim=H, num_experts=num_experts, group_size=L)
+
+
+def _batch(seed=7):
+    rng = np.random.default_rng(seed)
+    x_BLM = rng.standard_normal((B, L, M)).astype("float32")
+    real_BL = (rng.random((B, L)) < 0.8).astype("float32")
+    return NestedMap(x_BLM=x_BLM, real_BL=real_BL)
+
+
+def _eager(params, theta, batch, mode):
+    layer = params.Instantiate(building.Unannotated(), "moe")
+    weights, batch = theta.Transform(tf.constant), batch.Transform(tf.constant)
+    return layer.FProp(weights, batch.x_BLM, batch.real_BL, Context(mode))[0].numpy()
+
+
+def _theta(params):
+    return building.random_theta(params.Instantiate(building.Unannotated(), "moe"))
+
+
+@pytest.mark.parametrize("num_experts", [1, 2, 8, 64])
+def test_it_is_what_algorithm_2_says(num_experts):
+    params = _params(num_experts)
+    theta = _theta(params)
+    got, want = (_eager(params, theta, _batch(), mode) for mode in (Mode.DECODE, Mode.EVAL))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+    assert (np.abs(got).max(-1) > 0).all(where=_batch().real_BL > 0)
+    assert not got[_batch().real_BL == 0].any()
+
+
+def test_all_tokens_may_want_the_same_experts():
+    params = _params(8)
+    theta, batch = _theta(params), _batch()
+    batch.x_BLM = np.tile(batch.x_BLM[:1, :1], (B, L, 1))
+    got, want = (_eager(params, theta, batch, mode) for mode in (Mode.DECODE, Mode.EVAL))
+    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
+
+
+def test_without_tokens_nothing_is_said():
+    params, batch = _params(4), _batch()
+    batch.real_BL = np.zeros_like(batch.real_BL)
+    assert not _eager(params, _theta(params), batch, Mode.DECODE).any()
+
+
+_EXPERTS_X_DATA = Partitioning.from_dict(
+    Mesh(("r", "d"), (2, 4)), {"B": ("r", "d"), "G": ("r", "d"), "E": "d"}
+)
+_DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
+
+
+@pytest.mark.parametrize(
+    ("parts", "num_experts", "collectives"),
+    [
+        (functions.partitioning(2), 8, (3, 1, 0)),
+        (_EXPERTS_X_DATA, 4, (3, 1, 0)),
+        (_DATA, 8, (1, 0, 0)),  # The number of tiles alone is asked of all.
+        pytest.param(functions.partitioning(8), 8, (3, 1, 0), marks=pytest.mark.slow),
+    ],
+    ids=["2 devices", "copies of experts", "data alone", "8 devices"],
+)
+def test_partitioned_equals_unpartitioned(parts, num_experts, collectives):
+    params, batch = _params(num_experts), _batch()
+    layer, theta = params.Instantiate(parts, "moe"), _theta(params)
+
+    def fn(theta, batch):
+        y_BLM, _ = layer.FProp(theta, batch.x_BLM, batch.real_BL, Context(Mode.DECODE))
+        return NestedMap(y_BLM=y_BLM)
+
+    specs = NestedMap(x_BLM=functions.f32((B, L, M), "BLM"), real_BL=functions.f32((B, L), "BL"))
+    args = (building.theta_specs(layer), specs)
+    annotated = AnnotatedFn("moe", fn, ("theta", "batch"), args, {"y_BLM": "BLM"})
+    run = program.export(annotated, parts).compile()
+    want = _eager(params, theta, batch, Mode.EVAL)
+    np.testing.assert_allclose(run(theta, batch).y_BLM, want, rtol=1e-4, atol=1e-5)
+    report = run.report()
+    kinds = ("all-gather", "all-to-all", "all-reduce")
+    assert tuple(report.count(kind) for kind in kinds) == collectives
+
+
+def test_idle_experts_have_no_tiles():
+    """Expert 1 has three slots, expert 3 two; the others and the slots of none have nothing."""
+    none = 4
+    expert_QJ = tf.constant([[1, 3, 1, none, 1, 3, none, none]])
+    tiles = {
+        (ways, size): int(ragged_experts._num_tiles(expert_QJ, none, ways, size))
+        for ways in (1, 2)
+        for size in (2, 3)
+    }
+    assert tiles == {(1, 2): 3, (1, 3): 2, (2, 2): 2, (2, 3): 1}
+
+
+@pytest.mark.parametrize(
+    ("num_slots", "num_experts", "want"), [(2, 8, 1), (16, 8, 8), (512, 8, 32), (8192, 8, 128)]
+)
+def test_tiles_are_half_of_an_even_share(num_slots, num_experts, want):
+    assert ragged_experts.tile_size(num_slots, num_experts) == want
