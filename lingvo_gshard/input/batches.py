@@ -1,6 +1,7 @@
 """The input of training and evaluation: packed batches of numpy arrays, in the background.
 
-examples (mixture.py) -> rows -> batches (training_rows.py, one_pass_rows.py) -> prefetch thread
+examples (mixture.py) -> rows -> batches (training_rows.py; one_pass_rows.py or bucketed_rows.py)
+-> prefetch thread
 """
 
 import math
@@ -12,7 +13,15 @@ from grain import experimental as grain_experimental
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.input import manifest, mixture, one_pass_rows, packing, training_rows
+from lingvo_gshard.input import (
+    bucketed_rows,
+    manifest,
+    mixture,
+    one_pass_rows,
+    packing,
+    training_rows,
+)
+from lingvo_gshard.input.packing import Rows
 from lingvo_gshard.input.records import RecordSource
 
 _PREFETCHED_BATCHES = 4
@@ -31,7 +40,8 @@ class TranslationInput:
 
     With `repeat` the stream is endless, and its batch s is a function of the data, these settings
     and s alone, whatever was read before and by how many processes. Without, every example of the
-    split appears exactly once and the last batch is filled up with empty rows of weight 0.
+    split appears exactly once and the last batch is filled up with empty rows of weight 0; with
+    rows BUCKETED a batch of shorter pairs is [2B, L/2] or [4B, L/4]: all hold as many tokens.
 
     Process p of n yields rows [p*B/n, (p+1)*B/n) of each batch; `specs` are of all B.
     """
@@ -50,7 +60,7 @@ class TranslationInput:
         p.Define("max_repeats", 20.0, "Of an example in as many draws as there are; or None.")
         p.Define("repeat", True, "Endless and mixed, or one pass, language after language.")
         p.Define("shuffle", True, "Shuffle the examples, and the rows.")
-        p.Define("packed", True, "Several pairs a row, or one.")
+        p.Define("rows", Rows.PACKED, "PACKED, SINGLE, or, of one pass, BUCKETED.")
         p.Define("seed", 1, "Of the mixture and the shuffles.")
         p.Define("num_lanes", None, "V, what processes share a batch by; None for gcd(B, 8).")
         p.Define("process_index", 0, "p.")
@@ -73,7 +83,7 @@ class TranslationInput:
         if p.verify_checksums:
             manifest.verify(p.data_dir, self._files())
         prefetched = grain_experimental.ThreadPrefetchIterDataset(
-            self._training_rows() if p.repeat else self._one_pass_rows(),
+            self._training_rows() if p.repeat else self._one_pass(),
             prefetch_buffer_size=_PREFETCHED_BATCHES,
         )
         self._open = [iter(prefetched)]
@@ -167,7 +177,7 @@ class TranslationInput:
         config = training_rows.RowConfig(
             batch_size=p.batch_size,
             shape=self._shape,
-            packed=p.packed,
+            rows=p.rows,
             shuffle=p.shuffle,
             num_lanes=num_lanes,
             lanes=_share("num_lanes", num_lanes, p),
@@ -175,29 +185,36 @@ class TranslationInput:
         )
         order = mixture.MixtureConfig(p.temperature, p.max_repeats, p.shuffle, p.seed)
         rows = training_rows.TrainingRows(mixture.Mixture(self._sources(), order), config)
-        # The thread around it is the one that reads.
-        return rows.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
+        return _read_in_turn(rows)
 
-    def _one_pass_rows(self) -> one_pass_rows.OnePassRows:
+    def _one_pass(self) -> grain.IterDataset[training_rows.RowBatch]:
         p = self.p
         own = _share("batch_size", p.batch_size, p)
         config = one_pass_rows.OnePassConfig(
             batch_size=p.batch_size,
             shape=self._shape,
-            packed=p.packed,
+            rows=p.rows,
             shuffle=p.shuffle,
             seed=p.seed,
-            rows=slice(own.start, own.stop),
+            own_rows=slice(own.start, own.stop),
         )
-        return one_pass_rows.OnePassRows(
-            mixture.OnePass(self._sources(), p.shuffle, p.seed), config
-        )
+        examples = mixture.OnePass(self._sources(), p.shuffle, p.seed)
+        if p.rows is Rows.BUCKETED:
+            return _read_in_turn(bucketed_rows.BucketedRows(examples, config))
+        return one_pass_rows.OnePassRows(examples, config)
 
     @property
     def _iterator(self) -> grain.DatasetIterator[training_rows.RowBatch]:
         if not self._open:
             raise ValueError("this input is closed")
         return self._open[0]
+
+
+def _read_in_turn(
+    rows: grain.MapDataset[training_rows.RowBatch],
+) -> grain.IterDataset[training_rows.RowBatch]:
+    # The thread around it is the one that reads.
+    return rows.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
 
 
 def _share(name: str, number: int, p: hyperparams.Params) -> range:

@@ -19,14 +19,14 @@ _POOL_EXAMPLES = 2048
 
 @dataclasses.dataclass(frozen=True)
 class OnePassConfig:
-    """How examples become batches: `rows` are this process's, of `batch_size` in all."""
+    """How examples become batches: `own_rows` are this process's, of `batch_size` in all."""
 
     batch_size: int
     shape: packing.RowShape
-    packed: bool
+    rows: packing.Rows
     shuffle: bool
     seed: int
-    rows: slice
+    own_rows: slice
 
     def __post_init__(self) -> None:
         if self.batch_size < 1:
@@ -93,7 +93,7 @@ class OnePassIterator(grain.DatasetIterator[RowBatch]):
         empty_rows: list[list[int]] = [[]] * missing
         parts.append(packing.fill(empty_rows, [], self._config.shape))
         arrays = {
-            name: np.concatenate([part[name] for part in parts])[self._config.rows]
+            name: np.concatenate([part[name] for part in parts])[self._config.own_rows]
             for name in parts[0]
         }
         return RowBatch(arrays, self._num_too_long())
@@ -116,8 +116,8 @@ class OnePassIterator(grain.DatasetIterator[RowBatch]):
         config = self._config
         read = self._examples.read(start, start + _POOL_EXAMPLES)
         examples = [config.shape.truncate(example) for example in read]
-        if config.packed:
-            rows = packing.plan_rows(examples, config.shape)
+        if config.rows is packing.Rows.PACKED:
+            rows = packing.plan_rows(packing.lengths_of(examples), config.shape)
         else:
             rows = [[index] for index in range(len(examples))]
         if config.shuffle:

@@ -16,12 +16,13 @@ import grain.python as grain
 import numpy as np
 
 from lingvo_gshard.input import packing
-from lingvo_gshard.input.example_codec import Example
 from lingvo_gshard.input.mixture import Mixture
 
-# Of a pool, at least; more waste less at its end.
-_MIN_POOL_ROWS = 128
+# Of a pool, at least: among more pairs there is oftener one that fits what a row has left.
+_MIN_POOL_ROWS = 512
 _PROBED_EXAMPLES = 2000
+# More draws than the probe says that a pool needs: pools differ, and rows left empty are padding.
+_SPARE_DRAWS = 0.03
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +32,7 @@ class RowConfig:
     Attributes:
         batch_size: B, rows of all processes together.
         shape: of a row.
-        packed: several examples a row, or one.
+        rows: PACKED or SINGLE.
         shuffle: whether a pool's rows are.
         num_lanes: V, a divisor of B.
         lanes: those of this process.
@@ -40,7 +41,7 @@ class RowConfig:
 
     batch_size: int
     shape: packing.RowShape
-    packed: bool
+    rows: packing.Rows
     shuffle: bool
     num_lanes: int
     lanes: range
@@ -52,6 +53,8 @@ class RowConfig:
                 f"batch_size {self.batch_size}, num_lanes {self.num_lanes}: expected at least 1 "
                 "row, and a divisor of it"
             )
+        if self.rows is packing.Rows.BUCKETED:
+            raise ValueError("rows BUCKETED with repeat: all batches of training have one shape")
 
     @property
     def lane_rows(self) -> int:
@@ -117,8 +120,8 @@ class TrainingRows(grain.MapDataset[RowBatch]):
         drawn = self._mixture.read(number * self._pool_draws, (number + 1) * self._pool_draws)
         examples = [example for example in drawn if config.shape.fits(example)]
         self._num_too_long += len(drawn) - len(examples)
-        if config.packed:
-            rows = packing.plan_at_most(examples, config.shape, self._pool_rows)
+        if config.rows is packing.Rows.PACKED:
+            rows = packing.plan_at_most(packing.lengths_of(examples), config.shape, self._pool_rows)
         else:
             rows = [[i] for i in range(min(len(examples), self._pool_rows))]
         rows += [[]] * (self._pool_rows - len(rows))
@@ -136,12 +139,8 @@ class TrainingRows(grain.MapDataset[RowBatch]):
         fitting = [example for example in drawn if config.shape.fits(example)]
         if not fitting:
             raise ValueError(f"none of {len(drawn)} examples in a row fits {config.shape}")
-        needed = _rows_needed(fitting, config.shape) if config.packed else len(fitting)
-        return math.ceil(len(drawn) * num_rows / needed)
-
-
-def _rows_needed(examples: list[Example], shape: packing.RowShape) -> float:
-    """The rows that examples fill when nothing is left empty on the longer side."""
-    source = sum(len(example.source_ids) for example in examples)
-    target = sum(len(example.target_ids) for example in examples)
-    return max(source / shape.source_len, target / shape.target_len)
+        needed = float(len(fitting))
+        if config.rows is packing.Rows.PACKED:  # With nothing left empty on the longer side.
+            tokens = packing.lengths_of(fitting).sum(axis=0)
+            needed = float((tokens / [config.shape.source_len, config.shape.target_len]).max())
+        return math.ceil((1 + _SPARE_DRAWS) * len(drawn) * num_rows / needed)

@@ -7,6 +7,7 @@ import pytest
 
 from lingvo_gshard.input import manifest, mixture, records
 from lingvo_gshard.input.batches import TranslationInput
+from lingvo_gshard.input.packing import Rows
 from lingvo_gshard.input.tokenizer import load_pair
 
 _read = mixture.Mixture.read
@@ -63,7 +64,9 @@ def test_batches_are_as_the_specs_say(data_dir):
 
 
 @pytest.mark.parametrize("num_before", [0, 1, 20, 47])
-@pytest.mark.parametrize("changes", [{}, {"packed": False}, {"shuffle": False, "batch_size": 150}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"rows": Rows.SINGLE}, {"shuffle": False, "batch_size": 150}]
+)
 def test_resume_is_exact(data_dir, num_before, changes):
     straight = _input(data_dir, **changes)
     _take(straight, num_before)
@@ -88,7 +91,10 @@ def test_a_batch_is_a_function_of_its_number(data_dir):
         _assert_equal(next(fresh), straight[step])
 
 
-@pytest.mark.parametrize("changes", [{}, {"split": "dev", "repeat": False}])
+@pytest.mark.parametrize(
+    "changes",
+    [{}, *({"split": "dev", "repeat": False, "rows": r} for r in (Rows.PACKED, Rows.BUCKETED))],
+)
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_processes_share_the_batches_of_one(data_dir, num_processes, changes):
     whole = _input(data_dir, batch_size=8, **changes)
@@ -106,8 +112,9 @@ def test_processes_share_the_batches_of_one(data_dir, num_processes, changes):
     # The state is all processes': any number of them goes on from it.
     assert all(part.get_state() == whole.get_state() for part in parts)
     parts[1].set_state(json.loads(json.dumps(whole.get_state())))
-    rows = slice(8 // num_processes, 2 * 8 // num_processes)
-    _assert_equal(next(parts[1]), next(whole).Transform(lambda x: x[rows]))
+    expected, found = next(whole), next(parts[1])
+    size = len(expected.features.source_ids) // num_processes
+    _assert_equal(found, expected.Transform(lambda x: x[size : 2 * size]))
 
 
 def test_processes_read_different_records(data_dir, monkeypatch):
@@ -119,7 +126,7 @@ def test_processes_read_different_records(data_dir, monkeypatch):
 
     monkeypatch.setattr(mixture.Mixture, "read", note)
     for index in (0, 1):
-        source = _input(data_dir, batch_size=8, num_processes=2, process_index=index)
+        source = _input(data_dir, batch_size=64, num_processes=2, process_index=index)
         _take(source, 100)
         source.close()
     stretches = [stretch for stretch in read if stretch != (0, 2000)]
@@ -134,14 +141,14 @@ def test_a_state_of_something_else_is_refused(data_dir):
         _input(data_dir).set_state({"step": 3})
 
 
-@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("rows", Rows)
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_one_pass_has_every_example_once(data_dir, packed, shuffle):
+def test_one_pass_has_every_example_once(data_dir, rows, shuffle):
     source = _input(
         data_dir,
         split="dev",
         repeat=False,
-        packed=packed,
+        rows=rows,
         shuffle=shuffle,
         source_len=90,
         target_len=80,
@@ -152,17 +159,50 @@ def test_one_pass_has_every_example_once(data_dir, packed, shuffle):
     assert sorted(found) == sorted(expected)
     assert len(found) == 48
     assert source.num_truncated == 0
-    if not packed and not shuffle:
+    if rows is Rows.SINGLE and not shuffle:
         assert found == expected
-    if not packed:
+    if rows is Rows.SINGLE:
         assert len(batches) == 8
+    if rows is not Rows.PACKED:
         assert batches[0].features.source_segment_ids.max() == 1
     source.reset()
     _assert_equal(next(source), batches[0])
 
 
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_buckets_hold_as_many_tokens_each_and_no_pair_that_a_shorter_one_would(data_dir, shuffle):
+    source = _input(
+        data_dir,
+        split="dev",
+        repeat=False,
+        rows=Rows.BUCKETED,
+        shuffle=shuffle,
+        source_len=16,
+        target_len=40,
+    )
+    batches = list(source)
+    shapes = [batch.features.source_ids.shape for batch in batches]
+    assert set(shapes) == {(6, 16), (12, 8), (24, 4)}
+    assert shuffle != (shapes == sorted(shapes, key=lambda shape: shape[1]))
+    for batch, (rows, source_len) in zip(batches, shapes, strict=True):
+        target_len = source_len * 40 // 16
+        assert batch.labels.target_labels.shape == (rows, target_len)
+        assert batch.features.source_segment_ids.max() == 1
+        for source_ids, target_ids in _segments(batch):
+            is_short = len(source_ids) <= source_len // 2 and len(target_ids) <= target_len // 2
+            assert source_len == 4 or not is_short
+    found = [segment for batch in batches for segment in _segments(batch)]
+    examples = list(_all_examples(data_dir, "dev"))
+    num_long = sum(len(s) > 16 or len(t) > 40 for s, t in examples)
+    assert source.num_truncated == num_long > 0
+    assert len(set(found) & set(examples)) == 48 - num_long
+    # Lengths that do not halve have one bucket.
+    odd = _input(data_dir, split="dev", repeat=False, rows=Rows.BUCKETED)
+    assert {batch.features.source_ids.shape for batch in odd} == {(6, 29)}
+
+
 def test_the_last_batch_is_filled_with_rows_of_weight_0(data_dir):
-    source = _input(data_dir, split="dev", repeat=False, packed=False, batch_size=50)
+    source = _input(data_dir, split="dev", repeat=False, rows=Rows.SINGLE, batch_size=50)
     batches = list(source)
     assert len(batches) == 1
     for name, array in batches[0].FlattenItems():
@@ -199,13 +239,22 @@ def test_lengths_that_nothing_fits_end_in_an_error(data_dir):
         _input(data_dir, source_len=2, target_len=2)
 
 
-def test_packing_leaves_little_padding(data_dir):
-    source = _input(data_dir, batch_size=16, source_len=64, target_len=48)
+def test_packing_leaves_little_padding_on_either_side(data_dir):
+    mixed = mixture.languages_of(manifest.load(data_dir), "train", None)
+    weights = mixture.sampling_weights([512, 90, 16], 5.0, 20.0)
+    tokens = [
+        (one.records["train"].num_source_tokens, one.records["train"].num_target_tokens)
+        for one in mixed
+    ]
+    means = weights @ (np.array(tokens) / [[512], [90], [16]])
+    # Rows whose lengths are as the sides'.
+    source = _input(
+        data_dir, batch_size=16, source_len=96, target_len=round(96 * means[1] / means[0])
+    )
     batches = _take(source, 60)
-    source_share = np.mean([(b.features.source_segment_ids > 0).mean() for b in batches])
-    target_share = np.mean([(b.features.target_segment_ids > 0).mean() for b in batches])
-    # The side that is longer for its rows is the one that decides.
-    assert max(source_share, target_share) > 0.95
+    for side in ("source", "target"):
+        shares = [(b.features[f"{side}_segment_ids"] > 0).mean() for b in batches]
+        assert np.mean(shares) > 0.97, side
 
 
 def test_seeds_differ_and_repeat(data_dir):
@@ -239,6 +288,8 @@ def test_user_mistakes_are_named(data_dir, tmp_path):
         _input(data_dir, num_processes=2, process_index=2)
     with pytest.raises(ValueError, match=r"batch_size 6, num_lanes 4: expected at least 1 row"):
         _input(data_dir, num_lanes=4)
+    with pytest.raises(ValueError, match=r"rows BUCKETED with repeat: all batches of training"):
+        _input(data_dir, rows=Rows.BUCKETED)
     with pytest.raises(ValueError, match=r"language 'de' is not in the data"):
         _input(data_dir, languages=["de"])
 

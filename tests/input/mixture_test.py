@@ -124,3 +124,13 @@ def test_unknown_splits_and_empty_languages_are_refused(data_dir):
     ):
         with pytest.raises(ValueError, match=message):
             mixture.languages_of(data, split, codes)
+
+
+@pytest.mark.parametrize("size", [1, 300, 1 << 16, (1 << 16) + 1, 70_000])
+def test_shuffles_of_any_size_are_permutations(size):
+    found = mixture._shuffled(np.arange(size), size, seed=5)
+    assert found.dtype.kind in "iu"
+    np.testing.assert_array_equal(np.sort(found), np.arange(size))
+    assert size == 1 or (found != mixture._shuffled(np.arange(size), size, seed=6)).any()
+    some = np.array([size - 1, 0])
+    np.testing.assert_array_equal(mixture._shuffled(some, size, seed=5), found[some])

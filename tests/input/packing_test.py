@@ -31,14 +31,28 @@ def test_the_example_of_the_docstring():
     assert set(dtypes.values()) == {"int32"}
 
 
-def test_first_fit_decreasing_by_hand():
+def test_rows_by_hand():
     shape = packing.RowShape(10, 6)
-    lengths = [(3, 1), (9, 2), (1, 6), (6, 2), (1, 1), (4, 4)]
-    pairs = [_example([4] * s, [4] * t) for s, t in lengths]
-    # By the larger share of a row: 2 (1.0), 1 (0.9), 5 (0.67), 3 (0.6), 0 (0.3), 4 (0.17).
-    # 5 has no target room beside 2, no source room beside 1; 3 fits beside 5, and fills it; 0 fits
-    # nowhere else; 4 fits beside 1.
-    assert packing.plan_rows(pairs, shape) == [[2], [1, 4], [3, 5], [0]]
+    lengths = np.array([(3, 1), (9, 2), (1, 6), (6, 2), (1, 1), (4, 4)])
+    # Shares of a row, in 60ths: (18, 10), (54, 20), (6, 60), (36, 20), (6, 10), (24, 40).
+    # 1 takes most, 74; beside it only 4 has room. Of the others 2 takes most, 66, and nothing has
+    # room for its target. 5 takes 64: 3 then fills it; 0 would have left 18. 0 is left over.
+    assert packing.plan_rows(lengths, shape) == [[1, 4], [2], [3, 5], [0]]
+
+
+def test_the_pair_that_leaves_both_sides_even_comes_next():
+    shape = packing.RowShape(20, 20)
+    lengths = np.array([(10, 10), (9, 2), (2, 9), (7, 7), (2, 2)])
+    # Beside 0, pair 3 leaves (3, 3), and pairs 1 and 2, as long together, (1, 8) and (8, 1).
+    assert packing.plan_rows(lengths, shape) == [[0, 3, 4], [1, 2]]
+
+
+def test_no_more_rows_than_asked_and_the_first_pairs_first():
+    shape = packing.RowShape(10, 10)
+    lengths = np.array([(6, 5), (6, 5), (4, 5), (4, 5), (1, 1)])
+    assert packing.plan_at_most(lengths, shape, 2) == [[0, 2], [1, 3]]
+    assert packing.plan_at_most(lengths[[0, 1, 1, 2]], shape, 2) == [[0], [1]]
+    assert packing.plan_at_most(lengths, shape, 9) == [[0, 2], [1, 3], [4]]
 
 
 _LENGTHS = st.lists(st.tuples(st.integers(1, 13), st.integers(1, 9)), max_size=40)
@@ -58,7 +72,7 @@ def test_every_token_once_segments_contiguous_positions_right(lengths):
             )
         )
         token += num_source + num_target
-    rows = packing.plan_rows(pairs, shape)
+    rows = packing.plan_rows(packing.lengths_of(pairs), shape)
     assert sorted(index for row in rows for index in row) == list(range(len(pairs)))
     batch = packing.batch_of(packing.fill(rows, pairs, shape))
     features, labels = batch.features, batch.labels
