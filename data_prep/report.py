@@ -17,6 +17,7 @@ from matplotlib import figure, ticker
 from data_prep.encoding import SideStatistics
 from lingvo_gshard.input import manifest
 
+_TEMPERATURES = (1, 5)
 _QUANTILES = {"median": 0.5, "95 %": 0.95, "99 %": 0.99}
 
 
@@ -92,6 +93,10 @@ def _page(rows: Sequence[Mapping[str, Any]]) -> str:
                 for row in rows
             ],
         ),
+        "Tokens of a training pair, as the mixture of temperature T draws them": (
+            ("T", "source", "target", "target to source: of the rows' lengths, too"),
+            [(temperature, *_drawn(rows, temperature)) for temperature in _TEMPERATURES],
+        ),
         "Training pairs dropped, by rule": (
             ("language", *rules, "(repaired)"),
             [
@@ -108,6 +113,16 @@ def _page(rows: Sequence[Mapping[str, Any]]) -> str:
         f"## {title}\n\n{_table(head, body)}" for title, (head, body) in sections.items()
     )
     return f"# Prepared data\n\n![training pairs by language](sizes.png)\n\n{tables}"
+
+
+def _drawn(rows: Sequence[Mapping[str, Any]], temperature: float) -> tuple[str, str, str]:
+    """Mean tokens of both sides, and their ratio, with languages drawn as n**(1/T)."""
+    weights = np.array([row["pairs"]["train"] for row in rows]) ** (1 / temperature)
+    source, target = (
+        float(weights @ [row[side]["mean"] for row in rows] / weights.sum())
+        for side in ("source", "target")
+    )
+    return f"{source:.2f}", f"{target:.2f}", f"{target / source:.3f}"
 
 
 def _side_table(

@@ -95,6 +95,12 @@ def test_the_report_counts_what_was_made(built):
     assert rows[0]["target"]["unknown_rate"] == 0
     page = (folder / "data" / "report" / "report.md").read_text()
     assert "| de | 1 | 5 | 1 | 1 |" in page
+    # Languages of 236 and 56 pairs: as 236 ** (1/5) and 56 ** (1/5) when T is 5.
+    source, target = (
+        (236**0.2 * rows[0][side]["mean"] + 56**0.2 * rows[1][side]["mean"]) / (236**0.2 + 56**0.2)
+        for side in ("source", "target")
+    )
+    assert f"| 5 | {source:.2f} | {target:.2f} | {target / source:.3f} |" in page
     assert (folder / "data" / "report" / "sizes.png").read_bytes()[:4] == b"\x89PNG"
 
 
