@@ -98,3 +98,8 @@ def test_the_table_gives_the_growth():
     assert first.split()[:4] == ["8", "1000", "0.2", "2.0"]
     assert second.endswith("1.0 MiB      3.0 MiB  0.0 MiB in 4 all-to-all")
     assert last.startswith("Largest over smallest: 1.20 instructions, 2.50 s to compile.")
+
+
+def test_the_table_tells_the_familys_growth():
+    rows = [_row(8, 900, 5.0), _row(128, 1000, 10.0), _row(2048, 1100, 12.0)]
+    assert compilation.table(rows).endswith("\n2048 cores over 128: 1.20 s to compile.")
