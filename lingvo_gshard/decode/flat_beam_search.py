@@ -17,6 +17,7 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import scoring
 from lingvo_gshard.decode.beam import BeamSearch, Hypotheses, Requests
+from lingvo_gshard.decode.top_k import top_k
 from lingvo_gshard.layers.cache import write_at
 from lingvo_gshard.layers.random import random_uniform
 
@@ -137,7 +138,7 @@ class _Loop:
         token_log_probs = self._permitted(tf.nn.log_softmax(logits), s.step)  # [B, k, V]
         ranks = self._ranks(active.log_probs[..., None] + token_log_probs, s.step)
         ends, going_on = self._split_off_ends(ranks)
-        best, index = tf.math.top_k(going_on, self.config.beam_size)
+        best, index = top_k(going_on, self.config.beam_size)
         done = self._finish(s, active, flat, token_log_probs, ends, best)
         active = self._branch(active, token_log_probs, best, index)
         return self._annotated(
@@ -235,7 +236,7 @@ class _Loop:
         return NestedMap(
             ids=index % vocab_size,
             mask=_reorder(active.mask, parents),
-            log_probs=tf.gather(active.log_probs, parents, batch_dims=1) + chosen,
+            log_probs=_picked(active.log_probs, parents) + chosen,
             token_log_probs=chosen,
         )
 
@@ -282,8 +283,8 @@ class _Loop:
         return NestedMap(
             mask=_reorder(all_of_them.mask, index),
             scores=scores,
-            lengths=tf.gather(all_of_them.lengths, index, batch_dims=1),
-            token_log_probs=tf.gather(all_of_them.token_log_probs, index, batch_dims=1),
+            lengths=_picked(all_of_them.lengths, index),
+            token_log_probs=_picked(all_of_them.token_log_probs, index),
         )
 
     def _undecided(self, active: NestedMap, done: NestedMap, step: tf.Tensor) -> tf.Tensor:
@@ -348,6 +349,11 @@ def _reorder(mask: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     A product with a one-hot matrix, exact on 0/1, that stays local to a partition of B.
     """
     return tf.einsum("BKN,BNP->BKP", tf.one_hot(rows, mask.shape[1], dtype=mask.dtype), mask)
+
+
+def _picked(x: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
+    """x[b, index[b, i]]: finite [B, n] and int32 [B, k] give [B, k]; local, as _reorder."""
+    return tf.reduce_sum(tf.one_hot(index, x.shape[1], dtype=x.dtype) * x[:, None], -1)
 
 
 def _where(alive: tf.Tensor, new: NestedMap, old: NestedMap) -> NestedMap:

@@ -74,8 +74,8 @@ def ragged_experts(
 
 
 def tile_size(num_slots: int, num_experts: int) -> int:
-    """T: half of an expert's even share of J slots, but 8 to 128; never more than the tokens."""
-    share = num_slots // (2 * num_experts)
+    """T: an expert's even share of J slots, but 8 to 128; never more than the tokens."""
+    share = num_slots // num_experts
     return min(num_slots // 2, max(_LEAST_TILE, min(_LARGEST_TILE, share)))
 
 
