@@ -7,9 +7,12 @@
 
 A third of the kills come while the process starts, a third in a step, a third in a save, each at a
 random moment of it. With one layout the losses of every call and the final state must be equal bit
-for bit; with several, which take turns, the losses agree within --tolerance. SIGTERM, besides, must
-lose no step. Of several processes one is killed, and the others must end by themselves. Exit
-status 1 if not so; with --max_secs, 75 once they are over: the same command goes on.
+for bit; with several, which take turns, the losses agree within --tolerance. (Sums in another order
+differ in their last bits. Without experts no more comes of it: --model=toy.Dense4L stays within
+1e-3. With them a token between two experts goes, sooner or later, to the other one, and the losses
+of single calls are a percent apart.) SIGTERM, besides, must lose no step. Of several processes one
+is killed, and the others must end by themselves. Exit status 1 if not so; with --max_secs, 75 once
+they are over: the same command goes on.
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; re
 _KILLS = flags.DEFINE_integer("kills", 30, "How often.")
 _SIGNAL = flags.DEFINE_enum("signal", "KILL", ["KILL", "TERM"], "By which signal.")
 _LAYOUTS = flags.DEFINE_list("layouts", ["2"], "Partitions, or partitions/processes; in turn.")
-_TOLERANCE = flags.DEFINE_float("tolerance", 1e-3, "Of losses, relative, if layouts change.")
+_TOLERANCE = flags.DEFINE_float("tolerance", 0.02, "Of losses, relative, if layouts change.")
 _SEED = flags.DEFINE_integer("seed", 1, "Of the moments.")
 _MAX_SECS = flags.DEFINE_float("max_secs", math.inf, "End after the kill in which they are over.")
 

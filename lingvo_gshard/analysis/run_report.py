@@ -92,11 +92,10 @@ def _draw_curves(
     for name in ("loss", "nll"):
         if name in lines[-1]["metrics"]:
             axes[0, 0].plot(steps, [line["metrics"][name] for line in lines], label=name)
-    dev = [line for line in evaluations if line["name"] == "dev" and "nll" in line]
+    # Of a step's evaluations the first: training's own, of as many batches each time.
+    dev = {line["step"]: line["nll"] for line in reversed(evaluations) if line["name"] == "dev"}
     if dev:
-        axes[0, 0].plot(
-            [line["step"] for line in dev], [line["nll"] for line in dev], ".-", label="nll of dev"
-        )
+        axes[0, 0].plot(sorted(dev), [dev[step] for step in sorted(dev)], ".-", label="nll of dev")
     axes[0, 0].set_title("loss")
     axes[0, 0].legend(fontsize=7)
     panels: tuple[tuple[str, Callable[[dict[str, Any]], float | None]], ...] = (
