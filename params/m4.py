@@ -119,6 +119,7 @@ class MoE128E12L(MoE128E36L):
     """
 
     NUM_LAYERS = 12
+    REMAT = Remat.ALL_BUT_PRODUCTS
 
 
 @registry.register
