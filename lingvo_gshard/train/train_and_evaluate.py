@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.spmd import distributed
 from lingvo_gshard.train import summaries
 from lingvo_gshard.train.best import BestBy
 from lingvo_gshard.train.digests import DamagedCheckpointError
@@ -87,17 +88,23 @@ def evaluate_continuously(
     seen = set(summaries.evaluated_steps(estimator.config.model_dir, spec.name))
     metrics, last_news = None, time.monotonic()
     while max(seen, default=-1) < until_step:
-        steps = estimator.checkpoint_steps()
-        if steps and steps[-1] not in seen:
-            metrics = _evaluate_if_there(estimator, spec, steps[-1]) or metrics
-            seen.add(steps[-1])
+        newest = distributed.of_first(max(estimator.checkpoint_steps(), default=-1))
+        idle_secs = time.monotonic() - last_news
+        if newest >= 0 and newest not in seen:
+            metrics = _evaluate_if_there(estimator, spec, newest) or metrics
+            seen.add(newest)
             last_news = time.monotonic()
-        elif idle_timeout_secs is not None and time.monotonic() - last_news >= idle_timeout_secs:
+        elif idle_timeout_secs is not None and _of_any(idle_secs >= idle_timeout_secs):
             logging.warning("evaluate: no new checkpoint for %g s; it ends", idle_timeout_secs)
             break
         else:
             time.sleep(poll_secs)
     return metrics
+
+
+def _of_any(here: bool) -> bool:
+    """Whether it is so in any process."""
+    return bool(distributed.largest([here])[0])
 
 
 def _evaluate_if_there(
