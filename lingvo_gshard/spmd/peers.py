@@ -83,6 +83,8 @@ class Watch:
         """Reads what is there of one process; whether it says that it leaves."""
         try:
             data = self._peers[process].recv(4096)
+        except BlockingIOError:  # There is nothing after all.
+            return False
         except OSError:
             data = b""
         if not data:
