@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode.beam import BeamSearch
-from lingvo_gshard.decode.flat_beam_search import DecodeStep
+from lingvo_gshard.decode.flat_beam_search import DecodeStep, Grow
 from lingvo_gshard.model.translation import TranslationTask
 
 _REORDERED = ("self_keys", "self_values")
@@ -18,9 +18,14 @@ _REORDERED = ("self_keys", "self_values")
 def init_state(
     task: TranslationTask, theta: NestedMap, features: NestedMap, config: BeamSearch
 ) -> NestedMap:
-    """Encodes each source once; caches of T places for each of B * k rows."""
-    state = task.InitDecode(theta, features, config.max_steps)
+    """Encodes each source once; caches of the first stage's steps for each of B * k rows."""
+    state = task.InitDecode(theta, features, config.stage_ends[0])
     return state.Transform(lambda x: tf.repeat(x, config.beam_size, axis=0))
+
+
+def grow(task: TranslationTask, config: BeamSearch) -> Grow:
+    """What flat_beam_search.search takes: places of the flat sequence, k for each of a row's."""
+    return lambda state, places: task.GrowDecode(state, places // config.beam_size)
 
 
 def decode_step(task: TranslationTask, theta: NestedMap, config: BeamSearch) -> DecodeStep:
@@ -34,7 +39,7 @@ def decode_step(task: TranslationTask, theta: NestedMap, config: BeamSearch) -> 
         state: NestedMap, ids: tf.Tensor, mask: tf.Tensor, index: tf.Tensor
     ) -> tuple[tf.Tensor, NestedMap]:
         batch_size = ids.shape[0]
-        by_step = tf.reshape(mask, [batch_size, k, config.max_steps, k])
+        by_step = tf.reshape(mask, [batch_size, k, -1, k])
         parents = tf.argmax(tf.gather(by_step, tf.maximum(index - 1, 0), axis=2), -1)  # [B, k]
 
         def reordered(cache: tf.Tensor) -> tf.Tensor:
@@ -46,7 +51,7 @@ def decode_step(task: TranslationTask, theta: NestedMap, config: BeamSearch) -> 
             for layer in state.cache.layers
         ]
         state = NestedMap(state, cache=NestedMap(layers=layers))
-        past = tf.reshape(tf.reduce_sum(by_step, -1), [batch_size * k, 1, config.max_steps])
+        past = tf.reshape(tf.reduce_sum(by_step, -1), [batch_size * k, 1, -1])
         logits, state = task.DecodeStep(
             theta, state, tf.reshape(ids, [batch_size * k, 1]), past, index
         )

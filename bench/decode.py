@@ -129,16 +129,20 @@ def _search_fn(case: Case, is_flat: bool, model):
 
     def fn(theta: NestedMap, features: NestedMap) -> NestedMap:
         if is_flat:
-            state = task.InitDecode(theta, features, config.places)
+            grow = task.GrowDecode
+            state = task.InitDecode(theta, features, config.first_places)
 
             def step(state, *args):
                 return task.DecodeStep(theta, state, *args)
 
         else:
+            grow = classic_beam.grow(task, config)
             state = classic_beam.init_state(task, theta, features, config)
             step = classic_beam.decode_step(task, theta, config)
         requests = Requests.alike(case.batch, case.length, case.length)
-        found = flat_beam_search.search(config, step, state, requests, model.partitioning.annotate)
+        found = flat_beam_search.search(
+            config, step, state, requests, model.partitioning.annotate, grow
+        )
         return NestedMap(ids=found.ids, lengths=found.lengths, scores=found.scores)
 
     args = (

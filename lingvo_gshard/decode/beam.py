@@ -10,6 +10,8 @@ import dataclasses
 
 import tensorflow as tf
 
+_MOST_STAGES = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch:
@@ -27,6 +29,9 @@ class BeamSearch:
       coverage_weight: beta of Wu et al.; above 0 the model's state must hold `attention`.
       temperature: with one, each token is drawn from softmax(logits / temperature), and the first
         EOS drawn ends the hypothesis; beam_size must be 1. None searches for the best.
+      min_stage_places: the flat sequence is made longer as it fills, in at most 4 stages of as many
+        places or more. A stage attends to no places of later ones, and has a loop of its own to
+        compile.
       bos_id: what every hypothesis starts from; no part of it.
       eos_id: what ends one.
 
@@ -41,6 +46,7 @@ class BeamSearch:
     num_best: int | None = None
     coverage_weight: float = 0.0
     temperature: float | None = None
+    min_stage_places: int = 128
     bos_id: int = 1
     eos_id: int = 2
 
@@ -49,6 +55,10 @@ class BeamSearch:
             raise ValueError(
                 "BeamSearch: beam_size and max_steps must be 1 or more and length_norm_alpha 0 "
                 f"or more, got {self.beam_size}, {self.max_steps}, {self.length_norm_alpha}."
+            )
+        if self.min_stage_places < 1:
+            raise ValueError(
+                f"BeamSearch: min_stage_places must be 1 or more, got {self.min_stage_places}."
             )
         if self.num_best is not None and not 1 <= self.num_best <= self.beam_size:
             raise ValueError(
@@ -67,8 +77,20 @@ class BeamSearch:
 
     @property
     def places(self) -> int:
-        """P, the places of the flat sequence: what the model's caches must hold."""
+        """P, the places of the whole flat sequence."""
         return self.max_steps * self.beam_size
+
+    @property
+    def stage_ends(self) -> tuple[int, ...]:
+        """How many steps have been taken when each stage ends, T at last."""
+        num_stages = min(_MOST_STAGES, self.places // self.min_stage_places, self.max_steps)
+        num_stages = max(1, num_stages)
+        return tuple(-(-self.max_steps * i // num_stages) for i in range(1, num_stages + 1))
+
+    @property
+    def first_places(self) -> int:
+        """The places of the first stage: what a model's caches hold at the start."""
+        return self.stage_ends[0] * self.beam_size
 
     @property
     def num_found(self) -> int:

@@ -18,7 +18,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import scoring
 from lingvo_gshard.decode.beam import BeamSearch, Hypotheses, Requests
 from lingvo_gshard.decode.top_k import top_k
-from lingvo_gshard.layers.cache import write_at
+from lingvo_gshard.layers.cache import lengthened, write_at
 from lingvo_gshard.layers.random import random_uniform
 
 # Below any log-probability of a hypothesis, and still far from float32's limit when summed.
@@ -26,6 +26,8 @@ _NEVER = -1e9
 
 # (model state, ids [B, k], mask [B, k, P], step) -> (logits [B, k, V], model state)
 DecodeStep = Callable[[NestedMap, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, NestedMap]]
+# (model state, P) -> the same with room for P places
+Grow = Callable[[NestedMap, int], NestedMap]
 Annotate = Callable[[tf.Tensor, str], tf.Tensor]
 
 
@@ -35,8 +37,9 @@ def search(
     model_state: NestedMap,
     requests: Requests,
     annotate: Annotate,
+    grow: Grow | None = None,
 ) -> Hypotheses:
-    """Finds the n best continuations of each example, in one loop of the program.
+    """Finds the n best continuations of each example, in a loop of the program.
 
     At every step the active hypotheses of an example offer all their continuations. Of those that
     do not end, the k most probable stay active. One that ends is finished, and scored with its
@@ -49,11 +52,14 @@ def search(
       config: the search.
       decode_step: the model. A hypothesis whose row of the mask is all 0 is none, or its example
         is done: what it gives for it is not looked at.
-      model_state: the state of its first step; its tensors keep their shapes. If it holds
+      model_state: the state of its first step; a step keeps its tensors' shapes. If it holds
         `attention`, float32 [B, k, S], the newest tokens' attention to the source, that is
         recorded; a coverage term also needs `source_real`, float32 [B, S].
       requests: what each example asks for.
       annotate: (tensor, dims) -> annotated tensor; dims begin with B.
+      grow: with it the search goes by stages, a loop for each of config.stage_ends: the model's
+        state, as the masks, has places for the steps up to a stage's end alone; at the start
+        config.first_places. Without it all P.
 
     Raises:
       ValueError: a coverage term, and a model that does not tell its attention.
@@ -64,16 +70,26 @@ def search(
             f"holds attention and source_real, not only {', '.join(sorted(model_state))}."
         )
     loop = _Loop(config, decode_step, requests, annotate)
-    start = loop.start(model_state)
+    ends = config.stage_ends if grow else (config.max_steps,)
+    s = loop.start(model_state, ends[0] * config.beam_size)
+    for begin, end in zip((0, *ends), ends, strict=False):
+        if grow and begin:
+            s = loop.grown(s, end * config.beam_size, grow)
+        s = _repeated(loop.advance, s, end - begin)
+    return loop.results(s)
 
-    def condition(*leaves: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_any(start.Pack(leaves).alive)
 
-    def body(*leaves: tf.Tensor) -> list[tf.Tensor]:
-        return loop.advance(start.Pack(leaves)).Flatten()
-
-    leaves = tf.while_loop(condition, body, start.Flatten(), maximum_iterations=config.max_steps)
-    return loop.results(start.Pack(leaves))
+def _repeated(
+    advance: Callable[[NestedMap], NestedMap], s: NestedMap, most_times: int
+) -> NestedMap:
+    """`advance` applied while any example is alive."""
+    leaves = tf.while_loop(
+        lambda *leaves: tf.reduce_any(s.Pack(leaves).alive),
+        lambda *leaves: advance(s.Pack(leaves)).Flatten(),
+        s.Flatten(),
+        maximum_iterations=most_times,
+    )
+    return s.Pack(leaves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +111,8 @@ class _Loop:
     requests: Requests
     annotate: Annotate
 
-    def start(self, model_state: NestedMap) -> NestedMap:
+    def start(self, model_state: NestedMap, places: int) -> NestedMap:
+        """The state before the first step, with P places."""
         c, b = self.config, self.requests.batch_size
         k, n = c.beam_size, c.num_found
         alone = tf.constant([[0.0] + [_NEVER] * (k - 1)])  # k equal ones would stay equal.
@@ -104,19 +121,19 @@ class _Loop:
             token_log_probs=tf.zeros([b, c.max_steps, k]),
         )
         if "attention" in model_state:
-            flat.attention = tf.zeros([b, c.places, model_state.attention.shape[-1]])
+            flat.attention = tf.zeros([b, places, model_state.attention.shape[-1]])
         return self._annotated(
             NestedMap(
                 step=tf.constant(0),
                 alive=self.requests.max_steps > 0,
                 active=NestedMap(
                     ids=tf.fill([b, k], c.bos_id),
-                    mask=tf.zeros([b, k, c.places]),
+                    mask=tf.zeros([b, k, places]),
                     log_probs=tf.tile(alone, [b, 1]),
                     token_log_probs=tf.zeros([b, k]),
                 ),
                 done=NestedMap(
-                    mask=tf.zeros([b, n, c.places]),
+                    mask=tf.zeros([b, n, places]),
                     scores=tf.fill([b, n], _NEVER),
                     lengths=tf.zeros([b, n], tf.int32),
                     token_log_probs=tf.zeros([b, n]),
@@ -125,6 +142,16 @@ class _Loop:
                 model=model_state,
             )
         )
+
+    def grown(self, s: NestedMap, places: int, grow: Grow) -> NestedMap:
+        """The state with P places."""
+        grown = NestedMap(s, model=grow(s.model, places), flat=NestedMap(s.flat))
+        for hypotheses in ("active", "done"):
+            mask = lengthened(s[hypotheses].mask, places, axis=2)
+            grown[hypotheses] = NestedMap(s[hypotheses], mask=mask)
+        if "attention" in s.flat:
+            grown.flat.attention = lengthened(s.flat.attention, places)
+        return self._annotated(grown)
 
     def advance(self, s: NestedMap) -> NestedMap:
         """One token more for each active hypothesis."""
@@ -183,7 +210,8 @@ class _Loop:
         """Gives each active hypothesis its place of this step and writes its newest token."""
         c = self.config
         place = s.step * c.beam_size + tf.range(c.beam_size)
-        active = NestedMap(s.active, mask=s.active.mask + tf.one_hot(place, c.places)[None])
+        here = tf.one_hot(place, s.active.mask.shape[-1])
+        active = NestedMap(s.active, mask=s.active.mask + here[None])
         flat = NestedMap(
             s.flat,
             ids=write_at(s.flat.ids, s.active.ids[:, None], s.step),

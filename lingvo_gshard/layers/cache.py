@@ -1,4 +1,4 @@
-"""Writing into a tensor at a place that is known only when the program runs."""
+"""Tensors that are written at a place that is known only when the program runs, and made longer."""
 
 from __future__ import annotations
 
@@ -17,3 +17,10 @@ def write_at(tensor: tf.Tensor, update: tf.Tensor, place: tf.Tensor, *, axis: in
     """
     start = [0] * axis + [place] + [0] * (tensor.shape.rank - axis - 1)
     return xla.dynamic_update_slice(tensor, update, tf.stack(start))
+
+
+def lengthened(tensor: tf.Tensor, size: int, *, axis: int = 1) -> tf.Tensor:
+    """`tensor` with zeros after its end along `axis`, to `size` in all."""
+    shape = tensor.shape.as_list()
+    shape[axis] = size - shape[axis]
+    return tf.concat([tensor, tf.zeros(shape, tensor.dtype)], axis)

@@ -17,7 +17,7 @@ from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import KeysValues, MultiHeadAttention
-from lingvo_gshard.layers.cache import write_at
+from lingvo_gshard.layers.cache import lengthened, write_at
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
@@ -285,6 +285,20 @@ class TransformerStack(BaseLayer):
         """Every layer's cache; see TransformerLayer.InitCache."""
         pairs = self._layers_and_weights(theta)
         return NestedMap(layers=[layer.InitCache(w, encoded, places) for layer, w in pairs])
+
+    def GrowCache(self, cache: NestedMap, places: int) -> NestedMap:
+        """Every layer's cache with room for P places, empty after those that it has."""
+
+        def grown(layer: NestedMap) -> NestedMap:
+            keys = lengthened(layer.self_keys, places, axis=3)
+            values = lengthened(layer.self_values, places, axis=2)
+            return NestedMap(
+                layer,
+                self_keys=self.annotate(keys, "BNDT"),
+                self_values=self.annotate(values, "BNTD"),
+            )
+
+        return NestedMap(layers=[grown(layer) for layer in cache.layers])
 
     def ExtendStep(
         self, theta: NestedMap, x: tf.Tensor, cache: NestedMap, *args

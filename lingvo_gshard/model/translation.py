@@ -164,6 +164,10 @@ class TranslationTask(BaseLayer):
             state.attention = tf.zeros([batch_size, attention_beam, source_len])
         return state
 
+    def GrowDecode(self, state: NestedMap, places: int) -> NestedMap:
+        """The state of InitDecode, or of a DecodeStep, with caches of P places."""
+        return NestedMap(state, cache=self.decoder.GrowCache(state.cache, places))
+
     def DecodeStep(
         self, theta: NestedMap, state: NestedMap, ids: tf.Tensor, mask: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, NestedMap]:

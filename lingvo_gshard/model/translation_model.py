@@ -140,14 +140,16 @@ class TranslationModel:
             return self.task.DecodeStep(state.theta, model, *args)
 
         attention_beam = p.beam_size if p.tell_attention or p.coverage_weight else None
+        first = self.task.InitDecode(
+            state.theta, features, config.first_places, attention_beam=attention_beam
+        )
         found = flat_beam_search.search(
             config,
             decode_step,
-            self.task.InitDecode(
-                state.theta, features, config.places, attention_beam=attention_beam
-            ),
+            first,
             self._requests(features),
             self.partitioning.annotate,
+            self.task.GrowDecode,
         )
         names = ["ids", "lengths", "scores", "token_log_probs"] + ["attention"] * p.tell_attention
         predictions = NestedMap({name: getattr(found, name) for name in names})

@@ -185,12 +185,12 @@ _B = len(_LENGTHS)
 _CONFIGS = {
     1: BeamSearch(1, _STEPS),
     2: BeamSearch(2, _STEPS, 0.0),
-    3: BeamSearch(3, _STEPS, 1.0, coverage_weight=0.4),
+    3: BeamSearch(3, _STEPS, 1.0, coverage_weight=0.4, min_stage_places=6),
     4: BeamSearch(4, _STEPS, num_best=1),
     5: BeamSearch(5, _STEPS, 1.5),
-    6: BeamSearch(6, _STEPS, num_best=3, coverage_weight=0.2),
+    6: BeamSearch(6, _STEPS, num_best=3, coverage_weight=0.2, min_stage_places=12),
     7: BeamSearch(7, _STEPS, 0.3, num_best=2),
-    8: BeamSearch(8, _STEPS),
+    8: BeamSearch(8, _STEPS, min_stage_places=1),
 }
 
 
@@ -225,7 +225,9 @@ def _program(config, num_partitions, vocab_size=_VOCAB):
         state = textbook.flat_state(config, model)
         state.flat = parts.annotate(state.flat, "B__")
         step = textbook.flat_step(config, model)
-        found = flat_beam_search.search(config, step, state, Requests(**asked), parts.annotate)
+        found = flat_beam_search.search(
+            config, step, state, Requests(**asked), parts.annotate, textbook.flat_grow
+        )
         return NestedMap({f.name: getattr(found, f.name) for f in dataclasses.fields(found)})
 
     model, rows = (
@@ -340,7 +342,7 @@ def test_any_number_of_partitions_finds_the_same(num_partitions):
     _check(run(toy.tensors(), asked), _textbook(config, toy, asked))
     report = run.report()  # Only whether to go on is asked of all.
     assert report.count("all-to-all") == report.count("all-gather") == 0
-    assert report.count("all-reduce") <= 2
+    assert report.count("all-reduce") == len(config.stage_ends)
 
 
 def test_an_example_that_asks_for_nothing_gets_nothing():
@@ -406,6 +408,24 @@ def test_a_sample_ends_at_its_first_eos_and_has_its_own_score():
         assert found.scores[b, 0] == pytest.approx(want, rel=1e-4)
 
 
+# --- stages ---
+
+
+@pytest.mark.parametrize(
+    ("beam_size", "max_steps", "least", "want"),
+    [
+        (8, 128, 128, (32, 64, 96, 128)),
+        (4, 48, 128, (48,)),
+        (4, 65, 128, (33, 65)),
+        (1, 3, 1, (1, 2, 3)),
+        (3, 6, 6, (2, 4, 6)),
+    ],
+)
+def test_stages_end_at_even_steps(beam_size, max_steps, least, want):
+    config = BeamSearch(beam_size, max_steps, min_stage_places=least)
+    assert config.stage_ends == want and config.first_places == beam_size * want[0]
+
+
 # --- what is refused ---
 
 
@@ -420,6 +440,7 @@ def test_a_search_that_makes_no_sense_is_refused(sizes):
     [
         ({"num_best": 5}, "num_best must be 1 to beam_size 4, got 5"),
         ({"num_best": 0}, "num_best must be 1 to beam_size 4, got 0"),
+        ({"min_stage_places": 0}, "min_stage_places must be 1 or more, got 0"),
         ({"coverage_weight": -1.0}, "coverage_weight must be 0 or more, got -1.0"),
         ({"temperature": 0.5}, "a temperature .* goes with beam_size 1, got 0.5 and 4"),
     ],

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.cache import write_at
+from lingvo_gshard.layers.cache import lengthened, write_at
 
 BOS, EOS = 1, 2
 
@@ -76,10 +76,15 @@ def flat_state(config, model: NestedMap) -> NestedMap:
     """The flat decoder's first state, of RandomModel.tensors as tensors."""
     batch_size, source_len, dim = model.source_BSD.shape
     return NestedMap(
-        flat=tf.zeros([batch_size, config.places, dim]),
+        flat=tf.zeros([batch_size, config.first_places, dim]),
         attention=tf.zeros([batch_size, config.beam_size, source_len]),
         source_real=model.real_BS,
     )
+
+
+def flat_grow(state: NestedMap, places: int) -> NestedMap:
+    """The state with room for as many places."""
+    return NestedMap(state, flat=lengthened(state.flat, places))
 
 
 def flat_step(config, model: NestedMap):

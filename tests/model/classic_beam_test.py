@@ -19,7 +19,7 @@ from tests.spmd import functions
 
 pytestmark = pytest.mark.slow
 
-_CONFIG = BeamSearch(4, 9, 0.0)
+_CONFIG = BeamSearch(4, 9, 0.0, min_stage_places=12)
 
 
 def _found(theta, features, is_flat):
@@ -28,16 +28,18 @@ def _found(theta, features, is_flat):
 
     def fn(theta, features):
         if is_flat:
-            state = task.InitDecode(theta, features, _CONFIG.places)
+            grow = task.GrowDecode
+            state = task.InitDecode(theta, features, _CONFIG.first_places)
 
             def step(state, *args):
                 return task.DecodeStep(theta, state, *args)
 
         else:
+            grow = classic_beam.grow(task, _CONFIG)
             state = classic_beam.init_state(task, theta, features, _CONFIG)
             step = classic_beam.decode_step(task, theta, _CONFIG)
         requests = Requests.alike(B, _CONFIG.max_steps)
-        found = flat_beam_search.search(_CONFIG, step, state, requests, parts.annotate)
+        found = flat_beam_search.search(_CONFIG, step, state, requests, parts.annotate, grow)
         told = dataclasses.replace(found, attention=tf.zeros([]))
         return NestedMap({f.name: getattr(told, f.name) for f in dataclasses.fields(told)})
 

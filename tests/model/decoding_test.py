@@ -22,7 +22,7 @@ from tests.model.small_task import T as S
 from tests.spmd import functions
 
 _EOS = 2
-_CONFIG = BeamSearch(3, L, 1.0, num_best=2, coverage_weight=0.1)
+_CONFIG = BeamSearch(3, L, 1.0, num_best=2, coverage_weight=0.1, min_stage_places=9)
 
 
 def _source(seed):
@@ -44,11 +44,11 @@ def _search(task, annotate):
         def step(state, *args):
             return task.DecodeStep(theta, state, *args)
 
-        state = task.InitDecode(theta, features, _CONFIG.places, attention_beam=3)
+        state = task.InitDecode(theta, features, _CONFIG.first_places, attention_beam=3)
         requests = Requests.alike(B, L, 2)
         real = tf.reduce_max(features.source_segment_ids, 1)
         requests = dataclasses.replace(requests, max_steps=requests.max_steps * real)
-        found = flat_beam_search.search(_CONFIG, step, state, requests, annotate)
+        found = flat_beam_search.search(_CONFIG, step, state, requests, annotate, task.GrowDecode)
         return NestedMap({f.name: getattr(found, f.name) for f in dataclasses.fields(found)})
 
     return fn
