@@ -4,11 +4,13 @@
 
 tf.data does the same work on the same examples from TFRecords: shuffles each language, mixes them
 by temperature, packs pairs as they come into rows, and batches. Without DIR the corpus is made up.
+Target rows are as long as the data's ratio of tokens says, so that both sides can be full.
 Then the model takes real steps, and the time that it waits for batches is measured.
 """
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import tempfile
 import time
@@ -21,7 +23,8 @@ _DATA_DIR = flags.DEFINE_string("data_dir", None, "A prepared folder.")
 _MODEL = flags.DEFINE_string("model", "toy.MoE8E4L", "The registered experiment that waits.")
 _BATCHES = flags.DEFINE_integer("batches", 200, "Timed batches of each.")
 _STEPS = flags.DEFINE_integer("steps", 20, "Timed steps of the model.")
-_BATCH_SIZE, _SOURCE_LEN, _TARGET_LEN = 64, 64, 48
+_SOURCE_LEN = flags.DEFINE_integer("source_len", 128, "Tokens of a row's source side.")
+_BATCH_SIZE = 64
 _TEMPERATURE = 5.0
 
 
@@ -30,8 +33,12 @@ def main(argv: list[str]) -> None:
     logging.set_verbosity(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         data_dir = _DATA_DIR.value or _prepare(pathlib.Path(folder))
-        rows = {"input": _own(data_dir), "tf.data": _plain(data_dir, pathlib.Path(folder))}
-        print(f"rows of {_SOURCE_LEN} and {_TARGET_LEN} tokens; CPU seconds of one core")
+        lengths = _row_lengths(data_dir)
+        rows = {
+            "input": _own(data_dir, lengths),
+            "tf.data": _plain(data_dir, pathlib.Path(folder), lengths),
+        }
+        print("rows of {source} and {target} tokens; CPU seconds of one core".format(**lengths))
         print(f"{'':<9}{'examples/s':>12}{'tokens/s':>12}{'padding, source':>17}{'target':>9}")
         for name, (batches, secs) in rows.items():
             print(f"{name:<9}" + _rates(batches, secs))
@@ -52,6 +59,20 @@ def _prepare(folder: pathlib.Path) -> str:
     return str(folder / "data")
 
 
+def _row_lengths(data_dir: str) -> dict[str, int]:
+    from lingvo_gshard.input import manifest, mixture
+
+    languages = mixture.languages_of(manifest.load(data_dir), "train", None)
+    records = [language.records["train"] for language in languages]
+    counts = [one.num_examples for one in records]
+    weights = mixture.sampling_weights(counts, _TEMPERATURE, None) / counts
+    source, target = (
+        weights @ [getattr(one, f"num_{side}_tokens") for one in records]
+        for side in ("source", "target")
+    )
+    return {"source": _SOURCE_LEN.value, "target": round(_SOURCE_LEN.value * target / source)}
+
+
 def _rates(batches, secs: float) -> str:
     examples = sum(int(b["source_segment_ids"].max(axis=1).sum()) for b in batches)
     filled = {
@@ -67,9 +88,9 @@ def _rates(batches, secs: float) -> str:
     )
 
 
-def _own(data_dir: str):
+def _own(data_dir: str, lengths: dict[str, int]):
     """(features of the batches, CPU seconds)."""
-    source = _input(data_dir, _BATCH_SIZE, _SOURCE_LEN, _TARGET_LEN)
+    source = _input(data_dir, _BATCH_SIZE, lengths["source"], lengths["target"])
     next(source)
     began = time.process_time()
     batches = [next(source).features for _ in range(_BATCHES.value)]
@@ -92,7 +113,7 @@ def _input(data_dir: str, batch_size: int, source_len: int, target_len: int):
     return p.Instantiate()
 
 
-def _plain(data_dir: str, folder: pathlib.Path):
+def _plain(data_dir: str, folder: pathlib.Path, lengths: dict[str, int]):
     """As `_own`, by tf.data."""
     import tensorflow as tf
 
@@ -113,8 +134,11 @@ def _plain(data_dir: str, folder: pathlib.Path):
         weights.tolist(),
         seed=1,
     )
-    fitting = mixed.filter(lambda s, t: (tf.size(s) <= _SOURCE_LEN) & (tf.size(t) <= _TARGET_LEN))
-    rows = fitting.scan(_empty_row(), _next_fit).filter(lambda is_full, _: is_full)
+    fitting = mixed.filter(
+        lambda s, t: (tf.size(s) <= lengths["source"]) & (tf.size(t) <= lengths["target"])
+    )
+    next_fit = functools.partial(_next_fit, lengths)
+    rows = fitting.scan(_empty_row(), next_fit).filter(lambda is_full, _: is_full)
     batches = rows.map(lambda _, row: row).batch(_BATCH_SIZE).prefetch(4).as_numpy_iterator()
     next(batches)
     began = time.process_time()
@@ -159,13 +183,13 @@ def _empty_row():
     }
 
 
-def _next_fit(row, example):
+def _next_fit(lengths, row, example):
     """(row that goes on, (whether a row is full, that row)): of one more example."""
     import tensorflow as tf
 
     source, target = example
-    has_room = (tf.size(row["source_ids"]) + tf.size(source) <= _SOURCE_LEN) & (
-        tf.size(row["target_ids"]) + tf.size(target) <= _TARGET_LEN
+    has_room = (tf.size(row["source_ids"]) + tf.size(source) <= lengths["source"]) & (
+        tf.size(row["target_ids"]) + tf.size(target) <= lengths["target"]
     )
     segment = tf.cond(
         has_room, lambda: tf.reduce_max(tf.concat([[0], row["source_segment_ids"]], 0)), lambda: 0
@@ -181,16 +205,14 @@ def _next_fit(row, example):
             name = f"{side}_{what}"
             old = tf.cond(has_room, lambda name=name: row[name], lambda: tf.zeros([0], tf.int32))
             goes_on[name] = tf.concat([old, values], 0)
+    length_of = {name: lengths[name.split("_")[0]] for name in row}
     full = {
-        name: tf.pad(values, [[0, _length(name) - tf.size(values)]]) for name, values in row.items()
+        name: tf.pad(values, [[0, length_of[name] - tf.size(values)]])
+        for name, values in row.items()
     }
     for name, values in full.items():
-        values.set_shape([_length(name)])
+        values.set_shape([length_of[name]])
     return goes_on, (~has_room, full)
-
-
-def _length(name: str) -> int:
-    return _SOURCE_LEN if name.startswith("source") else _TARGET_LEN
 
 
 def _wait(data_dir: str) -> tuple[float, float]:

@@ -145,7 +145,7 @@ def test_killed_again_and_again_it_ends_with_the_same_bytes(built, tmp_path):
         return process
 
     # As soon as a step has a result, its other tasks are under way.
-    for step in ("survey", "clean", "select", "draw", "records"):
+    for step in ("survey", "clean", "select", "draw", "vocab", "records", "text"):
         process = start()
         while not list(results.glob(f"{step}-*.result")):
             assert process.exitcode is None
