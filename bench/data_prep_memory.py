@@ -24,27 +24,25 @@ from bench import corpus as made_up
 from data_prep import corpus, tsv
 from data_prep.pipeline import Step
 
-_INPUT = flags.DEFINE_string("input", None, "A folder of parallel text; None: a made-up one.")
+_INPUT = flags.DEFINE_string("input", None, "Text in splits, as corpus.py; None: made up.")
 _TIMES = flags.DEFINE_integer("times", 10, "As many times the larger corpus' training text.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Processes.")
-_FOLDER = flags.DEFINE_string("folder", None, "Where to work, and go on after a kill.")
 _SETTINGS = flags.DEFINE_multi_string("set", [], "Other flags of data_prep.build, NAME=VALUE.")
 _SAMPLE_SECS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of one step: the highest proportional set size of its processes together, and its time."""
+    """Of a step: the most memory (PSS) that its processes took together, and its time."""
 
     peak_mib: float
     secs: float
 
 
 def main(argv: list[str]) -> None:
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = pathlib.Path(_FOLDER.value or temporary)
-        texts = _texts(folder)
-        costs = {name: _costs(text, folder / f"data-{name}") for name, text in texts.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        texts = _texts(pathlib.Path(folder))
+        costs = {name: _costs(text, pathlib.Path(folder, name)) for name, text in texts.items()}
     print(f"{'MiB':<8}" + "".join(f"{name:>10}" for name in costs))
     for step in Step:
         print(f"{step:<8}" + "".join(f"{of[step].peak_mib:>10.0f}" for of in costs.values()))
@@ -56,21 +54,16 @@ def main(argv: list[str]) -> None:
 
 def _texts(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     """The folder of each corpus, by its name."""
-    once = pathlib.Path(_INPUT.value) if _INPUT.value else folder / "text-x1"
-    if not once.exists():
+    once, many = folder / "text", folder / "repeated"
+    if _INPUT.value is None:
         made_up.write(once)
-    many = folder / f"text-x{_TIMES.value}"
-    if not (many / "complete").exists():
-        _write_repeated(once, many, _TIMES.value)
-    return {"x1": once, f"x{_TIMES.value}": many}
-
-
-def _write_repeated(once: pathlib.Path, many: pathlib.Path, times: int) -> None:
+    else:
+        once = pathlib.Path(_INPUT.value)
     for file in corpus.find(once):
+        copies = _TIMES.value if file.split == "train" else 1
         path = many / str(file.split) / f"{file.language}-en.tsv.gz"
-        copies = times if file.split == "train" else 1
         tsv.write(path, _repeated(file.path, copies))
-    (many / "complete").touch()
+    return {"x1": once, f"x{_TIMES.value}": many}
 
 
 def _repeated(path: pathlib.Path, copies: int) -> Iterator[tsv.Pair]:
