@@ -186,10 +186,15 @@ class Loop:
             d_x, *new = self._annotated(d_args, one_dims)
             n = len(shared)
             d_shared = [a + b for a, b in zip(sums[:n], new[:n], strict=True)]
-            d_stacks = [_replaced(s, i, d) for s, d in zip(sums[n:], new[n:], strict=True)]
+            d_stacks = [
+                _replaced(s, i, tf.cast(d, s.dtype)) for s, d in zip(sums[n:], new[n:], strict=True)
+            ]
             return self._annotated([d_x, *d_shared, *d_stacks], dims)
 
-        return self._while(body, [d_y, *(tf.zeros_like(x) for x in [*shared, *stacks])])
+        empty = [tf.zeros(s.shape, _gradient_dtype(s, d_y.dtype)) for s in stacks]
+        sums = self._while(body, [d_y, *map(tf.zeros_like, shared), *empty])
+        args = [d_y, *shared, *stacks]
+        return [tf.cast(d, arg.dtype) for d, arg in zip(sums, args, strict=True)]
 
     def _report_specs(
         self, block: _Keeping, x: tf.Tensor, shared: Tensors, stacks: Tensors
@@ -225,6 +230,16 @@ def _pull_back(
         tape.watch(args)
         results = fn(*args)
     return tape.gradient(results, args, d_results, unconnected_gradients="zero")
+
+
+def _gradient_dtype(stack: tf.Tensor, activations: tf.DType) -> tf.DType:
+    """Of a stack's gradient while the loop writes it.
+
+    The products of 16-bit activations that matrices' gradients are have no more bits (the router's
+    do, and are rounded); and the gradients of all layers, which are there at once, are half of
+    what a deep model needs.
+    """
+    return activations if stack.shape.rank > 2 else stack.dtype
 
 
 def _take(stack: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

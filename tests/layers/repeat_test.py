@@ -21,8 +21,12 @@ B, M, R = 3, 4, 5
 
 def _block(products, index, x, shared, w):
     """The output, a report that has a gradient, and one that has none."""
-    y = tf.tanh(products("BM", tf.matmul, x, w) + shared) * (1.0 + tf.cast(index, tf.float32))
+    y = tf.tanh(products("BM", _product, x, w) + shared) * (1.0 + tf.cast(index, x.dtype))
     return [y, tf.reduce_sum(y**2), tf.stop_gradient(y[0])]
+
+
+def _product(x, w):
+    return x @ tf.cast(w, x.dtype)
 
 
 def _loop(remat, x, shared, stack):
@@ -74,6 +78,28 @@ def _compiled(way):
 def test_values_and_gradients_are_those_of_the_plain_composition(way):
     for got, want in zip(_compiled(way)[0], _compiled("plain")[0], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("remat", Remat)
+def test_16_bit_activations_have_gradients_of_the_weights_dtype(remat):
+    rng = np.random.default_rng(3)
+    x, shared, stack = (rng.normal(size=s).astype("float32") for s in ((B, M), (B, M), (R, M, M)))
+
+    def gradient(way):
+        @tf.function(jit_compile=True, autograph=False)
+        def run(stack):
+            with tf.GradientTape() as tape:
+                tape.watch(stack)
+                narrow = [tf.cast(each, tf.bfloat16) for each in (x, shared)]
+                y, _ = way(remat, *narrow, stack)
+                loss = tf.reduce_sum(tf.cast(y, tf.float32))
+            return tape.gradient(loss, stack)
+
+        return run(tf.constant(stack))
+
+    got, want = gradient(_loop), gradient(_unrolled)
+    assert got.dtype == want.dtype == tf.float32
+    np.testing.assert_allclose(got, want, rtol=0.05, atol=0.05)
 
 
 def test_a_loops_program_holds_the_block_once_and_twice_if_recomputed():

@@ -142,7 +142,7 @@ def test_what_is_kept_is_not_exchanged_again(step_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [_LOOP, (Layers.LOOP, Remat.NONE)])
+@pytest.mark.parametrize("way", [_LOOP, _KEEPING, (Layers.LOOP, Remat.NONE)])
 def test_tokens_dispatched_by_indices_do_the_same_step(step_of, way):
     indexed = _Step(way, 2, dispatch=Dispatch.GATHER)
     _assert_close(indexed(_start()), step_of(_PLAIN, 1)(_start()), rtol=1e-3, atol=1e-5)
