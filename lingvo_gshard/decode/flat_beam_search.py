@@ -258,7 +258,9 @@ class _Loop:
         """The active hypotheses extended by the chosen [B, k] of the k * V continuations."""
         batch_size, beam_size, vocab_size = token_log_probs.shape
         flat = tf.reshape(token_log_probs, [batch_size, beam_size * vocab_size])
-        chosen, parents = tf.gather(flat, index, batch_dims=1), index // vocab_size
+        # A single index of each row would be gathered from all partitions; two are not.
+        chosen = tf.gather(flat, tf.concat([index, index], 1), batch_dims=1)[:, :beam_size]
+        parents = index // vocab_size
         # Where fewer than k can go on, endings and what is forbidden fill the rest.
         chosen = tf.where(ranks > _NEVER / 2, chosen, _NEVER)
         return NestedMap(

@@ -4,7 +4,7 @@ A slot is a token and one of its two choices. Slots are sorted by expert, and a 
 tiles of a fixed size, each of one expert. So nothing overflows, and an idle expert costs nothing,
 nor does a token that takes none.
 
-Partitions that share the experts get each other's tokens (an all-gather), compute the slots of
+Partitions that share the experts get each other's tokens (all-gathers), compute the slots of
 their own experts, and give each token what these say (an all-to-all).
 
 G groups, S tokens of a group, M model, H hidden, E experts, T slots of a tile. W ways that experts
@@ -23,7 +23,7 @@ from lingvo_gshard.core.base_layer import Annotator
 from lingvo_gshard.layers.cache import write_at
 from lingvo_gshard.layers.gating import Choice, Gating
 
-_LEAST_TILE, _LARGEST_TILE = 8, 128
+_LEAST_TILE, _LARGEST_TILE = 16, 128
 
 
 def ragged_experts(
@@ -54,10 +54,12 @@ def ragged_experts(
         copies = tf.broadcast_to(tensor, [ways, *tensor.shape])
         return annotator.annotate(copies, "EG" + "_" * (tensor.shape.rank - 1))
 
-    expert_GSC = tf.stack([_expert(choice, num_experts) for choice in choices], -1)
-    gate_GSC = tf.stack([choice.gate_GS for choice in choices], -1)
-    # Small, and everywhere: the number of tiles is to be one for all.
-    expert_QJ = annotator.annotate(tf.reshape(expert_GSC, [parts, -1]), "__")
+    # Both in one tensor, that one all-gather takes everywhere: all must know whose tiles are most.
+    experts_GSC = [tf.cast(_expert(choice, num_experts), tf.float32) for choice in choices]
+    chosen_GSC = tf.stack([*experts_GSC, *(choice.gate_GS for choice in choices)], -1)
+    chosen_QRC = annotator.annotate(tf.reshape(chosen_GSC, [parts, -1, 4]), "___")
+    expert_QJ, gate_QJ = (tf.reshape(x, [parts, -1]) for x in tf.split(chosen_QRC, 2, -1))
+    expert_QJ = annotator.annotate(tf.cast(expert_QJ, tf.int32), "__")
     size = tile_size(expert_QJ.shape[1], num_experts)
     tiles = _Tiles(
         num_experts // ways,
@@ -67,14 +69,14 @@ def ragged_experts(
         annotator,
     )
     rows_WQJM = tiles.compute(shared(tf.reshape(x_GSM, [parts, -1, dim])), wi_EMH, wo_EHM)
-    gate_WQJ = tf.cast(shared(tf.reshape(gate_GSC, [parts, -1])), x_GSM.dtype)
-    said = tf.reshape(rows_WQJM * gate_WQJ[..., None], [ways, *expert_GSC.shape, dim])
-    said_WGSM = annotator.annotate(tf.reduce_sum(said, 3), "_G__")
+    rows_WQJM *= tf.cast(shared(gate_QJ), x_GSM.dtype)[..., None]
+    said_WGS2M = tf.reshape(rows_WQJM, [ways, *x_GSM.shape[:2], 2, dim])
+    said_WGSM = annotator.annotate(tf.reduce_sum(said_WGS2M, 3), "_G__")
     return annotator.annotate(tf.reduce_sum(said_WGSM, 0), "GSM")
 
 
 def tile_size(num_slots: int, num_experts: int) -> int:
-    """T: an expert's even share of J slots, but 8 to 128; never more than the tokens."""
+    """T: an expert's even share of J slots, but 16 to 128; never more than the tokens."""
     share = num_slots // num_experts
     return min(num_slots // 2, max(_LEAST_TILE, min(_LARGEST_TILE, share)))
 
