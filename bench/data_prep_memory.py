@@ -81,7 +81,7 @@ def _edited(pair: tsv.Pair, rng: np.random.Generator) -> tsv.Pair:
 
 def _with_a_word_moved(text: str, rng: np.random.Generator) -> str:
     # Chinese and Japanese have no spaces: a character, then.
-    separator = " " if " " in text else ""
+    separator = " " if " " in text or text.isascii() else ""
     words = text.split(" ") if separator else list(text)
     start, end = rng.integers(0, len(words), 2)
     words.insert(end, words.pop(start))
