@@ -13,17 +13,19 @@ LAYERS = (12, 36, 60)  # The paper's depths.
 
 # How long the compiler takes depends little on the sizes of what it compiles.
 MODEL = "toy.MoE8E12L"
+_STACKS = ("encoder", "decoder")
 SETTINGS = (
     *("task.source_vocab_size=512", "task.target_vocab_size=512"),
-    *(f"task.{stack}.remat=ALL_BUT_PRODUCTS" for stack in ("encoder", "decoder")),
+    *(f"task.{stack}.remat=ALL_BUT_PRODUCTS" for stack in _STACKS),
+    *(f"task.{stack}.moe.dispatch=EINSUM" for stack in _STACKS),
 )
 _TOPOLOGY = "v3:2x2"
 
 
 def request(params: Params, num_layers: int) -> Request:
     """MODEL with so many layers, half of them in the encoder; `params` are with SETTINGS."""
-    stacks = ("task.encoder.num_layers", "task.decoder.num_layers")
-    deep = params.Copy().Set(**dict.fromkeys(stacks, num_layers // 2))
+    depths = {f"task.{stack}.num_layers": num_layers // 2 for stack in _STACKS}
+    deep = params.Copy().Set(**depths)
     return Request(MODEL, SETTINGS, deep, _TOPOLOGY)
 
 
