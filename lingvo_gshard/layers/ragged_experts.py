@@ -117,62 +117,66 @@ class _Tiles:
 
     def compute(self, x_WQRM: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
         """[W, Q, J, M]: what its expert says of each slot's token; 0 where that is elsewhere."""
-        ways, parts, num_slots = self.expert_WQJ.shape
-        num_experts, dim = ways * self.num_own, x_WQRM.shape[-1]
-        assert (num_experts + 1) * num_slots < 2**31, "A slot's key is an int32."
-        key_WQJ = xla.sort(self.expert_WQJ * num_slots + tf.range(num_slots))
-        slot_WQJ = key_WQJ % num_slots
-        sorted_WQP = self._longer(key_WQJ // num_slots, num_experts)
-        token_WQP = self._longer(slot_WQJ // 2, 0)
-
-        def condition(index: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-            return index < self.number
-
-        def body(index: tf.Tensor, start_WQ: tf.Tensor, rows_WQPM: tf.Tensor) -> list[tf.Tensor]:
-            here_WQP = tf.range(num_slots + self.size) == start_WQ[..., None]
-            expert_WQ = tf.reduce_sum(tf.where(here_WQP, sorted_WQP, 0), -1)
-            rows_WQPM = self.annotator.locally(
-                self._with_tile,
-                [
-                    (rows_WQPM, "EG__"),
-                    (start_WQ, "EG"),
-                    (x_WQRM, "EG__"),
-                    (token_WQP, "EG_"),
-                    (expert_WQ % self.num_own, "EG"),
-                    (wi_EMH, "EMH"),
-                    (wo_EHM, "EHM"),
-                ],
-                "EG__",
-            )
-            end_WQ = _count(sorted_WQP <= expert_WQ[..., None])
-            start_WQ = tf.minimum(start_WQ + self.size, end_WQ)
-            return [index + 1, self.annotator.annotate(start_WQ, "EG"), rows_WQPM]
-
-        first_W = self.num_own * tf.range(ways)
-        start_WQ = _count(self.expert_WQJ < first_W[:, None, None])
-        rows_WQPM = tf.zeros([ways, parts, num_slots + self.size, dim], x_WQRM.dtype)
-        *_, rows_WQPM = tf.while_loop(
-            condition,
-            body,
-            [
-                tf.constant(0),
-                self.annotator.annotate(start_WQ, "EG"),
-                self.annotator.annotate(rows_WQPM, "EG__"),
-            ],
+        ways, _, num_slots = self.expert_WQJ.shape
+        slots_WQJ = tf.broadcast_to(tf.range(num_slots), self.expert_WQJ.shape)
+        by_expert = xla.key_value_sort(self.expert_WQJ, slots_WQJ)
+        rows_WQPM = self._computed(
+            self._longer(by_expert.sorted_keys, ways * self.num_own),
+            self._longer(by_expert.sorted_values // 2, 0),
+            x_WQRM,
+            [(wi_EMH, "EMH"), (wo_EHM, "EHM")],
         )
-        place_WQJ = xla.key_value_sort(slot_WQJ, self._places(num_slots)).sorted_values
+        place_WQJ = xla.key_value_sort(by_expert.sorted_values, slots_WQJ).sorted_values
         rows_WQJM = self.annotator.locally(
             _rows_at, [(rows_WQPM, "EG__"), (place_WQJ, "EG_")], "EG__"
         )
         own_WQJ = self.expert_WQJ // self.num_own == tf.range(ways)[:, None, None]
         return tf.where(own_WQJ[..., None], rows_WQJM, tf.zeros([], x_WQRM.dtype))
 
+    def _computed(
+        self,
+        expert_WQP: tf.Tensor,
+        token_WQP: tf.Tensor,
+        x_WQRM: tf.Tensor,
+        weights: list[tuple[tf.Tensor, str]],
+    ) -> tf.Tensor:
+        """[W, Q, P, M]: the rows of the slots as they are sorted, tile by tile."""
+        ways, parts, num_places = expert_WQP.shape
+
+        def condition(index: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
+            return index < self.number
+
+        def body(index: tf.Tensor, start_WQ: tf.Tensor, rows_WQPM: tf.Tensor) -> list[tf.Tensor]:
+            # A sum in place of a gather: it stays on its partition.
+            here_WQP = tf.range(num_places) == start_WQ[..., None]
+            expert_WQ = tf.reduce_sum(tf.where(here_WQP, expert_WQP, 0), -1)
+            end_WQ = _count(expert_WQP <= expert_WQ[..., None])
+            tile = [
+                (rows_WQPM, "EG__"),
+                (start_WQ, "EG"),
+                (token_WQP, "EG_"),
+                (x_WQRM, "EG__"),
+                (expert_WQ % self.num_own, "EG"),
+            ]
+            rows_WQPM = self.annotator.locally(self._with_tile, [*tile, *weights], "EG__")
+            start_WQ = tf.minimum(start_WQ + self.size, end_WQ)
+            return [index + 1, self.annotator.annotate(start_WQ, "EG"), rows_WQPM]
+
+        start_WQ = _count(expert_WQP < self.num_own * tf.range(ways)[:, None, None])
+        rows_WQPM = tf.zeros([ways, parts, num_places, x_WQRM.shape[-1]], x_WQRM.dtype)
+        start = [
+            tf.constant(0),
+            self.annotator.annotate(start_WQ, "EG"),
+            self.annotator.annotate(rows_WQPM, "EG__"),
+        ]
+        return tf.while_loop(condition, body, start)[-1]
+
     def _with_tile(
         self,
         rows_11PM: tf.Tensor,
         start_11: tf.Tensor,
-        x_11RM: tf.Tensor,
         token_11P: tf.Tensor,
+        x_11RM: tf.Tensor,
         expert_11: tf.Tensor,
         wi_XMH: tf.Tensor,
         wo_XHM: tf.Tensor,
@@ -190,10 +194,6 @@ class _Tiles:
         """[W, Q, P]: with `value` after the last slot."""
         ends = tf.fill([*x_WQJ.shape[:2], self.size], value)
         return self.annotator.annotate(tf.concat([x_WQJ, ends], -1), "EG_")
-
-    def _places(self, num_slots: int) -> tf.Tensor:
-        """int32 [W, Q, J]: 0 to J - 1."""
-        return tf.broadcast_to(tf.range(num_slots), self.expert_WQJ.shape)
 
 
 def _count(x: tf.Tensor) -> tf.Tensor:
