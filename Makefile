@@ -17,7 +17,7 @@ BAZEL_TESTS := //tests/core/... //tests/sharding:mesh_test //tests/layers:gating
 
 setup: .venv/ready
 
-.venv/ready: requirements.txt requirements-dev.txt constraints.txt tools/setup.sh
+.venv/ready: requirements.txt requirements-serve.txt requirements-dev.txt constraints.txt tools/setup.sh
 	tools/setup.sh
 
 # To compile for TPU topologies without one; nothing else needs it.

@@ -15,6 +15,7 @@ import difflib
 import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, BinaryIO
 
 from lingvo_gshard.spmd import environment
@@ -42,14 +43,23 @@ def main(args: argparse.Namespace) -> None:
         return
     translator, spec = _translator(args)
     if args.serve is not None:
-        from lingvo_gshard.serving import app
-
-        app.serve(translator, spec, args.host, args.serve)
+        _server().serve(translator, spec, args.host, args.serve)
         return
     for translations in translator.translate(read_lines(sys.stdin.buffer)):
         line = _line(translations[: args.nbest], args.scores)
         sys.stdout.buffer.write(f"{line}\n".encode())  # In UTF-8, whatever the locale says.
         sys.stdout.buffer.flush()
+
+
+def _server() -> ModuleType:
+    try:
+        from lingvo_gshard.serving import app
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"--serve needs {error.name}: pip install 'lingvo_gshard[serve]', or -r "
+            "requirements-serve.txt."
+        ) from error
+    return app
 
 
 def read_lines(stream: BinaryIO) -> Iterator[str]:

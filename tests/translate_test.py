@@ -1,6 +1,7 @@
 """What `translate` reads and writes; trainer_test.py and decode/bundle_test.py run it whole."""
 
 import io
+import sys
 
 import pytest
 
@@ -44,3 +45,11 @@ def test_flags_that_make_no_sense_are_refused(capsys, flags, message):
     with pytest.raises(SystemExit) as ended:
         translate._parse(flags)
     assert ended.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_serving_without_its_packages_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("lingvo_gshard.serving")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(ValueError, match=r"aiohttp: pip install 'lingvo_gshard\[serve\]'"):
+        translate._server()

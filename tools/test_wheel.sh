@@ -9,10 +9,11 @@ trap 'rm -rf "$folder"' EXIT
 
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$folder" .
 "$python" -m venv "$folder/venv"
-"$folder/venv/bin/python" -m pip install --quiet "$folder"/*.whl -c "$constraints"
+wheels=("$folder"/*.whl)
+"$folder/venv/bin/python" -m pip install --quiet "${wheels[0]}[serve]" -c "$constraints"
 cd "$folder"
 bin=$folder/venv/bin
-for command in trainer translate plan; do
+for command in trainer translate plan compare; do
   "$bin/$command" --help >help.txt || [ $? = 1 ] # absl exits so.
   grep -q USAGE help.txt
 done
