@@ -7,12 +7,10 @@
 
 A third of the kills come while the process starts, a third in a step, a third in a save, each at a
 random moment of it. With one layout the losses of every call and the final state must be equal bit
-for bit; with several, which take turns, the losses agree within --tolerance. (Sums in another order
-differ in their last bits. Without experts no more comes of it: --model=toy.Dense4L stays within
-1e-3. With them a token between two experts goes, sooner or later, to the other one, and the losses
-of single calls are a percent apart.) SIGTERM, besides, must lose no step. Of several processes one
-is killed, and the others must end by themselves. Exit status 1 if not so; with --max_secs, 75 once
-they are over: the same command goes on.
+for bit; with several, which take turns, the losses agree within --tolerance: sums in another order
+differ in their last bits, and training lets that grow. SIGTERM, besides, must lose no step. Of
+several processes one is killed, and the others must end by themselves. Exit status 1 if not so;
+with --max_secs, 75 once they are over: the same command goes on.
 """
 
 from __future__ import annotations
