@@ -71,7 +71,7 @@ class BuildConfig:
         scripts: ISO 15924 codes by language, where its text should not decide.
         pairs_per_chunk: that a process holds in memory.
         pairs_per_shard: of a file of records, at least, where there are as many. Its writer takes
-            some 200 bytes of memory for each.
+            1 kB of memory for each.
         seed: of drawing the vocabularies' text.
     """
 
@@ -88,8 +88,8 @@ class BuildConfig:
     max_length_ratio: float = 5.0
     check_language: bool = False
     scripts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
-    pairs_per_chunk: int = 65_536
-    pairs_per_shard: int = 65_536
+    pairs_per_chunk: int = 32_768
+    pairs_per_shard: int = 32_768
     seed: int = 1
 
     def __post_init__(self) -> None:

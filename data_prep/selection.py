@@ -17,7 +17,7 @@ from data_prep import chunks
 from data_prep.chunks import Chunk
 from data_prep.cleaning import Rule
 
-_PAIRS_PER_RANGE = 1 << 18
+_PAIRS_PER_RANGE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
