@@ -372,15 +372,15 @@ def _model_path(side: Side) -> str:
 def _shards(
     members: Sequence[Chunk], num_kept: Sequence[int], pairs_per_shard: int
 ) -> Iterator[list[Chunk]]:
-    """Groups chunks into files of at least `pairs_per_shard` pairs, but for the last."""
+    """Groups chunks into files of at most `pairs_per_shard` pairs, or of one chunk."""
     shard: list[Chunk] = []
     num_pairs = 0
     for chunk, number in zip(members, num_kept, strict=True):
-        shard.append(chunk)
-        num_pairs += number
-        if num_pairs >= pairs_per_shard:
+        if shard and num_pairs + number > pairs_per_shard:
             yield shard
             shard, num_pairs = [], 0
+        shard.append(chunk)
+        num_pairs += number
     if shard:
         yield shard
 

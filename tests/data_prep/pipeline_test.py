@@ -19,7 +19,7 @@ _CONFIG = BuildConfig(
     target_vocab_size=450,
     max_pieces=30,
     pairs_per_chunk=40,
-    pairs_per_shard=70,
+    pairs_per_shard=90,
 )
 
 
