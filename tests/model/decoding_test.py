@@ -14,6 +14,7 @@ from lingvo_gshard.decode import flat_beam_search
 from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.gating import CapacityBy
+from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.sharding.partitioning import TensorSpec
 from tests.layers import building
 from tests.model import small_task
@@ -54,20 +55,28 @@ def _search(task, annotate):
     return fn
 
 
-def _task(annotator):
-    return small_task.task_params().Instantiate(annotator)
+def _task(annotator, layers_as=Layers.UNROLLED):
+    params = small_task.task_params()
+    if layers_as is Layers.LOOP:
+        for stack in (params.encoder, params.decoder):
+            stack.Set(layers_as=layers_as, num_layers=4)
+    return params.Instantiate(annotator)
 
 
-@pytest.fixture(scope="module")
-def theta():
-    weights = building.random_theta(_task(building.Unannotated()))
+def _theta(layers_as):
+    weights = building.random_theta(_task(building.Unannotated(), layers_as))
     weights.softmax[:, _EOS] *= 4  # Now and then the likeliest: lengths differ.
     return weights
 
 
-def _found(theta, num_partitions, features):
+@pytest.fixture(scope="module")
+def theta():
+    return _theta(Layers.UNROLLED)
+
+
+def _found(theta, num_partitions, layers_as, features):
     parts = functions.partitioning(num_partitions)
-    task = _task(parts)
+    task = _task(parts, layers_as)
     specs = features.Transform(lambda x: TensorSpec(x.shape, "int32", "BL"))
     dims = {"ids": "B__", "lengths": "B_", "scores": "B_", "token_log_probs": "B__"}
     run = building.compile_fn(
@@ -80,7 +89,7 @@ def _found(theta, num_partitions, features):
     return run(theta, features).Transform(np.asarray)
 
 
-def _forced(theta, features, ids_BT, lengths_B):
+def _forced(theta, layers_as, features, ids_BT, lengths_B):
     """Log-probabilities [B, T] of each token given those before, all at once."""
     inputs = np.concatenate([np.ones((B, 1), np.int32), ids_BT[:, :-1]], 1)
     features = NestedMap(
@@ -89,23 +98,30 @@ def _forced(theta, features, ids_BT, lengths_B):
         target_segment_ids=(np.arange(L) < lengths_B[:, None]).astype(np.int32),
         target_positions=np.tile(np.arange(L, dtype=np.int32), (B, 1)),
     )
-    task = _task(building.Unannotated())
-    logits, _ = task.FProp(theta, features.Transform(tf.constant), Context(Mode.EVAL))
+    task = _task(building.Unannotated(), layers_as)
+    logits, _ = task.FProp(
+        theta.Transform(tf.constant), features.Transform(tf.constant), Context(Mode.EVAL)
+    )
     log_probs = tf.nn.log_softmax(logits).numpy()
     return np.take_along_axis(log_probs, ids_BT[..., None], -1)[..., 0]
 
 
 @pytest.mark.parametrize(
-    "num_partitions", [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 4, 8))]
+    ("num_partitions", "layers_as"),
+    [
+        (2, Layers.UNROLLED),
+        *(pytest.param(n, Layers.UNROLLED, marks=pytest.mark.slow) for n in (1, 4, 8)),
+        pytest.param(2, Layers.LOOP, marks=pytest.mark.slow),
+    ],
 )
-def test_what_is_decoded_step_by_step_scores_as_under_teacher_forcing(theta, num_partitions):
-    features = _source(3)
-    found = _found(theta, num_partitions, features)
+def test_what_is_decoded_step_by_step_scores_as_under_teacher_forcing(num_partitions, layers_as):
+    theta, features = _theta(layers_as), _source(3)
+    found = _found(theta, num_partitions, layers_as, features)
     assert (found.lengths[:-1] >= 2).all() and len(set(found.lengths[:-1].flat)) > 1
     for i in range(2):
         lengths = found.lengths[:, i]
         real = np.arange(L) < lengths[:, None]
-        want = _forced(theta, features, found.ids[:, i], lengths) * real
+        want = _forced(theta, layers_as, features, found.ids[:, i], lengths) * real
         np.testing.assert_allclose(found.token_log_probs[:, i], want, rtol=1e-4, atol=1e-4)
         assert all(found.ids[b, i, lengths[b] - 1] == _EOS for b in range(B - 1))
         attention = found.attention[:, i]
