@@ -2,9 +2,11 @@
 
 Step t writes the k newest tokens to places t * k to t * k + k - 1 of a flat sequence of P = T * k
 places, whatever hypotheses they extend. A 0/1 mask [B, k, P] says which places belong to which
-active hypothesis; when the beam branches, only this mask is reordered.
+active hypothesis; when the beam branches, only this mask is reordered. The sequence may grow by
+stages, so that early steps attend to few places.
 
-B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, P = T * k places.
+B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, P = T * k places or
+those of the stage.
 """
 
 from __future__ import annotations
