@@ -70,8 +70,8 @@ class BuildConfig:
         check_language: whether sentences that are surely of another language are dropped.
         scripts: ISO 15924 codes by language, where its text should not decide.
         pairs_per_chunk: that a process holds in memory.
-        pairs_per_shard: of a file of records, at most, or those of a chunk. Its writer takes 1 kB
-            of memory for each.
+        pairs_per_shard: of a file of records, at most, or those of a chunk. Its writer takes some
+            200 bytes of memory for each.
         seed: of drawing the vocabularies' text.
     """
 
