@@ -75,7 +75,7 @@ _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
         (functions.partitioning(2), 8, (2, 1, 0)),
         (_EXPERTS_X_DATA, 4, (2, 1, 0)),
         (_DATA, 8, (1, 0, 0)),  # The number of tiles alone is asked of all.
-        pytest.param(functions.partitioning(8), 8, (3, 1, 0), marks=pytest.mark.slow),
+        pytest.param(functions.partitioning(8), 8, (2, 1, 0), marks=pytest.mark.slow),
     ],
     ids=["2 devices", "copies of experts", "data alone", "8 devices"],
 )
