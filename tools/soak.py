@@ -9,9 +9,10 @@
 A third of the kills come while the process starts, a third in a step, a third in a save, each at a
 random moment of it. With one layout the losses of every call and the final state must be equal bit
 for bit; with several, which take turns, the losses agree within --tolerance: sums in another order
-differ in their last bits, and training lets that grow, the more the faster it learns. SIGTERM, besides, must lose no step. Of
-several processes one is killed, and the others must end by themselves. Exit status 1 if not so;
-with --max_secs, 75 once they are over: the same command goes on.
+differ in their last bits, and training lets that grow, the more the faster it learns. SIGTERM,
+besides, must lose no step. Of several processes one is killed, and the others must end by
+themselves. Exit status 1 if not so; with --max_secs, 75 once they are over: the same command goes
+on.
 """
 
 from __future__ import annotations
