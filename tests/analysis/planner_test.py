@@ -14,6 +14,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.analysis import flops, plan, plan_store, planner, remedies
 from lingvo_gshard.analysis.memory import GIB
 from lingvo_gshard.analysis.planner import Request
+from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.mesh import Mesh
@@ -38,7 +39,7 @@ def _params(num_layers=2):
         stack = params.task.Get(name).Set(dim=8, num_layers=num_layers)
         stack.dense.hidden_dim = 12
         stack.layer.attention.Set(num_heads=2, head_dim=4)
-        stack.moe.Set(hidden_dim=12, num_experts=8, group_size=8)
+        stack.moe.Set(hidden_dim=12, num_experts=8, group_size=8, dispatch=Dispatch.EINSUM)
     return params
 
 
