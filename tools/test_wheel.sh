@@ -22,4 +22,4 @@ done
   --target_vocab_size=1000
 "$bin/trainer" --model=toy.MoE8E4L --data_dir=data --logdir=run --mode=train --num_partitions=2 \
   --set=train.max_steps=2 --set=train.iterations_per_loop=1
-cut -f 1 corpus/test/qta-en.tsv | head -n 2 | "$bin/translate" --logdir=run --num_partitions=2
+gunzip -c corpus/test/qta-en.tsv.gz | cut -f 1 | head -n 2 | "$bin/translate" --logdir=run --num_partitions=2
