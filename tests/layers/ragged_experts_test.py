@@ -57,6 +57,16 @@ def test_all_tokens_may_want_the_same_experts():
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
+def test_products_are_of_the_tokens_dtype():
+    params, batch = _params(4), _batch()
+    theta, want = _theta(params), _eager(params, _theta(params), batch, Mode.DECODE)
+    batch.x_BLM = batch.x_BLM.astype(tf.bfloat16.as_numpy_dtype)
+    got = _eager(params, theta, batch, Mode.DECODE)
+    assert got.dtype == batch.x_BLM.dtype
+    near = np.isclose(got.astype("float32"), want, rtol=0.1, atol=0.1).all(-1)
+    assert near.mean() > 0.9  # Rounded, some tokens choose other experts.
+
+
 def test_without_tokens_nothing_is_said():
     params, batch = _params(4), _batch()
     batch.real_BL = np.zeros_like(batch.real_BL)
