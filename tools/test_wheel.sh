@@ -15,7 +15,7 @@ cd "$folder"
 bin=$folder/venv/bin
 for command in trainer translate plan compare; do
   "$bin/$command" --help >help.txt || [ $? = 1 ] # absl exits so.
-  grep -q USAGE help.txt
+  grep -qi usage help.txt
 done
 "$bin/python" -m data_prep.constructed --out=corpus
 "$bin/python" -m data_prep.build --input=corpus --out=data --source_vocab_size=2000 \

@@ -1,14 +1,11 @@
 """The documents' Python blocks run as they stand, in order, in a process of their own."""
 
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
-_ROOT = pathlib.Path(__file__).parents[2]
+from tests.docs import scripts
+
 _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -21,18 +18,6 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     ],
 )
 def test_every_block_runs(document, printed, tmp_path):
-    blocks = _BLOCK.findall((_ROOT / "docs" / document).read_text())
+    blocks = _BLOCK.findall((scripts.ROOT / "docs" / document).read_text())
     assert blocks
-    script = tmp_path / "blocks.py"
-    script.write_text("\n".join(blocks))
-    result = subprocess.run(
-        [sys.executable, str(script)],
-        env={**os.environ, "PYTHONPATH": str(_ROOT), "TMPDIR": str(tmp_path)},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert re.search(printed, result.stdout)
+    assert re.search(printed, scripts.output("\n".join(blocks), tmp_path))

@@ -1,42 +1,24 @@
-"""The notebook runs from its first cell to its last, in a process of its own."""
+"""The notebook runs from its first cell to its last."""
 
 import json
-import os
-import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
 
-_ROOT = pathlib.Path(__file__).parents[2]
+from tests.docs import scripts
+
+
+def _notebook():
+    return json.loads((scripts.ROOT / "docs" / "laptop.ipynb").read_text())
 
 
 @pytest.mark.slow
 def test_every_cell_runs(tmp_path):
-    notebook = json.loads((_ROOT / "docs" / "laptop.ipynb").read_text())
-    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    script = tmp_path / "cells.py"
-    script.write_text("\n".join("".join(cell["source"]) + "\n" for cell in cells))
-    result = subprocess.run(
-        [sys.executable, str(script)],
-        env={
-            **os.environ,
-            "PYTHONPATH": str(_ROOT),
-            "TMPDIR": str(tmp_path),
-            "MPLBACKEND": "Agg",
-        },
-        cwd=_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=900,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert re.search(r"loss [\d.]+ -> [\d.]+", result.stdout)
-    assert "routing." in result.stdout
+    cells = [cell for cell in _notebook()["cells"] if cell["cell_type"] == "code"]
+    printed = scripts.output("\n".join("".join(c["source"]) + "\n" for c in cells), tmp_path)
+    assert re.search(r"loss [\d.]+ -> [\d.]+", printed)
+    assert "routing." in printed
 
 
 def test_it_is_kept_without_outputs():
-    notebook = json.loads((_ROOT / "docs" / "laptop.ipynb").read_text())
-    assert not any(cell.get("outputs") for cell in notebook["cells"])
+    assert not any(cell.get("outputs") for cell in _notebook()["cells"])
