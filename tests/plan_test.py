@@ -22,6 +22,8 @@ _TINY = [
     "task.dim=16",
     "task.encoder.num_layers=2",
     "task.decoder.num_layers=2",
+    "task.encoder.moe.group_size=32",
+    "task.decoder.moe.group_size=32",
 ]
 
 

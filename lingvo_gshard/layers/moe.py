@@ -67,7 +67,8 @@ class MoELayer(BaseLayer):
           [B, L, M], zero where a token overflowed, and how the tokens were routed.
 
         Raises:
-          ValueError: the group size does not divide the batch's tokens.
+          ValueError: the group size does not divide the batch's tokens, or GATHER has groups that
+            can't be dealt evenly to the partitions.
         """
         num_groups = self._num_groups(x, context)
         x_GSM = self.annotate(tf.reshape(x, [num_groups, -1, self.p.dim]), "GSM")
@@ -94,6 +95,7 @@ class MoELayer(BaseLayer):
         context: Context,
     ) -> tf.Tensor:
         """Algorithm 2: to the experts' C places, through them, and back; [G, S, M]."""
+        self._check_groups(x_GSM.shape[0])
         with tf.name_scope("gate"):
             dispatcher = make_dispatcher(
                 self.p.dispatch, gates, self.p.num_experts, capacity, self._annotator
@@ -115,6 +117,15 @@ class MoELayer(BaseLayer):
                 f"({batch} x {length}); choose a divisor."
             )
         return tokens // size
+
+    def _check_groups(self, num_groups: int) -> None:
+        (ways,) = self._annotator.factor("G")
+        if self.p.dispatch is Dispatch.GATHER and num_groups % ways:
+            raise ValueError(
+                f"{self.path}: dispatch GATHER moves each partition's own groups, and {num_groups} "
+                f"groups can't be dealt to {ways} partitions; choose a smaller group_size, a "
+                "larger batch, or EINSUM."
+            )
 
     def _capacity(self, size: int, context: Context) -> int:
         p = self.p.train_capacity if context.training else self.p.eval_capacity

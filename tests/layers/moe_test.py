@@ -262,6 +262,15 @@ def test_a_group_size_that_does_not_divide_is_refused():
         _eager(_params(group_size=7), NestedMap(), _arrays().x_BLM, _arrays().real_BL)
 
 
+def test_groups_that_indices_cannot_deal_to_the_partitions_are_refused():
+    parts = functions.partitioning(2)
+    layer = _params(group_size=32, dispatch=Dispatch.GATHER).Instantiate(parts, "moe")
+    args = (building.theta_specs(layer), _SPECS)
+    annotated = AnnotatedFn("moe", _forward(layer), ("theta", "batch"), args, {"y_BLM": "BLM"})
+    with pytest.raises(ValueError, match=r"moe: dispatch GATHER .* 3 groups .* 2 partitions"):
+        program.export(annotated, parts)
+
+
 @pytest.mark.parametrize(
     ("hidden_dim", "num_experts", "tokens", "want"),
     [
