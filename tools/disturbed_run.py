@@ -13,8 +13,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-# The trainer's exit statuses: after SIGTERM, and after another process of the run has ended.
-_STOPPED, _PEER_LOST = 75, 69
+from lingvo_gshard.spmd import peers
+from lingvo_gshard.train import stopping, summaries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,11 +58,11 @@ class Run:
 
     def calls(self) -> list[dict[str, Any]]:
         """What was logged of each call."""
-        return _read_lines(self.folder / "train_metrics.jsonl")
+        return summaries.read_lines(self.folder / summaries.TRAIN_METRICS)
 
     def log_inode(self) -> int | None:
         """Which file the log is; None if there is none."""
-        path = self.folder / "train_metrics.jsonl"
+        path = self.folder / summaries.TRAIN_METRICS
         return path.stat().st_ino if path.exists() else None
 
     def losses(self) -> dict[int, float]:
@@ -151,7 +151,7 @@ class Story:
           ValueError: something else was asked for then.
         """
         self._path = path
-        lines = _read_lines(path)
+        lines = summaries.read_lines(path)
         if lines and lines[0] != asked:
             raise ValueError(f"{path} is of {lines[0]}; choose another --out.")
         if not lines:
@@ -191,20 +191,14 @@ def check_ended(sent: signal.Signals, moment: str, status: int, others: Sequence
     Raises:
       RuntimeError: one did not.
     """
-    of_it = {0, -signal.SIGKILL if sent == signal.SIGKILL else _STOPPED}
-    of_others = {0, _PEER_LOST if sent == signal.SIGKILL else _STOPPED}
+    of_it = {0, -signal.SIGKILL if sent == signal.SIGKILL else stopping.EXIT_STATUS}
+    of_others = {0, peers.EXIT_STATUS if sent == signal.SIGKILL else stopping.EXIT_STATUS}
     if moment == "start":  # SIGTERM ends it at once before training has begun.
         of_it.add(-sent)
     if status not in of_it:
         raise RuntimeError(f"{sent.name} in a {moment} ended it with status {status}.")
     if moment != "start" and not of_others.issuperset(others):
         raise RuntimeError(f"{sent.name} in a {moment}: the others' statuses are {others}.")
-
-
-def _read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The whole JSON lines of a file; none if there is no file."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _free_port() -> int:

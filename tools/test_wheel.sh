@@ -7,6 +7,7 @@ constraints=$PWD/constraints.txt
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
+rm -rf build # What setuptools left there before would get into the wheel.
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$folder" .
 "$python" -m venv "$folder/venv"
 wheels=("$folder"/*.whl)
