@@ -27,8 +27,11 @@ def _chromium():
     return found
 
 
-def _dom(**query):
-    """The page's HTML after its scripts have run; the query fills the form and sends it."""
+def _dom(profile, **query):
+    """The page's HTML after its scripts have run; the query fills the form and sends it.
+
+    `profile` is an empty folder for the browser.
+    """
 
     async def run():
         async with TestServer(Server(_Echo(), _SPEC).app()) as server:
@@ -39,20 +42,22 @@ def _dom(**query):
                 "--no-sandbox",
                 "--disable-gpu",
                 "--disable-dev-shm-usage",
+                f"--user-data-dir={profile}",
                 "--virtual-time-budget=10000",
                 "--dump-dom",
                 url,
                 stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
+                stderr=asyncio.subprocess.PIPE,
             )
-            out, _ = await asyncio.wait_for(browser.communicate(), 120)
+            out, err = await asyncio.wait_for(browser.communicate(), 120)
+            assert out, err.decode()
             return out.decode()
 
     return asyncio.run(run())
 
 
-def test_it_shows_the_n_best_of_each_line_and_draws_attention():
-    dom = _dom(text="guten\n<b>tag</b>", nbest=2, source_lang="fr")
+def test_it_shows_the_n_best_of_each_line_and_draws_attention(tmp_path):
+    dom = _dom(tmp_path, text="guten\n<b>tag</b>", nbest=2, source_lang="fr")
     items = re.findall(r"<li>(.*?)<span class=\"score\">(.*?)</span></li>", dom)
     escaped = "&lt;b&gt;tag&lt;/b&gt;"
     assert items == [
@@ -65,12 +70,12 @@ def test_it_shows_the_n_best_of_each_line_and_draws_attention():
     assert re.findall(r'<td title="([\d.]+)"', dom)[:4] == ["0.750", "0.250", "0.000", "1.000"]
 
 
-def test_it_lists_the_languages_and_asks_nothing_by_itself():
-    dom = _dom()
+def test_it_lists_the_languages_and_asks_nothing_by_itself(tmp_path):
+    dom = _dom(tmp_path)
     assert re.findall(r'<option value="(\w*)">', dom) == ["", "de", "fr"]
     assert 'max="3"' in dom and "<li>" not in dom
 
 
-def test_it_tells_what_went_wrong():
-    dom = _dom(text="guten", nbest=9)
+def test_it_tells_what_went_wrong(tmp_path):
+    dom = _dom(tmp_path, text="guten", nbest=9)
     assert "nbest: 1 to 3 is expected, not 9." in dom and "<li>" not in dom
