@@ -244,14 +244,23 @@ def _rules(module: Module, graph: Graph, imported: frozenset[str]) -> list[str]:
     deps = graph.deps[module.name]
     runs = deps.union(*(graph.late.get(name, ()) for name in graph.reached(module.name)))
     if module.is_test:
-        conftest = {name for name in graph.modules if name == "tests.conftest"}
-        return [_rule("pytest_test", module, module.path.stem, runs | conftest, graph)]
+        deps = runs | _conftests(module, graph)
+        return [_rule("pytest_test", module, module.path.stem, deps, graph)]
     rules = []
     if module.is_program:
         rules.append(_rule("py_binary", module, module.path.stem, runs, graph))
     if not module.is_program or module.name in imported:
         rules.append(_rule("py_library", module, _library(module), deps, graph))
     return rules
+
+
+def _conftests(test: Module, graph: Graph) -> set[str]:
+    """What pytest reads besides: the conftest of the test's folder and of those above it."""
+    return {
+        name
+        for name, module in graph.modules.items()
+        if module.path.name == "conftest.py" and module.path.parent in test.path.parents
+    }
 
 
 def _library(module: Module) -> str:

@@ -68,3 +68,10 @@ def test_a_test_gets_conftest_and_the_files_it_reads(tmp_path):
     text = build_files.build_files(graph)["tests"]
     assert 'data = ["//:files"],' in text
     assert 'deps = [":conftest"],' in text
+
+
+def test_a_test_gets_the_conftests_of_its_folder_and_those_above(tmp_path):
+    files = {"tests/conftest.py": "", "tests/a/conftest.py": "", "tests/a/x_test.py": ""}
+    texts = build_files.build_files(_project(tmp_path, {**files, "tests/b/y_test.py": ""}))
+    assert '"//tests:conftest",\n        ":conftest",' in texts["tests/a"]
+    assert 'deps = ["//tests:conftest"],' in texts["tests/b"]
