@@ -6,6 +6,7 @@
 
 TEXT_DIR holds {train,dev,test}/<lang>-en.tsv[.gz], or <lang>-en.tsv[.gz] alone; FILE names any
 sources, see config.py. A run that was stopped goes on where it was; --through ends it after a step.
+A mistake is told in one line; --verbosity=1 shows its traceback.
 """
 
 import os
@@ -38,20 +39,28 @@ _SETTINGS = (
 
 
 def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected arguments {argv[1:]}")
-    logging.set_verbosity(logging.INFO)
-    start_secs = time.monotonic()
-    out_dir = pathlib.Path(_OUT.value)
+    if not logging.level_debug():
+        logging.set_verbosity(logging.INFO)
     try:
-        sources, settings = _sources_and_config()
-        if _THROUGH.value is not pipeline.Step.REPORT:
-            pipeline.run_through(_THROUGH.value, sources, out_dir, settings, _WORKERS.value)
-            return
-        made = pipeline.prepare(sources, out_dir, settings, _WORKERS.value)
-    except ValueError as error:
-        sys.exit(f"error: {error}")
-    _report(made, time.monotonic() - start_secs)
+        if len(argv) > 1:
+            raise ValueError(f"unexpected arguments {argv[1:]}; see --help")
+        _build(pathlib.Path(_OUT.value))
+    except (ValueError, OSError) as error:
+        if logging.level_debug():
+            raise
+        # A full disk's error names no file.
+        is_nameless = isinstance(error, OSError) and error.filename is None
+        sys.exit(f"error: {_OUT.value}: {error}" if is_nameless else f"error: {error}")
+
+
+def _build(out_dir: pathlib.Path) -> None:
+    began = time.monotonic()
+    sources, settings = _sources_and_config()
+    if _THROUGH.value is not pipeline.Step.REPORT:
+        pipeline.run_through(_THROUGH.value, sources, out_dir, settings, _WORKERS.value)
+        return
+    made = pipeline.prepare(sources, out_dir, settings, _WORKERS.value)
+    _report(made, time.monotonic() - began)
 
 
 def _sources_and_config() -> tuple[tuple[Source, ...], config.BuildConfig]:

@@ -7,7 +7,7 @@ import itertools
 import os
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import sentencepiece
@@ -145,8 +145,7 @@ def tokenize(
     batches: Iterator[list[tsv.Pair]], source_model: pathlib.Path, target_model: pathlib.Path
 ) -> Iterator[tuple[list[tsv.Pair], Tokens, Tokens]]:
     """Yields each batch, in order, and the tokens of its two sides; threads work ahead."""
-    import tensorflow as tf
-
+    tf = _tensorflow()
     source_tokenizer, target_tokenizer = _tokenizer(source_model), _tokenizer(target_model)
 
     ahead: collections.deque[list[tsv.Pair]] = collections.deque()
@@ -167,10 +166,16 @@ def tokenize(
         yield ahead.popleft(), Tokens(*source), Tokens(*target)
 
 
+def _tensorflow() -> Any:
+    """TensorFlow, loaded by the processes that tokenize and by no other, and without its news."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    import tensorflow
+
+    return tensorflow
+
+
 @functools.lru_cache(maxsize=2)
 def _tokenizer(model: pathlib.Path) -> "tensorflow_text.SentencepieceTokenizer":
-    # TensorFlow is loaded by the processes that tokenize, and by no other.
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     import tensorflow_text
 
     return tensorflow_text.SentencepieceTokenizer(model=model.read_bytes(), add_eos=True)

@@ -8,15 +8,15 @@
     report   tables, a picture, and last the manifest
 
 Every step is tasks that run in parallel (tasks.py). What is between them is files in
-OUT/.unfinished: a run that is killed goes on where it was and ends with the same bytes. Memory
-holds a chunk a process, the digests of dev and test, and the text that the vocabularies learn from.
+OUT/.unfinished: a run that is killed goes on where it was and ends with the same bytes, as long as
+its plan is the same (plan.py). Memory holds a chunk a process, the digests of dev and test, and the
+text that the vocabularies learn from.
 """
 
 import collections
 import dataclasses
 import enum
 import functools
-import importlib.metadata
 import itertools
 import pathlib
 import shutil
@@ -29,6 +29,7 @@ from data_prep import (
     cleaning,
     corpus,
     encoding,
+    plan,
     reading,
     report,
     scripts,
@@ -57,16 +58,8 @@ class Step(enum.StrEnum):
 
 
 _UNFINISHED = ".unfinished"
-_MADE = ("records", "report", "text", "vocab")
+_MADE = ("records", "report", "text", "vocab", manifest.FILE_NAME, _UNFINISHED)
 _HELD_OUT_SPLITS = ("dev", "test")
-_LIBRARIES = (
-    "array_record",
-    "ftfy",
-    "langcodes",
-    "sentencepiece",
-    "tensorflow",
-    "tensorflow-text",
-)
 
 
 def build(
@@ -82,10 +75,10 @@ def prepare(
     """Prepares sources into `out_dir`; the manifest is written last.
 
     Raises:
-        ValueError: text that cannot be read, or nothing left to train on.
+        ValueError: text that cannot be read, nothing left to train on, or a folder of another plan.
     """
     run_through(Step.REPORT, sources, out_dir, config, num_workers)
-    shutil.rmtree(out_dir / _UNFINISHED)
+    shutil.rmtree(out_dir / _UNFINISHED, ignore_errors=True)
     return manifest.load(out_dir)
 
 
@@ -101,9 +94,13 @@ def run_through(
     Raises:
         ValueError: as prepare.
     """
-    (out_dir / manifest.FILE_NAME).unlink(missing_ok=True)
+    plan.claim(out_dir, plan.text(sources, config), _MADE)
+    if (out_dir / manifest.FILE_NAME).exists():
+        logging.info("%s: prepared already", out_dir)
+        return
     work_dir = out_dir / _UNFINISHED
-    _begin_or_go_on(out_dir, _plan(sources, config))
+    if work_dir.exists():
+        logging.info("%s: going on where an earlier run stopped", out_dir)
     runner = tasks.Runner(work_dir / "results", num_workers)
     steps = _Steps(sources, out_dir, work_dir, config, runner)
     results = {
@@ -117,35 +114,6 @@ def run_through(
     for step in itertools.takewhile(lambda step: step is not last, Step):
         results[step]()
     results[last]()
-
-
-def _plan(sources: Sequence[Source], config: BuildConfig) -> str:
-    """All that the outcome depends on, as text."""
-    files = [path for source in sources for path in source.files]
-    stats = [(str(path), path.stat()) for path in files if path.exists()]
-    lines = [
-        repr(config),
-        repr(_library_versions()),
-        *map(repr, sources),
-        *(f"{name}: {stat.st_size} bytes, {stat.st_mtime_ns}" for name, stat in stats),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _begin_or_go_on(out_dir: pathlib.Path, plan: str) -> None:
-    """Clears away what another plan has left; what this one has, stays."""
-    path = out_dir / _UNFINISHED / "plan.txt"
-    if path.exists() and path.read_text(encoding="utf-8") == plan:
-        logging.info("%s: going on where an earlier run stopped", out_dir)
-        return
-    for name in (_UNFINISHED, *_MADE):
-        shutil.rmtree(out_dir / name, ignore_errors=True)
-    path.parent.mkdir(parents=True)
-    path.write_text(plan, encoding="utf-8")
-
-
-def _library_versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in _LIBRARIES}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +196,8 @@ class _Steps:
             jobs.append(selection.SelectJob(members, english, sources))
         found = self.runner.map("select", selection.select, jobs)
         if not sum(sum(one.num_kept) for one in found):
-            raise ValueError("no training pair is left after cleaning")
+            by_cleaning = itertools.chain(*(one.dropped.values() for one in self.cleaned))
+            raise ValueError(_nothing_left([*by_cleaning, *(one.dropped for one in found)]))
         return dict(zip(self.chunks["train"], found, strict=True))
 
     @functools.cached_property
@@ -303,7 +272,7 @@ class _Steps:
             source_vocabulary=self.vocabularies[Side.SOURCE],
             target_vocabulary=self.vocabularies[Side.TARGET],
             config=dataclasses.asdict(self.config) | {"sources": list(map(str, self.sources))},
-            library_versions=_library_versions(),
+            library_versions=plan.library_versions(),
         )
         manifest.save(made, self.out_dir)
 
@@ -363,6 +332,14 @@ class _Steps:
             max_sentences=self.config.max_vocab_sentences,
             temperature=self.config.vocab_temperature,
         )
+
+
+def _nothing_left(dropped: Sequence[collections.Counter[Rule]]) -> str:
+    in_all = sum(dropped, collections.Counter[Rule]())
+    told = ", ".join(f"{number} {rule}" for rule, number in in_all.most_common())
+    return (
+        f"no training pair is left: dropped {told}" if told else "the sources hold no training pair"
+    )
 
 
 def _model_path(side: Side) -> str:

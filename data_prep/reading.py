@@ -97,6 +97,8 @@ class _Cleaning:
             else:
                 num_bad += 1
                 self._note_bad(row, num_bad)
+        if not num_rows:
+            logging.warning("%s holds nothing", self._job.source)
         limit = self._job.max_malformed_share
         if num_bad > limit * num_rows:
             raise ValueError(

@@ -122,16 +122,36 @@ def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
     assert _contents(tmp_path) == _contents(folder / "data")
 
 
-def test_another_plan_starts_afresh(built, tmp_path):
+def test_another_plan_is_refused_and_nothing_is_lost(built, tmp_path):
     folder, _ = built
     sources = corpus.find(folder / "text")
     pipeline.run_through(pipeline.Step.SELECT, sources, tmp_path, _CONFIG, num_workers=1)
-    (tmp_path / "records").mkdir()
-    (tmp_path / "records" / "stale").touch()
-    longer = dataclasses.replace(_CONFIG, max_chars=5)
-    with pytest.raises(ValueError, match=r"no training pair is left after cleaning"):
-        pipeline.build(folder / "text", tmp_path, longer)
-    assert not (tmp_path / "records").exists()
+    finished = shutil.copytree(folder / "data", tmp_path / "finished")
+    for out in (tmp_path, finished):
+        before = _contents(out)
+        with pytest.raises(ValueError, match=r"max_chars = 1000 there, max_chars = 5 given"):
+            pipeline.build(folder / "text", out, dataclasses.replace(_CONFIG, max_chars=5))
+        assert _contents(out) == before
+
+
+def test_what_is_finished_is_not_done_again(built, tmp_path):
+    folder, made = built
+    data = shutil.copytree(folder / "data", tmp_path / "data")
+    # As a run leaves it that is killed after its last step.
+    (data / ".unfinished").mkdir()
+    times = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
+    assert pipeline.build(folder / "text", data, _CONFIG) == made
+    assert not (data / ".unfinished").exists()
+    assert all(path.stat().st_mtime_ns == times[path] for path in data.rglob("*"))
+
+
+def test_a_folder_with_things_of_others_is_left_alone(built, tmp_path):
+    folder, _ = built
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "mine.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"holds text, but no plan.txt of the run that made it"):
+        pipeline.build(folder / "text", tmp_path, _CONFIG)
+    assert _contents(tmp_path) == {"text/mine.txt": b"mine"}
 
 
 @pytest.mark.slow
@@ -189,7 +209,7 @@ def test_too_many_malformed_lines_are_refused(tmp_path):
 def test_nothing_left_is_an_error(tmp_path):
     tsv.write(tmp_path / "train" / "de-en.tsv.gz", [Pair("nur eins", "only one")])
     tsv.write(tmp_path / "dev" / "de-en.tsv.gz", [Pair("eins", "Only one.")])
-    with pytest.raises(ValueError, match=r"no training pair is left after cleaning"):
+    with pytest.raises(ValueError, match=r"no training pair is left: dropped 1 held_out"):
         pipeline.build(tmp_path, tmp_path / "data", _CONFIG)
 
 

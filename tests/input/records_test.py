@@ -48,3 +48,11 @@ def test_another_number_of_records_is_refused(written):
     shards = (manifest.Shard(entry.shards[0].file, 21),)
     with pytest.raises(ValueError, match=r"de-0.* holds 20 records, the manifest says 21"):
         records.RecordSource(folder, manifest.Records(shards, 1, 1))[0]
+
+
+def test_a_full_disk_is_named_and_leaves_no_file(tmp_path):
+    path = tmp_path / "de.array_record"
+    path.with_name("de.array_record.unfinished").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device; writing .*de.array_record"):
+        writer.write(path, [b"a record"])
+    assert not path.exists()

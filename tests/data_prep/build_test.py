@@ -1,0 +1,58 @@
+import os
+import resource
+import subprocess
+import sys
+
+import pytest
+
+
+def _run(folder, *flags, file_bytes=None):
+    """Ends the binary with a limit to its files' sizes: it meets that as it meets a full disk."""
+
+    def limit() -> None:
+        if file_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
+
+    return subprocess.run(
+        [sys.executable, "-m", "data_prep.build", "--workers=1", *flags],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        preexec_fn=limit,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("build")
+    (folder / "text").mkdir()
+    lines = (f"Satz Nummer {i}\tsentence number {i}\n" for i in range(1000))
+    (folder / "text" / "de-en.tsv").write_text("".join(lines))
+    (folder / "file").touch()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("flags", "file_bytes", "line"),
+    [
+        (["--input=nowhere", "--out=data"], None, "error: no input folder nowhere"),
+        (["--out=data"], None, "error: give --input=TEXT_DIR or --config=FILE, one of them"),
+        (["--input=text", "--out=data", "x"], None, "error: unexpected arguments ['x']; see"),
+        (["--input=text", "--out=file/x"], None, "error: [Errno 20] Not a directory: 'file/x'"),
+        (["--input=text", "--out=full"], 5000, "error: full: [Errno 27] File too large"),
+    ],
+)
+def test_a_mistake_is_one_line_and_a_status(folder, flags, file_bytes, line):
+    ended = _run(folder, *flags, file_bytes=file_bytes)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(line)
+    assert "Traceback" not in ended.stderr
+
+
+def test_verbosity_shows_where_it_came_from(folder):
+    ended = _run(folder, "--input=nowhere", "--out=data", "--verbosity=1")
+    assert ended.returncode == 1
+    assert "Traceback" in ended.stderr
+    assert "no input folder nowhere" in ended.stderr
