@@ -3,6 +3,8 @@
 Each function returns the tensor with an annotation; logical shapes never change. The op has a
 gradient, whose annotation is the same, and is never dropped: what runs on one CPU is the
 program that runs on 2048 cores.
+
+Tensors are those of a traced function: a value has no partitions.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 
 
 def replicate(tensor: tf.Tensor) -> tf.Tensor:
-    """Annotates `tensor` as held whole by every partition."""
+    """Annotates `tensor` as held whole by every partition; ValueError for a value."""
+    check_in_graph("replicate", tensor)
     return xla_sharding.replicate(tensor, use_sharding_op=True)
 
 
@@ -25,9 +28,13 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
     """Annotates `tensor` as split along one dimension; partition i is placed on device i.
 
     Raises:
-      ValueError: no such dimension, or fewer than one partition.
+      ValueError: a value, a rank that is not static, no such dimension, or fewer than one
+        partition.
     """
+    check_in_graph("split", tensor)
     rank = tensor.shape.rank
+    if rank is None:
+        raise ValueError(f"split: {tensor.name} has no static rank.")
     if not -rank <= split_dimension < rank:
         raise ValueError(
             f"split: dimension {split_dimension} of {tensor.name} of shape {tensor.shape} "
@@ -49,8 +56,9 @@ def shard(tensor: tf.Tensor, device_assignment: Sequence | np.ndarray) -> tf.Ten
         tensor with an assignment of shape [1, 2, 4] has partitions of [3, 8, 16].
 
     Raises:
-      ValueError: the ranks differ, or the devices are no permutation of 0, 1, 2, ...
+      ValueError: a value, the ranks differ, or the devices are no permutation of 0, 1, 2, ...
     """
+    check_in_graph("shard", tensor)
     devices = np.asarray(device_assignment)
     if devices.ndim != tensor.shape.rank:
         raise ValueError(
@@ -71,10 +79,19 @@ def mesh_split(tensor: tf.Tensor, mesh: Mesh, axes: Sequence[Axis | None]) -> tf
     """Annotates dimension i of `tensor` as split along axes[i], whole where None.
 
     Raises:
-      ValueError: the ranks differ, an axis is unknown or used twice.
+      ValueError: a value, the ranks differ, an axis is unknown or used twice.
     """
     check_axes("mesh_split", tensor, mesh, axes)
     return mesh_sharding(mesh, axes).apply_to_tensor(tensor, use_sharding_op=True)
+
+
+def check_in_graph(what: str, tensor: tf.Tensor) -> None:
+    """ValueError that begins with `what` if `tensor` is a value and not of a traced function."""
+    if not tf.is_symbolic_tensor(tensor):
+        raise ValueError(
+            f"{what}: a tensor inside a tf.function is expected, got a value of shape "
+            f"{tensor.shape}."
+        )
 
 
 def check_axes(
@@ -86,8 +103,10 @@ def check_axes(
 ) -> None:
     """ValueError that begins with `what` if `axes` can't split the dimensions of `tensor`.
 
-    That is, if the ranks differ, or an axis is unknown or used twice, in `more_axes` too.
+    That is, if it is a value, the ranks differ, or an axis is unknown or used twice, in
+    `more_axes` too.
     """
+    check_in_graph(what, tensor)
     if len(axes) != tensor.shape.rank:
         raise ValueError(
             f"{what}: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, but "

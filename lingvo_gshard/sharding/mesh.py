@@ -56,9 +56,12 @@ class Mesh:
         return self.device_assignment or tuple(range(self.num_partitions))
 
     def size(self, axis: Axis) -> int:
-        """Partitions along `axis`; ValueError for an unknown one."""
+        """Partitions along `axis`; ValueError for an unknown one, or one named twice."""
+        names = names_of([axis])
+        if len(set(names)) != len(names):
+            raise ValueError(f"Mesh: an axis is used twice in {tuple(names)}.")
         size = 1
-        for name in names_of([axis]):
+        for name in names:
             if name not in self.axis_names:
                 known = ", ".join(self.axis_names)
                 raise ValueError(f"Mesh: no axis {name!r}; the axes are {known}.")

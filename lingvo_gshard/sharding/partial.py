@@ -90,8 +90,9 @@ def einsum(
       The result as terms along the axis of `letter`.
 
     Raises:
-      ValueError: the equation has no two operands, `letter` is not contracted by it, or the
-        table does not split it along one axis.
+      ValueError: the equation has no two operands, `letter` is not contracted by it, the table
+        does not split it along one axis, a shape is not static or not of the equation's dims, or
+        the operands' sizes of `letter` differ.
     """
     left, right, out = _operands("partial.einsum", equation)
     if letter not in left or letter not in right or letter in out:
@@ -102,11 +103,24 @@ def einsum(
             f"partial.einsum: {equation!r}: the table {dict(partitioning.table)} does not split "
             f"{letter!r} along one axis."
         )
+    sizes = [_size(tensor, dims, letter) for tensor, dims in ((a, left), (b, right))]
+    if sizes[0] != sizes[1]:  # Padding could make them equal.
+        raise ValueError(f"partial.einsum: {equation!r}: {letter!r} is of sizes {sizes}.")
     p = _free_letter(equation)
     a = _divide(a, left, letter, axis, partitioning)
     b = _divide(b, right, letter, axis, partitioning)
     terms = tf.einsum(f"{p}{left},{p}{right}->{p}{out}", a, b)
     return Partial(_split_terms(terms, partitioning, out, axis), out, axis, partitioning)
+
+
+def _size(tensor: tf.Tensor, dims: str, letter: str) -> int:
+    annotate.check_in_graph("partial.einsum", tensor)
+    if not tensor.shape.is_fully_defined() or tensor.shape.rank != len(dims):
+        raise ValueError(
+            f"partial.einsum: {tensor.name} has shape {tensor.shape}; a static one of dims "
+            f"{dims!r} is expected."
+        )
+    return tensor.shape.as_list()[dims.index(letter)]
 
 
 def _divide(

@@ -57,7 +57,7 @@ class Partitioning:
       table: (letter, axis) pairs, or (letter, axes); a letter that is not there is not split.
 
     Raises:
-      ValueError: a letter stands twice, or an axis is not the mesh's.
+      ValueError: a key is no letter or stands twice, or an axis is not the mesh's.
     """
 
     mesh: Mesh
@@ -67,7 +67,11 @@ class Partitioning:
         letters = [letter for letter, _ in self.table]
         if len(set(letters)) != len(letters):
             raise ValueError(f"Partitioning: a letter stands twice in the table {self.table}.")
-        for _, axis in self.table:
+        for letter, axis in self.table:
+            if len(letter) != 1 or not letter.isalpha():
+                raise ValueError(
+                    f"Partitioning: the table {self.table} is of single letters, got {letter!r}."
+                )
             self.mesh.size(axis)
 
     @staticmethod
@@ -115,12 +119,16 @@ class Partitioning:
                 )
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
-        """Annotates `tensor` of rank len(dims) with the sharding that its dims have here."""
+        """Annotates `tensor` of rank len(dims) with the sharding that its dims have here.
+
+        ValueError if it is a value and no tensor of a traced function, or `dims` don't fit it.
+        """
         # The table alone is numbers: what reads it at run time need not load TensorFlow.
         import tensorflow as tf
 
         from lingvo_gshard.sharding import annotate
 
+        annotate.check_in_graph("annotate", tensor)
         if tensor.shape.rank != len(dims):
             raise ValueError(
                 f"annotate: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, "

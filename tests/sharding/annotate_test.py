@@ -147,6 +147,29 @@ def test_what_makes_no_sense_is_refused(graph_tensor, use, message):
         use(graph_tensor)
 
 
+@pytest.mark.parametrize(
+    ("name", "use"),
+    [
+        ("replicate", annotate.replicate),
+        ("split", lambda t: annotate.split(t, 0, 2)),
+        ("shard", lambda t: annotate.shard(t, [[0], [1]])),
+        ("mesh_split", lambda t: annotate.mesh_split(t, Mesh.flat(2), ("d", None))),
+        ("annotate", lambda t: _EIGHT.annotate(t, "BM")),
+    ],
+)
+def test_a_value_has_no_partitions(name, use):
+    message = rf"{name}: a tensor inside a tf.function is expected, got a value of shape \(4, 6\)"
+    with pytest.raises(ValueError, match=message):
+        use(tf.zeros([4, 6]))
+
+
+def test_an_unknown_rank_cannot_be_split():
+    with tf.Graph().as_default():
+        unknown = tf.compat.v1.placeholder(tf.float32, None, name="unknown")
+        with pytest.raises(ValueError, match="split: unknown:0 has no static rank"):
+            annotate.split(unknown, 0, 2)
+
+
 def test_an_annotation_keeps_the_logical_shape(graph_tensor):
     for made in (
         annotate.replicate(graph_tensor),

@@ -144,5 +144,19 @@ def test_what_makes_no_sense_is_refused(use, message):
         use(_parts(2))
 
 
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ([6, 21], r"'AK,KB->AB': 'K' is of sizes \[21, 24\]"),  # Both 3 on each of 8 devices.
+        ([6, 4, 6], r"u_AK:0 has shape \(6, 4, 6\); a static one of dims 'AK' is expected"),
+        ([None, 24], r"u_AK:0 has shape \(None, 24\); a static one of dims 'AK' is expected"),
+    ],
+)
+def test_operands_that_do_not_fit_are_refused(shape, message):
+    with tf.Graph().as_default(), pytest.raises(ValueError, match=message):
+        u_AK = tf.compat.v1.placeholder(tf.float32, shape, name="u_AK")
+        partial.einsum(_parts(8), "AK,KB->AB", u_AK, tf.zeros([24, 10]), letter="K")
+
+
 def _ab(parts, equation="AK,KB->AB", letter="K"):
     return partial.einsum(parts, equation, tf.zeros([4, 4]), tf.zeros([4, 4]), letter=letter)

@@ -52,6 +52,14 @@ def test_a_table_that_makes_no_sense_is_refused():
     for axis in ("e", ("d", "e")):
         with pytest.raises(ValueError, match="no axis 'e'; the axes are d"):
             Partitioning(Mesh.flat(2), (("B", axis),))
+    with pytest.raises(ValueError, match=r"an axis is used twice in \('d', 'd'\)"):
+        Partitioning(Mesh.flat(2), (("B", ("d", "d")),))
+
+
+@pytest.mark.parametrize("key", ["BM", "_", ""])
+def test_a_key_that_no_dim_could_have_is_refused(key):
+    with pytest.raises(ValueError, match=f"of single letters, got '{key}'"):
+        Partitioning.from_dict(Mesh.flat(2), {"B": "d", key: "d"})
 
 
 def test_a_spec_has_a_letter_for_each_dim():
