@@ -108,7 +108,7 @@ def _candidates(ways: tuple[int, ...], mesh: Mesh) -> Iterator[tuple[Axis | None
     known: list[Axis] = [
         names if len(names) > 1 else names[0]
         for count in range(1, len(mesh.axis_names) + 1)
-        for names in itertools.combinations(mesh.axis_names, count)
+        for names in itertools.permutations(mesh.axis_names, count)
     ]
     choices: list[list[Axis | None]] = [
         [None] if way == 1 else [axis for axis in known if mesh.size(axis) == way] for way in ways

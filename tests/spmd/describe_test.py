@@ -49,6 +49,8 @@ def _many_annotations(parts: Partitioning) -> AnnotatedFn:
         odd = annotate.shard(tf.square(two, name="odd"), [[7, 6, 5, 4, 3, 2, 1, 0]])
         whole = annotate.replicate(tf.tanh(odd, name="whole"))
         part = parts.annotate(tf.cast(whole, tf.bfloat16, name="part"), "_M")
+        both = annotate.mesh_split(tf.abs(part, name="both"), parts.mesh, (None, ("y", "x")))
+        part = tf.cast(both, tf.bfloat16)
 
         def body(i, x_BM):
             return i + 1, parts.annotate(tf.nn.softmax(x_BM), "BM")
@@ -82,6 +84,7 @@ def test_every_form_of_annotation():
         "odd": ("", "-,8 ways on 7,6,5,4,3,2,1,0", (6, 2)),
         "whole": ("", "replicated", (6, 12)),
         "part": ("_M", "-,y", (6, 3)),
+        "both": ("", "-,y+x", (6, 2)),
         **{name: ("BM", "x,y", (3, 3)) for name in by_name if "Softmax" in name},
     }
     (loop,) = (name for name in by_name if "Softmax" in name)
