@@ -27,8 +27,8 @@ _SLICES = frozenset(["dynamic-slice", "gather", "slice"])
 _SHAPE = re.compile(r"\b[a-z]\w*\[([\d,]*)\]")
 _WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
 _DIM_LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
-_DIMS = re.compile(r"\b(lhs_contracting_dims|lhs_batch_dims|rhs_batch_dims)=\{([\d,]*)\}")
-_GROUPS = re.compile(r"\b(feature_group_count|batch_group_count)=(\d+)")
+_SUMMED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
+_BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,7 +80,10 @@ def costs(module: Module) -> tuple[Cost, ...]:
 
 
 def _running(module: Module) -> Iterator[str]:
-    """Names of the computations whose instructions run one by one: the entry, bodies, branches."""
+    """Names of the computations whose instructions run one by one.
+
+    They are the entry, loops' bodies and conditions, branches and what is called.
+    """
     waiting, seen = [module.entry], set[str]()
     while waiting:
         name = waiting.pop()
@@ -139,8 +142,8 @@ def _products(
 
 def _dot_flops(computation: Computation, instruction: Instruction) -> int:
     lhs = _shape(computation.instructions[instruction.operands[0]].type)
-    dims = {name: text for name, text in _DIMS.findall(instruction.attributes)}
-    summed = [lhs[int(dim)] for dim in dims.get("lhs_contracting_dims", "").split(",") if dim]
+    found = _SUMMED.search(instruction.attributes)
+    summed = [lhs[int(dim)] for dim in found[1].split(",") if dim] if found else []
     return 2 * math.prod(_shape(instruction.type)) * math.prod(summed)
 
 
@@ -154,7 +157,7 @@ def _convolution_flops(computation: Computation, instruction: Instruction) -> in
     out = _shape(instruction.type)
     labels = _DIM_LABELS.search(instruction.attributes)
     assert labels is not None, instruction
-    groups = {name: int(text) for name, text in _GROUPS.findall(instruction.attributes)}
+    groups = _BATCH_GROUPS.search(instruction.attributes)
     window = dict(
         item.split("=") for item in (_WINDOW.search(instruction.attributes) or ["", ""])[1].split()
     )
@@ -168,8 +171,8 @@ def _convolution_flops(computation: Computation, instruction: Instruction) -> in
         )
         for letter in spatial
     )
-    batch = lhs[labels[1].index("b")] // groups.get("batch_group_count", 1)
-    inputs = rhs[labels[2].index("i")]
+    batch = lhs[labels[1].index("b")] // (int(groups[1]) if groups else 1)
+    inputs = rhs[labels[2].index("i")]  # Of one feature group.
     return 2 * batch * inputs * out[labels[3].index("f")] * pairs
 
 
