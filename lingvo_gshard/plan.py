@@ -53,36 +53,36 @@ def main(argv: list[str]) -> None:
     elif _TABLE.value == "layers":
         _print_layers()
     elif _TABLE.value == "scaling":
-        _print_scaling()
+        _print_scaling(_out())
     elif _SEARCH.value:
-        _print_search()
+        _print_search(*_asked(), _out())
     else:
-        _print_plan()
+        _print_plan(*_asked(), _out())
 
 
-def _print_plan() -> None:
+def _print_plan(model: str, topology_name: str, out: pathlib.Path) -> None:
     from lingvo_gshard.analysis import plan_report, plan_store, remedies
 
-    request = _request(_needed("model", _MODEL.value), _needed("topology", _TOPOLOGY.value))
-    made = plan_store.planned(request, _out())
+    request = _request(model, topology_name)
+    made = plan_store.planned(request, out)
     print(plan_report.text(made), flush=True)
     if not made.fits:
-        print("what would make it fit, each compiled:", flush=True)
-        for remedy in remedies.tried(request, _out()):
+        print("what would make it fit, each compiled (--search tries partitionings):", flush=True)
+        for remedy in remedies.tried(request, out):
             print(remedies.line(remedy), flush=True)
 
 
-def _print_search() -> None:
+def _print_search(model: str, topology_name: str, out: pathlib.Path) -> None:
     from lingvo_gshard.analysis import search
     from lingvo_gshard.spmd import topology
 
-    request = _request(_needed("model", _MODEL.value), _needed("topology", _TOPOLOGY.value))
+    request = _request(model, topology_name)
     moe = request.params.task.encoder.moe
     num_experts = None if moe is None else moe.num_experts
     tried = search.candidates(num_experts, len(topology.devices(request.topology)))
     print(search.HEAD, flush=True)
     judged = []
-    for each in search.search(request, tried, _out()):
+    for each in search.search(request, tried, out):
         print(search.line(each), flush=True)
         judged.append(each)
     print("\n" + search.table(judged))
@@ -124,11 +124,11 @@ def _print_layers() -> None:
     print(depth.table(list(depth.measure(params))))
 
 
-def _print_scaling() -> None:
+def _print_scaling(out: pathlib.Path) -> None:
     from lingvo_gshard.analysis import paper, plan_store, scaling
     from lingvo_gshard.spmd import topology
 
-    out, rows = _out(), []
+    rows = []
     for run in paper.FAMILY:
         made = plan_store.planned(
             _request(run.model, topology.v3(run.cores)), out / run.model.partition(".")[2]
@@ -140,8 +140,10 @@ def _print_scaling() -> None:
 
 
 def _request(model: str, topology_name: str) -> Request:
+    """The experiment with the flags' changes, over all cores as the trainer partitions it."""
     from lingvo_gshard import runs
     from lingvo_gshard.analysis.planner import Request
+    from lingvo_gshard.spmd import topology
 
     settings = list(_SET.value)
     if _BATCH_TOKENS.value is not None:
@@ -153,7 +155,19 @@ def _request(model: str, topology_name: str) -> Request:
             )
         settings.append(f"input.batch_size={_BATCH_TOKENS.value // length}")
     params = runs.overridden_params(model, tuple(settings))
-    return Request(model, tuple(settings), params, topology_name)
+    cores = len(topology.devices(topology_name))
+    parts = runs.partitioning_over(params, cores)
+    if parts.num_partitions != cores:
+        raise ValueError(
+            f"--topology={topology_name}: {params.task.encoder.moe.num_experts} experts can't lie "
+            f"evenly on its {cores} cores; choose a multiple or a divisor of them."
+        )
+    return Request(model, tuple(settings), params, topology_name, parts.mesh, parts.table)
+
+
+def _asked() -> tuple[str, str]:
+    """The model and the topology."""
+    return _needed("model", _MODEL.value), _needed("topology", _TOPOLOGY.value)
 
 
 def _out() -> pathlib.Path:

@@ -77,7 +77,15 @@ def test_a_mistake_is_told_in_one_line(args, message):
         ),
         (
             ["--model=toy.MoE8E4L", "--topology=v3:4x4", *(f"--set={each}" for each in _TINY)],
-            "E=8 is not divisible by the 32 partitions",
+            "task.encoder.moe.group_size 32 does not divide the batch's 256 tokens into groups for "
+            "32 cores each alike",
+        ),
+        (
+            [
+                *("--model=toy.MoE8E4L", "--topology=v3:4x4"),
+                *(f"--set=task.{stack}.moe.num_experts=12" for stack in ("encoder", "decoder")),
+            ],
+            "--topology=v3:4x4: 12 experts can't lie evenly on its 32 cores",
         ),
     ],
 )
@@ -111,5 +119,20 @@ def test_a_plan_is_printed_and_written_and_kept(tmp_path):
     values = json.loads((tmp_path / "plan.json").read_text())
     assert values["fits"] and values["xla_optimal_secs"] > 0 and values["host_peak_gib"] > 0.5
     assert {path.name for path in tmp_path.iterdir()} >= {"report.md", "memory.png", "time.png"}
+    assert values["mesh"] == {"d": 8}
     again = _run(*args)
     assert again.stdout == first.stdout  # Seconds and all: it was not made again.
+
+
+@pytest.mark.slow
+def test_of_fewer_experts_than_cores_copies_are_planned(tmp_path):
+    """As the trainer lays them out."""
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
+    settings = [f"--set={each}" for each in (*_TINY, "input.batch_size=64")]
+    args = ["--model=toy.MoE8E4L", "--topology=v3:4x4", f"--out={tmp_path}", *settings]
+    run = _run(*args, timeout=900)
+    assert run.returncode == 0, run.stderr
+    made = plan.load(tmp_path)
+    assert made.fits and made.cores == 32 and made.mesh == {"r": 4, "d": 8}
+    assert made.sharding == {"B": "r+d", "E": "d", "G": "r+d"}

@@ -16,6 +16,7 @@ from lingvo_gshard.analysis.plan import CollectiveSum, Cost, Plan
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
+from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -64,13 +65,15 @@ def make(request: Request) -> Plan:
 
     Raises:
       ValueError: unknown topology, no compiler for it, more partitions than cores, a vocabulary
-        without a size, or a dim that the mesh does not divide.
+        without a size, groups that can't be dealt to the cores, or a dim that the mesh does not
+        divide.
     """
     params = request.params
     _check_vocabularies(params)
     places = topology.chip_places(request.topology)
     generation = hardware.generation(request.topology)
     parts = _partitioning(request, len(places))
+    _check_groups(params, parts)
     model, batch = TranslationModel(params, parts), _batch(params)
     started = time.monotonic()
     step = steps.train_step(model.model_fn, params)
@@ -81,7 +84,7 @@ def make(request: Request) -> Plan:
 
     outcome = compiled if isinstance(compiled, memory.Refusal) else _read(compiled)
     read = outcome if isinstance(outcome, _Read) else None
-    torus = Torus(generation, _sizes(places), places[: parts.num_partitions])
+    torus = _torus(generation, places, parts)
     return Plan(
         model=request.model,
         settings=request.settings,
@@ -112,6 +115,21 @@ def _check_vocabularies(params: Params) -> None:
             )
 
 
+def _check_groups(params: Params, parts: Partitioning) -> None:
+    """Tokens of groups that can't be dealt evenly would be gathered, and cores be idle."""
+    (ways,) = parts.factor("G")
+    for stack, tokens in (("encoder", _source_tokens(params)), ("decoder", _tokens(params))):
+        moe = params.task.Get(stack).moe
+        if moe is None:
+            continue
+        size = group_size(moe, tokens)
+        if tokens % (size * ways):
+            raise ValueError(
+                f"task.{stack}.moe.group_size {size} does not divide the batch's {tokens} tokens "
+                f"into groups for {ways} cores each alike; choose smaller groups or more tokens."
+            )
+
+
 def _partitioning(request: Request, num_devices: int) -> Partitioning:
     mesh = Mesh.flat(num_devices) if request.mesh is None else request.mesh
     if request.table is None:
@@ -124,13 +142,20 @@ def _batch(params: Params) -> NestedMap:
     return packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
 
 
+def _source_tokens(params: Params) -> int:
+    return params.input.batch_size * params.input.source_len
+
+
 def _tokens(params: Params) -> int:
     return params.input.batch_size * params.input.target_len
 
 
-def _sizes(places: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Chips along each dim of a torus whose devices lie at `places`."""
-    return tuple(max(along) + 1 for along in zip(*places, strict=True))
+def _torus(
+    generation: hardware.Generation, places: Sequence[tuple[int, ...]], parts: Partitioning
+) -> Torus:
+    """The torus of chips at the devices' `places`, with the partitions where the mesh puts them."""
+    sizes = tuple(max(along) + 1 for along in zip(*places, strict=True))
+    return Torus(generation, sizes, tuple(places[i] for i in parts.mesh.devices))
 
 
 def _compile(exported: program.Program, name: str) -> topology.TopologyExecutable | memory.Refusal:
@@ -224,7 +249,8 @@ def _suspicious(params: Params, read: _Read) -> tuple[str, ...]:
         for (kind, name), size in gathered.items()
         if size >= _LARGE_BYTES
     ]
-    whole = re.compile(rf"\[(\d+,)*{params.input.batch_size},{params.input.target_len}[,\]]")
+    p = params.input
+    whole = re.compile(rf"\[(\d+,)*{p.batch_size},({p.source_len}|{p.target_len})[,\]]")
     unsharded = [
         f"{each.split('{')[0]}, the whole batch on every core, from {source(cost.op_name)}"
         for cost in read.costs

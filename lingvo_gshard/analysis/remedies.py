@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
+import functools
+import operator
 import pathlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping, Sequence
 
 from lingvo_gshard.analysis import plan_store
 from lingvo_gshard.analysis.plan import Plan
@@ -14,65 +18,128 @@ from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.layers.repeat import Remat
 
 _THRIFT = (Remat.NONE, Remat.ALL_BUT_PRODUCTS, Remat.BLOCK)  # Each keeps less.
+_STACKS = ("encoder", "decoder")
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """Settings that save memory, by path, and what they do in words."""
+
+    what: str
+    settings: Mapping[str, object]
+
+    def __add__(self, other: Change) -> Change:
+        """Both; of one setting the other's value."""
+        return Change(f"{self.what}, {other.what}", {**self.settings, **other.settings})
+
+    def overrides(self) -> tuple[str, ...]:
+        """As `path=value`."""
+        return tuple(f"{path}={_text(value)}" for path, value in self.settings.items())
 
 
 @dataclasses.dataclass(frozen=True)
 class Remedy:
-    """A change, and the plan with it."""
+    """A change, and the plan with it, or why there is none."""
 
-    change: str
-    plan: Plan
+    change: Change
+    plan: Plan | None
+    refusal: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether it helps."""
+        return self.plan is not None and self.plan.fits
 
 
 def tried(request: Request, folder: pathlib.Path) -> Iterator[Remedy]:
-    """Plans each change that the experiment leaves open, kept in folders below `folder`."""
-    for name, change, params in _changes(request.params):
-        asked = dataclasses.replace(request, params=params, settings=(*request.settings, change))
-        yield Remedy(change, plan_store.planned(asked, folder / name))
+    """Plans each change that the experiment leaves open, kept in folders below `folder`.
+
+    Where none of them suffices, those that keep the batch at once, then half of it as well.
+    """
+    gentle, half = list(_keeping_the_batch(request.params)), _half_the_batch(request.params)
+    helped = False
+    for change in [*gentle, *half]:
+        remedy = _planned(request, change, folder)
+        helped = helped or remedy.fits
+        yield remedy
+    for change in [] if helped else _together(gentle, half):
+        remedy = _planned(request, change, folder)
+        yield remedy
+        if remedy.fits:
+            return
 
 
 def line(remedy: Remedy) -> str:
-    """What came of it."""
-    verdict = "fits" if remedy.plan.fits else "does not fit"
-    return f"  {remedy.change}: {verdict}, {remedy.plan.memory_gib.peak:.2f} GiB"
+    """What came of it, and how to ask for it."""
+    flags = " ".join(f"--set={override}" for override in remedy.change.overrides())
+    if remedy.plan is None:
+        verdict = f"refused: {remedy.refusal}"
+    else:
+        fits = "fits" if remedy.fits else "does not fit"
+        verdict = f"{fits}, {remedy.plan.memory_gib.peak:.2f} GiB"
+    return f"  {remedy.change.what}: {verdict} ({flags})"
 
 
-def _changes(params: Params) -> Iterator[tuple[str, str, Params]]:
-    """(a folder's name, what is changed, the experiment with it), the gentlest first."""
-    for remat in _THRIFT[1:]:
-        changed = _with_remat(params, remat)
-        if changed is not None:
-            change = f"blocks computed again (remat={remat.name})"
-            yield f"remat_{remat.value}", change, changed
+def _planned(request: Request, change: Change, folder: pathlib.Path) -> Remedy:
+    asked = dataclasses.replace(
+        request,
+        params=request.params.Copy().Set(**change.settings),
+        settings=(*request.settings, *change.overrides()),
+    )
+    name = re.sub(r"\W+", "_", change.what)
+    try:
+        return Remedy(change, plan_store.planned(asked, folder / name))
+    except ValueError as error:  # Rows or groups that the mesh does not divide, most of all.
+        return Remedy(change, None, str(error).splitlines()[0])
+
+
+def _keeping_the_batch(params: Params) -> Iterator[Change]:
+    """Those that the experiment leaves open, the gentlest first."""
+    for remat, what in (
+        (Remat.ALL_BUT_PRODUCTS, "all but large products computed again"),
+        (Remat.BLOCK, "whole blocks computed again"),
+    ):
+        paths = [f"task.{stack}.remat" for stack in _STACKS]
+        wasteful = [p for p in paths if _THRIFT.index(params.Get(p)) < _THRIFT.index(remat)]
+        if wasteful:
+            yield Change(what, dict.fromkeys(wasteful, remat))
     if params.task.activation_dtype != "bfloat16":
-        changed = params.Copy().Set(**{"task.activation_dtype": "bfloat16"})
-        yield "bfloat16", "activations in bfloat16", changed
-    smaller = _smaller_groups(params)
-    if smaller is not None:
-        yield "groups", "groups of half as many tokens", smaller
-    if params.input.batch_size % 2 == 0:
-        half = params.input.batch_size // 2
-        changed = params.Copy().Set(**{"input.batch_size": half})
-        yield "rows", f"half as many tokens a core (input.batch_size={half})", changed
+        yield Change("activations in bfloat16", {"task.activation_dtype": "bfloat16"})
+    sizes = _group_sizes(params)
+    if sizes and min(sizes.values()) > 1:
+        halves = {path: size // 2 for path, size in sizes.items()}
+        yield Change("groups of half as many tokens", halves)
 
 
-def _with_remat(params: Params, remat: Remat) -> Params | None:
-    """Stacks that keep more than with `remat` with it; None where none does."""
-    changed, thrift = params.Copy(), _THRIFT.index(remat)
-    keys = [f"task.{stack}.remat" for stack in ("encoder", "decoder")]
-    wasteful = [key for key in keys if _THRIFT.index(params.Get(key)) < thrift]
-    return changed.Set(**dict.fromkeys(wasteful, remat)) if wasteful else None
+def _half_the_batch(params: Params) -> list[Change]:
+    """The change to half as many rows; none where their number is odd."""
+    half, rest = divmod(params.input.batch_size, 2)
+    return [] if rest else [Change("half as many tokens a core", {"input.batch_size": half})]
 
 
-def _smaller_groups(params: Params) -> Params | None:
-    """Groups of half the size; None for a model without experts, or with groups of one token."""
-    changed = params.Copy()
-    for name, length in (("encoder", "source_len"), ("decoder", "target_len")):
-        moe = changed.task.Get(name).moe
-        if moe is None:
-            return None
-        size = group_size(moe, params.input.batch_size * params.input.Get(length))
-        if size < 2:
-            return None
-        moe.group_size = size // 2
-    return changed
+def _together(gentle: Sequence[Change], half: Sequence[Change]) -> Iterator[Change]:
+    """All that keep the batch at once, then with half of it; none that was a change alone."""
+    kept = [
+        change
+        for i, change in enumerate(gentle)
+        if not any(change.settings.keys() <= later.settings.keys() for later in gentle[i + 1 :])
+    ]
+    if len(kept) > 1:
+        yield functools.reduce(operator.add, kept)
+    if kept and half:
+        yield functools.reduce(operator.add, [*kept, *half])
+
+
+def _group_sizes(params: Params) -> dict[str, int]:
+    """Tokens of a group by the setting that gives them; empty for a model without experts."""
+    rows, sizes = params.input.batch_size, {}
+    for stack, length in zip(_STACKS, ("source_len", "target_len"), strict=True):
+        moe = params.task.Get(stack).moe
+        if moe is not None:
+            tokens = rows * params.input.Get(length)
+            sizes[f"task.{stack}.moe.group_size"] = group_size(moe, tokens)
+    return sizes
+
+
+def _text(value: object) -> str:
+    return value.name if isinstance(value, enum.Enum) else str(value)

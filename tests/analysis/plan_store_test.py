@@ -1,5 +1,6 @@
-"""Processes that make plans."""
+"""Plans that are kept, and the processes that make them."""
 
+import dataclasses
 import os
 import pathlib
 import subprocess
@@ -7,6 +8,11 @@ import sys
 import time
 
 import pytest
+
+from lingvo_gshard import registry
+from lingvo_gshard.analysis import plan, plan_store
+from lingvo_gshard.analysis.planner import Request
+from tests.analysis import plans
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _KILLED = """
@@ -19,6 +25,48 @@ if __name__ == "__main__":
     pool.submit(time.sleep, 600)
     os.kill(os.getpid(), 9)
 """
+
+
+_REQUEST = Request("toy.MoE8E4L", (), registry.get_params("toy.MoE8E4L"), "v3:2x2")
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What was asked of processes, each of which makes a plan at once."""
+    asked = []
+
+    def make(request):
+        asked.append(request)
+        return plans.plan(plans.cost(), settings=request.settings)
+
+    monkeypatch.setattr(plan_store, "_in_own_process", make)
+    return asked
+
+
+def test_a_plan_is_made_once(made, tmp_path):
+    first = plan_store.planned(_REQUEST, tmp_path)
+    assert plan_store.planned(_REQUEST, tmp_path) == first == plan.load(tmp_path)
+    assert len(made) == 1
+    params = _REQUEST.params.Copy().Set(**{"input.batch_size": 64})
+    other = dataclasses.replace(_REQUEST, params=params)
+    plan_store.planned(other, tmp_path)
+    plan_store.planned(dataclasses.replace(other, topology="v3:4x4"), tmp_path)
+    assert len(made) == 3
+
+
+def test_a_plan_that_was_killed_is_made_again_and_others_are_kept(made, monkeypatch, tmp_path):
+    plan_store.planned(_REQUEST, tmp_path / "first")
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(plan, "save", killed)
+        plan_store.planned(_REQUEST, tmp_path / "second")
+    plan_store.planned(_REQUEST, tmp_path / "first")
+    assert len(made) == 2
+    plan_store.planned(_REQUEST, tmp_path / "second")
+    assert len(made) == 3
 
 
 def _runs(pid: int) -> bool:

@@ -5,22 +5,23 @@ be held against arrays and against the compiled program.
 """
 
 import dataclasses
+import types
 
 import jax
 import numpy as np
 import pytest
 
 from lingvo_gshard import registry
-from lingvo_gshard.analysis import flops, plan, plan_store, planner, remedies
+from lingvo_gshard.analysis import flops, hardware, planner
 from lingvo_gshard.analysis.memory import GIB
 from lingvo_gshard.analysis.planner import Request
 from lingvo_gshard.layers.dispatch import Dispatch
-from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.spmd import topology
-from tests.analysis import plans
+from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd.hlo_cost import Cost
 
 _PLACES = tuple((x, y) for x in range(2) for y in range(2) for _ in range(2))
 _TINY = {
@@ -203,14 +204,19 @@ def test_what_cannot_be_planned_is_told(cpu):
         planner.make(_request(params=_params().Set(**{"task.source_vocab_size": None})))
     with pytest.raises(ValueError, match="E=8 is not divisible by the 16 partitions"):
         planner.make(_request(mesh=Mesh.flat(16)))
+    with pytest.raises(ValueError, match="task.decoder.moe.group_size 32 does not .* 8 cores each"):
+        params = _params()
+        params.task.decoder.moe.group_size = 32
+        planner.make(_request(params=params))
     with pytest.raises(ValueError, match="no published figures of 'v9'"):
         planner.make(_request(topology="v9:2x2"))
 
 
-def test_a_refusal_for_memory_is_a_plan_that_does_not_fit(cpu, monkeypatch):
+def test_a_refusal_for_memory_is_a_plan_that_does_not_fit(made, monkeypatch):
     def refuse(exported, name):
         raise topology.OutOfMemoryError("too large", "RESOURCE_EXHAUSTED: Used 16.5G of 15.48G hbm")
 
+    monkeypatch.setattr(program, "export", lambda *_: made[1].program)
     monkeypatch.setattr(topology, "compile_program", refuse)
     kept = planner.make(_request())
     assert not kept.fits and kept.cost is None
@@ -220,60 +226,26 @@ def test_a_refusal_for_memory_is_a_plan_that_does_not_fit(cpu, monkeypatch):
     assert memory.temporaries == pytest.approx(16.5 - state)
 
 
-def _count_makes(monkeypatch):
-    made = []
-
-    def make(request):
-        made.append(request)
-        return plans.plan(plans.cost(), settings=request.settings)
-
-    monkeypatch.setattr(plan_store, "_in_own_process", make)
-    return made
+def test_partitions_lie_where_the_mesh_puts_them():
+    parts = Partitioning(Mesh(("d",), (8,), (7, 6, 5, 4, 3, 2, 0, 1)), ())
+    torus = planner._torus(hardware.generation("v3:2x2"), _PLACES, parts)
+    assert torus.sizes == (2, 2)
+    assert torus.places[:2] == (_PLACES[7], _PLACES[6]) and torus.places[6] == _PLACES[0]
 
 
-def test_a_plan_is_made_once(monkeypatch, tmp_path):
-    made = _count_makes(monkeypatch)
-    first = plan_store.planned(_request(), tmp_path)
-    assert plan_store.planned(_request(), tmp_path) == first == plan.load(tmp_path)
-    assert len(made) == 1
-    other = _params().Set(**{"input.batch_size": 32})
-    plan_store.planned(_request(params=other), tmp_path)
-    plan_store.planned(_request(params=other, topology="v3:4x4"), tmp_path)
-    assert len(made) == 3
+@pytest.mark.parametrize("length", [8, 12])  # Of a source, of a target.
+def test_a_tensor_of_the_whole_batch_is_suspicious(length):
+    params = _params().Set(**{"input.target_len": 12})
 
+    def suspicious(rows):
+        shape = f"f32[4,{rows},{length},8192]{{3,2,1,0}}"
+        cost = Cost("i", "fusion", "call_tf/encoder/norm/mul", 0, 0, shape, 0, 1)
+        report = types.SimpleNamespace(collective_ops=())
+        return planner._suspicious(params, planner._Read(report, (cost,), {}))
 
-def test_a_plan_that_was_killed_is_made_again_and_others_are_kept(monkeypatch, tmp_path):
-    made = _count_makes(monkeypatch)
-    plan_store.planned(_request(), tmp_path / "first")
-
-    def killed(*args):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(plan, "save", killed)
-        plan_store.planned(_request(), tmp_path / "second")
-    plan_store.planned(_request(), tmp_path / "first")
-    assert len(made) == 2
-    plan_store.planned(_request(), tmp_path / "second")
-    assert len(made) == 3
-
-
-def test_remedies_are_those_that_the_experiment_leaves_open(monkeypatch, tmp_path):
-    _count_makes(monkeypatch)
-    tried = list(remedies.tried(_request(), tmp_path))
-    assert [each.change for each in tried] == [
-        "blocks computed again (remat=ALL_BUT_PRODUCTS)",
-        "blocks computed again (remat=BLOCK)",
-        "activations in bfloat16",
-        "groups of half as many tokens",
-        "half as many tokens a core (input.batch_size=8)",
-    ]
-    assert all(remedies.line(each).endswith(": fits, 9.00 GiB") for each in tried)
-    params = _params().Set(**{"task.activation_dtype": "bfloat16", "input.batch_size": 1})
-    for name in ("encoder", "decoder"):
-        params.task.Get(name).remat = Remat.BLOCK
-        params.task.Get(name).moe.group_size = 1
-    assert not list(remedies.tried(_request(params=params), tmp_path))
+    (told,) = suspicious(16)
+    assert told == f"f32[4,16,{length},8192], the whole batch on every core, from encoder/norm"
+    assert suspicious(2) == ()
 
 
 def _need_the_tpus_compiler():
