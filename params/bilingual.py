@@ -1,8 +1,10 @@
 """The bilingual baselines (section 4.2): one dense Transformer for each language.
 
-The paper names the layouts, and 0.4B weights. Its source (Arivazhagan et al. 2019,
-arXiv:1907.05019) has a larger Transformer-Big of about 375M weights, H=8192, and vocabularies of
-32000 pieces; Transformer-Base for languages with little text.
+The paper names the layouts (footnote 9), and 0.4B weights (Figure 6). GPipe (Huang et al. 2019,
+arXiv:1811.06965, section 5) has that Transformer-Big: T(6, H=8192, A=16), M=1024, 400M weights with
+64000 pieces, batches of 260 thousand tokens. The baselines of Arivazhagan et al. 2019
+(arXiv:1907.05019) are this layout with 32000 pieces a side, about 375M weights: the sizes here.
+Transformer-Base, for languages with little text, is that of Vaswani et al. 2017 (arXiv:1706.03762).
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ class TransformerBig(TranslationExperiment):
     NUM_EXPERTS = None
     SOURCE_VOCAB_SIZE = 32_000
     TARGET_VOCAB_SIZE = 32_000
-    BATCH_SIZE = 1024  # Rows of 256: 2^18 tokens.
+    BATCH_SIZE = 1024  # Rows of 256: 2^18 tokens, GPipe's 260 thousand.
     SOURCE_LEN = 256
     TARGET_LEN = 256
     MAX_STEPS = 300_000

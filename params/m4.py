@@ -126,9 +126,11 @@ class MoE128E12L(MoE128E36L):
 class T96L(MoE2048E36L):
     """T(96L), dense: 2.35 B weights, the paper's 2.3B; here data parallel, there by GPipe.
 
-    The paper gives no sizes. Those of the line of work that it compares with, T(L, H=8192, A=16)
-    with heads of 64 (Huang et al. 2019, arXiv:1811.06965), have 2.35 B weights in 48 + 48 layers;
-    the heads of 128 of the MoE family would make it 2.9 B.
+    The paper gives no sizes but footnote 11's of GPipe's T(128L). In GPipe's family (Huang et al.
+    2019, arXiv:1811.06965, section 5) the deep T(L, H=8192, A=16) has M=1024; 48 + 48 layers of it
+    have 2.35 B weights if heads are of 64, as its printed weights need. The heads of 128 of A.2
+    would make them 2.95 B. Every core holds all weights: with float32 activations their gradients
+    leave no room for them.
 
     python -m lingvo_gshard.trainer --model=m4.T96L --mode=train_and_eval \
         --data_dir=DATA --logdir=RUN --num_partitions=2048
@@ -136,6 +138,7 @@ class T96L(MoE2048E36L):
 
     NUM_LAYERS = 96
     HEAD_DIM = 64
+    ACTIVATION_DTYPE = "bfloat16"
     REMAT = Remat.BLOCK
     NUM_EXPERTS = None
     MAX_STEPS = 300_000  # Footnote 10.

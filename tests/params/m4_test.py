@@ -26,6 +26,23 @@ def test_weights_are_the_papers_within_a_few_percent(model):
     assert weights == pytest.approx(_RUNS[model].weights, rel=0.08)
 
 
+@pytest.mark.parametrize(
+    ("layers", "hidden_dim", "num_heads", "printed"),
+    [(6, 8192, 16, 0.4), (24, 8192, 16, 1.3), (12, 16384, 32, 1.3), (32, 16384, 32, 3.0),
+     (64, 16384, 32, 6.0)],
+)  # fmt: skip
+def test_heads_of_the_dense_models_size_give_the_weights_that_gpipe_printed(
+    layers, hidden_dim, num_heads, printed
+):
+    """Its T(L, H, A) of L encoder and L decoder layers, in 10^9 weights (arXiv:1811.06965)."""
+    params = registry.get_params("m4.T96L")
+    for name in ("encoder", "decoder"):
+        stack = params.task.Get(name).Set(num_layers=layers)
+        stack.dense.hidden_dim = hidden_dim
+        stack.layer.attention.num_heads = num_heads
+    assert runs.num_weights(params) / 1e9 == pytest.approx(printed, rel=0.08)
+
+
 def test_a_bilingual_baseline_has_the_papers_weights():
     weights = runs.num_weights(bilingual.TransformerBig.params())
     assert weights == pytest.approx(paper.BASELINE_WEIGHTS, rel=0.08)
