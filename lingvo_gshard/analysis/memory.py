@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import math
 import re
 from collections.abc import Iterable
@@ -39,8 +40,8 @@ class Memory:
       optimizer_slots: of both.
       temporaries: room for activations and all else that is made during the step.
       peak: the most held at once, with the batch; more than the capacity where the program is
-        refused. It may be less than the parts' sum: temporaries may lie where donated arguments
-        are no longer needed.
+        refused: what the compiler wanted when it gave up. It may be less than the parts' sum:
+        temporaries may lie where donated arguments are no longer needed.
     """
 
     capacity: float
@@ -60,11 +61,25 @@ class Buffer:
     source: str
 
 
+class Wanted(enum.Enum):
+    """What a refusal counts."""
+
+    ALL = "all"
+    TEMPORARIES = "temporaries"  # They alone are too large; the compiler goes no further.
+
+
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """What the compiler says of a program that is too large: GiB wanted, its largest buffers."""
+    """What the compiler says of a program that is too large.
 
-    wanted: float
+    Attributes:
+      gib: wanted of a core.
+      wanted: by what.
+      buffers: the largest; none of temporaries alone.
+    """
+
+    gib: float
+    wanted: Wanted
     buffers: tuple[Buffer, ...]
 
 
@@ -90,6 +105,21 @@ def largest(costs: Iterable[Cost], count: int) -> tuple[Buffer, ...]:
     return tuple(sorted(found, key=lambda buffer: (-buffer.gib, buffer.source))[:count])
 
 
+def largest_of_state(
+    state: NestedMap, partitioning: Partitioning, count: int
+) -> tuple[Buffer, ...]:
+    """The largest weights and slots."""
+    found = [
+        Buffer(
+            _gib([spec], partitioning),
+            f"{spec.dtype}[{','.join(map(str, partitioning.shard_shape(spec)))}]",
+            path,
+        )
+        for path, spec in NestedMap(theta=state.theta, slots=state.slots).FlattenItems()
+    ]
+    return tuple(sorted(found, key=lambda buffer: (-buffer.gib, buffer.source))[:count])
+
+
 def parse_refusal(details: str) -> Refusal:
     """Reads the compiler's message of a program that it refused for want of memory.
 
@@ -107,7 +137,8 @@ def parse_refusal(details: str) -> Refusal:
         )
         for found in _ALLOCATION.finditer(details)
     )
-    return Refusal(_parse_size(used[1] or used[3]) / GIB, buffers)
+    wanted = Wanted.ALL if used[1] else Wanted.TEMPORARIES
+    return Refusal(_parse_size(used[1] or used[3]) / GIB, wanted, buffers)
 
 
 def _of_experts(spec: TensorSpec) -> bool:

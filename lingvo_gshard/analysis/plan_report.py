@@ -92,12 +92,11 @@ def _stacked(names: Sequence[str], parts: Mapping[str, Sequence[float]], label: 
 
 def _memory_lines(plan: Plan) -> Iterator[str]:
     memory = plan.memory_gib
-    verdict = "fits" if plan.fits else f"does NOT fit, by {memory.peak - memory.capacity:.2f} GiB"
+    over = memory.peak - memory.capacity
+    verdict = "fits" if plan.fits else f"does NOT fit, by {over:.2f} GiB or more"
     yield f"{verdict}: {memory.peak:.2f} of {memory.capacity:.2f} GiB a core"
     parts = (f"{part.replace('_', ' ')} {getattr(memory, part):.2f}" for part in _MEMORY_PARTS)
     yield "  " + ", ".join(parts)
-    if not plan.largest_buffers:
-        yield "  the compiler names no buffers of a program that it refuses so early"
     for buffer in plan.largest_buffers[:_NUM_LINES]:
         yield f"  {buffer.gib:.3g} GiB {buffer.shape} of {buffer.source}"
 

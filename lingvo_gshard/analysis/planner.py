@@ -96,7 +96,7 @@ def make(request: Request) -> Plan:
         tokens_per_core=_tokens(params) / parts.num_partitions,
         fits=read is not None,
         memory_gib=_memory(model.state_spec, parts, generation.capacity_bytes, outcome),
-        largest_buffers=_largest_buffers(outcome),
+        largest_buffers=_largest_buffers(model.state_spec, parts, outcome),
         suspicious=_suspicious(params, read) if read else (),
         cost=_cost(model, params, torus, read) if read else None,
         lower_secs=lowered - started,
@@ -178,18 +178,24 @@ def _memory(
 ) -> memory.Memory:
     replicated, experts, slots = memory.state_gib(state, parts)
     if isinstance(outcome, memory.Refusal):
-        peak = outcome.wanted
-        temporaries = peak - replicated - experts - slots
+        peak = temporaries = outcome.gib
+        if outcome.wanted is memory.Wanted.ALL:
+            temporaries -= replicated + experts + slots
     else:
         peak = outcome.report.peak_bytes / memory.GIB
         temporaries = outcome.report.temp_bytes / memory.GIB
     return memory.Memory(capacity_bytes / memory.GIB, replicated, experts, slots, temporaries, peak)
 
 
-def _largest_buffers(outcome: _Read | memory.Refusal) -> tuple[memory.Buffer, ...]:
-    if isinstance(outcome, memory.Refusal):
+def _largest_buffers(
+    state: NestedMap, parts: Partitioning, outcome: _Read | memory.Refusal
+) -> tuple[memory.Buffer, ...]:
+    """Where the compiler names none, those of the state, which it needs besides."""
+    if isinstance(outcome, _Read):
+        return memory.largest(outcome.costs, _NUM_BUFFERS)
+    if outcome.buffers:
         return outcome.buffers[:_NUM_BUFFERS]
-    return memory.largest(outcome.costs, _NUM_BUFFERS)
+    return memory.largest_of_state(state, parts, _NUM_BUFFERS)
 
 
 def _cost(model: TranslationModel, params: Params, torus: Torus, read: _Read) -> Cost:

@@ -3,7 +3,7 @@
 import pytest
 
 from lingvo_gshard.analysis import memory
-from lingvo_gshard.analysis.memory import GIB, Buffer
+from lingvo_gshard.analysis.memory import GIB, Buffer, Wanted
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd.hlo_cost import Cost
 from tests.spmd import functions
@@ -30,7 +30,7 @@ Total hbm usage >= 17.02G:
 """
 
 
-def test_state_is_split_as_in_figure_7():
+def _state():
     f32 = functions.f32
     theta = NestedMap(
         wi=f32((8, 1024, 1024), "EMH"),
@@ -39,16 +39,26 @@ def test_state_is_split_as_in_figure_7():
         dense=f32((1024, 2048), "MH"),
     )
     slots = NestedMap(row=f32((8, 1024), "EM"), column=f32((8, 1024), "EH"))
-    state = NestedMap(step=functions.TensorSpec((), "int32", ""), theta=theta, slots=slots)
-    replicated, experts, of_slots = memory.state_gib(state, functions.partitioning(8))
+    return NestedMap(step=functions.TensorSpec((), "int32", ""), theta=theta, slots=slots)
+
+
+def test_state_is_split_as_in_figure_7():
+    replicated, experts, of_slots = memory.state_gib(_state(), functions.partitioning(8))
     assert experts == 4 * 4 * 2**20 / GIB
     assert replicated == 4 * (1024 * 8 + 1024 * 2048) / GIB
     assert of_slots == 2 * 4 * 1024 / GIB
 
 
+def test_the_largest_of_the_state():
+    assert memory.largest_of_state(_state(), functions.partitioning(8), 2) == (
+        Buffer(3 * 2**22 / GIB, "float32[3,1,1024,1024]", "theta.stacked"),
+        Buffer(2**23 / GIB, "float32[1024,2048]", "theta.dense"),
+    )
+
+
 def test_a_refusal_says_what_was_wanted_and_of_what_layer():
     refusal = memory.parse_refusal(_REFUSAL)
-    assert refusal.wanted == 16.5
+    assert (refusal.gib, refusal.wanted) == (16.5, Wanted.ALL)
     assert refusal.buffers == (
         Buffer(2.25, "f32[9,1,1024,8192]", "encoder/layers_1/feed_forward/experts/einsum"),
         Buffer(0.5, "bf16[8,256,32000]", "unnamed"),
@@ -60,7 +70,8 @@ def test_a_refusal_of_temporaries_alone():
         "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
         "temporaries (149.15G) exceeds available HBM (15.48G)."
     )
-    assert refusal.wanted == pytest.approx(149.15) and refusal.buffers == ()
+    assert refusal.gib == pytest.approx(149.15)
+    assert refusal.wanted is Wanted.TEMPORARIES and refusal.buffers == ()
 
 
 def test_another_message_is_no_refusal_for_memory():

@@ -212,18 +212,29 @@ def test_what_cannot_be_planned_is_told(cpu):
         planner.make(_request(topology="v9:2x2"))
 
 
-def test_a_refusal_for_memory_is_a_plan_that_does_not_fit(made, monkeypatch):
+_REFUSED = "RESOURCE_EXHAUSTED: Used 16.5G of 15.48G hbm"
+_REFUSED_EARLY = "HLO temporaries (17.5G) exceeds available HBM (15.48G)"
+
+
+@pytest.mark.parametrize(
+    ("details", "peak", "besides_the_state"),
+    [(_REFUSED, 16.5, True), (_REFUSED_EARLY, 17.5, False)],
+)
+def test_a_refusal_for_memory_is_a_plan_that_does_not_fit(
+    made, monkeypatch, details, peak, besides_the_state
+):
     def refuse(exported, name):
-        raise topology.OutOfMemoryError("too large", "RESOURCE_EXHAUSTED: Used 16.5G of 15.48G hbm")
+        raise topology.OutOfMemoryError("too large", details)
 
     monkeypatch.setattr(program, "export", lambda *_: made[1].program)
     monkeypatch.setattr(topology, "compile_program", refuse)
     kept = planner.make(_request())
     assert not kept.fits and kept.cost is None
     memory = kept.memory_gib
-    assert memory.peak == 16.5 and memory.capacity == 15.48
+    assert memory.peak == peak and memory.capacity == 15.48
     state = memory.replicated_weights + memory.expert_weights + memory.optimizer_slots
-    assert memory.temporaries == pytest.approx(16.5 - state)
+    assert memory.temporaries == pytest.approx(peak - state * besides_the_state)
+    assert kept.largest_buffers[0].source.startswith("theta.")
 
 
 def test_partitions_lie_where_the_mesh_puts_them():
