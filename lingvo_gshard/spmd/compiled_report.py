@@ -75,19 +75,15 @@ class CompiledReport:
         return "\n".join(lines)
 
 
-def count_collectives(text: str) -> tuple[tuple[str, int], ...]:
-    """(kind, count) of every kind in a compiled program's text."""
-    return _counts(compiled_text.parse(text).collectives)
-
-
 def read(name: str, compiled: Any) -> CompiledReport:
     """Reads a jax.stages.Compiled."""
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     cost = cost[0] if isinstance(cost, list) else cost or {}
     parsed = compiled_text.parse(compiled.as_text())
+    counts = collections.Counter(op.kind for op in parsed.collectives)
     return CompiledReport(
         name=name,
-        collectives=_counts(parsed.collectives),
+        collectives=tuple((kind, counts[kind]) for kind in COLLECTIVES),
         num_instructions=parsed.num_instructions,
         flops=float(cost.get("flops", 0.0)),
         accessed_bytes=float(cost.get("bytes accessed", 0.0)),
@@ -100,11 +96,6 @@ def read(name: str, compiled: Any) -> CompiledReport:
         collective_ops=parsed.collectives,
         loops=parsed.loops,
     )
-
-
-def _counts(ops: tuple[Collective, ...]) -> tuple[tuple[str, int], ...]:
-    counts = collections.Counter(op.kind for op in ops)
-    return tuple((kind, counts[kind]) for kind in COLLECTIVES)
 
 
 def _row(*cells: Any) -> str:

@@ -79,6 +79,19 @@ def _loss_and_gradients(batch, results):
     return NestedMap(y=y, same=same, rows=rows, loss=loss, d=d)
 
 
+def _check_equal(parts, specs, results, unpartitioned):
+    """Asserts that results and gradients are those of the unpartitioned ones."""
+
+    def fn(batch):
+        return _loss_and_gradients(batch, results)
+
+    batch = functions.randoms(specs, 3)
+    got = program.export(AnnotatedFn("manual", fn, ("batch",), (specs,)), parts).compile()(batch)
+    want = _loss_and_gradients(batch.Transform(tf.constant), unpartitioned)
+    for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4, err_msg=path)
+
+
 def _manually(batch):
     """A product summed over H, scaled by what each partition reads whole; a copy; partial rows."""
     with manual.region(_GRID) as region:
@@ -105,14 +118,7 @@ def test_sums_copies_and_parts_leave_with_right_gradients():
         w_HM=functions.f32((12, 5), "HM"),
         scale_M=functions.f32((5,), "M"),
     )
-    fn = AnnotatedFn(
-        "products", lambda batch: _loss_and_gradients(batch, _manually), ("batch",), (specs,)
-    )
-    batch = functions.randoms(specs, 3)
-    got = program.export(fn, _GRID).compile()(batch)
-    want = _loss_and_gradients(batch.Transform(tf.constant), _whole)
-    for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4, err_msg=path)
+    _check_equal(_GRID, specs, _manually, _whole)
 
 
 _CUBE = Mesh(("x", "y", "z"), (2, 2, 2))
@@ -157,15 +163,7 @@ def test_a_region_of_one_axis_is_partitioned_over_the_others(parts, manual_axis)
         w_HM=functions.f32((13, 5), "__"),
         scale_M=functions.f32((5,), "_"),
     )
-    results = _by_rows(parts, manual_axis)
-    fn = AnnotatedFn(
-        "rows", lambda batch: _loss_and_gradients(batch, results), ("batch",), (specs,)
-    )
-    batch = functions.randoms(specs, 4)
-    got = program.export(fn, parts).compile()(batch)
-    want = _loss_and_gradients(batch.Transform(tf.constant), _of_rows)
-    for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4, err_msg=path)
+    _check_equal(parts, specs, _by_rows(parts, manual_axis), _of_rows)
 
 
 def test_inside_a_region_of_one_axis_the_others_sum_among_themselves():

@@ -1,36 +1,9 @@
-"""Reading compiled text."""
+"""A compiled program in numbers."""
 
 import pytest
 
-from lingvo_gshard.spmd import compiled_report, program
+from lingvo_gshard.spmd import program
 from tests.spmd import functions
-
-_TEXT = """
-HloModule toy
-%region (a: f32[]) -> f32[] {
-  ROOT %a = f32[] parameter(0)
-}
-ENTRY %main {
-  %p = f32[4]{0} parameter(0), metadata={op_name="all-reduce(x)"}
-  %all-gather-start.1 = (f32[4], f32[8]) all-gather-start(%p), dimensions={0}
-  %all-gather-done.1 = f32[8] all-gather-done(%all-gather-start.1)
-  %all-to-all.2 = (f32[4], f32[4]) all-to-all(%p, %p), replica_groups={{0,1}}
-  %r = f32[4] all-reduce(%p), to_apply=%region
-  ROOT %t = f32[4] reduce-scatter(%r), to_apply=%region
-}
-"""
-
-
-def test_a_start_and_its_done_count_once():
-    assert dict(compiled_report.count_collectives(_TEXT)) == {
-        "all-to-all": 1,
-        "all-reduce": 1,
-        "all-gather": 1,
-        "collective-permute": 0,
-        "reduce-scatter": 1,
-        "ragged-all-to-all": 0,
-        "collective-broadcast": 0,
-    }
 
 
 def test_a_compiled_step():
