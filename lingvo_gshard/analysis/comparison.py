@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.figure import Figure
 
@@ -111,7 +111,7 @@ def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
-def _mean(values) -> float | None:
+def _mean(values: Iterable[float]) -> float | None:
     values = list(values)
     return sum(values) / len(values) if values else None
 
