@@ -19,6 +19,8 @@ from collections.abc import Iterator, Mapping
 # The exit status of a process that ends because another one has (sysexits.h: unavailable).
 EXIT_STATUS = 69
 _BEAT_SECS = 1.0
+# A process says who it is as soon as it has connected.
+_HELLO_SECS = 5.0
 # An empty line is a beat; any other but this says why the run has ended.
 _LEAVES = "leaves"
 
@@ -123,26 +125,39 @@ def accepted(
 ) -> dict[int, socket.socket]:
     """Process 0's connections, one from each other process; closes the listener.
 
+    Whoever else finds the port, and whatever it says or does not, is sent away.
+
     Raises:
       TimeoutError: one does not come in time.
     """
-    listener.settimeout(timeout_secs)
+    deadline = time.monotonic() + timeout_secs
     others = set(range(1, num_processes))
     peers: dict[int, socket.socket] = {}
     with listener:
         while others > peers.keys():
+            listener.settimeout(max(deadline - time.monotonic(), 0.01))
             try:
                 connection, _ = listener.accept()
-                connection.settimeout(timeout_secs)
-                process = int.from_bytes(connection.recv(4, socket.MSG_WAITALL))
             except TimeoutError:
                 raise TimeoutError(
                     f"processes {sorted(others - peers.keys())} did not connect to process 0's "
                     f"port {listener.getsockname()[1]} within {timeout_secs:.0f} s."
                 ) from None
-            if process in others:  # Whoever else finds the port is none of ours.
+            process = _introduced(connection)
+            if process in others:
                 peers[process] = connection
+            else:
+                connection.close()
     return peers
+
+
+def _introduced(connection: socket.socket) -> int:
+    """Which process is at the other end; no such one if it does not say."""
+    connection.settimeout(_HELLO_SECS)
+    try:
+        return int.from_bytes(connection.recv(4, socket.MSG_WAITALL))
+    except OSError:  # It is silent, or gone.
+        return -1
 
 
 def connected(

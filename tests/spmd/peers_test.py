@@ -4,6 +4,7 @@ import contextlib
 import re
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -132,6 +133,23 @@ def test_not_all_come_in_time():
         stranger.sendall(b"GET / HTTP/1.1")
         with pytest.raises(TimeoutError, match=r"processes \[1, 2\] did not connect to process 0"):
             peers.accepted(listener, 3, 0.2)
+
+
+def test_strangers_do_not_keep_a_process_out(monkeypatch):
+    """One is silent, one hangs up at once; who comes after them is let in."""
+    monkeypatch.setattr(peers, "_HELLO_SECS", 0.1)
+    listener = peers.listen()
+    address = "127.0.0.1", listener.getsockname()[1]
+    with socket.create_connection(address), socket.create_connection(address) as rude:
+        rude.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        rude.close()  # A reset, which its reader sees as an error.
+        connection = peers.connected(address, 1, 5.0)[0]
+        with contextlib.closing(connection):
+            accepted = peers.accepted(listener, 2, 5.0)
+            assert accepted.keys() == {1}
+            accepted[1].sendall(b"hello")
+            assert connection.recv(5) == b"hello"
+            accepted[1].close()
 
 
 def test_process_0_is_not_there():
