@@ -23,7 +23,8 @@ class Comparison:
       baselines: bilingual BLEU by language; a language may lack one.
 
     Raises:
-      ValueError: no models, or of other languages or training sizes than each other.
+      ValueError: no models, or of other languages or training sizes than each other; or a
+        baseline of a language that they lack.
     """
 
     models: Mapping[str, Quality]
@@ -44,6 +45,10 @@ class Comparison:
                     f"Comparison: {first} and {name} differ in languages or their training pairs: "
                     f"{', '.join(differing)}."
                 )
+
+        unknown = sorted(self.baselines.keys() - {code for code, _ in languages})
+        if unknown:
+            raise ValueError(f"Comparison: {first} has no {', '.join(unknown)}, a baseline's.")
 
     def by_size(self) -> list[LanguageQuality]:
         """The languages, most training pairs first, with the first model's scores."""

@@ -46,6 +46,8 @@ def test_trend_lines_are_means_of_windows():
 def test_models_of_other_languages_are_not_compared():
     with pytest.raises(ValueError, match="MoE and other differ in languages .*: qb, qc"):
         Comparison({"MoE": _MODELS["MoE"], "other": _quality(qa=1.0)}, {})
+    with pytest.raises(ValueError, match="MoE has no de, xx, a baseline's"):
+        Comparison(_MODELS, {"qa": 38.0, "xx": 1.0, "de": 2.0})
     with pytest.raises(ValueError, match="no models to compare"):
         Comparison({}, {})
 
