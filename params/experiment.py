@@ -60,7 +60,7 @@ class TranslationExperiment:
         """The whole experiment."""
         p = Params()
         p.Define("task", cls._task(), "The model and its loss.")
-        p.Define("optimizer", cls._optimizer(), "")
+        p.Define("optimizer", cls._optimizer(), "Adafactor and its learning rates.")
         p.Define("input", cls._input(), "Of training.")
         p.Define("eval_input", cls._eval_input(), "Of evaluation.")
         p.Define("train", cls._train(), "The loop.")
@@ -137,7 +137,7 @@ class TranslationExperiment:
         p = Params()
         p.Define("max_steps", cls.MAX_STEPS, "Steps in all.")
         p.Define("iterations_per_loop", cls.ITERATIONS_PER_LOOP, "Steps of one device program.")
-        p.Define("save_checkpoints_steps", cls.SAVE_CHECKPOINTS_STEPS, "")
+        p.Define("save_checkpoints_steps", cls.SAVE_CHECKPOINTS_STEPS, "Between checkpoints.")
         p.Define("save_checkpoints_secs", None, "Besides, so long after the last one; None: not.")
         p.Define("keep_checkpoint_max", 5, "The newest.")
         p.Define("keep_checkpoint_every_n_hours", None, "Besides, one of so many; None: none.")

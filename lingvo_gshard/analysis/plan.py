@@ -68,7 +68,7 @@ class Plan:
     """One experiment on one topology.
 
     Attributes:
-      model: its registered name, and the settings changed.
+      model: its registered name.
       settings: what was changed in the experiment, `path=value`.
       topology: such as `v3:32x32`.
       mesh: sizes of its axes by name.
