@@ -28,6 +28,8 @@ from lingvo_gshard.train import steps
 _NUM_BUFFERS = 8
 # Smaller ones, such as of metrics and of the gate's losses, are not suspicious.
 _LARGE_BYTES = 2**20
+# Tokens to experts and back, and sums.
+_EXPECTED = ("all-to-all", "all-reduce", "reduce-scatter")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +246,7 @@ def _suspicious(params: Params, read: _Read) -> tuple[str, ...]:
     gathered = {
         (each.kind, each.source): each.bytes
         for each in _sums(read.report.collective_ops)
-        if each.kind not in ("all-to-all", "all-reduce")
+        if each.kind not in _EXPECTED
     }
     gathered |= {
         ("all-reduce in place of an all-gather", name): size

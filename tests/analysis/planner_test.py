@@ -21,6 +21,7 @@ from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd.compiled_text import Collective
 from lingvo_gshard.spmd.hlo_cost import Cost
 
 _PLACES = tuple((x, y) for x in range(2) for y in range(2) for _ in range(2))
@@ -244,19 +245,35 @@ def test_partitions_lie_where_the_mesh_puts_them():
     assert torus.places[:2] == (_PLACES[7], _PLACES[6]) and torus.places[6] == _PLACES[0]
 
 
+def _suspicious(params, costs=(), collectives=()):
+    report = types.SimpleNamespace(collective_ops=collectives)
+    return planner._suspicious(params, planner._Read(report, costs, {}))
+
+
 @pytest.mark.parametrize("length", [8, 12])  # Of a source, of a target.
 def test_a_tensor_of_the_whole_batch_is_suspicious(length):
-    params = _params().Set(**{"input.target_len": 12})
-
-    def suspicious(rows):
+    def told(rows):
         shape = f"f32[4,{rows},{length},8192]{{3,2,1,0}}"
         cost = Cost("i", "fusion", "call_tf/encoder/norm/mul", 0, 0, shape, 0, 1)
-        report = types.SimpleNamespace(collective_ops=())
-        return planner._suspicious(params, planner._Read(report, (cost,), {}))
+        return _suspicious(_params().Set(**{"input.target_len": 12}), costs=(cost,))
 
-    (told,) = suspicious(16)
-    assert told == f"f32[4,16,{length},8192], the whole batch on every core, from encoder/norm"
-    assert suspicious(2) == ()
+    assert told(16) == (
+        f"f32[4,16,{length},8192], the whole batch on every core, from encoder/norm",
+    )
+    assert told(2) == ()
+
+
+def test_a_large_gather_is_suspicious_and_a_sum_is_not():
+    def ops(size):
+        kinds = ("all-gather", "all-to-all", "all-reduce", "reduce-scatter", "collective-permute")
+        name = "call_tf/encoder/norm/mul"
+        return [Collective(kind, size, ((0, 1),), times=2, op_name=name) for kind in kinds]
+
+    assert _suspicious(_params(), collectives=ops(2**20)) == (
+        "all-gather of 2.0 MiB a step from encoder/norm",
+        "collective-permute of 2.0 MiB a step from encoder/norm",
+    )
+    assert _suspicious(_params(), collectives=ops(2**18)) == ()
 
 
 def _need_the_tpus_compiler():
