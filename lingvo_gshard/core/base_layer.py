@@ -197,7 +197,7 @@ class BaseLayer:
         return f"{self.path}.{name}" if self.path else name
 
     def _check_new(self, name: str) -> None:
-        if name in self._weights or name in self._children:
+        if name in self._weights or hasattr(self, name):
             raise ValueError(f"{type(self).__name__} {self.path!r} has a {name!r} already.")
 
 

@@ -48,7 +48,11 @@ class NestedMap(dict):
         return _rebuild(self, fn)
 
     def Filter(self, keep: Callable[[Any], bool]) -> NestedMap:
-        """The tree of those leaves that `keep` accepts; maps left empty vanish."""
+        """The tree of those leaves that `keep` accepts; maps left empty vanish.
+
+        Raises:
+          ValueError: there is a list in the tree.
+        """
         result = NestedMap()
         for key, value in self.items():
             if isinstance(value, NestedMap):

@@ -110,6 +110,12 @@ def test_a_name_is_used_once():
             root.CreateChild(name, _Leaf.Params())
 
 
+@pytest.mark.parametrize("name", ["annotate", "path", "p"])
+def test_a_child_takes_no_name_of_the_layers_own(name):
+    with pytest.raises(ValueError, match=f"_Root '' has a '{name}' already"):
+        _root().CreateChild(name, _Leaf.Params())
+
+
 def test_dims_must_fit_the_shape():
     with pytest.raises(ValueError, match=r"WeightSpec: shape \(2, 3\) does not fit dims 'M'"):
         WeightSpec((2, 3), "M", Init.CONSTANT, 0.0)
