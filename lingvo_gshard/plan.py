@@ -147,6 +147,8 @@ def _request(model: str, topology_name: str) -> Request:
 
     settings = list(_SET.value)
     if _BATCH_TOKENS.value is not None:
+        if any(setting.startswith("input.batch_size=") for setting in settings):
+            raise ValueError("give one of --batch_tokens and --set=input.batch_size.")
         length = runs.overridden_params(model, tuple(settings)).input.target_len
         if _BATCH_TOKENS.value < 1 or _BATCH_TOKENS.value % length:
             raise ValueError(

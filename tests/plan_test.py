@@ -76,6 +76,13 @@ def test_a_mistake_is_told_in_one_line(args, message):
             "--batch_tokens=100: rows of 48 tokens",
         ),
         (
+            [
+                *("--model=toy.MoE8E4L", "--topology=v3:2x2", "--batch_tokens=480"),
+                "--set=input.batch_size=10",
+            ],
+            "give one of --batch_tokens and --set=input.batch_size",
+        ),
+        (
             ["--model=toy.MoE8E4L", "--topology=v3:4x4", *(f"--set={each}" for each in _TINY)],
             "task.encoder.moe.group_size 32 does not divide the batch's 256 tokens into groups for "
             "32 cores each alike",
