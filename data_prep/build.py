@@ -33,9 +33,12 @@ _SETTINGS = (
     flags.DEFINE_integer("source_vocab_size", None, "Pieces."),
     flags.DEFINE_integer("target_vocab_size", None, "Pieces."),
     flags.DEFINE_enum("model_type", None, config.MODEL_TYPES, "Of SentencePiece."),
+    flags.DEFINE_float("character_coverage", None, "Share of the characters that get pieces."),
     flags.DEFINE_integer("max_pieces", None, "Longer training pairs are dropped; EOS included."),
     flags.DEFINE_integer("seed", None, "Of drawing the vocabularies' text."),
 )
+
+_MANY_BYTES = 0.1  # Of a language's tokens.
 
 
 def main(argv: list[str]) -> None:
@@ -77,6 +80,7 @@ def _report(made: manifest.Manifest, elapsed_secs: float) -> None:
     for language in made.languages:
         counts = {split: language.num_examples(split) for split in manifest.SPLITS}
         logging.info("%s: %s, dropped %s", language.code, counts, language.dropped or "none")
+        _warn_of_bytes(language)
     train = [one.records["train"] for one in made.languages if "train" in one.records]
     logging.info(
         "%s: %d training pairs of %d languages, %d source and %d target tokens; "
@@ -91,6 +95,20 @@ def _report(made: manifest.Manifest, elapsed_secs: float) -> None:
         elapsed_secs,
         _OUT.value,
     )
+
+
+def _warn_of_bytes(language: manifest.Language) -> None:
+    if "train" not in language.records:
+        return
+    records = language.records["train"]
+    share = records.num_source_byte_tokens / max(records.num_source_tokens, 1)
+    if share > _MANY_BYTES:
+        logging.warning(
+            "%s: %.1f %% of the source's tokens are bytes of characters without a piece: a larger "
+            "source vocabulary or character_coverage makes it shorter",
+            language.code,
+            100 * share,
+        )
 
 
 if __name__ == "__main__":

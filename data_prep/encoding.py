@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import sentencepiece
 
-from data_prep import chunks, cleaning, records, tsv, vocabulary
+from data_prep import chunks, cleaning, records, tsv
 from lingvo_gshard.input import example_codec, manifest
 
 if TYPE_CHECKING:
@@ -23,14 +23,14 @@ _PAIRS_PER_BATCH = 2048
 
 @dataclasses.dataclass(frozen=True)
 class EncodeJob:
-    """Chunks that become the file `path` of `data_dir`.
+    """Chunks that become the files `name`.array_record and `name`.lengths.npy of `data_dir`.
 
     `max_pieces`, of the longer side with EOS: longer pairs are dropped; None keeps all.
     """
 
     chunks: Sequence[chunks.Chunk]
     data_dir: pathlib.Path
-    path: str
+    name: str
     source_model: pathlib.Path
     target_model: pathlib.Path
     max_pieces: int | None
@@ -109,21 +109,29 @@ class Tokens:
 
 
 def encode(job: EncodeJob) -> Encoded:
-    """Writes one file of records."""
-    counter = _Counter(job)
-    num_examples = records.write(job.data_dir / job.path, counter.records())
-    file = manifest.describe_file(job.data_dir, job.path)
-    shard = manifest.Shard(file, num_examples)
-    return Encoded(shard, counter.source, counter.target, counter.num_too_long)
+    """Writes one file of records, and that of their lengths."""
+    encoder = _Encoder(job)
+    paths = f"{job.name}.array_record", f"{job.name}.lengths.npy"
+    num_examples = records.write(job.data_dir / paths[0], encoder.records())
+    np.save(job.data_dir / paths[1], encoder.lengths())
+    file, lengths = (manifest.describe_file(job.data_dir, path) for path in paths)
+    shard = manifest.Shard(file, lengths, num_examples)
+    return Encoded(shard, encoder.source, encoder.target, encoder.num_too_long)
 
 
-class _Counter:
+class _Encoder:
     """Makes a job's records, and counts as it goes."""
 
     def __init__(self, job: EncodeJob) -> None:
         self._job = job
         self.source = self.target = NOTHING
         self.num_too_long = 0
+        self._lengths: list[np.ndarray] = []
+
+    def lengths(self) -> np.ndarray:
+        """Tokens of both sides of each record so far, unsigned [n, 2]."""
+        found = np.concatenate([np.empty((0, 2), np.int64), *self._lengths])
+        return found.astype(np.min_scalar_type(found.max(initial=0)))
 
     def records(self) -> Iterator[bytes]:
         job = self._job
@@ -136,6 +144,7 @@ class _Counter:
                 pairs = list(itertools.compress(pairs, is_short.tolist()))
             self.source += _statistics([p.source for p in pairs], source, job.source_model)
             self.target += _statistics([p.english for p in pairs], target, job.target_model)
+            self._lengths.append(np.stack([source.lengths, target.lengths], axis=1))
             yield from example_codec.encode_batch(
                 source.ids, source.splits, target.ids, target.splits
             )
@@ -195,7 +204,7 @@ def _statistics(texts: Sequence[str], tokens: Tokens, model: pathlib.Path) -> Si
         num_words=sum(map(len, words)),
         num_characters=sum(len(word) for text in words for word in text),
         num_byte_pieces=int(_byte_pieces(model)[tokens.ids].sum()),
-        num_unknown=int((tokens.ids == vocabulary.UNK_ID).sum()),
+        num_unknown=int((tokens.ids == example_codec.UNK_ID).sum()),
     )
 
 

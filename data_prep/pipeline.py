@@ -111,9 +111,10 @@ def run_through(
         Step.RECORDS: lambda: steps.encoded,
         Step.REPORT: steps.report,
     }
-    for step in itertools.takewhile(lambda step: step is not last, Step):
+    for step in Step:
         results[step]()
-    results[last]()
+        if step is last:
+            return
 
 
 @dataclasses.dataclass(frozen=True)
@@ -197,32 +198,42 @@ class _Steps:
         found = self.runner.map("select", selection.select, jobs)
         if not sum(sum(one.num_kept) for one in found):
             by_cleaning = itertools.chain(*(one.dropped.values() for one in self.cleaned))
-            raise ValueError(_nothing_left([*by_cleaning, *(one.dropped for one in found)]))
+            dropped = [*by_cleaning, *(one.dropped for one in found)]
+            raise _nothing_left(sum(dropped, collections.Counter[Rule]()))
         return dict(zip(self.chunks["train"], found, strict=True))
 
     @functools.cached_property
-    def vocabularies(self) -> dict[Side, manifest.Vocabulary]:
-        """Trained on text drawn from all languages."""
+    def drawn(self) -> list[pathlib.Path]:
+        """The text of each language that the vocabularies learn from."""
         counts = {code: sum(one.num_kept) for code, one in self.selected.items()}
-        quotas = vocabulary.quotas(list(counts.values()), self._vocabulary_config(0))
+        quotas = vocabulary.quotas(
+            list(counts.values()), self.config.max_vocab_sentences, self.config.vocab_temperature
+        )
         folder = self.work_dir / "drawn"
         folder.mkdir(exist_ok=True)
-        draws = [
+        jobs = [
             vocabulary.DrawJob(
                 self.chunks["train"][code], count, quota, self.config.seed, folder / f"{code}.tsv"
             )
             for (code, count), quota in zip(counts.items(), quotas, strict=True)
         ]
-        drawn = self.runner.map("draw", vocabulary.draw, draws)
-        wanted = {
-            Side.SOURCE: self.config.source_vocab_size,
-            Side.TARGET: self.config.target_vocab_size,
-        }
-        trainings = [
-            vocabulary.TrainJob(side, drawn, self._vocabulary_config(size), self._model(side))
+        return self.runner.map("draw", vocabulary.draw, jobs)
+
+    @functools.cached_property
+    def vocabularies(self) -> dict[Side, manifest.Vocabulary]:
+        """Trained on what was drawn of all languages."""
+        config = self.config
+        wanted = {Side.SOURCE: config.source_vocab_size, Side.TARGET: config.target_vocab_size}
+        jobs = [
+            vocabulary.TrainJob(
+                side,
+                self.drawn,
+                vocabulary.VocabularyConfig(size, config.model_type, config.character_coverage),
+                self._model(side),
+            )
             for side, size in wanted.items()
         ]
-        sizes = self.runner.map("vocab", vocabulary.train_drawn, trainings)
+        sizes = self.runner.map("vocab", vocabulary.train_drawn, jobs)
         return {
             side: manifest.Vocabulary(manifest.describe_file(self.out_dir, _model_path(side)), size)
             for side, size in zip(wanted, sizes, strict=True)
@@ -242,6 +253,10 @@ class _Steps:
         found: dict[tuple[str, str], list[encoding.Encoded]] = collections.defaultdict(list)
         for (key, _), result in zip(jobs, results, strict=True):
             found[key].append(result)
+        of_train = [one for (split, _), made in found.items() if split == "train" for one in made]
+        if not any(one.shard.num_examples for one in of_train):
+            num_too_long = sum(one.num_too_long for one in of_train)
+            raise _nothing_left(collections.Counter({Rule.TOO_MANY_PIECES: num_too_long}))
         return dict(found)
 
     @functools.cached_property
@@ -262,7 +277,7 @@ class _Steps:
         reports = [
             report.LanguageReport(
                 language,
-                *(self._statistics(language.code, side) for side in ("source", "target")),
+                *(self._statistics(language.code, side) for side in Side),
             )
             for language in languages
         ]
@@ -288,7 +303,7 @@ class _Steps:
             encoding.EncodeJob(
                 chunks=shard,
                 data_dir=self.out_dir,
-                path=f"records/{split}/{code}-{index:05d}-of-{len(shards):05d}.array_record",
+                name=f"records/{split}/{code}-{index:05d}-of-{len(shards):05d}",
                 source_model=self._model(Side.SOURCE),
                 target_model=self._model(Side.TARGET),
                 max_pieces=self.config.max_pieces if split == "train" else None,
@@ -313,7 +328,7 @@ class _Steps:
             scripts=tuple(sorted(self.own_scripts.get(code, ()))),
         )
 
-    def _statistics(self, code: str, side: str) -> encoding.SideStatistics:
+    def _statistics(self, code: str, side: Side) -> encoding.SideStatistics:
         shards = self.encoded.get(("train", code), [])
         return sum((getattr(shard, side) for shard in shards), encoding.NOTHING)
 
@@ -324,22 +339,12 @@ class _Steps:
     def _model(self, side: Side) -> pathlib.Path:
         return self.out_dir / _model_path(side)
 
-    def _vocabulary_config(self, size: int) -> vocabulary.VocabularyConfig:
-        return vocabulary.VocabularyConfig(
-            size=size,
-            model_type=self.config.model_type,
-            character_coverage=self.config.character_coverage,
-            max_sentences=self.config.max_vocab_sentences,
-            temperature=self.config.vocab_temperature,
-        )
 
-
-def _nothing_left(dropped: Sequence[collections.Counter[Rule]]) -> str:
-    in_all = sum(dropped, collections.Counter[Rule]())
-    told = ", ".join(f"{number} {rule}" for rule, number in in_all.most_common())
-    return (
-        f"no training pair is left: dropped {told}" if told else "the sources hold no training pair"
-    )
+def _nothing_left(dropped: collections.Counter[Rule]) -> ValueError:
+    told = ", ".join(f"{number} {rule}" for rule, number in dropped.most_common())
+    if not told:
+        return ValueError("the sources hold no training pair")
+    return ValueError(f"no training pair is left: dropped {told}")
 
 
 def _model_path(side: Side) -> str:
@@ -367,4 +372,6 @@ def _records(made: Sequence[encoding.Encoded]) -> manifest.Records:
         shards=tuple(one.shard for one in made),
         num_source_tokens=sum(one.source.num_pieces for one in made),
         num_target_tokens=sum(one.target.num_pieces for one in made),
+        num_source_byte_tokens=sum(one.source.num_byte_pieces for one in made),
+        num_target_byte_tokens=sum(one.target.num_byte_pieces for one in made),
     )

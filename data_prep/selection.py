@@ -24,12 +24,12 @@ _PAIRS_PER_RANGE = 1 << 20
 class SelectJob:
     """A language's training chunks, in order; `english` and `sources` are what it must not contain.
 
-    Both name files of sorted digests (uint64); `sources` is None without dev and test.
+    Both name files of sorted digests (uint64).
     """
 
     chunks: Sequence[Chunk]
     english: pathlib.Path
-    sources: pathlib.Path | None
+    sources: pathlib.Path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,8 +50,7 @@ def save_held_out(held_out: Sequence[Chunk], column: int, path: pathlib.Path) ->
 
 def select(job: SelectJob) -> Selected:
     """Writes which pairs of each chunk are kept: none held out, and of equal ones the first."""
-    english = np.load(job.english)
-    sources = np.load(job.sources) if job.sources else np.empty(0, np.uint64)
+    english, sources = np.load(job.english), np.load(job.sources)
     for chunk in job.chunks:
         digests = chunk.digests()
         is_held_out = _contains(english, digests[:, chunks.ENGLISH]) | _contains(

@@ -1,30 +1,30 @@
 """Training the two SentencePiece vocabularies: one for all sources together, one for English.
 
-Special ids are the same in both: pad 0, bos 1, eos 2, unk 3. Byte pieces follow them, so that any
-text can be written. The models are byte-identical between runs: the text is drawn with a fixed
-seed, and the number of threads, on which the order of floating-point sums depends, is constant.
+After the special ids (example_codec.py) come byte pieces, so that any text can be written. The
+models are byte-identical between runs: the text is drawn with a fixed seed, and the number of
+threads, on which the order of floating-point sums depends, is constant. Memory is that of so many
+sentences, whatever the corpus: all are read from what was drawn, as a stream.
 """
 
 import dataclasses
 import enum
 import io
 import math
-import os
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import sentencepiece
 from absl import logging
 
-from data_prep import chunks, tsv
+from data_prep import chunks, cleaning, tsv
 from data_prep.chunks import Chunk
+from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
-PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
 _NUM_THREADS = 2
 _ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: spreads what differs in few bits.
-# The four special ids and the 256 byte pieces.
-_MIN_SIZE = 4 + 256 + 1
+# The four special ids, the 256 byte pieces and a character.
+MIN_SIZE = 4 + 256 + 1
 
 
 class Side(enum.StrEnum):
@@ -41,17 +41,16 @@ class VocabularyConfig:
     size: int
     model_type: str
     character_coverage: float
-    max_sentences: int
-    temperature: float
 
 
-def quotas(counts: Sequence[int], config: VocabularyConfig) -> list[int]:
-    """How many sentences of each language to draw: proportional to n**(1/T).
+def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> list[int]:
+    """How many of each language's n sentences to draw: proportional to n**(1/T).
 
-    A small language's quota may exceed its sentences; they then repeat.
+    Together as many as there are, and at most `max_sentences`. A small language's quota may exceed
+    its sentences; they then repeat.
     """
-    budget = min(config.max_sentences, sum(counts))
-    weights = [count ** (1 / config.temperature) if count else 0.0 for count in counts]
+    budget = min(max_sentences, sum(counts))
+    weights = [count ** (1 / temperature) if count else 0.0 for count in counts]
     return [round(budget * weight / sum(weights)) for weight in weights]
 
 
@@ -105,11 +104,21 @@ def train_drawn(job: TrainJob) -> int:
     """Trains a vocabulary; returns its size. Raises ValueError as `train`."""
     pairs = (pair for path in job.drawn for pair in tsv.read(path) if isinstance(pair, tsv.Pair))
     if job.side is Side.SOURCE:
-        sentences: Iterable[str] = (pair.source for pair in pairs)
+        sentences: Iterator[str] = (pair.source for pair in pairs)
     else:
         # Many languages share their English; once is enough.
-        sentences = dict.fromkeys(pair.english for pair in pairs)
+        sentences = _distinct(pair.english for pair in pairs)
     return train(job.side, sentences, job.config, job.path)
+
+
+def _distinct(sentences: Iterable[str]) -> Iterator[str]:
+    """Each once, in their order; memory holds 64 bits of each."""
+    seen: set[int] = set()
+    for sentence in sentences:
+        digest = cleaning.digest(sentence)
+        if digest not in seen:
+            seen.add(digest)
+            yield sentence
 
 
 def train(name: str, sentences: Iterable[str], config: VocabularyConfig, path: pathlib.Path) -> int:
@@ -121,11 +130,6 @@ def train(name: str, sentences: Iterable[str], config: VocabularyConfig, path: p
     Raises:
         ValueError: the size cannot hold even the characters, or the text holds nothing.
     """
-    if config.size < _MIN_SIZE:
-        raise ValueError(
-            f"{name} vocabulary size {config.size}: expected at least {_MIN_SIZE} "
-            "(special ids, bytes and a character)"
-        )
     model = io.BytesIO()
     logging.info("training the %s vocabulary", name)
     try:
@@ -156,7 +160,5 @@ def train(name: str, sentences: Iterable[str], config: VocabularyConfig, path: p
             "%s vocabulary: the text has only %d pieces, %d asked", name, size, config.size
         )
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_bytes(model.getvalue())
-    os.replace(unfinished, path)
+    path.write_bytes(model.getvalue())
     return size

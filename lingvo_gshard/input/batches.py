@@ -165,8 +165,9 @@ class TranslationInput:
     def _files(self) -> list[manifest.DataFile]:
         data = self._manifest
         shards = [shard for one in self._languages for shard in one.records[self.p.split].shards]
-        vocabularies = [data.source_vocabulary.file, data.target_vocabulary.file]
-        return vocabularies + [shard.file for shard in shards]
+        files = [data.source_vocabulary.file, data.target_vocabulary.file]
+        files += [shard.file for shard in shards]
+        return files if self.p.repeat else files + [shard.lengths for shard in shards]
 
     def _sources(self) -> list[RecordSource]:
         return [RecordSource(self.p.data_dir, one.records[self.p.split]) for one in self._languages]

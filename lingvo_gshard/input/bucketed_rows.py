@@ -12,7 +12,7 @@ import numpy as np
 
 from lingvo_gshard.input import packing
 from lingvo_gshard.input.mixture import OnePass
-from lingvo_gshard.input.one_pass_rows import OnePassConfig
+from lingvo_gshard.input.one_pass_rows import OnePassConfig, read_rows
 from lingvo_gshard.input.training_rows import RowBatch
 
 _MAX_HALVINGS = 2
@@ -49,10 +49,10 @@ class BucketedRows(grain.MapDataset[RowBatch]):
     """The batches of one pass by their number."""
 
     def __init__(self, examples: OnePass, config: OnePassConfig) -> None:
-        """Reads all lengths; evaluations are small."""
+        """Deals all examples out by their lengths."""
         super().__init__()
         self._examples, self._config = examples, config
-        self._batches = _plan(packing.lengths_of(examples.read(0, len(examples))), config)
+        self._batches = _plan(examples.lengths(0, len(examples)), config)
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -60,11 +60,11 @@ class BucketedRows(grain.MapDataset[RowBatch]):
     def __getitem__(self, index: int) -> RowBatch:  # type: ignore[override]
         """The rows of batch `index` that are this process's, the last of a bucket filled up."""
         batch, own = self._batches[index], self._config.own_rows
-        shape, scale = batch.bucket.shape, batch.bucket.scale
-        read = self._examples.read_at(batch.examples[own.start * scale : own.stop * scale])
-        rows = [[i] for i in range(len(read))] + [[]] * ((own.stop - own.start) * scale - len(read))
-        arrays = packing.fill(rows, [shape.truncate(example) for example in read], shape)
-        return RowBatch(arrays, batch.num_too_long)
+        scale = batch.bucket.scale
+        members = batch.examples[own.start * scale : own.stop * scale].tolist()
+        rows = [[number] for number in members]
+        rows += [[]] * ((own.stop - own.start) * scale - len(rows))
+        return RowBatch(read_rows(self._examples, rows, batch.bucket.shape), batch.num_too_long)
 
 
 def _plan(lengths: np.ndarray, config: OnePassConfig) -> list[_Batch]:

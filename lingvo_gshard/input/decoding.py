@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.input import manifest, packing
+from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.tokenizer import Tokenizer
 
 # Each length is a program to compile; a row wastes at most half of its bucket.
@@ -87,7 +87,7 @@ def _encode(lines: Sequence[str], tokenizer: Tokenizer, max_len: int) -> list[li
     encoded = tokenizer.encode_lines(lines)
     too_long = [index for index, ids in enumerate(encoded) if len(ids) > max_len]
     for index in too_long:
-        encoded[index] = [*encoded[index][: max_len - 1], packing.EOS_ID]
+        encoded[index] = [*encoded[index][: max_len - 1], example_codec.EOS_ID]
     if too_long:
         logging.warning(
             "%d of %d lines are longer than %d pieces and were truncated, the first is line %d",

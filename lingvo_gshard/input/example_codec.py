@@ -16,6 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+# The special ids of both vocabularies.
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
+
 _HEADER = struct.Struct("<BI")
 _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 

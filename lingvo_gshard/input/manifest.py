@@ -7,6 +7,7 @@ alone.
     DIR/manifest.json
         vocab/{source,target}.model                      SentencePiece models
         records/{split}/{language}-I-of-N.array_record   token ids, see example_codec.py
+        records/{split}/{language}-I-of-N.lengths.npy    how many: [n, 2], of source and target
         text/{split}/{language}-en.tsv.gz                the raw text of dev and test
         report/                                          what was made of what, for people
 """
@@ -22,7 +23,7 @@ from collections.abc import Iterable
 from typing import Any
 
 FILE_NAME = "manifest.json"
-VERSION = 2
+VERSION = 3
 SPLITS = ("train", "dev", "test")
 
 
@@ -45,19 +46,25 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file of records."""
+    """One file of records, and that of their lengths."""
 
     file: DataFile
+    lengths: DataFile
     num_examples: int
 
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """One split of one language: its files, in order, and their tokens, EOS included."""
+    """One split of one language: its files, in order, and their tokens, EOS included.
+
+    Byte tokens are those of the tokens that stand for a byte of a character without a piece.
+    """
 
     shards: tuple[Shard, ...]
     num_source_tokens: int
     num_target_tokens: int
+    num_source_byte_tokens: int
+    num_target_byte_tokens: int
 
     @property
     def num_examples(self) -> int:
@@ -109,7 +116,8 @@ class Manifest:
         found = [self.source_vocabulary.file, self.target_vocabulary.file]
         for language in self.languages:
             for records in language.records.values():
-                found.extend(shard.file for shard in records.shards)
+                for shard in records.shards:
+                    found += [shard.file, shard.lengths]
             found.extend(language.text.values())
         return tuple(found)
 
@@ -215,7 +223,8 @@ def _language(entry: dict[str, Any]) -> Language:
 
 def _records(entry: dict[str, Any]) -> Records:
     shards = tuple(
-        Shard(DataFile(**shard["file"]), shard["num_examples"]) for shard in entry["shards"]
+        Shard(DataFile(**shard["file"]), DataFile(**shard["lengths"]), shard["num_examples"])
+        for shard in entry["shards"]
     )
     return Records(**{**entry, "shards": shards})
 

@@ -180,11 +180,16 @@ class OnePass:
     def __len__(self) -> int:
         return len(self._record)
 
-    def read(self, start: int, end: int) -> list[Example]:
-        """The examples from `start` to before `end`, or to the last one."""
-        return self.read_at(np.arange(start, min(end, len(self))))
+    def lengths(self, start: int, end: int) -> np.ndarray:
+        """int64 [n, 2], tokens of both sides of what lies from `start` to before `end`."""
+        languages, records = self._language[start:end], self._record[start:end]
+        found = np.empty((len(languages), 2), np.int64)
+        for language in np.unique(languages):
+            is_of_language = languages == language
+            found[is_of_language] = self._sources[language].lengths[records[is_of_language]]
+        return found
 
-    def read_at(self, numbers: np.ndarray) -> list[Example]:
+    def read(self, numbers: np.ndarray) -> list[Example]:
         """The examples of int [n], in their order."""
         languages, records = self._language[numbers], self._record[numbers]
         found: dict[int, Example] = {}

@@ -1,10 +1,12 @@
 """The batches of an evaluation: every example once, the last batch filled up with empty rows.
 
-Examples longer than a row are truncated: each counts. Of several processes each makes all batches
-and takes its rows of them; evaluations are small.
+Examples longer than a row are truncated: each counts. Which go into a row is planned from their
+lengths, by all processes alike; each reads what goes into its own rows, and nothing else.
 """
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import grain.python as grain
@@ -33,12 +35,21 @@ class OnePassConfig:
             raise ValueError(f"batch_size {self.batch_size}: expected at least 1")
 
 
+def read_rows(
+    examples: OnePass, rows: Sequence[Sequence[int]], shape: packing.RowShape
+) -> dict[str, np.ndarray]:
+    """Reads the examples whose numbers are in `rows`, and lays them out as `packing.fill`."""
+    numbers = np.array([number for row in rows for number in row], np.int64)
+    read = [shape.truncate(example) for example in examples.read(numbers)]
+    place = itertools.count()
+    return packing.fill([[next(place) for _ in row] for row in rows], read, shape)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Pool:
-    """Rows made of examples that follow each other, and the number of those that were cut."""
+    """Rows of the numbers of examples that follow each other; how many of these will be cut."""
 
-    arrays: dict[str, np.ndarray]
-    num_rows: int
+    rows: list[list[int]]
     num_too_long: int
 
 
@@ -78,25 +89,21 @@ class OnePassIterator(grain.DatasetIterator[RowBatch]):
         self._num_too_long_before_pool = state["num_too_long_before_pool"]
 
     def __next__(self) -> RowBatch:
-        parts: list[dict[str, np.ndarray]] = []
-        missing = self._config.batch_size
-        while missing:
-            pool = self._current_pool()
-            if pool is None:
-                break
-            rows = slice(self._next_row, min(self._next_row + missing, pool.num_rows))
-            parts.append({name: array[rows] for name, array in pool.arrays.items()})
-            missing -= rows.stop - rows.start
-            self._next_row = rows.stop
-        if not parts:
+        config, rows = self._config, self._next_rows()
+        if not rows:
             raise StopIteration
-        empty_rows: list[list[int]] = [[]] * missing
-        parts.append(packing.fill(empty_rows, [], self._config.shape))
-        arrays = {
-            name: np.concatenate([part[name] for part in parts])[self._config.own_rows]
-            for name in parts[0]
-        }
+        rows += [[]] * (config.batch_size - len(rows))
+        arrays = read_rows(self._examples, rows[config.own_rows], config.shape)
         return RowBatch(arrays, self._num_too_long())
+
+    def _next_rows(self) -> list[list[int]]:
+        """Those of the next batch; fewer of the last one, none at the end."""
+        rows: list[list[int]] = []
+        while (missing := self._config.batch_size - len(rows)) and (pool := self._current_pool()):
+            taken = pool.rows[self._next_row : self._next_row + missing]
+            rows += taken
+            self._next_row += len(taken)
+        return rows
 
     def _num_too_long(self) -> int:
         in_pool = self._pool.num_too_long if self._pool else 0
@@ -104,7 +111,7 @@ class OnePassIterator(grain.DatasetIterator[RowBatch]):
 
     def _current_pool(self) -> _Pool | None:
         """The pool that holds the next row, or None at the end."""
-        if self._pool is not None and self._next_row == self._pool.num_rows:
+        if self._pool is not None and self._next_row == len(self._pool.rows):
             self._num_too_long_before_pool += self._pool.num_too_long
             self._pool_start += _POOL_EXAMPLES
             self._next_row, self._pool = 0, None
@@ -114,15 +121,15 @@ class OnePassIterator(grain.DatasetIterator[RowBatch]):
 
     def _make_pool(self, start: int) -> _Pool:
         config = self._config
-        read = self._examples.read(start, start + _POOL_EXAMPLES)
-        examples = [config.shape.truncate(example) for example in read]
+        lengths = self._examples.lengths(start, start + _POOL_EXAMPLES)
+        longest = np.array([config.shape.source_len, config.shape.target_len])
         if config.rows is packing.Rows.PACKED:
-            rows = packing.plan_rows(packing.lengths_of(examples), config.shape)
+            rows = packing.plan_rows(np.minimum(lengths, longest), config.shape)
         else:
-            rows = [[index] for index in range(len(examples))]
+            rows = [[index] for index in range(len(lengths))]
         if config.shuffle:
             np.random.default_rng([config.seed, start]).shuffle(rows)
         else:
             rows.sort()
-        num_too_long = sum(not config.shape.fits(example) for example in read)
-        return _Pool(packing.fill(rows, examples, config.shape), len(rows), num_too_long)
+        num_too_long = int((lengths > longest).any(axis=1).sum())
+        return _Pool([[start + index for index in row] for row in rows], num_too_long)

@@ -20,10 +20,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.input.example_codec import Example
+from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, Example
 from lingvo_gshard.sharding.partitioning import TensorSpec
-
-PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
 
 
 class Rows(enum.Enum):

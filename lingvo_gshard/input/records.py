@@ -25,6 +25,9 @@ class RecordSource:
             _Shard(pathlib.Path(data_dir, shard.file.path), shard.num_examples)
             for shard in records.shards
         ]
+        self._lengths_paths = [
+            pathlib.Path(data_dir, shard.lengths.path) for shard in records.shards
+        ]
         self._ends = np.cumsum([shard.num_examples for shard in records.shards])
 
     def __len__(self) -> int:
@@ -53,6 +56,11 @@ class RecordSource:
             examples = shard.read(indices[places] - start)
             found |= dict(zip(places.tolist(), examples, strict=True))
         return [found[place] for place in range(len(indices))]
+
+    @functools.cached_property
+    def lengths(self) -> np.ndarray:
+        """Int [len, 2], tokens of each example's source and target; no record is read for it."""
+        return np.concatenate([np.load(path) for path in self._lengths_paths])
 
     def __repr__(self) -> str:
         return f"RecordSource({self._shards[0].path}, {len(self._shards)} files)"

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import sentencepiece
 
-from lingvo_gshard.input import manifest, packing
+from lingvo_gshard.input import manifest
+from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 
 class Tokenizer:
@@ -23,7 +24,7 @@ class Tokenizer:
             raise ValueError(f"{path} is not a SentencePiece model: {error}") from error
         processor = self._processor
         found = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
-        expected = (packing.PAD_ID, packing.BOS_ID, packing.EOS_ID, packing.UNK_ID)
+        expected = (PAD_ID, BOS_ID, EOS_ID, UNK_ID)
         if found != expected:
             raise ValueError(f"{path} has pad, bos, eos, unk {found}, expected {expected}")
 
@@ -34,7 +35,7 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a sentence, EOS last."""
-        return [*self._processor.encode(text), packing.EOS_ID]
+        return [*self._processor.encode(text), EOS_ID]
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
         """`encode` for many sentences at once."""
@@ -55,9 +56,9 @@ class Tokenizer:
             token = int(token)
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"token id {token}: expected 0 to {self.vocab_size - 1}")
-            if token == packing.EOS_ID:
+            if token == EOS_ID:
                 break
-            if token not in (packing.PAD_ID, packing.BOS_ID):
+            if token not in (PAD_ID, BOS_ID):
                 kept.append(token)
         return self._processor.decode(kept)
 

@@ -23,7 +23,7 @@ _ODD_TEXTS = [
 def model(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "source.model"
     text = [f"{word} {i} Haus {i * i}" for i in range(300) for word in ("ein", "das", "水と火")]
-    config = vocabulary.VocabularyConfig(400, request.param, 0.999, 1000, 5.0)
+    config = vocabulary.VocabularyConfig(400, request.param, 0.999)
     vocabulary.train("source", text, config, path)
     return path
 

@@ -1,9 +1,12 @@
 import dataclasses
 import json
 import multiprocessing
+import os
 import pathlib
+import random
 import shutil
 import signal
+import sys
 import time
 
 import pytest
@@ -56,6 +59,10 @@ def test_counts_and_drops(built):
     assert (japanese.num_examples("train"), japanese.num_examples("test")) == (0, 1)
     assert (german.scripts, japanese.scripts) == (("Latn",), ("Hani",))
     assert (german.repaired, french.repaired) == (1, 0)
+    # The mark of a word, water in three bytes, and EOS; of its English, w and a have no piece.
+    water = japanese.records["test"]
+    assert (water.num_source_tokens, water.num_source_byte_tokens) == (5, 3)
+    assert water.num_target_byte_tokens == 2
 
 
 def test_the_manifest_is_what_was_returned_and_every_file_is_as_it_says(built):
@@ -82,8 +89,12 @@ def test_records_decode_to_the_cleaned_text_and_text_is_raw(built):
     train = records.RecordSource(folder / "data", language.records["train"])
     texts = [source.decode(train[i].source_ids) for i in range(len(train))]
     assert texts == [f"de Satz {i} hier" for i in range(5, 240)] + ["schön hier"]
-    tokens = [len(train[i].source_ids) for i in range(len(train))]
-    assert sum(tokens) == language.records["train"].num_source_tokens
+    tokens = [
+        [len(example.source_ids), len(example.target_ids)]
+        for example in map(train.__getitem__, range(len(train)))
+    ]
+    assert train.lengths.tolist() == tokens
+    assert sum(source for source, _ in tokens) == language.records["train"].num_source_tokens
 
 
 def test_the_report_counts_what_was_made(built):
@@ -154,30 +165,58 @@ def test_a_folder_with_things_of_others_is_left_alone(built, tmp_path):
     assert _contents(tmp_path) == {"text/mine.txt": b"mine"}
 
 
+def _start(function, *args) -> multiprocessing.Process:
+    process = multiprocessing.get_context("spawn").Process(target=function, args=args)
+    process.start()
+    return process
+
+
 @pytest.mark.slow
-def test_killed_again_and_again_it_ends_with_the_same_bytes(built, tmp_path):
+def test_killed_in_every_step_it_ends_with_the_same_bytes(built, tmp_path):
     folder, _ = built
     results = tmp_path / "data" / ".unfinished" / "results"
-
-    def start():
-        process = multiprocessing.get_context("spawn").Process(
-            target=pipeline.build, args=(folder / "text", tmp_path / "data", _CONFIG, 2)
-        )
-        process.start()
-        return process
-
+    build = (pipeline.build, folder / "text", tmp_path / "data", _CONFIG, 2)
     # As soon as a step has a result, its other tasks are under way.
     for step in ("survey", "clean", "select", "draw", "vocab", "records", "text"):
-        process = start()
+        process = _start(*build)
         while not list(results.glob(f"{step}-*.result")):
             assert process.exitcode is None
             time.sleep(0.01)
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-    process = start()
+    process = _start(*build)
     process.join()
     assert process.exitcode == 0
+    assert _contents(tmp_path / "data") == _contents(folder / "data")
+
+
+def _build_until(num_changes: int, text: pathlib.Path, data: pathlib.Path) -> None:
+    """Builds; kills itself before the so-manieth file of `data` is opened to write, or renamed."""
+    left = iter(range(num_changes - 1, -1, -1))
+
+    def hook(event: str, args: tuple) -> None:
+        is_change = event == "os.rename" or (event == "open" and set(args[1] or "") & set("wxa+"))
+        if is_change and str(args[0]).startswith(str(data)) and not next(left):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+    pipeline.build(text, data, _CONFIG)
+
+
+@pytest.mark.slow
+def test_killed_between_any_two_changes_it_ends_with_the_same_bytes(built, tmp_path):
+    folder, _ = built
+    rng = random.Random(6)
+    num_kills = 0
+    while True:
+        process = _start(_build_until, rng.randint(6, 16), folder / "text", tmp_path / "data")
+        process.join()
+        if process.exitcode == 0:
+            break
+        assert process.exitcode == -signal.SIGKILL
+        num_kills += 1
+    assert num_kills > 8
     assert _contents(tmp_path / "data") == _contents(folder / "data")
 
 
@@ -204,6 +243,13 @@ def test_too_many_malformed_lines_are_refused(tmp_path):
     (tmp_path / "de-en.tsv").write_text("a\tb\n" * 98 + "x\n" * 2)
     with pytest.raises(ValueError, match=r"de-en.tsv: 2 of 100 lines are malformed \(2.0%\).*1.0%"):
         pipeline.build(tmp_path, tmp_path / "data", _CONFIG)
+
+
+def test_nothing_left_after_tokenization_is_an_error(built, tmp_path):
+    folder, _ = built
+    short = dataclasses.replace(_CONFIG, max_pieces=1)
+    with pytest.raises(ValueError, match=r"no training pair is left: dropped 294 too_many_pieces"):
+        pipeline.build(folder / "text", tmp_path, short)
 
 
 def test_nothing_left_is_an_error(tmp_path):

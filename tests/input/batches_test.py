@@ -11,6 +11,7 @@ from lingvo_gshard.input.packing import Rows
 from lingvo_gshard.input.tokenizer import load_pair
 
 _read = mixture.Mixture.read
+_read_one_pass = mixture.OnePass.read
 
 
 def _input(data_dir, **changes):
@@ -132,6 +133,26 @@ def test_processes_read_different_records(data_dir, monkeypatch):
     stretches = [stretch for stretch in read if stretch != (0, 2000)]
     assert len(stretches) > 10
     assert len(set(stretches)) == len(stretches)
+
+
+@pytest.mark.parametrize("rows", Rows)
+def test_of_one_pass_no_two_processes_read_the_same(data_dir, rows, monkeypatch):
+    read = []
+
+    def note(self, numbers):
+        read.extend(numbers.tolist())
+        return _read_one_pass(self, numbers)
+
+    monkeypatch.setattr(mixture.OnePass, "read", note)
+    for index in (0, 1):
+        before = len(read)
+        list(
+            _input(
+                data_dir, split="dev", repeat=False, rows=rows, num_processes=2, process_index=index
+            )
+        )
+        assert 10 < len(read) - before < 38
+    assert sorted(read) == list(range(48))
 
 
 def test_a_state_of_something_else_is_refused(data_dir):
@@ -294,10 +315,12 @@ def test_user_mistakes_are_named(data_dir, tmp_path):
         _input(data_dir, languages=["de"])
 
 
-@pytest.mark.parametrize("name", ["vocab/source.model", "records/train/aa-00000-of-00001"])
+@pytest.mark.parametrize(
+    "name", ["vocab/source.model", "records/train/aa-00000-of-00001.array_record"]
+)
 def test_damage_is_named_before_anything_is_read(data_dir, tmp_path, name):
     copy = pathlib.Path(shutil.copytree(data_dir, tmp_path / "copy"))
-    (path,) = copy.glob(f"{name}*")
+    path = copy / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

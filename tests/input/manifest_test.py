@@ -52,8 +52,8 @@ def test_missing_fields_are_refused(copy):
 
 def test_another_version_is_refused(copy):
     path = copy / "manifest.json"
-    path.write_text(path.read_text().replace('"version": 2', '"version": 1'))
-    with pytest.raises(ValueError, match=r"has version 1, expected 2"):
+    path.write_text(path.read_text().replace('"version": 3', '"version": 2'))
+    with pytest.raises(ValueError, match=r"has version 2, expected 3"):
         manifest.load(copy)
 
 

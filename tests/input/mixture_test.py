@@ -104,14 +104,18 @@ def test_the_seed_is_all_that_a_stream_depends_on(data_dir):
 def test_one_pass_has_the_languages_one_after_the_other_or_shuffled(data_dir):
     source, _ = load_pair(data_dir)
     stream = OnePass(_sources(data_dir, "dev"), shuffle=False, seed=1)
-    texts = [source.decode(ids).split() for ids in _ids(stream.read(0, 100))]
+    examples = stream.read(np.arange(48))
+    texts = [source.decode(ids).split() for ids in _ids(examples)]
     expected = [("aa", str(i)) for i in range(41)] + [("cy", str(i)) for i in range(7)]
     assert [(words[0], words[-1]) for words in texts] == expected
     assert len(stream) == 48
     shuffled = OnePass(_sources(data_dir, "dev"), shuffle=True, seed=1)
-    mixed = _ids(shuffled.read(0, 30)) + _ids(shuffled.read(30, 48))
-    assert sorted(mixed) == sorted(_ids(stream.read(0, 48)))
-    assert mixed != _ids(stream.read(0, 48))
+    mixed = shuffled.read(np.arange(48))
+    assert sorted(_ids(mixed)) == sorted(_ids(examples))
+    assert _ids(mixed) != _ids(examples)
+    for start in (0, 30):
+        lengths = [(len(one.source_ids), len(one.target_ids)) for one in mixed[start : start + 30]]
+        assert shuffled.lengths(start, start + 30).tolist() == [list(pair) for pair in lengths]
 
 
 def test_unknown_splits_and_empty_languages_are_refused(data_dir):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import strategies as st
 
 from lingvo_gshard.input import packing
-from lingvo_gshard.input.example_codec import Example
+from lingvo_gshard.input.example_codec import BOS_ID, Example
 
 
 def _example(source, target):
@@ -99,7 +99,7 @@ def test_every_token_once_segments_contiguous_positions_right(lengths):
             target = labels.target_labels[row][in_target]
             assert source.tolist() == pairs[index].source_ids.tolist()
             assert target.tolist() == pairs[index].target_ids.tolist()
-            shifted = [packing.BOS_ID, *target[:-1].tolist()]
+            shifted = [BOS_ID, *target[:-1].tolist()]
             assert features.target_ids[row][in_target].tolist() == shifted
             seen.append(index)
         is_token = features.target_segment_ids[row] > 0

@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -19,8 +21,10 @@ def written(tmp_path_factory):
         path = f"x/de-{start}.array_record"
         encoded = (example_codec.encode(*example) for example in examples[start:end])
         number = writer.write(folder / path, encoded)
-        shards.append(manifest.Shard(manifest.describe_file(folder, path), number))
-    return folder, manifest.Records(tuple(shards), 1, 1), examples
+        np.save(folder / f"x/{start}.npy", [[len(s), len(t)] for s, t in examples[start:end]])
+        files = (manifest.describe_file(folder, name) for name in (path, f"x/{start}.npy"))
+        shards.append(manifest.Shard(*files, number))
+    return folder, manifest.Records(tuple(shards), 1, 1, 0, 0), examples
 
 
 def test_reads_what_was_written_in_any_order(written):
@@ -33,6 +37,7 @@ def test_reads_what_was_written_in_any_order(written):
         np.testing.assert_array_equal(example.target_ids, examples[index][1])
     np.testing.assert_array_equal(source[20].source_ids, examples[20][0])
     assert source.read(np.array([], int)) == []
+    assert source.lengths.tolist() == [[len(s), len(t)] for s, t in examples]
 
 
 def test_outside_is_refused(written):
@@ -45,9 +50,9 @@ def test_outside_is_refused(written):
 
 def test_another_number_of_records_is_refused(written):
     folder, entry, _ = written
-    shards = (manifest.Shard(entry.shards[0].file, 21),)
+    shards = (dataclasses.replace(entry.shards[0], num_examples=21),)
     with pytest.raises(ValueError, match=r"de-0.* holds 20 records, the manifest says 21"):
-        records.RecordSource(folder, manifest.Records(shards, 1, 1))[0]
+        records.RecordSource(folder, dataclasses.replace(entry, shards=shards))[0]
 
 
 def test_a_full_disk_is_named_and_leaves_no_file(tmp_path):

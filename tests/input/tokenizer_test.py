@@ -3,7 +3,7 @@ import io
 import pytest
 import sentencepiece
 
-from lingvo_gshard.input import packing
+from lingvo_gshard.input import example_codec
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 
 
@@ -26,10 +26,10 @@ def test_round_trip_ends_with_eos(tokenizer):
 def test_decode_stops_at_eos_and_writes_no_special_ids(tokenizer):
     ids = tokenizer.encode("ba ke")[:-1]
     more = tokenizer.encode("li")
-    assert tokenizer.decode([packing.BOS_ID, *ids, packing.EOS_ID, *more]) == "ba ke"
-    assert tokenizer.decode([*ids, packing.PAD_ID, packing.PAD_ID]) == "ba ke"
-    assert tokenizer.decode([packing.EOS_ID]) == ""
-    assert tokenizer.decode([*ids, packing.UNK_ID]).strip() != "ba ke"
+    assert tokenizer.decode([example_codec.BOS_ID, *ids, example_codec.EOS_ID, *more]) == "ba ke"
+    assert tokenizer.decode([*ids, example_codec.PAD_ID, example_codec.PAD_ID]) == "ba ke"
+    assert tokenizer.decode([example_codec.EOS_ID]) == ""
+    assert tokenizer.decode([*ids, example_codec.UNK_ID]).strip() != "ba ke"
 
 
 def test_ids_out_of_range_are_refused(tokenizer):
