@@ -31,16 +31,18 @@
     tfds_split = "train"
     languages = ["de", "zh"]          # left out: all
 
-Paths are relative to the file.
+Paths are relative to the file, or absolute.
 """
 
 import dataclasses
+import glob
+import math
 import pathlib
 import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from data_prep import corpus, languages
+from data_prep import corpus, languages, scripts, vocabulary
 from data_prep.sources.line_files import JsonlFile, MosesFiles, TsvFile
 from data_prep.sources.po import PoFile
 from data_prep.sources.source import Source
@@ -49,6 +51,21 @@ from data_prep.sources.tmx import TmxFile
 from lingvo_gshard.input.manifest import SPLITS
 
 MODEL_TYPES = ("bpe", "unigram")
+# The least and the most that is allowed.
+_RANGES = {
+    "source_vocab_size": (vocabulary.MIN_SIZE, math.inf),
+    "target_vocab_size": (vocabulary.MIN_SIZE, math.inf),
+    "character_coverage": (0.98, 1),  # As SentencePiece takes it.
+    "max_vocab_sentences": (1, math.inf),
+    "vocab_temperature": (1, math.inf),
+    "max_pieces": (1, math.inf),
+    "max_malformed_share": (0, 1),
+    "held_out_share": (0, 0.5),
+    "max_chars": (1, math.inf),
+    "max_length_ratio": (1, math.inf),
+    "pairs_per_chunk": (1, math.inf),
+    "pairs_per_shard": (1, math.inf),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +77,9 @@ class BuildConfig:
         target_vocab_size: pieces.
         model_type: of SentencePiece, bpe or unigram.
         character_coverage: share of the characters that get pieces; others are written in bytes.
+            Of three languages in Han among 71, 0.9995 writes 8 to 17 % of the pieces as bytes, and
+            0.9999 1 to 5 %: the others' sentences become 0.2 % longer with 64000 pieces, 4 % with
+            8000.
         max_vocab_sentences: that the vocabularies learn from.
         vocab_temperature: T of drawing these, a language's share proportional to n**(1/T).
         max_pieces: longer training pairs are dropped.
@@ -78,7 +98,7 @@ class BuildConfig:
     source_vocab_size: int = 8000
     target_vocab_size: int = 4000
     model_type: str = "bpe"
-    character_coverage: float = 0.9995
+    character_coverage: float = 0.9999
     max_vocab_sentences: int = 300_000
     vocab_temperature: float = 5.0
     max_pieces: int = 128
@@ -93,10 +113,26 @@ class BuildConfig:
     seed: int = 1
 
     def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            _check_type(field, getattr(self, field.name))
+        for name, (least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if not least <= value <= most:
+                expected = f"at least {least}" if most == math.inf else f"{least} to {most}"
+                raise ValueError(f"{name} {value}: expected {expected}")
         if self.model_type not in MODEL_TYPES:
             raise ValueError(
                 f"model_type {self.model_type!r}: expected one of {', '.join(MODEL_TYPES)}"
             )
+
+
+def _check_type(field: dataclasses.Field, value: Any) -> None:
+    kind = field.type
+    if not isinstance(kind, type):  # The scripts, which `load` checks.
+        return
+    fits = type(value) is kind or (kind is float and type(value) is int)
+    if not fits:
+        raise ValueError(f"{field.name} {value!r}: expected a value of type {kind.__name__}")
 
 
 def load(path: pathlib.Path, settings: Mapping[str, Any]) -> tuple[tuple[Source, ...], BuildConfig]:
@@ -108,6 +144,8 @@ def load(path: pathlib.Path, settings: Mapping[str, Any]) -> tuple[tuple[Source,
     try:
         fields = tomllib.loads(path.read_text(encoding="utf-8"))
         tables = fields.pop("sources", [])
+        if not isinstance(tables, list):
+            raise ValueError("sources: expected tables, each under [[sources]]")
         config = _build_config(fields | dict(settings))
         sources = tuple(source for table in tables for source in _sources(table, path.parent))
     except (OSError, ValueError, TypeError) as error:
@@ -119,10 +157,11 @@ def load(path: pathlib.Path, settings: Mapping[str, Any]) -> tuple[tuple[Source,
 
 def _build_config(fields: Mapping[str, Any]) -> BuildConfig:
     _check_keys("the file", fields, {field.name for field in dataclasses.fields(BuildConfig)})
-    scripts = {
-        languages.code(tag): tuple(codes) for tag, codes in fields.get("scripts", {}).items()
+    scripts_of = {
+        languages.code(tag): scripts.checked(codes)
+        for tag, codes in fields.get("scripts", {}).items()
     }
-    return BuildConfig(**{**fields, "scripts": scripts})
+    return BuildConfig(**{**fields, "scripts": scripts_of})
 
 
 def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
@@ -161,7 +200,8 @@ def _paths(fields: dict[str, Any], folder: pathlib.Path, *names: str) -> dict[st
 
 def _each_file(cls: type) -> Callable[[dict[str, Any], pathlib.Path], list[Source]]:
     def make(fields: dict[str, Any], folder: pathlib.Path) -> list[Source]:
-        paths = sorted(folder.glob(str(fields.get("path", ""))))
+        found = sorted(glob.glob(str(folder / str(fields.get("path", ""))), recursive=True))
+        paths = [path for path in map(pathlib.Path, found) if path.is_file()]
         if not paths:
             raise ValueError(f"sources: no file matches path {fields.get('path')!r}")
         return [_make(cls, {**fields, "path": path}) for path in paths]

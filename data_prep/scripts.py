@@ -8,6 +8,7 @@ unless its code names one (sr-Latn) or the configuration does.
 import collections
 import functools
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from fontTools import unicodedata as script_data
 
@@ -24,6 +25,16 @@ _MIXED = {
 # A script with this share of a language's letters is one of the language's own.
 _MIN_OWN_SHARE = 0.1
 _NO_SCRIPT = ("Zyyy", "Zinh", "Zzzz")  # Common, inherited, unknown.
+
+
+def checked(codes: Any) -> tuple[str, ...]:
+    """Returns a list of ISO 15924 codes as a tuple. Raises ValueError: it is none."""
+    if not isinstance(codes, list):
+        raise ValueError(f"scripts {codes!r}: expected a list, such as ['Cyrl', 'Latn']")
+    for code in codes:
+        if code not in _MIXED and not script_data.script_name(code, default=""):
+            raise ValueError(f"script {code!r}: expected an ISO 15924 code, such as Cyrl")
+    return tuple(codes)
 
 
 @functools.cache

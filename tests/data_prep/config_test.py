@@ -83,6 +83,13 @@ def test_every_format(tmp_path):
         ("", r"no \[\[sources\]\]"),
         ("vocab_size = 3", r"the file has no vocab_size: there is character_coverage, "),
         ("model_type = 'word'", r"model_type 'word': expected one of bpe, unigram"),
+        ("model_type = 3", r"model_type 3: expected a value of type str"),
+        ("max_pieces = 3.5", r"max_pieces 3.5: expected a value of type int"),
+        ("source_vocab_size = 12", r"source_vocab_size 12: expected at least 261"),
+        ("held_out_share = 0.6", r"held_out_share 0.6: expected 0 to 0.5"),
+        ("scripts = {sr = 'Cyrl'}", r"scripts 'Cyrl': expected a list"),
+        ("scripts = {sr = ['Cyrillic']}", r"script 'Cyrillic': expected an ISO 15924 code"),
+        ("sources = 'x'", r"expected tables, each under \[\[sources\]\]"),
         ("[[sources]]\nformat = 'csv'", r"format 'csv': expected one of folder, tsv, moses, "),
         ("[[sources]]\nformat = 'tsv'\npath = '*.tsv'", r"no file matches path '\*.tsv'"),
         ("[[sources]]\nformat = 'tsv'\nsplit = 'valid'", r"split 'valid': expected one of train"),
@@ -95,6 +102,16 @@ def test_every_format(tmp_path):
 def test_mistakes_are_named(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         _load(tmp_path, text)
+
+
+def test_a_path_may_be_absolute(tmp_path):
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x" / "a.tsv").touch()
+    sources, _ = _load(
+        tmp_path / "x",
+        f"[[sources]]\nformat = 'tsv'\npath = '{tmp_path}/**/*.tsv'\nlanguage = 'de'",
+    )
+    assert sources == (TsvFile(tmp_path / "x" / "a.tsv", "de"),)
 
 
 def test_a_missing_file_is_named(tmp_path):
