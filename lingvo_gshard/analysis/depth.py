@@ -18,6 +18,7 @@ SETTINGS = (
     *("task.source_vocab_size=512", "task.target_vocab_size=512"),
     *(f"task.{stack}.remat=ALL_BUT_PRODUCTS" for stack in _STACKS),
     *(f"task.{stack}.moe.dispatch=EINSUM" for stack in _STACKS),
+    *(f"task.{stack}.moe.group_size=64" for stack in _STACKS),  # As many for each core.
 )
 _TOPOLOGY = "v3:2x2"
 

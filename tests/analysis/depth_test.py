@@ -3,8 +3,10 @@
 import pytest
 
 from lingvo_gshard import runs
-from lingvo_gshard.analysis import depth
+from lingvo_gshard.analysis import depth, planner
 from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.spmd import topology
 from tests.analysis import plans
 
@@ -19,6 +21,11 @@ def test_what_is_planned_has_that_many_layers_in_two_loops(num_layers):
     for stack in (task.encoder, task.decoder):
         assert stack.num_layers == num_layers // 2
         assert stack.layers_as is Layers.LOOP and stack.remat is Remat.ALL_BUT_PRODUCTS
+
+
+def test_its_groups_are_dealt_evenly():
+    parts = Partitioning.from_dict(Mesh.flat(8), _params().sharding)
+    planner._check_groups(depth.request(_params(), 12).params, parts)
 
 
 def test_the_table_tells_the_last_over_the_first():
