@@ -100,7 +100,8 @@ def _time_checkpoints(folder: pathlib.Path) -> None:
     from bench import synthetic
     from lingvo_gshard.spmd import specs
     from lingvo_gshard.train import checkpoints
-    from lingvo_gshard.train.checkpoints import About, Checkpoints
+    from lingvo_gshard.train.about import About
+    from lingvo_gshard.train.checkpoints import Checkpoints
 
     params = synthetic.experiment(_CHECKPOINT_MODEL.value)
     model, state = synthetic.model_and_state(params, _PARTITIONS.value)

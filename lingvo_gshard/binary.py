@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable
 
@@ -15,7 +16,7 @@ def run(name: str, main: Callable[[list[str]], None], num_devices: Callable[[], 
 
     A ValueError, which is a user's mistake, an OSError, which is the machine's, or a loss that is
     no number ends the process with one line and exit status 1; with --verbosity=1 the traceback
-    is shown.
+    is shown. Ctrl-C ends it with one line and the status that a shell gives it, 130.
     """
 
     def guarded(argv: list[str]) -> None:
@@ -30,5 +31,8 @@ def run(name: str, main: Callable[[list[str]], None], num_devices: Callable[[], 
             if logging.level_debug():
                 raise
             sys.exit(f"{name}: {error}")
+        except KeyboardInterrupt:
+            print(f"{name}: interrupted", file=sys.stderr)
+            sys.exit(128 + signal.SIGINT)
 
     app.run(guarded)

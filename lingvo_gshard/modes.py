@@ -74,6 +74,8 @@ def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
     """
     runs.recorded(estimator.config.model_dir)  # Refuses a folder that was never trained in.
     data, limit = manifest.load(data_dir), estimator.params.decode.max_sentences
+    if limit is not None and limit < 1:
+        raise ValueError(f"decode.max_sentences must be 1 or more, or None, got {limit}.")
     texts = {
         language.code: decoding.eval_text(data_dir, split, language.code)[:limit]
         for language in data.languages
@@ -149,7 +151,8 @@ def _end(estimator: TPUEstimator, stop: StopOnSignal) -> None:
     if distributed.is_first():
         expert_load.draw(estimator.config.model_dir)
     if stop.stopped_at is not None:
-        _print(f"Stopped by a signal after step {stop.stopped_at}, which is saved.")
+        saved = ", which is saved" if stop.stopped_at else ": nothing was done yet"
+        _print(f"Stopped by a signal after step {stop.stopped_at}{saved}.")
         sys.exit(EXIT_STATUS)
 
 
@@ -157,13 +160,15 @@ def _announce(estimator: TPUEstimator, launch: runs.Launch, facts: runs.DataFact
     if not distributed.is_first():
         return
     logdir = estimator.config.model_dir
-    # Before anything in a folder of another model is written over.
-    model_dir.check(logdir, estimator.params.ToText(), runs.MODEL_PREFIXES)
-    runs.record(launch, facts, logdir)
+    # Before anything in a folder of another model, or of another process, is written over.
+    with model_dir.claimed(logdir, estimator.params.ToText(), runs.MODEL_PREFIXES):
+        runs.record(launch, facts, logdir)
+    done, wanted = max(estimator.checkpoint_steps(), default=0), estimator.params.train.max_steps
     print(
         f"{launch.model}: {runs.num_weights(estimator.params) / 1e6:.2f} M weights over "
-        f"{estimator.partitioning.num_partitions} partitions, to step "
-        f"{estimator.params.train.max_steps} in {logdir}",
+        f"{estimator.partitioning.num_partitions} partitions, "
+        + (f"step {done} to {wanted}" if done < wanted else f"step {wanted} is done already")
+        + f" in {logdir}",
         flush=True,
     )
 

@@ -3,8 +3,8 @@
     python -m lingvo_gshard.trainer --model=toy.MoE8E4L --data_dir=DATA --logdir=RUN \
         --mode=train_and_eval --num_partitions=4
 
-A folder that holds a run says itself which model and data it is of. SIGTERM ends training after
-the call under way: it saves and exits with status 75; a second one ends it at once.
+A folder that holds a run says itself which model and data it is of. SIGTERM or Ctrl-C ends
+training after the call under way: it saves and exits with status 75; a second one ends it at once.
 
 Several processes, each with its share of the partitions: the same command in each, with
 --coordinator=HOST:PORT --num_processes=N --process_id=0 to N-1, and a --logdir that all can reach.
@@ -30,7 +30,9 @@ _NUM_PARTITIONS = flags.DEFINE_integer("num_partitions", 1, "Devices to split th
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
 _SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "What --mode=decode translates.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, if several.")
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", 1, "Processes that train together.")
+_NUM_PROCESSES = flags.DEFINE_integer(
+    "num_processes", 1, "Processes that train together.", lower_bound=1
+)
 _PROCESS_ID = flags.DEFINE_integer("process_id", 0, "This one's place among them.")
 
 
@@ -81,7 +83,7 @@ def _joined() -> contextlib.AbstractContextManager[None]:
 
 
 def _devices_of_a_process() -> int:
-    return _NUM_PARTITIONS.value // max(1, _NUM_PROCESSES.value)
+    return _NUM_PARTITIONS.value // _NUM_PROCESSES.value
 
 
 def run() -> None:

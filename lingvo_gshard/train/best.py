@@ -6,6 +6,7 @@ import dataclasses
 import enum
 import json
 import logging
+import math
 import pathlib
 from collections.abc import Mapping
 
@@ -53,12 +54,16 @@ def read(folder: pathlib.Path) -> Best | None:
 def note(folder: pathlib.Path, by: BestBy, step: int, metrics: Mapping[str, float]) -> None:
     """Notes `step` as the best if its metric is better than the one that was noted before.
 
+    One that is no number is never the best.
+
     Raises:
       ValueError: the evaluation has no such metric.
     """
     if by.metric not in metrics:
         raise ValueError(f"best by {by.metric!r}: the metrics are {', '.join(sorted(metrics))}.")
     value, before = metrics[by.metric], read(folder)
+    if math.isnan(value):
+        return
     if before is not None and before.metric == by.metric and not _is_better(by, value, before):
         return
     noted = dataclasses.asdict(Best(step, by.metric, value))

@@ -15,17 +15,19 @@ import dataclasses
 import logging
 import pathlib
 import shutil
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 from lingvo_gshard.spmd import distributed, specs
 from lingvo_gshard.train import best, digests
+from lingvo_gshard.train.about import About, check_specs, specs_of
 from lingvo_gshard.train.best import Best
 from lingvo_gshard.train.digests import DamagedCheckpointError
 from lingvo_gshard.train.fingerprints import fingerprints
@@ -33,25 +35,12 @@ from lingvo_gshard.train.retention import Retention
 
 _FOLDER = "checkpoints"
 _DAMAGED_FOLDER = "damaged_checkpoints"
+_LOOKS, _LOOK_AGAIN_SECS = 20, 0.1
+_Seen = TypeVar("_Seen")
 
 
 class SaveError(OSError):
     """A checkpoint could not be written; those before it are as they were."""
-
-
-@dataclasses.dataclass(frozen=True)
-class About:
-    """What a run saves.
-
-    Attributes:
-      params: the experiment's Params.ToText().
-      partitioning: how the state lay on its devices.
-      state_spec: NestedMap of TensorSpec.
-    """
-
-    params: str
-    partitioning: Partitioning
-    state_spec: NestedMap
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +102,15 @@ class Checkpoints:
         }
         # Which ones stay is settled here, once the new one is whole: Orbax deletes before that.
         saves = about is not None
-        options = ocp.CheckpointManagerOptions(
-            create=saves, save_root_metadata=saves, cleanup_tmp_directories=saves
+        options = ocp.CheckpointManagerOptions(create=saves, save_root_metadata=saves)
+        if saves and distributed.is_first():
+            # Orbax does it in a thread that nobody waits for: a process that saves nothing after
+            # all, and ends, would be told of it.
+            for partial in ocp.utils.tmp_checkpoints(self._folder):
+                shutil.rmtree(partial.get())
+        self._manager = _looking(
+            lambda: ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
         )
-        self._manager = ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
         self._finisher = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._saving: tuple[int, Future[None]] | None = None
         self._failed = False
@@ -160,10 +154,11 @@ class Checkpoints:
         """
         assert self._about is not None, "opened to read"
         self.wait()
-        if step in _steps_in(self._folder):  # Cut short before, or written again.
+        # Cut short before, or written again; process 0 may delete it before another one looks.
+        if distributed.of_first(step in _steps_in(self._folder)):
             logging.info("checkpoints: writing step %d again", step)
             self._delete(step)
-        about = _described(self._about)
+        about = self._about.described()
         about["fingerprints"] = fingerprints(state, self._about.state_spec)
         try:
             self._manager.save(
@@ -203,7 +198,7 @@ class Checkpoints:
         """
         self._check_files(step)
         about = self.about(step)
-        _check_specs(self._path(step), _specs_of(about), state_spec)
+        check_specs(self._path(step), specs_of(about), state_spec)
         wanted = {
             name: specs.abstract_array(spec, sharding)
             for (name, spec), sharding in zip(
@@ -263,7 +258,7 @@ class Checkpoints:
         here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         wanted = {
             name: jax.ShapeDtypeStruct(spec.shape, np.dtype(spec.dtype), sharding=here)
-            for name, spec in _specs_of(self.about(step)).items()
+            for name, spec in specs_of(self.about(step)).items()
         }
         restored = self._manager.restore(
             step, args=ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
@@ -315,7 +310,7 @@ class Checkpoints:
             digests.remove(self._path(step))
             shutil.rmtree(self._path(step))
         distributed.of_first(0)  # Nobody goes on before it is done.
-        self._manager.reload()
+        _looking(self._manager.reload)
 
     def _put_aside(self, step: int) -> None:
         if distributed.is_first():
@@ -327,7 +322,7 @@ class Checkpoints:
             self._path(step).rename(place)
             logging.warning("The damaged checkpoint is kept as %s.", place)
         distributed.of_first(0)
-        self._manager.reload()
+        _looking(self._manager.reload)
 
     def _save_error(self, step: int, error: Exception) -> SaveError:
         self._failed = True
@@ -351,32 +346,16 @@ class Checkpoints:
                 damage = error
         if distributed.largest([damage is not None])[0]:
             raise damage or DamagedCheckpointError(f"{path}: damaged; process 0 says where.")
-        self._manager.reload()
+        _looking(self._manager.reload)
 
 
-def _described(about: About) -> dict[str, Any]:
-    mesh = about.partitioning.mesh
-    return {
-        "params": about.params,
-        "mesh": [list(mesh.axis_names), list(mesh.axis_sizes), list(mesh.devices)],
-        "table": dict(about.partitioning.table),
-        "arrays": {path: specs.to_json(spec) for path, spec in about.state_spec.FlattenItems()},
-        "num_processes": jax.process_count(),
-    }
-
-
-def _specs_of(about: dict[str, Any]) -> dict[str, TensorSpec]:
-    """What `_described` wrote of the state, by path."""
-    return {path: specs.from_json(text) for path, text in about["arrays"].items()}
-
-
-def _check_specs(path: pathlib.Path, held: dict[str, TensorSpec], state_spec: NestedMap) -> None:
-    """ValueError, naming the array, unless the checkpoint holds those of the state."""
-    wanted = dict(state_spec.FlattenItems())
-    for name in sorted(held.keys() | wanted.keys()):
-        here, there = (_text(arrays.get(name)) for arrays in (wanted, held))
-        if here != there:
-            raise ValueError(f"{path}: {name} is {there} in the checkpoint, {here} in the model.")
+def _looking(look: Callable[[], _Seen]) -> _Seen:
+    """What Orbax sees in a folder in which another process may delete just what it looks at."""
+    for _ in range(_LOOKS - 1):
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return look()
+        time.sleep(_LOOK_AGAIN_SECS)
+    return look()
 
 
 def _check_fingerprints(
@@ -393,7 +372,3 @@ def _check_fingerprints(
                 f"{path}: the checkpoint is damaged: {name} is not what was saved, in experts "
                 f"{differing}."
             )
-
-
-def _text(spec: TensorSpec | None) -> str:
-    return "absent" if spec is None else f"{spec.dtype}{list(spec.shape)}"

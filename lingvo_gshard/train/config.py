@@ -83,6 +83,8 @@ class RunConfig:
             log_step_count_steps=1,
             seed=0,
         )
+        if self.seed >= 2**31:
+            raise ValueError(f"RunConfig: seed must be an int32, got {self.seed}.")
         if self.save_checkpoints_secs is not None and self.save_checkpoints_secs <= 0:
             raise ValueError(
                 f"RunConfig: save_checkpoints_secs must be more than 0, got "

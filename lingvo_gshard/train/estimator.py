@@ -6,6 +6,7 @@ goes through every program as an argument and a result.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pathlib
 import time
@@ -23,9 +24,10 @@ from lingvo_gshard.spmd import distributed, specs
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.train import best, checkpoints, programs, rows, summaries, weights_file
 from lingvo_gshard.train import model_dir as model_dirs
+from lingvo_gshard.train.about import About
 from lingvo_gshard.train.background import BackgroundHook
 from lingvo_gshard.train.best import BestBy
-from lingvo_gshard.train.checkpoints import About, Checkpoints, Restored
+from lingvo_gshard.train.checkpoints import Checkpoints, Restored
 from lingvo_gshard.train.config import PerHostInput, RunConfig
 from lingvo_gshard.train.feed import Feed, Input
 from lingvo_gshard.train.hooks import ProgressHook, TrainHook
@@ -114,18 +116,21 @@ class TPUEstimator:
           This estimator.
 
         Raises:
-          ValueError: both steps and max_steps; or model_dir holds another model.
+          ValueError: both steps and max_steps, or below 1; or model_dir holds another model, or
+            another process trains in it.
           NonFiniteLossError: the loss is no finite number, and the config says to stop then.
           SaveError: a checkpoint could not be written.
           DamagedCheckpointError: there are checkpoints, and all are damaged.
         """
         if steps is not None and max_steps is not None:
             raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
-        if distributed.is_first():
-            text = self.params.ToText()
-            model_dirs.claim(self.config.model_dir, text, self._model_prefixes)
+        _check_steps("train", steps=steps, max_steps=max_steps)
+        text = self.params.ToText()
         own = self._own_hooks()  # Their clock starts here.
-        with self._open(About(self.params.ToText(), self.partitioning, self.state_spec)) as saved:
+        with (
+            self._claimed(text),
+            self._open(About(text, self.partitioning, self.state_spec)) as saved,
+        ):
             restored = saved.restore_newest(self.state_spec, self._shardings())
             start = restored.step if restored else 0
             stop = max_steps if steps is None else start + steps
@@ -161,7 +166,7 @@ class TPUEstimator:
           `step`, `num_batches` and `secs`.
 
         Raises:
-          ValueError: no such checkpoint, no batches, or a metric of weight 0.
+          ValueError: no such checkpoint, no batches, steps below 1, or a metric of weight 0.
         """
         restored = self._restore(checkpoint_step)
         return self.evaluate_state(restored.state, restored.step, input_fn, steps=steps, name=name)
@@ -176,6 +181,7 @@ class TPUEstimator:
         name: str = "eval",
     ) -> dict[str, float]:
         """As `evaluate`, of a state on the devices, after `step` steps."""
+        _check_steps(f"evaluate {name}", steps=steps)
         began, source = time.monotonic(), input_fn(self.params)
         sums: dict[str, float] = {}
         weights: dict[str, float] = {}
@@ -223,10 +229,11 @@ class TPUEstimator:
           ValueError: there is no checkpoint, or nothing under `prefix`.
         """
         restored = self._restore(None)
-        arrays = dict(distributed.to_host(restored.state).FlattenItems())
-        weights = {name: x for name, x in arrays.items() if name.startswith(prefix)}
-        if not weights:
+        arrays = dict(restored.state.FlattenItems())
+        names = [name for name in arrays if name.startswith(prefix)]
+        if not names:
             raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
+        weights = {name: distributed.to_host(NestedMap(x=arrays[name])).x for name in names}
         if distributed.is_first():
             weights_file.write(path, weights, restored.step)
         return weights_file.table(weights)
@@ -289,6 +296,12 @@ class TPUEstimator:
         with Feed(source, group_sizes(*start_stop, steps_per_call), place) as feed:
             loop.run(state, feed)
 
+    def _claimed(self, text: str) -> contextlib.AbstractContextManager[None]:
+        """Process 0 holds the folder for all."""
+        if not distributed.is_first():
+            return contextlib.nullcontext()
+        return model_dirs.claimed(self.config.model_dir, text, self._model_prefixes)
+
     def _batch_spec(self, batch: NestedMap, source: Input) -> NestedMap:
         return programs.batch_spec_of(batch, source.specs, self.input_share)
 
@@ -323,7 +336,7 @@ class TPUEstimator:
 
     def _warmed(self, state: NestedMap, warm_start: WarmStart) -> NestedMap:
         """The state with what the warm start's rules take from the old run, array by array."""
-        old, leaves = _arrays_of(warm_start.source), []
+        old, leaves = warm_start.arrays(), []
         for (path, leaf), spec in zip(state.FlattenItems(), self.state_spec.Flatten(), strict=True):
             new = np.asarray(distributed.to_host(NestedMap(x=leaf)).x)
             value, line = warm_start.begin(path, spec.dims, old, new)
@@ -354,18 +367,6 @@ class TPUEstimator:
         return specs.shardings(self.partitioning, self.state_spec, mesh)
 
 
-def _arrays_of(source: str) -> Mapping[str, np.ndarray]:
-    """The arrays of a run's newest checkpoint, or of a .safetensors file."""
-    if source.endswith(".safetensors"):
-        return weights_file.read(source)
-    if checkpoints.exist(source):
-        with Checkpoints(source) as saved:
-            step = saved.latest()
-            if step is not None:
-                return saved.restore_arrays(step)
-    raise ValueError(f"{source}: there is no checkpoint to begin from.")
-
-
 def _placed(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
     return jax.make_array_from_callback(array.shape, sharding, lambda place: array[place])
 
@@ -375,6 +376,12 @@ def _first(source: Input, steps: int | None) -> Iterator[NestedMap]:
         yield batch
         if steps is not None and i + 1 >= steps:
             return
+
+
+def _check_steps(caller: str, **counts: int | None) -> None:
+    for name, count in counts.items():
+        if count is not None and count < 1:
+            raise ValueError(f"{caller}: {name} must be 1 or more, or None, got {count}.")
 
 
 def _close(source: Input) -> None:

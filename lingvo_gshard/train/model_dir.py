@@ -1,21 +1,46 @@
-"""model_dir/params.txt: which model a folder's checkpoints are of."""
+"""Whose a model_dir is.
+
+model_dir/params.txt   which model its checkpoints are of
+model_dir/train.lock   locked by the process that trains in it
+"""
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import pathlib
+from collections.abc import Iterator
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.train import atomic_file
 
 PARAMS = "params.txt"
+_LOCK = "train.lock"
 
 
-def claim(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]) -> None:
-    """Writes params.txt for a training run, after `check`."""
+@contextlib.contextmanager
+def claimed(
+    model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]
+) -> Iterator[None]:
+    """Holds the folder for a training run and writes params.txt, after `check`.
+
+    The lock goes with its process, however that ends; none of its children holds it.
+
+    Raises:
+      ValueError: as check; or another process trains in the folder.
+    """
     check(model_dir, text, model_prefixes)
     folder = pathlib.Path(model_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_file.write(folder / PARAMS, text)
+    with (folder / _LOCK).open("w") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder}: another process trains in this folder; wait for it, or choose another."
+            ) from None
+        atomic_file.write(folder / PARAMS, text)
+        yield
 
 
 def check(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]) -> None:

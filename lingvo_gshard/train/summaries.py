@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import pathlib
 import resource
 import time
-from typing import Any
+from typing import Any, BinaryIO
 
 import jax
 import numpy as np
@@ -121,9 +122,18 @@ def evaluated_steps(model_dir: str | pathlib.Path, name: str) -> list[int]:
 
 
 def append_line(path: pathlib.Path, line: dict[str, Any]) -> None:
-    """Appends one JSON line; OSError, naming the file, if it can't."""
-    with atomic_file.naming(path), path.open("a") as file:
-        file.write(json.dumps(line) + "\n")
+    """Appends one JSON line, over one cut short; OSError, naming the file, if it can't."""
+    with atomic_file.naming(path), path.open("ab+") as file:
+        _drop_cut_line(file)
+        file.write(json.dumps(line).encode() + b"\n")
+
+
+def _drop_cut_line(file: BinaryIO) -> None:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - 1))
+    if file.read(1) not in (b"", b"\n"):
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -19,6 +19,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from lingvo_gshard.train import checkpoints, weights_file
+from lingvo_gshard.train.checkpoints import Checkpoints
+
 
 class Rule(enum.Enum):
     """How an array comes from the old run.
@@ -43,11 +46,37 @@ class WarmStart:
       rules: (pattern of paths, rule), the first that matches holds.
       old_pieces: (pattern of paths, int array [V]): for each piece of the new vocabulary its id in
         the old one, -1 where it has none; for BY_PIECE.
+
+    Raises:
+      ValueError: a pattern that is no regular expression.
     """
 
     source: str
     rules: tuple[tuple[str, Rule], ...]
     old_pieces: tuple[tuple[str, np.ndarray], ...] = ()
+
+    def __post_init__(self) -> None:
+        for pattern, _ in self.rules:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"Warm start: {pattern!r} is no pattern: {error}.") from error
+
+    def arrays(self) -> Mapping[str, np.ndarray]:
+        """The source's, by path.
+
+        Raises:
+          FileNotFoundError: there is no such .safetensors file.
+          ValueError: there is no checkpoint, or it is damaged.
+        """
+        if self.source.endswith(".safetensors"):
+            return weights_file.read(self.source)
+        if checkpoints.exist(self.source):
+            with Checkpoints(self.source) as saved:
+                step = saved.latest()
+                if step is not None:
+                    return saved.restore_arrays(step)
+        raise ValueError(f"{self.source}: there is no checkpoint to begin from.")
 
     def rule_of(self, path: str) -> Rule:
         """The rule that holds for the array at `path`."""

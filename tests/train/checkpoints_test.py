@@ -11,8 +11,9 @@ import pytest
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
-from lingvo_gshard.spmd import specs
-from lingvo_gshard.train.checkpoints import About, Checkpoints, SaveError
+from lingvo_gshard.spmd import distributed, specs
+from lingvo_gshard.train.about import About
+from lingvo_gshard.train.checkpoints import Checkpoints, SaveError
 from lingvo_gshard.train.digests import DamagedCheckpointError
 from lingvo_gshard.train.retention import Retention
 
@@ -87,6 +88,33 @@ def test_a_checkpoint_cut_short_is_no_checkpoint(tmp_path):
         restored = saved.restore(2, _SPEC, _shardings(1))
     assert restored.input_state == {"again": 1}
     _same(restored.state, _state(20))
+
+
+def test_a_process_that_sees_no_cut_checkpoint_waits_until_the_first_has_deleted_it(
+    tmp_path, monkeypatch
+):
+    """Process 0 may have done so before another one looks."""
+    answers = [1, 0]  # There is one; it is deleted.
+    monkeypatch.setattr(distributed, "is_first", lambda: False)
+    monkeypatch.setattr(distributed, "of_first", lambda here: answers.pop(0))
+    with _open(tmp_path) as saved:
+        saved.save(1, _state(1), {})
+    assert answers == []
+
+
+def test_a_reader_looks_again_when_a_checkpoint_is_deleted_as_it_looks(tmp_path, monkeypatch):
+    _saved(tmp_path, (3,))
+    reload, vanished = ocp.CheckpointManager.reload, iter((True, True))
+
+    def vanishing(manager):
+        if next(vanished, False):
+            raise FileNotFoundError("checkpoints/1")
+        reload(manager)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "reload", vanishing)
+    with Checkpoints(tmp_path) as reader:
+        assert reader.restore_newest(_SPEC, _shardings(1)).step == 3
+    assert next(vanished, None) is None
 
 
 def _largest_file(folder):

@@ -13,6 +13,8 @@ def test_numbers_below_one():
         TPUConfig(iterations_per_loop=0)
     with pytest.raises(ValueError, match="keep_checkpoint_max must be 1 or more, got -1"):
         RunConfig("d", TPUConfig(), keep_checkpoint_max=-1)
+    with pytest.raises(ValueError, match="seed must be an int32, got 2147483648"):
+        RunConfig("d", TPUConfig(), seed=2**31)
 
 
 def test_a_spec_without_what_its_mode_needs():

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.train import model_dir
 from lingvo_gshard.train.hooks import ProgressHook, TrainCall, joined
-from lingvo_gshard.train.summaries import scalars
 
 
 def _call(step, losses, secs, tokens):
@@ -35,11 +33,6 @@ def test_reaches_multiple_of_four(step, num_steps, reached):
     assert _call(step, [0.0] * num_steps, 1.0, [0] * num_steps).reaches_multiple_of(4) == reached
 
 
-def test_scalars_name_every_element():
-    metrics = NestedMap(load=NestedMap(encoder_1=np.array([0.5, 1.5])), loss=np.float32(2))
-    assert scalars(metrics) == {"load/encoder_1/0": 0.5, "load/encoder_1/1": 1.5, "loss": 2.0}
-
-
 def test_the_bar_shows_loss_and_speed(capsys):
     bar = ProgressHook(max_steps=8)
     bar.begin(2)
@@ -47,12 +40,3 @@ def test_the_bar_shows_loss_and_speed(capsys):
     bar.end()
     shown = capsys.readouterr().err
     assert "4/8" in shown and "loss=2.5000, steps/s=4.00, tokens/s=600" in shown
-
-
-def test_prefixes_are_whole_path_components(tmp_path):
-    model_dir.claim(tmp_path, "task.dim : 4\ntasks.dim : 5\n", ("task",))
-    model_dir.check(tmp_path, "task.dim : 4\ntasks.dim : 6\n", ("task",))
-    with pytest.raises(ValueError, match=r"tasks.dim: 6, not 5\.$"):
-        model_dir.check(tmp_path, "task.dim : 4\ntasks.dim : 6\n", ("",))
-    with pytest.raises(ValueError, match=r"task.dim: absent, not 4\.$"):
-        model_dir.check(tmp_path, "tasks.dim : 5\n", ("task",))

@@ -1,9 +1,7 @@
-"""Which checkpoints stay, and which one is the best."""
+"""Which checkpoints stay."""
 
 import pytest
 
-from lingvo_gshard.train import best
-from lingvo_gshard.train.best import Best, BestBy, Better
 from lingvo_gshard.train.retention import Retention
 
 _HOUR = 3600.0
@@ -49,27 +47,3 @@ def test_a_clock_that_jumps_deletes_nothing_new_and_keeping_goes_on():
 def test_numbers_that_keep_nothing_are_refused(numbers, message):
     with pytest.raises(ValueError, match=message):
         Retention(**numbers)
-
-
-@pytest.mark.parametrize(("better", "want"), [(Better.LOWER, 4), (Better.HIGHER, 2)])
-def test_the_best_is_noted(tmp_path, better, want):
-    assert best.read(tmp_path) is None
-    for step, value in ((1, 3.0), (2, 5.0), (3, 3.0), (4, 1.0), (5, 2.0)):
-        best.note(tmp_path, BestBy("nll", better), step, {"nll": value, "step": step})
-    assert best.read(tmp_path).step == want
-
-
-def test_another_metric_starts_anew_and_an_unknown_one_is_refused(tmp_path):
-    best.note(tmp_path, BestBy("nll"), 1, {"nll": 3.0})
-    best.note(tmp_path, BestBy("error"), 2, {"error": 9.0})
-    assert best.read(tmp_path) == Best(2, "error", 9.0)
-    with pytest.raises(ValueError, match="best by 'bleu': the metrics are error, nll"):
-        best.note(tmp_path, BestBy("bleu"), 3, {"nll": 3.0, "error": 1.0})
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"step": 3}', "\x00"])
-def test_a_note_that_cannot_be_read_counts_as_absent(tmp_path, content):
-    (tmp_path / "best.json").write_text(content)
-    assert best.read(tmp_path) is None
-    best.note(tmp_path, BestBy("nll"), 3, {"nll": 1.0})
-    assert best.read(tmp_path).step == 3

@@ -1,10 +1,11 @@
-"""SIGTERM: the call under way is finished and saved; nothing is lost."""
+"""SIGTERM and SIGINT: the call under way is finished and saved; nothing is lost."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
+import time
 
 from lingvo_gshard.train.hooks import TrainHook
 from lingvo_gshard.train.stopping import StopOnSignal
@@ -68,18 +69,37 @@ def test_a_stop_ends_train_and_evaluate_without_an_evaluation(tmp_path):
 
 
 _TWICE = """
-import os, signal, time
+import hashlib, os, signal, sys, threading, time
 from lingvo_gshard.train.stopping import StopOnSignal
-with StopOnSignal():
+
+def sends():
     os.kill(os.getpid(), signal.SIGTERM)
+    while not stop.wants_to_stop():
+        time.sleep(0.01)
     print("goes on", flush=True)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(60)
+    os.kill(os.getpid(), signal.SIGINT)
+
+with StopOnSignal() as stop:
+    threading.Thread(target=sends).start()
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # Minutes in which no Python runs here.
 """
 
 
-def test_a_second_signal_ends_at_once():
+def test_a_second_signal_ends_at_once_whatever_the_main_thread_does():
     done = subprocess.run(
         [sys.executable, "-c", _TWICE], capture_output=True, text=True, timeout=60
     )
-    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "goes on\n")
+    assert (done.returncode, done.stdout) == (128 + signal.SIGINT, "goes on\n")
+    assert "SIGTERM: training stops after this call; again: now." in done.stderr
+
+
+def test_a_key_stops_it_as_sigterm_does():
+    before = signal.getsignal(signal.SIGINT)
+    with StopOnSignal() as stop:
+        os.kill(os.getpid(), signal.SIGINT)  # No KeyboardInterrupt.
+        for _ in range(1000):
+            if stop.wants_to_stop():
+                break
+            time.sleep(0.01)
+        assert stop.wants_to_stop()
+    assert signal.getsignal(signal.SIGINT) is before

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.train import warm_start, weights_file
+from lingvo_gshard.train import warm_start
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.warm_start import Rule, WarmStart
 from tests.train import regression
@@ -68,44 +68,6 @@ def test_a_missing_array_is_named():
     start = WarmStart("old", ((".*", Rule.SAME),))
     with pytest.raises(ValueError, match="old: has no a.w, which rule SAME wants"):
         start.begin("a.w", "M", {}, _random(3))
-
-
-def test_weights_go_through_one_file(tmp_path):
-    weights = {"theta.b": _random(2, 3), "theta.a": np.array(7, np.int32)}
-    weights_file.write(tmp_path / "w.safetensors", weights, step=5)
-    back = weights_file.read(tmp_path / "w.safetensors")
-    assert back.keys() == weights.keys()
-    for name, array in weights.items():
-        assert back[name].dtype == array.dtype
-        np.testing.assert_array_equal(back[name], array)
-    assert weights_file.table(back).splitlines() == [
-        "theta.a  int32[]",
-        "theta.b  float32[2, 3]",
-        "2 tensors, 7 weights",
-    ]
-    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
-
-
-def test_a_damaged_or_foreign_file_is_refused(tmp_path):
-    from safetensors.numpy import save_file
-
-    path = tmp_path / "w.safetensors"
-    with pytest.raises(FileNotFoundError, match="w.safetensors: there is no such file"):
-        weights_file.read(path)
-    weights_file.write(path, {"theta.b": _random(20, 30)}, step=5)
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-40])
-    with pytest.raises(ValueError, match="no safetensors file of weights, or damaged"):
-        weights_file.read(path)
-    path.write_bytes(whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:])
-    with pytest.raises(ValueError, match="damaged: theta.b is not what was written"):
-        weights_file.read(path)
-    path.write_bytes(b"PK\x03\x04 no weights at all")
-    with pytest.raises(ValueError, match="no safetensors file of weights"):
-        weights_file.read(path)
-    save_file({"bert.pooler": _random(3)}, path)
-    with pytest.raises(ValueError, match="another program's file: .* it holds bert.pooler"):
-        weights_file.read(path)
 
 
 def _train(folder, max_steps, **options):
