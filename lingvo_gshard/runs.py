@@ -94,8 +94,14 @@ def launch_of(
     if data_dir is not None:
         facts = data_facts(data_dir)
     if model is None:
-        model, overrides = before.model, (*before.overrides, *overrides)
+        model, overrides = before.model, _merged(before.overrides, overrides)
     return Launch(model, overrides, data_dir or before.data_dir), facts
+
+
+def _merged(before: tuple[str, ...], anew: tuple[str, ...]) -> tuple[str, ...]:
+    """Settings in order, each path's last one alone: a run that goes on again and again has few."""
+    last = {parse_override(override)[0]: override for override in (*before, *anew)}
+    return tuple(last.values())
 
 
 def experiment_params(launch: Launch, facts: DataFacts) -> Params:
@@ -188,7 +194,7 @@ def check_divisible(params: Params, num_partitions: int) -> None:
                 )
             sizes[f"groups of the {stack} (tokens / task.{stack}.moe.group_size)"] = tokens // group
     for what, size in sizes.items():
-        if num_partitions < 1 or size % num_partitions:
+        if num_partitions < 1 or size < 1 or size % num_partitions:
             raise ValueError(
                 f"--num_partitions={num_partitions} does not divide {what} = {size}; choose a "
                 "divisor, or change it with --set."
@@ -243,13 +249,7 @@ def _warm_start(params: Params) -> WarmStart | None:
     source = params.train.warm_start_from
     if source is None:
         return None
-    known = Rule.__members__
-    for pattern, name in params.train.warm_start_rules:
-        if name not in known:
-            raise ValueError(
-                f"train.warm_start_rules: {name!r} for {pattern!r} is none of {', '.join(known)}."
-            )
-    rules = tuple((pattern, known[name]) for pattern, name in params.train.warm_start_rules)
+    rules = tuple(_rule(given) for given in params.train.warm_start_rules)
     if all(rule is not Rule.BY_PIECE for _, rule in rules):
         return WarmStart(source, rules)
     old = (Tokenizer(path) for path in vocabulary_files(source))
@@ -260,6 +260,16 @@ def _warm_start(params: Params) -> WarmStart | None:
     )
     of_source, of_target = r"theta\.source_embedding\..*", r"theta\.(target_embedding\..*|softmax)"
     return WarmStart(source, rules, ((of_source, source_ids), (of_target, target_ids)))
+
+
+def _rule(given: object) -> tuple[str, Rule]:
+    match given:
+        case (str(pattern), str(name)) if name in Rule.__members__:
+            return pattern, Rule[name]
+    raise ValueError(
+        f"train.warm_start_rules: {given!r} is no (pattern, rule); rules are "
+        f"{', '.join(Rule.__members__)}."
+    )
 
 
 def parse_override(override: str) -> tuple[str, object]:
@@ -291,13 +301,20 @@ def _apply(params: Params, override: str) -> None:
         if str(value) not in members:
             raise ValueError(f"--set={override}: {path} is one of {', '.join(members)}.")
         value = members[str(value)]
-    number = isinstance(old, int | float) and isinstance(value, int | float)
-    if not (old is None or number or isinstance(value, type(old))):
+    optional = params.OptionalType(path)
+    kind, or_none = (type(old), "") if optional is None else (optional, " or None")
+    untyped = old is None and optional is None
+    if not (untyped or _is_a(value, kind) or (optional and value is None)):
         raise ValueError(
-            f"--set={override}: {path} is {type(old).__name__} {old!r}; a value of that type is "
-            f"expected, not {type(value).__name__}."
+            f"--set={override}: {path} is {old!r}; {kind.__name__}{or_none} is expected, "
+            f"not {type(value).__name__}."
         )
     params.Set(**{path: value})
+
+
+def _is_a(value: object, kind: type) -> bool:
+    """Whether a literal is of a type: an int is a float, too, and a bool is no number."""
+    return type(value) in ((int, float) if kind is float else (kind,))
 
 
 def _bind_vocabulary(params: Params, name: str, size: int) -> None:

@@ -138,14 +138,39 @@ class TranslationExperiment:
         p.Define("max_steps", cls.MAX_STEPS, "Steps in all.")
         p.Define("iterations_per_loop", cls.ITERATIONS_PER_LOOP, "Steps of one device program.")
         p.Define("save_checkpoints_steps", cls.SAVE_CHECKPOINTS_STEPS, "Between checkpoints.")
-        p.Define("save_checkpoints_secs", None, "Besides, so long after the last one; None: not.")
+        p.Define(
+            "save_checkpoints_secs",
+            None,
+            "Besides, so long after the last one; None: not.",
+            optional=float,
+        )
         p.Define("keep_checkpoint_max", 5, "The newest.")
-        p.Define("keep_checkpoint_every_n_hours", None, "Besides, one of so many; None: none.")
-        p.Define("keep_best_by", "nll", "Besides, the one with the lowest in dev; None: none.")
+        p.Define(
+            "keep_checkpoint_every_n_hours",
+            None,
+            "Besides, one of so many; None: none.",
+            optional=float,
+        )
+        p.Define(
+            "keep_best_by",
+            "nll",
+            "Besides, the one with the lowest in dev; None: none.",
+            optional=str,
+        )
         p.Define("on_nonfinite", NonFinite.STOP, "What a loss that is no number does; or SKIP.")
-        p.Define("warm_start_from", None, "A run's folder or .safetensors file; None: nothing.")
+        p.Define(
+            "warm_start_from",
+            None,
+            "A run's folder or .safetensors file; None: nothing.",
+            optional=str,
+        )
         p.Define("warm_start_rules", ((r"theta\..*", "SAME"),), "(pattern of paths, rule), ...")
-        p.Define("eval_batches", cls.EVAL_BATCHES, "Of an evaluation while training; None for all.")
+        p.Define(
+            "eval_batches",
+            cls.EVAL_BATCHES,
+            "Of an evaluation while training; None for all.",
+            optional=int,
+        )
         p.Define("seed", 1, "Of the weights, of dropout and of random routing.")
         return p
 
@@ -156,12 +181,14 @@ class TranslationExperiment:
         p.Define("num_best", 1, "Hypotheses found for each sentence, at most k.")
         p.Define("length_norm_alpha", 0.6, "Of Wu et al. 2016.")
         p.Define("coverage_weight", 0.0, "Of their coverage penalty.")
-        p.Define("temperature", None, "With one, tokens are drawn, by a beam of 1.")
+        p.Define("temperature", None, "With one, tokens are drawn, by a beam of 1.", optional=float)
         p.Define("seed", 0, "Of what a temperature draws.")
         p.Define("tell_attention", False, "Whether each token's attention is told.")
         p.Define("min_target_len", 1, "Tokens of the shortest hypothesis, EOS included.")
         p.Define("max_target_len", cls.TARGET_LEN, "Tokens of the longest one.")
         p.Define("max_source_len", cls.SOURCE_LEN, "Of a source; longer ones are split.")
         p.Define("batch_size", cls.DECODE_BATCH_SIZE, "Sentences decoded together.")
-        p.Define("max_sentences", None, "Of each language in --mode=decode; None for all.")
+        p.Define(
+            "max_sentences", None, "Of each language in --mode=decode; None for all.", optional=int
+        )
         return p

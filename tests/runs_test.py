@@ -1,5 +1,6 @@
 """Runs: settings, what must divide what, and the record in a run's folder."""
 
+import dataclasses
 import json
 
 import pytest
@@ -11,6 +12,7 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.train.nonfinite import NonFinite
 
 _FACTS = DataFacts(4000, 2000, ("de", "fr", "qta"))
+_LAUNCH = Launch("toy.Dense4L", (), "/data")
 
 
 def _params(*overrides, model="toy.MoE8E4L", facts=_FACTS):
@@ -52,10 +54,16 @@ def test_settings_apply_in_order_and_the_data_binds_the_vocabularies():
     [
         ("train.max_stps=5", "No hyperparameter 'max_stps'; did you mean max_steps"),
         ("trian.max_steps=5", "No hyperparameter 'trian'; did you mean train"),
-        ("train.max_steps=many", "train.max_steps is int .*expected, not str"),
-        ("train.max_steps=None", "train.max_steps is int .*expected, not NoneType"),
+        ("train.max_steps=many", r"train.max_steps is \d+; int is expected, not str"),
+        ("train.max_steps=None", "int is expected, not NoneType"),
+        ("train.max_steps=2.5", "int is expected, not float"),
+        ("train.max_steps=True", "int is expected, not bool"),
+        ("decode.tell_attention=1", "bool is expected, not int"),
+        ("train.save_checkpoints_secs=soon", "is None; float or None is expected, not str"),
+        ("train.warm_start_from=3", "is None; str or None is expected, not int"),
+        ("task.encoder.moe.group_size=64.0", "int or None is expected, not float"),
         ("task=3", "task holds settings; set one of .*task.dim, "),
-        ("sharding=d", "sharding is dict .*expected, not str"),
+        ("sharding=d", "sharding is {.*dict is expected, not str"),
         ("train.max_steps.x=3", "'max_steps' holds .*, not Params"),
     ],
 )
@@ -65,15 +73,40 @@ def test_a_wrong_setting_is_refused_in_one_line(override, message):
     assert "\n" not in str(error.value)
 
 
+def test_what_may_be_none_is_set_to_none_and_an_int_is_a_float():
+    p = _params("train.eval_batches=None", "train.save_checkpoints_secs=60", "optimizer.beta2=1")
+    assert (p.train.eval_batches, p.train.save_checkpoints_secs) == (None, 60)
+    assert p.optimizer.beta2 == 1
+
+
+def test_settings_that_go_on_from_a_run_take_the_place_of_its_own(tmp_path):
+    """The same command again and again records each of them once."""
+    launch = Launch("toy.Dense4L", ("train.max_steps=5", "train.seed=2"), "/data")
+    runs.record(_prepared(tmp_path / "data", b"ours", b"english", launch), _FACTS, str(tmp_path))
+    for _ in range(2):
+        launch, facts = runs.launch_of(None, ("train.max_steps=9",), None, str(tmp_path))
+        assert launch.overrides == ("train.max_steps=9", "train.seed=2")
+        runs.record(launch, facts, str(tmp_path))
+
+
 def test_an_enum_is_set_by_name():
     assert _params("train.on_nonfinite=SKIP").train.on_nonfinite is NonFinite.SKIP
     with pytest.raises(ValueError, match="train.on_nonfinite is one of STOP, SKIP"):
         _params("train.on_nonfinite=skip")
 
 
-def test_an_unknown_rule_of_a_warm_start_is_refused(tmp_path):
-    p = _params("train.warm_start_from=/old", "train.warm_start_rules=(('.*', 'COPY'),)")
-    with pytest.raises(ValueError, match="warm_start_rules: 'COPY' for '.*' is none of SAME, "):
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("('.*', 'COPY')", r"\('.*', 'COPY'\) is no \(pattern, rule\); rules are SAME, "),
+        ("('.*', 'SAME', 3)", "3.* is no"),
+        ("'SAME'", "'SAME' is no"),
+        ("('(', 'SAME')", r"Warm start: '\(' is no pattern: missing \)"),
+    ],
+)
+def test_what_is_no_rule_of_a_warm_start_is_refused(tmp_path, rule, message):
+    p = _params("train.warm_start_from=/old", f"train.warm_start_rules=({rule},)")
+    with pytest.raises(ValueError, match=message):
         runs.make_estimator(p, str(tmp_path), 1)
 
 
@@ -108,9 +141,16 @@ def test_data_of_another_vocabulary_is_refused():
         (4, ("task.decoder.moe.group_size=768",), "does not divide groups of the decoder .* = 2"),
         (1, ("task.encoder.moe.group_size=100",), "encoder.moe.group_size 100 does not divide"),
         (1, ("task.decoder.moe.group_size=0",), "decoder.moe.group_size 0 does not divide"),
+        (1, ("decode.batch_size=0",), "does not divide decode.batch_size = 0"),
+        (1, ("task.encoder.moe.num_experts=0",), "does not divide .*num_experts = 0"),
+        (1, ("task.dim=0",), "sizes must be 1 or more, got VM = .*, 0], fan_in 0"),
+        (1, ("task.dim=-4",), "sizes must be 1 or more"),
+        (1, ("task.decoder.num_layers=0",), "decoder: num_layers must be 1 or more, got 0"),
+        (1, ("task.input_dropout.rate=1.0",), "source_dropout: rate must be 0 to below 1, got 1.0"),
+        (1, ("task.label_smoothing=-0.1",), "label_smoothing must be 0 to below 1, got -0.1"),
     ],
 )
-def test_partitions_that_do_not_divide_are_refused(num_partitions, overrides, message):
+def test_sizes_that_cannot_be_or_do_not_divide_are_refused(num_partitions, overrides, message):
     p = _params("input.batch_size=32", "input.source_len=64", "input.target_len=48", *overrides)
     with pytest.raises(ValueError, match=message):
         runs.make_estimator(p, "/nowhere", num_partitions)
@@ -160,7 +200,7 @@ def test_a_record_reads_back(tmp_path):
     assert runs.recorded(str(tmp_path)) == want
 
 
-def _prepared(folder, source, target):
+def _prepared(folder, source, target, launch=_LAUNCH):
     """A data folder as far as `record` reads it: a manifest and two vocabularies."""
     vocabularies = []
     for name, content in (("source", source), ("target", target)):
@@ -169,7 +209,7 @@ def _prepared(folder, source, target):
         file = manifest.describe_file(folder, f"vocab/{name}.model")
         vocabularies.append(manifest.Vocabulary(file, 8))
     manifest.save(manifest.Manifest((), *vocabularies, {}, {}), folder)
-    return Launch("toy.Dense4L", (), str(folder))
+    return dataclasses.replace(launch, data_dir=str(folder))
 
 
 def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):

@@ -83,7 +83,15 @@ class WeightSpec:
 
 
 def gaussian(shape: tuple[int, ...], dims: str, *, fan_in: int) -> WeightSpec:
-    """A weight of standard deviation fan_in^-1/2, which keeps the scale of activations."""
+    """A weight of standard deviation fan_in^-1/2, which keeps the scale of activations.
+
+    Raises:
+      ValueError: a size below 1.
+    """
+    if min(*shape, fan_in) < 1:
+        raise ValueError(
+            f"A weight's sizes must be 1 or more, got {dims} = {list(shape)}, fan_in {fan_in}."
+        )
     return WeightSpec(shape, dims, Init.GAUSSIAN, fan_in**-0.5)
 
 

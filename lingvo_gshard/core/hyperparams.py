@@ -34,10 +34,19 @@ class Params:
     def __init__(self) -> None:
         self.__dict__["_values"] = {}
         self.__dict__["_descriptions"] = {}
+        self.__dict__["_optional"] = {}
         self.__dict__["_frozen"] = False
 
-    def Define(self, name: str, default: Any, description: str) -> None:
+    def Define(
+        self, name: str, default: Any, description: str, *, optional: type | None = None
+    ) -> None:
         """Defines hyperparameter `name`.
+
+        Args:
+          name: an identifier.
+          default: its value until it is set; its type is that of other values, too.
+          description: what it is.
+          optional: the type of its values where None is one of them.
 
         Raises:
           ValueError: the name is taken, or no identifier.
@@ -49,6 +58,7 @@ class Params:
             raise ValueError(f"Hyperparameter {name!r} is defined already.")
         self._values[name] = default
         self._descriptions[name] = description
+        self._optional[name] = optional
 
     def Set(self, **values: Any) -> Self:
         """Sets hyperparameters by name, dotted for nested ones; returns self.
@@ -66,6 +76,12 @@ class Params:
         """The value at a dotted path; AttributeError as for Set."""
         owner, name = self._owner(path)
         return getattr(owner, name)
+
+    def OptionalType(self, path: str) -> type | None:
+        """What Define was told as `optional`, of the one at a dotted path; errors as for Set."""
+        owner, name = self._owner(path)
+        owner._check_defined(name)
+        return owner._optional[name]
 
     def Copy(self) -> Self:
         """A deep, unfrozen copy."""

@@ -55,14 +55,26 @@ class TranslationInput:
         p.Define("source_len", hyperparams.REQUIRED, "L of the source side, tokens a row.")
         p.Define("target_len", hyperparams.REQUIRED, "L of the target side, tokens a row.")
         p.Define("split", "train", "train, dev or test.")
-        p.Define("languages", None, "Language codes; None for all that the split has.")
+        p.Define(
+            "languages", None, "Language codes; None for all that the split has.", optional=tuple
+        )
         p.Define("temperature", 5.0, "T of the mixture: p_l proportional to n_l**(1/T).")
-        p.Define("max_repeats", 20.0, "Of an example in as many draws as there are; or None.")
+        p.Define(
+            "max_repeats",
+            20.0,
+            "Of an example in as many draws as there are; or None.",
+            optional=float,
+        )
         p.Define("repeat", True, "Endless and mixed, or one pass, language after language.")
         p.Define("shuffle", True, "Shuffle the examples, and the rows.")
         p.Define("rows", Rows.PACKED, "PACKED, SINGLE, or, of one pass, BUCKETED.")
         p.Define("seed", 1, "Of the mixture and the shuffles.")
-        p.Define("num_lanes", None, "V, what processes share a batch by; None for gcd(B, 8).")
+        p.Define(
+            "num_lanes",
+            None,
+            "V, what processes share a batch by; None for gcd(B, 8).",
+            optional=int,
+        )
         p.Define("process_index", 0, "p.")
         p.Define("num_processes", 1, "n, a divisor of V.")
         p.Define("verify_checksums", True, "Hash all files that will be read, before the start.")

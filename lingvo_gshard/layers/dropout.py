@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.layers.context import Context
@@ -18,6 +19,11 @@ class DropoutLayer(BaseLayer):
         p = super().Params()
         p.Define("rate", 0.1, "The share of elements zeroed, 0 to below 1.")
         return p
+
+    def __init__(self, params: hyperparams.Params, *args) -> None:
+        super().__init__(params, *args)
+        if not 0 <= self.p.rate < 1:
+            raise ValueError(f"{self.path}: rate must be 0 to below 1, got {self.p.rate}.")
 
     def FProp(self, theta, x: tf.Tensor, dims: str, context: Context) -> tf.Tensor:
         """Drops elements of `x`, whose dims say how the mask is partitioned."""

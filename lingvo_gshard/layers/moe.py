@@ -35,7 +35,12 @@ class MoELayer(BaseLayer):
         p.Define("dim", REQUIRED, "M.")
         p.Define("hidden_dim", REQUIRED, "H.")
         p.Define("num_experts", REQUIRED, "E.")
-        p.Define("group_size", None, "S, tokens of a group; None is default_group_size's.")
+        p.Define(
+            "group_size",
+            None,
+            "S, tokens of a group; None is default_group_size's.",
+            optional=int,
+        )
         p.Define("train_capacity", Capacity.Params(), "C when training.")
         eval_capacity = Capacity.Params().Set(by=CapacityBy.TOKENS)
         p.Define("eval_capacity", eval_capacity, "C otherwise; by default drops no token.")

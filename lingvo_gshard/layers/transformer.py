@@ -243,6 +243,8 @@ class TransformerStack(BaseLayer):
     def __init__(self, params: hyperparams.Params, *args) -> None:
         super().__init__(params, *args)
         p = self.p
+        if p.num_layers < 1:
+            raise ValueError(f"{self.path}: num_layers must be 1 or more, got {p.num_layers}.")
         kinds = [p.dense] if p.moe is None else [p.dense, p.moe]
         self._block_size = len(kinds)
         layers = [

@@ -36,8 +36,13 @@ class TranslationTask(BaseLayer):
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
-        p.Define("source_vocab_size", REQUIRED, "Pieces of the source languages' vocabulary.")
-        p.Define("target_vocab_size", REQUIRED, "V.")
+        p.Define(
+            "source_vocab_size",
+            REQUIRED,
+            "Pieces of the source languages' vocabulary.",
+            optional=int,
+        )
+        p.Define("target_vocab_size", REQUIRED, "V.", optional=int)
         p.Define("dim", REQUIRED, "M.")
         p.Define("encoder", TransformerStack.Params(), "")
         p.Define("decoder", TransformerStack.Params(), "")
@@ -54,6 +59,10 @@ class TranslationTask(BaseLayer):
             raise ValueError(
                 f"TranslationTask: activation_dtype must be {' or '.join(_ACTIVATION_DTYPES)}, "
                 f"got {p.activation_dtype!r}."
+            )
+        if not 0 <= p.label_smoothing < 1:
+            raise ValueError(
+                f"TranslationTask: label_smoothing must be 0 to below 1, got {p.label_smoothing}."
             )
         for side, size in (("source", p.source_vocab_size), ("target", p.target_vocab_size)):
             embedding = EmbeddingLayer.Params().Set(vocab_size=size, dim=p.dim)

@@ -140,3 +140,14 @@ def test_neither_params_nor_nested_maps_load_tensorflow_or_jax():
         "sys.exit(bool({'tensorflow', 'jax', 'numpy'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_may_be_none_says_what_else_it_is():
+    p = Params()
+    p.Define("inner", Params(), "")
+    p.inner.Define("timeout", None, "", optional=float)
+    p.inner.Define("count", 3, "")
+    assert p.Copy().OptionalType("inner.timeout") is float
+    assert p.OptionalType("inner.count") is None
+    with pytest.raises(AttributeError, match="No hyperparameter 'timeouts'"):
+        p.OptionalType("inner.timeouts")

@@ -63,3 +63,9 @@ def test_a_rate_of_zero_drops_nothing():
 def test_a_seed_goes_with_training_alone(mode, seed):
     with pytest.raises(ValueError, match=f"a seed goes with TRAIN alone, got {mode}"):
         Context(mode, seed)
+
+
+@pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5])
+def test_a_rate_that_is_no_share_is_refused(rate):
+    with pytest.raises(ValueError, match=f"rate must be 0 to below 1, got {rate}"):
+        DropoutLayer.Params().Set(rate=rate).Instantiate(building.Unannotated())
