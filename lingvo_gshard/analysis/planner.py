@@ -95,7 +95,7 @@ def make(request: Request) -> Plan:
         sharding={letter: "+".join(names_of([axis])) for letter, axis in parts.table},
         cores=parts.num_partitions,
         weights=model.task.num_weights,
-        tokens_per_core=_tokens(params) / parts.num_partitions,
+        tokens_per_core=stacks_tokens(params)["decoder"] / parts.num_partitions,
         fits=read is not None,
         memory_gib=_memory(model.state_spec, parts, generation.capacity_bytes, outcome),
         largest_buffers=_largest_buffers(model.state_spec, parts, outcome),
@@ -106,6 +106,12 @@ def make(request: Request) -> Plan:
         compile_cpu_secs=compile_cpu_secs,
         host_peak_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / memory.GIB,
     )
+
+
+def stacks_tokens(params: Params) -> dict[str, int]:
+    """Tokens of a batch, padding included, that the encoder and the decoder see."""
+    p = params.input
+    return {"encoder": p.batch_size * p.source_len, "decoder": p.batch_size * p.target_len}
 
 
 def _check_vocabularies(params: Params) -> None:
@@ -120,7 +126,7 @@ def _check_vocabularies(params: Params) -> None:
 def _check_groups(params: Params, parts: Partitioning) -> None:
     """Tokens of groups that can't be dealt evenly would be gathered, and cores be idle."""
     (ways,) = parts.factor("G")
-    for stack, tokens in (("encoder", _source_tokens(params)), ("decoder", _tokens(params))):
+    for stack, tokens in stacks_tokens(params).items():
         moe = params.task.Get(stack).moe
         if moe is None:
             continue
@@ -142,14 +148,6 @@ def _partitioning(request: Request, num_devices: int) -> Partitioning:
 def _batch(params: Params) -> NestedMap:
     p = params.input
     return packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
-
-
-def _source_tokens(params: Params) -> int:
-    return params.input.batch_size * params.input.source_len
-
-
-def _tokens(params: Params) -> int:
-    return params.input.batch_size * params.input.target_len
 
 
 def _torus(

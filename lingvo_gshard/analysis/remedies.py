@@ -10,7 +10,7 @@ import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from lingvo_gshard.analysis import plan_store
+from lingvo_gshard.analysis import plan_store, planner
 from lingvo_gshard.analysis.plan import Plan
 from lingvo_gshard.analysis.planner import Request
 from lingvo_gshard.core.hyperparams import Params
@@ -18,7 +18,6 @@ from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.layers.repeat import Remat
 
 _THRIFT = (Remat.NONE, Remat.ALL_BUT_PRODUCTS, Remat.BLOCK)  # Each keeps less.
-_STACKS = ("encoder", "decoder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +98,7 @@ def _keeping_the_batch(params: Params) -> Iterator[Change]:
         (Remat.ALL_BUT_PRODUCTS, "all but large products computed again"),
         (Remat.BLOCK, "whole blocks computed again"),
     ):
-        paths = [f"task.{stack}.remat" for stack in _STACKS]
+        paths = ["task.encoder.remat", "task.decoder.remat"]
         wasteful = [p for p in paths if _THRIFT.index(params.Get(p)) < _THRIFT.index(remat)]
         if wasteful:
             yield Change(what, dict.fromkeys(wasteful, remat))
@@ -132,13 +131,11 @@ def _together(gentle: Sequence[Change], half: Sequence[Change]) -> Iterator[Chan
 
 def _group_sizes(params: Params) -> dict[str, int]:
     """Tokens of a group by the setting that gives them; empty for a model without experts."""
-    rows, sizes = params.input.batch_size, {}
-    for stack, length in zip(_STACKS, ("source_len", "target_len"), strict=True):
-        moe = params.task.Get(stack).moe
-        if moe is not None:
-            tokens = rows * params.input.Get(length)
-            sizes[f"task.{stack}.moe.group_size"] = group_size(moe, tokens)
-    return sizes
+    return {
+        f"task.{stack}.moe.group_size": group_size(params.task.Get(stack).moe, tokens)
+        for stack, tokens in planner.stacks_tokens(params).items()
+        if params.task.Get(stack).moe is not None
+    }
 
 
 def _text(value: object) -> str:
