@@ -1,4 +1,5 @@
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -28,7 +29,8 @@ def _run(folder, *flags, file_bytes=None):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("build")
     (folder / "text").mkdir()
-    lines = (f"Satz Nummer {i}\tsentence number {i}\n" for i in range(1000))
+    # Rare characters, in each source another.
+    lines = (f"Satz Nummer {chr(0x4E00 + i)}\tsentence number {i}\n" for i in range(1000))
     (folder / "text" / "de-en.tsv").write_text("".join(lines))
     (folder / "file").touch()
     return folder
@@ -56,3 +58,13 @@ def test_verbosity_shows_where_it_came_from(folder):
     assert ended.returncode == 1
     assert "Traceback" in ended.stderr
     assert "no input folder nowhere" in ended.stderr
+
+
+def test_what_was_made_is_told_and_who_is_mostly_bytes(folder):
+    sizes = ("--source_vocab_size=1200", "--target_vocab_size=400", "--character_coverage=0.98")
+    ended = _run(folder, "--input=text", "--out=data", *sizes)
+    assert ended.returncode == 0
+    told = ended.stderr
+    assert re.search(r"de: \{'train': 9\d\d, 'dev': \d+, 'test': \d+\}, dropped none", told)
+    assert re.search(r"W.* de: \d\d\.\d % of the source's tokens are bytes of characters", told)
+    assert re.search(r"data: 9\d\d training pairs of 1 languages, .*; tables in data/report", told)
