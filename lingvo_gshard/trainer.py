@@ -33,6 +33,9 @@ _COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0,
 _NUM_PROCESSES = flags.DEFINE_integer(
     "num_processes", 1, "Processes that train together.", lower_bound=1
 )
+_JOIN_TIMEOUT_SECS = flags.DEFINE_integer(
+    "join_timeout_secs", 300, "How long to wait for the others at the start.", lower_bound=1
+)
 _PROCESS_ID = flags.DEFINE_integer("process_id", 0, "This one's place among them.")
 
 
@@ -78,7 +81,12 @@ def _joined() -> contextlib.AbstractContextManager[None]:
     if _COORDINATOR.value is None:
         raise ValueError("--num_processes: give --coordinator=HOST:PORT, process 0's, as well.")
     return distributed.joined(
-        distributed.Processes(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+        distributed.Processes(
+            _COORDINATOR.value,
+            _NUM_PROCESSES.value,
+            _PROCESS_ID.value,
+            timeout_secs=_JOIN_TIMEOUT_SECS.value,
+        )
     )
 
 

@@ -11,6 +11,7 @@ import dataclasses
 import logging
 import os
 import sys
+import threading
 import traceback
 from collections.abc import Iterator, Sequence
 
@@ -62,7 +63,7 @@ def initialize(processes: Processes) -> None:
     CPU devices talk to each other through Gloo.
 
     Raises:
-      RuntimeError: JAX has started already; or not all came in time, process 0 first.
+      RuntimeError: JAX has started already. If not all come in time, JAX aborts the process.
     """
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(
@@ -78,6 +79,7 @@ def initialize(processes: Processes) -> None:
 def joined(processes: Processes) -> Iterator[None]:
     """Joins the processes, which watch each other, and parts from them in order at the end.
 
+    If not all come in time, this process says so and ends with peers.EXIT_STATUS.
     On an error this process ends at once, and tells it in one line: it must not say farewell as
     others do, who would wait for it in a collective, and it for them. They end too, with
     peers.EXIT_STATUS, as they do when this one is killed.
@@ -91,14 +93,16 @@ def joined(processes: Processes) -> Iterator[None]:
         through = processes.coordinator
         if processes.process_id > 0:
             through = stack.enter_context(peers.relayed(address))
-        initialize(
-            dataclasses.replace(
-                processes,
-                coordinator=through,
-                # JAX's own watch comes second.
-                heartbeat_timeout_secs=2 * processes.heartbeat_timeout_secs,
+        with _all_come_in_time(processes):
+            initialize(
+                dataclasses.replace(
+                    processes,
+                    coordinator=through,
+                    # JAX's own watches come second.
+                    timeout_secs=2 * processes.timeout_secs,
+                    heartbeat_timeout_secs=2 * processes.heartbeat_timeout_secs,
+                )
             )
-        )
         watch = _watch(processes, host.strip("[]"))
         try:
             yield
@@ -117,6 +121,28 @@ def joined(processes: Processes) -> Iterator[None]:
         finally:
             jax.distributed.shutdown()  # Waits for the others.
             watch.leave()
+
+
+@contextlib.contextmanager
+def _all_come_in_time(processes: Processes) -> Iterator[None]:
+    """Ends this process, whatever its main thread does, unless it is left within timeout_secs."""
+    late = threading.Timer(processes.timeout_secs, _end_alone, [processes])
+    late.daemon = True
+    late.start()
+    try:
+        yield
+    finally:
+        late.cancel()
+
+
+def _end_alone(processes: Processes) -> None:
+    print(
+        f"Process {processes.process_id} ends: not all {processes.num_processes} processes came to "
+        f"{processes.coordinator} within {processes.timeout_secs} s. Start all of them again.",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(peers.EXIT_STATUS)
 
 
 def _watch(processes: Processes, host: str) -> peers.Watch:

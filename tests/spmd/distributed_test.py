@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import distributed, program
+from lingvo_gshard.spmd import distributed, peers, program
 from tests.spmd import functions
 
 # Loads the saved programs and runs each: the train step three times, on its own new weights.
@@ -18,7 +18,7 @@ _PROCESS = """
 import json, sys
 from lingvo_gshard.spmd import environment
 environment.prepare(num_devices=2)
-from lingvo_gshard.spmd import distributed, program
+from lingvo_gshard.spmd import distributed, peers, program
 folder, coordinator, process_id = sys.argv[1:]
 distributed.initialize(distributed.Processes(coordinator, 2, int(process_id), timeout_secs=60))
 import jax, numpy as np
@@ -111,3 +111,26 @@ def test_to_host_gives_whole_arrays_in_one_process_too():
 def test_a_place_that_is_none_is_refused(coordinator, process_id, message):
     with pytest.raises(ValueError, match=message):
         distributed.Processes(coordinator, 2, process_id)
+
+
+_ALONE = """
+import sys
+from lingvo_gshard.spmd import environment
+environment.prepare(num_devices=1)
+from lingvo_gshard.spmd import distributed
+coordinator, process_id = sys.argv[1:]
+with distributed.joined(distributed.Processes(coordinator, 2, int(process_id), timeout_secs=2)):
+    print("joined")
+"""
+
+
+@pytest.mark.parametrize("process_id", [0, 1])
+def test_a_process_to_which_nobody_comes_says_so_and_ends(process_id):
+    coordinator = f"127.0.0.1:{_free_port()}"
+    command = [sys.executable, "-c", _ALONE, coordinator, str(process_id)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (peers.EXIT_STATUS, "")
+    assert (
+        f"Process {process_id} ends: not all 2 processes came to {coordinator} within 2 s. Start "
+        "all of them again."
+    ) in done.stderr
