@@ -8,7 +8,7 @@ import pytest
 
 
 def _run(folder, *flags, file_bytes=None):
-    """Ends the binary with a limit to its files' sizes: it meets that as it meets a full disk."""
+    """Runs the binary; a limit to the sizes of its files is to it as a full disk."""
 
     def limit() -> None:
         if file_bytes is not None:
@@ -60,7 +60,7 @@ def test_verbosity_shows_where_it_came_from(folder):
     assert "no input folder nowhere" in ended.stderr
 
 
-def test_what_was_made_is_told_and_who_is_mostly_bytes(folder):
+def test_what_was_made_is_told_and_which_language_is_much_in_bytes(folder):
     sizes = ("--source_vocab_size=1200", "--target_vocab_size=400", "--character_coverage=0.98")
     ended = _run(folder, "--input=text", "--out=data", *sizes)
     assert ended.returncode == 0
