@@ -17,7 +17,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decode import scoring
+from lingvo_gshard.decode import rows, scoring
 from lingvo_gshard.decode.beam import BeamSearch, Hypotheses, Requests
 from lingvo_gshard.decode.top_k import top_k
 from lingvo_gshard.layers.cache import lengthened, write_at
@@ -174,8 +174,8 @@ class _Loop:
             NestedMap(
                 step=s.step + 1,
                 alive=s.alive & self._undecided(active, done, s.step + 1),
-                active=_where(s.alive, active, s.active),
-                done=_where(s.alive, done, s.done),
+                active=rows.where(s.alive, active, s.active),
+                done=rows.where(s.alive, done, s.done),
                 flat=flat,
                 model=model,
             )
@@ -229,7 +229,7 @@ class _Loop:
         too_soon = (step + 1 < self.requests.min_steps)[:, None]
         forbidden = too_soon & (tf.range(vocab_size) == self.config.eos_id)  # [B, V]
         if self.requests.prefix.shape[1]:
-            forced = _column(self.requests.prefix, step)[:, None]
+            forced = rows.column(self.requests.prefix, step)[:, None]
             forbidden |= (forced > 0) & (tf.range(vocab_size) != forced)
         return tf.where(forbidden[:, None], _NEVER, tf.maximum(log_probs, _NEVER))
 
@@ -260,15 +260,14 @@ class _Loop:
         """The active hypotheses extended by the chosen [B, k] of the k * V continuations."""
         batch_size, beam_size, vocab_size = token_log_probs.shape
         flat = tf.reshape(token_log_probs, [batch_size, beam_size * vocab_size])
-        # A single index of each row would be gathered from all partitions; two are not.
-        chosen = tf.gather(flat, tf.concat([index, index], 1), batch_dims=1)[:, :beam_size]
+        chosen = rows.gathered(flat, index)
         parents = index // vocab_size
         # Where fewer than k can go on, endings and what is forbidden fill the rest.
         chosen = tf.where(ranks > _NEVER / 2, chosen, _NEVER)
         return NestedMap(
             ids=index % vocab_size,
-            mask=_reorder(active.mask, parents),
-            log_probs=_picked(active.log_probs, parents) + chosen,
+            mask=rows.reordered(active.mask, parents),
+            log_probs=rows.picked(active.log_probs, parents) + chosen,
             token_log_probs=chosen,
         )
 
@@ -313,10 +312,10 @@ class _Loop:
         all_of_them = s.done.Pack(tf.concat(pair, 1) for pair in pairs)
         scores, index = tf.math.top_k(all_of_them.scores, self.config.num_found)
         return NestedMap(
-            mask=_reorder(all_of_them.mask, index),
+            mask=rows.reordered(all_of_them.mask, index),
             scores=scores,
-            lengths=_picked(all_of_them.lengths, index),
-            token_log_probs=_picked(all_of_them.token_log_probs, index),
+            lengths=rows.picked(all_of_them.lengths, index),
+            token_log_probs=rows.picked(all_of_them.token_log_probs, index),
         )
 
     def _undecided(self, active: NestedMap, done: NestedMap, step: tf.Tensor) -> tf.Tensor:
@@ -373,32 +372,3 @@ def _competes(ends: tf.Tensor, going_on: tf.Tensor) -> tf.Tensor:
     others = tf.concat([ends, going_on], 1)
     better = tf.cast(others[:, None] > ends[..., None], tf.int32)
     return tf.reduce_sum(better, -1) < ends.shape[1]
-
-
-def _reorder(mask: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    """mask[b, rows[b, i]]: [B, n, P] and int32 [B, k] give [B, k, P].
-
-    A product with a one-hot matrix, exact on 0/1, that stays local to a partition of B.
-    """
-    return tf.einsum("BKN,BNP->BKP", tf.one_hot(rows, mask.shape[1], dtype=mask.dtype), mask)
-
-
-def _picked(x: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-    """x[b, index[b, i]]: finite [B, n] and int32 [B, k] give [B, k]; local, as _reorder."""
-    return tf.reduce_sum(tf.one_hot(index, x.shape[1], dtype=x.dtype) * x[:, None], -1)
-
-
-def _where(alive: tf.Tensor, new: NestedMap, old: NestedMap) -> NestedMap:
-    """Leaf by leaf, `new` for the examples [B] that are alive, `old` for the others."""
-
-    def pick(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        return tf.where(tf.reshape(alive, [-1] + [1] * (a.shape.rank - 1)), a, b)
-
-    pairs = zip(new.Flatten(), old.Flatten(), strict=True)
-    return new.Pack(pick(a, b) for a, b in pairs)
-
-
-def _column(x: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-    """x[:, step] of int32 [B, F]; zeros where step is F or more."""
-    here = tf.one_hot(step, x.shape[1], dtype=x.dtype)
-    return tf.reduce_sum(x * here, 1)

@@ -6,6 +6,8 @@ import math
 
 import tensorflow as tf
 
+from lingvo_gshard.decode import rows
+
 # Below it there is nothing to gain.
 _FEW = 512
 
@@ -21,21 +23,26 @@ def top_k(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
       x: float32 [B, W], all above the least float32.
       k: how many, at most W.
     """
-    if k == 1:
-        index = tf.argmax(x, 1, output_type=tf.int32)
-        return tf.reduce_max(x, 1, keepdims=True), index[:, None]
     batch_size, width = x.shape
     columns = _num_columns(width, k)
     if width < _FEW or columns < k:
-        return tf.math.top_k(x, k)
-    rows = -(-width // columns)
-    padding = rows * columns - width
+        return _sorted(x, k)
+    num_rows = -(-width // columns)
+    padding = num_rows * columns - width
     grid = tf.pad(x, [[0, 0], [0, padding]], constant_values=x.dtype.min) if padding else x
-    grid = tf.reshape(grid, [batch_size, rows, columns])
-    _, best = tf.math.top_k(tf.reduce_max(grid, 1), k)  # [B, k]
-    candidates = tf.gather(grid, best, axis=2, batch_dims=1)  # [B, rows, k]
-    values, index = tf.math.top_k(tf.reshape(candidates, [batch_size, rows * k]), k)
-    return values, index // k * columns + tf.gather(best, index % k, batch_dims=1)
+    grid = tf.reshape(grid, [batch_size, num_rows, columns])
+    _, best = _sorted(tf.reduce_max(grid, 1), k)  # [B, k]
+    candidates = rows.gathered(grid, best, axis=2)  # [B, num_rows, k]
+    values, index = _sorted(tf.reshape(candidates, [batch_size, num_rows * k]), k)
+    return values, index // k * columns + rows.picked(best, index % k)
+
+
+def _sorted(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """top_k of few numbers."""
+    if k > 1:
+        return tf.math.top_k(x, k)
+    index = tf.argmax(x, 1, output_type=tf.int32)
+    return tf.reduce_max(x, 1, keepdims=True), index[:, None]
 
 
 def _num_columns(width: int, k: int) -> int:

@@ -9,6 +9,7 @@ B batch, k beam, n hypotheses that are wanted, S source length, T steps, V vocab
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import tensorflow as tf
@@ -147,6 +148,19 @@ def search(
         return finished[: config.num_found]
     score = sum(active[0][1]) / normalizer(config, max_steps)
     return [Found(score, *active[0], attended_KTS[0])]
+
+
+def exhaustive(config, model: RandomModel, b: int) -> list[tuple[float, tuple[int, ...]]]:
+    """Every sequence of at most T tokens that ends with EOS: its score and tokens, best first."""
+    words, scored = [v for v in range(model.out_DV.shape[1]) if v != EOS], []
+    for length in range(config.max_steps):
+        for body in itertools.product(words, repeat=length):
+            tokens, cache, total = [*body, EOS], 0.0, 0.0
+            for step, token in enumerate(tokens):
+                cache = cache + model.table_TVD[step, [tokens[step - 1] if step else BOS]]
+                total += model.step(b, cache)[0][0, token]
+            scored.append((total / normalizer(config, len(tokens)), tuple(tokens)))
+    return sorted(scored, reverse=True)
 
 
 def _grown(active, log_probs_KV, parent, v):

@@ -4,7 +4,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode.top_k import top_k
+from tests.layers import building
+from tests.spmd import functions
 
 
 @pytest.mark.parametrize(
@@ -29,3 +32,15 @@ def test_equal_numbers_are_found_once_each():
     values, index = top_k(tf.zeros([2, 1000]), 6)
     assert not values.numpy().any() and all(len(set(row)) == 6 for row in index.numpy())
     assert index.numpy().max() < 1000
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_partition_looks_at_its_own_rows_alone(k):
+    def fn(args):
+        return NestedMap(zip(("largest", "index"), top_k(args.x, k), strict=True))
+
+    x = np.random.default_rng(k).standard_normal((4, 600)).astype("float32")
+    specs = NestedMap(x=functions.f32(x.shape, "B_"))
+    run = building.compile_fn(fn, 2, {"largest": "B_", "index": "B_"}, args=specs)
+    np.testing.assert_array_equal(run(NestedMap(x=x)).largest, -np.sort(-x)[:, :k])
+    assert not any(count for _, count in run.report().collectives)
