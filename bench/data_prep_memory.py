@@ -5,6 +5,11 @@
 The larger corpus is the smaller one, repeated with edits: in each copy a word of every side stands
 in another place, so that no pair is dropped as a duplicate. Both are prepared a step at a time,
 and of each step the most that its processes took together is told, shared pages counted once.
+
+The vocabularies learn from as many sentences as there are, up to max_vocab_sentences: that step
+takes more for the larger corpus where the smaller one has fewer, as the one made up has, but with
+
+    --set=max_vocab_sentences=30000
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ _SETTINGS = (
     flags.DEFINE_integer("target_vocab_size", None, "Pieces."),
     flags.DEFINE_enum("model_type", None, config.MODEL_TYPES, "Of SentencePiece."),
     flags.DEFINE_float("character_coverage", None, "Share of the characters that get pieces."),
+    flags.DEFINE_integer("max_vocab_sentences", None, "That the vocabularies learn from."),
     flags.DEFINE_integer("max_pieces", None, "Longer training pairs are dropped; EOS included."),
     flags.DEFINE_integer("seed", None, "Of drawing the vocabularies' text."),
 )
