@@ -24,9 +24,10 @@ _MASKED = -1e9
 
 @dataclasses.dataclass(frozen=True)
 class KeysValues:
-    """Projected keys [B, N, D, T] and values [B, N, T, D]: as the products with them want them.
+    """Projected keys and values, each [B, N, T, D].
 
-    A cache that lay otherwise would be transposed, the whole of it, at every step of decoding.
+    Heads are a dim before tokens wherever heads are multiplied: else the compiler would transpose
+    most factors twice, once more for the gradients.
     """
 
     keys: tf.Tensor
@@ -58,8 +59,8 @@ class MultiHeadAttention(BaseLayer):
     def Project(self, theta: NestedMap, x: tf.Tensor) -> KeysValues:
         """Keys and values of x [B, T, M]."""
         return KeysValues(
-            self.annotate(tf.transpose(project(x, theta.wk), [0, 2, 3, 1]), "BNDT"),
-            self.annotate(tf.transpose(project(x, theta.wv), [0, 2, 1, 3]), "BNTD"),
+            self.annotate(_swapped(project(x, theta.wk)), "BNTD"),
+            self.annotate(_swapped(project(x, theta.wv)), "BNTD"),
         )
 
     def FProp(
@@ -85,8 +86,8 @@ class MultiHeadAttention(BaseLayer):
         """
         weights = tf.cast(self.Weights(theta, x, memory, mask), x.dtype)
         weights = self.dropout.FProp(theta.dropout, weights, "BNLT", context)
-        mixed = tf.einsum("BNLT,BNTD->BLND", weights, memory.values, name="mixed")
-        mixed = self.annotate(mixed, "BLND")
+        mixed = tf.matmul(weights, memory.values, name="mixed")
+        mixed = self.annotate(_swapped(mixed), "BLND")
         project_heads = functools.partial(project, num_axes=2)
         return self.annotate(context.product("BLM", project_heads, mixed, theta.wo), "BLM")
 
@@ -94,11 +95,16 @@ class MultiHeadAttention(BaseLayer):
         self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor
     ) -> tf.Tensor:
         """What FProp weighs the values by, before dropout: float32 [B, N, L, T]."""
-        q = self.annotate(project(x, theta.wq), "BLND")
+        q = self.annotate(_swapped(project(x, theta.wq)), "BNLD")
         q *= self.p.head_dim**-0.5
-        logits = tf.einsum("BLND,BNDT->BNLT", q, memory.keys, name="logits")
+        logits = tf.matmul(q, memory.keys, transpose_b=True, name="logits")
         logits = tf.cast(logits, tf.float32) + (1.0 - mask[:, None]) * _MASKED
         return tf.nn.softmax(logits)
+
+
+def _swapped(x: tf.Tensor) -> tf.Tensor:
+    """[B, L, N, D] as [B, N, L, D], and back."""
+    return tf.transpose(x, [0, 2, 1, 3])
 
 
 def segment_mask(queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:

@@ -17,7 +17,7 @@ from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch, make_dispatcher
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Gating, Routing, SecondExpert
-from lingvo_gshard.layers.projection import project
+from lingvo_gshard.layers.projection import matmul, project
 from lingvo_gshard.layers.ragged_experts import ragged_experts
 from lingvo_gshard.layers.random import random_uniform
 
@@ -166,12 +166,12 @@ class MoELayer(BaseLayer):
         with tf.name_scope("experts"):
             # R = G * C rows of an expert: one dim to contract in the gradients; see `project`.
             inputs_ERM = tf.reshape(inputs_EGCM, [self.p.num_experts, -1, self.p.dim])
-            hidden_ERH = tf.nn.relu(context.product("EGH", _by_expert, inputs_ERM, theta.wi))
+            hidden_ERH = tf.nn.relu(context.product("EGH", matmul, inputs_ERM, theta.wi))
             hidden_ERH = self.annotate(hidden_ERH, "EGH")
 
         def dealt(hidden_ERH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
             with tf.name_scope("experts"):
-                outputs_EGCM = tf.reshape(_by_expert(hidden_ERH, wo_EHM), inputs_EGCM.shape)
+                outputs_EGCM = tf.reshape(matmul(hidden_ERH, wo_EHM), inputs_EGCM.shape)
                 # Still split over experts: over groups it would be cheaper to gather few
                 # experts' weights.
                 outputs_EGCM = self.annotate(outputs_EGCM, "EGCM")
@@ -179,11 +179,6 @@ class MoELayer(BaseLayer):
                 return self.annotate(tf.transpose(outputs_EGCM, [1, 0, 2, 3]), "GECM")
 
         return context.product("GECM", dealt, hidden_ERH, theta.wo)
-
-
-def _by_expert(x_ERM: tf.Tensor, weight_EMH: tf.Tensor) -> tf.Tensor:
-    """[E, R, H]: every row times the weight of its expert."""
-    return tf.einsum("ERM,EMH->ERH", x_ERM, tf.cast(weight_EMH, x_ERM.dtype))
 
 
 def group_size(p: Params, tokens: int) -> int:

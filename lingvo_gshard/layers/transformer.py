@@ -22,6 +22,7 @@ from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.gating import Routing
+from lingvo_gshard.layers.layer_report import LayerReport
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.layers.products import Products
@@ -34,19 +35,6 @@ class Source:
 
     encoded: tf.Tensor
     mask: tf.Tensor
-
-
-@dataclasses.dataclass(frozen=True)
-class LayerReport:
-    """What a layer tells of one batch.
-
-    Attributes:
-      rms: float32 scalar, the root mean square of its output.
-      routing: of an MoE layer, else None.
-    """
-
-    rms: tf.Tensor
-    routing: Routing | None
 
 
 class TransformerLayer(BaseLayer):
@@ -128,8 +116,9 @@ class TransformerLayer(BaseLayer):
         Args:
           theta: the weights.
           x: [B, k, M], the newest token of every hypothesis.
-          cache: self_keys [B, N, D, P] and self_values [B, N, P, D]; source_keys and source_values
-            of T instead of P.
+          cache: self_keys [B, N, D, P] and self_values [B, N, P, D], as the products with them want
+            them: whatever lay otherwise would be transposed, the whole of it, at every step.
+            source_keys and source_values of T instead of P.
           mask: float [B, k, P], the places of each hypothesis, this step's included.
           source_mask: float [B, k, T].
           real: float [B, k], 0 where a token shall take no expert.
@@ -143,17 +132,17 @@ class TransformerLayer(BaseLayer):
         h = self.self_norm.FProp(theta.self_norm, x)
         new = self.self_attention.Project(theta.self_attention, h)
         place = step * x.shape[1]
-        keys = write_at(cache.self_keys, new.keys, place, axis=3)
+        keys = write_at(cache.self_keys, tf.linalg.matrix_transpose(new.keys), place, axis=3)
         values = write_at(cache.self_values, new.values, place, axis=2)
         cache = NestedMap(
             cache,
             self_keys=self.annotate(keys, "BNDT"),
             self_values=self.annotate(values, "BNTD"),
         )
-        memory = KeysValues(cache.self_keys, cache.self_values)
+        memory = KeysValues(tf.linalg.matrix_transpose(cache.self_keys), cache.self_values)
         h = self.self_attention.FProp(theta.self_attention, h, memory, mask, context)
         x = self._residual("self", theta, x, h, context)
-        source = KeysValues(cache.source_keys, cache.source_values)
+        source = KeysValues(tf.linalg.matrix_transpose(cache.source_keys), cache.source_values)
         attention = self._source_weights(theta, x, source, source_mask)
         x = self._attend_source(theta, x, source, source_mask, context)
         return self._feed_forward(theta, x, real, context)[0], cache, attention
@@ -161,13 +150,13 @@ class TransformerLayer(BaseLayer):
     def InitCache(self, theta: NestedMap, encoded: tf.Tensor, places: int) -> NestedMap:
         """An empty cache of P places beside the keys and values of encoded [B, T, M]."""
         source = self.source_attention.Project(theta.source_attention, encoded)
-        batch, heads, head_dim, _ = source.keys.shape
+        batch, heads, _, head_dim = source.keys.shape
         keys = tf.zeros([batch, heads, head_dim, places], source.keys.dtype)
         values = tf.zeros([batch, heads, places, head_dim], source.keys.dtype)
         return NestedMap(
             self_keys=self.annotate(keys, "BNDT"),
             self_values=self.annotate(values, "BNTD"),
-            source_keys=source.keys,
+            source_keys=self.annotate(tf.linalg.matrix_transpose(source.keys), "BNDT"),
             source_values=source.values,
         )
 
@@ -371,7 +360,7 @@ class TransformerStack(BaseLayer):
             context = fixed.context.in_layer(self.path, first + j, layer.path)
             context = dataclasses.replace(context, product=products)
             x, report = layer.FProp(theta, x, fixed.mask, fixed.real, source, context)
-            told += _tensors(report)
+            told += report.tensors()
         return [x, *told]
 
     def _layers_and_weights(self, theta: NestedMap) -> list[tuple[TransformerLayer, NestedMap]]:
@@ -385,21 +374,7 @@ class TransformerStack(BaseLayer):
         ]
 
 
-def _tensors(report: LayerReport) -> list[tf.Tensor]:
-    """A report's tensors. All but l_aux are metrics, through which no gradient goes."""
-    tensors = [tf.stop_gradient(report.rms)]
-    if report.routing is not None:
-        for name, tensor in vars(report.routing).items():
-            tensors.append(tensor if name == "aux_loss" else tf.stop_gradient(tensor))
-    return tensors
-
-
 def _reports(layers: Sequence[TransformerLayer], tensors: Iterator[tf.Tensor]) -> list[LayerReport]:
-    """The layers' reports of _tensors, one after the other."""
-    reports = []
-    for layer in layers:
-        rms, routing = next(tensors), None
-        if isinstance(layer.feed_forward, MoELayer):
-            routing = Routing(**{f.name: next(tensors) for f in dataclasses.fields(Routing)})
-        reports.append(LayerReport(rms, routing))
-    return reports
+    """The layers' reports, of their tensors one after the other."""
+    experts = [isinstance(layer.feed_forward, MoELayer) for layer in layers]
+    return [LayerReport.from_tensors(tensors, has_experts=each) for each in experts]

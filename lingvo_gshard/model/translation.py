@@ -20,8 +20,9 @@ from lingvo_gshard.layers.cross_entropy import cross_entropies
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.embedding import EmbeddingLayer
 from lingvo_gshard.layers.gating import Routing
+from lingvo_gshard.layers.layer_report import LayerReport
 from lingvo_gshard.layers.projection import project
-from lingvo_gshard.layers.transformer import LayerReport, Source, TransformerStack
+from lingvo_gshard.layers.transformer import Source, TransformerStack
 
 _SIDES = ("source", "target")
 _ACTIVATION_DTYPES = ("float32", "bfloat16")

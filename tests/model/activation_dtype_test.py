@@ -47,7 +47,7 @@ def narrow():
 
 def test_layers_compute_in_16_bits_and_the_router_and_the_loss_in_32(narrow):
     loss, metrics, _, seen = narrow
-    for dims in ("BNDT", "BNTD", "BLND", "BLH", "GSM", "EGCM", "EGH", "GECM"):
+    for dims in ("BNLD", "BNTD", "BLND", "BLH", "GSM", "EGCM", "EGH", "GECM"):
         assert seen[dims] == {tf.bfloat16}, dims
     for dims in ("GSE", "GSEC", "BLV"):
         assert seen[dims] == {tf.float32}, dims
