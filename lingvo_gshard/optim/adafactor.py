@@ -94,10 +94,12 @@ class Adafactor:
         decay: tf.Tensor,
         rate: tf.Tensor,
     ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        squared = tf.square(gradient) + _EPSILON_1
+        squared = tf.square(gradient)
         means = {"full": squared}
         if "row" in slots:
             means = {"row": _mean(squared, (-1,)), "column": _mean(squared, (-2,))}
+        # To the means, not to the squares: those would be one more tensor of the gradient's size.
+        means = {k: mean + _EPSILON_1 for k, mean in means.items()}
         slots = {k: decay * slots[k] + (1.0 - decay) * means[k] for k in slots}
         update = gradient * _inverse_root(slots)
         update /= tf.maximum(1.0, _rms(update, spec.axes) / self.p.clipping_threshold)
