@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.spmd import peers
-from lingvo_gshard.train import stopping, summaries
+from lingvo_gshard.train import checkpoints, digests, stopping, summaries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,18 +71,17 @@ class Run:
 
     def partial_checkpoints(self) -> set[int]:
         """The inodes of checkpoints that are not whole."""
-        folder = self.folder / "checkpoints"
+        folder = checkpoints.folder(self.folder)
         found = set()
         for path in folder.iterdir() if folder.exists() else ():
             with contextlib.suppress(FileNotFoundError):  # It is given another name just now.
-                if path.is_dir() and not (path / "digests.json").exists():
+                if path.is_dir() and not digests.exist(path):
                     found.add(path.stat().st_ino)
         return found
 
     def saved_step(self) -> int:
         """Of the newest whole checkpoint; 0 if there is none."""
-        found = (self.folder / "checkpoints").glob("*/digests.json")
-        return max((int(path.parent.name) for path in found), default=0)
+        return max(checkpoints.whole_steps(self.folder), default=0)
 
     def num_damaged(self) -> int:
         """Checkpoints that were found damaged."""

@@ -43,11 +43,13 @@ class TrainLoop:
         save_every: SaveEvery,
         hooks: Sequence[TrainHook],
     ) -> None:
-        """Args:
-        executable_of: the train program of K steps, by K.
-        checkpoints: where to save.
-        save_every: how often.
-        hooks: in the order in which they are called.
+        """Keeps what it is given.
+
+        Args:
+          executable_of: the train program of K steps, by K.
+          checkpoints: where to save.
+          save_every: how often.
+          hooks: in the order in which they are called.
         """
         self._executable_of = executable_of
         self._checkpoints, self._save_every = checkpoints, save_every

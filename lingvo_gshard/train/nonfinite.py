@@ -74,8 +74,10 @@ def _bad_steps(metrics: NestedMap) -> np.ndarray:
 
 
 def _first_bad_layers(metrics: NestedMap, k: int) -> list[str]:
-    """The first layer of each stack, such as `encoder_1 (activation_norms)`, and each layer that
-    stands alone, such as `softmax`; none if unknown."""
+    """The first layer of each stack, such as `encoder_1 (activation_norms)`; none if unknown.
+
+    A layer that stands alone, such as `softmax`, is a stack of its own.
+    """
     for name in _BY_LAYER:
         first: dict[str, int] = {}
         for layer, norms in metrics.get(name, NestedMap()).items():

@@ -56,8 +56,10 @@ def train_and_evaluate(
         max_steps=train_spec.max_steps,
         hooks=[*train_spec.hooks, evaluation],
     )
-    if evaluation.last is not None or evaluation.stopped:
-        return None if evaluation.stopped else evaluation.last
+    if evaluation.stopped:
+        return None
+    if evaluation.last is not None:
+        return evaluation.last
     # max_steps was reached before this run began.
     return estimator.evaluate(eval_spec.input_fn, steps=eval_spec.steps, name=eval_spec.name)
 
