@@ -232,9 +232,8 @@ def test_padding_is_zero_and_changes_nothing_for_the_others(trained):
 def test_training_drops_tokens_by_capacity_and_evaluation_none(trained):
     arrays = _arrays()
     theta = building.random_theta(_params().Instantiate(building.Unannotated(), "moe"))
-    theta.wg[:] = (
-        0  # Every token prefers expert 0, then expert 1, which has no random luck: g2 = 1/2.
-    )
+    # Every token prefers expert 0, then expert 1, which has no random luck: g2 = 1/2.
+    theta.wg[:] = 0
     got = trained(1)[0](theta, arrays)
     capacity, real_GS = 2 * S // E, arrays.real_BL.reshape(-1, S)
     dropped = np.maximum(real_GS.sum(1) - capacity, 0).sum()
@@ -246,10 +245,8 @@ def test_training_drops_tokens_by_capacity_and_evaluation_none(trained):
 @pytest.mark.parametrize("dispatch", Dispatch)
 def test_decoding_routes_each_example_by_itself(dispatch):
     theta = building.random_theta(_params().Instantiate(building.Unannotated(), "moe"))
-    arrays, params = (
-        _arrays(),
-        _params(dispatch=dispatch, **{"eval_capacity.by": CapacityBy.FACTOR}),
-    )
+    arrays = _arrays()
+    params = _params(dispatch=dispatch, **{"eval_capacity.by": CapacityBy.FACTOR})
     both, _ = _eager(params, theta, arrays.x_BLM, arrays.real_BL, Mode.DECODE)
     alone, _ = _eager(params, theta, arrays.x_BLM[3:4], arrays.real_BL[3:4], Mode.DECODE)
     np.testing.assert_allclose(both[3:4], alone, rtol=1e-5, atol=1e-6)
