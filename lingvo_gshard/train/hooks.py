@@ -82,7 +82,11 @@ class TrainHook:
         """
 
     def wants_to_stop(self) -> bool:
-        """Asked before the first call and after each: whether training shall save and end."""
+        """Asked before the first call, after each, and after each `after_save`.
+
+        Returns:
+          Whether training shall save and end.
+        """
         return False
 
     def on_stop(self, step: int) -> None:

@@ -92,6 +92,9 @@ class TrainLoop:
                 self._save(step, state, group)
                 self._tell_saved(step, state)
                 saved, before = step, None
+                stop, _ = self._wishes()  # A hook may have taken long.
+                if stop:
+                    break
         if last is not None and saved != step:
             self._save(step, state, last)
             if not stop:

@@ -68,6 +68,19 @@ def test_a_stop_ends_train_and_evaluate_without_an_evaluation(tmp_path):
     assert [json.loads(line)["step"] for line in (tmp_path / "eval_metrics.jsonl").open()] == [4]
 
 
+class _SendsSigtermAsItEvaluates(TrainHook):
+    def after_save(self, step, state):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_after_an_evaluation_in_which_it_was_asked_to_stop_no_step_is_done(tmp_path):
+    estimator = regression.make(tmp_path, steps_per_call=2, save_checkpoints_steps=4)
+    with StopOnSignal() as stop:
+        hooks = [stop, _SendsSigtermAsItEvaluates()]
+        estimator.train(lambda p: regression.Batches(), max_steps=10, hooks=hooks)
+    assert stop.stopped_at == 4 and estimator.checkpoint_steps() == [4]
+
+
 _TWICE = """
 import hashlib, os, signal, sys, threading, time
 from lingvo_gshard.train.stopping import StopOnSignal
