@@ -46,7 +46,7 @@ class MoELayer(BaseLayer):
         p.Define("eval_capacity", eval_capacity, "C otherwise; by default drops no token.")
         p.Define("second_expert", SecondExpert.RANDOM, "When a token goes to it.")
         p.Define("second_threshold", 0.2, "Of THRESHOLD, which g2, at most 1/2, must exceed.")
-        p.Define("dispatch", Dispatch.EINSUM, "How tokens reach their experts.")
+        p.Define("dispatch", Dispatch.EINSUM, "How tokens reach experts of limited capacity.")
         return p
 
     def __init__(self, params: hyperparams.Params, *args) -> None:
@@ -81,7 +81,7 @@ class MoELayer(BaseLayer):
         capacity = self._capacity(x_GSM.shape[1], context)
         with tf.name_scope("gate"):
             gates = self._gate(theta, x_GSM, real_GS, capacity, context)
-        if context.mode is Mode.DECODE and capacity == x_GSM.shape[1]:  # Nothing can overflow.
+        if not context.training and capacity == x_GSM.shape[1]:  # Nothing can overflow.
             with tf.name_scope("experts"):
                 y_GSM = ragged_experts(x_GSM, gates, theta.wi, theta.wo, self._annotator)
         else:

@@ -1,11 +1,11 @@
-"""Experts without capacity, for decoding: each computes the tokens that chose it, and no more.
+"""Experts without capacity: each computes the tokens that chose it, and no more. No gradients.
 
 A slot is a token and one of its two choices. Slots are sorted by expert, and a loop takes them in
 tiles of a fixed size, each of one expert. So nothing overflows, and an idle expert costs nothing,
 nor does a token that takes none.
 
-Partitions that share the experts get each other's tokens (all-gathers), compute the slots of
-their own experts, and give each token what these say (an all-to-all).
+Partitions that share the experts get each other's tokens (one all-gather; two if experts are
+copied), compute the slots of their own experts, and give each token what these say (an all-to-all).
 
 G groups, S tokens of a group, M model, H hidden, E experts, T slots of a tile. W ways that experts
 are split, Q ways that tokens are split besides; of such a part R tokens, J = 2 * R slots, and
@@ -21,7 +21,7 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from lingvo_gshard.core.base_layer import Annotator
 from lingvo_gshard.layers.cache import write_at
-from lingvo_gshard.layers.gating import Choice, Gating
+from lingvo_gshard.layers.gating import Gating
 
 _LEAST_TILE, _LARGEST_TILE = 16, 128
 
@@ -47,19 +47,16 @@ def ragged_experts(
     """
     num_experts, dim = wi_EMH.shape[:2]
     ways, parts = annotator.factor("EG")
-    choices = (gates.first, gates.second)
 
     def shared(tensor: tf.Tensor) -> tf.Tensor:
         """[Q, ...] as [W, Q, ...]: each partition of W has it whole."""
         copies = tf.broadcast_to(tensor, [ways, *tensor.shape])
         return annotator.annotate(copies, "EG" + "_" * (tensor.shape.rank - 1))
 
-    # Both in one tensor, that one all-gather takes everywhere: all must know whose tiles are most.
-    experts_GSC = [tf.cast(_expert(choice, num_experts), tf.float32) for choice in choices]
-    chosen_GSC = tf.stack([*experts_GSC, *(choice.gate_GS for choice in choices)], -1)
-    chosen_QRC = annotator.annotate(tf.reshape(chosen_GSC, [parts, -1, 4]), "___")
-    expert_QJ, gate_QJ = (tf.reshape(x, [parts, -1]) for x in tf.split(chosen_QRC, 2, -1))
-    expert_QJ = annotator.annotate(tf.cast(expert_QJ, tf.int32), "__")
+    numbers_GSC = _numbers(gates, num_experts, x_GSM.dtype)
+    x_QRM, numbers_QRC = _told(x_GSM, numbers_GSC, parts, annotator)
+    expert_QJ, gate_QJ = _choices(numbers_QRC)
+    expert_QJ = annotator.annotate(expert_QJ, "__")
     size = tile_size(expert_QJ.shape[1], num_experts)
     tiles = _Tiles(
         num_experts // ways,
@@ -68,22 +65,58 @@ def ragged_experts(
         shared(expert_QJ),
         annotator,
     )
-    rows_WQJM = tiles.compute(shared(tf.reshape(x_GSM, [parts, -1, dim])), wi_EMH, wo_EHM)
-    rows_WQJM *= tf.cast(shared(gate_QJ), x_GSM.dtype)[..., None]
+    rows_WQJM = tiles.compute(shared(x_QRM), wi_EMH, wo_EHM)
+    rows_WQJM *= shared(gate_QJ)[..., None]
     said_WGS2M = tf.reshape(rows_WQJM, [ways, *x_GSM.shape[:2], 2, dim])
     said_WGSM = annotator.annotate(tf.reduce_sum(said_WGS2M, 3), "_G__")
     return annotator.annotate(tf.reduce_sum(said_WGSM, 0), "GSM")
 
 
 def tile_size(num_slots: int, num_experts: int) -> int:
-    """T: an expert's even share of J slots, but 16 to 128; never more than the tokens."""
-    share = num_slots // num_experts
-    return min(num_slots // 2, max(_LEAST_TILE, min(_LARGEST_TILE, share)))
+    """T: half an expert's even share of J slots, but 16 to 128; never more than the tokens.
+
+    An expert's last tile is half empty then, on the average: a fifth of what is computed.
+    """
+    half = num_slots // num_experts // 2
+    return min(num_slots // 2, max(_LEAST_TILE, min(_LARGEST_TILE, half)))
 
 
-def _expert(choice: Choice, num_experts: int) -> tf.Tensor:
-    """int32 [G, S]: the chosen expert; E where the token takes none."""
-    return tf.where(choice.kept_GS > 0, choice.expert_GS, num_experts)
+def _numbers(gates: Gating, num_experts: int, dtype: tf.DType) -> tf.Tensor:
+    """[G, S, 6]: both choices' gates, and their experts (E where there is none) in two digits.
+
+    A digit is below 256, and so exact in 16 bits.
+    """
+    choices = (gates.first, gates.second)
+    experts_GSC = tf.stack(
+        [tf.where(choice.kept_GS > 0, choice.expert_GS, num_experts) for choice in choices], -1
+    )
+    gates_GSC = tf.stack([choice.gate_GS for choice in choices], -1)
+    digits = [tf.cast(digit, dtype) for digit in (experts_GSC // 256, experts_GSC % 256)]
+    return tf.concat([tf.cast(gates_GSC, dtype), *digits], -1)
+
+
+def _told(
+    x_GSM: tf.Tensor, numbers_GSC: tf.Tensor, parts: int, annotator: Annotator
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Tokens by part [Q, R, M], and everywhere, as all must know whose tiles are most, [Q, R, 6].
+
+    Where all partitions share experts, both go everywhere, in one all-gather.
+    """
+    if parts > 1:
+        numbers_QRC = tf.reshape(numbers_GSC, [parts, -1, numbers_GSC.shape[-1]])
+        x_QRM = tf.reshape(x_GSM, [parts, -1, x_GSM.shape[-1]])
+        return x_QRM, annotator.annotate(numbers_QRC, "___")
+    told_GSN = tf.concat([x_GSM, numbers_GSC], -1)
+    told_1RN = annotator.annotate(tf.reshape(told_GSN, [1, -1, told_GSN.shape[-1]]), "___")
+    x_1RM, numbers_1RC = tf.split(told_1RN, [x_GSM.shape[-1], numbers_GSC.shape[-1]], -1)
+    return x_1RM, numbers_1RC
+
+
+def _choices(numbers_QRC: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Each slot's expert, int32 [Q, J], and its gate, [Q, J], of _numbers."""
+    parts = numbers_QRC.shape[0]
+    gate_QJ, high_QJ, low_QJ = (tf.reshape(x, [parts, -1]) for x in tf.split(numbers_QRC, 3, -1))
+    return tf.cast(high_QJ, tf.int32) * 256 + tf.cast(low_QJ, tf.int32), gate_QJ
 
 
 def _num_tiles(expert_QJ: tf.Tensor, num_experts: int, ways: int, size: int) -> tf.Tensor:

@@ -21,7 +21,7 @@ class Unannotated:
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """The tensor itself, if the dims are as many as its own."""
-        assert tensor.shape.rank == len(dims), (tensor.shape, dims)
+        assert len(tensor.shape) == len(dims), (tensor.shape, dims)
         return tensor
 
     def locally(self, fn: Callable, arguments: list, dims: str) -> tf.Tensor:

@@ -7,6 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import ragged_experts
 from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.gating import Capacity, CapacityBy, Choice, Gating, SecondExpert
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.sharding.partitioning import Partitioning
@@ -16,10 +17,19 @@ from tests.layers import building
 from tests.spmd import functions
 
 B, L, M, H = 16, 6, 5, 7
+_MODES = (Mode.DECODE, Mode.EVAL, Mode.TRAIN)
 
 
 def _params(num_experts):
-    return MoELayer.Params().Set(dim=M, hidden_dim=H, num_experts=num_experts, group_size=L)
+    """Training has no draws, and as many places as tokens: Algorithm 2 where nothing overflows."""
+    return MoELayer.Params().Set(
+        dim=M,
+        hidden_dim=H,
+        num_experts=num_experts,
+        group_size=L,
+        second_expert=SecondExpert.ALL,
+        train_capacity=Capacity.Params().Set(by=CapacityBy.TOKENS),
+    )
 
 
 def _batch(seed=7):
@@ -32,7 +42,8 @@ def _batch(seed=7):
 def _eager(params, theta, batch, mode):
     layer = params.Instantiate(building.Unannotated(), "moe")
     weights, batch = theta.Transform(tf.constant), batch.Transform(tf.constant)
-    return layer.FProp(weights, batch.x_BLM, batch.real_BL, Context(mode))[0].numpy()
+    context = Context(mode, tf.constant([1, 2]) if mode is Mode.TRAIN else None)
+    return layer.FProp(weights, batch.x_BLM, batch.real_BL, context)[0].numpy()
 
 
 def _theta(params):
@@ -43,17 +54,18 @@ def _theta(params):
 def test_it_is_what_algorithm_2_says(num_experts):
     params = _params(num_experts)
     theta = _theta(params)
-    got, want = (_eager(params, theta, _batch(), mode) for mode in (Mode.DECODE, Mode.EVAL))
-    np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
-    assert (np.abs(got).max(-1) > 0).all(where=_batch().real_BL > 0)
-    assert not got[_batch().real_BL == 0].any()
+    decoded, evaluated, want = (_eager(params, theta, _batch(), mode) for mode in _MODES)
+    np.testing.assert_allclose(decoded, want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(evaluated, want, rtol=1e-4, atol=1e-5)
+    assert (np.abs(decoded).max(-1) > 0).all(where=_batch().real_BL > 0)
+    assert not decoded[_batch().real_BL == 0].any()
 
 
 def test_all_tokens_may_want_the_same_experts():
     params = _params(8)
     theta, batch = _theta(params), _batch()
     batch.x_BLM = np.tile(batch.x_BLM[:1, :1], (B, L, 1))
-    got, want = (_eager(params, theta, batch, mode) for mode in (Mode.DECODE, Mode.EVAL))
+    got, want = (_eager(params, theta, batch, mode) for mode in (Mode.DECODE, Mode.TRAIN))
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
@@ -82,10 +94,10 @@ _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
 @pytest.mark.parametrize(
     ("parts", "num_experts", "collectives"),
     [
-        (functions.partitioning(2), 8, (2, 1, 0)),
+        (functions.partitioning(2), 8, (1, 1, 0)),
         (_EXPERTS_X_DATA, 4, (2, 1, 0)),
         (_DATA, 8, (1, 0, 0)),  # The number of tiles alone is asked of all.
-        pytest.param(functions.partitioning(8), 8, (2, 1, 0), marks=pytest.mark.slow),
+        pytest.param(functions.partitioning(8), 8, (1, 1, 0), marks=pytest.mark.slow),
     ],
     ids=["2 devices", "copies of experts", "data alone", "8 devices"],
 )
@@ -101,11 +113,21 @@ def test_partitioned_equals_unpartitioned(parts, num_experts, collectives):
     args = (building.theta_specs(layer), specs)
     annotated = AnnotatedFn("moe", fn, ("theta", "batch"), args, {"y_BLM": "BLM"})
     run = program.export(annotated, parts).compile()
-    want = _eager(params, theta, batch, Mode.EVAL)
+    want = _eager(params, theta, batch, Mode.TRAIN)
     np.testing.assert_allclose(run(theta, batch).y_BLM, want, rtol=1e-4, atol=1e-5)
     report = run.report()
     kinds = ("all-gather", "all-to-all", "all-reduce")
     assert tuple(report.count(kind) for kind in kinds) == collectives
+
+
+def test_experts_are_told_exactly_in_16_bits():
+    expert_GS, kept_GS = tf.constant([[0, 255, 257, 2047]]), tf.constant([[1.0, 1.0, 0.0, 1.0]])
+    first = Choice(None, expert_GS, tf.fill([1, 4], 0.75), None, None, kept_GS)
+    second = Choice(None, 2047 - expert_GS, tf.fill([1, 4], 0.25), None, None, kept_GS)
+    numbers = ragged_experts._numbers(Gating(first, second, None), 2048, tf.bfloat16)
+    expert_QJ, gate_QJ = ragged_experts._choices(numbers)
+    assert expert_QJ.numpy().tolist() == [[0, 2047, 255, 1792, 2048, 2048, 2047, 0]]
+    assert gate_QJ.numpy().tolist() == [[0.75, 0.25] * 4]
 
 
 def test_idle_experts_have_no_tiles():
@@ -122,7 +144,7 @@ def test_idle_experts_have_no_tiles():
 
 @pytest.mark.parametrize(
     ("num_slots", "num_experts", "want"),
-    [(2, 8, 1), (16, 8, 8), (64, 8, 16), (512, 8, 64), (8192, 8, 128)],
+    [(2, 8, 1), (16, 8, 8), (64, 8, 16), (512, 8, 32), (8192, 8, 128)],
 )
-def test_tiles_are_an_even_share(num_slots, num_experts, want):
+def test_tiles_are_half_an_even_share(num_slots, num_experts, want):
     assert ragged_experts.tile_size(num_slots, num_experts) == want
