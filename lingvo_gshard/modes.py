@@ -63,7 +63,9 @@ def evaluate_continuously(estimator: TPUEstimator) -> None:
     metrics = train_and_evaluate.evaluate_continuously(
         estimator, _dev(estimator), until_step=estimator.params.train.max_steps
     )
-    if metrics is not None:
+    if metrics is None:
+        _print(f"Every checkpoint to step {estimator.params.train.max_steps} was evaluated before.")
+    else:
         _print_metrics(metrics)
 
 
@@ -114,8 +116,13 @@ def export(estimator: TPUEstimator) -> None:
 
 
 def report(estimator: TPUEstimator, launch: runs.Launch) -> None:
-    """Writes logdir/report.html of what the run has left so far."""
+    """Writes logdir/report.html of what the run has left so far.
+
+    Raises:
+      ValueError: it has not trained a step yet, or it is another model's.
+    """
     params = estimator.params
+    model_dir.check(estimator.config.model_dir, params.ToText(), runs.MODEL_PREFIXES)
     task = TranslationModel(params, estimator.partitioning).task
     languages = manifest.load(launch.data_dir).languages
     facts = run_report.RunFacts(

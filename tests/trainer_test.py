@@ -167,6 +167,13 @@ def test_a_layer_whose_weights_are_no_numbers_is_named(data_dir, run_dir, tmp_pa
     assert arguments[0].checkpoint_steps() == []
 
 
+def test_no_number_of_sentences_that_leaves_none_or_cuts_some_off(data_dir, run_dir):
+    for number in (0, -1):
+        estimator = _estimator(data_dir, run_dir, f"decode.max_sentences={number}")[0]
+        with pytest.raises(ValueError, match=f"max_sentences must be 1 or more, .*got {number}"):
+            modes.decode(estimator, data_dir, "test")
+
+
 def test_decoding_writes_a_translation_a_line(data_dir, run_dir, capsys):
     modes.decode(_estimator(data_dir, run_dir)[0], data_dir, "test")
     folder = run_dir / "decode_test"
@@ -207,6 +214,8 @@ def test_another_model_in_the_same_folder_is_refused(data_dir, run_dir):
     before = (run_dir / "experiment.json").read_text()
     with pytest.raises(ValueError, match="holds another model; choose another .*task.dim: 32"):
         modes.train(*arguments)
+    with pytest.raises(ValueError, match="holds another model"):
+        modes.report(*arguments[:2])
     assert (run_dir / "experiment.json").read_text() == before
 
 
