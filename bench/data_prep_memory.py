@@ -4,7 +4,8 @@
 
 The larger corpus is the smaller one, repeated with edits: in each copy a word of every side stands
 in another place, so that no pair is dropped as a duplicate. Both are prepared a step at a time,
-and of each step the most that its processes took together is told, shared pages counted once.
+and of each step the most that its processes took together is told. Shared pages count once, those
+of files not at all: libraries are the same for any corpus, and whoever else has loaded them counts.
 
 The vocabularies learn from as many sentences as there are, up to max_vocab_sentences: that step
 takes more for the larger corpus where the smaller one has fewer, as the one made up has, but with
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import dataclasses
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -38,7 +40,7 @@ _SAMPLE_SECS = 0.05
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """Of a step: the most memory (PSS) that its processes took together, and its time."""
+    """Of a step: the most memory that its processes took together, and its time."""
 
     peak_mib: float
     secs: float
@@ -104,7 +106,7 @@ def _cost(command: list[str]) -> Cost:
     began, peak_kib = time.monotonic(), 0
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
         while process.poll() is None:
-            peak_kib = max(peak_kib, sum(map(_pss_kib, _tree(process.pid))))
+            peak_kib = max(peak_kib, sum(map(_taken_kib, _tree(process.pid))))
             time.sleep(_SAMPLE_SECS)
     if process.returncode:
         raise subprocess.CalledProcessError(process.returncode, command)
@@ -121,12 +123,14 @@ def _tree(pid: int) -> list[int]:
     return [pid, *(one for child in children for one in _tree(child))]
 
 
-def _pss_kib(pid: int) -> int:
+def _taken_kib(pid: int) -> int:
+    """A process's share of memory (PSS) but for the pages of files."""
     try:
         rollup = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0
-    return next((int(line.split()[1]) for line in rollup.splitlines() if line[:4] == "Pss:"), 0)
+    kib = dict(re.findall(r"^(\w+): +(\d+) kB$", rollup, re.MULTILINE))
+    return sum(int(kib.get(name, 0)) for name in ("Pss_Anon", "Pss_Shmem"))
 
 
 if __name__ == "__main__":
