@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import logging
 import pathlib
 import shutil
@@ -35,8 +36,8 @@ from lingvo_gshard.train.retention import Retention
 
 _FOLDER = "checkpoints"
 _DAMAGED_FOLDER = "damaged_checkpoints"
-_LOOKS, _LOOK_AGAIN_SECS = 20, 0.1
-_Seen = TypeVar("_Seen")
+_TRIES, _TRY_AGAIN_SECS = 20, 0.1
+_Result = TypeVar("_Result")
 
 
 class SaveError(OSError):
@@ -105,11 +106,8 @@ class Checkpoints:
         saves = about is not None
         options = ocp.CheckpointManagerOptions(create=saves, save_root_metadata=saves)
         if saves and distributed.is_first():
-            # Orbax does it in a thread that nobody waits for: a process that saves nothing after
-            # all, and ends, would be told of it.
-            for partial in ocp.utils.tmp_checkpoints(self._folder):
-                shutil.rmtree(partial.get())
-        self._manager = _looking(
+            _again_if_changed(lambda: _delete_cut_short(self._folder))
+        self._manager = _again_if_changed(
             lambda: ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
         )
         self._finisher = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
@@ -307,7 +305,7 @@ class Checkpoints:
             digests.remove(self._path(step))
             shutil.rmtree(self._path(step))
         distributed.of_first(0)  # Nobody goes on before it is done.
-        _looking(self._manager.reload)
+        _again_if_changed(self._manager.reload)
 
     def _put_aside(self, step: int) -> None:
         if distributed.is_first():
@@ -319,7 +317,7 @@ class Checkpoints:
             self._path(step).rename(place)
             logging.warning("The damaged checkpoint is kept as %s.", place)
         distributed.of_first(0)
-        _looking(self._manager.reload)
+        _again_if_changed(self._manager.reload)
 
     def _save_error(self, step: int, error: Exception) -> SaveError:
         self._failed = True
@@ -343,7 +341,7 @@ class Checkpoints:
                 damage = error
         if distributed.largest([damage is not None])[0]:
             raise damage or DamagedCheckpointError(f"{path}: damaged; process 0 says where.")
-        _looking(self._manager.reload)
+        _again_if_changed(self._manager.reload)
 
 
 def _restored(wanted: dict[str, jax.ShapeDtypeStruct]) -> ocp.args.PyTreeRestore:
@@ -352,13 +350,26 @@ def _restored(wanted: dict[str, jax.ShapeDtypeStruct]) -> ocp.args.PyTreeRestore
     return ocp.args.PyTreeRestore(wanted, restore_args=as_wanted)
 
 
-def _looking(look: Callable[[], _Seen]) -> _Seen:
-    """What Orbax sees in a folder in which another process may delete just what it looks at."""
-    for _ in range(_LOOKS - 1):
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            return look()
-        time.sleep(_LOOK_AGAIN_SECS)
-    return look()
+def _delete_cut_short(within: pathlib.Path) -> None:
+    """Deletes what Orbax had begun to write.
+
+    Orbax itself does so in a thread for which a process that saves nothing, and ends, waits not.
+    """
+    for partial in ocp.utils.tmp_checkpoints(within):
+        shutil.rmtree(partial.get())
+
+
+def _again_if_changed(do: Callable[[], _Result]) -> _Result:
+    """Does what may fail because somebody else writes or deletes in the folder just then."""
+    for _ in range(_TRIES - 1):
+        try:
+            return do()
+        except OSError as error:
+            vanished = isinstance(error, FileNotFoundError | NotADirectoryError)
+            if not vanished and error.errno != errno.ENOTEMPTY:
+                raise
+        time.sleep(_TRY_AGAIN_SECS)
+    return do()
 
 
 def _check_fingerprints(
