@@ -59,6 +59,7 @@ bench: setup .venv-torch/ready
 	$(PY) -m bench.loop
 	$(PY) -m bench.decode
 	$(PY) -m bench.data_prep
+	$(PY) -m bench.data_prep_memory --set=max_vocab_sentences=30000
 	$(PY) -m bench.input
 
 # Interrupted, it goes on where it was; `make clean-demo` starts afresh.

@@ -111,7 +111,9 @@ def build_files(graph: Graph) -> dict[str, str]:
     folders = {module.folder for module in graph.modules.values()}
     imported = frozenset().union(*graph.deps.values(), *graph.late.values())
     children = {folder: _children(folder, folders) for folder in folders | {""}}
-    texts = {"": _HEADER + "\n" + _PUBLIC + _CONFIGURATION + _files('["*", "docs/**"]', children[""])}
+    texts = {
+        "": _HEADER + "\n" + _PUBLIC + _CONFIGURATION + _files('["*", "docs/**"]', children[""])
+    }
     for folder in sorted(folders):
         modules = [m for _, m in sorted(graph.modules.items()) if m.folder == folder]
         rules = [rule for module in modules for rule in _rules(module, graph, imported)]

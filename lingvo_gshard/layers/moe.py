@@ -38,7 +38,7 @@ class MoELayer(BaseLayer):
         p.Define(
             "group_size",
             None,
-            "S, tokens of a group; None is default_group_size's.",
+            "S, tokens of a group; None: as group_size() below says.",
             optional=int,
         )
         p.Define("train_capacity", Capacity.Params(), "C when training.")
