@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import itertools
+import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
@@ -154,6 +155,8 @@ def run(argv: Sequence[str] | None = None) -> None:
         main(args)
     except (ValueError, OSError) as error:
         sys.exit(f"translate: {error}")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
 
 
 def _num_devices(args: argparse.Namespace) -> int:

@@ -63,6 +63,8 @@ def save(
 ) -> None:
     """Writes a bundle; bundle.json comes last: a folder without it was cut short.
 
+    A bundle that was there before is none any more from the start.
+
     Args:
       folder: made if it is not there.
       spec: of the decoder.
@@ -75,6 +77,7 @@ def save(
     folder = pathlib.Path(folder)
     for name in ("programs", "vocab"):
         (folder / name).mkdir(parents=True, exist_ok=True)
+    (folder / _SPEC).unlink(missing_ok=True)
     for length in spec.source_lengths:
         program_for(length).save(_program_file(folder, length))
     save_file({path: np.asarray(x) for path, x in theta.FlattenItems()}, folder / _WEIGHTS)
@@ -111,15 +114,22 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
     """
     folder, spec = pathlib.Path(folder), load_spec(folder)
     programs = {n: program.load(_program_file(folder, n)) for n in spec.source_lengths}
-    held = read_safetensors(folder / _WEIGHTS)
-    wanted = programs[spec.source_lengths[0]].args[0].theta
-    paths = [path for path, _ in wanted.FlattenItems()]
-    if sorted(held) != sorted(paths):
-        missing, extra = sorted(set(paths) - set(held)), sorted(set(held) - set(paths))
-        raise ValueError(f"{folder / _WEIGHTS}: lacks {missing[:3]}, should not hold {extra[:3]}.")
-    theta = wanted.Pack(held[path] for path in paths)
+    theta = _weights(folder / _WEIGHTS, programs[spec.source_lengths[0]].args[0].theta)
     source, target = (Tokenizer(path) for path in _vocabulary_files(folder))
     return Decoder(spec, theta, programs.__getitem__), source, target
+
+
+def _weights(path: pathlib.Path, wanted: NestedMap) -> NestedMap:
+    """The weights that a program wants, by their TensorSpecs; ValueError as `load`."""
+    held, specs = read_safetensors(path), dict(wanted.FlattenItems())
+    if set(held) != set(specs):
+        missing, extra = sorted(set(specs) - set(held)), sorted(set(held) - set(specs))
+        raise ValueError(f"{path}: lacks {missing[:3]}, should not hold {extra[:3]}.")
+    for name, spec in specs.items():
+        found = (held[name].shape, str(held[name].dtype))
+        if found != (spec.shape, spec.dtype):
+            raise ValueError(f"{path}: {name} is {found}, expected {(spec.shape, spec.dtype)}.")
+    return wanted.Pack(held[name] for name in specs)
 
 
 def read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:

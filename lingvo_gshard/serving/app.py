@@ -57,8 +57,8 @@ class Server:
         self, translator: Translator, spec: DecoderSpec, limits: Limits | None = None
     ) -> None:
         """Keeps its parts; `spec` is the translator's decoder's."""
-        self._spec = spec
-        self._batcher = Batcher(lambda lines: list(translator.translate(lines)), limits or Limits())
+        self._spec, self._limits = spec, limits or Limits()
+        self._batcher = Batcher(lambda lines: list(translator.translate(lines)), self._limits)
         self._registry = CollectorRegistry()
         self._requests = Counter(
             "requests", "Answers by path and status.", ["path", "status"], registry=self._registry
@@ -107,6 +107,11 @@ class Server:
     async def _translate(self, request: web.Request) -> web.StreamResponse:
         began, plain = time.monotonic(), request.content_type == "text/plain"
         asked = _plain(await request.read()) if plain else self._json(request, await _body(request))
+        size, limit = len(asked.lines), self._limits.queued_lines
+        if size > limit:
+            raise web.HTTPRequestEntityTooLarge(
+                limit, size, text=f"{size} lines; at most {limit} are taken at once."
+            )
         try:
             found = await self._batcher.submit(asked.lines)
         except QueueFullError as error:
@@ -124,9 +129,8 @@ class Server:
             raise web.HTTPBadRequest(text='{"lines": [...]} is expected, a list of strings.')
         if not all(map(_is_unicode, body["lines"])):
             raise web.HTTPBadRequest(text="lines: a surrogate without its other half is no text.")
-        known = {"lines", "nbest", "source_lang"}
-        if set(body) - known:
-            unknown = ", ".join(sorted(set(body) - known))
+        known = ["lines", "nbest", "source_lang"]
+        if unknown := ", ".join(sorted(set(body) - set(known))):
             raise web.HTTPBadRequest(text=f"unknown {unknown}; known are {', '.join(known)}.")
         nbest, language = body.get("nbest", 1), body.get("source_lang")
         if type(nbest) is not int or not 1 <= nbest <= self._spec.num_best:
@@ -191,4 +195,6 @@ def _as_json(found: Sequence[NBest], nbest: int) -> list[list[dict[str, Any]]]:
 def serve(translator: Translator, spec: DecoderSpec, host: str, port: int) -> None:
     """Serves until it is interrupted."""
     print(f"Serving {spec.model} on http://{host}:{port}", flush=True)
-    web.run_app(Server(translator, spec).app(), host=host, port=port, print=None)
+    app = Server(translator, spec).app()
+    # Whoever hangs up while they wait is not translated for.
+    web.run_app(app, host=host, port=port, print=None, handler_cancellation=True)

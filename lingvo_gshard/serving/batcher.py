@@ -63,8 +63,9 @@ class Batcher:
 
     @property
     def queued_lines(self) -> int:
-        """Lines that wait, those being translated not counted."""
-        return sum(len(request.lines) for request in self._queue)
+        """Lines that wait: neither those being translated nor those given up."""
+        waiting = (one for one in self._queue if not one.result.cancelled())
+        return sum(len(request.lines) for request in waiting)
 
     async def submit(self, lines: Sequence[str]) -> list[NBest]:
         """Waits for the translations of a request's lines.

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 import sentencepiece
+from safetensors.numpy import save_file
 
 from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
@@ -196,6 +198,30 @@ def _damaged(made, tmp_path, name, content):
 def test_a_damaged_bundle_is_refused(made, tmp_path, name, content, message):
     with pytest.raises(ValueError, match=message):
         bundle.load(_damaged(made, tmp_path, name, content))
+
+
+def test_weights_of_another_shape_are_refused(made, tmp_path):
+    held = bundle.read_safetensors(made[0] / "weights.safetensors")
+    name = next(iter(held))
+    held[name] = np.concatenate([held[name], held[name]])
+    save_file(dict(held), tmp_path / "other")
+    folder = _damaged(made, tmp_path, "weights.safetensors", (tmp_path / "other").read_bytes())
+    with pytest.raises(ValueError, match=f"{re.escape(name)} is .*, expected "):
+        bundle.load(folder)
+
+
+def test_an_export_that_is_cut_short_leaves_no_bundle(made, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(made[0], folder)
+    spec = bundle.load_spec(folder)
+
+    def cut_short(source_len):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bundle.save(folder, spec, cut_short, NestedMap(), (folder, folder))
+    with pytest.raises(ValueError, match="no bundle.json"):
+        bundle.load_spec(folder)
 
 
 def test_a_folder_that_is_no_bundle_is_refused(tmp_path):

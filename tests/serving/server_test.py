@@ -86,7 +86,7 @@ def test_plain_text_is_a_line_a_line():
         ({"lines": ["ab"], "nbest": 3}, "nbest: 1 to 2 is expected, not 3"),
         ({"lines": ["ab"], "nbest": True}, "nbest: 1 to 2 is expected, not True"),
         ({"lines": ["ab"], "source_lang": "xx"}, "source_lang: 'xx' is none of de, fr"),
-        ({"lines": ["ab"], "n_best": 1}, "unknown n_best; known are"),
+        ({"lines": ["ab"], "n_best": 1}, "unknown n_best; known are lines, nbest, source_lang"),
     ],
 )
 def test_what_cannot_be_answered_is_told(body, message):
@@ -114,6 +114,15 @@ def test_bodies_that_are_no_json_of_another_type_or_too_large():
         return statuses
 
     assert _with_client(act) == [(s, True) for s in (400, 400, 415, 413, 404, 405)]
+
+
+def test_more_lines_than_may_ever_wait_are_too_large():
+    async def act(client):
+        await _post(client, {"lines": ["a"] * 5})
+        return await _post(client, {"lines": ["a"] * 6}, status=413)
+
+    told = _with_client(act, limits=Limits(batch_lines=4, queued_lines=5))
+    assert told == {"error": "6 lines; at most 5 are taken at once."}
 
 
 def test_a_failure_is_told_and_the_next_request_goes_well():
@@ -204,6 +213,18 @@ def test_who_gives_up_costs_nothing():
             return await batcher.submit(["c"])
 
     assert asyncio.run(run())[0][0].text == "C" and translator.batches == [1]
+
+
+def test_what_was_given_up_takes_no_room():
+    async def run():
+        async with Batcher(_results(_Shouter()), Limits(8, 4, 0.05)) as batcher:
+            given_up = asyncio.create_task(batcher.submit(["a"] * 4))
+            await asyncio.sleep(0)
+            given_up.cancel()
+            await asyncio.sleep(0)
+            return len(await batcher.submit(["b"] * 4))
+
+    assert asyncio.run(run()) == 4
 
 
 def test_what_waits_when_it_closes_is_cancelled():
