@@ -1,20 +1,22 @@
 """Experts without capacity: each computes the tokens that chose it, and no more. No gradients.
 
-A slot is a token and one of its two choices. Slots are sorted by expert, and a loop takes them in
-tiles of a fixed size, each of one expert. So nothing overflows, and an idle expert costs nothing,
-nor does a token that takes none.
+A slot is a token and one of its two choices. Slots are sorted by expert, and each partition takes
+those of its own experts, one expert after the other, in tiles of a fixed size. So nothing
+overflows, and an idle expert costs nothing, nor does a token that takes none.
 
-Partitions that share the experts get each other's tokens (one all-gather; two if experts are
-copied), compute the slots of their own experts, and give each token what these say (an all-to-all).
+Partitions that share the experts get each other's tokens (an all-gather), compute the slots of
+their own experts, each with as many tiles as it has, and give each token what these say (an
+all-to-all).
 
-G groups, S tokens of a group, M model, H hidden, E experts, T slots of a tile. W ways that experts
-are split, Q ways that tokens are split besides; of such a part R tokens, J = 2 * R slots, and
-P = J + T places, of which the last tile may overrun. Suffixes give dims: `start_WQ`.
+G groups, S tokens of a group, M model, H hidden, E experts, X of them on a partition, T slots of a
+tile. W ways that experts are split, Q ways that tokens are split besides; of such a part R tokens,
+J = 2 * R slots, and P = J + T places, of which the last tile may overrun. Suffixes give dims:
+`start_WQ`.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import functools
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
@@ -23,7 +25,7 @@ from lingvo_gshard.core.base_layer import Annotator
 from lingvo_gshard.layers.cache import write_at
 from lingvo_gshard.layers.gating import Gating
 
-_LEAST_TILE, _LARGEST_TILE = 16, 128
+_LEAST_TILE, _LARGEST_TILE = 8, 128
 
 
 def ragged_experts(
@@ -46,39 +48,24 @@ def ragged_experts(
       [G, S, M].
     """
     num_experts, dim = wi_EMH.shape[:2]
-    ways, parts = annotator.factor("EG")
-
-    def shared(tensor: tf.Tensor) -> tf.Tensor:
-        """[Q, ...] as [W, Q, ...]: each partition of W has it whole."""
-        copies = tf.broadcast_to(tensor, [ways, *tensor.shape])
-        return annotator.annotate(copies, "EG" + "_" * (tensor.shape.rank - 1))
-
+    ways, _ = annotator.factor("EG")
     numbers_GSC = _numbers(gates, num_experts, x_GSM.dtype)
-    x_QRM, numbers_QRC = _told(x_GSM, numbers_GSC, parts, annotator)
-    expert_QJ, gate_QJ = _choices(numbers_QRC)
-    expert_QJ = annotator.annotate(expert_QJ, "__")
-    size = tile_size(expert_QJ.shape[1], num_experts)
-    tiles = _Tiles(
-        num_experts // ways,
-        size,
-        _num_tiles(expert_QJ, num_experts, ways, size),
-        shared(expert_QJ),
-        annotator,
-    )
-    rows_WQJM = tiles.compute(shared(x_QRM), wi_EMH, wo_EHM)
-    rows_WQJM *= shared(gate_QJ)[..., None]
-    said_WGS2M = tf.reshape(rows_WQJM, [ways, *x_GSM.shape[:2], 2, dim])
+    told_WQRN = _told(tf.concat([x_GSM, numbers_GSC], -1), annotator)
+    x_WQRM, numbers_WQRC = tf.split(told_WQRN, [dim, numbers_GSC.shape[-1]], -1)
+    expert_WQJ, gate_WQJ = _choices(numbers_WQRC)
+    said_WQJM = _said(x_WQRM, expert_WQJ, wi_EMH, wo_EHM, annotator) * gate_WQJ[..., None]
+    said_WGS2M = tf.reshape(said_WQJM, [ways, *x_GSM.shape[:2], 2, dim])
     said_WGSM = annotator.annotate(tf.reduce_sum(said_WGS2M, 3), "_G__")
     return annotator.annotate(tf.reduce_sum(said_WGSM, 0), "GSM")
 
 
 def tile_size(num_slots: int, num_experts: int) -> int:
-    """T: half an expert's even share of J slots, but 16 to 128; never more than the tokens.
+    """T: a quarter of an expert's even share of J slots, but 8 to 128; never more than the tokens.
 
-    An expert's last tile is half empty then, on the average: a fifth of what is computed.
+    An expert's last tile is half empty then, on the average: a ninth of what is computed.
     """
-    half = num_slots // num_experts // 2
-    return min(num_slots // 2, max(_LEAST_TILE, min(_LARGEST_TILE, half)))
+    quarter = num_slots // num_experts // 4
+    return min(num_slots // 2, max(_LEAST_TILE, min(_LARGEST_TILE, quarter)))
 
 
 def _numbers(gates: Gating, num_experts: int, dtype: tf.DType) -> tf.Tensor:
@@ -95,151 +82,115 @@ def _numbers(gates: Gating, num_experts: int, dtype: tf.DType) -> tf.Tensor:
     return tf.concat([tf.cast(gates_GSC, dtype), *digits], -1)
 
 
-def _told(
-    x_GSM: tf.Tensor, numbers_GSC: tf.Tensor, parts: int, annotator: Annotator
-) -> tuple[tf.Tensor, tf.Tensor]:
-    """Tokens by part [Q, R, M], and everywhere, as all must know whose tiles are most, [Q, R, 6].
-
-    Where all partitions share experts, both go everywhere, in one all-gather.
-    """
-    if parts > 1:
-        numbers_QRC = tf.reshape(numbers_GSC, [parts, -1, numbers_GSC.shape[-1]])
-        x_QRM = tf.reshape(x_GSM, [parts, -1, x_GSM.shape[-1]])
-        return x_QRM, annotator.annotate(numbers_QRC, "___")
-    told_GSN = tf.concat([x_GSM, numbers_GSC], -1)
-    told_1RN = annotator.annotate(tf.reshape(told_GSN, [1, -1, told_GSN.shape[-1]]), "___")
-    x_1RM, numbers_1RC = tf.split(told_1RN, [x_GSM.shape[-1], numbers_GSC.shape[-1]], -1)
-    return x_1RM, numbers_1RC
+def _told(told_GSN: tf.Tensor, annotator: Annotator) -> tf.Tensor:
+    """Tokens and their numbers by part, [W, Q, R, N]: each partition of W has its part whole."""
+    ways, parts = annotator.factor("EG")
+    told_QRN = tf.reshape(told_GSN, [parts, -1, told_GSN.shape[-1]])
+    if parts == 1:
+        told_QRN = annotator.annotate(told_QRN, "___")
+    return annotator.annotate(tf.broadcast_to(told_QRN, [ways, *told_QRN.shape]), "EG__")
 
 
-def _choices(numbers_QRC: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Each slot's expert, int32 [Q, J], and its gate, [Q, J], of _numbers."""
-    parts = numbers_QRC.shape[0]
-    gate_QJ, high_QJ, low_QJ = (tf.reshape(x, [parts, -1]) for x in tf.split(numbers_QRC, 3, -1))
-    return tf.cast(high_QJ, tf.int32) * 256 + tf.cast(low_QJ, tf.int32), gate_QJ
+def _choices(numbers_WQRC: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Each slot's expert, int32 [W, Q, J], and its gate, [W, Q, J], of _numbers."""
+    ways, parts = numbers_WQRC.shape[:2]
+    gate_WQJ, high_WQJ, low_WQJ = (
+        tf.reshape(x, [ways, parts, -1]) for x in tf.split(numbers_WQRC, 3, -1)
+    )
+    return tf.cast(high_WQJ, tf.int32) * 256 + tf.cast(low_WQJ, tf.int32), gate_WQJ
 
 
-def _num_tiles(expert_QJ: tf.Tensor, num_experts: int, ways: int, size: int) -> tf.Tensor:
-    """int32 scalar: the tiles of the partition that has most."""
-    mine_QJE = expert_QJ[..., None] == tf.range(num_experts)
-    count_QE = tf.reduce_sum(tf.cast(mine_QJE, tf.int32), 1)
-    tiles_QE = (count_QE + size - 1) // size
-    return tf.reduce_max(tf.reduce_sum(tf.reshape(tiles_QE, [-1, ways, num_experts // ways]), -1))
+def _said(
+    x_WQRM: tf.Tensor,
+    expert_WQJ: tf.Tensor,
+    wi_EMH: tf.Tensor,
+    wo_EHM: tf.Tensor,
+    annotator: Annotator,
+) -> tf.Tensor:
+    """[W, Q, J, M]: what its expert says of each slot's token; 0 where that is elsewhere."""
+    ways, parts, num_slots = expert_WQJ.shape
+    num_experts = wi_EMH.shape[0]
+    size, num_own = tile_size(num_slots, num_experts), num_experts // ways
+    slots_WQJ = tf.broadcast_to(tf.range(num_slots), expert_WQJ.shape)
+    by_expert = xla.key_value_sort(expert_WQJ, slots_WQJ)
+    place_WQJ = xla.key_value_sort(by_expert.sorted_values, slots_WQJ).sorted_values
 
-
-@dataclasses.dataclass(frozen=True)
-class _Tiles:
-    """Each partition's way through the slots of its experts, from the first to the last.
-
-    A tile ends with its expert, or after T slots. Its T rows are computed whole: those beyond its
-    end are the next tile's to overwrite, or of no slot of this partition.
-
-    Attributes:
-      num_own: experts of one partition.
-      size: T.
-      number: int32 scalar, the tiles.
-      expert_WQJ: int32, the expert of each slot, E where it has none.
-      annotator: the experiment's.
-    """
-
-    num_own: int
-    size: int
-    number: tf.Tensor
-    expert_WQJ: tf.Tensor
-    annotator: Annotator
-
-    def compute(self, x_WQRM: tf.Tensor, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
-        """[W, Q, J, M]: what its expert says of each slot's token; 0 where that is elsewhere."""
-        ways, _, num_slots = self.expert_WQJ.shape
-        slots_WQJ = tf.broadcast_to(tf.range(num_slots), self.expert_WQJ.shape)
-        by_expert = xla.key_value_sort(self.expert_WQJ, slots_WQJ)
-        rows_WQPM = self._computed(
-            self._longer(by_expert.sorted_keys, ways * self.num_own),
-            self._longer(by_expert.sorted_values // 2, 0),
-            x_WQRM,
-            [(wi_EMH, "EMH"), (wo_EHM, "EHM")],
-        )
-        place_WQJ = xla.key_value_sort(by_expert.sorted_values, slots_WQJ).sorted_values
-        rows_WQJM = self.annotator.locally(
-            _rows_at, [(rows_WQPM, "EG__"), (place_WQJ, "EG_")], "EG__"
-        )
-        own_WQJ = self.expert_WQJ // self.num_own == tf.range(ways)[:, None, None]
-        return tf.where(own_WQJ[..., None], rows_WQJM, tf.zeros([], x_WQRM.dtype))
-
-    def _computed(
-        self,
-        expert_WQP: tf.Tensor,
-        token_WQP: tf.Tensor,
-        x_WQRM: tf.Tensor,
-        weights: list[tuple[tf.Tensor, str]],
-    ) -> tf.Tensor:
-        """[W, Q, P, M]: the rows of the slots as they are sorted, tile by tile."""
-        ways, parts, num_places = expert_WQP.shape
-
-        def condition(index: tf.Tensor, *_: tf.Tensor) -> tf.Tensor:
-            return index < self.number
-
-        def body(index: tf.Tensor, start_WQ: tf.Tensor, rows_WQPM: tf.Tensor) -> list[tf.Tensor]:
-            # A sum in place of a gather: it stays on its partition.
-            here_WQP = tf.range(num_places) == start_WQ[..., None]
-            expert_WQ = tf.reduce_sum(tf.where(here_WQP, expert_WQP, 0), -1)
-            end_WQ = _count(expert_WQP <= expert_WQ[..., None])
-            tile = [
-                (rows_WQPM, "EG__"),
-                (start_WQ, "EG"),
-                (token_WQP, "EG_"),
-                (x_WQRM, "EG__"),
-                (expert_WQ % self.num_own, "EG"),
-            ]
-            rows_WQPM = self.annotator.locally(self._with_tile, [*tile, *weights], "EG__")
-            start_WQ = tf.minimum(start_WQ + self.size, end_WQ)
-            return [index + 1, self.annotator.annotate(start_WQ, "EG"), rows_WQPM]
-
-        start_WQ = _count(expert_WQP < self.num_own * tf.range(ways)[:, None, None])
-        rows_WQPM = tf.zeros([ways, parts, num_places, x_WQRM.shape[-1]], x_WQRM.dtype)
-        start = [
-            tf.constant(0),
-            self.annotator.annotate(start_WQ, "EG"),
-            self.annotator.annotate(rows_WQPM, "EG__"),
-        ]
-        return tf.while_loop(condition, body, start)[-1]
-
-    def _with_tile(
-        self,
-        rows_11PM: tf.Tensor,
-        start_11: tf.Tensor,
-        token_11P: tf.Tensor,
-        x_11RM: tf.Tensor,
-        expert_11: tf.Tensor,
-        wi_XMH: tf.Tensor,
-        wo_XHM: tf.Tensor,
-    ) -> tf.Tensor:
-        """One partition's rows with those of the tile that starts at `start`."""
-        start, expert = tf.reshape(start_11, [1]), tf.reshape(expert_11, [1])
-        token_T = xla.dynamic_slice(tf.reshape(token_11P, [-1]), start, [self.size])
-        x_TM = tf.gather(tf.reshape(x_11RM, x_11RM.shape[2:]), token_T)
-        hidden_TH = tf.nn.relu(tf.matmul(x_TM, _item(wi_XMH, expert, x_TM.dtype)))
-        said_TM = tf.matmul(hidden_TH, _item(wo_XHM, expert, x_TM.dtype))
-        said_11TM = tf.reshape(said_TM, [1, 1, *said_TM.shape])
-        return write_at(rows_11PM, said_11TM, tf.reshape(start, []), axis=2)
-
-    def _longer(self, x_WQJ: tf.Tensor, value: int) -> tf.Tensor:
+    def longer(x_WQJ: tf.Tensor, value: int) -> tf.Tensor:
         """[W, Q, P]: with `value` after the last slot."""
-        ends = tf.fill([*x_WQJ.shape[:2], self.size], value)
-        return self.annotator.annotate(tf.concat([x_WQJ, ends], -1), "EG_")
+        return tf.concat([x_WQJ, tf.fill([ways, parts, size], value)], -1)
+
+    own_WQ2 = num_own * (tf.range(ways)[:, None, None] + tf.zeros([1, parts, 1], tf.int32))
+    own_WQ2 = tf.concat([own_WQ2, own_WQ2 + num_own], -1)
+    bounds_WQ2 = _count(expert_WQJ[:, :, None] < own_WQ2[..., None])
+    rows_WQPM = tf.zeros([ways, parts, num_slots + size, x_WQRM.shape[-1]], x_WQRM.dtype)
+    arguments = [
+        (bounds_WQ2, "EG_"),
+        (longer(by_expert.sorted_keys, num_experts), "EG_"),
+        (longer(by_expert.sorted_values // 2, 0), "EG_"),
+        (place_WQJ, "EG_"),
+        (x_WQRM, "EG__"),
+        (rows_WQPM, "EG__"),
+        (wi_EMH, "EMH"),
+        (wo_EHM, "EHM"),
+    ]
+    said_WQJM = annotator.locally(functools.partial(_said_here, size), arguments, "EG__")
+    own_WQJ = expert_WQJ // num_own == tf.range(ways)[:, None, None]
+    return tf.where(own_WQJ[..., None], said_WQJM, tf.zeros([], said_WQJM.dtype))
+
+
+def _said_here(
+    size: int,
+    bounds_112: tf.Tensor,
+    expert_11P: tf.Tensor,
+    token_11P: tf.Tensor,
+    place_11J: tf.Tensor,
+    x_11RM: tf.Tensor,
+    rows_11PM: tf.Tensor,
+    wi_XMH: tf.Tensor,
+    wo_XHM: tf.Tensor,
+) -> tf.Tensor:
+    """One partition's part of _said, without regard to where it has nothing to say.
+
+    Args:
+      size: T.
+      bounds_112: the first of its own slots as they are sorted, and the end of them.
+      expert_11P: each sorted slot's expert.
+      token_11P: each sorted slot's token.
+      place_11J: where each slot is sorted to.
+      x_11RM: the tokens.
+      rows_11PM: zeros.
+      wi_XMH: its experts' first weights.
+      wo_XHM: their second ones.
+    """
+    begin, end = tf.unstack(tf.reshape(bounds_112, [2]))
+    expert_P, token_P = tf.reshape(expert_11P, [-1]), tf.reshape(token_11P, [-1])
+    x_RM, rows_PM = (tf.reshape(x, x.shape[2:]) for x in (x_11RM, rows_11PM))
+
+    def of_expert(begin: tf.Tensor, rows_PM: tf.Tensor) -> list[tf.Tensor]:
+        expert = _slice(expert_P, begin, 1)
+        after = _count(expert_P <= expert)
+        own = tf.reshape(expert % wi_XMH.shape[0], [])
+        wi_MH, wo_HM = (tf.cast(_slice(w, own, 1)[0], x_RM.dtype) for w in (wi_XMH, wo_XHM))
+
+        def of_tile(start: tf.Tensor, rows_PM: tf.Tensor) -> list[tf.Tensor]:
+            """What it computes beyond the expert's last slot, the next expert's overwrite."""
+            x_TM = tf.gather(x_RM, _slice(token_P, start, size))
+            said_TM = tf.matmul(tf.nn.relu(tf.matmul(x_TM, wi_MH)), wo_HM)
+            return [start + size, write_at(rows_PM, said_TM, start, axis=0)]
+
+        _, rows_PM = tf.while_loop(lambda start, _: start < after, of_tile, [begin, rows_PM])
+        return [after, rows_PM]
+
+    _, rows_PM = tf.while_loop(lambda start, _: start < end, of_expert, [begin, rows_PM])
+    rows_JM = tf.gather(rows_PM, tf.reshape(place_11J, [-1]))
+    return tf.reshape(rows_JM, [1, 1, *rows_JM.shape])
+
+
+def _slice(x: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
+    """x[start : start + size]."""
+    starts = tf.stack([start] + [0] * (len(x.shape) - 1))
+    return xla.dynamic_slice(x, starts, [size, *x.shape[1:]])
 
 
 def _count(x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(x, tf.int32), -1)
-
-
-def _item(weight_XIO: tf.Tensor, index: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """One expert's weight [I, O]; `index` is int32 [1]."""
-    start = tf.concat([index, [0, 0]], 0)
-    one = xla.dynamic_slice(weight_XIO, start, [1, *weight_XIO.shape[1:]])
-    return tf.cast(tf.reshape(one, weight_XIO.shape[1:]), dtype)
-
-
-def _rows_at(rows_11PM: tf.Tensor, place_11J: tf.Tensor) -> tf.Tensor:
-    rows_JM = tf.gather(tf.reshape(rows_11PM, rows_11PM.shape[2:]), tf.reshape(place_11J, [-1]))
-    return tf.reshape(rows_JM, [1, 1, *rows_JM.shape])

@@ -95,8 +95,8 @@ _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
     ("parts", "num_experts", "collectives"),
     [
         (functions.partitioning(2), 8, (1, 1, 0)),
-        (_EXPERTS_X_DATA, 4, (2, 1, 0)),
-        (_DATA, 8, (1, 0, 0)),  # The number of tiles alone is asked of all.
+        (_EXPERTS_X_DATA, 4, (1, 1, 0)),
+        (_DATA, 8, (0, 0, 0)),
         pytest.param(functions.partitioning(8), 8, (1, 1, 0), marks=pytest.mark.slow),
     ],
     ids=["2 devices", "copies of experts", "data alone", "8 devices"],
@@ -125,26 +125,35 @@ def test_experts_are_told_exactly_in_16_bits():
     first = Choice(None, expert_GS, tf.fill([1, 4], 0.75), None, None, kept_GS)
     second = Choice(None, 2047 - expert_GS, tf.fill([1, 4], 0.25), None, None, kept_GS)
     numbers = ragged_experts._numbers(Gating(first, second, None), 2048, tf.bfloat16)
-    expert_QJ, gate_QJ = ragged_experts._choices(numbers)
-    assert expert_QJ.numpy().tolist() == [[0, 2047, 255, 1792, 2048, 2048, 2047, 0]]
-    assert gate_QJ.numpy().tolist() == [[0.75, 0.25] * 4]
+    expert_WQJ, gate_WQJ = ragged_experts._choices(numbers[None])
+    assert expert_WQJ.numpy().tolist() == [[[0, 2047, 255, 1792, 2048, 2048, 2047, 0]]]
+    assert gate_WQJ.numpy().tolist() == [[[0.75, 0.25] * 4]]
 
 
-def test_idle_experts_have_no_tiles():
-    """Expert 1 has three slots, expert 3 two; the others and the slots of none have nothing."""
+def test_idle_experts_cost_nothing(monkeypatch):
+    """Of four experts one has five slots, so two tiles of 4, and one has two slots."""
+    sliced = []
+
+    def noted(x, start, size):
+        sliced.append((len(x.shape), size))
+        return original(x, start, size)
+
+    original = ragged_experts._slice
+    monkeypatch.setattr(ragged_experts, "_slice", noted)
+    monkeypatch.setattr(ragged_experts, "tile_size", lambda *_: 4)
     none = 4
-    expert_QJ = tf.constant([[1, 3, 1, none, 1, 3, none, none]])
-    tiles = {
-        (ways, size): int(ragged_experts._num_tiles(expert_QJ, none, ways, size))
-        for ways in (1, 2)
-        for size in (2, 3)
-    }
-    assert tiles == {(1, 2): 3, (1, 3): 2, (2, 2): 2, (2, 3): 1}
+    expert_WQJ = tf.constant([[[1, 3, 1, none, 1, 3, 1, 1, none, none]]])
+    x_WQRM, w_EMH = tf.ones([1, 1, 5, M]), tf.ones([4, M, H])
+    w_EHM = tf.transpose(w_EMH, [0, 2, 1])
+    said_WQJM = ragged_experts._said(x_WQRM, expert_WQJ, w_EMH, w_EHM, building.Unannotated())
+    assert sliced.count((3, 1)) == 2 * 2  # Two experts' weights,
+    assert sliced.count((1, 4)) == 2 + 1  # and their tiles.
+    np.testing.assert_array_equal(said_WQJM[..., 0] > 0, expert_WQJ < none)
 
 
 @pytest.mark.parametrize(
     ("num_slots", "num_experts", "want"),
-    [(2, 8, 1), (16, 8, 8), (64, 8, 16), (512, 8, 32), (8192, 8, 128)],
+    [(2, 8, 1), (16, 8, 8), (256, 8, 8), (512, 8, 16), (8192, 8, 128)],
 )
-def test_tiles_are_half_an_even_share(num_slots, num_experts, want):
+def test_tiles_are_a_quarter_of_an_even_share(num_slots, num_experts, want):
     assert ragged_experts.tile_size(num_slots, num_experts) == want
