@@ -15,6 +15,9 @@ are manual, reductions, pads and slices (whose gradients are pads) may not: XLA 
 zero and that of the automatic part for one constant of two shardings, and its propagation ends the
 process. Sum with a product instead (`tf.einsum("b,bh->h", ones, x)`), or leave with `sum_axes`. The
 gradient of a broadcasting operation is such a reduction too: write it as an einsum.
+
+So may loops that start from what has entered. Each partition goes round its own as often as it
+wants to; reductions may stand in their bodies.
 """
 
 from __future__ import annotations

@@ -69,6 +69,35 @@ def test_the_papers_dispatch_by_a_local_gather(num_partitions):
     assert sum(count for _, count in executable.report().collectives) == 0
 
 
+@pytest.mark.parametrize("num_partitions", [1, 2, 4, 8])
+def test_each_partition_goes_round_its_loop_as_often_as_it_wants(num_partitions):
+    parts = functions.partitioning(num_partitions)
+
+    def local(times_G, x_GM):
+        def body(times, x_GM):
+            return times - 1, x_GM + tf.reduce_sum(x_GM)
+
+        times = tf.gather(times_G, 0)
+        return tf.while_loop(lambda times, _: times > 0, body, [times, x_GM])[1]
+
+    def fn(batch):
+        y_GM = parts.locally(local, [(batch.times_G, "G"), (batch.x_GM, "GM")], "GM")
+        return NestedMap(y_GM=y_GM)
+
+    specs = NestedMap(times_G=TensorSpec((8,), "int32", "G"), x_GM=functions.f32((8, 3), "GM"))
+    annotated = AnnotatedFn("loops", fn, ("batch",), (specs,), {"y_GM": "GM"})
+    executable = program.export(annotated, parts).compile()
+    batch = functions.randoms(NestedMap(x_GM=specs.x_GM), 3)
+    batch.times_G = np.array([3, 0, 1, 4, 2, 5, 0, 1], np.int32)
+    got = executable(batch).y_GM
+    want = batch.x_GM.reshape(num_partitions, -1, 3).copy()
+    for part, times in zip(want, batch.times_G[:: 8 // num_partitions], strict=True):
+        for _ in range(times):
+            part += part.sum()
+    np.testing.assert_allclose(got, want.reshape(8, 3), rtol=1e-4)
+    assert sum(count for _, count in executable.report().collectives) == 0
+
+
 def _loss_and_gradients(batch, results):
     with tf.GradientTape() as tape:
         leaves = batch.Flatten()
