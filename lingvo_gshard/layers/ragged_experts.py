@@ -119,9 +119,8 @@ def _said(
         """[W, Q, P]: with `value` after the last slot."""
         return tf.concat([x_WQJ, tf.fill([ways, parts, size], value)], -1)
 
-    own_WQ2 = num_own * (tf.range(ways)[:, None, None] + tf.zeros([1, parts, 1], tf.int32))
-    own_WQ2 = tf.concat([own_WQ2, own_WQ2 + num_own], -1)
-    bounds_WQ2 = _count(expert_WQJ[:, :, None] < own_WQ2[..., None])
+    first_W11 = num_own * tf.range(ways)[:, None, None]
+    bounds_WQ2 = tf.stack([_count(expert_WQJ < first_W11 + n) for n in (0, num_own)], -1)
     rows_WQPM = tf.zeros([ways, parts, num_slots + size, x_WQRM.shape[-1]], x_WQRM.dtype)
     arguments = [
         (bounds_WQ2, "EG_"),

@@ -16,8 +16,8 @@ zero and that of the automatic part for one constant of two shardings, and its p
 process. Sum with a product instead (`tf.einsum("b,bh->h", ones, x)`), or leave with `sum_axes`. The
 gradient of a broadcasting operation is such a reduction too: write it as an einsum.
 
-So may loops that start from what has entered. Each partition goes round its own as often as it
-wants to; reductions may stand in their bodies.
+Loops that start from what has entered may stand there too: each partition goes round its own as
+often as it wants to. In their bodies reductions may stand; what else these hold is not checked.
 """
 
 from __future__ import annotations
