@@ -8,6 +8,7 @@ whose peer is gone: after its own heartbeats are missed or, if process 0 is gone
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import selectors
 import socket
@@ -46,6 +47,8 @@ class Watch:
         self._peers = dict(peers)
         self._received = {process: b"" for process in peers}
         self._heard = dict.fromkeys(peers, time.monotonic())
+        # Of the thread that ends this process; the other waits for it, and so for the end.
+        self._ends = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="peers", daemon=True)
         self._thread.start()
 
@@ -60,14 +63,15 @@ class Watch:
         process ends here, as a Watch does.
         """
         self._thread.join(2 * _BEAT_SECS)
-        self._tell(f"process {self._process_id} has failed: {reason}")
+        self._ends.acquire()  # The others' answer must not end this process in its caller's stead.
+        self._part(f"process {self._process_id} has failed: {reason}")
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
             for process, connection in self._peers.items():
                 connection.setblocking(False)
                 selector.register(connection, selectors.EVENT_READ, process)
-            beat = time.monotonic()
+            beat = -math.inf
             while selector.get_map():
                 for key, _ in selector.select(_BEAT_SECS):
                     if self._reads_leave(key.data):
@@ -104,8 +108,26 @@ class Watch:
             with contextlib.suppress(OSError):  # One that is gone is noticed as it is read.
                 connection.send(f"{line}\n".encode())
 
+    def _part(self, line: str) -> None:
+        """Tells the others, and lets them hang up first, if they do so soon.
+
+        A connection closed with something unread is reset, and what was told may be lost with it.
+        """
+        self._tell(line)
+        deadline = time.monotonic() + _BEAT_SECS
+        for connection in self._peers.values():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_WR)
+        for connection in self._peers.values():
+            with contextlib.suppress(OSError):  # It is late, or gone.
+                while (left := deadline - time.monotonic()) > 0:
+                    connection.settimeout(left)
+                    if not connection.recv(4096):
+                        break
+
     def _end(self, why: str) -> None:
-        self._tell(why)
+        self._ends.acquire()
+        self._part(why)
         sys.stdout.flush()
         print(
             f"Process {self._process_id} ends: {why}. Start all of them again.",

@@ -13,7 +13,7 @@ import pytest
 
 from lingvo_gshard.spmd import peers
 
-# Process 0 prints its port; then each does what it is told after a second.
+# Process 0 prints its port; then each, once all watch, does what it is told.
 _PROCESS = """
 import os, signal, socket, sys, time
 from lingvo_gshard.spmd import peers
@@ -24,14 +24,16 @@ if process_id == 0:
     found = peers.accepted(listener, 3, 60)
 else:
     found = peers.connected(("127.0.0.1", port), process_id, 60)
-watch = peers.Watch(process_id, found, 3)
+    found[0].recv(1, socket.MSG_PEEK)  # Once all are there.
+watch = peers.Watch(process_id, found, 5)
 print("watches", flush=True)
-time.sleep(1)
+sys.stdin.readline()
 if does == "leaves":
     watch.leave()
     sys.exit(0)
 if does == "fails":
     watch.fail("the disk is full")
+    time.sleep(1)  # The others have ended, and told so.
     os._exit(1)
 if does == "dies":
     os.kill(os.getpid(), signal.SIGKILL)
@@ -44,6 +46,7 @@ time.sleep(60)
 def _start(process_id, port, does):
     return subprocess.Popen(
         [sys.executable, "-c", _PROCESS, str(process_id), str(port), does],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -58,7 +61,9 @@ def _three(*do):
     started += [_start(i, port, do[i]) for i in (1, 2)]
     try:
         for process in started:
-            assert process.stdout.readline() == "watches\n"
+            assert process.stdout.readline() == "watches\n", process.stderr.read()
+        for process in started:
+            print(file=process.stdin, flush=True)
         yield started
     finally:
         for process in started:
@@ -72,7 +77,7 @@ def _three(*do):
         (0, "dies", -signal.SIGKILL, "process 0 has died"),
         (2, "dies", -signal.SIGKILL, "process 2 has died"),
         (1, "fails", 1, "process 1 has failed: the disk is full"),
-        (2, "stops", None, r"process 2 has been silent for [34] s"),
+        (2, "stops", None, r"process 2 has been silent for [567] s"),
     ],
 )
 def test_when_one_ends_all_end_and_name_it(one, does, status, why):
