@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import itertools
+import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -148,11 +149,17 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(argv: Sequence[str] | None = None) -> None:
-    """The console entry: a mistake is told in one line, with exit status 1."""
+    """The console entry: a mistake is told in one line, with exit status 1.
+
+    Who reads no further, as `head` does, and who interrupts get a shell's status of such a signal.
+    """
     args = _parse(argv)
     try:
         environment.prepare(max(1, _num_devices(args)))
         main(args)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # For what is unwritten.
+        sys.exit(128 + signal.SIGPIPE)
     except (ValueError, OSError) as error:
         sys.exit(f"translate: {error}")
     except KeyboardInterrupt:

@@ -1,8 +1,10 @@
 """The binaries, from text to translations: one run end to end, and mistakes told in one line."""
 
 import json
+import os
 import pathlib
 import random
+import signal
 import subprocess
 import sys
 
@@ -77,13 +79,16 @@ def run_dir(data_dir, tmp_path_factory):
     return logdir
 
 
+def _command(name, *flags):
+    return {
+        "args": [sys.executable, "-m", f"lingvo_gshard.{name}", *flags],
+        "cwd": pathlib.Path(__file__).parent.parent,
+    }
+
+
 def _binary(name, *flags, text=""):
     return subprocess.run(
-        [sys.executable, "-m", f"lingvo_gshard.{name}", *flags],
-        input=text.encode(),
-        capture_output=True,
-        cwd=pathlib.Path(__file__).parent.parent,
-        timeout=300,
+        **_command(name, *flags), input=text.encode(), capture_output=True, timeout=300
     )
 
 
@@ -196,6 +201,20 @@ def test_translate_writes_one_line_for_each(run_dir):
     assert done.returncode == 0, done.stderr.decode()
     lines = done.stdout.decode().split("\n")
     assert len(lines) == 5 and lines[1] == lines[4] == ""
+
+
+def test_translate_ends_quietly_if_nobody_reads_on(run_dir):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "wb") as closed:
+        done = subprocess.run(
+            **_command("translate", f"--logdir={run_dir}"),
+            input=b"aa bake\n",
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            timeout=300,
+        )
+    assert done.returncode == 128 + signal.SIGPIPE and b"ipe" not in done.stderr
 
 
 def test_a_bundle_translates_as_the_run_does(run_dir, tmp_path):
