@@ -164,7 +164,9 @@ class _Loop:
         if "attention" in flat:
             place = s.step * self.config.beam_size
             flat.attention = write_at(flat.attention, model.attention, place)
-        token_log_probs = self._permitted(tf.nn.log_softmax(logits), s.step)  # [B, k, V]
+        # log_softmax would write all V numbers once more, less their maximum.
+        log_probs = logits - tf.reduce_logsumexp(logits, -1, keepdims=True)
+        token_log_probs = self._permitted(log_probs, s.step)  # [B, k, V]
         ranks = self._ranks(active.log_probs[..., None] + token_log_probs, s.step)
         ends, going_on = self._split_off_ends(ranks)
         best, index = top_k(going_on, self.config.beam_size)
