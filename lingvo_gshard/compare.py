@@ -9,6 +9,8 @@ Each is a logdir that `trainer --mode=decode` wrote scores into; a baseline's ar
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Iterable
+from typing import Any
 
 from absl import flags
 
@@ -26,10 +28,10 @@ def main(argv: list[str]) -> None:
     del argv
     from lingvo_gshard.analysis.comparison import Comparison
 
-    models = dict(_named(run) for run in _RUNS.value)
+    models = _distinct("run", map(_named, _RUNS.value))
     comparison = Comparison(
         {name: _quality(logdir) for name, logdir in models.items()},
-        dict(_baseline(logdir) for logdir in _BASELINES.value),
+        _distinct("baseline", map(_baseline, _BASELINES.value)),
     )
     print(comparison.table())
     if _OUT.value:
@@ -43,6 +45,16 @@ def _named(run: str) -> tuple[str, str]:
     if not (name and separator and logdir):
         raise ValueError(f"--run={run}: NAME=LOGDIR is expected.")
     return name, logdir
+
+
+def _distinct(flag: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """A dict of pairs whose keys must differ."""
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"--{flag}: {key} is given twice.")
+        found[key] = value
+    return found
 
 
 def _quality(logdir: str):

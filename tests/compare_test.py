@@ -61,6 +61,11 @@ def test_table_and_picture_of_runs_over_a_baseline(logdirs, tmp_path):
     [
         (["--run=MoE"], "--run=MoE: NAME=LOGDIR is expected"),
         (["--run=MoE=/nowhere"], "scores.json: holds no scores by language"),
+        (["--run=MoE={MoE}", "--run=MoE={dense}"], "--run: MoE is given twice"),
+        (
+            ["--run=MoE={MoE}", "--baseline={qb}", "--baseline={qb}"],
+            "--baseline: qb is given twice",
+        ),
         (["--run=MoE={MoE}", "--baseline={dense}"], "one language is expected, it decoded qa, qb"),
     ],
 )

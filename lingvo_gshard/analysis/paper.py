@@ -25,7 +25,6 @@ class PaperRun:
       batch_tokens: tokens of a batch; 4M and 1M are taken for 2^22 and 2^20.
       steps_per_sec, core_years, days: of training with 10^12 tokens.
       bleu: the average over the languages.
-      gigatokens_to: 10^9 tokens to a cross-entropy of 0.7, 0.6 and 0.5.
     """
 
     name: str
@@ -40,7 +39,6 @@ class PaperRun:
     core_years: float | None = None
     days: float | None = None
     bleu: float | None = None
-    gigatokens_to: tuple[float | None, float | None, float | None] = (None, None, None)
 
 
 FAMILY = (
@@ -57,7 +55,6 @@ FAMILY = (
         core_years=22.4,
         days=4.0,
         bleu=44.3,
-        gigatokens_to=(82, 175, 542),
     ),
     PaperRun(
         name="MoE(2048E, 12L)",
@@ -72,7 +69,6 @@ FAMILY = (
         core_years=7.5,
         days=1.4,
         bleu=41.3,
-        gigatokens_to=(176, 484, 1780),
     ),
     PaperRun(
         name="MoE(512E, 36L)",
@@ -87,7 +83,6 @@ FAMILY = (
         core_years=15.5,
         days=11.0,
         bleu=43.7,
-        gigatokens_to=(66, 170, 567),
     ),
     PaperRun(
         name="MoE(512E, 12L)",
@@ -102,7 +97,6 @@ FAMILY = (
         core_years=4.9,
         days=3.5,
         bleu=40.0,
-        gigatokens_to=(141, 486, None),
     ),
     PaperRun(
         name="MoE(128E, 36L)",
@@ -117,7 +111,6 @@ FAMILY = (
         core_years=6.1,
         days=17.3,
         bleu=39.0,
-        gigatokens_to=(321, 1074, None),
     ),
     PaperRun(
         name="MoE(128E, 12L)",
@@ -132,7 +125,6 @@ FAMILY = (
         core_years=1.9,
         days=5.4,
         bleu=36.7,
-        gigatokens_to=(995, None, None),
     ),
     # Its batch is not printed.
     PaperRun(
@@ -159,9 +151,8 @@ DENSE = PaperRun(
     bleu=36.9,
 )
 
-# Figure 6: a bilingual baseline's weights, and the average BLEU of the hundred.
+# Figure 6: a bilingual baseline's weights.
 BASELINE_WEIGHTS = 0.4e9
-BASELINES_BLEU = 30.8
 
 # Section 5.2, of a forward pass: AllToAll's share of the MoE and Transformer layers at 128 and
 # 2048 experts, how much longer it and the whole take; the share of the roofline at both.

@@ -57,6 +57,8 @@ class Mesh:
 
     def size(self, axis: Axis) -> int:
         """Partitions along `axis`; ValueError for an unknown one, or one named twice."""
+        if not isinstance(axis, str | tuple | list):
+            raise ValueError(f"Mesh: an axis is a name or a tuple of names, got {axis!r}.")
         names = names_of([axis])
         if len(set(names)) != len(names):
             raise ValueError(f"Mesh: an axis is used twice in {tuple(names)}.")

@@ -28,6 +28,10 @@ def test_a_mesh_that_makes_no_sense_is_refused(args, message):
         Mesh(*args)
 
 
-def test_an_unknown_axis_is_refused():
-    with pytest.raises(ValueError, match="no axis 'z'; the axes are x, y"):
-        Mesh(("x", "y"), (2, 3)).size("z")
+@pytest.mark.parametrize(
+    ("axis", "message"),
+    [("z", "no axis 'z'; the axes are x, y"), (3, "a name or a tuple of names, got 3")],
+)
+def test_an_unknown_axis_is_refused(axis, message):
+    with pytest.raises(ValueError, match=message):
+        Mesh(("x", "y"), (2, 3)).size(axis)
