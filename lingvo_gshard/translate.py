@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import io
 import itertools
 import os
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, cast
 
 from lingvo_gshard.spmd import environment
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from lingvo_gshard.decode.decoder import DecoderSpec
     from lingvo_gshard.decode.translator import Translation, Translator
     from lingvo_gshard.train.estimator import TPUEstimator
+
+# At most; a pipe gives what there is.
+_READ_BYTES = 1 << 20
 
 
 def main(args: argparse.Namespace) -> None:
@@ -47,10 +51,11 @@ def main(args: argparse.Namespace) -> None:
     if args.serve is not None:
         _server().serve(translator, spec, args.host, args.serve)
         return
-    for translations in translator.translate(read_lines(sys.stdin.buffer)):
-        line = _line(translations[: args.nbest], args.scores)
-        sys.stdout.buffer.write(f"{line}\n".encode())  # In UTF-8, whatever the locale says.
-        sys.stdout.buffer.flush()
+    for lines in read_lines(cast(io.BufferedReader, sys.stdin.buffer)):
+        for translations in translator.translate(lines):
+            line = _line(translations[: args.nbest], args.scores)
+            sys.stdout.buffer.write(f"{line}\n".encode())  # In UTF-8, whatever the locale says.
+            sys.stdout.buffer.flush()
 
 
 def _server() -> ModuleType:
@@ -64,14 +69,22 @@ def _server() -> ModuleType:
     return app
 
 
-def read_lines(stream: BinaryIO) -> Iterator[str]:
-    """The lines of a stream of bytes, without their ends.
+def read_lines(stream: io.BufferedIOBase) -> Iterator[list[str]]:
+    """The lines of a stream of bytes, without their ends; together those that came together.
 
     Lines end at newlines alone, not at marks such as U+2028. One that is no UTF-8 is read all the
     same, with marks where it can't be.
     """
-    for line in stream:
-        yield line.decode("utf-8", errors="replace").removesuffix("\n")
+    begun: list[bytes] = []  # Of a line whose end has not come.
+    while data := stream.read1(_READ_BYTES):
+        first, *others = data.split(b"\n")
+        begun.append(first)
+        if others:
+            lines = [b"".join(begun), *others]
+            begun = [lines.pop()]
+            yield [line.decode("utf-8", errors="replace") for line in lines]
+    if any(begun):
+        yield [b"".join(begun).decode("utf-8", errors="replace")]
 
 
 def _translator(args: argparse.Namespace) -> tuple[Translator, DecoderSpec]:

@@ -1,7 +1,6 @@
 """The binaries, from text to translations: one run end to end, and mistakes told in one line."""
 
 import json
-import os
 import pathlib
 import random
 import signal
@@ -203,18 +202,18 @@ def test_translate_writes_one_line_for_each(run_dir):
     assert len(lines) == 5 and lines[1] == lines[4] == ""
 
 
-def test_translate_ends_quietly_if_nobody_reads_on(run_dir):
-    reader, writer = os.pipe()
-    os.close(reader)
-    with open(writer, "wb") as closed:
-        done = subprocess.run(
-            **_command("translate", f"--logdir={run_dir}"),
-            input=b"aa bake\n",
-            stdout=closed,
-            stderr=subprocess.PIPE,
-            timeout=300,
-        )
-    assert done.returncode == 128 + signal.SIGPIPE and b"ipe" not in done.stderr
+def test_translate_answers_as_lines_come_and_ends_quietly_if_nobody_reads_on(run_dir):
+    command = _command("translate", f"--logdir={run_dir}")
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(**command, **pipes) as process:
+        process.stdin.write(b"aa bake\n\n")
+        process.stdin.flush()
+        assert process.stdout.readline().endswith(b"\n") and process.stdout.readline() == b"\n"
+        process.stdout.close()
+        process.stdin.write(b"ba ke\n")
+        process.stdin.flush()
+        assert process.wait(timeout=300) == 128 + signal.SIGPIPE
+        assert b"ipe" not in process.stderr.read()
 
 
 def test_a_bundle_translates_as_the_run_does(run_dir, tmp_path):

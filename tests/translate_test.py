@@ -22,7 +22,13 @@ from lingvo_gshard.decode.translator import Translation
     ],
 )
 def test_lines_end_at_newlines_alone_and_any_bytes_are_read(data, lines):
-    assert list(translate.read_lines(io.BytesIO(data))) == lines
+    assert [line for some in translate.read_lines(io.BytesIO(data)) for line in some] == lines
+
+
+def test_lines_are_there_as_soon_as_they_have_come(monkeypatch):
+    monkeypatch.setattr(translate, "_READ_BYTES", 4)
+    stream = io.BytesIO("ab\nc\u00e4d e\n\nf".encode())
+    assert list(translate.read_lines(stream)) == [["ab"], ["c\u00e4d e", ""], ["f"]]
 
 
 def test_translations_of_a_line_stand_between_tabs():
