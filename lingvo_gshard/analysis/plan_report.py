@@ -24,8 +24,8 @@ def text(plan: Plan) -> str:
     """One screen."""
     return "\n".join(
         [
-            f"{plan.model} on {plan.topology}: {plan.cores} cores, {plan.weights / 1e9:.2f} B "
-            f"weights, {plan.tokens_per_core:.0f} target tokens a core",
+            f"{plan.model} on {plan.topology}: {plan.cores} cores, {_count(plan.weights)} weights, "
+            f"{plan.tokens_per_core:.0f} target tokens a core",
             *(["settings: " + ", ".join(plan.settings)] if plan.settings else []),
             *_memory_lines(plan),
             *(_cost_lines(plan, plan.cost) if plan.cost else []),
@@ -88,6 +88,11 @@ def _stacked(names: Sequence[str], parts: Mapping[str, Sequence[float]], label: 
     axes.tick_params(axis="x", labelrotation=30)
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
+
+
+def _count(weights: int) -> str:
+    """In millions below a tenth of a billion."""
+    return f"{weights / 1e9:.2f} B" if weights >= 1e8 else f"{weights / 1e6:.2f} M"
 
 
 def _memory_lines(plan: Plan) -> Iterator[str]:

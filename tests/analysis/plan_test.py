@@ -59,6 +59,11 @@ def test_what_is_no_plan_is_told(tmp_path):
         plan.load(tmp_path)
 
 
+def test_few_weights_are_told_in_millions():
+    kept = plans.plan(plans.cost(), weights=3_270_000)
+    assert "cores, 3.27 M weights" in plan_report.text(kept)
+
+
 def test_the_report_is_one_screen_that_says_all(tmp_path):
     kept = plans.plan(plans.cost(), suspicious=("all-gather of 3.0 MiB a step from encoder",))
     text = plan_report.text(kept)
