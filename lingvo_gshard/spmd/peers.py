@@ -8,7 +8,6 @@ whose peer is gone: after its own heartbeats are missed or, if process 0 is gone
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import selectors
 import socket
@@ -71,7 +70,7 @@ class Watch:
             for process, connection in self._peers.items():
                 connection.setblocking(False)
                 selector.register(connection, selectors.EVENT_READ, process)
-            beat = -math.inf
+            beat = time.monotonic()
             while selector.get_map():
                 for key, _ in selector.select(_BEAT_SECS):
                     if self._reads_leave(key.data):
@@ -145,7 +144,7 @@ def listen() -> socket.socket:
 def accepted(
     listener: socket.socket, num_processes: int, timeout_secs: float
 ) -> dict[int, socket.socket]:
-    """Process 0's connections, one from each other process; closes the listener.
+    """Process 0's connections, one from each other process; closes the listener, tells all.
 
     Whoever else finds the port, and whatever it says or does not, is sent away.
 
@@ -170,6 +169,9 @@ def accepted(
                 peers[process] = connection
             else:
                 connection.close()
+    for connection in peers.values():
+        with contextlib.suppress(OSError):  # One that is gone is noticed as it is read.
+            connection.sendall(b"\n")
     return peers
 
 
@@ -185,18 +187,19 @@ def _introduced(connection: socket.socket) -> int:
 def connected(
     address: tuple[str, int], process_id: int, timeout_secs: float
 ) -> dict[int, socket.socket]:
-    """Another process's only connection, to process 0.
+    """Another process's only connection, to process 0, as soon as all have come to it.
 
     Raises:
-      OSError: it can't be reached at `address`; names it.
+      OSError: it can't be reached at `address`, or is silent for `timeout_secs`; names it.
     """
     try:
         connection = socket.create_connection(address, timeout_secs)
+        connection.sendall(process_id.to_bytes(4))
+        connection.recv(1)  # Nothing, if process 0 has died: its Watch tells.
     except OSError as error:
         raise OSError(
             f"process 0 can't be reached at {address[0]}:{address[1]}: {error}"
         ) from error
-    connection.sendall(process_id.to_bytes(4))
     return {0: connection}
 
 
