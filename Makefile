@@ -12,8 +12,8 @@ DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$
 
 .PHONY: setup setup-tpu setup-chromium demo test test-slow bazel-test wheel-test check bench clean-demo
 # Of those that bazel-test runs: one of each kind.
-BAZEL_TESTS := //tests/core/... //tests/sharding:mesh_test //tests/layers:gating_test \
-	//tests/params:experiments_test //tests:layering_test //tests/tools/...
+BAZEL_TESTS := //tests:core/hyperparams_test //tests:sharding/mesh_test //tests:layers/gating_test \
+	//tests:params/experiments_test //tests:layering_test //tests:tools/disturbed_run_test
 
 setup: .venv/ready
 

@@ -93,7 +93,7 @@ def _best_of_each(calls: dict[str, Callable[[], Measured]]) -> dict[str, Measure
 def _ours(case: Case, is_flat: bool) -> Callable[[], Measured]:
     from bench import synthetic
     from lingvo_gshard.core.nested_map import NestedMap
-    from lingvo_gshard.sharding.partitioning import TensorSpec
+    from lingvo_gshard.sharding.layout import TensorSpec
     from lingvo_gshard.spmd import program
 
     num_partitions = _PARTITIONS.value if case.batch % _PARTITIONS.value == 0 else 1

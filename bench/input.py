@@ -220,8 +220,8 @@ def _wait(data_dir: str) -> tuple[float, float]:
     from bench import synthetic
     from lingvo_gshard.core.nested_map import NestedMap
     from lingvo_gshard.input import manifest
+    from lingvo_gshard.sharding.layout import Partitioning
     from lingvo_gshard.sharding.mesh import Mesh
-    from lingvo_gshard.sharding.partitioning import Partitioning
     from lingvo_gshard.spmd import program
     from lingvo_gshard.train import steps
 

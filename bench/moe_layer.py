@@ -23,7 +23,7 @@ def _layer(params: Params, num_partitions: int) -> Work:
     import numpy as np
 
     from bench import synthetic
-    from lingvo_gshard.sharding.partitioning import TensorSpec
+    from lingvo_gshard.sharding.layout import TensorSpec
     from lingvo_gshard.spmd import program
     from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 

@@ -52,7 +52,7 @@ _DENSE = _Model("T(4L)", "toy.Dense4L")
 
 def main(argv: list[str]) -> None:
     environment.prepare()
-    from lingvo_gshard.analysis import sample_efficiency
+    from bench import tokens_to_loss
 
     # Seed by seed, so that what has ended can be compared at any time.
     curves: dict[_Model, list] = {
@@ -60,17 +60,17 @@ def main(argv: list[str]) -> None:
     }
     for seed in range(1, _SEEDS.value + 1):
         for model, found in curves.items():
-            found.append(sample_efficiency.read_curve(_trained(model, seed)))
+            found.append(tokens_to_loss.read_curve(_trained(model, seed)))
             print(f"{model.name}, seed {seed}: loss {found[-1].nll[-1]:.3f}", flush=True)
     dense, *mixtures = (
-        sample_efficiency.Runs(model.name, _flops_per_token(model), tuple(found))
+        tokens_to_loss.Runs(model.name, _flops_per_token(model), tuple(found))
         for model, found in curves.items()
     )
-    print(sample_efficiency.table(dense, mixtures, _SHARES))
+    print(tokens_to_loss.table(dense, mixtures, _SHARES))
 
 
 def _params(model: _Model, seed: int):
-    from lingvo_gshard import runs
+    from lingvo_gshard.train import run
 
     overrides = (
         *model.overrides,
@@ -79,28 +79,28 @@ def _params(model: _Model, seed: int):
         f"input.seed={seed}",
         "optimizer.schedule.cool_down_steps=0",  # The losses on the way count.
     )
-    launch = runs.Launch(model.experiment, overrides, _DATA_DIR.value)
-    return runs.experiment_params(launch, runs.data_facts(_DATA_DIR.value))
+    launch = run.Launch(model.experiment, overrides, _DATA_DIR.value)
+    return run.experiment_params(launch, run.data_facts(_DATA_DIR.value))
 
 
 def _trained(model: _Model, seed: int) -> pathlib.Path:
     """The folder of a finished run."""
-    from lingvo_gshard import runs
+    from lingvo_gshard.train import run
     from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 
     logdir = pathlib.Path(_OUT.value, f"{model.name}-seed{seed}")
     lines = read_lines(logdir / TRAIN_METRICS)
     if not lines or lines[-1]["step"] < _STEPS.value:
-        estimator = runs.make_estimator(_params(model, seed), str(logdir), num_partitions=1)
+        estimator = run.make_estimator(_params(model, seed), str(logdir), num_partitions=1)
         estimator.train(lambda p: p.input.Instantiate(), max_steps=_STEPS.value)
     return logdir
 
 
 def _flops_per_token(model: _Model) -> float:
     """Of a training step on full rows, a target token."""
-    from lingvo_gshard.analysis import flops
+    from lingvo_gshard.planning import flops
+    from lingvo_gshard.sharding.layout import Partitioning
     from lingvo_gshard.sharding.mesh import Mesh
-    from lingvo_gshard.sharding.partitioning import Partitioning
 
     params = _params(model, seed=1)
     task = params.task.Instantiate(Partitioning(Mesh.flat(1), ()))

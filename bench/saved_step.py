@@ -43,8 +43,8 @@ def _make(folder: pathlib.Path) -> None:
 
     from bench import synthetic
     from lingvo_gshard.model.translation_model import TranslationModel
+    from lingvo_gshard.sharding.layout import Partitioning
     from lingvo_gshard.sharding.mesh import Mesh
-    from lingvo_gshard.sharding.partitioning import Partitioning
     from lingvo_gshard.spmd import program
     from lingvo_gshard.train import steps
 

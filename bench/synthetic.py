@@ -12,8 +12,8 @@ from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 from lingvo_gshard.spmd import program
 from lingvo_gshard.train import steps
 

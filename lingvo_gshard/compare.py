@@ -14,7 +14,7 @@ from typing import Any
 
 from absl import flags
 
-from lingvo_gshard import binary
+from lingvo_gshard import cli
 
 _RUNS = flags.DEFINE_multi_string("run", None, "NAME=LOGDIR, repeatable.", required=True)
 _BASELINES = flags.DEFINE_multi_string(
@@ -26,7 +26,7 @@ _OUT = flags.DEFINE_string("out", None, "Write OUT.txt, the table, and OUT.png."
 
 def main(argv: list[str]) -> None:
     del argv
-    from lingvo_gshard.analysis.comparison import Comparison
+    from lingvo_gshard.evaluation.comparison import Comparison
 
     models = _distinct("run", map(_named, _RUNS.value))
     comparison = Comparison(
@@ -58,7 +58,7 @@ def _distinct(flag: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _quality(logdir: str):
-    from lingvo_gshard.analysis import quality
+    from lingvo_gshard.evaluation import quality
 
     return quality.load(pathlib.Path(logdir, f"decode_{_SPLIT.value}", "scores.json"))
 
@@ -73,7 +73,7 @@ def _baseline(logdir: str) -> tuple[str, float]:
 
 def run() -> None:
     """The console entry."""
-    binary.run("compare", main, lambda: 1)
+    cli.run("compare", main, lambda: 1)
 
 
 if __name__ == "__main__":

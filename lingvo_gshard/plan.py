@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from lingvo_gshard import binary
+from lingvo_gshard import cli
 
 if TYPE_CHECKING:
-    from lingvo_gshard.analysis.planner import Request
+    from lingvo_gshard.planning.planner import Request
 
 _TABLES = ("operators", "compile", "layers", "scaling")
 
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
 
 
 def _print_plan(model: str, topology_name: str, out: pathlib.Path) -> None:
-    from lingvo_gshard.analysis import plan_report, plan_store, remedies
+    from lingvo_gshard.planning import plan_report, plan_store, remedies
 
     request = _request(model, topology_name)
     made = plan_store.planned(request, out)
@@ -73,7 +73,7 @@ def _print_plan(model: str, topology_name: str, out: pathlib.Path) -> None:
 
 
 def _print_search(model: str, topology_name: str, out: pathlib.Path) -> None:
-    from lingvo_gshard.analysis import search
+    from lingvo_gshard.planning import search
     from lingvo_gshard.spmd import topology
 
     request = _request(model, topology_name)
@@ -89,7 +89,7 @@ def _print_search(model: str, topology_name: str, out: pathlib.Path) -> None:
 
 
 def _print_comparison(folders: list[str]) -> None:
-    from lingvo_gshard.analysis import plan, plan_comparison
+    from lingvo_gshard.planning import plan, plan_comparison
 
     if len(folders) < 2:
         raise ValueError(f"--compare={folders[0]}: two or more plans are expected.")
@@ -98,7 +98,7 @@ def _print_comparison(folders: list[str]) -> None:
 
 
 def _print_operators() -> None:
-    from lingvo_gshard.analysis import operators
+    from lingvo_gshard.planning import operators
     from lingvo_gshard.spmd import topology
 
     places = operators.OWN_DEVICES
@@ -110,22 +110,22 @@ def _print_operators() -> None:
 
 
 def _print_compile() -> None:
-    from lingvo_gshard.analysis import compilation
+    from lingvo_gshard.planning import compilation
 
     sizes = compilation.Sizes()
     print(compilation.table([compilation.measure(count, sizes) for count in compilation.CORES]))
 
 
 def _print_layers() -> None:
-    from lingvo_gshard import runs
-    from lingvo_gshard.analysis import depth
+    from lingvo_gshard.planning import depth
+    from lingvo_gshard.train import run
 
-    params = runs.overridden_params(depth.MODEL, depth.SETTINGS)
+    params = run.overridden_params(depth.MODEL, depth.SETTINGS)
     print(depth.table(list(depth.measure(params))))
 
 
 def _print_scaling(out: pathlib.Path) -> None:
-    from lingvo_gshard.analysis import paper, plan_store, scaling
+    from lingvo_gshard.planning import paper, plan_store, scaling
     from lingvo_gshard.spmd import topology
 
     rows = []
@@ -141,24 +141,24 @@ def _print_scaling(out: pathlib.Path) -> None:
 
 def _request(model: str, topology_name: str) -> Request:
     """The experiment with the flags' changes, over all cores as the trainer partitions it."""
-    from lingvo_gshard import runs
-    from lingvo_gshard.analysis.planner import Request
+    from lingvo_gshard.planning.planner import Request
     from lingvo_gshard.spmd import topology
+    from lingvo_gshard.train import run
 
     settings = list(_SET.value)
     if _BATCH_TOKENS.value is not None:
         if any(setting.startswith("input.batch_size=") for setting in settings):
             raise ValueError("give one of --batch_tokens and --set=input.batch_size.")
-        length = runs.overridden_params(model, tuple(settings)).input.target_len
+        length = run.overridden_params(model, tuple(settings)).input.target_len
         if _BATCH_TOKENS.value < 1 or _BATCH_TOKENS.value % length:
             raise ValueError(
                 f"--batch_tokens={_BATCH_TOKENS.value}: rows of {length} tokens (input.target_len) "
                 "do not make it up; give a multiple."
             )
         settings.append(f"input.batch_size={_BATCH_TOKENS.value // length}")
-    params = runs.overridden_params(model, tuple(settings))
+    params = run.overridden_params(model, tuple(settings))
     cores = len(topology.devices(topology_name))
-    parts = runs.partitioning_over(params, cores)
+    parts = run.partitioning_over(params, cores)
     if parts.num_partitions != cores:
         raise ValueError(
             f"--topology={topology_name}: {params.task.encoder.moe.num_experts} experts can't lie "
@@ -186,7 +186,7 @@ def run() -> None:
     """The console entry."""
     # How long a compilation takes is part of a plan.
     os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
-    binary.run("plan", main, lambda: _NUM_DEVICES)
+    cli.run("plan", main, lambda: _NUM_DEVICES)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ import contextlib
 
 from absl import flags
 
-from lingvo_gshard import binary
+from lingvo_gshard import cli
 
 _MODES = ("train", "eval", "decode", "train_and_eval", "continuous_eval", "export", "report")
 
@@ -42,7 +42,7 @@ _PROCESS_ID = flags.DEFINE_integer("process_id", 0, "This one's place among them
 def main(argv: list[str]) -> None:
     del argv
     # Loaded only now: TensorFlow and JAX read the environment when they are.
-    from lingvo_gshard import modes, runs
+    from lingvo_gshard.train import modes, run
 
     if _NUM_PARTITIONS.value % _NUM_PROCESSES.value:
         raise ValueError(
@@ -50,11 +50,11 @@ def main(argv: list[str]) -> None:
             f"--num_partitions={_NUM_PARTITIONS.value}."
         )
     with _joined():
-        launch, facts = runs.launch_of(
+        launch, facts = run.launch_of(
             _MODEL.value, tuple(_SET.value), _DATA_DIR.value, _LOGDIR.value
         )
-        params = runs.experiment_params(launch, facts)
-        estimator = runs.make_estimator(params, _LOGDIR.value, _NUM_PARTITIONS.value)
+        params = run.experiment_params(launch, facts)
+        estimator = run.make_estimator(params, _LOGDIR.value, _NUM_PARTITIONS.value)
         match _MODE.value:
             case "train":
                 modes.train(estimator, launch, facts)
@@ -76,12 +76,12 @@ def _joined() -> contextlib.AbstractContextManager[None]:
     """The other processes, if there are any."""
     if _NUM_PROCESSES.value == 1:
         return contextlib.nullcontext()
-    from lingvo_gshard.spmd import distributed
+    from lingvo_gshard.spmd import processes
 
     if _COORDINATOR.value is None:
         raise ValueError("--num_processes: give --coordinator=HOST:PORT, process 0's, as well.")
-    return distributed.joined(
-        distributed.Processes(
+    return processes.joined(
+        processes.Processes(
             _COORDINATOR.value,
             _NUM_PROCESSES.value,
             _PROCESS_ID.value,
@@ -96,7 +96,7 @@ def _devices_of_a_process() -> int:
 
 def run() -> None:
     """The console entry."""
-    binary.run("trainer", main, _devices_of_a_process)
+    cli.run("trainer", main, _devices_of_a_process)
 
 
 if __name__ == "__main__":

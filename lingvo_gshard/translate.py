@@ -39,7 +39,7 @@ def main(args: argparse.Namespace) -> None:
       ValueError: no trained run or bundle, an unknown language, or sizes that do not fit.
     """
     if args.export:
-        from lingvo_gshard import decoders
+        from lingvo_gshard.train import decoders
 
         decoders.export(_of_run(args), args.export)
         print(
@@ -96,7 +96,7 @@ def _translator(args: argparse.Namespace) -> tuple[Translator, DecoderSpec]:
         decoder, source, target = bundle.load(args.bundle)
         _check_bundle(args, decoder.spec.num_best)
     else:
-        from lingvo_gshard import decoders
+        from lingvo_gshard.train import decoders
 
         decoder, source, target = decoders.make(_of_run(args))
     _check_language(args.source_lang, decoder.spec.languages)
@@ -104,7 +104,7 @@ def _translator(args: argparse.Namespace) -> tuple[Translator, DecoderSpec]:
 
 
 def _of_run(args: argparse.Namespace) -> TPUEstimator:
-    from lingvo_gshard import decoders
+    from lingvo_gshard.train import decoders
 
     decode = {"num_best": args.nbest, "tell_attention": args.attention}
     if args.beam_size is not None:

@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
-from lingvo_gshard.analysis.quality import LanguageQuality, Quality
-from lingvo_gshard.metrics.scores import Score
+from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
+from lingvo_gshard.evaluation.scores import Score
 
 
 def _run(logdir, **bleu):

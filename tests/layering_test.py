@@ -14,27 +14,34 @@ _ALLOWED = {
     "sharding": {"core"},
     "layers": {"core", "sharding"},
     "optim": {"core", "sharding"},
-    "spmd": {"core", "sharding"},
+    "hlo": {"core"},
+    "spmd": {"core", "sharding", "hlo"},
     "input": {"core", "sharding"},
-    "train": {"core", "sharding", "spmd"},
     "decode": {"core", "sharding", "layers", "input", "spmd"},
-    "serving": {"decode"},
-    "model": {"core", "sharding", "layers", "optim", "decode", "train"},
-    "metrics": set(),
-    "analysis": {
+    "serving": {"core", "decode"},
+    "model": {"core", "sharding", "layers", "optim", "decode"},
+    "train": {"core", "sharding", "layers", "spmd", "input", "decode", "model"},
+    "evaluation": {"core", "sharding", "spmd", "input", "decode", "model", "train"},
+    "planning": {
         "core",
         "sharding",
         "layers",
-        "model",
         "optim",
+        "hlo",
         "spmd",
         "input",
+        "model",
         "train",
-        "metrics",
     },
 }
 _JAX = {"spmd", "train", "input"}
-_FORMATS = {f"{_LIBRARY}.input.manifest", f"{_LIBRARY}.input.example_codec"}
+_FORMATS = {
+    f"{_LIBRARY}.cli",
+    f"{_LIBRARY}.core.atomic_file",
+    f"{_LIBRARY}.core.table",
+    f"{_LIBRARY}.input.manifest",
+    f"{_LIBRARY}.input.example_codec",
+}
 # Of data_prep, the one module that tokenizes inside tf.data.
 _TOKENIZATION = "data_prep/encoding.py"
 _FLAGS = {"trainer.py", "compare.py", "plan.py"}
@@ -79,7 +86,7 @@ _IN_FOLDERS = [path for path in _FILES if _folder(path)]
 def test_the_walk_sees_imports():
     assert "tensorflow" in _imports(f"{_LIBRARY}/layers/moe.py")
     assert f"{_LIBRARY}.core.nested_map.NestedMap" in _imports(f"{_LIBRARY}/layers/moe.py")
-    assert f"{_LIBRARY}.runs" in _imports(f"{_LIBRARY}/trainer.py")  # Inside a function.
+    assert f"{_LIBRARY}.train.run" in _imports(f"{_LIBRARY}/trainer.py")  # Inside a function.
 
 
 def test_every_folder_has_its_line():
@@ -91,7 +98,7 @@ def test_the_table_has_no_circle():
     order = list(_ALLOWED)
     for folder, allowed in _ALLOWED.items():
         late = {name for name in allowed if order.index(name) > order.index(folder)}
-        assert folder == "model" or not late, (folder, late)
+        assert not late, (folder, late)
     reached = {}
     for folder in ("core", "sharding", "layers", "model"):
         assert not set(reached) - _ALLOWED[folder], folder

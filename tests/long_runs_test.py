@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from data_prep import constructed, pipeline
-from lingvo_gshard import modes, runs
-from lingvo_gshard.runs import Launch
 from lingvo_gshard.spmd import specs
+from lingvo_gshard.train import modes, run
 from lingvo_gshard.train.checkpoints import Checkpoints
+from lingvo_gshard.train.run import Launch
 from lingvo_gshard.train.summaries import read_lines
 
 pytestmark = pytest.mark.slow
@@ -35,9 +35,9 @@ def data_dir(tmp_path_factory):
 
 
 def _estimator(launch, logdir, num_partitions):
-    facts = runs.data_facts(launch.data_dir)
-    params = runs.experiment_params(launch, facts)
-    return runs.make_estimator(params, str(logdir), num_partitions), launch, facts
+    facts = run.data_facts(launch.data_dir)
+    params = run.experiment_params(launch, facts)
+    return run.make_estimator(params, str(logdir), num_partitions), launch, facts
 
 
 def test_the_demo_model_learns_to_translate(data_dir, tmp_path):

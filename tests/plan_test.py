@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from lingvo_gshard.analysis import plan
-from tests.analysis import plans
+from lingvo_gshard.planning import plan
+from tests.planning import plans
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _TINY = [

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from data_prep import pipeline, tsv
-from lingvo_gshard import modes, runs
-from lingvo_gshard.runs import Launch
-from lingvo_gshard.train import weights_file
+from lingvo_gshard.train import modes, run, weights_file
 from lingvo_gshard.train.nonfinite import NonFiniteLossError
+from lingvo_gshard.train.run import Launch
 
 _SMALL = (
     "task.dim=16",
@@ -65,9 +64,9 @@ def data_dir(tmp_path_factory):
 
 def _estimator(data_dir, logdir, *overrides, num_partitions=2):
     launch = Launch("toy.MoE8E4L", (*_SMALL, *overrides), data_dir)
-    facts = runs.data_facts(data_dir)
-    params = runs.experiment_params(launch, facts)
-    return runs.make_estimator(params, str(logdir), num_partitions), launch, facts
+    facts = run.data_facts(data_dir)
+    params = run.experiment_params(launch, facts)
+    return run.make_estimator(params, str(logdir), num_partitions), launch, facts
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +94,7 @@ def test_training_leaves_metrics_and_a_picture(run_dir):
     lines = (run_dir / "train_metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [2, 4]
     assert (run_dir / "expert_load.png").read_bytes().startswith(b"\x89PNG")
-    launch, facts = runs.recorded(str(run_dir))
+    launch, facts = run.recorded(str(run_dir))
     assert launch.model == "toy.MoE8E4L" and facts.languages == ("aa", "br")
 
 
@@ -120,11 +119,11 @@ def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, caps
 
 def test_a_run_says_itself_what_it_is_of(run_dir, data_dir):
     anew = "train.max_steps=9"
-    launch, facts = runs.launch_of(None, (anew,), None, str(run_dir))
+    launch, facts = run.launch_of(None, (anew,), None, str(run_dir))
     kept = tuple(anew if given.startswith("train.max_steps=") else given for given in _SMALL)
     assert launch == Launch("toy.MoE8E4L", kept, data_dir)
-    assert facts == runs.data_facts(data_dir)
-    named = runs.launch_of("toy.Dense4L", (), data_dir, str(run_dir))[0]
+    assert facts == run.data_facts(data_dir)
+    named = run.launch_of("toy.Dense4L", (), data_dir, str(run_dir))[0]
     assert named == Launch("toy.Dense4L", (), data_dir)
 
 
@@ -250,7 +249,7 @@ def test_nothing_is_evaluated_or_decoded_before_training(data_dir, tmp_path):
 def test_a_folder_that_holds_no_data_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(ValueError, match=f"no .*{folder}: prepare it with .*--out={folder}"):
-            runs.data_facts(str(folder))
+            run.data_facts(str(folder))
 
 
 def test_a_split_that_no_language_has_is_refused(data_dir, run_dir):

@@ -39,7 +39,7 @@ _RUNTIME = (
     "translate.py",
     "core/nested_map.py",
     "sharding/mesh.py",
-    "sharding/partitioning.py",
+    "sharding/layout.py",
     "spmd/*.py",
     "input/decoding.py",
     "input/example_codec.py",

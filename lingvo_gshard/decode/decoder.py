@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import distributed
+from lingvo_gshard.spmd import processes
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.spmd.program import Program
 
@@ -66,7 +66,7 @@ class Decoder:
         """
         run = self._executable(features.source_ids.shape[1])
         found = run(self._state, NestedMap(features=features)).predictions
-        return dict(distributed.to_host(found).FlattenItems())
+        return dict(processes.to_host(found).FlattenItems())
 
     def _executable(self, source_len: int) -> Executable:
         if source_len not in self._compiled:

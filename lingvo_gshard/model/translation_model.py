@@ -13,8 +13,8 @@ from lingvo_gshard.decode import flat_beam_search
 from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.model.gradient_norms import gradient_norms
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
-from lingvo_gshard.train.spec import ModeKeys, TPUEstimatorSpec
+from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 
 class TranslationModel:

@@ -17,7 +17,7 @@ from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.optim.schedules import SqrtDecay
-from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.sharding.layout import TensorSpec
 
 _EPSILON_1 = 1e-30  # added to squared gradients
 _EPSILON_2 = 1e-3  # the least scale of a weight

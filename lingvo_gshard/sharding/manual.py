@@ -30,8 +30,8 @@ import tensorflow as tf
 from tensorflow.python.compiler.xla.experimental import xla_sharding
 
 from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
-from lingvo_gshard.sharding.partitioning import Partitioning
 
 Axes = Sequence[Axis | None]
 

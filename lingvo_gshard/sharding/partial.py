@@ -16,8 +16,8 @@ import string
 import tensorflow as tf
 
 from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
-from lingvo_gshard.sharding.partitioning import Partitioning
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.xla import xla_data_pb2
 
+from lingvo_gshard.sharding.layout import DIMS_ATTRIBUTE
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
-from lingvo_gshard.sharding.partitioning import DIMS_ATTRIBUTE
 from lingvo_gshard.spmd.describe import REPLICATED, axes_text
 
 _OP = "XlaSharding"

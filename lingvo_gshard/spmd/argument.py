@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.sharding.layout import TensorSpec
 
 # CPU devices of one process share a thread pool in which every device of a program waits for the
 # others at each collective. A second program in flight takes threads that the first one waits for,

@@ -16,8 +16,8 @@ import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Axis, names_of
-from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.spmd.program import Program
 

@@ -10,7 +10,8 @@ import jax
 from jax import export as jax_export
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import compiled_report, dtypes, specs
+from lingvo_gshard.hlo import compiled_report
+from lingvo_gshard.spmd import dtypes, specs
 from lingvo_gshard.spmd.argument import ONE_AT_A_TIME, Argument
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from jax.experimental import jax2tf
 from jax.sharding import AbstractMesh
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import Partitioning
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import annotated_fn, dtypes, specs
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 Named = list[tuple[str, TensorSpec]]
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import specs
 
 

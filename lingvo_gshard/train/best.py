@@ -10,7 +10,7 @@ import math
 import pathlib
 from collections.abc import Mapping
 
-from lingvo_gshard.train import atomic_file
+from lingvo_gshard.core import atomic_file
 
 _FILE = "best.json"
 

@@ -26,7 +26,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import distributed, specs
+from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.train import best, digests
 from lingvo_gshard.train.about import About, check_specs, specs_of
 from lingvo_gshard.train.best import Best
@@ -105,7 +105,7 @@ class Checkpoints:
         # Which ones stay is settled here, once the new one is whole: Orbax deletes before that.
         saves = about is not None
         options = ocp.CheckpointManagerOptions(create=saves, save_root_metadata=saves)
-        if saves and distributed.is_first():
+        if saves and processes.is_first():
             _again_if_changed(lambda: _delete_cut_short(self._folder))
         self._manager = _again_if_changed(
             lambda: ocp.CheckpointManager(self._folder, options=options, item_handlers=handlers)
@@ -154,7 +154,7 @@ class Checkpoints:
         assert self._about is not None, "opened to read"
         self.wait()
         # Cut short before, or written again; process 0 may delete it before another one looks.
-        if distributed.of_first(step in _steps_in(self._folder)):
+        if processes.of_first(step in _steps_in(self._folder)):
             logging.info("checkpoints: writing step %d again", step)
             self._delete(step)
         about = self._about.described()
@@ -275,7 +275,7 @@ class Checkpoints:
     def _finish(self, step: int) -> None:
         """Makes a written checkpoint whole, then deletes those that need not stay."""
         self._manager.wait_until_finished()
-        if not distributed.is_first():
+        if not processes.is_first():
             return
         digests.write(self._path(step))
         kept_as_best = self.best()
@@ -294,21 +294,21 @@ class Checkpoints:
     def _newest_before(self, step: int | None) -> int | None:
         """The last whole checkpoint before `step`, process 0's answer."""
         before = [s for s in self.steps() if step is None or s < step]
-        newest = distributed.of_first(before[-1] if before else -1)
+        newest = processes.of_first(before[-1] if before else -1)
         return None if newest < 0 else newest
 
     def _path(self, step: int) -> pathlib.Path:
         return self._folder / str(step)
 
     def _delete(self, step: int) -> None:
-        if distributed.is_first():
+        if processes.is_first():
             digests.remove(self._path(step))
             shutil.rmtree(self._path(step))
-        distributed.of_first(0)  # Nobody goes on before it is done.
+        processes.of_first(0)  # Nobody goes on before it is done.
         _again_if_changed(self._manager.reload)
 
     def _put_aside(self, step: int) -> None:
-        if distributed.is_first():
+        if processes.is_first():
             aside = self._folder.parent / _DAMAGED_FOLDER
             aside.mkdir(exist_ok=True)
             place, copies = aside / str(step), 1
@@ -316,7 +316,7 @@ class Checkpoints:
                 place, copies = aside / f"{step}.{copies}", copies + 1
             self._path(step).rename(place)
             logging.warning("The damaged checkpoint is kept as %s.", place)
-        distributed.of_first(0)
+        processes.of_first(0)
         _again_if_changed(self._manager.reload)
 
     def _save_error(self, step: int, error: Exception) -> SaveError:
@@ -334,12 +334,12 @@ class Checkpoints:
         if step not in self.steps():
             raise ValueError(f"{path}: no whole checkpoint; there are {self.steps() or 'none'}.")
         damage = None
-        if distributed.is_first():
+        if processes.is_first():
             try:
                 digests.check(path)
             except DamagedCheckpointError as error:
                 damage = error
-        if distributed.largest([damage is not None])[0]:
+        if processes.largest([damage is not None])[0]:
             raise damage or DamagedCheckpointError(f"{path}: damaged; process 0 says where.")
         _again_if_changed(self._manager.reload)
 

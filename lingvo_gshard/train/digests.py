@@ -8,7 +8,7 @@ import pathlib
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-from lingvo_gshard.train import atomic_file
+from lingvo_gshard.core import atomic_file
 
 _DIGESTS = "digests.json"
 

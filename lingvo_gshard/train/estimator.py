@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import Partitioning
-from lingvo_gshard.spmd import distributed, specs
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.train import best, checkpoints, programs, rows, summaries, weights_file
 from lingvo_gshard.train import model_dir as model_dirs
@@ -204,7 +204,7 @@ class TPUEstimator:
                 raise ValueError(f"evaluate {name}: {metric} has weight 0 over all batches.")
         metrics: dict[str, float] = {metric: sums[metric] / weights[metric] for metric in sums}
         metrics |= {"step": step, "num_batches": num_batches, "secs": time.monotonic() - began}
-        if distributed.is_first():
+        if processes.is_first():
             summaries.write_evaluation(self.config.model_dir, name, metrics)
         return metrics
 
@@ -214,7 +214,7 @@ class TPUEstimator:
         Raises:
           ValueError: the metrics lack the one that it goes by.
         """
-        if distributed.is_first():
+        if processes.is_first():
             best.note(checkpoints.folder(self.config.model_dir), by, step, metrics)
 
     def export_weights(self, path: str | pathlib.Path, prefix: str = "theta.") -> str:
@@ -233,8 +233,8 @@ class TPUEstimator:
         names = [name for name in arrays if name.startswith(prefix)]
         if not names:
             raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
-        weights = {name: distributed.to_host(NestedMap(x=arrays[name])).x for name in names}
-        if distributed.is_first():
+        weights = {name: processes.to_host(NestedMap(x=arrays[name])).x for name in names}
+        if processes.is_first():
             weights_file.write(path, weights, restored.step)
         return weights_file.table(weights)
 
@@ -266,7 +266,7 @@ class TPUEstimator:
                 spec = self._batch_spec(batch, source)
                 predict = self._programs.predict(spec)
                 result = predict(state, self._placed(predict, "batch", batch)).predictions
-                arrays = dict(distributed.to_host(result).FlattenItems())
+                arrays = dict(processes.to_host(result).FlattenItems())
                 for row in range(spec.Flatten()[0].shape[0]):
                     yield {path: array[row] for path, array in arrays.items()}
         finally:
@@ -298,7 +298,7 @@ class TPUEstimator:
 
     def _claimed(self, text: str) -> contextlib.AbstractContextManager[None]:
         """Process 0 holds the folder for all."""
-        if not distributed.is_first():
+        if not processes.is_first():
             return contextlib.nullcontext()
         return model_dirs.claimed(self.config.model_dir, text, self._model_prefixes)
 
@@ -314,7 +314,7 @@ class TPUEstimator:
     def _own_hooks(self) -> Callable[[int | None], list[TrainHook]]:
         config = self.config
         nonfinite = NonFiniteHook(config.on_nonfinite)
-        if not distributed.is_first():
+        if not processes.is_first():
             return lambda stop: [nonfinite]
         log = summaries.MetricsLog(config.model_dir)
         every_steps = config.log_step_count_steps
@@ -338,10 +338,10 @@ class TPUEstimator:
         """The state with what the warm start's rules take from the old run, array by array."""
         old, leaves = warm_start.arrays(), []
         for (path, leaf), spec in zip(state.FlattenItems(), self.state_spec.Flatten(), strict=True):
-            new = np.asarray(distributed.to_host(NestedMap(x=leaf)).x)
+            new = np.asarray(processes.to_host(NestedMap(x=leaf)).x)
             value, line = warm_start.begin(path, spec.dims, old, new)
             leaves.append(_placed(value, leaf.sharding))
-            if distributed.is_first():
+            if processes.is_first():
                 print(line)
         return state.Pack(leaves)
 

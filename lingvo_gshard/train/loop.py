@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import distributed
+from lingvo_gshard.spmd import processes
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.feed import Feed, Group
@@ -112,7 +112,7 @@ class TrainLoop:
             any(hook.wants_to_stop() for hook in self._hooks),
             self._save_every.secs is not None and late >= self._save_every.secs,
         )
-        stop, time_to_save = distributed.largest(here)
+        stop, time_to_save = processes.largest(here)
         return bool(stop), bool(time_to_save)
 
     def _save(self, step: int, state: NestedMap, group: Group) -> None:

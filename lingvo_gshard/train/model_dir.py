@@ -11,8 +11,7 @@ import fcntl
 import pathlib
 from collections.abc import Iterator
 
-from lingvo_gshard.core import hyperparams
-from lingvo_gshard.train import atomic_file
+from lingvo_gshard.core import atomic_file, hyperparams
 
 PARAMS = "params.txt"
 _LOCK = "train.lock"

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import specs
 
 ROWS = "B"  # The letter of the dim that processes share.

@@ -11,9 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
+from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-from lingvo_gshard.train.spec import ModeKeys, TPUEstimatorSpec
 
 # state, features, labels, mode, params -> TPUEstimatorSpec
 ModelFn = Callable[[NestedMap, NestedMap, NestedMap, ModeKeys, Any], TPUEstimatorSpec]

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from tensorboard import summary
 
+from lingvo_gshard.core import atomic_file
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.train import atomic_file
 from lingvo_gshard.train.hooks import TrainCall, TrainHook, joined
 
 TRAIN_METRICS = "train_metrics.jsonl"

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import distributed
+from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import summaries
 from lingvo_gshard.train.best import BestBy
 from lingvo_gshard.train.digests import DamagedCheckpointError
@@ -90,7 +90,7 @@ def evaluate_continuously(
     seen = set(summaries.evaluated_steps(estimator.config.model_dir, spec.name))
     metrics, last_news = None, time.monotonic()
     while max(seen, default=-1) < until_step:
-        newest = distributed.of_first(max(estimator.checkpoint_steps(), default=-1))
+        newest = processes.of_first(max(estimator.checkpoint_steps(), default=-1))
         idle_secs = time.monotonic() - last_news
         if newest >= 0 and newest not in seen:
             metrics = _evaluate_if_there(estimator, spec, newest) or metrics
@@ -106,7 +106,7 @@ def evaluate_continuously(
 
 def _of_any(here: bool) -> bool:
     """Whether it is so in any process."""
-    return bool(distributed.largest([here])[0])
+    return bool(processes.largest([here])[0])
 
 
 def _evaluate_if_there(

@@ -15,7 +15,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from lingvo_gshard.train import atomic_file
+from lingvo_gshard.core import atomic_file
 
 _FORMAT = "lingvo_gshard weights 1"
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core import base_layer
 from lingvo_gshard.core.base_layer import BaseLayer, Init, WeightSpec
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 from tests.spmd import functions
 

@@ -21,7 +21,7 @@ from lingvo_gshard.decode.decoder import Decoder, DecoderSpec
 from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import program
 from lingvo_gshard.train import steps
 from tests.layers import building

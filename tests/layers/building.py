@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import program
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import Executable

@@ -13,8 +13,8 @@ from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.gating import CapacityBy
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 from lingvo_gshard.spmd import program
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.layers import building

@@ -9,8 +9,8 @@ from lingvo_gshard.layers import ragged_experts
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Choice, Gating, SecondExpert
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.spmd import program
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.layers import building

@@ -10,7 +10,7 @@ import tensorflow as tf
 from lingvo_gshard.core.base_layer import fold_seed
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import random
-from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 from tests.spmd import functions
 

@@ -15,7 +15,7 @@ from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.gating import CapacityBy
 from lingvo_gshard.layers.repeat import Layers
-from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 from tests.model import small_task
 from tests.model.small_task import B, L

@@ -7,8 +7,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.gating import Routing
+from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.train.spec import ModeKeys
 from params.experiment import TranslationExperiment
 from tests.layers import building
 from tests.model import small_task

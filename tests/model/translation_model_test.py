@@ -7,10 +7,10 @@ import shutil
 import numpy as np
 import pytest
 
-from lingvo_gshard import runs
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.spmd import specs
+from lingvo_gshard.train import run
 from lingvo_gshard.train.checkpoints import Checkpoints
 from params.experiment import TranslationExperiment
 from tests.model import small_task
@@ -81,7 +81,7 @@ def runs_on_two(tmp_path_factory):
     """Folders: one trained 4 steps at once, one 2 and then 2, one that stopped at 2."""
     folder = tmp_path_factory.mktemp("runs")
     at_once, resumed, stopped = (folder / name for name in ("at_once", "resumed", "stopped"))
-    estimator = runs.make_estimator(_params(), str(resumed), 2)
+    estimator = run.make_estimator(_params(), str(resumed), 2)
     _train(estimator, 2)
     shutil.copytree(resumed, stopped)
     _train(estimator, 4)
@@ -110,7 +110,7 @@ def test_training_moved_every_weight(runs_on_two):
 
 def test_a_checkpoint_goes_on_over_other_devices(runs_on_two):
     at_once, _, stopped = runs_on_two
-    estimator = runs.make_estimator(_params(), str(stopped), 4)
+    estimator = run.make_estimator(_params(), str(stopped), 4)
     _train(estimator, 4)
     assert _losses(stopped)[4] == pytest.approx(_losses(at_once)[4], rel=1e-5)
     got, want = _state(stopped, 4, num_partitions=4), _state(at_once, 4)
@@ -120,7 +120,7 @@ def test_a_checkpoint_goes_on_over_other_devices(runs_on_two):
 
 
 def test_evaluation_weighs_batches_by_their_tokens(runs_on_two):
-    estimator = runs.make_estimator(_params(), str(runs_on_two[0]), 2)
+    estimator = run.make_estimator(_params(), str(runs_on_two[0]), 2)
     both = estimator.evaluate(lambda _: _Batches(2))
     first = estimator.evaluate(lambda _: _Batches(1))
     tokens = [small_task.random_batch(i).labels.target_weights.sum() for i in (1, 2)]
@@ -133,7 +133,7 @@ def test_evaluation_weighs_batches_by_their_tokens(runs_on_two):
 def test_predictions_are_ended_and_in_the_vocabulary(runs_on_two):
     p = _params()
     p.decode.Set(beam_size=2, num_best=2, max_target_len=5)
-    estimator = runs.make_estimator(p, str(runs_on_two[0]), 2)
+    estimator = run.make_estimator(p, str(runs_on_two[0]), 2)
 
     class Sources(_Batches):
         @property

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
-from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 from tests.model import small_task
 from tests.model.small_task import B, D, E, H, L, M, N

@@ -10,7 +10,7 @@ import tensorflow as tf
 from lingvo_gshard.core import base_layer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.optim.adafactor import Adafactor
-from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 
 _SPECS = NestedMap(

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from lingvo_gshard import registry, runs
+from lingvo_gshard import registry
+from lingvo_gshard.train import run
 from tests.params import write_goldens
 from tests.params.write_goldens import docstring, params_with_vocabularies
 
@@ -30,7 +31,7 @@ def test_the_docstring_counts_the_weights(name):
     assert stated, f"{name}: the docstring states no weights"
     unit = {"M": 1e6, "B": 1e9, "T": 1e12}[stated[3]]
     half_a_digit = 0.5 * 10 ** -len(stated[2] or "")
-    got = runs.num_weights(params_with_vocabularies(name)) / unit
+    got = run.num_weights(params_with_vocabularies(name)) / unit
     assert got == pytest.approx(float(stated[1]), abs=half_a_digit)
 
 
@@ -43,7 +44,7 @@ def test_the_docstring_holds_the_launch_command(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_launch_commands_partitions_divide_the_model(name):
-    runs.check_divisible(params_with_vocabularies(name), write_goldens.num_partitions(name))
+    run.check_divisible(params_with_vocabularies(name), write_goldens.num_partitions(name))
 
 
 @pytest.mark.parametrize("name", NAMES)

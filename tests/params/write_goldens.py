@@ -49,12 +49,13 @@ def params_with_vocabularies(name: str):
 
 def goldens(name: str) -> dict[pathlib.Path, str]:
     """The experiment's files and what they shall hold."""
-    from lingvo_gshard import registry, runs
-    from lingvo_gshard.sharding.partitioning import TensorSpec
+    from lingvo_gshard import registry
+    from lingvo_gshard.sharding.layout import TensorSpec
     from lingvo_gshard.spmd.describe import axes_text
+    from lingvo_gshard.train import run
 
     p = params_with_vocabularies(name)
-    partitioning = runs.partitioning_over(p, num_partitions(name))
+    partitioning = run.partitioning_over(p, num_partitions(name))
     lines = []
     for path, weight in p.task.Instantiate(partitioning).weight_specs.FlattenItems():
         part = partitioning.shard_shape(TensorSpec(weight.shape, "float32", weight.dims))

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning
 from lingvo_gshard.spmd import program
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions

@@ -41,7 +41,7 @@ environment.prepare(num_devices=2)
 from jax import monitoring
 counts = collections.Counter()
 monitoring.register_event_listener(lambda event, **_: counts.update([event.split("/")[-1]]))
-from lingvo_gshard.analysis import compilation
+from lingvo_gshard.planning import compilation
 from lingvo_gshard.spmd import program
 annotated = compilation.forward_and_backward(2, compilation.Sizes(8, 12, 16, 2))
 program.export(annotated, compilation.partitioning(2)).compile()

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import dtypes, program
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
@@ -42,7 +42,7 @@ def test_what_a_platform_lacks():
     code = """
 import jax
 jax.config.update("jax_enable_x64", True)
-from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import dtypes
 leaves = [("state.x", TensorSpec((2, 3), "complex128", "__"))]
 dtypes.check("f", "argument", leaves, "cpu")

@@ -4,8 +4,8 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 
 

@@ -11,9 +11,10 @@ import tensorflow as tf
 from jax.experimental import jax2tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.hlo import compiled_report
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
-from lingvo_gshard.spmd import annotated_fn, compiled_report, program, specs
+from lingvo_gshard.spmd import annotated_fn, program, specs
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
 

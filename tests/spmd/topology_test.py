@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.partitioning import TensorSpec
+from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import program, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions

@@ -9,9 +9,9 @@ import orbax.checkpoint as ocp
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
-from lingvo_gshard.spmd import distributed, specs
+from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.train.about import About
 from lingvo_gshard.train.checkpoints import Checkpoints, SaveError
 from lingvo_gshard.train.digests import DamagedCheckpointError
@@ -95,8 +95,8 @@ def test_a_process_that_sees_no_cut_checkpoint_waits_until_the_first_has_deleted
 ):
     """Process 0 may have done so before another one looks."""
     answers = [1, 0]  # There is one; it is deleted.
-    monkeypatch.setattr(distributed, "is_first", lambda: False)
-    monkeypatch.setattr(distributed, "of_first", lambda here: answers.pop(0))
+    monkeypatch.setattr(processes, "is_first", lambda: False)
+    monkeypatch.setattr(processes, "of_first", lambda here: answers.pop(0))
     with _open(tmp_path) as saved:
         saved.save(1, _state(1), {})
     assert answers == []

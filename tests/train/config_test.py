@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
 from lingvo_gshard.train.config import RunConfig, TPUConfig
-from lingvo_gshard.train.spec import ModeKeys, TPUEstimatorSpec
 
 
 def test_numbers_below_one():

@@ -12,11 +12,11 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.hooks import TrainHook
 from lingvo_gshard.train.nonfinite import NonFinite, NonFiniteLossError
-from lingvo_gshard.train.spec import ModeKeys
 from lingvo_gshard.train.summaries import TRAIN_METRICS
 from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
 from tests.train import regression

@@ -51,9 +51,9 @@ def _train(folder, max_steps, dies_at):
 def main(folder, coordinator, num_processes, process_id, max_steps, dies_at="-1"):
     """Trains as the command line says."""
     environment.prepare(num_devices=_PARTITIONS // int(num_processes))
-    from lingvo_gshard.spmd import distributed
+    from lingvo_gshard.spmd import processes
 
-    processes = distributed.Processes(
+    processes = processes.Processes(
         coordinator,
         int(num_processes),
         int(process_id),
@@ -61,7 +61,7 @@ def main(folder, coordinator, num_processes, process_id, max_steps, dies_at="-1"
         heartbeat_timeout_secs=10,
     )
     alone = int(num_processes) == 1
-    with contextlib.nullcontext() if alone else distributed.joined(processes):
+    with contextlib.nullcontext() if alone else processes.joined(processes):
         _train(folder, int(max_steps), int(dies_at))
 
 

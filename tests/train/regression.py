@@ -8,12 +8,12 @@ import tensorflow as tf
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 from lingvo_gshard.train.config import RunConfig, TPUConfig
 from lingvo_gshard.train.estimator import TPUEstimator
 from lingvo_gshard.train.rows import WHOLE
-from lingvo_gshard.train.spec import ModeKeys, TPUEstimatorSpec
 
 B, H, V = 12, 8, 3
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.sharding.partitioning import Partitioning, TensorSpec
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.train import rows
 from lingvo_gshard.train.rows import WHOLE, Share

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
 from lingvo_gshard.spmd import program
 from lingvo_gshard.train import steps
-from lingvo_gshard.train.spec import ModeKeys, TPUEstimatorSpec
 from tests.train import regression
 from tests.train.regression import STATE, Batches
 

@@ -1,23 +1,28 @@
-"""A py_test that runs one file's tests by pytest, as `make test` does."""
+"""Targets that run files of tests by pytest, as `make test` does."""
 
-load("@rules_python//python:defs.bzl", "py_test")
+load("@rules_python//python:defs.bzl", "py_library", "py_test")
 
-def pytest_test(name, srcs, deps, data = [], **kwargs):
-    """Declares a test.
+def pytest_tests(deps, data):
+    """Declares a py_test for each *_test.py below this package.
 
     Args:
-      name: of the target.
-      srcs: the one file of tests.
-      deps: what it imports, conftest included.
-      data: files that it reads.
-      **kwargs: of py_test.
+      deps: the libraries that the tests import.
+      data: the files that they read.
     """
-    py_test(
-        name = name,
-        srcs = srcs + ["//tools/bazel:run_pytest.py"],
-        main = "//tools/bazel:run_pytest.py",
-        args = ["$(location %s)" % srcs[0]],
-        data = data + ["//:pyproject.toml"],
+    tests = native.glob(["**/*_test.py"])
+    py_library(
+        name = "helpers",
+        testonly = True,
+        srcs = native.glob(["**/*.py"], exclude = tests),
+        data = native.glob(["**"], exclude = ["**/*.py", "**/__pycache__/**"]),
         deps = deps,
-        **kwargs
     )
+    for path in tests:
+        py_test(
+            name = path[:-len(".py")],
+            srcs = [path, "//tools/bazel:run_pytest.py"],
+            main = "//tools/bazel:run_pytest.py",
+            args = ["$(location %s)" % path],
+            data = data,
+            deps = [":helpers"],
+        )

@@ -1,0 +1,47 @@
+"""Writes files that are never half written, whenever the process or the machine stops."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+
+
+def write(path: str | pathlib.Path, content: str | bytes) -> None:
+    """Writes `content` so that `path` holds either all of it or what it held before.
+
+    Raises:
+      OSError: the file cannot be written; the error names it.
+    """
+    with replacing(path) as partial:
+        partial.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def replacing(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields the path of a temporary file that replaces `path` once the block succeeds.
+
+    The temporary file lies in the same folder. If the block raises, `path` stays as it was.
+
+    Raises:
+      OSError: the file cannot be written; the error names it.
+    """
+    path = pathlib.Path(path)
+    partial = path.with_name(path.name + ".partial")
+    with naming(partial):
+        yield partial
+        with partial.open("rb+") as file:
+            os.fsync(file.fileno())
+        partial.replace(path)
+
+
+@contextlib.contextmanager
+def naming(path: pathlib.Path) -> Iterator[None]:
+    """Adds the file's name to an OSError that lacks one, as that of a full disk does."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise

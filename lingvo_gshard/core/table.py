@@ -1,0 +1,39 @@
+"""Tables as text and as Markdown, and large counts in a short form."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+
+def text(rows: Iterable[Sequence[object]], indent: str = "") -> str:
+    """Returns rows of cells as aligned columns: the first flush left, the others flush right.
+
+    Args:
+      rows: the header, then the body. All have the same number of cells, each shown by `str`.
+      indent: what every line begins with.
+
+    Raises:
+      ValueError: the rows differ in length.
+    """
+    cells = [[str(cell) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = [
+        "  ".join(
+            cell.rjust(width) if column else cell.ljust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in cells
+    ]
+    return "\n".join((indent + line).rstrip() for line in lines)
+
+
+def markdown(rows: Iterable[Sequence[object]]) -> str:
+    """Returns the same rows as a Markdown table, every line ended by a newline."""
+    header, *body = rows
+    rule = ["---", *["---:"] * (len(header) - 1)]
+    return "".join("| " + " | ".join(map(str, row)) + " |\n" for row in (header, rule, *body))
+
+
+def count(number: int) -> str:
+    """Returns a count such as a number of weights in billions, or in millions below 10^8."""
+    return f"{number / 1e9:.2f} B" if number >= 1e8 else f"{number / 1e6:.2f} M"

@@ -1,0 +1,1 @@
+"""Translation quality by language, and the report page of a run."""

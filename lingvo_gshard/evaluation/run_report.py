@@ -1,0 +1,217 @@
+"""One page of a run, with its pictures in it: logdir/report.html."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import html
+import io
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from lingvo_gshard.evaluation import expert_load, quality
+from lingvo_gshard.planning import plan
+from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
+
+_PAGE = "report.html"
+_PLAN_FOLDER = "plan"
+_STYLE = """
+body { font: 15px sans-serif; max-width: 62em; margin: 2em auto; }
+table { border-collapse: collapse; } th, td { padding: .2em .8em; text-align: right; }
+th { border-bottom: 1px solid; } td:first-child, th:first-child { text-align: left; }
+img { max-width: 100%; }
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunFacts:
+    """What a run is of, and what its files don't say.
+
+    Attributes:
+      model: its registered name.
+      num_weights: scalars in all weights.
+      max_steps: where training ends.
+      step_flops: that the mathematics of a step asks for, by planning/flops.
+      train_pairs: by language.
+    """
+
+    model: str
+    num_weights: int
+    max_steps: int
+    step_flops: float
+    train_pairs: dict[str, int]
+
+
+def write(logdir: str | pathlib.Path, facts: RunFacts) -> pathlib.Path:
+    """Writes logdir/report.html of what the run has left so far; returns its path.
+
+    ValueError if it has not trained a step yet.
+    """
+    logdir = pathlib.Path(logdir)
+    lines = read_lines(logdir / TRAIN_METRICS)
+    if not lines:
+        raise ValueError(f"{logdir}: no {TRAIN_METRICS}; there is nothing to report yet.")
+    evaluations = read_lines(logdir / EVAL_METRICS)
+    title = html.escape(f"{facts.model} in {logdir.name}")
+    parts = [
+        f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>",
+        f"<h1>{title}</h1>",
+        *_summary(facts, lines),
+        "<h2>Curves</h2>",
+        _picture(_draw_curves, lines, evaluations),
+        *_languages(logdir, facts, evaluations),
+        *_routing(lines),
+        *_speed(logdir, facts, lines),
+    ]
+    path = logdir / _PAGE
+    path.write_text("\n".join(parts) + "\n")
+    return path
+
+
+def _summary(facts: RunFacts, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+    last = lines[-1]
+    yield (
+        f"<p>{facts.num_weights / 1e6:,.2f} M weights, step {last['step']:,} of "
+        f"{facts.max_steps:,} after {last['wall_secs'] / 3600:.2f} hours; "
+        f"loss {last['metrics']['loss']:.4f}.</p>"
+    )
+    skipped = sum(line["metrics"].get("skipped", 0.0) * line["num_steps"] for line in lines)
+    if skipped:
+        yield f"<p>{skipped:.0f} steps were not finite and skipped.</p>"
+
+
+def _draw_curves(
+    figure: Figure, lines: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]
+) -> None:
+    figure.set_size_inches(11, 6.5)
+    axes = figure.subplots(2, 3)
+    steps = [line["step"] for line in lines]
+    for name in ("loss", "nll"):
+        if name in lines[-1]["metrics"]:
+            axes[0, 0].plot(steps, [line["metrics"][name] for line in lines], label=name)
+    # Of a step's evaluations the first: training's own, of as many batches each time.
+    dev = {line["step"]: line["nll"] for line in reversed(evaluations) if line["name"] == "dev"}
+    if dev:
+        axes[0, 0].plot(sorted(dev), [dev[step] for step in sorted(dev)], ".-", label="nll of dev")
+    axes[0, 0].set_title("loss")
+    axes[0, 0].legend(fontsize=7)
+    panels: tuple[tuple[str, Callable[[dict[str, Any]], float | None]], ...] = (
+        ("gradient norm", lambda line: line["metrics"].get("gradient_norm")),
+        ("learning rate", lambda line: line["metrics"].get("learning_rate")),
+        ("steps a second", lambda line: line["num_steps"] / line["secs"]),
+        ("waiting for input, %", lambda line: 100 * line["input_wait_secs"] / line["secs"]),
+    )
+    for panel, (panel_title, value) in zip(axes.flat[1:5], panels, strict=True):
+        values = [value(line) for line in lines]
+        if values[-1] is not None:
+            panel.plot(steps, values)
+        panel.set_title(panel_title)
+    for side in ("source", "target"):
+        if (path := f"padding.{side}") in lines[-1]["metrics"]:
+            shares = [100 * line["metrics"].get(path, np.nan) for line in lines]
+            axes[1, 2].plot(steps, shares, label=side)
+            axes[1, 2].legend(fontsize=7)
+    axes[1, 2].set_title("padding, %")
+    for panel in axes[1]:
+        panel.set_xlabel("step")
+
+
+def _languages(
+    logdir: pathlib.Path, facts: RunFacts, evaluations: Iterable[dict[str, Any]]
+) -> Iterator[str]:
+    """Loss and scores by language; whichever of them was made."""
+    nll = {line["name"].removeprefix("dev_"): line["nll"] for line in evaluations if "nll" in line}
+    scores_file = logdir / "decode_test" / "scores.json"
+    scored = quality.load(scores_file) if scores_file.exists() else None
+    scores = {row.code: row for row in scored.languages} if scored else {}
+    rows = [
+        [
+            code,
+            f"{pairs:,}",
+            f"{nll[code]:.3f}" if code in nll else "",
+            f"{scores[code].bleu.value:.2f}" if code in scores else "",
+            f"{scores[code].chrf.value:.2f}" if code in scores else "",
+        ]
+        for code, pairs in sorted(facts.train_pairs.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    yield "<h2>Languages</h2>"
+    yield _table(["language", "train pairs", "nll of dev", "BLEU of test", "chrF of test"], rows)
+    if not nll.keys() & facts.train_pairs.keys():
+        yield "<p>--mode=eval adds the loss of each language.</p>"
+    if scored is None:
+        yield "<p>--mode=decode adds BLEU and chrF.</p>"
+
+
+def _routing(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Every number of the routing by MoE layer, and each expert's load."""
+    layers = expert_load.by_layer(lines[-1])
+    if not layers:
+        return
+    fields = sorted({name for values in layers.values() for name in values})
+    scalars = [name for name in fields if np.ndim(next(iter(layers.values()))[name]) == 0]
+    yield f"<h2>Routing of the last {lines[-1]['num_steps']} steps</h2>"
+    rows = [
+        [layer, *(f"{values[name]:.4g}" for name in scalars)] for layer, values in layers.items()
+    ]
+    yield _table(["layer", *scalars], rows)
+    yield _picture(expert_load.draw_on, lines)
+
+
+def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """The median measured step, beside the plan's if one lies in logdir/plan."""
+    # A run's first call, and each after a restart, holds what is loaded then.
+    measured = float(np.median([line["secs"] / line["num_steps"] for line in lines]))
+    tokens = lines[-1]["metrics"].get("num_tokens")
+    rows = [
+        [
+            "measured here",
+            f"{measured:.4g}",
+            _rate(tokens, measured),
+            _rate(facts.step_flops / 1e9, measured),
+        ]
+    ]
+    if (logdir / _PLAN_FOLDER / plan.PLAN_JSON).exists():
+        planned = plan.load(logdir / _PLAN_FOLDER)
+        for name, share in (("roofline", 1.0), ("the paper's share of it", plan.PAPERS_SHARE)):
+            steps = planned.steps_per_sec(share)
+            rows.append(
+                [
+                    f"plan for {planned.topology}, {name}",
+                    f"{1 / steps:.4g}" if steps else "does not fit",
+                    f"{planned.tokens_per_sec(share):,.0f}",
+                    f"{facts.step_flops / 1e9 * steps:,.0f}",
+                ]
+            )
+    yield "<h2>Speed</h2>"
+    yield _table(["", "seconds a step", "target tokens/s", "model GFLOP/s"], rows)
+    if len(rows) == 1:
+        yield (
+            "<p>python -m lingvo_gshard.plan --model=... --topology=... "
+            f"--out={html.escape(str(logdir / _PLAN_FOLDER))} adds a plan.</p>"
+        )
+
+
+def _rate(amount: float | None, secs: float) -> str:
+    return "" if amount is None else f"{amount / secs:,.4g}"
+
+
+def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in heads)
+    body = "".join(
+        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n"
+        for row in rows
+    )
+    return f"<table>\n<tr>{head}</tr>\n{body}</table>"
+
+
+def _picture(draw: Callable[..., None], *args: Any) -> str:
+    """What `draw(figure, *args)` draws, as an image within the page."""
+    figure = Figure(layout="constrained")
+    draw(figure, *args)
+    png = io.BytesIO()
+    figure.savefig(png, format="png", dpi=110)
+    return f'<img src="data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}">'

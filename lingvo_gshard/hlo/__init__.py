@@ -1,0 +1,1 @@
+"""Reading a compiled program: its instructions, collectives, loops and costs."""

@@ -1,1 +1,0 @@
-"""BLEU and chrF."""

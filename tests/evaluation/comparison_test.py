@@ -1,0 +1,59 @@
+"""Figure 6's table, trend lines and picture."""
+
+import pytest
+
+from lingvo_gshard.evaluation import comparison
+from lingvo_gshard.evaluation.comparison import Comparison
+from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
+from lingvo_gshard.evaluation.scores import Score
+
+
+def _quality(**bleu):
+    """Languages by code, each with half of the training pairs of the one before."""
+    return Quality(
+        tuple(
+            LanguageQuality(code, 8000 >> i, 100, Score(value, 1.0, "s"), Score(50.0, 1.0, "c"))
+            for i, (code, value) in enumerate(bleu.items())
+        )
+    )
+
+
+_MODELS = {"MoE": _quality(qa=40.0, qb=30.0, qc=25.0), "dense": _quality(qa=36.0, qb=29.0, qc=10.0)}
+
+
+def test_table():
+    assert Comparison(_MODELS, {"qa": 38.0, "qc": 12.5}).table() == (
+        "language   train pairs  baseline       MoE    gain     dense    gain\n"
+        "qa                8000     38.00     40.00   +2.00     36.00   -2.00\n"
+        "qb                4000         -     30.00       -     29.00       -\n"
+        "qc                2000     12.50     25.00  +12.50     10.00   -2.50\n"
+        "average                    25.25     31.67   +7.25     25.00   -2.25"
+    )
+
+
+def test_without_baselines_there_are_no_gains():
+    compared = Comparison(_MODELS, {})
+    assert compared.gains("MoE") == {} and "+" not in compared.table()
+
+
+def test_trend_lines_are_means_of_windows():
+    ramp = [float(i) for i in range(12)]
+    assert comparison.smoothed(ramp, 4) == [0.5, 1, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5, 9.5, 10]
+    assert comparison.smoothed(ramp[:9]) == ramp[:9]  # Fewer than the paper's ten.
+    assert sum(comparison.smoothed([0.0] * 6 + [10.0] + [0.0] * 6)) == pytest.approx(10, abs=2)
+
+
+def test_models_of_other_languages_are_not_compared():
+    with pytest.raises(ValueError, match="MoE and other differ in languages .*: qb, qc"):
+        Comparison({"MoE": _MODELS["MoE"], "other": _quality(qa=1.0)}, {})
+    with pytest.raises(ValueError, match="MoE has no de, xx, a baseline's"):
+        Comparison(_MODELS, {"qa": 38.0, "xx": 1.0, "de": 2.0})
+    with pytest.raises(ValueError, match="no models to compare"):
+        Comparison({}, {})
+
+
+@pytest.mark.parametrize("baselines", [{}, {"qa": 38.0, "qc": 12.5}])
+def test_picture(tmp_path, baselines):
+    Comparison(_MODELS, baselines).draw(tmp_path / "figure6.png")
+    data = (tmp_path / "figure6.png").read_bytes()
+    assert data.startswith(b"\x89PNG") and len(data) > 5000

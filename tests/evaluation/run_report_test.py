@@ -1,0 +1,103 @@
+"""The page of a run: what stands in it, of whatever the run has left."""
+
+import json
+
+import pytest
+
+from lingvo_gshard.evaluation import quality, run_report
+from lingvo_gshard.evaluation.scores import Score
+from lingvo_gshard.planning import plan
+
+_FACTS = run_report.RunFacts(
+    model="toy.Model<4>",
+    num_weights=1_234_567,
+    max_steps=500,
+    step_flops=4e9,
+    train_pairs={"de": 70, "fr": 9000},
+)
+
+
+def _line(step, **metrics):
+    metrics = {"loss": 3.0, "nll": 2.5, "num_tokens": 100.0, "gradient_norm": 1.0, **metrics}
+    return {
+        "step": step,
+        "num_steps": 10,
+        "secs": 5.0,
+        "input_wait_secs": 0.5,
+        "wall_secs": 36.0 * step,
+        "metrics": metrics,
+    }
+
+
+def _routing(overflow):
+    return {
+        "routing.overflow.encoder_1": overflow,
+        "routing.load_E.encoder_1": [0.5, 1.5],
+        "routing.load_E.decoder_1": [0.5, 1.5, 1.0],
+        "routing.entropy.encoder_1": 0.625,
+        "routing.entropy.decoder_1": 0.5,
+        "routing.overflow.decoder_1": overflow,
+    }
+
+
+def _write(path, lines):
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def _page(folder, *lines):
+    _write(folder / "train_metrics.jsonl", lines)
+    return run_report.write(folder, _FACTS).read_text()
+
+
+def test_a_run_that_was_evaluated_and_decoded(tmp_path):
+    evaluations = [
+        {"name": "dev", "step": 10, "nll": 2.75},
+        {"name": "dev_de", "step": 10, "nll": 9.0},
+        {"name": "dev_de", "step": 20, "nll": 1.125},
+    ]
+    _write(tmp_path / "eval_metrics.jsonl", evaluations)
+    scores = [Score(value, 1.0, "signature") for value in (31.25, 55.5)]
+    (tmp_path / "decode_test").mkdir()
+    quality.Quality((quality.LanguageQuality("fr", 9000, 3, *scores),)).save(
+        tmp_path / "decode_test/scores.json"
+    )
+    page = _page(tmp_path, _line(10, **_routing(0.5)), _line(20, skipped=0.2, **_routing(0.25)))
+    assert "<h1>toy.Model&lt;4&gt; in " in page
+    assert "1.23 M weights, step 20 of 500 after 0.20 hours; loss 3.0000." in page
+    assert "2 steps were not finite and skipped" in page
+    assert "<td>fr</td><td>9,000</td><td></td><td>31.25</td><td>55.50</td>" in page
+    assert "<td>de</td><td>70</td><td>1.125</td><td></td><td></td>" in page
+    assert page.index("<td>fr</td>") < page.index("<td>de</td>")  # By size.
+    assert "<th>layer</th><th>entropy</th><th>overflow</th>" in page
+    assert "<td>encoder_1</td><td>0.625</td><td>0.25</td>" in page
+    assert "<td>measured here</td><td>0.5</td><td>200</td><td>8</td>" in page
+    assert page.count('<img src="data:image/png;base64,iVBOR') == 2
+
+
+def test_a_run_that_has_only_begun(tmp_path):
+    page = _page(tmp_path, _line(10))
+    assert "--mode=eval adds" in page and "--mode=decode adds" in page and "adds a plan" in page
+    assert "Routing" not in page and page.count("<img") == 1
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="there is nothing to report yet"):
+        run_report.write(tmp_path, _FACTS)
+
+
+def test_a_plan_stands_beside_what_was_measured(tmp_path, monkeypatch):
+    class _Planned:
+        topology = "v3:8x8"
+
+        def steps_per_sec(self, share):
+            return 4.0 * share
+
+        def tokens_per_sec(self, share):
+            return 4000.0 * share
+
+    (tmp_path / "plan").mkdir()
+    (tmp_path / "plan" / plan.PLAN_JSON).touch()
+    monkeypatch.setattr(plan, "load", lambda folder: _Planned())
+    page = _page(tmp_path, _line(10))
+    assert "<td>plan for v3:8x8, roofline</td><td>0.25</td><td>4,000</td><td>16</td>" in page
+    assert "<td>plan for v3:8x8, the paper&#x27;s share of it</td><td>0.5208</td>" in page

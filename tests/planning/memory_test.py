@@ -1,0 +1,97 @@
+"""Memory from specs, and the compiler's refusals."""
+
+import pytest
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.hlo.hlo_cost import Cost
+from lingvo_gshard.planning import memory
+from lingvo_gshard.planning.memory import GIB, Buffer, Wanted
+from tests.spmd import functions
+
+_REFUSAL = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory \
+space hbm. Used 16.50G of 15.48G hbm. Exceeded hbm capacity by 1.02G.
+
+Total hbm usage >= 17.02G:
+    reserved        530.00M
+
+  Largest program allocations in hbm:
+
+  1. Size: 2.25G
+     Operator: op_name="jit(flat)/call_tf/encoder/layers_1/feed_forward/experts/einsum/Einsum"
+     Shape: f32[9,1,1024,8192]{3,2,1,0:T(8,128)}
+     Unpadded size: 2.25G
+     XLA label: fusion.1 = fusion(...)
+     Allocation type: HLO temp
+     ==========================
+
+  2. Size: 512.00M
+     Shape: bf16[8,256,32000]{2,1,0:T(8,128)(2,1)}
+     Unpadded size: 500.00M
+"""
+
+
+def _state():
+    f32 = functions.f32
+    theta = NestedMap(
+        wi=f32((8, 1024, 1024), "EMH"),
+        stacked=f32((3, 8, 1024, 1024), "REMH"),
+        gate=f32((1024, 8), "M_"),
+        dense=f32((1024, 2048), "MH"),
+    )
+    slots = NestedMap(row=f32((8, 1024), "EM"), column=f32((8, 1024), "EH"))
+    return NestedMap(step=functions.TensorSpec((), "int32", ""), theta=theta, slots=slots)
+
+
+def test_state_is_split_as_in_figure_7():
+    replicated, experts, of_slots = memory.state_gib(_state(), functions.partitioning(8))
+    assert experts == 4 * 4 * 2**20 / GIB
+    assert replicated == 4 * (1024 * 8 + 1024 * 2048) / GIB
+    assert of_slots == 2 * 4 * 1024 / GIB
+
+
+def test_the_largest_of_the_state():
+    assert memory.largest_of_state(_state(), functions.partitioning(8), 2) == (
+        Buffer(3 * 2**22 / GIB, "float32[3,1,1024,1024]", "theta.stacked"),
+        Buffer(2**23 / GIB, "float32[1024,2048]", "theta.dense"),
+    )
+
+
+def test_a_refusal_says_what_was_wanted_and_of_what_layer():
+    refusal = memory.parse_refusal(_REFUSAL)
+    assert (refusal.gib, refusal.wanted) == (16.5, Wanted.ALL)
+    assert refusal.buffers == (
+        Buffer(2.25, "f32[9,1,1024,8192]", "encoder/layers_1/feed_forward/experts/einsum"),
+        Buffer(0.5, "bf16[8,256,32000]", "unnamed"),
+    )
+
+
+def test_a_refusal_of_temporaries_alone():
+    refusal = memory.parse_refusal(
+        "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
+        "temporaries (149.15G) exceeds available HBM (15.48G)."
+    )
+    assert refusal.gib == pytest.approx(149.15)
+    assert refusal.wanted is Wanted.TEMPORARIES and refusal.buffers == ()
+
+
+def test_another_message_is_no_refusal_for_memory():
+    with pytest.raises(ValueError, match="is in no known form: INTERNAL: something else"):
+        memory.parse_refusal("INTERNAL: something else")
+
+
+def test_the_largest_buffers_of_all_results():
+    def cost(type_text, op_name):
+        return Cost("i", "fusion", op_name, 0, 0, type_text, 0, 1)
+
+    costs = [
+        cost(
+            "(f32[], /*index=1*/(bf16[1024,1024]{1,0:T(8,128)(2,1)}, s32[4]))",
+            "call_tf/softmax/add",
+        ),
+        cost("f32[1024,1024]{1,0}", "call_tf/optimizer/mul"),
+        cost("f32[1024,1024]{1,0}", "call_tf/optimizer/add"),
+    ]
+    assert memory.largest(costs, 2) == (
+        Buffer(2**22 / GIB, "f32[1024,1024]", "optimizer"),
+        Buffer(2**21 / GIB, "bf16[1024,1024]", "softmax"),
+    )

@@ -1,0 +1,337 @@
+"""Plans against what programs are and do: a small experiment on eight CPU devices in a v3's place.
+
+The planner compiles it for the devices at hand; the numbers of a TPU are then the CPU's, and can
+be held against arrays and against the compiled program.
+"""
+
+import collections
+import dataclasses
+import types
+
+import jax
+import numpy as np
+import pytest
+
+from lingvo_gshard import registry
+from lingvo_gshard.hlo.compiled_text import Collective
+from lingvo_gshard.hlo.hlo_cost import Cost
+from lingvo_gshard.layers.dispatch import Dispatch
+from lingvo_gshard.layers.repeat import Layers
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.planning import flops, hardware, planner
+from lingvo_gshard.planning.memory import GIB
+from lingvo_gshard.planning.planner import Request
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd import program, topology
+
+_PLACES = tuple((x, y) for x in range(2) for y in range(2) for _ in range(2))
+_TINY = {
+    "task.dim": 8,
+    "task.source_vocab_size": 24,
+    "task.target_vocab_size": 16,
+    "input.batch_size": 16,
+    "input.source_len": 8,
+    "input.target_len": 8,
+}
+
+
+def _params(num_layers=2):
+    params = registry.get_params("toy.MoE8E4L").Set(**_TINY)
+    for name in ("encoder", "decoder"):
+        stack = params.task.Get(name).Set(dim=8, num_layers=num_layers)
+        stack.dense.hidden_dim = 12
+        stack.layer.attention.Set(num_heads=2, head_dim=4)
+        stack.moe.Set(hidden_dim=12, num_experts=8, group_size=8, dispatch=Dispatch.EINSUM)
+    return params
+
+
+def _request(**changes):
+    return dataclasses.replace(Request("toy.MoE8E4L", (), _params(), "v3:2x2"), **changes)
+
+
+_COMPILE_PROGRAM, _CHIP_PLACES = topology.compile_program, topology.chip_places
+
+
+@pytest.fixture(scope="module")
+def cpu():
+    """The devices at hand in place of a topology's; keeps what was compiled."""
+    compiled = []
+
+    def compile_program(exported, name):
+        assert name == "v3:2x2"
+        compiled.append(exported.compile())
+        return compiled[-1]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topology, "compile_program", compile_program)
+        patch.setattr(topology, "chip_places", lambda name: _PLACES)
+        yield compiled
+
+
+@pytest.fixture
+def tpu(monkeypatch):
+    """The compiler itself again, which `cpu` replaces for the whole module."""
+    monkeypatch.setattr(topology, "compile_program", _COMPILE_PROGRAM)
+    monkeypatch.setattr(topology, "chip_places", _CHIP_PLACES)
+
+
+@pytest.fixture(scope="module")
+def made(cpu):
+    """The plan of the tiny experiment, and its compiled program."""
+    kept = planner.make(_request())
+    return kept, cpu[-1]
+
+
+@pytest.fixture(scope="module")
+def model():
+    parts = Partitioning.from_dict(Mesh.flat(8), _params().sharding)
+    return TranslationModel(_params(), parts)
+
+
+def test_memory_is_that_of_the_arrays(made, model):
+    kept, compiled = made
+    specs = model.state_spec
+    state = compiled.place_arg("state", specs.Transform(lambda s: np.zeros(s.shape, s.dtype)))
+
+    def gib(tree):
+        first = jax.devices()[0]
+        shards = [shard for leaf in tree for shard in leaf.addressable_shards]
+        return sum(shard.data.nbytes for shard in shards if shard.device == first) / GIB
+
+    weights = dict(state.theta.FlattenItems())
+    experts = [leaf for path, leaf in weights.items() if path.endswith(("feed_forward.wi", "wo"))]
+    experts = [leaf for leaf in experts if leaf.shape[0] == 8 and leaf.ndim == 3]
+    experts = [leaf for leaf in experts if 12 in leaf.shape]
+    memory = kept.memory_gib
+    assert memory.expert_weights == pytest.approx(gib(experts))
+    assert memory.replicated_weights + memory.expert_weights == pytest.approx(gib(weights.values()))
+    assert memory.optimizer_slots == pytest.approx(gib(state.slots.Flatten()))
+    assert memory.temporaries == compiled.report().temp_bytes / GIB
+    arguments = compiled.report().argument_bytes / GIB
+    assert arguments < memory.peak <= 1.1 * (arguments + memory.temporaries)
+
+
+def test_what_it_is_of(made, model):
+    kept, _ = made
+    assert kept.fits and kept.cores == 8 and kept.mesh == {"d": 8}
+    assert kept.sharding == {"B": "d", "E": "d", "G": "d"}
+    assert kept.weights == model.task.num_weights
+    assert kept.tokens_per_core == 16.0
+    assert kept.lower_secs > 0 and kept.compile_secs > 0 and kept.host_peak_gib > 0.1
+
+
+def test_collectives_are_the_compiled_programs(made):
+    kept, compiled = made
+    report = compiled.report()
+    for kind in ("all-to-all", "all-reduce"):
+        counted = sum(each.count for each in kept.cost.collectives if each.kind == kind)
+        assert counted == report.count(kind)
+    exchanges = [each for each in kept.cost.collectives if each.kind == "all-to-all"]
+    by_layer = [each.count for each in exchanges if "layers_1/feed_forward" in each.source]
+    assert sum(by_layer) == 8  # Two MoE layers, there and back, forward and backward.
+    assert kept.cost.instructions == report.num_instructions
+
+
+def test_products_are_the_layers(made, model):
+    """Counted by hand for one core: 16 source and 16 target tokens, of 2 rows, in groups of 8."""
+    kept, _ = made
+    products = dict(kept.cost.flops_per_core)
+    step, tokens, width = 3 * 2, 16 + 16, 8 * 12  # Forward and twice that backward; M * H.
+    projections = 2 * 4 * 8 * 8 * 16 + 2 * 8 * 8 * 8 * 16  # Of two encoder and two decoder layers.
+    assert products.pop("dense") == step * (tokens * 2 * width + projections)
+    assert products.pop("attention") == step * 6 * 2 * (2 * 2 * 8 * 8 * 4)
+    assert products.pop("gate") == step * tokens * 8 * 8
+    assert products.pop("softmax") == step * 16 * 8 * 16
+    assert products.pop("optimizer") == 0
+    # A group has two places in each of 8 experts, so that experts compute on twice the tokens. Of
+    # a single expert a core, the CPU's compiler loses some names.
+    experts = step * (2 * tokens) * 2 * width
+    dispatch = 5 * 2 * tokens * (8 * 2) * 8  # The mask that dispatches has no gradient.
+    assert sum(products.values()) == experts + dispatch
+
+
+def test_model_flops_are_less(made, model):
+    """What the mathematics asks for: no empty places, no dispatch and combine."""
+    cost, p = made[0].cost, _params().input
+    needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len) / 8
+    assert cost.model_flops_per_core == needed
+    assert needed < sum(cost.flops_per_core.values()) < 2 * needed
+
+
+def test_the_roofline_adds_up(made):
+    cost = made[0].cost
+    by_category = cost.roofline_secs_by_category.values()
+    for part in ("compute", "memory", "network", "step"):
+        whole = getattr(cost.roofline_secs, part)
+        assert whole == pytest.approx(sum(getattr(each, part) for each in by_category))
+    secs = cost.roofline_secs
+    local, rounding = secs.step - secs.network, 1 + 1e-9
+    assert max(secs.compute, secs.memory) <= local * rounding
+    assert local <= (secs.compute + secs.memory) * rounding
+    assert secs.network == pytest.approx(sum(cost.network_secs_by_kind.values()))
+    assert cost.xla_optimal_secs == cost.xla_optimal_secs_once  # It has no loops.
+
+
+def _by_category(flops_per_core):
+    """With one expert a device, a CPU's compiler calls some of its products by the dispatch's."""
+    flops = collections.Counter(flops_per_core)
+    flops["experts"] += flops.pop("dispatch_combine")
+    return flops
+
+
+@pytest.mark.slow
+def test_a_loops_plan_is_the_unrolled_ones(cpu):
+    """Products and collectives of loops, times their trip counts, as if unrolled."""
+    costs = {}
+    for layers_as in Layers:
+        params = _params(num_layers=4)
+        for name in ("encoder", "decoder"):
+            params.task.Get(name).layers_as = layers_as
+        costs[layers_as] = planner.make(_request(params=params)).cost
+    loop, unrolled = costs[Layers.LOOP], costs[Layers.UNROLLED]
+    looped, counts = (_by_category(cost.flops_per_core) for cost in (loop, unrolled))
+    for name, count in counts.items():
+        assert looped[name] == pytest.approx(count, rel=0.02), name
+    for cost in (loop, unrolled):
+        exchanges = [each for each in cost.collectives if each.kind == "all-to-all"]
+        assert sum(each.count for each in exchanges if "feed_forward" in each.source) == 16
+
+
+@pytest.mark.slow
+def test_a_partitioning_of_ones_own(cpu):
+    both = ("data", "experts")
+    table = (("B", both), ("E", "experts"), ("G", both))
+    kept = planner.make(_request(mesh=Mesh(("data", "experts"), (2, 4)), table=table))
+    assert kept.mesh == {"data": 2, "experts": 4}
+    assert kept.sharding == {"B": "data+experts", "E": "experts", "G": "data+experts"}
+    # Two experts a core in place of one.
+    assert kept.memory_gib.expert_weights == pytest.approx(4 * 2 * 2 * 2 * 8 * 12 / GIB)
+
+
+def test_what_cannot_be_planned_is_told(cpu):
+    with pytest.raises(ValueError, match="task.source_vocab_size is as large as the data's.*--set"):
+        planner.make(_request(params=_params().Set(**{"task.source_vocab_size": None})))
+    with pytest.raises(ValueError, match="E=8 is not divisible by the 16 partitions"):
+        planner.make(_request(mesh=Mesh.flat(16)))
+    with pytest.raises(ValueError, match="task.decoder.moe.group_size 32 does not .* 8 cores each"):
+        params = _params()
+        params.task.decoder.moe.group_size = 32
+        planner.make(_request(params=params))
+    with pytest.raises(ValueError, match="no published figures of 'v9'"):
+        planner.make(_request(topology="v9:2x2"))
+
+
+_REFUSED = "RESOURCE_EXHAUSTED: Used 16.5G of 15.48G hbm"
+_REFUSED_EARLY = "HLO temporaries (17.5G) exceeds available HBM (15.48G)"
+
+
+@pytest.mark.parametrize(
+    ("details", "peak", "besides_the_state"),
+    [(_REFUSED, 16.5, True), (_REFUSED_EARLY, 17.5, False)],
+)
+def test_a_refusal_for_memory_is_a_plan_that_does_not_fit(
+    made, monkeypatch, details, peak, besides_the_state
+):
+    def refuse(exported, name):
+        raise topology.OutOfMemoryError("too large", details)
+
+    monkeypatch.setattr(program, "export", lambda *_: made[1].program)
+    monkeypatch.setattr(topology, "compile_program", refuse)
+    kept = planner.make(_request())
+    assert not kept.fits and kept.cost is None
+    memory = kept.memory_gib
+    assert memory.peak == peak and memory.capacity == 15.48
+    state = memory.replicated_weights + memory.expert_weights + memory.optimizer_slots
+    assert memory.temporaries == pytest.approx(peak - state * besides_the_state)
+    assert kept.largest_buffers[0].source.startswith("theta.")
+
+
+def test_partitions_lie_where_the_mesh_puts_them():
+    parts = Partitioning(Mesh(("d",), (8,), (7, 6, 5, 4, 3, 2, 0, 1)), ())
+    torus = planner._torus(hardware.generation("v3:2x2"), _PLACES, parts)
+    assert torus.sizes == (2, 2)
+    assert torus.places[:2] == (_PLACES[7], _PLACES[6]) and torus.places[6] == _PLACES[0]
+
+
+def _suspicious(params, costs=(), collectives=()):
+    report = types.SimpleNamespace(collective_ops=collectives)
+    return planner._suspicious(params, planner._Read(report, costs, {}))
+
+
+@pytest.mark.parametrize("length", [8, 12])  # Of a source, of a target.
+def test_a_tensor_of_the_whole_batch_is_suspicious(length):
+    def told(rows):
+        shape = f"f32[4,{rows},{length},8192]{{3,2,1,0}}"
+        cost = Cost("i", "fusion", "call_tf/encoder/norm/mul", 0, 0, shape, 0, 1)
+        return _suspicious(_params().Set(**{"input.target_len": 12}), costs=(cost,))
+
+    assert told(16) == (
+        f"f32[4,16,{length},8192], the whole batch on every core, from encoder/norm",
+    )
+    assert told(2) == ()
+
+
+def test_a_large_gather_is_suspicious_and_a_sum_is_not():
+    def ops(size):
+        kinds = ("all-gather", "all-to-all", "all-reduce", "reduce-scatter", "collective-permute")
+        name = "call_tf/encoder/norm/mul"
+        return [Collective(kind, size, ((0, 1),), times=2, op_name=name) for kind in kinds]
+
+    assert _suspicious(_params(), collectives=ops(2**20)) == (
+        "all-gather of 2.0 MiB a step from encoder/norm",
+        "collective-permute of 2.0 MiB a step from encoder/norm",
+    )
+    assert _suspicious(_params(), collectives=ops(2**18)) == ()
+
+
+def _need_the_tpus_compiler():
+    if not topology.is_installed():
+        pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
+
+
+def _small_m4():
+    """m4.MoE128E36L as it is, but with four layers, all narrow."""
+    params = registry.get_params("m4.MoE128E36L").Set(
+        **{
+            "task.dim": 128,
+            "task.source_vocab_size": 512,
+            "task.target_vocab_size": 256,
+            "input.batch_size": 256,
+            "input.source_len": 32,
+            "input.target_len": 32,
+        }
+    )
+    for name in ("encoder", "decoder"):
+        stack = params.task.Get(name).Set(dim=128, num_layers=4)
+        stack.dense.hidden_dim = stack.moe.hidden_dim = 128
+        stack.layer.attention.Set(num_heads=2, head_dim=32)
+    return Request("m4.MoE128E36L", (), params, "v3:8x8")
+
+
+@pytest.mark.slow
+def test_the_family_gathers_no_weights_experts_or_tokens(tpu, monkeypatch):
+    """Nor by all-reduces, as the TPU's compiler gathers from 64 partitions on."""
+    _need_the_tpus_compiler()
+    monkeypatch.setattr(planner, "_LARGE_BYTES", 1)  # Narrow layers have small weights.
+    kept = planner.make(_small_m4())
+    assert {each.kind for each in kept.cost.collectives} == {"all-to-all", "all-reduce"}
+    assert kept.suspicious == ()
+
+
+@pytest.mark.slow
+def test_weights_that_are_gathered_are_suspicious(tpu):
+    """Of the same model with all weights split over M."""
+    _need_the_tpus_compiler()
+    table = tuple((letter, "d") for letter in "BEGM")
+    kept = planner.make(dataclasses.replace(_small_m4(), mesh=Mesh.flat(128), table=table))
+    assert any("all-reduce in place of an all-gather" in each for each in kept.suspicious)
+
+
+@pytest.mark.slow
+def test_a_tpus_program_is_planned(tpu):
+    _need_the_tpus_compiler()
+    kept = planner.make(_request())
+    assert kept.fits and kept.memory_gib.capacity == 15.48
+    assert kept.cost.xla_optimal_secs > 0
+    assert kept.cost.flops_per_core["experts"] == 3 * 2 * (2 * 32) * 2 * 8 * 12

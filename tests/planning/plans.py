@@ -1,0 +1,48 @@
+"""Plans made by hand, for tests of what reads plans."""
+
+from lingvo_gshard.planning.memory import GIB, Buffer, Memory
+from lingvo_gshard.planning.plan import CollectiveSum, Cost, Plan
+from lingvo_gshard.planning.roofline import Times
+
+
+def cost(step_secs: float = 0.5, network_secs: float = 0.1, instructions: int = 1000) -> Cost:
+    """A step of two categories and one sort of collective."""
+    local = step_secs - network_secs
+    experts = Times(0.5 * local, 0.1 * local, network_secs, 0.6 * local + network_secs)
+    optimizer = Times(0.0, 0.4 * local, 0.0, 0.4 * local)
+    return Cost(
+        collectives=(CollectiveSum("all-to-all", 8, 2**23, "encoder/layers_1/dispatch"),),
+        flops_per_core={"experts": 3e12, "optimizer": 0.0},
+        model_flops_per_core=2e12,
+        roofline_secs=experts + optimizer,
+        roofline_secs_by_category={"experts": experts, "optimizer": optimizer},
+        network_secs_by_kind={"all-to-all": network_secs},
+        xla_optimal_secs=0.6,
+        xla_optimal_secs_once=0.2,
+        instructions=instructions,
+    )
+
+
+def plan(made: Cost | None, cores: int = 128, **changes) -> Plan:
+    """A plan with that cost; one that does not fit without."""
+    peak = 9.0 if made else 20.0
+    fields = dict(
+        model="m4.MoE128E12L",
+        settings=("train.seed=3",),
+        topology="v3:8x8",
+        mesh={"d": cores},
+        sharding={"B": "d", "E": "d"},
+        cores=cores,
+        weights=12_500_000_000,
+        tokens_per_core=8192.0,
+        fits=made is not None,
+        memory_gib=Memory(15.48, 1.0, 2.0, 0.25, peak - 3.25, peak),
+        largest_buffers=(Buffer(2**30 / GIB, "f32[8,256,32000]", "softmax"),),
+        suspicious=(),
+        cost=made,
+        lower_secs=10.0,
+        compile_secs=40.0,
+        compile_cpu_secs=60.0,
+        host_peak_gib=3.5,
+    )
+    return Plan(**(fields | changes))

@@ -1,0 +1,91 @@
+"""Rooflines of costs made by hand; loops on a TPU's compiler against the same, unrolled."""
+
+import importlib.util
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.hlo import hlo_cost, hlo_text
+from lingvo_gshard.hlo.compiled_text import Collective
+from lingvo_gshard.hlo.hlo_cost import Cost
+from lingvo_gshard.planning import roofline
+from lingvo_gshard.planning.categories import Category
+from lingvo_gshard.planning.hardware import GENERATIONS, Torus
+from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from tests.spmd import functions
+
+_V3 = GENERATIONS["v3"]
+_TORUS = Torus(_V3, (2, 2), tuple((x, y) for x in range(2) for y in range(2) for _ in range(2)))
+_EXPERTS = "call_tf/encoder/layers_1/feed_forward/experts/einsum/Einsum"
+_TRIPS, _WIDTH = 6, 2048
+
+
+def _cost(op_name, flops, accessed_bytes, times=1, opcode="fusion"):
+    return Cost("i", opcode, op_name, flops, accessed_bytes, "f32[]", 4, times)
+
+
+def test_the_scarcer_resource_decides_instruction_by_instruction():
+    costs = [
+        _cost(_EXPERTS, 61.5e12, 45e9, times=2),  # A second of products, a tenth of memory.
+        _cost(_EXPERTS, 6.15e12, 450e9),  # The other way round.
+        _cost("call_tf/optimizer/mul", 0, 225e9),
+        _cost(_EXPERTS, 0, 1e12, opcode="all-to-all"),  # Counted on the network.
+    ]
+    exchange = Collective("all-to-all", 2**20, (tuple(range(8)),), times=3, op_name=_EXPERTS)
+    found = roofline.times_by_category(costs, [exchange], _TORUS)
+    network = 3 * _TORUS.collective_secs(exchange)
+    assert set(found) == {Category.EXPERTS, Category.OPTIMIZER}
+    experts = found[Category.EXPERTS]
+    assert experts.compute == pytest.approx(2.1) and experts.memory == pytest.approx(1.2)
+    assert experts.network == network
+    assert experts.step == pytest.approx(3.0 + network)
+    whole = roofline.total(found)
+    assert whole.step == pytest.approx(3.5 + network) and whole.memory == pytest.approx(1.7)
+
+
+def test_loops_count_by_xlas_rates():
+    once = _cost("a", _V3.xla_peak_flops, 0)
+    often = _cost("b", 0, _V3.xla_memory_bytes_per_sec, times=9)
+    assert roofline.loop_factor([once, often], _V3) == pytest.approx((1 + 9) / 2)
+    assert roofline.loop_factor([once], _V3) == 1.0
+
+
+def _powers(unrolled: bool) -> AnnotatedFn:
+    """x through _TRIPS layers of stacked weights."""
+
+    def layer(x, w):
+        return tf.nn.relu(tf.einsum("BM,MH->BH", x, w)) + x
+
+    def fn(args: NestedMap) -> NestedMap:
+        if unrolled:
+            x = args.x
+            for i in range(_TRIPS):
+                x = layer(x, args.w[i])
+            return NestedMap(x=x)
+        body = lambda i, x: (i + 1, layer(x, tf.gather(args.w, i)))  # noqa: E731
+        _, x = tf.while_loop(lambda i, _: i < _TRIPS, body, [0, args.x], maximum_iterations=_TRIPS)
+        return NestedMap(x=x)
+
+    args = NestedMap(
+        x=functions.f32((8 * _WIDTH, _WIDTH), "BM"),
+        w=functions.f32((_TRIPS, _WIDTH, _WIDTH), "___"),
+    )
+    return AnnotatedFn("powers", fn, ("args",), (args,), {"x": "BM"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unrolled", [False, True])
+def test_costs_add_up_to_the_compilers_optimal_seconds(unrolled):
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
+    exported = program.export(_powers(unrolled), functions.partitioning(8))
+    compiled = topology.compile_program(exported, "v3:2x2")
+    costs = hlo_cost.costs(hlo_text.parse(compiled.as_text()))
+    assert sum(cost.flops * cost.times for cost in costs) == 2 * _TRIPS * _WIDTH**3
+    rates = _V3.xla_peak_flops, _V3.xla_memory_bytes_per_sec
+    once = [max(cost.flops / rates[0], cost.accessed_bytes / rates[1]) for cost in costs]
+    assert sum(once) == pytest.approx(compiled.report().optimal_secs, rel=0.15)
+    factor = roofline.loop_factor(costs, _V3)
+    assert factor == 1.0 if unrolled else 3 < factor <= _TRIPS

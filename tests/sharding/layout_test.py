@@ -1,0 +1,91 @@
+"""The table from letters to mesh axes."""
+
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.mesh import Mesh
+
+_FLAT = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d", "E": "d"})
+_TWO = Partitioning.from_dict(Mesh(("x", "y"), (2, 3)), {"B": "x", "E": "x", "H": "y"})
+# Experts x data: as many partitions as groups, fewer experts.
+_BOTH = Partitioning.from_dict(
+    Mesh(("x", "y"), (2, 3)), {"B": ("x", "y"), "G": ("x", "y"), "E": "y"}
+)
+
+
+@pytest.mark.parametrize(
+    ("parts", "dims", "axes", "factor"),
+    [
+        (_FLAT, "EGCM", ("d", None, None, None), (4, 1, 1, 1)),
+        (_FLAT, "GECM", ("d", None, None, None), (4, 1, 1, 1)),
+        (_FLAT, "MEC", (None, "d", None), (1, 4, 1)),
+        (_FLAT, "_M", (None, None), (1, 1)),
+        (_FLAT, "", (), ()),
+        (_TWO, "EMH", ("x", None, "y"), (2, 1, 3)),
+        (_TWO, "HBE", ("y", "x", None), (3, 2, 1)),
+        (_BOTH, "BM", (("x", "y"), None), (6, 1)),
+        (_BOTH, "GECM", (("x", "y"), None, None, None), (6, 1, 1, 1)),
+        (_BOTH, "EGCM", ("y", "x", None, None), (3, 2, 1, 1)),
+    ],
+)
+def test_the_first_letter_whose_axis_is_free_takes_it(parts, dims, axes, factor):
+    assert parts.axes(dims) == axes
+    assert parts.factor(dims) == factor
+
+
+def test_shard_shapes_round_up():
+    assert _FLAT.shard_shape(TensorSpec((15, 7), "float32", "BM")) == (4, 7)
+    assert _TWO.shard_shape(TensorSpec((4, 5, 10), "float32", "EMH")) == (2, 5, 4)
+
+
+def test_check_names_the_dim_that_does_not_divide():
+    _FLAT.check("x", TensorSpec((8, 7), "float32", "BM"))
+    message = r"x \[7, 8\] with dims BM: B=7 is not divisible by the 4 partitions of mesh axis 'd'"
+    with pytest.raises(ValueError, match=message):
+        _FLAT.check("x", TensorSpec((7, 8), "float32", "BM"))
+
+
+def test_a_table_that_makes_no_sense_is_refused():
+    with pytest.raises(ValueError, match="a letter stands twice"):
+        Partitioning(Mesh.flat(2), (("B", "d"), ("B", "d")))
+    for axis in ("e", ("d", "e")):
+        with pytest.raises(ValueError, match="no axis 'e'; the axes are d"):
+            Partitioning(Mesh.flat(2), (("B", axis),))
+    with pytest.raises(ValueError, match=r"an axis is used twice in \('d', 'd'\)"):
+        Partitioning(Mesh.flat(2), (("B", ("d", "d")),))
+
+
+@pytest.mark.parametrize("key", ["BM", "_", ""])
+def test_a_key_that_no_dim_could_have_is_refused(key):
+    with pytest.raises(ValueError, match=f"of single letters, got '{key}'"):
+        Partitioning.from_dict(Mesh.flat(2), {"B": "d", key: "d"})
+
+
+def test_a_spec_has_a_letter_for_each_dim():
+    with pytest.raises(ValueError, match=r"shape \(2, 3\) has rank 2, but dims 'BLM' name 3"):
+        TensorSpec((2, 3), "float32", "BLM")
+
+
+def test_annotate_wants_a_letter_for_each_dim():
+    with tf.Graph().as_default():
+        x = tf.zeros([2, 3], name="states")
+        with pytest.raises(ValueError, match=r"annotate: states.* rank 2, but dims 'BLM' name 3"):
+            _FLAT.annotate(x, "BLM")
+
+
+def test_a_dim_is_named_once():
+    with pytest.raises(ValueError, match=r"shape \(2, 3, 2\): dims 'BLB' name B twice"):
+        TensorSpec((2, 3, 2), "float32", "BLB")
+    assert TensorSpec((2, 3, 2), "float32", "_L_").dims == "_L_"
+    with tf.Graph().as_default():
+        x = tf.zeros([2, 3, 2], name="states")
+        message = r"annotate: states:0 of shape \(2, 3, 2\): dims 'BLB' name B twice"
+        with pytest.raises(ValueError, match=message):
+            _FLAT.annotate(x, "BLB")
+
+
+def test_order_of_the_table_does_not_matter():
+    one = Partitioning.from_dict(Mesh.flat(2), {"B": "d", "E": "d"})
+    assert one == Partitioning.from_dict(Mesh.flat(2), {"E": "d", "B": "d"})
+    assert one.num_partitions == 2

@@ -1,0 +1,224 @@
+"""Runs: settings, what must divide what, and the record in a run's folder."""
+
+import dataclasses
+import json
+
+import pytest
+
+from lingvo_gshard.input import manifest
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.train import run
+from lingvo_gshard.train.nonfinite import NonFinite
+from lingvo_gshard.train.run import DataFacts, Launch
+
+_FACTS = DataFacts(4000, 2000, ("de", "fr", "qta"))
+_LAUNCH = Launch("toy.Dense4L", (), "/data")
+
+
+def _params(*overrides, model="toy.MoE8E4L", facts=_FACTS):
+    return run.experiment_params(Launch(model, overrides, "/data"), facts)
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("train.max_steps=500", "train.max_steps", 500),
+        ("a=0.5", "a", 0.5),
+        ("a=None", "a", None),
+        ("a=(1, 2)", "a", (1, 2)),
+        ("a=dev", "a", "dev"),
+        ("a=x=y", "a", "x=y"),
+        ("a={'B': 'd'}", "a", {"B": "d"}),
+        ("a=", "a", ""),
+    ],
+)
+def test_a_setting_is_a_literal_or_a_string(override, path, value):
+    assert run.parse_override(override) == (path, value)
+
+
+@pytest.mark.parametrize("override", ["train.max_steps", "=3", ""])
+def test_a_setting_without_path_or_value_is_refused(override):
+    with pytest.raises(ValueError, match=f"--set={override}: path=value is expected, such as"):
+        run.parse_override(override)
+
+
+def test_settings_apply_in_order_and_the_data_binds_the_vocabularies():
+    p = _params("train.max_steps=5", "train.max_steps=7", "optimizer.beta2=0.9")
+    assert (p.train.max_steps, p.optimizer.beta2) == (7, 0.9)
+    assert (p.task.source_vocab_size, p.task.target_vocab_size) == (4000, 2000)
+    assert p.input.data_dir == p.eval_input.data_dir == "/data"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.max_stps=5", "No hyperparameter 'max_stps'; did you mean max_steps"),
+        ("trian.max_steps=5", "No hyperparameter 'trian'; did you mean train"),
+        ("train.max_steps=many", r"train.max_steps is \d+; int is expected, not str"),
+        ("train.max_steps=None", "int is expected, not NoneType"),
+        ("train.max_steps=2.5", "int is expected, not float"),
+        ("train.max_steps=True", "int is expected, not bool"),
+        ("decode.tell_attention=1", "bool is expected, not int"),
+        ("train.save_checkpoints_secs=soon", "is None; float or None is expected, not str"),
+        ("train.warm_start_from=3", "is None; str or None is expected, not int"),
+        ("task.encoder.moe.group_size=64.0", "int or None is expected, not float"),
+        ("task=3", "task holds settings; set one of .*task.dim, "),
+        ("sharding=d", "sharding is {.*dict is expected, not str"),
+        ("train.max_steps.x=3", "'max_steps' holds .*, not Params"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_one_line(override, message):
+    with pytest.raises(ValueError, match=f"--set={override}: .*{message}") as error:
+        _params(override)
+    assert "\n" not in str(error.value)
+
+
+def test_what_may_be_none_is_set_to_none_and_an_int_is_a_float():
+    p = _params("train.eval_batches=None", "train.save_checkpoints_secs=60", "optimizer.beta2=1")
+    assert (p.train.eval_batches, p.train.save_checkpoints_secs) == (None, 60)
+    assert p.optimizer.beta2 == 1
+
+
+def test_settings_that_go_on_from_a_run_take_the_place_of_its_own(tmp_path):
+    """The same command again and again records each of them once."""
+    launch = Launch("toy.Dense4L", ("train.max_steps=5", "train.seed=2"), "/data")
+    run.record(_prepared(tmp_path / "data", b"ours", b"english", launch), _FACTS, str(tmp_path))
+    for _ in range(2):
+        launch, facts = run.launch_of(None, ("train.max_steps=9",), None, str(tmp_path))
+        assert launch.overrides == ("train.max_steps=9", "train.seed=2")
+        run.record(launch, facts, str(tmp_path))
+
+
+def test_an_enum_is_set_by_name():
+    assert _params("train.on_nonfinite=SKIP").train.on_nonfinite is NonFinite.SKIP
+    with pytest.raises(ValueError, match="train.on_nonfinite is one of STOP, SKIP"):
+        _params("train.on_nonfinite=skip")
+
+
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        ("('.*', 'COPY')", r"\('.*', 'COPY'\) is no \(pattern, rule\); rules are SAME, "),
+        ("('.*', 'SAME', 3)", "3.* is no"),
+        ("'SAME'", "'SAME' is no"),
+        ("('(', 'SAME')", r"Warm start: '\(' is no pattern: missing \)"),
+    ],
+)
+def test_what_is_no_rule_of_a_warm_start_is_refused(tmp_path, rule, message):
+    p = _params("train.warm_start_from=/old", f"train.warm_start_rules=({rule},)")
+    with pytest.raises(ValueError, match=message):
+        run.make_estimator(p, str(tmp_path), 1)
+
+
+def test_neither_a_model_nor_a_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="Give --model and --data_dir; .*: no experiment.json"):
+        run.launch_of("toy.MoE8E4L", (), None, str(tmp_path))
+
+
+def test_an_unknown_model_names_the_nearest():
+    with pytest.raises(ValueError, match="No model 'toy.Dense'. Did you mean toy.Dense4L"):
+        _params(model="toy.Dense")
+
+
+def test_data_of_another_vocabulary_is_refused():
+    with pytest.raises(ValueError, match=r"task.source_vocab_size is 512, but .* 4000 pieces"):
+        _params("task.source_vocab_size=512")
+
+
+@pytest.mark.parametrize(
+    ("num_partitions", "overrides", "message"),
+    [
+        (3, (), "--num_partitions=3 does not divide input.batch_size = 32"),
+        (0, (), "--num_partitions=0 does not divide"),
+        (-2, (), "--num_partitions=-2 does not divide"),
+        (
+            16,
+            ("task.encoder.moe.num_experts=12",),
+            "--num_partitions=16 does not divide task.encoder.moe.num_experts = 12",
+        ),
+        (4, ("decode.batch_size=6",), "does not divide decode.batch_size = 6"),
+        (4, ("task.encoder.moe.group_size=1024",), "does not divide groups of the encoder .* = 2"),
+        (4, ("task.decoder.moe.group_size=768",), "does not divide groups of the decoder .* = 2"),
+        (1, ("task.encoder.moe.group_size=100",), "encoder.moe.group_size 100 does not divide"),
+        (1, ("task.decoder.moe.group_size=0",), "decoder.moe.group_size 0 does not divide"),
+        (1, ("decode.batch_size=0",), "does not divide decode.batch_size = 0"),
+        (1, ("task.encoder.moe.num_experts=0",), "does not divide .*num_experts = 0"),
+        (1, ("task.dim=0",), "sizes must be 1 or more, got VM = .*, 0], fan_in 0"),
+        (1, ("task.dim=-4",), "sizes must be 1 or more"),
+        (1, ("task.decoder.num_layers=0",), "decoder: num_layers must be 1 or more, got 0"),
+        (1, ("task.input_dropout.rate=1.0",), "source_dropout: rate must be 0 to below 1, got 1.0"),
+        (1, ("task.label_smoothing=-0.1",), "label_smoothing must be 0 to below 1, got -0.1"),
+    ],
+)
+def test_sizes_that_cannot_be_or_do_not_divide_are_refused(num_partitions, overrides, message):
+    p = _params("input.batch_size=32", "input.source_len=64", "input.target_len=48", *overrides)
+    with pytest.raises(ValueError, match=message):
+        run.make_estimator(p, "/nowhere", num_partitions)
+
+
+def test_a_dense_model_has_no_experts_to_divide():
+    run.check_divisible(_params("input.batch_size=32", model="toy.Dense4L"), 16)
+
+
+def test_of_fewer_experts_than_partitions_there_are_copies():
+    p = _params("task.encoder.moe.num_experts=4", "task.decoder.moe.group_size=64")
+    run.check_divisible(p, 8)
+    parts = run.partitioning_over(p, 8)
+    assert (parts.factor("EMH"), parts.factor("BLM")) == ((4, 1, 1), (8, 1, 1))
+    assert parts.factor("EGCM") == (4, 2, 1, 1)
+    assert run.partitioning_over(p, 4).mesh == Mesh.flat(4)
+
+
+def test_num_weights_needs_no_memory():
+    p = _params("task.encoder.moe.num_experts=100000")
+    assert run.num_weights(p) > 100000 * 2 * p.task.dim * p.task.encoder.moe.hidden_dim
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no experiment.json; give the --logdir of a trained model"),
+        ("{", "experiment.json: damaged"),
+        ("{}", "experiment.json: damaged: KeyError"),
+        ('{"launch": {"model": "m"}, "data": {}}', "experiment.json: damaged: TypeError"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "experiment.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        run.recorded(str(tmp_path))
+
+
+def test_a_record_reads_back(tmp_path):
+    fields = {
+        "launch": {"model": "toy.Dense4L", "overrides": ["a=1"], "data_dir": "/data"},
+        "data": {"source_vocab_size": 3, "target_vocab_size": 4, "languages": ["de"]},
+    }
+    (tmp_path / "experiment.json").write_text(json.dumps(fields))
+    want = Launch("toy.Dense4L", ("a=1",), "/data"), DataFacts(3, 4, ("de",))
+    assert run.recorded(str(tmp_path)) == want
+
+
+def _prepared(folder, source, target, launch=_LAUNCH):
+    """A data folder as far as `record` reads it: a manifest and two vocabularies."""
+    vocabularies = []
+    for name, content in (("source", source), ("target", target)):
+        (folder / "vocab").mkdir(parents=True, exist_ok=True)
+        (folder / "vocab" / f"{name}.model").write_bytes(content)
+        file = manifest.describe_file(folder, f"vocab/{name}.model")
+        vocabularies.append(manifest.Vocabulary(file, 8))
+    manifest.save(manifest.Manifest((), *vocabularies, {}, {}), folder)
+    return dataclasses.replace(launch, data_dir=str(folder))
+
+
+def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
+    logdir = str(tmp_path / "run")
+    launch = _prepared(tmp_path / "a", b"ours", b"english")
+    run.record(launch, _FACTS, logdir)
+    run.record(launch, _FACTS, logdir)  # As when a run goes on.
+    assert [p.read_bytes() for p in run.vocabulary_files(logdir)] == [b"ours", b"english"]
+    with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
+        run.record(_prepared(tmp_path / "b", b"ours", b"other"), _FACTS, logdir)
+    assert run.recorded(logdir) == (launch, _FACTS)
+    assert [p.read_bytes() for p in run.vocabulary_files(logdir)] == [b"ours", b"english"]
