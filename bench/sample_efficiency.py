@@ -98,7 +98,7 @@ def _trained(model: _Model, seed: int) -> pathlib.Path:
 
 def _flops_per_token(model: _Model) -> float:
     """Of a training step on full rows, a target token."""
-    from lingvo_gshard.planning import flops
+    from lingvo_gshard.model import flops
     from lingvo_gshard.sharding.layout import Partitioning
     from lingvo_gshard.sharding.mesh import Mesh
 

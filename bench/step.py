@@ -25,7 +25,7 @@ def main(argv: list[str]) -> None:
 
 def _step(params: Params, num_partitions: int) -> Work:
     from bench import synthetic
-    from lingvo_gshard.planning import flops
+    from lingvo_gshard.model import flops
 
     _check_peer(params, num_partitions)
     run, model, state = _compiled(params, num_partitions)

@@ -35,7 +35,7 @@ class RunFacts:
       model: its registered name.
       num_weights: scalars in all weights.
       max_steps: where training ends.
-      step_flops: that the mathematics of a step asks for, by planning/flops.
+      step_flops: that the mathematics of a step asks for, by model/flops.
       train_pairs: by language.
     """
 

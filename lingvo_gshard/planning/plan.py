@@ -42,7 +42,7 @@ class Cost:
     Attributes:
       collectives: by kind and source, the most bytes first.
       flops_per_core: of the products of a step, by category.
-      model_flops_per_core: those that the mathematics asks for, by planning/flops.
+      model_flops_per_core: those that the mathematics asks for, by model/flops.
       roofline_secs: ours, of the whole step.
       roofline_secs_by_category: the same, by category.
       network_secs_by_kind: of the collectives of each kind.

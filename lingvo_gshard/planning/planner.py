@@ -16,8 +16,9 @@ from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.hlo.compiled_text import Collective
 from lingvo_gshard.input import packing
 from lingvo_gshard.layers.moe import group_size
+from lingvo_gshard.model import flops
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import flops, hardware, memory, roofline
+from lingvo_gshard.planning import hardware, memory, roofline
 from lingvo_gshard.planning.categories import Category, category, source
 from lingvo_gshard.planning.hardware import Torus
 from lingvo_gshard.planning.plan import CollectiveSum, Cost, Plan

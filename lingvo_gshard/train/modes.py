@@ -9,8 +9,8 @@ from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.evaluation import expert_load, quality, run_report
 from lingvo_gshard.evaluation.scores import corpus_bleu, corpus_chrf
 from lingvo_gshard.input import decoding, manifest
+from lingvo_gshard.model import flops
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import flops
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import decoders, model_dir, run, train_and_evaluate
 from lingvo_gshard.train.best import BestBy

@@ -17,8 +17,9 @@ from lingvo_gshard.hlo.compiled_text import Collective
 from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers
+from lingvo_gshard.model import flops
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import flops, hardware, planner
+from lingvo_gshard.planning import hardware, planner
 from lingvo_gshard.planning.memory import GIB
 from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.sharding.layout import Partitioning

@@ -3,7 +3,7 @@
 import pytest
 
 from lingvo_gshard.layers.repeat import Layers
-from lingvo_gshard.planning import flops
+from lingvo_gshard.model import flops
 from tests.layers import building
 from tests.model import small_task
 from tests.model.small_task import TARGET_VOCAB, B, D, E, H, L, M, N, T
