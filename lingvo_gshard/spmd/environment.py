@@ -10,13 +10,16 @@ another folder, or is `off`. JAX's own JAX_COMPILATION_CACHE_DIR goes before bot
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import pathlib
 import platform
 import re
+import subprocess
 import sys
+from collections.abc import Iterator
 
 # Without it jax2tf.call_tf crashes the process inside TensorFlow's constant folding, which finds
 # no device, as soon as a function holds anything foldable.
@@ -33,6 +36,21 @@ _KEEP_MEMORY = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_ARENA_MAX: 1}
 _CACHE_VARIABLE = "LINGVO_GSHARD_COMPILATION_CACHE"
 _CACHE_OFF = "off"
 _DEFAULT_CACHE = "~/.cache/lingvo_gshard"
+_LOG_LEVEL, _ERRORS_ONLY = "TF_CPP_MIN_LOG_LEVEL", "3"
+# C++ log lines at severity I or W, in either of TensorFlow's formats, and absl's preamble to them.
+_GREETING = (
+    r"WARNING: All log messages before absl::InitializeLog\(\)"
+    r"|[IW]\d{4} [\d:.]+ +\d+ \S+:\d+\] "
+    r"|\d{4}-\d\d-\d\d [\d:.]+: [IW] "
+)
+_FILTER = """
+import re, sys
+greeting = re.compile(sys.argv[1].encode())
+for line in sys.stdin.buffer:
+    if not greeting.match(line):
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+"""
 
 
 def prepare(num_devices: int | None = None) -> None:
@@ -52,12 +70,44 @@ def prepare(num_devices: int | None = None) -> None:
     if num_devices is not None and num_devices < 1:
         raise ValueError(f"prepare: num_devices must be 1 or more, got {num_devices}.")
     _disable_constant_folding()
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    os.environ.setdefault(_LOG_LEVEL, _ERRORS_ONLY)
     _set_compilation_cache()
     if num_devices is not None:
         _set_cpu_devices(num_devices)
         _set_cpu_threads(num_devices)
         _keep_freed_memory()
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Keeps the C++ libraries' greetings out of standard error while they are imported.
+
+    TensorFlow logs some lines before it reads TF_CPP_MIN_LOG_LEVEL. Inside this context, log lines
+    below severity E are dropped; errors and lines that are no log reach standard error as before,
+    even if the import aborts the process. If the environment asks for another level than `prepare`
+    sets, nothing is dropped.
+    """
+    if os.environ.get(_LOG_LEVEL, _ERRORS_ONLY) != _ERRORS_ONLY:
+        yield
+        return
+    sys.stderr.flush()
+    stderr = os.dup(2)
+    # A process of its own, because a thread would end with an abort before it has read the reason.
+    command = [sys.executable, "-ISc", _FILTER, _GREETING]
+    lines = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=stderr, start_new_session=True, bufsize=0
+    )
+    assert lines.stdin is not None
+    os.dup2(lines.stdin.fileno(), 2)
+    lines.stdin.close()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # A subprocess has inherited the pipe.
+            lines.wait(timeout=1)
 
 
 def _disable_constant_folding() -> None:

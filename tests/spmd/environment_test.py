@@ -1,6 +1,7 @@
 """The environment is prepared before TensorFlow and JAX, or refused."""
 
 import os
+import signal
 import subprocess
 import sys
 
@@ -105,3 +106,46 @@ for _ in range(8):
 print(min(after - before for before, after in zip(taken, taken[1:])))
 """
     assert int(_run(code).stdout) < 1000
+
+
+_QUIETLY = """
+import os, sys
+from lingvo_gshard.spmd import environment
+environment.prepare(num_devices=1)
+with environment.quiet_stderr():
+    {}
+print("after", file=sys.stderr)
+"""
+
+
+def test_tensorflow_and_jax_are_imported_without_a_word():
+    run = _run(_QUIETLY.format("import tensorflow, jax.experimental.jax2tf"))
+    assert (run.returncode, run.stderr) == (0, "after\n")
+
+
+_LINES = r"""
+I0000 00:00:1795312503.574543    8340 port.cc:153] a greeting
+2026-11-22 01:00:00.123456: W tensorflow/core/x.cc:1] a warning
+E0000 00:00:1795312503.574543    8340 port.cc:153] an error
+no log line
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "kept"), [("3", ["E0000", "no"]), ("0", ["I0000", "2026-11-22", "E0000", "no"])]
+)
+def test_quiet_stderr_drops_what_is_below_an_error(level, kept):
+    code = _QUIETLY.format(f"os.write(2, {_LINES.strip().encode()!r} + bytes([10]))")
+    run = _run(code, TF_CPP_MIN_LOG_LEVEL=level)
+    assert [line.split()[0] for line in run.stderr.splitlines()] == [*kept, "after"]
+
+
+def test_quiet_stderr_shows_the_error_of_an_import_that_fails():
+    run = _run(_QUIETLY.format("import no_such_module"))
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'no_such_module'"
+
+
+def test_quiet_stderr_shows_the_last_words_of_a_process_that_aborts():
+    run = _run(_QUIETLY.format("os.write(2, b'F0000 00:00:1.0 1 cpu.cc:1] no AVX'); os.abort()"))
+    assert (run.returncode, run.stderr) == (-signal.SIGABRT, "F0000 00:00:1.0 1 cpu.cc:1] no AVX")
