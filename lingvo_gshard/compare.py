@@ -1,9 +1,9 @@
-"""Figure 6 of any runs: BLEU by language, and what they gain over bilingual baselines.
+"""Figure 6 for any runs: BLEU by language, and the difference to bilingual baselines.
 
     python -m lingvo_gshard.compare --run=MoE=RUN1 --run=dense=RUN2 --baseline=DE --baseline=FR \
         --out=figure6
 
-Each is a logdir that `trainer --mode=decode` wrote scores into; a baseline's are of one language.
+Each run is a logdir that `trainer --mode=decode` wrote scores into; a baseline has one language.
 """
 
 from __future__ import annotations
@@ -15,19 +15,20 @@ from typing import Any
 from absl import flags
 
 from lingvo_gshard import cli
+from lingvo_gshard.evaluation import quality
+from lingvo_gshard.evaluation.comparison import Comparison
+from lingvo_gshard.evaluation.quality import Quality
 
-_RUNS = flags.DEFINE_multi_string("run", None, "NAME=LOGDIR, repeatable.", required=True)
+_RUNS = flags.DEFINE_multi_string("run", None, "NAME=LOGDIR; repeatable.", required=True)
 _BASELINES = flags.DEFINE_multi_string(
-    "baseline", [], "The logdir of a model of one language, repeatable."
+    "baseline", [], "The logdir of a bilingual model; repeatable."
 )
-_SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "What was decoded.")
-_OUT = flags.DEFINE_string("out", None, "Write OUT.txt, the table, and OUT.png.")
+_SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "The split that was decoded.")
+_OUT = flags.DEFINE_string("out", None, "Write the table to OUT.txt and a picture to OUT.png.")
 
 
 def main(argv: list[str]) -> None:
     del argv
-    from lingvo_gshard.evaluation.comparison import Comparison
-
     models = _distinct("run", map(_named, _RUNS.value))
     comparison = Comparison(
         {name: _quality(logdir) for name, logdir in models.items()},
@@ -43,12 +44,12 @@ def main(argv: list[str]) -> None:
 def _named(run: str) -> tuple[str, str]:
     name, separator, logdir = run.partition("=")
     if not (name and separator and logdir):
-        raise ValueError(f"--run={run}: NAME=LOGDIR is expected.")
+        raise ValueError(f"--run={run}: expected NAME=LOGDIR.")
     return name, logdir
 
 
 def _distinct(flag: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """A dict of pairs whose keys must differ."""
+    """Returns a dict of pairs; ValueError if a key comes twice."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:
@@ -57,9 +58,7 @@ def _distinct(flag: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _quality(logdir: str):
-    from lingvo_gshard.evaluation import quality
-
+def _quality(logdir: str) -> Quality:
     return quality.load(pathlib.Path(logdir, f"decode_{_SPLIT.value}", "scores.json"))
 
 
@@ -67,13 +66,13 @@ def _baseline(logdir: str) -> tuple[str, float]:
     languages = _quality(logdir).languages
     if len(languages) != 1:
         codes = ", ".join(row.code for row in languages)
-        raise ValueError(f"--baseline={logdir}: one language is expected, it decoded {codes}.")
+        raise ValueError(f"--baseline={logdir}: expected one language, it decoded {codes}.")
     return languages[0].code, languages[0].bleu.value
 
 
 def run() -> None:
     """The console entry."""
-    cli.run("compare", main, lambda: 1)
+    cli.run("compare", main)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""Registered experiments: names to Params.
+"""Registered experiments: from names to Params.
 
-A module of the `params` package registers its classes; `toy.MoE8E4L` is class MoE8E4L of
-params/toy.py. Importing happens on the first look-up.
+A module of the `params` package registers its classes: `toy.MoE8E4L` is class MoE8E4L of
+params/toy.py. The package is found by name and imported on the first look-up, so that the library
+depends on no experiment.
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Iterable
 from typing import Protocol, TypeVar
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import Params
+
+_PACKAGE = "params"
 
 
 class Experiment(Protocol):
-    """What can be registered: a class whose `params()` gives the whole experiment."""
+    """A class that can be registered: its `params()` returns the whole experiment."""
 
     @classmethod
     def params(cls) -> Params: ...
@@ -26,10 +31,10 @@ _experiments: dict[str, type[Experiment]] = {}
 
 
 def register(cls: _Class) -> _Class:
-    """Registers an experiment class under `<module>.<Class>`, the module's last name.
+    """Registers an experiment class as `<module>.<Class>`, without the module's package.
 
     Raises:
-      ValueError: the name is taken by another class.
+      ValueError: another class has that name.
     """
     name = f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}"
     taken = _experiments.get(name)
@@ -40,16 +45,18 @@ def register(cls: _Class) -> _Class:
 
 
 def registered_names() -> list[str]:
-    """All names, sorted."""
-    _import_experiments()
+    """Returns all names, sorted."""
+    package = importlib.import_module(_PACKAGE)
+    for module in pkgutil.iter_modules(package.__path__, f"{_PACKAGE}."):
+        importlib.import_module(module.name)
     return sorted(_experiments)
 
 
 def get_class(name: str) -> type[Experiment]:
-    """The class registered as `name`.
+    """Returns the class registered as `name`.
 
     Raises:
-      ValueError: no such experiment; names the nearest ones and lists all.
+      ValueError: there is no such experiment; the error suggests the nearest name and lists all.
     """
     names = registered_names()
     if name not in _experiments:
@@ -59,13 +66,13 @@ def get_class(name: str) -> type[Experiment]:
     return _experiments[name]
 
 
-def get_params(name: str) -> Params:
-    """The Params of the experiment registered as `name`; ValueError as get_class."""
-    return get_class(name).params()
+def get_params(name: str, settings: Iterable[str] = ()) -> Params:
+    """Returns a registered experiment's Params with `path=value` settings applied in order.
 
-
-def _import_experiments() -> None:
-    import params
-
-    for module in pkgutil.iter_modules(params.__path__, "params."):
-        importlib.import_module(module.name)
+    Raises:
+      ValueError: the experiment, a setting, or its value is unknown.
+    """
+    params = get_class(name).params()
+    for setting in settings:
+        hyperparams.apply_setting(params, setting)
+    return params

@@ -1,15 +1,15 @@
 """Trains, evaluates and decodes registered experiments.
 
-    python -m lingvo_gshard.trainer --model=toy.MoE8E4L --data_dir=DATA --logdir=RUN \
+    python -m lingvo_gshard.trainer --model=toy.MoE8E4L --data_dir=DATA --logdir=RUN \\
         --mode=train_and_eval --num_partitions=4
 
-A folder that holds a run says itself which model and data it is of. SIGTERM or Ctrl-C ends
-training after the call under way: it saves and exits with status 75; a second one ends it at once.
+A folder that holds a run knows its model and data, so later commands need --logdir alone. SIGTERM
+or Ctrl-C stops training after the call under way, saves, and exits with status 75; a second one
+ends the process at once.
 
-Several processes, each with its share of the partitions: the same command in each, with
---coordinator=HOST:PORT --num_processes=N --process_id=0 to N-1, and a --logdir that all can reach.
-They watch each other: when one dies, the others say which and exit with status 69. Started again,
-all go on.
+To train with several processes, give each the same command with --coordinator=HOST:PORT,
+--num_processes=N, its own --process_id from 0 to N-1, and a --logdir that all can reach. If one
+dies, the others name it and exit with status 69; started again, all of them continue.
 """
 
 from __future__ import annotations
@@ -28,58 +28,54 @@ _DATA_DIR = flags.DEFINE_string("data_dir", None, "A folder that data_prep.build
 _MODE = flags.DEFINE_enum("mode", "train_and_eval", _MODES, "What to do.")
 _NUM_PARTITIONS = flags.DEFINE_integer("num_partitions", 1, "Devices to split the model over.")
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
-_SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "What --mode=decode translates.")
-_COORDINATOR = flags.DEFINE_string("coordinator", None, "host:port of process 0, if several.")
+_SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "The split that is decoded.")
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if several.")
 _NUM_PROCESSES = flags.DEFINE_integer(
     "num_processes", 1, "Processes that train together.", lower_bound=1
 )
+_PROCESS_ID = flags.DEFINE_integer("process_id", 0, "This process's number among them.")
 _JOIN_TIMEOUT_SECS = flags.DEFINE_integer(
-    "join_timeout_secs", 300, "How long to wait for the others at the start.", lower_bound=1
+    "join_timeout_secs", 300, "Seconds to wait for the other processes at the start.", lower_bound=1
 )
-_PROCESS_ID = flags.DEFINE_integer("process_id", 0, "This one's place among them.")
 
 
 def main(argv: list[str]) -> None:
     del argv
-    # Loaded only now: TensorFlow and JAX read the environment when they are.
-    from lingvo_gshard.train import modes, run
-
     if _NUM_PARTITIONS.value % _NUM_PROCESSES.value:
         raise ValueError(
-            f"--num_processes={_NUM_PROCESSES.value} does not divide "
-            f"--num_partitions={_NUM_PARTITIONS.value}."
+            f"{_NUM_PROCESSES.value} processes need --num_partitions of {_NUM_PROCESSES.value} or "
+            f"a multiple, got {_NUM_PARTITIONS.value}."
         )
+    runs, modes = cli.load("lingvo_gshard.train.run"), cli.load("lingvo_gshard.train.modes")
     with _joined():
-        launch, facts = run.launch_of(
+        launch, facts = runs.launch_of(
             _MODEL.value, tuple(_SET.value), _DATA_DIR.value, _LOGDIR.value
         )
-        params = run.experiment_params(launch, facts)
-        estimator = run.make_estimator(params, _LOGDIR.value, _NUM_PARTITIONS.value)
+        run = runs.open_run(launch, facts, _LOGDIR.value, _NUM_PARTITIONS.value)
         match _MODE.value:
             case "train":
-                modes.train(estimator, launch, facts)
+                modes.train(run)
             case "train_and_eval":
-                modes.train_and_eval(estimator, launch, facts)
+                modes.train_and_eval(run)
             case "eval":
-                modes.evaluate(estimator, facts)
+                modes.evaluate(run)
             case "continuous_eval":
-                modes.evaluate_continuously(estimator)
-            case "decode":
-                modes.decode(estimator, launch.data_dir, _SPLIT.value)
+                modes.evaluate_continuously(run)
             case "export":
-                modes.export(estimator)
+                modes.export(run)
+            case "decode":
+                cli.load("lingvo_gshard.evaluation.decode_split").decode_split(run, _SPLIT.value)
             case "report":
-                modes.report(estimator, launch)
+                cli.load("lingvo_gshard.evaluation.run_report").write_for(run)
 
 
 def _joined() -> contextlib.AbstractContextManager[None]:
-    """The other processes, if there are any."""
+    """Joins the other processes, if there are any."""
     if _NUM_PROCESSES.value == 1:
         return contextlib.nullcontext()
-    from lingvo_gshard.spmd import processes
-
     if _COORDINATOR.value is None:
-        raise ValueError("--num_processes: give --coordinator=HOST:PORT, process 0's, as well.")
+        raise ValueError("--num_processes: give --coordinator=HOST:PORT of process 0 as well.")
+    processes = cli.load("lingvo_gshard.spmd.processes")
     return processes.joined(
         processes.Processes(
             _COORDINATOR.value,
@@ -90,13 +86,9 @@ def _joined() -> contextlib.AbstractContextManager[None]:
     )
 
 
-def _devices_of_a_process() -> int:
-    return _NUM_PARTITIONS.value // _NUM_PROCESSES.value
-
-
 def run() -> None:
     """The console entry."""
-    cli.run("trainer", main, _devices_of_a_process)
+    cli.run("trainer", main, lambda: _NUM_PARTITIONS.value // _NUM_PROCESSES.value)
 
 
 if __name__ == "__main__":

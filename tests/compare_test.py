@@ -59,14 +59,14 @@ def test_table_and_picture_of_runs_over_a_baseline(logdirs, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--run=MoE"], "--run=MoE: NAME=LOGDIR is expected"),
+        (["--run=MoE"], "--run=MoE: expected NAME=LOGDIR"),
         (["--run=MoE=/nowhere"], "scores.json: holds no scores by language"),
         (["--run=MoE={MoE}", "--run=MoE={dense}"], "--run: MoE is given twice"),
         (
             ["--run=MoE={MoE}", "--baseline={qb}", "--baseline={qb}"],
             "--baseline: qb is given twice",
         ),
-        (["--run=MoE={MoE}", "--baseline={dense}"], "one language is expected, it decoded qa, qb"),
+        (["--run=MoE={MoE}", "--baseline={dense}"], "expected one language, it decoded qa, qb"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(logdirs, flags, message):

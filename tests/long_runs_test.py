@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from data_prep import constructed, pipeline
+from lingvo_gshard.evaluation import decode_split
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.train import modes, run
 from lingvo_gshard.train.checkpoints import Checkpoints
@@ -34,10 +35,8 @@ def data_dir(tmp_path_factory):
     return str(folder / "data")
 
 
-def _estimator(launch, logdir, num_partitions):
-    facts = run.data_facts(launch.data_dir)
-    params = run.experiment_params(launch, facts)
-    return run.make_estimator(params, str(logdir), num_partitions), launch, facts
+def _run(launch, logdir, num_partitions):
+    return run.open_run(launch, run.data_facts(launch.data_dir), str(logdir), num_partitions)
 
 
 def test_the_demo_model_learns_to_translate(data_dir, tmp_path):
@@ -48,12 +47,12 @@ def test_the_demo_model_learns_to_translate(data_dir, tmp_path):
         "optimizer.schedule.cool_down_steps=250",
         "decode.max_sentences=20",
     )
-    estimator, launch, facts = _estimator(Launch("toy.MoE8E4L", overrides, data_dir), tmp_path, 4)
-    modes.train_and_eval(estimator, launch, facts)
+    demo = _run(Launch("toy.MoE8E4L", overrides, data_dir), tmp_path, 4)
+    modes.train_and_eval(demo)
     evaluation = json.loads((tmp_path / "eval_metrics.jsonl").read_text().splitlines()[-1])
     assert evaluation["step"] == 500
     assert evaluation["nll"] < 3.0
-    modes.decode(estimator, data_dir, "test")
+    decode_split.decode_split(demo, "test")
     report = json.loads((tmp_path / "decode_test" / "scores.json").read_text())
     assert len(report["languages"]) == 14
     assert report["languages"][0]["bleu"]["value"] > 5  # Of the largest language.
@@ -80,7 +79,7 @@ def _train_process(launch, logdir):
 
 
 def _last_state(launch, logdir):
-    estimator, _, _ = _estimator(launch, logdir, 2)
+    estimator = _run(launch, logdir, 2).estimator
     mesh = specs.device_mesh(estimator.partitioning)
     shardings = specs.shardings(estimator.partitioning, estimator.state_spec, mesh)
     with Checkpoints(logdir) as checkpoints:

@@ -1,12 +1,16 @@
 """What `translate` reads and writes; trainer_test.py and decode/bundle_test.py run it whole."""
 
 import io
+import pathlib
+import subprocess
 import sys
 
 import pytest
 
 from lingvo_gshard import translate
 from lingvo_gshard.decode.translator import Translation
+
+_ROOT = pathlib.Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
@@ -40,17 +44,24 @@ def test_translations_of_a_line_stand_between_tabs():
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ([], "one of the arguments --logdir --bundle is required"),
-        (["--logdir=a", "--bundle=b"], "not allowed with argument"),
+        ([], "give either --logdir or --bundle"),
+        (["--logdir=a", "--bundle=b"], "give either --logdir or --bundle"),
         (["--bundle=b", "--export=c"], "--export needs --logdir"),
-        (["--logdir=a", "--nbest=many"], "invalid int value"),
-        (["--bundle=b", "--nbest=0"], "--nbest must be 1 or more, got 0"),
+        (["--logdir=a", "--nbest=many"], "flag --nbest=many: invalid literal"),
+        (["--bundle=b", "--nbest=0"], "flag --nbest=0: 0 is not a positive integer"),
     ],
 )
-def test_flags_that_make_no_sense_are_refused(capsys, flags, message):
-    with pytest.raises(SystemExit) as ended:
-        translate._parse(flags)
-    assert ended.value.code == 2 and message in capsys.readouterr().err
+def test_flags_that_make_no_sense_are_refused_in_one_line(flags, message):
+    command = [sys.executable, "-m", "lingvo_gshard.translate", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1
+    assert done.stderr.startswith("translate: ") and message in done.stderr
+
+
+def test_help_succeeds():
+    command = [sys.executable, "-m", "lingvo_gshard.translate", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
+    assert done.returncode == 0 and "--nbest" in done.stdout and not done.stderr
 
 
 def test_serving_without_its_packages_says_what_to_install(monkeypatch):

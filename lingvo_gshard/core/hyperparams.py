@@ -8,6 +8,7 @@ p.model_dim
 
 from __future__ import annotations
 
+import ast
 import copy
 import difflib
 import enum
@@ -207,3 +208,53 @@ def differences(ours: str, theirs: str) -> list[str]:
         for path in sorted(a.keys() | b.keys())
         if a.get(path) != b.get(path)
     ]
+
+
+def parse_setting(setting: str) -> tuple[str, object]:
+    """Splits `path=value`; a value that is no Python literal is taken as a string.
+
+    Raises:
+      ValueError: there is no `=`, or no path before it.
+    """
+    path, separator, text = setting.partition("=")
+    if not separator or not path:
+        raise ValueError(f"--set={setting}: expected path=value, such as train.max_steps=500.")
+    try:
+        return path, ast.literal_eval(text)
+    except (SyntaxError, ValueError):
+        return path, text
+
+
+def apply_setting(params: Params, setting: str) -> None:
+    """Changes the hyperparameter that a `path=value` setting names.
+
+    Raises:
+      ValueError: there is no such hyperparameter, or the value is not of its type.
+    """
+    path, value = parse_setting(setting)
+    try:
+        old = params.Get(path)
+    except AttributeError as error:
+        raise ValueError(f"--set={setting}: {error}") from error
+    if isinstance(old, Params):
+        inner = ", ".join(name for name, _ in old.Leaves(f"{path}."))
+        raise ValueError(f"--set={setting}: {path} is a group of settings; set one of {inner}.")
+    if isinstance(old, enum.Enum):
+        members = type(old).__members__
+        if str(value) not in members:
+            raise ValueError(f"--set={setting}: {path} is one of {', '.join(members)}.")
+        value = members[str(value)]
+    optional = params.OptionalType(path)
+    kind, or_none = (type(old), "") if optional is None else (optional, " or None")
+    is_untyped = old is None and optional is None
+    if not (is_untyped or _is_a(value, kind) or (optional and value is None)):
+        raise ValueError(
+            f"--set={setting}: {path} is {old!r}; expected {kind.__name__}{or_none}, "
+            f"got {type(value).__name__}."
+        )
+    params.Set(**{path: value})
+
+
+def _is_a(value: object, kind: type) -> bool:
+    """Returns whether a literal has a type; an int passes for a float, a bool for no number."""
+    return type(value) in ((int, float) if kind is float else (kind,))

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from lingvo_gshard.evaluation import expert_load, quality
+from lingvo_gshard.evaluation import quality
 from lingvo_gshard.planning import plan
+from lingvo_gshard.train import expert_load
 from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
 
 _PAGE = "report.html"

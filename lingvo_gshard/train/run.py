@@ -1,40 +1,36 @@
-"""A run: a registered experiment bound to data, a folder and a number of devices.
+"""A run: a registered experiment bound to its data, a folder and a number of devices.
 
 logdir/experiment.json   the model's name, the settings changed, and what it was trained on
 logdir/vocab/*.model     the vocabularies it was trained with
-logdir/params.txt, checkpoints, summaries: the estimator's
+logdir/params.txt, checkpoints, summaries: written by the estimator
 """
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-import enum
 import json
 import pathlib
 
 from lingvo_gshard import registry
 from lingvo_gshard.core import atomic_file
-from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.hyperparams import Params, parse_setting
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
-from lingvo_gshard.layers.moe import group_size
+from lingvo_gshard.model import placement
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.train import checkpoints
 from lingvo_gshard.train.config import PerHostInput, RunConfig, TPUConfig
 from lingvo_gshard.train.estimator import TPUEstimator
 from lingvo_gshard.train.warm_start import Rule, WarmStart, old_ids
 
 _EXPERIMENT = "experiment.json"
-# What must agree between a folder's checkpoints and the model that reads them.
+# The settings in which a folder's checkpoints and the model that reads them must agree.
 MODEL_PREFIXES = ("task", "optimizer.cls")
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What makes a run the run it is.
+    """What the user asked for.
 
     Attributes:
       model: a registered name.
@@ -49,49 +45,76 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class DataFacts:
-    """What a model must know of its data: the vocabularies' pieces, and the languages' codes."""
+    """What a model must know about its data: vocabulary sizes in pieces, and language codes."""
 
     source_vocab_size: int
     target_vocab_size: int
     languages: tuple[str, ...]
 
 
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """A launch, the facts of its data, and the estimator that carries it out."""
+
+    launch: Launch
+    facts: DataFacts
+    estimator: TPUEstimator
+
+    @property
+    def params(self) -> Params:
+        """The whole experiment."""
+        return self.estimator.params
+
+    @property
+    def logdir(self) -> str:
+        """The run's folder."""
+        return self.estimator.config.model_dir
+
+
+def open_run(launch: Launch, facts: DataFacts, logdir: str, num_partitions: int) -> Run:
+    """Returns a run over `num_partitions` devices; nothing is written yet.
+
+    Raises:
+      ValueError: as experiment_params and make_estimator.
+    """
+    params = experiment_params(launch, facts)
+    return Run(launch, facts, make_estimator(params, logdir, num_partitions))
+
+
+def open_trained(logdir: str, num_partitions: int, **decode: object) -> Run:
+    """Returns the run that a folder holds, with some of its `decode` settings changed.
+
+    Raises:
+      ValueError: the folder holds no run; or as make_estimator.
+    """
+    launch, facts = recorded(logdir)
+    params = experiment_params(launch, facts)
+    params.decode.Set(**decode)
+    return Run(launch, facts, make_estimator(params, logdir, num_partitions))
+
+
 def data_facts(data_dir: str) -> DataFacts:
-    """Reads a prepared folder's facts; ValueError as manifest.load."""
+    """Reads the facts of a prepared folder; ValueError as manifest.load."""
     data = manifest.load(data_dir)
     codes = tuple(language.code for language in data.languages)
     return DataFacts(data.source_vocabulary.size, data.target_vocabulary.size, codes)
 
 
-def overridden_params(model: str, overrides: tuple[str, ...]) -> Params:
-    """A registered experiment's Params with `path=value` settings applied in order.
-
-    Raises:
-      ValueError: unknown model, setting or value.
-    """
-    params = registry.get_params(model)
-    for override in overrides:
-        _apply(params, override)
-    return params
-
-
 def launch_of(
     model: str | None, overrides: tuple[str, ...], data_dir: str | None, logdir: str
 ) -> tuple[Launch, DataFacts]:
-    """The launch that is asked for; what is not given is as it was when the run was last trained.
+    """Completes what the user asked for with what the folder's run was last trained with.
 
-    Settings recorded with a run hold unless its model is named anew.
+    The settings recorded with a run hold unless its model is named again.
 
     Raises:
-      ValueError: neither model and data_dir are given nor does logdir hold a run; or as
-        data_facts.
+      ValueError: model or data_dir is missing and logdir holds no run; or as data_facts.
     """
     if model is not None and data_dir is not None:
         return Launch(model, overrides, data_dir), data_facts(data_dir)
-    try:
-        before, facts = recorded(logdir)
-    except ValueError as error:
-        raise ValueError(f"Give --model and --data_dir; {error}") from error
+    if not pathlib.Path(logdir, _EXPERIMENT).is_file():
+        raise ValueError(f"{logdir} holds no run yet (no {_EXPERIMENT}): give --model, --data_dir.")
+    before, facts = recorded(logdir)
     if data_dir is not None:
         facts = data_facts(data_dir)
     if model is None:
@@ -99,22 +122,22 @@ def launch_of(
     return Launch(model, overrides, data_dir or before.data_dir), facts
 
 
-def _merged(before: tuple[str, ...], anew: tuple[str, ...]) -> tuple[str, ...]:
-    """Settings in order, each path's last one alone: a run that goes on again and again has few."""
-    last = {parse_override(override)[0]: override for override in (*before, *anew)}
+def _merged(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns settings in order, only the last one for each path."""
+    last = {parse_setting(setting)[0]: setting for setting in (*before, *after)}
     return tuple(last.values())
 
 
 def experiment_params(launch: Launch, facts: DataFacts) -> Params:
-    """The experiment's Params with its overrides and the data's vocabularies.
+    """Returns the experiment's Params with its settings and the data's vocabulary sizes.
 
     Raises:
-      ValueError: unknown model, setting or value, or data whose vocabulary is not of the size
-        that the model wants.
+      ValueError: the model, a setting or its value is unknown, or the data's vocabulary does not
+        have the size that the model expects.
     """
-    params = overridden_params(launch.model, launch.overrides)
-    for side in ("input", "eval_input"):
-        params.Get(side).data_dir = launch.data_dir
+    params = registry.get_params(launch.model, launch.overrides)
+    for name in ("input", "eval_input"):
+        params.Get(name).data_dir = launch.data_dir
     _bind_vocabulary(params, "source_vocab_size", facts.source_vocab_size)
     _bind_vocabulary(params, "target_vocab_size", facts.target_vocab_size)
     return params
@@ -127,9 +150,9 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
       ValueError: the partitions don't divide the batch, the groups or the experts; or
         train.warm_start_rules are none.
     """
-    check_divisible(params, num_partitions)
+    placement.check_divisible(params, num_partitions)
     begun = checkpoints.exist(logdir)  # Then where it began is of no importance.
-    partitioning = partitioning_over(params, num_partitions)
+    partitioning = placement.partitioning(params, num_partitions)
     model = TranslationModel(params, partitioning)
     config = RunConfig(
         model_dir=logdir,
@@ -156,77 +179,32 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
     )
 
 
-def partitioning_over(params: Params, num_partitions: int) -> Partitioning:
-    """The experiment's table over so many devices, which check_divisible let pass.
-
-    Of fewer experts than devices there are copies: along a second axis, `r`, lies all that lies
-    along theirs but the experts.
-    """
-    moe = params.task.encoder.moe
-    if moe is None or num_partitions <= moe.num_experts:
-        return Partitioning.from_dict(Mesh.flat(num_partitions), params.sharding)
-    mesh = Mesh(("r", "d"), (num_partitions // moe.num_experts, moe.num_experts))
-    table = {
-        letter: axis if letter == "E" else ("r", axis) for letter, axis in params.sharding.items()
-    }
-    return Partitioning.from_dict(mesh, table)
-
-
-def num_weights(params: Params) -> int:
-    """The number of scalars in the model's weights; its vocabularies' sizes must be set."""
-    return params.task.Instantiate(Partitioning(Mesh.flat(1), ())).num_weights
-
-
-def check_divisible(params: Params, num_partitions: int) -> None:
-    """ValueError, saying what to change, unless the partitions divide all that is split."""
-    moe, rows = params.task.encoder.moe, params.input.batch_size
-    sizes = {"input.batch_size": rows, "decode.batch_size": params.decode.batch_size}
-    if moe is not None:
-        # Of fewer experts there are copies.
-        if num_partitions < 1 or moe.num_experts < 1 or num_partitions % moe.num_experts:
-            sizes["task.encoder.moe.num_experts"] = moe.num_experts
-        for stack, length in (("encoder", "source_len"), ("decoder", "target_len")):
-            tokens = rows * params.input.Get(length)
-            group = group_size(params.task.Get(stack).moe, tokens)
-            if group < 1 or tokens % group:
-                raise ValueError(
-                    f"task.{stack}.moe.group_size {group} does not divide the batch's {tokens} "
-                    f"tokens (input.batch_size {rows} x input.{length}); choose a divisor."
-                )
-            sizes[f"groups of the {stack} (tokens / task.{stack}.moe.group_size)"] = tokens // group
-    for what, size in sizes.items():
-        if num_partitions < 1 or size < 1 or size % num_partitions:
-            raise ValueError(
-                f"--num_partitions={num_partitions} does not divide {what} = {size}; choose a "
-                "divisor, or change it with --set."
-            )
-
-
 def record(launch: Launch, facts: DataFacts, logdir: str) -> None:
-    """Writes what `translate` needs into the run's folder: the launch and the vocabularies.
+    """Writes into the run's folder what `translate` needs: the launch and the vocabularies.
 
     Raises:
       ValueError: the folder's model was trained with other vocabularies.
     """
     data, folder = manifest.load(launch.data_dir), pathlib.Path(logdir)
-    copies = list(
-        zip((data.source_vocabulary, data.target_vocabulary), vocabulary_files(logdir), strict=True)
-    )
-    for vocabulary, copy in copies:
-        _check_same_vocabulary(pathlib.Path(launch.data_dir, vocabulary.file.path), copy)
+    sources = [
+        pathlib.Path(launch.data_dir, vocabulary.file.path)
+        for vocabulary in (data.source_vocabulary, data.target_vocabulary)
+    ]
+    copies = vocabulary_files(logdir)
+    for source, copy in zip(sources, copies, strict=True):
+        _check_same_vocabulary(source, copy)
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
-    for vocabulary, copy in copies:
-        source = pathlib.Path(launch.data_dir, vocabulary.file.path)
+    for source, copy in zip(sources, copies, strict=True):
         atomic_file.write(copy, source.read_bytes())
     fields = {"launch": dataclasses.asdict(launch), "data": dataclasses.asdict(facts)}
     atomic_file.write(folder / _EXPERIMENT, json.dumps(fields, indent=2) + "\n")
 
 
 def recorded(logdir: str) -> tuple[Launch, DataFacts]:
-    """What `record` wrote; the data itself need not be there any more.
+    """Returns what `record` wrote; the data itself may be gone.
 
     Raises:
-      ValueError: no run's folder, or a damaged record.
+      ValueError: the folder holds no run, or its record is damaged.
     """
     path = pathlib.Path(logdir, _EXPERIMENT)
     if not path.is_file():
@@ -235,13 +213,13 @@ def recorded(logdir: str) -> tuple[Launch, DataFacts]:
         fields = json.loads(path.read_text())
         launch, facts = Launch(**fields["launch"]), DataFacts(**fields["data"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: damaged: {error!r}.") from error
+        raise ValueError(f"{path} is damaged: {error!r}.") from error
     launch = dataclasses.replace(launch, overrides=tuple(launch.overrides))
     return launch, dataclasses.replace(facts, languages=tuple(facts.languages))
 
 
 def vocabulary_files(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:
-    """The source and target SentencePiece models of a run."""
+    """Returns the paths of a run's source and target SentencePiece models."""
     folder = pathlib.Path(logdir, "vocab")
     return folder / "source.model", folder / "target.model"
 
@@ -268,54 +246,9 @@ def _rule(given: object) -> tuple[str, Rule]:
         case (str(pattern), str(name)) if name in Rule.__members__:
             return pattern, Rule[name]
     raise ValueError(
-        f"train.warm_start_rules: {given!r} is no (pattern, rule); rules are "
+        f"train.warm_start_rules: expected (pattern, rule), got {given!r}; rules are "
         f"{', '.join(Rule.__members__)}."
     )
-
-
-def parse_override(override: str) -> tuple[str, object]:
-    """`path=value` as a path and a Python literal; what is no literal is a string.
-
-    Raises:
-      ValueError: no `=`, or no path.
-    """
-    path, separator, text = override.partition("=")
-    if not separator or not path:
-        raise ValueError(f"--set={override}: path=value is expected, such as train.max_steps=500.")
-    try:
-        return path, ast.literal_eval(text)
-    except (SyntaxError, ValueError):
-        return path, text
-
-
-def _apply(params: Params, override: str) -> None:
-    path, value = parse_override(override)
-    try:
-        old = params.Get(path)
-    except AttributeError as error:
-        raise ValueError(f"--set={override}: {error}") from error
-    if isinstance(old, Params):
-        inner = ", ".join(name for name, _ in old.Leaves(f"{path}."))
-        raise ValueError(f"--set={override}: {path} holds settings; set one of {inner}.")
-    if isinstance(old, enum.Enum):
-        members = type(old).__members__
-        if str(value) not in members:
-            raise ValueError(f"--set={override}: {path} is one of {', '.join(members)}.")
-        value = members[str(value)]
-    optional = params.OptionalType(path)
-    kind, or_none = (type(old), "") if optional is None else (optional, " or None")
-    untyped = old is None and optional is None
-    if not (untyped or _is_a(value, kind) or (optional and value is None)):
-        raise ValueError(
-            f"--set={override}: {path} is {old!r}; {kind.__name__}{or_none} is expected, "
-            f"not {type(value).__name__}."
-        )
-    params.Set(**{path: value})
-
-
-def _is_a(value: object, kind: type) -> bool:
-    """Whether a literal is of a type: an int is a float, too, and a bool is no number."""
-    return type(value) in ((int, float) if kind is float else (kind,))
 
 
 def _bind_vocabulary(params: Params, name: str, size: int) -> None:
@@ -333,5 +266,5 @@ def _check_same_vocabulary(data: pathlib.Path, copy: pathlib.Path) -> None:
     if copy.exists() and copy.read_bytes() != data.read_bytes():
         raise ValueError(
             f"{copy}: this folder's model was trained with another vocabulary than {data}; choose "
-            "another --logdir, or the data that it was trained on."
+            "another --logdir, or the data that the model was trained on."
         )

@@ -151,3 +151,26 @@ def test_what_may_be_none_says_what_else_it_is():
     assert p.OptionalType("inner.count") is None
     with pytest.raises(AttributeError, match="No hyperparameter 'timeouts'"):
         p.OptionalType("inner.timeouts")
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "value"),
+    [
+        ("train.max_steps=500", "train.max_steps", 500),
+        ("a=0.5", "a", 0.5),
+        ("a=None", "a", None),
+        ("a=(1, 2)", "a", (1, 2)),
+        ("a=dev", "a", "dev"),
+        ("a=x=y", "a", "x=y"),
+        ("a={'B': 'd'}", "a", {"B": "d"}),
+        ("a=", "a", ""),
+    ],
+)
+def test_a_setting_is_a_literal_or_a_string(override, path, value):
+    assert hyperparams.parse_setting(override) == (path, value)
+
+
+@pytest.mark.parametrize("override", ["train.max_steps", "=3", ""])
+def test_a_setting_without_path_or_value_is_refused(override):
+    with pytest.raises(ValueError, match=f"--set={override}: expected path=value, such as"):
+        hyperparams.parse_setting(override)

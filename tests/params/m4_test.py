@@ -3,8 +3,8 @@
 import pytest
 
 from lingvo_gshard import registry
+from lingvo_gshard.model import placement
 from lingvo_gshard.planning import paper
-from lingvo_gshard.train import run
 from params import bilingual
 
 _RUNS = {run.model: run for run in (*paper.FAMILY, paper.DENSE)}
@@ -23,7 +23,7 @@ def test_layers_experts_cores_and_batch_are_the_papers(model):
 @pytest.mark.parametrize("model", _RUNS)
 def test_weights_are_the_papers_within_a_few_percent(model):
     """The sizes of A.2 give up to 7 % more than is printed."""
-    weights = run.num_weights(registry.get_params(model))
+    weights = placement.num_weights(registry.get_params(model))
     assert weights == pytest.approx(_RUNS[model].weights, rel=0.08)
 
 
@@ -41,11 +41,11 @@ def test_heads_of_the_dense_models_size_give_the_weights_that_gpipe_printed(
         stack = params.task.Get(name).Set(num_layers=layers)
         stack.dense.hidden_dim = hidden_dim
         stack.layer.attention.num_heads = num_heads
-    assert run.num_weights(params) / 1e9 == pytest.approx(printed, rel=0.08)
+    assert placement.num_weights(params) / 1e9 == pytest.approx(printed, rel=0.08)
 
 
 def test_a_bilingual_baseline_has_the_papers_weights():
-    weights = run.num_weights(bilingual.TransformerBig.params())
+    weights = placement.num_weights(bilingual.TransformerBig.params())
     assert weights == pytest.approx(paper.BASELINE_WEIGHTS, rel=0.08)
 
 

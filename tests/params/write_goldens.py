@@ -1,10 +1,12 @@
-"""Writes what every registered experiment is to tests/params/golden.
+"""Writes what every registered experiment is to tests/params/golden/NAME.txt.
 
     python -m tests.params.write_goldens
 
-NAME.params.txt is the text of its Params; NAME.weights.txt has a line a weight: path, shape, dims,
-the mesh axes that split it, and one partition's part, on the partitions of its launch command. A
-golden that changes is read in the diff: every number of every experiment stands there.
+A golden holds lines `key : value`: the experiment's Params, the sizes that the letters of dims
+stand for, and for each weight its dims and the mesh axes that split them, on the partitions of the
+launch command. An experiment that derives from another registered one holds only the lines that
+differ from it; any other one, those that differ from toy.MoE8E4L. Read the diff of a golden that
+changes.
 """
 
 from __future__ import annotations
@@ -14,29 +16,30 @@ import pathlib
 import re
 import sys
 
-from lingvo_gshard.spmd import environment
+from lingvo_gshard import registry
+from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.model import placement
+from lingvo_gshard.spmd.describe import axes_text
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
+_ROOT = "toy.MoE8E4L"
 
 
 def docstring(name: str) -> str:
-    """Of the class registered as `name`."""
-    from lingvo_gshard import registry
-
+    """Returns the docstring of the class registered as `name`."""
     return inspect.getdoc(registry.get_class(name)) or ""
 
 
 def num_partitions(name: str) -> int:
-    """Of the launch command in the experiment's docstring."""
+    """Returns the partitions of the launch command in the experiment's docstring."""
     stated = re.search(r"--num_partitions=(\d+)", docstring(name))
     assert stated, f"{name}: the docstring states no --num_partitions"
     return int(stated[1])
 
 
-def params_with_vocabularies(name: str):
-    """The experiment's Params with the vocabularies that its module's docstring states."""
-    from lingvo_gshard import registry
-
+def params_with_vocabularies(name: str) -> Params:
+    """Returns the Params with the vocabulary sizes that the module's docstring states."""
     p = registry.get_params(name)
     if p.task.source_vocab_size is None:
         module_doc = sys.modules[registry.get_class(name).__module__].__doc__ or ""
@@ -47,38 +50,60 @@ def params_with_vocabularies(name: str):
     return p
 
 
-def goldens(name: str) -> dict[pathlib.Path, str]:
-    """The experiment's files and what they shall hold."""
-    from lingvo_gshard import registry
-    from lingvo_gshard.sharding.layout import TensorSpec
-    from lingvo_gshard.spmd.describe import axes_text
-    from lingvo_gshard.train import run
-
-    p = params_with_vocabularies(name)
-    partitioning = run.partitioning_over(p, num_partitions(name))
-    lines = []
-    for path, weight in p.task.Instantiate(partitioning).weight_specs.FlattenItems():
-        part = partitioning.shard_shape(TensorSpec(weight.shape, "float32", weight.dims))
-        axes = axes_text(partitioning.axes(weight.dims))
-        lines.append(f"{path} {list(weight.shape)} {weight.dims} {axes} {list(part)}\n")
-    return {
-        GOLDEN / f"{name}.params.txt": registry.get_params(name).ToText(),
-        GOLDEN / f"{name}.weights.txt": "".join(lines),
-    }
+def golden(name: str) -> str:
+    """Returns what the experiment's golden must hold."""
+    base = _base(name)
+    if base is None:
+        return _full_text(name)
+    differing = hyperparams.differences(_full_text(name), _full_text(base))
+    return "".join(f"{line}\n" for line in [f"differs from {base} in", *differing])
 
 
 def main() -> None:
-    """Rewrites all, and removes those of experiments that are no more."""
-    environment.prepare()
-    from lingvo_gshard import registry
-
+    """Rewrites all goldens, and removes those of experiments that no longer exist."""
     GOLDEN.mkdir(exist_ok=True)
     for old in GOLDEN.glob("*.txt"):
         old.unlink()
     for name in registry.registered_names():
-        for path, text in goldens(name).items():
-            path.write_text(text)
-            print(f"wrote {path}")
+        (GOLDEN / f"{name}.txt").write_text(golden(name))
+
+
+def _base(name: str) -> str | None:
+    classes = {registry.get_class(each): each for each in registry.registered_names()}
+    ancestors = [classes[cls] for cls in registry.get_class(name).__mro__[1:] if cls in classes]
+    return None if name == _ROOT else (ancestors or [_ROOT])[0]
+
+
+def _full_text(name: str) -> str:
+    p = params_with_vocabularies(name)
+    partitioning = placement.partitioning(p, num_partitions(name))
+    sizes: dict[str, set[int]] = {}
+    weights: dict[str, dict[str, list[str]]] = {}
+    for path, weight in p.task.Instantiate(partitioning).weight_specs.FlattenItems():
+        for letter, size in zip(weight.dims, weight.shape, strict=True):
+            sizes.setdefault(letter, set()).add(size)
+        fixed = [str(n) for n, dim in zip(weight.shape, weight.dims, strict=True) if dim == "_"]
+        axes = axes_text(partitioning.axes(weight.dims))
+        index = ",".join(re.findall(r"\[(\d+)\]", path))
+        name = re.sub(r"\[\d+\]", "[]", path)
+        found = weights.setdefault(f"weight.{name}", {})
+        found.setdefault(" ".join([weight.dims, *fixed, axes]), []).append(index)
+    mesh = partitioning.mesh
+    lines = {
+        "mesh": str(dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))),
+        **{f"size.{letter}": str(sorted(values)) for letter, values in sizes.items()},
+        **{path: _specs(found) for path, found in weights.items()},
+    }
+    text = registry.get_params(name).ToText()
+    return text + "".join(f"{key} : {value}\n" for key, value in sorted(lines.items()))
+
+
+def _specs(layers_by_spec: dict[str, list[str]]) -> str:
+    """Returns the spec of a weight in all layers that have it, or each one with its layers."""
+    if len(layers_by_spec) == 1:
+        return next(iter(layers_by_spec))
+    parts = (f"{spec} in layers {' '.join(layers)}" for spec, layers in layers_by_spec.items())
+    return "; ".join(parts)
 
 
 if __name__ == "__main__":

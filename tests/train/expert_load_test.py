@@ -6,7 +6,7 @@ import matplotlib.image
 import numpy as np
 from matplotlib.figure import Figure
 
-from lingvo_gshard.evaluation import expert_load
+from lingvo_gshard.train import expert_load
 from lingvo_gshard.train.summaries import TRAIN_METRICS
 
 _SCALARS = (
