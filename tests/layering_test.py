@@ -1,50 +1,45 @@
-"""The import rule: who may know whom, read off every file's syntax tree."""
+"""The import rule: which file may import which, read from every file's syntax tree."""
 
 import ast
+import functools
+import graphlib
 import pathlib
-
-import pytest
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _LIBRARY = "lingvo_gshard"
 
-# What each folder of the library may import of it, besides itself. A new folder needs a line.
+# The folders of the library in order: each may import some of those above it, and the registry,
+# which imports core alone, if it says so. A new folder needs a line.
 _ALLOWED = {
-    "core": set(),
-    "sharding": {"core"},
-    "layers": {"core", "sharding"},
-    "optim": {"core", "sharding"},
-    "hlo": {"core"},
-    "spmd": {"core", "sharding", "hlo"},
-    "input": {"core", "sharding"},
-    "decode": {"core", "sharding", "layers", "input", "spmd"},
-    "serving": {"core", "decode"},
-    "model": {"core", "sharding", "layers", "optim", "decode"},
-    "train": {"core", "sharding", "layers", "spmd", "input", "decode", "model"},
-    "evaluation": {"core", "sharding", "spmd", "input", "decode", "model", "train"},
-    "planning": {
-        "core",
-        "sharding",
-        "layers",
-        "optim",
-        "hlo",
-        "spmd",
-        "input",
-        "model",
-        "train",
-    },
+    "core": "",
+    "sharding": "core",
+    "layers": "core sharding",
+    "optim": "core sharding",
+    "hlo": "core",
+    "spmd": "core sharding hlo",
+    "input": "core sharding",
+    "decode": "core sharding layers spmd input",
+    "serving": "core decode",
+    "model": "core sharding layers optim decode",
+    "train": "core sharding layers spmd input decode model registry",
+    "planning": "core sharding layers optim hlo spmd input model train registry",
+    "evaluation": "core sharding spmd input decode model train planning",
 }
 _JAX = {"spmd", "train", "input"}
-_FORMATS = {
+# What data_prep shares with the library: the formats of files, and what has no room of its own.
+_SHARED = {
     f"{_LIBRARY}.cli",
     f"{_LIBRARY}.core.atomic_file",
     f"{_LIBRARY}.core.table",
     f"{_LIBRARY}.input.manifest",
     f"{_LIBRARY}.input.example_codec",
+    f"{_LIBRARY}.spmd.environment",  # Which cli prepares.
 }
-# Of data_prep, the one module that tokenizes inside tf.data.
+# The one module of data_prep that runs TensorFlow, to tokenize.
 _TOKENIZATION = "data_prep/encoding.py"
-_FLAGS = {"trainer.py", "compare.py", "plan.py"}
+_BINARIES = {"trainer.py", "translate.py", "plan.py", "compare.py"}
+_MAX_INNER_IMPORTS = 5
+_STANDARD = {"__future__", "ast", "collections", "copy", "difflib", "enum", "typing"}
 
 
 def _files(*folders):
@@ -53,12 +48,14 @@ def _files(*folders):
     return [str(path.relative_to(_ROOT)) for path in found]
 
 
+@functools.cache
 def _tree(path):
     return ast.parse((_ROOT / path).read_text())
 
 
+@functools.cache
 def _imports(path):
-    """Dotted names of all that a file imports, functions' and type checkers' imports included."""
+    """Returns the dotted names of everything that a file imports, inside functions, too."""
     names = []
     for node in ast.walk(_tree(path)):
         if isinstance(node, ast.Import):
@@ -69,123 +66,135 @@ def _imports(path):
     return names
 
 
+def _roots(path):
+    return {name.split(".")[0] for name in _imports(path)}
+
+
 def _folder(path):
-    """The library's folder that a file lies in; None for a module at its top."""
+    """Returns the library's folder that holds a file; None for a module at the top."""
     parts = pathlib.Path(path).parts
     return parts[1] if len(parts) > 2 else None
 
 
-def _is_package(name):
-    return (_ROOT / _LIBRARY / name).is_dir()
+def _path_of(name):
+    """Returns the file that a dotted name is, or is defined in; None if it isn't ours."""
+    for dotted in (name, name.rpartition(".")[0]):
+        path = dotted.replace(".", "/") + ".py"
+        if (_ROOT / path).is_file():
+            return path
+    return None
+
+
+def _loaded_by_name(path):
+    """Returns the modules that a binary loads once the environment is prepared."""
+    return [
+        node.args[0].value
+        for node in ast.walk(_tree(path))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "cli.load"
+    ]
 
 
 _FILES = _files(_LIBRARY)
-_IN_FOLDERS = [path for path in _FILES if _folder(path)]
+_SOURCE = _files(_LIBRARY, "data_prep", "params")
 
 
 def test_the_walk_sees_imports():
     assert "tensorflow" in _imports(f"{_LIBRARY}/layers/moe.py")
     assert f"{_LIBRARY}.core.nested_map.NestedMap" in _imports(f"{_LIBRARY}/layers/moe.py")
-    assert f"{_LIBRARY}.train.run" in _imports(f"{_LIBRARY}/trainer.py")  # Inside a function.
+    assert f"{_LIBRARY}.train.modes" in _loaded_by_name(f"{_LIBRARY}/trainer.py")
 
 
-def test_every_folder_has_its_line():
-    assert {_folder(path) for path in _IN_FOLDERS} == set(_ALLOWED)
+def test_the_folders_stand_in_order():
+    assert {_folder(path) for path in _FILES} - {None} == set(_ALLOWED)
+    for i, (folder, allowed) in enumerate(_ALLOWED.items()):
+        assert set(allowed.split()) <= {"registry", *list(_ALLOWED)[:i]}, folder
+    assert [name for name in _imports(f"{_LIBRARY}/registry.py") if _LIBRARY in name] == [
+        f"{_LIBRARY}.core.hyperparams",
+        f"{_LIBRARY}.core.hyperparams.Params",
+    ]
 
 
-def test_the_table_has_no_circle():
-    """Each folder stands after all that it may import."""
-    order = list(_ALLOWED)
-    for folder, allowed in _ALLOWED.items():
-        late = {name for name in allowed if order.index(name) > order.index(folder)}
-        assert not late, (folder, late)
-    reached = {}
-    for folder in ("core", "sharding", "layers", "model"):
-        assert not set(reached) - _ALLOWED[folder], folder
-        reached[folder] = True
+def test_a_folder_imports_only_what_stands_before_it():
+    for path in _FILES:
+        folder = _folder(path)
+        for name in _imports(path):
+            if folder and name.startswith(f"{_LIBRARY}."):
+                assert name.split(".")[1] in [folder, *_ALLOWED[folder].split()], (path, name)
 
 
-@pytest.mark.parametrize("path", _IN_FOLDERS)
-def test_a_folder_imports_only_what_lies_below_it(path):
-    folder = _folder(path)
-    for name in _imports(path):
-        if name.split(".")[0] == _LIBRARY:
-            assert name.split(".")[1] in _ALLOWED[folder] | {folder}, f"{path} imports {name}"
+def test_no_files_import_each_other_in_a_circle():
+    graph = {path: {_path_of(name) for name in _imports(path)} - {None} for path in _SOURCE}
+    graphlib.TopologicalSorter(graph).prepare()  # Raises CycleError.
 
 
-@pytest.mark.parametrize("path", _FILES)
-def test_jax_is_known_where_devices_are(path):
-    if _folder(path) not in _JAX:
-        roots = {name.split(".")[0] for name in _imports(path)}
-        assert not roots & {"jax", "jaxlib", "orbax"}, path
+def test_few_imports_stand_inside_functions():
+    inner = [
+        f"{path}:{node.lineno}"
+        for path in _SOURCE
+        for function in ast.walk(_tree(path))
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    ]
+    assert len(inner) <= _MAX_INNER_IMPORTS, inner
 
 
-@pytest.mark.parametrize("name", ["hyperparams", "nested_map"])
-def test_the_lowest_modules_import_the_standard_library_alone(name):
-    roots = {name.split(".")[0] for name in _imports(f"{_LIBRARY}/core/{name}.py")}
-    assert roots <= {"__future__", "collections", "copy", "difflib", "enum", "typing"}
+def test_what_binaries_load_by_name_exists():
+    for binary in _BINARIES:
+        for name in _loaded_by_name(f"{_LIBRARY}/{binary}"):
+            assert _path_of(f"{name}.x") == name.replace(".", "/") + ".py", (binary, name)
 
 
-@pytest.mark.parametrize("path", _FILES)
-def test_the_registry_alone_finds_experiments(path):
-    found = [name for name in _imports(path) if name.split(".")[0] in ("params", "tests")]
-    assert found == (["params"] if path == f"{_LIBRARY}/registry.py" else []), path
-    assert "data_prep" not in {name.split(".")[0] for name in _imports(path)}, path
+def test_only_rooms_with_devices_import_jax():
+    for path in _FILES:
+        if _folder(path) not in _JAX:
+            assert not _roots(path) & {"jax", "jaxlib", "orbax"}, path
 
 
-@pytest.mark.parametrize("path", _files("params"))
-def test_experiments_are_numbers_for_the_library(path):
-    for name in _imports(path):
-        root, *rest = name.split(".")
-        assert root in (_LIBRARY, "params", "__future__"), f"{path} imports {name}"
-        if root == _LIBRARY:
-            assert rest[0] == "registry" or _is_package(rest[0]), f"{path} imports {name}"
+def test_the_lowest_modules_import_the_standard_library_alone():
+    for name in ("hyperparams", "nested_map"):
+        assert _roots(f"{_LIBRARY}/core/{name}.py") <= _STANDARD, name
 
 
-@pytest.mark.parametrize("path", _files("data_prep"))
-def test_preparation_shares_the_files_formats_alone(path):
-    for name in _imports(path):
-        root = name.split(".")[0]
-        assert root not in ("jax", "params", "tests"), f"{path} imports {name}"
+def test_the_library_imports_neither_experiments_nor_preparation_nor_tests():
+    for path in _FILES:
+        assert not _roots(path) & {"params", "data_prep", "tests", "bench", "tools"}, path
+
+
+def test_experiments_import_only_the_library():
+    for path in _files("params"):
+        assert _roots(path) <= {_LIBRARY, "params", "__future__"}, path
+
+
+def test_preparation_shares_little_with_the_library():
+    for path in _files("data_prep"):
+        assert not _roots(path) & {"jax", "params", "tests"}, path
         if path != _TOKENIZATION:
-            assert root not in ("tensorflow", "tensorflow_text"), f"{path} imports {name}"
-        if root == _LIBRARY:
-            assert any(name == f or name.startswith(f + ".") for f in _FORMATS), name
+            assert not _roots(path) & {"tensorflow", "tensorflow_text"}, path
+        for name in _imports(path):
+            if name.startswith(_LIBRARY):
+                assert {name, name.rpartition(".")[0]} & _SHARED, (path, name)
 
 
-@pytest.mark.parametrize("name", sorted(_FORMATS))
-def test_the_formats_load_neither_tensorflow_nor_jax(name):
-    path = name.replace(".", "/") + ".py"
-    roots = {name.split(".")[0] for name in _imports(path)}
-    assert not roots & {"tensorflow", "jax", "grain"}
-    inner = [name for name in _imports(path) if name.startswith(_LIBRARY)]
-    assert all(any(n == f or n.startswith(f + ".") for f in _FORMATS) for n in inner), inner
+def test_what_preparation_shares_loads_neither_tensorflow_nor_jax():
+    for name in _SHARED:
+        path = name.replace(".", "/") + ".py"
+        assert not _roots(path) & {"tensorflow", "jax", "grain"}, path
+        for inner in _imports(path):
+            if inner.startswith(_LIBRARY):
+                assert {inner, inner.rpartition(".")[0]} & _SHARED, (path, inner)
 
 
-@pytest.mark.parametrize("path", _FILES)
-def test_flags_are_defined_and_read_in_binaries(path):
-    uses = {
-        node.attr
-        for node in ast.walk(_tree(path))
-        if isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "flags"
-    }
-    if "absl.flags" in _imports(path) and pathlib.Path(path).parts[1:] not in {
-        (name,) for name in _FLAGS
-    }:
-        assert uses <= {"FlagHolder"}, path  # A type; what holds a flag hands it on.
+def test_only_binaries_define_and_read_flags():
+    for path in _FILES:
+        if pathlib.Path(path).name not in {*_BINARIES, "cli.py"}:
+            assert "absl.flags" not in _imports(path), path
 
 
-@pytest.mark.parametrize("path", _files(_LIBRARY, "data_prep", "params"))
-def test_an_init_defines_nothing_and_no_file_is_called_utils(path):
-    assert pathlib.Path(path).stem not in ("util", "utils", "helpers", "misc", "common")
-    if path.endswith("__init__.py"):
-        for node in _tree(path).body:
-            docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-            assert docstring or isinstance(node, ast.Import | ast.ImportFrom), path
-
-
-@pytest.mark.parametrize("path", _files(_LIBRARY, "data_prep", "params"))
-def test_every_module_says_what_it_is(path):
-    assert ast.get_docstring(_tree(path)), path
+def test_modules_are_documented_and_named_after_something():
+    for path in _SOURCE:
+        assert ast.get_docstring(_tree(path)), path
+        assert pathlib.Path(path).stem not in ("util", "utils", "helpers", "misc", "common")
+        if path.endswith("__init__.py"):
+            for node in _tree(path).body[1:]:
+                assert isinstance(node, ast.Import | ast.ImportFrom), path
