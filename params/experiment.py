@@ -1,6 +1,6 @@
-"""From a few numbers to the Params of a whole translation experiment.
+"""Builds the Params of a whole translation experiment from a few numbers.
 
-The tree: task (layers and loss), optimizer, input, eval_input, train, decode, sharding.
+The tree is: task (layers and loss), optimizer, input, eval_input, train, decode, sharding.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lingvo_gshard.train.nonfinite import NonFinite
 class TranslationExperiment:
     """An MoE Transformer that translates many languages into English.
 
-    Subclasses set the numbers, in the paper's words (section 4.3, A.2).
+    Subclasses set the numbers, which have the paper's names (section 4.3, A.2).
     """
 
     NUM_LAYERS: int  # Half of them in the encoder, half in the decoder.
@@ -28,15 +28,15 @@ class TranslationExperiment:
     NUM_HEADS: int  # N
     HEAD_DIM: int  # D
     NUM_EXPERTS: int | None  # E; None for a dense model.
-    GROUP_SIZE: int | None = None  # S, in tokens; None: small enough for cheap dispatch.
+    GROUP_SIZE: int | None = None  # S, in tokens; None chooses one that makes dispatch cheap.
     DISPATCH = Dispatch.EINSUM
     LAYERS_AS = Layers.UNROLLED
     REMAT = Remat.NONE
     ACTIVATION_DTYPE = "float32"
-    NUM_PARTITIONS: int | None = None  # Cores that the paper trained it on, if it did.
+    NUM_PARTITIONS: int | None = None  # The cores that the paper trained it on, if it did.
     DROPOUT = 0.1
     LABEL_SMOOTHING = 0.1
-    # Pieces; None stands for as many as the prepared data's vocabularies have.
+    # In pieces; None takes the sizes of the prepared data's vocabularies.
     SOURCE_VOCAB_SIZE: int | None = None
     TARGET_VOCAB_SIZE: int | None = None
 
@@ -57,17 +57,17 @@ class TranslationExperiment:
 
     @classmethod
     def params(cls) -> Params:
-        """The whole experiment."""
+        """Returns the whole experiment."""
         p = Params()
         p.Define("task", cls._task(), "The model and its loss.")
-        p.Define("optimizer", cls._optimizer(), "Adafactor and its learning rates.")
-        p.Define("input", cls._input(), "Of training.")
-        p.Define("eval_input", cls._eval_input(), "Of evaluation.")
-        p.Define("train", cls._train(), "The loop.")
+        p.Define("optimizer", cls._optimizer(), "Adafactor and its learning rate.")
+        p.Define("input", cls._input(), "The batches of training.")
+        p.Define("eval_input", cls._eval_input(), "The batches of evaluation.")
+        p.Define("train", cls._train(), "The training loop.")
         p.Define("decode", cls._decode(), "Flat beam search.")
-        # The paper's table: one axis of all cores; batch, groups and experts lie on it.
+        # The paper's table: the mesh has one axis, which splits batch, groups and experts.
         table = {"B": "d", "G": "d", "E": "d"}
-        p.Define("sharding", table, "From letters of dims to axes of the mesh.")
+        p.Define("sharding", table, "The table from letters of dims to axes of the mesh.")
         return p
 
     @classmethod
@@ -78,7 +78,7 @@ class TranslationExperiment:
             dim=cls.MODEL_DIM,
             activation_dtype=cls.ACTIVATION_DTYPE,
             label_smoothing=cls.LABEL_SMOOTHING,
-            # l_aux is 1 / E^2 when balanced: this k weighs balance alike for any E.
+            # Balanced experts have an l_aux of 1 / E^2, so this k weighs balance equally for any E.
             aux_loss_weight=0.01 * (cls.NUM_EXPERTS or 0) ** 2,
             encoder=cls._stack(),
             decoder=cls._stack(),
@@ -129,7 +129,7 @@ class TranslationExperiment:
 
     @classmethod
     def _eval_input(cls) -> Params:
-        # Shuffled, so that the first batches, too, are of all languages.
+        # Shuffled, so that even the first batches contain all languages.
         return cls._input().Set(split="dev", repeat=False, shuffle=True)
 
     @classmethod
@@ -177,18 +177,32 @@ class TranslationExperiment:
     @classmethod
     def _decode(cls) -> Params:
         p = Params()
-        p.Define("beam_size", 4, "k.")
-        p.Define("num_best", 1, "Hypotheses found for each sentence, at most k.")
-        p.Define("length_norm_alpha", 0.6, "Of Wu et al. 2016.")
-        p.Define("coverage_weight", 0.0, "Of their coverage penalty.")
-        p.Define("temperature", None, "With one, tokens are drawn, by a beam of 1.", optional=float)
-        p.Define("seed", 0, "Of what a temperature draws.")
-        p.Define("tell_attention", False, "Whether each token's attention is told.")
-        p.Define("min_target_len", 1, "Tokens of the shortest hypothesis, EOS included.")
-        p.Define("max_target_len", cls.TARGET_LEN, "Tokens of the longest one.")
-        p.Define("max_source_len", cls.SOURCE_LEN, "Of a source; longer ones are split.")
-        p.Define("batch_size", cls.DECODE_BATCH_SIZE, "Sentences decoded together.")
+        p.Define("beam_size", 4, "k, the active hypotheses of a sentence.")
+        p.Define("num_best", 1, "Hypotheses returned for each sentence, at most k.")
         p.Define(
-            "max_sentences", None, "Of each language in --mode=decode; None for all.", optional=int
+            "length_norm_alpha", 0.6, "The exponent of length normalization (Wu et al., 2016)."
+        )
+        p.Define("coverage_weight", 0.0, "The weight of the coverage penalty (Wu et al., 2016).")
+        p.Define(
+            "temperature",
+            None,
+            "If set, tokens are sampled at this temperature; needs beam_size 1.",
+            optional=float,
+        )
+        p.Define("seed", 0, "The seed of sampling.")
+        p.Define("tell_attention", False, "Whether to return each token's attention.")
+        p.Define("min_target_len", 1, "The shortest hypothesis, in tokens with EOS.")
+        p.Define("max_target_len", cls.TARGET_LEN, "The longest hypothesis, in tokens.")
+        p.Define(
+            "max_source_len",
+            cls.SOURCE_LEN,
+            "The longest source, in tokens; longer ones are split.",
+        )
+        p.Define("batch_size", cls.DECODE_BATCH_SIZE, "Sentences that are decoded together.")
+        p.Define(
+            "max_sentences",
+            None,
+            "Sentences of each language in --mode=decode; None decodes all.",
+            optional=int,
         )
         return p

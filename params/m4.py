@@ -1,8 +1,8 @@
 """The paper's multilingual family (sections 4.3 and A.2, Tables 1 and 3): 100 languages to English.
 
-    python -m lingvo_gshard.plan --model=m4.MoE2048E36L --topology=v3:32x32 --out=PLAN
+This compiles one of them for its TPU topology without a TPU:
 
-compiles one for its own TPU topology, with no TPU at hand.
+    python -m lingvo_gshard.plan --model=m4.MoE2048E36L --topology=v3:32x32 --out=PLAN
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from params.experiment import TranslationExperiment
 
 
 class M4(TranslationExperiment):
-    """What the family shares (A.2)."""
+    """The numbers that the family shares (A.2)."""
 
     MODEL_DIM = 1024
     HIDDEN_DIM = 8192
     NUM_HEADS = 16
     HEAD_DIM = 128
-    LAYERS_AS = Layers.LOOP  # Compiling takes no longer for 60 layers than for 12.
-    # The paper leaves it to its compiler what is computed again (section 5.1).
+    LAYERS_AS = Layers.LOOP  # Compile time does not grow with depth.
+    # The paper leaves the choice of what to recompute to its compiler (section 5.1).
     REMAT = Remat.ALL_BUT_PRODUCTS
     SOURCE_VOCAB_SIZE = 64_000
     TARGET_VOCAB_SIZE = 32_000
-    # The paper states batches in tokens alone. Rows that hold any but the rarest sentence pair are
-    # long enough, and attention costs their length.
+    # The paper states batches in tokens only. These rows hold all but the rarest sentence pairs;
+    # longer ones would make attention more expensive.
     SOURCE_LEN = 256
     TARGET_LEN = 256
 
@@ -124,13 +124,13 @@ class MoE128E12L(MoE128E36L):
 
 @registry.register
 class T96L(MoE2048E36L):
-    """T(96L), dense: 2.35 B weights, the paper's 2.3B; here data parallel, there by GPipe.
+    """T(96L), dense: 2.35 B weights, the paper's 2.3B; data parallel here, a GPipe pipeline there.
 
-    The paper gives no sizes but footnote 11's of GPipe's T(128L). In GPipe's family (Huang et al.
-    2019, arXiv:1811.06965, section 5) the deep T(L, H=8192, A=16) has M=1024; 48 + 48 layers of it
-    have 2.35 B weights if heads are of 64, as its printed weights need. The heads of 128 of A.2
-    would make them 2.95 B. Every core holds all weights: with float32 activations their gradients
-    leave no room for them.
+    The paper gives no sizes for it, only those of GPipe's T(128L) in footnote 11. In GPipe's family
+    (Huang et al. 2019, arXiv:1811.06965, section 5) the deep T(L, H=8192, A=16) has M=1024, and its
+    printed weights imply heads of 64: 48 + 48 such layers have 2.35 B weights. With the heads of
+    128 of A.2 it would be 2.95 B. Every core holds all weights, and their gradients leave no room
+    for float32 activations.
 
     python -m lingvo_gshard.trainer --model=m4.T96L --mode=train_and_eval \
         --data_dir=DATA --logdir=RUN --num_partitions=2048

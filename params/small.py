@@ -1,4 +1,4 @@
-"""Models for real text on a CPU. Weights are given for vocabularies of 8000 and 5000."""
+"""Models for real text on a CPU. Weights are counted with vocabularies of 8000 and 5000."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MoE8E6L(TranslationExperiment):
     HEAD_DIM = 32
     NUM_EXPERTS = 8
     GROUP_SIZE = 256
-    DISPATCH = Dispatch.GATHER  # On a CPU it is the faster one; see bench/moe_layer.py.
+    DISPATCH = Dispatch.GATHER  # Faster on a CPU; see bench/moe_layer.py.
     DROPOUT = 0.2
     BATCH_SIZE = 64
     SOURCE_LEN = 64
@@ -38,7 +38,7 @@ class MoE8E6L(TranslationExperiment):
 
 @registry.register
 class MoE8E6LLong(MoE8E6L):
-    """MoE(8E, 6L), M=128, with rows for longer sentences of many languages: the Bible's.
+    """MoE(8E, 6L), M=128, with rows for the longer sentences of many languages, as in the Bible.
 
     5.52 M weights.
 
@@ -48,7 +48,7 @@ class MoE8E6LLong(MoE8E6L):
 
     DROPOUT = 0.1
     BATCH_SIZE = 32
-    # Many languages share 8000 pieces: 0.54 tokens of English to one of theirs (report.md).
+    # Many languages share 8000 pieces: one source token makes 0.54 English tokens (report.md).
     SOURCE_LEN = 176
     TARGET_LEN = 96
     MAX_STEPS = 2000
@@ -58,7 +58,7 @@ class MoE8E6LLong(MoE8E6L):
 
 @registry.register
 class MoE32E12L(MoE8E6LLong):
-    """MoE(32E, 12L), M=128: more experts and twice the layers. 29.47 M weights.
+    """MoE(32E, 12L), M=128: more experts and twice as many layers. 29.47 M weights.
 
     python -m lingvo_gshard.trainer --model=small.MoE32E12L --mode=train_and_eval \
         --data_dir=DATA --logdir=RUN --num_partitions=2

@@ -1,4 +1,4 @@
-"""Models that train on a CPU in minutes. Weights are given for vocabularies of 4000 and 2000."""
+"""Models that train on a CPU in minutes. Weights are counted with vocabularies of 4000 and 2000."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class MoE8E4L(TranslationExperiment):
     HEAD_DIM = 32
     NUM_EXPERTS: int | None = 8
     GROUP_SIZE = 128
-    DISPATCH = Dispatch.GATHER  # On a CPU it is the faster one; see bench/moe_layer.py.
+    DISPATCH = Dispatch.GATHER  # Faster on a CPU; see bench/moe_layer.py.
     DROPOUT = 0.05
     BATCH_SIZE = 32
     SOURCE_LEN = 64
