@@ -102,7 +102,7 @@ def _ours(case: Case, is_flat: bool) -> Callable[[], Measured]:
     run = program.export(annotated, model.partitioning).compile()
     features = synthetic.source_features(case.batch, case.length)
     assert features.Transform(lambda x: TensorSpec(x.shape, "int32", "BL")) == annotated.args[1]
-    theta, features = run.place_arg("theta", state.theta), run.place_arg("features", features)
+    theta, features = run.place("theta", state.theta), run.place("features", features)
 
     def decode() -> None:
         lengths = run(NestedMap(theta), features).lengths.block_until_ready()

@@ -241,7 +241,7 @@ def _wait(data_dir: str) -> tuple[float, float]:
         began = time.perf_counter()
         batch = next(source)
         waited = time.perf_counter() - began
-        batches = run.place_arg("batches", batch.Transform(lambda x: x[None]))
+        batches = run.place("batches", batch.Transform(lambda x: x[None]))
         result = run(NestedMap(state), batches)
         float(result.metrics.loss[0])  # Waits for the devices.
         state = result.state

@@ -59,7 +59,7 @@ def _time_loop(folder: str) -> tuple[float, float]:
     step = steps.train_step(model.model_fn, params)
     annotated = steps.trainer(step, model.state_spec, specs, size, model.partitioning)
     run = program.export(annotated, model.partitioning).compile()
-    batches = run.place_arg("batches", batch.Transform(lambda x: np.stack([x] * size)))
+    batches = run.place("batches", batch.Transform(lambda x: np.stack([x] * size)))
 
     class _TakesTurns(TrainHook):
         """The last hook: between its end and its next begin lies a call of the loop alone."""

@@ -48,7 +48,7 @@ def _layer(params: Params, num_partitions: int) -> Work:
     )
     run = program.export(annotated, model.partitioning).compile()
     args = [
-        run.place_arg(name, tree)
+        run.place(name, tree)
         for name, tree in (("theta", theta), ("batch", batch), ("seed", seed))
     ]
     return Work(

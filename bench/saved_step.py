@@ -84,7 +84,7 @@ def _run(folder: pathlib.Path) -> None:
     spec = train.program.args[train.program.arg_names.index("batches")]
     with np.load(folder / _BATCHES) as arrays:
         batches = spec.Pack(arrays[path] for path, _ in spec.FlattenItems())
-    batches = train.place_arg("batches", batches)
+    batches = train.place("batches", batches)
     state = initialize(NestedMap(seed=np.array([1, 0], np.int32))).state
     losses = []
     for call in range(1 + _CALLS.value):

@@ -30,7 +30,7 @@ def _step(params: Params, num_partitions: int) -> Work:
     _check_peer(params, num_partitions)
     run, model, state = _compiled(params, num_partitions)
     batch = synthetic.training_batch(params)
-    batches = run.place_arg("batches", batch.Transform(lambda x: x[None]))
+    batches = run.place("batches", batch.Transform(lambda x: x[None]))
 
     newest = state
 

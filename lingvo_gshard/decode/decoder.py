@@ -72,6 +72,6 @@ class Decoder:
         if source_len not in self._compiled:
             run = self._program_for(source_len).compile()
             # Once for all lengths: they want the weights in the same places.
-            self._state = run.place_arg("state", self._state)
+            self._state = run.place("state", self._state)
             self._compiled[source_len] = run
         return self._compiled[source_len]

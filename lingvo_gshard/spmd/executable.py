@@ -64,8 +64,15 @@ class Executable:
             results = jax.block_until_ready(self._compiled(*flat))
         return self.program.results.Pack(results)
 
-    def place_arg(self, name: str, tree: NestedMap) -> NestedMap:
+    def place(self, name: str, tree: NestedMap) -> NestedMap:
         """Checks the tree of argument `name` and puts it on its devices, before a call needs it.
+
+        With several processes, a numpy array is either the whole, the same in all of them, or this
+        process's share: the part that its devices hold, such as its rows of a batch. Its shape
+        decides. All processes must call it.
+
+        Returns:
+          A NestedMap of JAX arrays of the whole shapes.
 
         Raises:
           ValueError: as for a call; or an unknown name.

@@ -45,7 +45,7 @@ class TopologyExecutable(executable.Executable):
         """ValueError: there is no device to run on."""
         raise ValueError(self._refusal())
 
-    def place_arg(self, name: str, tree: NestedMap) -> NestedMap:
+    def place(self, name: str, tree: NestedMap) -> NestedMap:
         """ValueError: there is no device to place anything on."""
         raise ValueError(self._refusal())
 

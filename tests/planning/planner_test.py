@@ -93,7 +93,7 @@ def model():
 def test_memory_is_that_of_the_arrays(made, model):
     kept, compiled = made
     specs = model.state_spec
-    state = compiled.place_arg("state", specs.Transform(lambda s: np.zeros(s.shape, s.dtype)))
+    state = compiled.place("state", specs.Transform(lambda s: np.zeros(s.shape, s.dtype)))
 
     def gib(tree):
         first = jax.devices()[0]

@@ -76,7 +76,7 @@ def test_two_axes_and_a_permuted_device_order():
     fn.args[0].wo_HV = functions.f32((8, 3), "HV")
     executable = program.export(fn, parts).compile()
     weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))
-    placed = executable.place_arg("weights", weights)
+    placed = executable.place("weights", weights)
     assert placed.wi_MH.addressable_shards[0].data.shape == (5, 2)
     _close(executable(placed, batch), _numpy_sgd(weights, batch))
 
@@ -115,7 +115,7 @@ def test_many_calls_in_a_row_do_not_stop_for_ever():
     executable = program.export(fn, parts).compile()
     trees = [functions.randoms(arg, seed) for seed, arg in enumerate(fn.args)]
     placed = [
-        executable.place_arg(name, tree) for name, tree in zip(fn.arg_names, trees, strict=True)
+        executable.place(name, tree) for name, tree in zip(fn.arg_names, trees, strict=True)
     ]
     results = [executable(*placed).y_GSM for _ in range(200)]
     np.testing.assert_array_equal(results[0], results[-1])

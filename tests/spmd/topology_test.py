@@ -66,7 +66,7 @@ def test_a_topologys_program_is_read_and_not_run():
     with pytest.raises(ValueError, match="moe: compiled for a topology, it can be read but not"):
         compiled(*trees)
     with pytest.raises(ValueError, match="moe: compiled for a topology, it can be read but not"):
-        compiled.place_arg("weights", trees[0])
+        compiled.place("weights", trees[0])
 
 
 @pytest.mark.slow
