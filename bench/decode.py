@@ -94,12 +94,13 @@ def _ours(case: Case, is_flat: bool) -> Callable[[], Measured]:
     from bench import synthetic
     from lingvo_gshard.core.nested_map import NestedMap
     from lingvo_gshard.sharding.layout import TensorSpec
-    from lingvo_gshard.spmd import program
+    from lingvo_gshard.spmd import lowering
+    from lingvo_gshard.spmd.executable import compile_program
 
     num_partitions = _PARTITIONS.value if case.batch % _PARTITIONS.value == 0 else 1
     model, state = synthetic.model_and_state(synthetic.experiment(_MODEL.value), num_partitions)
     annotated = _search_fn(case, is_flat, model)
-    run = program.export(annotated, model.partitioning).compile()
+    run = compile_program(lowering.export(annotated, model.partitioning))
     features = synthetic.source_features(case.batch, case.length)
     assert features.Transform(lambda x: TensorSpec(x.shape, "int32", "BL")) == annotated.args[1]
     theta, features = run.place("theta", state.theta), run.place("features", features)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax import export as jax_export
@@ -13,16 +13,14 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import compiled_report
 from lingvo_gshard.spmd import dtypes, specs
 from lingvo_gshard.spmd.argument import ONE_AT_A_TIME, Argument
-
-if TYPE_CHECKING:
-    from lingvo_gshard.spmd.program import Program
+from lingvo_gshard.spmd.program import Program
 
 
 class Executable:
     """A compiled program. Call it with one tree of arrays per argument of the Program."""
 
     def __init__(self, program: Program, mesh: jax.sharding.Mesh) -> None:
-        """Compiles `program` for the devices of `mesh`; use Program.compile."""
+        """Compiles `program` for the devices of `mesh`; use compile_program."""
         self.program = program
         self._arguments = {
             name: Argument(

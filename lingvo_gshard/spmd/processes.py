@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 import socket
 import sys
 import threading
@@ -102,10 +103,13 @@ def joined(processes: Processes) -> Iterator[None]:
 
 
 def _may_be_the_others_fault(error: BaseException | None) -> bool:
-    """Whether a collective has failed, as it does when another process is gone."""
-    while error is not None and not isinstance(error, jax.errors.JaxRuntimeError):
+    """Whether XLA has failed, as a collective does when another process is gone."""
+    while error is not None:
+        # Some arrive as a ValueError, but all of XLA's errors begin with a status code.
+        if isinstance(error, jax.errors.JaxRuntimeError) or re.match(r"[A-Z_]+: ", str(error)):
+            return True
         error = error.__cause__ or error.__context__
-    return error is not None
+    return False
 
 
 class _Watch:

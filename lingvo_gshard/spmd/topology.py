@@ -8,16 +8,14 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.experimental import topologies
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import executable, specs
-
-if TYPE_CHECKING:
-    from lingvo_gshard.spmd.program import Program
+from lingvo_gshard.spmd.program import Program
 
 # Chips along each dimension of the torus. Generations 2 to 4 have two devices a chip, others one.
 _FORMS = "v2:XxY, v3:XxY, v4:XxYxZ, v5e:XxY, v5p:XxYxZ, v6e:XxY"
@@ -52,7 +50,7 @@ class TopologyExecutable(executable.Executable):
     def _refusal(self) -> str:
         return (
             f"{self.program.name}: compiled for a topology, it can be read but not run; "
-            "Program.compile() is for devices at hand."
+            "executable.compile_program is for devices at hand."
         )
 
 

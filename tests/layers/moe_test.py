@@ -15,8 +15,9 @@ from lingvo_gshard.layers.gating import CapacityBy
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.layers import building
 from tests.spmd import functions
 
@@ -153,7 +154,7 @@ def _four_experts(parts, dispatch):
         (specs, _SPECS),
         dims | {"y_BLM": "BLM", "d_x_BLM": "BLM"},
     )
-    executable = program.export(annotated, parts).compile()
+    executable = compile_program(lowering.export(annotated, parts))
     return executable, executable(building.random_theta(layer), _arrays())
 
 
@@ -265,7 +266,7 @@ def test_groups_that_indices_cannot_deal_to_the_partitions_are_refused():
     args = (building.theta_specs(layer), _SPECS)
     annotated = AnnotatedFn("moe", _forward(layer), ("theta", "batch"), args, {"y_BLM": "BLM"})
     with pytest.raises(ValueError, match=r"moe: dispatch GATHER .* 3 groups .* 2 partitions"):
-        program.export(annotated, parts)
+        lowering.export(annotated, parts)
 
 
 @pytest.mark.parametrize(

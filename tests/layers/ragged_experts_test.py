@@ -11,8 +11,9 @@ from lingvo_gshard.layers.gating import Capacity, CapacityBy, Choice, Gating, Se
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.layers import building
 from tests.spmd import functions
 
@@ -112,7 +113,7 @@ def test_partitioned_equals_unpartitioned(parts, num_experts, collectives):
     specs = NestedMap(x_BLM=functions.f32((B, L, M), "BLM"), real_BL=functions.f32((B, L), "BL"))
     args = (building.theta_specs(layer), specs)
     annotated = AnnotatedFn("moe", fn, ("theta", "batch"), args, {"y_BLM": "BLM"})
-    run = program.export(annotated, parts).compile()
+    run = compile_program(lowering.export(annotated, parts))
     want = _eager(params, theta, batch, Mode.TRAIN)
     np.testing.assert_allclose(run(theta, batch).y_BLM, want, rtol=1e-4, atol=1e-5)
     report = run.report()

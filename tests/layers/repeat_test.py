@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.repeat import Loop, Remat, recomputed
-from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.layers import building
 from tests.spmd import functions
@@ -136,7 +136,7 @@ def test_a_tpus_loops_keep_one_copy_of_the_weights():
 
     batch = NestedMap(x=functions.f32((64, m), "BM"))
     trees = (NestedMap(w=stack), batch)
-    exported = program.export(AnnotatedFn("step", step, ("state", "batch"), trees), parts)
+    exported = lowering.export(AnnotatedFn("step", step, ("state", "batch"), trees), parts)
     if not topology.is_installed():
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
             topology.compile_program(exported, "v3:2x2")

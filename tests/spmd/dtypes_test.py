@@ -8,14 +8,15 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import dtypes, program
+from lingvo_gshard.spmd import dtypes, lowering, program
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 
 def _export(dtype: str, fn) -> program.Program:
     args = (NestedMap(x_B=TensorSpec((8,), dtype, "B")),)
-    return program.export(AnnotatedFn("f", fn, ("state",), args), functions.partitioning(2))
+    return lowering.export(AnnotatedFn("f", fn, ("state",), args), functions.partitioning(2))
 
 
 def _keep(state: NestedMap) -> NestedMap:
@@ -60,7 +61,7 @@ def test_every_dtype_of_32_bits_or_less_passes_through():
     tree = NestedMap({name: TensorSpec((8,), name, "B") for name in names})
     dtypes.check("f", "argument", tree.FlattenItems(), "tpu")
     annotated = AnnotatedFn("f", lambda s: s, ("state",), (tree,), {n: "B" for n in names})
-    executable = program.export(annotated, functions.partitioning(2)).compile()
+    executable = compile_program(lowering.export(annotated, functions.partitioning(2)))
     ones = tree.Transform(lambda spec: tf.ones(spec.shape, spec.dtype).numpy())
     for name, leaf in executable(ones).FlattenItems():
         assert leaf.dtype == name and (leaf == 1).all()

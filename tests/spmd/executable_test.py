@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 
 @pytest.fixture(scope="module")
 def executable():
-    return program.export(functions.sgd_step(), functions.partitioning(4)).compile()
+    return compile_program(lowering.export(functions.sgd_step(), functions.partitioning(4)))
 
 
 def _args(executable) -> list[NestedMap]:

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import processes, program
+from lingvo_gshard.spmd import lowering, processes
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 # Loads the saved programs and runs each: the train step three times, on its own new weights.
@@ -21,6 +22,7 @@ import json, sys
 from lingvo_gshard.spmd import environment
 environment.prepare(num_devices=2)
 from lingvo_gshard.spmd import processes, program
+from lingvo_gshard.spmd.executable import compile_program
 folder, coordinator, process_id = sys.argv[1:]
 def run():
     import jax, numpy as np
@@ -29,7 +31,7 @@ def run():
     counts = {}
     for name in ("moe", "sgd"):
         saved = program.load(f"{folder}/{name}")
-        executable = saved.compile()
+        executable = compile_program(saved)
         weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(saved.args))
         before = weights.Transform(np.copy)
         result = executable(weights, batch)
@@ -72,7 +74,7 @@ def _finish(started: list[subprocess.Popen]) -> list[tuple[str, str]]:
 def test_two_processes_equal_one(tmp_path):
     parts = functions.partitioning(4)
     fns = {"moe": functions.moe_dispatch(parts), "sgd": functions.sgd_step()}
-    programs = {name: program.export(fn, parts) for name, fn in fns.items()}
+    programs = {name: lowering.export(fn, parts) for name, fn in fns.items()}
     for name, saved in programs.items():
         saved.save(tmp_path / name)
     started = _start(_PROCESS, str(tmp_path))
@@ -80,7 +82,7 @@ def test_two_processes_equal_one(tmp_path):
     assert [process.returncode for process in started] == [0, 0], printed
     counts = [json.loads(out.splitlines()[-1]) for out, _ in printed]
     for name, saved in programs.items():
-        executable = saved.compile()
+        executable = compile_program(saved)
         weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(saved.args))
         want = executable(weights, batch)
         for _ in range(2 if name == "sgd" else 0):
@@ -96,7 +98,7 @@ def test_two_processes_equal_one(tmp_path):
 
 def test_to_host_gives_whole_arrays_in_one_process_too():
     parts = functions.partitioning(4)
-    executable = program.export(functions.sgd_step(), parts).compile()
+    executable = compile_program(lowering.export(functions.sgd_step(), parts))
     batch = functions.randoms(executable.program.args[1], 1)
     back = processes.to_host(executable.place("batch", batch))
     assert isinstance(back, NestedMap) and isinstance(back.x_BM, np.ndarray)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
 
@@ -23,7 +23,7 @@ def test_the_compilers_absence_is_told(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=_ABSENT):
         topology.devices("v3:2x2")
-    exported = program.export(functions.sgd_step(), _EIGHT)
+    exported = lowering.export(functions.sgd_step(), _EIGHT)
     with pytest.raises(ValueError, match=_ABSENT):
         topology.compile_program(exported, "v3:2x2")
 
@@ -54,7 +54,7 @@ def test_no_v3_has_so_many_cores(cores):
 
 @pytest.mark.slow
 def test_a_topologys_program_is_read_and_not_run():
-    exported = program.export(functions.moe_dispatch(_EIGHT), _EIGHT)
+    exported = lowering.export(functions.moe_dispatch(_EIGHT), _EIGHT)
     if not _HAS_LIBTPU:
         with pytest.raises(ValueError, match=_ABSENT):
             topology.compile_program(exported, "v3:2x2")
@@ -76,8 +76,8 @@ def test_what_a_topology_cannot_hold_is_refused():
         return NestedMap(y=noise + state.x)
 
     args = (NestedMap(x=TensorSpec((1000,), "float32", "_")),)
-    exported = program.export(AnnotatedFn("huge", huge, ("state",), args), _EIGHT)
-    sixteen = program.export(functions.sgd_step(), functions.partitioning(16))
+    exported = lowering.export(AnnotatedFn("huge", huge, ("state",), args), _EIGHT)
+    sixteen = lowering.export(functions.sgd_step(), functions.partitioning(16))
     if not _HAS_LIBTPU:
         with pytest.raises(ValueError, match=_ABSENT):
             topology.compile_program(exported, "v3:2x2")
