@@ -128,6 +128,7 @@ def _search_fn(case: Case, is_flat: bool, model):
     from lingvo_gshard.core.nested_map import NestedMap
     from lingvo_gshard.decode import flat_beam_search
     from lingvo_gshard.decode.beam import BeamSearch, Requests
+    from lingvo_gshard.sharding.annotator import Annotator
     from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 
     config, task = BeamSearch(case.beam, case.length, num_best=1), model.task
@@ -146,7 +147,7 @@ def _search_fn(case: Case, is_flat: bool, model):
             step = classic_beam.decode_step(task, theta, config)
         requests = Requests.alike(case.batch, case.length, case.length)
         found = flat_beam_search.search(
-            config, step, state, requests, model.partitioning.annotate, grow
+            config, step, state, requests, Annotator(model.partitioning).annotate, grow
         )
         return NestedMap(ids=found.ids, lengths=found.lengths, scores=found.scores)
 

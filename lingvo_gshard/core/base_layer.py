@@ -22,7 +22,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 
 class Annotator(Protocol):
-    """What a layer knows of partitioning; see sharding.partitioning.Partitioning."""
+    """What a layer knows of the partitioning; see sharding.annotator.Annotator."""
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor: ...
 
@@ -123,7 +123,7 @@ class BaseLayer:
 
         Args:
           params: kept as a frozen copy.
-          annotator: usually the experiment's Partitioning.
+          annotator: usually sharding.annotator.Annotator, over the experiment's partitioning.
           path: the dotted place in the tree, empty for the root.
         """
         self.p = params.Copy().Freeze()

@@ -16,6 +16,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, topology
@@ -154,7 +155,7 @@ def _layer(num_partitions: int, sizes: Sizes) -> MoELayer:
         num_experts=sizes.experts * num_partitions,
         group_size=sizes.tokens,
     )
-    return params.Instantiate(partitioning(num_partitions), "moe")
+    return params.Instantiate(Annotator(partitioning(num_partitions)), "moe")
 
 
 def _theta(layer: MoELayer) -> NestedMap:

@@ -148,9 +148,7 @@ class Region:
     def __init__(self, partitioning: Partitioning, manual_axis: Axis | None) -> None:
         """A region over the mesh of `partitioning`, entered with its letters."""
         self._partitioning, self._manual_axis = partitioning, manual_axis
-        # As in Partitioning.annotate: partitions count in the order of the grid.
-        mesh = partitioning.mesh
-        self._mesh = Mesh(mesh.axis_names, mesh.axis_sizes)
+        self._mesh = partitioning.mesh.grid
         self._open = True
 
     def enter(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:

@@ -55,6 +55,15 @@ class Mesh:
         """The device at each place of the grid, row-major."""
         return self.device_assignment or tuple(range(self.num_partitions))
 
+    @property
+    def grid(self) -> Mesh:
+        """This mesh without its device assignment, for annotations.
+
+        A program counts its partitions in the order of the grid. Which device each one runs on is
+        decided when the program is compiled, and must not be decided here as well.
+        """
+        return Mesh(self.axis_names, self.axis_sizes)
+
     def size(self, axis: Axis) -> int:
         """Partitions along `axis`; ValueError for an unknown one, or one named twice."""
         if not isinstance(axis, str | tuple | list):

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
+from lingvo_gshard.sharding.mesh import Axis, names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Partial:
             )
         p = _free_letter(equation)
         whole = annotate.mesh_split(
-            other, _grid(self.partitioning), _axes_without(self.partitioning, right, self.axis)
+            other, self.partitioning.mesh.grid, _axes_without(self.partitioning, right, self.axis)
         )
         terms = tf.einsum(f"{p}{left},{right}->{p}{out}", self.terms, whole)
         return dataclasses.replace(self, terms=self._place(terms, out), dims=out)
@@ -69,7 +69,7 @@ class Partial:
     def reduce(self) -> tf.Tensor:
         """The sum, whole along the axis: one all-reduce."""
         axes = _axes_without(self.partitioning, self.dims, self.axis)
-        return annotate.mesh_split(tf.reduce_sum(self.terms, 0), _grid(self.partitioning), axes)
+        return annotate.mesh_split(tf.reduce_sum(self.terms, 0), self.partitioning.mesh.grid, axes)
 
     def _place(self, terms: tf.Tensor, dims: str) -> tf.Tensor:
         return _split_terms(terms, self.partitioning, dims, self.axis)
@@ -133,7 +133,7 @@ def _divide(
     pads = [[0, part * ways - size if i == place else 0] for i, size in enumerate(shape)]
     others = [*_axes_without(partitioning, dims, axis)]
     others[place] = axis
-    padded = annotate.mesh_split(tf.pad(tensor, pads), _grid(partitioning), others)
+    padded = annotate.mesh_split(tf.pad(tensor, pads), partitioning.mesh.grid, others)
     divided = tf.reshape(padded, [*shape[:place], ways, part, *shape[place + 1 :]])
     order = [place, *range(place), *range(place + 1, len(shape) + 1)]
     return _split_terms(tf.transpose(divided, order), partitioning, dims, axis)
@@ -141,17 +141,12 @@ def _divide(
 
 def _split_terms(terms: tf.Tensor, partitioning: Partitioning, dims: str, axis: str) -> tf.Tensor:
     axes = [axis, *_axes_without(partitioning, dims, axis)]
-    return annotate.mesh_split(terms, _grid(partitioning), axes)
+    return annotate.mesh_split(terms, partitioning.mesh.grid, axes)
 
 
 def _axes_without(partitioning: Partitioning, dims: str, axis: str) -> list[Axis | None]:
     """The mesh axes of `dims`, the terms' axis being taken."""
     return [None if axis in names_of([found]) else found for found in partitioning.axes(dims)]
-
-
-def _grid(partitioning: Partitioning) -> Mesh:
-    """As in Partitioning.annotate: partitions count in the order of the grid."""
-    return Mesh(partitioning.mesh.axis_names, partitioning.mesh.axis_sizes)
 
 
 def _operands(what: str, equation: str) -> tuple[str, str, str]:

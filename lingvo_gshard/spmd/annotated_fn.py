@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 
@@ -78,18 +79,18 @@ def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
         for path, spec in arg.FlattenItems():
             partitioning.check(f"{annotated.name}: argument {name}.{path}", spec)
     traced_results: list[NestedMap] = []
+    annotate = Annotator(partitioning).annotate
 
     def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
         annotated_args = [
-            partitioning.annotate(tensor, spec.dims)
-            for tensor, spec in zip(tensors, leaves, strict=True)
+            annotate(tensor, spec.dims) for tensor, spec in zip(tensors, leaves, strict=True)
         ]
         result = annotated.fn(*_pack(annotated.args, annotated_args))
         result = result.Transform(tf.convert_to_tensor)
         specs = _result_specs(annotated, result)
         traced_results.append(specs)
         return [
-            partitioning.annotate(tensor, spec.dims)
+            annotate(tensor, spec.dims)
             for tensor, spec in zip(result.Flatten(), specs.Flatten(), strict=True)
         ]
 

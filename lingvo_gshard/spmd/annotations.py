@@ -16,7 +16,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.xla import xla_data_pb2
 
-from lingvo_gshard.sharding.layout import DIMS_ATTRIBUTE, Partitioning
+from lingvo_gshard.sharding.annotator import DIMS_ATTRIBUTE
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 from lingvo_gshard.spmd import annotated_fn, specs
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn

@@ -9,6 +9,7 @@ from lingvo_gshard.layers import ragged_experts
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Choice, Gating, SecondExpert
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering
@@ -104,7 +105,7 @@ _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
 )
 def test_partitioned_equals_unpartitioned(parts, num_experts, collectives):
     params, batch = _params(num_experts), _batch()
-    layer, theta = params.Instantiate(parts, "moe"), _theta(params)
+    layer, theta = params.Instantiate(Annotator(parts), "moe"), _theta(params)
 
     def fn(theta, batch):
         y_BLM, _ = layer.FProp(theta, batch.x_BLM, batch.real_BL, Context(Mode.DECODE))

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.repeat import Loop, Remat, recomputed
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.layers import building
@@ -127,7 +128,9 @@ def test_a_tpus_loops_keep_one_copy_of_the_weights():
     stack = functions.f32((R, m, m), "RMH")
 
     def step(state, batch):
-        loop = Loop(_block, R, parts, x_dims="BM", shared_dims=["BM"], weight_dims=["MH"])
+        loop = Loop(
+            _block, R, Annotator(parts), x_dims="BM", shared_dims=["BM"], weight_dims=["MH"]
+        )
         with tf.GradientTape() as tape:
             tape.watch(state.w)
             y, _ = loop(batch.x, [batch.x], [state.w], Remat.BLOCK)

@@ -24,8 +24,8 @@ from lingvo_gshard.planning.memory import GIB
 from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.spmd import lowering, topology
+from lingvo_gshard.spmd.executable import compile_program
 
 _PLACES = tuple((x, y) for x in range(2) for y in range(2) for _ in range(2))
 _TINY = {

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering
@@ -87,7 +88,7 @@ def test_parts_lie_where_arguments_of_the_same_dims_lie(dims):
     parts = Partitioning.from_dict(_EIGHT.mesh, {"B": "x", "H": "y"})
     fn = AnnotatedFn(
         "twice",
-        lambda batch: NestedMap(y=parts.annotate(batch.x * 2.0, dims)),
+        lambda batch: NestedMap(y=Annotator(parts).annotate(batch.x * 2.0, dims)),
         ("batch",),
         (NestedMap(x=functions.f32((8, 16, 24), dims)),),
         {"y": dims},
@@ -155,7 +156,7 @@ def test_what_makes_no_sense_is_refused(graph_tensor, use, message):
         ("split", lambda t: annotate.split(t, 0, 2)),
         ("shard", lambda t: annotate.shard(t, [[0], [1]])),
         ("mesh_split", lambda t: annotate.mesh_split(t, Mesh.flat(2), ("d", None))),
-        ("annotate", lambda t: _EIGHT.annotate(t, "BM")),
+        ("annotate", lambda t: Annotator(_EIGHT).annotate(t, "BM")),
     ],
 )
 def test_a_value_has_no_partitions(name, use):

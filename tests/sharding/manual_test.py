@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate, manual
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering
@@ -82,7 +83,7 @@ def test_each_partition_goes_round_its_loop_as_often_as_it_wants(num_partitions)
         return tf.while_loop(lambda times, _: times > 0, body, [times, x_GM])[1]
 
     def fn(batch):
-        y_GM = parts.locally(local, [(batch.times_G, "G"), (batch.x_GM, "GM")], "GM")
+        y_GM = Annotator(parts).locally(local, [(batch.times_G, "G"), (batch.x_GM, "GM")], "GM")
         return NestedMap(y_GM=y_GM)
 
     specs = NestedMap(times_G=TensorSpec((8,), "int32", "G"), x_GM=functions.f32((8, 3), "GM"))

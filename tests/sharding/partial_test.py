@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import partial
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering
@@ -40,9 +41,11 @@ def _late(parts, batch):
 
 
 def _eager(parts, batch):
+    annotate = Annotator(parts).annotate
+
     def product(a, b):
-        product = tf.einsum("AK,KB->AB", parts.annotate(a, "AK"), parts.annotate(b, "KB"))
-        return parts.annotate(product, "AB")
+        product = tf.einsum("AK,KB->AB", annotate(a, "AK"), annotate(b, "KB"))
+        return annotate(product, "AB")
 
     uv_AB, xy_AB = product(batch.u_AK, batch.v_KB), product(batch.x_AK, batch.y_KB)
     return NestedMap(chain_AC=uv_AB @ batch.w_BC, sum_AB=uv_AB + xy_AB)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import annotations, describe, lowering
@@ -44,16 +45,16 @@ def _many_annotations(parts: Partitioning) -> AnnotatedFn:
     """Each form of annotation once; the loop's and the manual one among them."""
 
     def fn(state: NestedMap) -> NestedMap:
-        x_BM = parts.annotate(tf.nn.relu(state.x_BM, name="relu"), "BM")
+        x_BM = Annotator(parts).annotate(tf.nn.relu(state.x_BM, name="relu"), "BM")
         two = annotate.shard(tf.abs(x_BM, name="two"), [[0, 1, 2, 3], [4, 5, 6, 7]])
         odd = annotate.shard(tf.square(two, name="odd"), [[7, 6, 5, 4, 3, 2, 1, 0]])
         whole = annotate.replicate(tf.tanh(odd, name="whole"))
-        part = parts.annotate(tf.cast(whole, tf.bfloat16, name="part"), "_M")
+        part = Annotator(parts).annotate(tf.cast(whole, tf.bfloat16, name="part"), "_M")
         both = annotate.mesh_split(tf.abs(part, name="both"), parts.mesh, (None, ("y", "x")))
         part = tf.cast(both, tf.bfloat16)
 
         def body(i, x_BM):
-            return i + 1, parts.annotate(tf.nn.softmax(x_BM), "BM")
+            return i + 1, Annotator(parts).annotate(tf.nn.softmax(x_BM), "BM")
 
         _, x_BM = tf.while_loop(lambda i, _: i < 5, body, [tf.constant(0), x_BM])
         return NestedMap(part=part, x_BM=x_BM, total=tf.reduce_sum(x_BM))

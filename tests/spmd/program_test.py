@@ -12,6 +12,7 @@ from jax.experimental import jax2tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import compiled_report
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import annotated_fn, lowering, program, specs
@@ -84,12 +85,13 @@ def test_two_axes_and_a_permuted_device_order():
 
 def test_a_loop_and_random_numbers_inside():
     parts = functions.partitioning(4)
+    annotate = Annotator(parts).annotate
 
     def fn(state: NestedMap) -> NestedMap:
         def body(i, x_BM):
             seed = tf.stack([i, 7])
             noise = tf.random.stateless_uniform([8, 3], seed, alg="threefry")
-            return i + 1, parts.annotate(x_BM * 2 + parts.annotate(noise, "BM"), "BM")
+            return i + 1, annotate(x_BM * 2 + annotate(noise, "BM"), "BM")
 
         _, x_BM = tf.while_loop(
             lambda i, _: i < 5, body, [tf.constant(0), state.x_BM], maximum_iterations=5
