@@ -10,7 +10,7 @@ import enum
 import json
 import math
 
-import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
+import ml_dtypes  # noqa: F401  (it registers the name bfloat16 with NumPy)
 import numpy as np
 
 from lingvo_gshard.core import table

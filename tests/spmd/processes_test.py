@@ -19,13 +19,26 @@ from tests.spmd import functions
 # Loads the saved programs and runs each: the train step three times, on its own new weights.
 _PROCESS = """
 import json, sys
+import numpy as np
 from lingvo_gshard.spmd import environment
 environment.prepare(num_devices=2)
 from lingvo_gshard.spmd import processes, program
 from lingvo_gshard.spmd.executable import compile_program
 folder, coordinator, process_id = sys.argv[1:]
+def place_own_rows(executable, batch):
+    own = batch.Transform(lambda x: np.split(x, 2)[int(process_id)])
+    placed = processes.to_host(executable.place("batch", own))
+    for a, b in zip(placed.Flatten(), batch.Flatten(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    try:
+        executable.place("batch", own.Transform(lambda x: x[:4]))
+    except ValueError as error:
+        expected = "[4, 7, 8, 3] given, float32[16, 7, 8, 3], or [8, 7, 8, 3], this process's share"
+        assert expected in str(error), error
+    else:
+        raise AssertionError("Half of a share was taken.")
 def run():
-    import jax, numpy as np
+    import jax
     from tests.spmd import functions
     assert len(jax.local_devices()) == 2
     counts = {}
@@ -34,6 +47,8 @@ def run():
         executable = compile_program(saved)
         weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(saved.args))
         before = weights.Transform(np.copy)
+        if name == "moe":
+            place_own_rows(executable, batch)
         result = executable(weights, batch)
         for a, b in zip(weights.Flatten(), before.Flatten(), strict=True):
             np.testing.assert_array_equal(a, b)  # Also a donated argument's numpy arrays.
