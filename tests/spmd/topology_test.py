@@ -1,6 +1,6 @@
-"""Programs compiled for a TPU that nobody has at hand.
+"""Programs compiled for TPU topologies, without a TPU.
 
-Where libtpu is not installed, those tests that need it hold its absence to its message instead.
+If libtpu is not installed, the tests that need it check the error message instead.
 """
 
 import importlib.util
@@ -19,7 +19,7 @@ _HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 _EIGHT = functions.partitioning(8)
 
 
-def test_the_compilers_absence_is_told(monkeypatch):
+def test_a_missing_compiler_is_an_error(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=_ABSENT):
         topology.devices("v3:2x2")
@@ -28,32 +28,25 @@ def test_the_compilers_absence_is_told(monkeypatch):
         topology.compile_program(exported, "v3:2x2")
 
 
-@pytest.mark.parametrize(
-    "name", ["", "v3", "v3:8", "v3:0x2", "v3:2x2x2", "v4:4x4", "v1:2x2", "3:2"]
-)
-def test_an_unknown_name_lists_what_is_known(name):
-    message = (
-        f"topology '{name}' is unknown; known are v2:XxY, v3:XxY, v4:XxYxZ, .* v6e:XxY; v3:2x2"
-    )
-    with pytest.raises(ValueError, match=message):
-        topology.devices(name)
+def test_an_unknown_name_lists_the_known_ones():
+    known = "known are v2:XxY, v3:XxY, v4:XxYxZ, .* v6e:XxY; v3:2x2"
+    for name in ("", "v3", "v3:8", "v3:0x2", "v3:2x2x2", "v4:4x4", "v1:2x2", "3:2"):
+        with pytest.raises(ValueError, match=f"topology '{name}' is unknown; {known}"):
+            topology.devices(name)
 
 
-@pytest.mark.parametrize(
-    ("cores", "name"), [(8, "2x2"), (16, "2x4"), (128, "8x8"), (2048, "32x32")]
-)
-def test_the_v3_of_so_many_cores(cores, name):
-    assert topology.v3(cores) == f"v3:{name}"
-
-
-@pytest.mark.parametrize("cores", [0, 4, 24])
-def test_no_v3_has_so_many_cores(cores):
-    with pytest.raises(ValueError, match=f"A TPU v3 pod has 8, 16, 32, ... cores, not {cores}"):
-        topology.v3(cores)
+def test_a_v3_is_as_square_as_possible():
+    names = {8: "2x2", 16: "2x4", 128: "8x8", 2048: "32x32"}
+    assert {cores: topology.v3(cores) for cores in names} == {
+        cores: f"v3:{name}" for cores, name in names.items()
+    }
+    for cores in (0, 4, 24):
+        with pytest.raises(ValueError, match=f"A TPU v3 pod has 8, 16, 32, ... cores, not {cores}"):
+            topology.v3(cores)
 
 
 @pytest.mark.slow
-def test_a_topologys_program_is_read_and_not_run():
+def test_a_topologys_program_can_be_read_but_not_run():
     exported = lowering.export(functions.moe_dispatch(_EIGHT), _EIGHT)
     if not _HAS_LIBTPU:
         with pytest.raises(ValueError, match=_ABSENT):
