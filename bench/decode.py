@@ -94,15 +94,16 @@ def _ours(case: Case, is_flat: bool) -> Callable[[], Measured]:
     from bench import synthetic
     from lingvo_gshard.core.nested_map import NestedMap
     from lingvo_gshard.sharding.layout import TensorSpec
-    from lingvo_gshard.spmd import program
+    from lingvo_gshard.spmd import lowering
+    from lingvo_gshard.spmd.executable import compile_program
 
     num_partitions = _PARTITIONS.value if case.batch % _PARTITIONS.value == 0 else 1
     model, state = synthetic.model_and_state(synthetic.experiment(_MODEL.value), num_partitions)
     annotated = _search_fn(case, is_flat, model)
-    run = program.export(annotated, model.partitioning).compile()
+    run = compile_program(lowering.export(annotated, model.partitioning))
     features = synthetic.source_features(case.batch, case.length)
     assert features.Transform(lambda x: TensorSpec(x.shape, "int32", "BL")) == annotated.args[1]
-    theta, features = run.place_arg("theta", state.theta), run.place_arg("features", features)
+    theta, features = run.place("theta", state.theta), run.place("features", features)
 
     def decode() -> None:
         lengths = run(NestedMap(theta), features).lengths.block_until_ready()
@@ -127,6 +128,7 @@ def _search_fn(case: Case, is_flat: bool, model):
     from lingvo_gshard.core.nested_map import NestedMap
     from lingvo_gshard.decode import flat_beam_search
     from lingvo_gshard.decode.beam import BeamSearch, Requests
+    from lingvo_gshard.sharding.annotator import Annotator
     from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 
     config, task = BeamSearch(case.beam, case.length, num_best=1), model.task
@@ -145,7 +147,7 @@ def _search_fn(case: Case, is_flat: bool, model):
             step = classic_beam.decode_step(task, theta, config)
         requests = Requests.alike(case.batch, case.length, case.length)
         found = flat_beam_search.search(
-            config, step, state, requests, model.partitioning.annotate, grow
+            config, step, state, requests, Annotator(model.partitioning).annotate, grow
         )
         return NestedMap(ids=found.ids, lengths=found.lengths, scores=found.scores)
 

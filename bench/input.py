@@ -222,7 +222,8 @@ def _wait(data_dir: str) -> tuple[float, float]:
     from lingvo_gshard.input import manifest
     from lingvo_gshard.sharding.layout import Partitioning
     from lingvo_gshard.sharding.mesh import Mesh
-    from lingvo_gshard.spmd import program
+    from lingvo_gshard.spmd import lowering
+    from lingvo_gshard.spmd.executable import compile_program
     from lingvo_gshard.train import steps
 
     params, data = synthetic.experiment(_MODEL.value), manifest.load(data_dir)
@@ -235,13 +236,13 @@ def _wait(data_dir: str) -> tuple[float, float]:
     partitioning = Partitioning.from_dict(Mesh.flat(1), params.sharding)
     step = steps.train_step(model.model_fn, params)
     annotated = steps.trainer(step, model.state_spec, source.specs, 1, partitioning)
-    run = program.export(annotated, partitioning).compile()
+    run = compile_program(lowering.export(annotated, partitioning))
     wait = total = 0.0
     for number in range(1 + _STEPS.value):
         began = time.perf_counter()
         batch = next(source)
         waited = time.perf_counter() - began
-        batches = run.place_arg("batches", batch.Transform(lambda x: x[None]))
+        batches = run.place("batches", batch.Transform(lambda x: x[None]))
         result = run(NestedMap(state), batches)
         float(result.metrics.loss[0])  # Waits for the devices.
         state = result.state

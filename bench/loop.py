@@ -46,7 +46,8 @@ def _time_loop(folder: str) -> tuple[float, float]:
     import numpy as np
 
     from bench import synthetic
-    from lingvo_gshard.spmd import program
+    from lingvo_gshard.spmd import lowering
+    from lingvo_gshard.spmd.executable import compile_program
     from lingvo_gshard.train import steps
     from lingvo_gshard.train.config import RunConfig, TPUConfig
     from lingvo_gshard.train.estimator import TPUEstimator
@@ -58,8 +59,8 @@ def _time_loop(folder: str) -> tuple[float, float]:
     specs = synthetic.specs_of(batch)
     step = steps.train_step(model.model_fn, params)
     annotated = steps.trainer(step, model.state_spec, specs, size, model.partitioning)
-    run = program.export(annotated, model.partitioning).compile()
-    batches = run.place_arg("batches", batch.Transform(lambda x: np.stack([x] * size)))
+    run = compile_program(lowering.export(annotated, model.partitioning))
+    batches = run.place("batches", batch.Transform(lambda x: np.stack([x] * size)))
 
     class _TakesTurns(TrainHook):
         """The last hook: between its end and its next begin lies a call of the loop alone."""

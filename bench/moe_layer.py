@@ -24,8 +24,9 @@ def _layer(params: Params, num_partitions: int) -> Work:
 
     from bench import synthetic
     from lingvo_gshard.sharding.layout import TensorSpec
-    from lingvo_gshard.spmd import program
+    from lingvo_gshard.spmd import lowering
     from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+    from lingvo_gshard.spmd.executable import compile_program
 
     model, state = synthetic.model_and_state(params, num_partitions)
     layer, theta = (tree.encoder.layers[1].feed_forward for tree in (model.task, state.theta))
@@ -46,10 +47,9 @@ def _layer(params: Params, num_partitions: int) -> Work:
         ),
         {"x": "BLM"} | {f"theta.{path}": s.dims for path, s in layer.weight_specs.FlattenItems()},
     )
-    run = program.export(annotated, model.partitioning).compile()
+    run = compile_program(lowering.export(annotated, model.partitioning))
     args = [
-        run.place_arg(name, tree)
-        for name, tree in (("theta", theta), ("batch", batch), ("seed", seed))
+        run.place(name, tree) for name, tree in (("theta", theta), ("batch", batch), ("seed", seed))
     ]
     return Work(
         lambda: jax.block_until_ready(run(*args).Flatten()),

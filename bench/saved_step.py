@@ -45,7 +45,7 @@ def _make(folder: pathlib.Path) -> None:
     from lingvo_gshard.model.translation_model import TranslationModel
     from lingvo_gshard.sharding.layout import Partitioning
     from lingvo_gshard.sharding.mesh import Mesh
-    from lingvo_gshard.spmd import program
+    from lingvo_gshard.spmd import lowering
     from lingvo_gshard.train import steps
 
     params = synthetic.experiment(_MODEL.value)
@@ -60,8 +60,8 @@ def _make(folder: pathlib.Path) -> None:
     )
     folder.mkdir(parents=True, exist_ok=True)
     initializer = steps.initializer(model.init_state, model.state_spec)
-    program.export(initializer, partitioning).save(folder / _INITIALIZE)
-    program.export(trainer, partitioning).save(folder / _TRAIN)
+    lowering.export(initializer, partitioning).save(folder / _INITIALIZE)
+    lowering.export(trainer, partitioning).save(folder / _TRAIN)
     # The same batch at every step: the loss shows that the step learns.
     repeated = batch.Transform(lambda x: np.stack([x] * _STEPS_PER_CALL.value))
     np.savez(folder / _BATCHES, **dict(repeated.FlattenItems()))
@@ -74,9 +74,12 @@ def _run(folder: pathlib.Path) -> None:
 
     from lingvo_gshard.core.nested_map import NestedMap
     from lingvo_gshard.spmd import program
+    from lingvo_gshard.spmd.executable import compile_program
 
     began = time.perf_counter()
-    initialize, train = (program.load(folder / name).compile() for name in (_INITIALIZE, _TRAIN))
+    initialize, train = (
+        compile_program(program.load(folder / name)) for name in (_INITIALIZE, _TRAIN)
+    )
     device = jax.devices()[0]
     print(
         f"{device.platform} {device.device_kind}: compiled in {time.perf_counter() - began:.1f} s"
@@ -84,7 +87,7 @@ def _run(folder: pathlib.Path) -> None:
     spec = train.program.args[train.program.arg_names.index("batches")]
     with np.load(folder / _BATCHES) as arrays:
         batches = spec.Pack(arrays[path] for path, _ in spec.FlattenItems())
-    batches = train.place_arg("batches", batches)
+    batches = train.place("batches", batches)
     state = initialize(NestedMap(seed=np.array([1, 0], np.int32))).state
     losses = []
     for call in range(1 + _CALLS.value):

@@ -30,7 +30,7 @@ def _step(params: Params, num_partitions: int) -> Work:
     _check_peer(params, num_partitions)
     run, model, state = _compiled(params, num_partitions)
     batch = synthetic.training_batch(params)
-    batches = run.place_arg("batches", batch.Transform(lambda x: x[None]))
+    batches = run.place("batches", batch.Transform(lambda x: x[None]))
 
     newest = state
 
@@ -79,14 +79,15 @@ def _without_randomness(params: Params) -> Params:
 def _compiled(params: Params, num_partitions: int):
     """The compiled step of a single batch, the model and its first state."""
     from bench import synthetic
-    from lingvo_gshard.spmd import program
+    from lingvo_gshard.spmd import lowering
+    from lingvo_gshard.spmd.executable import compile_program
     from lingvo_gshard.train import steps
 
     model, state = synthetic.model_and_state(params, num_partitions)
     batch_spec = synthetic.specs_of(synthetic.training_batch(params))
     step = steps.train_step(model.model_fn, params)
     annotated = steps.trainer(step, model.state_spec, batch_spec, 1, model.partitioning)
-    return program.export(annotated, model.partitioning).compile(), model, state
+    return compile_program(lowering.export(annotated, model.partitioning)), model, state
 
 
 if __name__ == "__main__":

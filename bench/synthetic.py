@@ -14,7 +14,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train import steps
 
 SOURCE_VOCAB_SIZE, TARGET_VOCAB_SIZE = 8000, 4000
@@ -32,7 +33,7 @@ def model_and_state(params: Params, num_partitions: int) -> tuple[TranslationMod
     partitioning = Partitioning.from_dict(Mesh.flat(num_partitions), params.sharding)
     model = TranslationModel(params, partitioning)
     initializer = steps.initializer(model.init_state, model.state_spec)
-    make = program.export(initializer, partitioning).compile()
+    make = compile_program(lowering.export(initializer, partitioning))
     return model, make(NestedMap(seed=np.array([1, 0], np.int32))).state
 
 

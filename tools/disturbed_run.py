@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.spmd import peers
+from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import checkpoints, digests, stopping, summaries
 
 
@@ -191,7 +191,7 @@ def check_ended(sent: signal.Signals, moment: str, status: int, others: Sequence
       RuntimeError: one did not.
     """
     of_it = {0, -signal.SIGKILL if sent == signal.SIGKILL else stopping.EXIT_STATUS}
-    of_others = {0, peers.EXIT_STATUS if sent == signal.SIGKILL else stopping.EXIT_STATUS}
+    of_others = {0, processes.EXIT_STATUS if sent == signal.SIGKILL else stopping.EXIT_STATUS}
     if moment == "start":  # SIGTERM ends it at once before training has begun.
         of_it.add(-sent)
     if status not in of_it:

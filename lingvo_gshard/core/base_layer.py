@@ -22,7 +22,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 
 class Annotator(Protocol):
-    """What a layer knows of partitioning; see sharding.partitioning.Partitioning."""
+    """What a layer knows of the partitioning; see sharding.annotator.Annotator."""
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor: ...
 
@@ -36,7 +36,7 @@ class Annotator(Protocol):
     def factor(self, dims: str) -> tuple[int, ...]: ...
 
 
-# The leading dim of weights that are one array in the program and many in the model.
+# The leading dim of an array that stacks the weights of several layers.
 STACKED = "R"
 
 
@@ -49,11 +49,11 @@ class Init(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class WeightSpec:
-    """A weight: its shape, one letter a dim, and its initial distribution.
+    """A weight's shape, dims and initial distribution.
 
     Attributes:
       shape: the logical shape.
-      dims: one letter a dim, for the table from letters to mesh axes.
+      dims: one letter for each dim, for the table from letters to mesh axes.
       init: the distribution.
       scale: the constant, or the standard deviation.
     """
@@ -74,19 +74,19 @@ class WeightSpec:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes of a single weight: all but that of a stack."""
+        """The axes of a single weight, which are all but that of a stack."""
         return tuple(i for i, letter in enumerate(self.dims) if letter != STACKED)
 
     def stacked(self, count: int) -> WeightSpec:
-        """`count` such weights as one, along a leading dim."""
+        """`count` such weights, stacked along a leading dim."""
         return dataclasses.replace(self, shape=(count, *self.shape), dims=STACKED + self.dims)
 
 
 def gaussian(shape: tuple[int, ...], dims: str, *, fan_in: int) -> WeightSpec:
-    """A weight of standard deviation fan_in^-1/2, which keeps the scale of activations.
+    """A weight with standard deviation fan_in^-1/2, which keeps the scale of activations.
 
     Raises:
-      ValueError: a size below 1.
+      ValueError: a size is less than 1.
     """
     if min(*shape, fan_in) < 1:
         raise ValueError(
@@ -103,9 +103,9 @@ def constant(shape: tuple[int, ...], dims: str, value: float) -> WeightSpec:
 class BaseLayer:
     """A node in the tree of layers.
 
-    Subclasses declare children and weights in `__init__`, after calling this class' own, and
-    define FProp, whose operations are named by the layer's path: a compiled program tells by its
-    metadata which layer an instruction comes from.
+    Subclasses declare children and weights in `__init__`, after they have called this one, and
+    define FProp. Its operations are named by the layer's path, so that the metadata of a compiled
+    program name the layer that each instruction comes from.
     """
 
     def __init_subclass__(cls) -> None:
@@ -115,7 +115,7 @@ class BaseLayer:
 
     @classmethod
     def Params(cls) -> InstantiableParams:
-        """The hyperparameters; subclasses add theirs to what super().Params() gives."""
+        """The hyperparameters; a subclass adds its own to those of super().Params()."""
         return InstantiableParams(cls)
 
     def __init__(self, params: hyperparams.Params, annotator: Annotator, path: str = "") -> None:
@@ -123,8 +123,8 @@ class BaseLayer:
 
         Args:
           params: kept as a frozen copy.
-          annotator: usually the experiment's Partitioning.
-          path: the dotted place in the tree, empty for the root.
+          annotator: usually sharding.annotator.Annotator, over the experiment's partitioning.
+          path: the dotted path in the tree, empty for the root.
         """
         self.p = params.Copy().Freeze()
         self.path = path
@@ -149,8 +149,8 @@ class BaseLayer:
     ) -> None:
         """Makes a list of children; their weights are theta.<name>[i].
 
-        With `stacked`, each child stands for that many alike: its weights have a leading dim, and
-        whoever calls the child gives it one of them.
+        With `stacked`, each child stands for that many layers alike. Its weights have a leading
+        dim, and the caller of the child passes it one slice of them.
         """
         self._check_new(name)
         if stacked is not None:
@@ -161,12 +161,12 @@ class BaseLayer:
         setattr(self, name, children)
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
-        """The tensor, annotated with the sharding that its dims have in this experiment."""
+        """Annotates the tensor with the sharding that the experiment gives its dims."""
         return self._annotator.annotate(tensor, dims)
 
     @property
     def weight_specs(self) -> NestedMap:
-        """The WeightSpecs of this layer and all below, in theta's structure."""
+        """The WeightSpecs of this layer and of all layers below it, in theta's structure."""
         specs = NestedMap(self._weights)
         for name, child in self._children.items():
             if isinstance(child, list):
@@ -179,17 +179,17 @@ class BaseLayer:
 
     @property
     def num_weights(self) -> int:
-        """The number of scalars in all weights."""
+        """The number of scalars in all weights together."""
         return sum(spec.size for spec in self.weight_specs.Flatten())
 
     def InitTheta(self, seed: tf.Tensor) -> NestedMap:
-        """Makes the weights, each annotated so that no partition makes more than its part.
+        """Makes the weights, annotated so that each partition makes only its own part.
 
         Args:
           seed: int32 [2].
 
         Returns:
-          float32 tensors in theta's structure; the same for any partitioning.
+          float32 tensors in theta's structure, which do not depend on the partitioning.
         """
         specs = self.weight_specs
         return specs.Pack(
@@ -214,7 +214,7 @@ def _named_by_path(fprop: Callable[..., Any]) -> Callable[..., Any]:
     def named(self: BaseLayer, *args: Any, **kwargs: Any) -> Any:
         if not self.path:
             return fprop(self, *args, **kwargs)
-        # `encoder.layers[1].norm` as `encoder/layers_1/norm/`: absolute, not made unique.
+        # `encoder.layers[1].norm` becomes `encoder/layers_1/norm/`; the slash keeps it unchanged.
         path = self.path.replace(".", "/").replace("[", "_").replace("]", "")
         with tf.name_scope(f"{path}/"):
             return fprop(self, *args, **kwargs)
@@ -223,7 +223,7 @@ def _named_by_path(fprop: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fold_seed(seed: tf.Tensor, name: str) -> tf.Tensor:
-    """A seed of its own, int32 [2], for each name; `name` is part of the program, not its data."""
+    """A separate seed, int32 [2], for each name; `name` is part of the program, not its data."""
     salt = zlib.crc32(name.encode()) & 0x7FFFFFFF
     return tf.stack([seed[0], tf.bitwise.bitwise_xor(seed[1], salt)])
 
@@ -233,6 +233,6 @@ def _initial(spec: WeightSpec, seed: tf.Tensor) -> tf.Tensor:
         case Init.CONSTANT:
             return tf.fill(spec.shape, tf.constant(spec.scale, tf.float32))
         case Init.GAUSSIAN:
-            # Of TensorFlow's generators only threefry stays local to a shard.
+            # Among TensorFlow's generators, only threefry stays local to a shard.
             normal = tf.random.stateless_normal(spec.shape, seed, alg="threefry")
             return spec.scale * normal

@@ -45,12 +45,12 @@ class Params:
 
         Args:
           name: an identifier.
-          default: its value until it is set; its type is that of other values, too.
-          description: what it is.
-          optional: the type of its values where None is one of them.
+          default: its value until it is set, which also determines the type of other values.
+          description: its meaning.
+          optional: the type of its values other than None, if it may be None.
 
         Raises:
-          ValueError: the name is taken, or no identifier.
+          ValueError: the name is taken, or is not an identifier.
         """
         self._check_mutable()
         if not name.isidentifier() or name.startswith("_"):
@@ -65,7 +65,7 @@ class Params:
         """Sets hyperparameters by name, dotted for nested ones; returns self.
 
         Raises:
-          AttributeError: no such hyperparameter; names the nearest ones.
+          AttributeError: there is no such hyperparameter; the error names similar ones.
           ValueError: these Params are frozen.
         """
         for path, value in values.items():
@@ -79,7 +79,7 @@ class Params:
         return getattr(owner, name)
 
     def OptionalType(self, path: str) -> type | None:
-        """What Define was told as `optional`, of the one at a dotted path; errors as for Set."""
+        """The `optional` type of the hyperparameter at a dotted path; AttributeError as for Set."""
         owner, name = self._owner(path)
         owner._check_defined(name)
         return owner._optional[name]
@@ -96,7 +96,7 @@ class Params:
         return self
 
     def ToText(self) -> str:
-        """One `path : value` line a leaf, sorted: what goldens and logs hold."""
+        """One `path : value` line per leaf, sorted, as in goldens and logs."""
         return "".join(f"{path} : {_text(value)}\n" for path, value in sorted(self.Leaves()))
 
     def Leaves(self, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""NestedMap: a dict whose keys are attributes, and whose leaves come in sorted order."""
+"""NestedMap: a dict with attribute access, whose leaves are listed in sorted order."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class NestedMap(dict):
         return [leaf for _, leaf in self.FlattenItems()]
 
     def Pack(self, leaves: Iterable[Any]) -> NestedMap:
-        """This tree's shape with other leaves, given in Flatten's order.
+        """A tree of the same structure with other leaves, given in Flatten's order.
 
         Raises:
-          ValueError: as many leaves as this tree has are expected.
+          ValueError: the number of leaves differs from this tree's.
         """
         leaves = list(leaves)
         expected = len(self.Flatten())
@@ -44,14 +44,14 @@ class NestedMap(dict):
         return _rebuild(self, lambda _: next(rest))
 
     def Transform(self, fn: Callable[[Any], Any]) -> NestedMap:
-        """Applies fn to every leaf."""
+        """A tree of the same structure with fn applied to every leaf."""
         return _rebuild(self, fn)
 
     def Filter(self, keep: Callable[[Any], bool]) -> NestedMap:
-        """The tree of those leaves that `keep` accepts; maps left empty vanish.
+        """The tree of the leaves that `keep` accepts, without maps that become empty.
 
         Raises:
-          ValueError: there is a list in the tree.
+          ValueError: the tree holds a list.
         """
         result = NestedMap()
         for key, value in self.items():

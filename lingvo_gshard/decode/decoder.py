@@ -12,7 +12,7 @@ import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.spmd.executable import Executable
+from lingvo_gshard.spmd.executable import Executable, compile_program
 from lingvo_gshard.spmd.program import Program
 
 
@@ -70,8 +70,8 @@ class Decoder:
 
     def _executable(self, source_len: int) -> Executable:
         if source_len not in self._compiled:
-            run = self._program_for(source_len).compile()
+            run = compile_program(self._program_for(source_len))
             # Once for all lengths: they want the weights in the same places.
-            self._state = run.place_arg("state", self._state)
+            self._state = run.place("state", self._state)
             self._compiled[source_len] = run
         return self._compiled[source_len]

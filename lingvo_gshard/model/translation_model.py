@@ -14,6 +14,7 @@ from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.model.gradient_norms import gradient_norms
 from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 
@@ -36,7 +37,7 @@ class TranslationModel:
         """
         self._params = params.Copy().Freeze()
         self.partitioning = partitioning
-        self.task = params.task.Instantiate(partitioning)
+        self.task = params.task.Instantiate(Annotator(partitioning))
         self.optimizer = params.optimizer.Instantiate()
         weights = self.task.weight_specs
         self.state_spec = NestedMap(
@@ -101,7 +102,7 @@ class TranslationModel:
         """Gradients placed as their weights, so that an update needs no communication."""
         specs = self.state_spec.theta.Flatten()
         return state.theta.Pack(
-            self.partitioning.annotate(tf.convert_to_tensor(gradient), spec.dims)
+            Annotator(self.partitioning).annotate(tf.convert_to_tensor(gradient), spec.dims)
             for gradient, spec in zip(gradients, specs, strict=True)
         )
 
@@ -148,7 +149,7 @@ class TranslationModel:
             decode_step,
             first,
             self._requests(features),
-            self.partitioning.annotate,
+            Annotator(self.partitioning).annotate,
             self.task.GrowDecode,
         )
         names = ["ids", "lengths", "scores", "token_log_probs"] + ["attention"] * p.tell_attention

@@ -16,9 +16,10 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 
 CORES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
@@ -100,7 +101,7 @@ def measure(num_partitions: int, sizes: Sizes) -> Compiled:
     """Compiles the layer for a TPU v3; ValueError as topology.compile_program."""
     annotated = forward_and_backward(num_partitions, sizes)
     start = time.process_time()
-    exported = program.export(annotated, partitioning(num_partitions))
+    exported = lowering.export(annotated, partitioning(num_partitions))
     lowered = time.process_time()
     executable = topology.compile_program(exported, topology.v3(num_partitions))
     compiled = time.process_time()
@@ -154,7 +155,7 @@ def _layer(num_partitions: int, sizes: Sizes) -> MoELayer:
         num_experts=sizes.experts * num_partitions,
         group_size=sizes.tokens,
     )
-    return params.Instantiate(partitioning(num_partitions), "moe")
+    return params.Instantiate(Annotator(partitioning(num_partitions)), "moe")
 
 
 def _theta(layer: MoELayer) -> NestedMap:

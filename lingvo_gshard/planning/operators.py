@@ -19,8 +19,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.compiled_text import Collective
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd import lowering, program, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 
 # Sizes per partition of dims that grow with D, and of those that don't.
 _GROWING, _STAYING = 16, 32
@@ -215,7 +216,7 @@ def measure(operator: Operator, place: Place) -> Measured:
     """
     exported = _export(operator, place.num_partitions)
     if place.topology is None:
-        report = exported.compile().report()
+        report = compile_program(exported).report()
     else:
         report = topology.compile_program(exported, place.topology).report()
     return Measured(
@@ -241,7 +242,7 @@ def _export(operator: Operator, num_partitions: int) -> program.Program:
         return NestedMap(y=operator.fn(*operands.Flatten()))
 
     annotated = AnnotatedFn("operator", fn, ("operands",), (operands,), {"y": operator.result})
-    return program.export(annotated, parts)
+    return lowering.export(annotated, parts)
 
 
 def rows(places: Sequence[Place]) -> tuple[Row, ...]:

@@ -24,7 +24,7 @@ from lingvo_gshard.planning.hardware import Torus
 from lingvo_gshard.planning.plan import CollectiveSum, Cost, Plan
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
-from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd import lowering, program, topology
 from lingvo_gshard.train import steps
 
 _NUM_BUFFERS = 8
@@ -81,7 +81,7 @@ def make(request: Request) -> Plan:
     model, batch = TranslationModel(params, parts), _batch(params)
     started = time.monotonic()
     step = steps.train_step(model.model_fn, params)
-    exported = program.export(steps.trainer(step, model.state_spec, batch, 1, parts), parts)
+    exported = lowering.export(steps.trainer(step, model.state_spec, batch, 1, parts), parts)
     lowered, lowered_cpu = time.monotonic(), time.process_time()
     compiled = _compile(exported, request.topology)
     compile_secs, compile_cpu_secs = time.monotonic() - lowered, time.process_time() - lowered_cpu

@@ -1,10 +1,9 @@
 """The paper's annotation API (sections 3.2 and A.3) on TensorFlow's own XlaSharding op.
 
-Each function returns the tensor with an annotation; logical shapes never change. The op has a
-gradient, whose annotation is the same, and is never dropped: what runs on one CPU is the
-program that runs on 2048 cores.
+Each function returns the tensor with an annotation; logical shapes never change. The gradient gets
+the same annotation. Annotations are never dropped: one CPU runs the same program as 2048 cores.
 
-Tensors are those of a traced function: a value has no partitions.
+All tensors must belong to a traced function, since an eager value has no partitions.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 
 
 def replicate(tensor: tf.Tensor) -> tf.Tensor:
-    """Annotates `tensor` as held whole by every partition; ValueError for a value."""
+    """Annotates `tensor` as whole on every partition; raises a ValueError for a value."""
     check_in_graph("replicate", tensor)
     return xla_sharding.replicate(tensor, use_sharding_op=True)
 
@@ -28,8 +27,8 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
     """Annotates `tensor` as split along one dimension; partition i is placed on device i.
 
     Raises:
-      ValueError: a value, a rank that is not static, no such dimension, or fewer than one
-        partition.
+      ValueError: `tensor` is a value or has no static rank, there is no such dimension, or
+        num_partitions is less than 1.
     """
     check_in_graph("split", tensor)
     rank = tensor.shape.rank
@@ -51,12 +50,13 @@ def shard(tensor: tf.Tensor, device_assignment: Sequence | np.ndarray) -> tf.Ten
     """Annotates `tensor` as split over the grid `device_assignment` (appendix A.3).
 
     Args:
-      tensor: of rank R.
-      device_assignment: integers of rank R: the device that holds each slice. A [3, 16, 64]
-        tensor with an assignment of shape [1, 2, 4] has partitions of [3, 8, 16].
+      tensor: a tensor of rank R.
+      device_assignment: integers, of rank R: the device of each slice. A [3, 16, 64] tensor with an
+        assignment of shape [1, 2, 4] has partitions of shape [3, 8, 16].
 
     Raises:
-      ValueError: a value, the ranks differ, or the devices are no permutation of 0, 1, 2, ...
+      ValueError: `tensor` is a value, the ranks differ, or the devices are no permutation of
+        0, 1, 2, ...
     """
     check_in_graph("shard", tensor)
     devices = np.asarray(device_assignment)
@@ -76,17 +76,17 @@ def shard(tensor: tf.Tensor, device_assignment: Sequence | np.ndarray) -> tf.Ten
 
 
 def mesh_split(tensor: tf.Tensor, mesh: Mesh, axes: Sequence[Axis | None]) -> tf.Tensor:
-    """Annotates dimension i of `tensor` as split along axes[i], whole where None.
+    """Annotates dimension i of `tensor` as split along axes[i], or as whole if that is None.
 
     Raises:
-      ValueError: a value, the ranks differ, an axis is unknown or used twice.
+      ValueError: `tensor` is a value, the ranks differ, or an axis is unknown or used twice.
     """
     check_axes("mesh_split", tensor, mesh, axes)
     return mesh_sharding(mesh, axes).apply_to_tensor(tensor, use_sharding_op=True)
 
 
 def check_in_graph(what: str, tensor: tf.Tensor) -> None:
-    """ValueError that begins with `what` if `tensor` is a value and not of a traced function."""
+    """Raises a ValueError, prefixed by `what`, if `tensor` is a value."""
     if not tf.is_symbolic_tensor(tensor):
         raise ValueError(
             f"{what}: a tensor inside a tf.function is expected, got a value of shape "
@@ -101,10 +101,10 @@ def check_axes(
     axes: Sequence[Axis | None],
     more_axes: Sequence[str] = (),
 ) -> None:
-    """ValueError that begins with `what` if `axes` can't split the dimensions of `tensor`.
+    """Raises a ValueError, prefixed by `what`, if `axes` can't split the dimensions of `tensor`.
 
-    That is, if it is a value, the ranks differ, or an axis is unknown or used twice, in
-    `more_axes` too.
+    They can't if it is a value, if the ranks differ, or if an axis is unknown or used twice, in
+    `axes` and `more_axes` together.
     """
     check_in_graph(what, tensor)
     if len(axes) != tensor.shape.rank:
@@ -130,7 +130,7 @@ def check_axes(
 
 
 def mesh_sharding(mesh: Mesh, axes: Sequence[Axis | None]) -> xla_sharding.Sharding:
-    """The sharding of a tensor whose dimension i is split along axes[i], whole where None.
+    """The sharding of a tensor whose dimension i is split along axes[i], or whole if None.
 
     Raises:
       ValueError: an axis is unknown.

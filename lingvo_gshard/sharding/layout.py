@@ -1,24 +1,18 @@
 """The one table: from the letters of logical dims to the axes of the mesh.
 
 Letters are the paper's: B batch, L length, S tokens of a group, M model, H hidden, N heads,
-D head size, V vocabulary, G groups, E experts, C capacity; K counts the steps of one call, R the
-blocks that a stack of weights is for.
-`_` is a dim that is never split.
+D head size, V vocabulary, G groups, E experts, C capacity. K counts the steps of one call, R the
+blocks that share a stack of weights. `_` is a dim that is never split.
+
+This file holds numbers only: a compiled program reads its table without TensorFlow.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
 
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
-
-if TYPE_CHECKING:
-    import tensorflow as tf
-
-# Of an annotation's operation: the letters it was made from, for those who read the graph.
-DIMS_ATTRIBUTE = "_dims"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +33,7 @@ class TensorSpec:
 
 
 def check_named_once(what: str, dims: str) -> None:
-    """ValueError that begins with `what` if a letter other than `_` stands twice in `dims`."""
+    """Raises a ValueError, prefixed by `what`, if `dims` hold a letter other than `_` twice."""
     twice = sorted({letter for letter in dims if letter != "_" and dims.count(letter) > 1})
     if twice:
         raise ValueError(
@@ -54,10 +48,10 @@ class Partitioning:
 
     Attributes:
       mesh: the devices.
-      table: (letter, axis) pairs, or (letter, axes); a letter that is not there is not split.
+      table: (letter, axis) or (letter, axes) pairs; a letter without a pair is not split.
 
     Raises:
-      ValueError: a key is no letter or stands twice, or an axis is not the mesh's.
+      ValueError: a key is no letter or occurs twice, or the mesh lacks an axis.
     """
 
     mesh: Mesh
@@ -85,10 +79,10 @@ class Partitioning:
         return self.mesh.num_partitions
 
     def axes(self, dims: str) -> tuple[Axis | None, ...]:
-        """The mesh axis of each dim: in their order, the letters take what is still free of theirs.
+        """The mesh axis of each dim: each letter in turn takes those of its axes still free.
 
-        With {"G": ("x", "y"), "E": "y"}, GECM is split over G alone, by both axes; EGCM over E by
-        y, over G by x.
+        With {"G": ("x", "y"), "E": "y"}, GECM is split along G alone, by both axes; EGCM is split
+        along E by y and along G by x.
         """
         table, taken = dict(self.table), set[str]()
         axes: list[Axis | None] = []
@@ -109,7 +103,7 @@ class Partitioning:
         )
 
     def check(self, name: str, spec: TensorSpec) -> None:
-        """ValueError if a dim of an argument or result can't be divided over its axis."""
+        """Raises a ValueError if a dim of an argument or result is not divisible by its axis."""
         for letter, size, axis in zip(spec.dims, spec.shape, self.axes(spec.dims), strict=True):
             if axis is not None and size % self.mesh.size(axis):
                 raise ValueError(
@@ -117,47 +111,3 @@ class Partitioning:
                     f"divisible by the {self.mesh.size(axis)} partitions of mesh axis {axis!r}; "
                     f"choose another {letter} or number of partitions."
                 )
-
-    def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
-        """Annotates `tensor` of rank len(dims) with the sharding that its dims have here.
-
-        ValueError if it is a value and no tensor of a traced function, or `dims` don't fit it.
-        """
-        # The table alone is numbers: what reads it at run time need not load TensorFlow.
-        import tensorflow as tf
-
-        from lingvo_gshard.sharding import annotate
-
-        annotate.check_in_graph("annotate", tensor)
-        if tensor.shape.rank != len(dims):
-            raise ValueError(
-                f"annotate: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, "
-                f"but dims {dims!r} name {len(dims)}."
-            )
-        check_named_once(f"annotate: {tensor.name} of shape {tensor.shape}", dims)
-        # A program counts its partitions in the order of the grid; which device sits at each place
-        # is settled when it is compiled, not here as well.
-        grid = Mesh(self.mesh.axis_names, self.mesh.axis_sizes)
-        annotated = annotate.mesh_split(tensor, grid, self.axes(dims))
-        note = tf.compat.v1.AttrValue(s=dims.encode())
-        annotated.op._set_attr(DIMS_ATTRIBUTE, note)
-        return annotated
-
-    def locally(
-        self,
-        fn: Callable[..., tf.Tensor],
-        arguments: Sequence[tuple[tf.Tensor, str]],
-        dims: str,
-    ) -> tf.Tensor:
-        """Computes a tensor part by part: what `fn` makes of each partition's own parts.
-
-        Args:
-          fn: of as many tensors; what it may hold stands in `manual`.
-          arguments: whole tensors and their dims.
-          dims: of the result.
-        """
-        from lingvo_gshard.sharding import manual
-
-        with manual.region(self) as region:
-            parts = [region.enter(*argument) for argument in arguments]
-            return region.leave(fn(*parts), dims)

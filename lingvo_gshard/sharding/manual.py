@@ -1,23 +1,23 @@
 """Manual partitioning inside an automatically partitioned program (section 3.2 of the paper).
 
-Between `auto_to_manual_spmd_partition` and `manual_to_auto_spmd_partition` the code is that of one
-partition: it sees the parts, of the parts' shapes, and the compiler adds no communication.
+Between `auto_to_manual_spmd_partition` and `manual_to_auto_spmd_partition`, code is written for one
+partition: it sees that partition's parts of the tensors, and the compiler adds no communication.
 
-Either all axes of the mesh become manual, or those of one dim: then the code sees its parts along
-these, and the compiler partitions it over the others as it does elsewhere.
+Either all axes of the mesh become manual, or only those that one dim lies along. In the second
+case the compiler still partitions the code over the other axes, as it does elsewhere.
 
-Gradients are those of the whole computation: what every partition read whole sums the gradients
-of all partitions' copies, and copies that leave as one tensor share its gradient. So what the code
-computes with must have entered, or be constant.
+Gradients are those of the whole computation. If every partition reads a whole copy of a tensor, its
+gradient is the sum over the copies; if equal copies leave as one tensor, they share its gradient.
+Therefore every tensor that the code computes with must have entered the region or be constant.
 
-Products, gathers, scatters and elementwise operations may stand between the two. Where all axes
-are manual, reductions, pads and slices (whose gradients are pads) may not: XLA takes their scalar
-zero and that of the automatic part for one constant of two shardings, and its propagation ends the
-process. Sum with a product instead (`tf.einsum("b,bh->h", ones, x)`), or leave with `sum_axes`. The
-gradient of a broadcasting operation is such a reduction too: write it as an einsum.
+A region may hold products, gathers, scatters and elementwise operations. If all axes are manual, it
+must not hold reductions, pads or slices (whose gradients are pads): XLA merges their scalar zero
+with that of the automatic part into one constant with two shardings, and then aborts the process.
+Use a product (`tf.einsum("b,bh->h", ones, x)`) or `sum_axes` for a sum. The gradient of a
+broadcasting operation is a reduction, too: write the operation as an einsum.
 
-Loops that start from what has entered may stand there too: each partition goes round its own as
-often as it wants to. In their bodies reductions may stand; what else these hold is not checked.
+A region may also hold loops over tensors that have entered; each partition runs its own number of
+iterations. Loop bodies may hold reductions, and are not checked.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ _REDUCTIONS_AND_PADS = frozenset([
 def auto_to_manual_spmd_partition(
     tensor: tf.Tensor, mesh: Mesh, axes: Axes, *, manual_axis: Axis | None = None
 ) -> tf.Tensor:
-    """Begins manual partitioning of `tensor`: from the whole to this partition's part.
+    """Begins manual partitioning: converts a whole tensor to this partition's part.
 
     Args:
-      tensor: of static shape and rank R.
+      tensor: a tensor of static shape and rank R.
       mesh: the devices.
-      axes: R mesh axes, dimension i being split along axes[i], whole where None. Along manual
-        axes that are not among them every partition gets a copy.
-      manual_axis: what alone becomes manual, either one of `axes` or none of them; None: all.
+      axes: R mesh axes. Dimension i is split along axes[i], or whole if that is None. Along manual
+        axes that are not among them, every partition gets a copy.
+      manual_axis: the only axis that becomes manual, whether among `axes` or not; None for all.
 
     Returns:
-      The part: dimension i is divided by the size of axes[i] where that is manual.
+      The part. The size of dimension i is divided by that of axes[i] if that axis is manual.
 
     Raises:
       ValueError: the ranks differ, an axis is unknown or used twice, a size is not static or is
-        not divisible by its manual axis' size.
+        not divisible by that of its manual axis.
     """
     what = "auto_to_manual_spmd_partition"
     shape = _static_shape(what, tensor)
@@ -73,8 +73,8 @@ def auto_to_manual_spmd_partition(
     _check_even(what, tensor, axes, ways)
     if _is_one_part(mesh, manual_axis):
         return tf.identity(tensor)
-    # A copy for each partition is a new dimension split along the axis: made with no
-    # communication, and its gradient is the sum over all copies.
+    # A new dimension, split along the axis, holds one copy for each partition. It is made without
+    # communication, and its gradient is the sum over the copies.
     copied = _copied(mesh, axes, manual_axis)
     copies = tf.broadcast_to(tensor, [*(mesh.size(axis) for axis in copied), *shape])
     all_axes = [*copied, *axes]
@@ -94,24 +94,23 @@ def manual_to_auto_spmd_partition(
     sum_axes: Sequence[str] = (),
     manual_axis: Axis | None = None,
 ) -> tf.Tensor:
-    """Ends manual partitioning: from this partition's part to the whole tensor.
+    """Ends manual partitioning: converts this partition's part to the whole tensor.
 
     Args:
-      part: of static shape and rank R.
+      part: a tensor of static shape and rank R.
       mesh: the devices.
-      axes: R mesh axes, the parts of dimension i lying along axes[i], whole where None.
-      sum_axes: manual axes along which the parts are terms of a sum, which is computed here with
-        one all-reduce. Along manual axes named nowhere, parts must be equal: one is taken for
-        all.
-      manual_axis: as it began; it must be one of `axes`, or the only one of `sum_axes`.
+      axes: R mesh axes. The parts of dimension i lie along axes[i]; None for a whole dimension.
+      sum_axes: manual axes along which the parts are the terms of a sum, which is computed here
+        with one all-reduce. Along manual axes in neither argument, the parts must be equal.
+      manual_axis: as at the region's beginning; one of `axes`, or the only one of `sum_axes`.
 
     Returns:
-      The tensor: dimension i is multiplied by the size of axes[i] where that is manual.
+      The tensor. The size of dimension i is multiplied by that of axes[i] if that axis is manual.
 
     Raises:
-      ValueError: the ranks differ, an axis is unknown or used twice, `manual_axis` is not
-        used, a size is not static; or the part was made of a tensor that did not enter, of an
-        annotation, or, where all axes are manual, by a reduction or a pad.
+      ValueError: the ranks differ, an axis is unknown or used twice, `manual_axis` is not used, or
+        a size is not static; or the part depends on a tensor that did not enter, on an
+        annotation, or, if all axes are manual, on a reduction or a pad.
     """
     what = "manual_to_auto_spmd_partition"
     shape = _static_shape(what, part)
@@ -143,18 +142,20 @@ def manual_to_auto_spmd_partition(
 
 
 class Region:
-    """Enters and leaves manual partitioning by the letters of a table; see `region`."""
+    """Begins and ends manual partitioning by a table's letters; see `region`."""
 
     def __init__(self, partitioning: Partitioning, manual_axis: Axis | None) -> None:
-        """A region over the mesh of `partitioning`, entered with its letters."""
+        """Makes an open region over the mesh of `partitioning`."""
         self._partitioning, self._manual_axis = partitioning, manual_axis
-        # As in Partitioning.annotate: partitions count in the order of the grid.
-        mesh = partitioning.mesh
-        self._mesh = Mesh(mesh.axis_names, mesh.axis_sizes)
+        self._mesh = partitioning.mesh.grid
         self._open = True
 
     def enter(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
-        """This partition's part of a tensor of `dims`; ValueError as the function, or if closed."""
+        """This partition's part of a tensor; see auto_to_manual_spmd_partition.
+
+        Raises:
+          ValueError: the region has ended, or as there.
+        """
         self._check_open("enter", tensor)
         axes = self._partitioning.axes(dims)
         return auto_to_manual_spmd_partition(
@@ -162,7 +163,11 @@ class Region:
         )
 
     def leave(self, part: tf.Tensor, dims: str, *, sum_axes: Sequence[str] = ()) -> tf.Tensor:
-        """The whole tensor of `dims`; ValueError as the function, or if closed."""
+        """The whole tensor of a part; see manual_to_auto_spmd_partition.
+
+        Raises:
+          ValueError: the region has ended, or as there.
+        """
         self._check_open("leave", part)
         axes = self._partitioning.axes(dims)
         return manual_to_auto_spmd_partition(
@@ -170,7 +175,7 @@ class Region:
         )
 
     def close(self) -> None:
-        """Ends the region: nothing enters or leaves any more."""
+        """Ends the region: no tensor may enter or leave after it."""
         self._open = False
 
     def _check_open(self, what: str, tensor: tf.Tensor) -> None:
@@ -183,8 +188,8 @@ def region(partitioning: Partitioning, manual_axis: Axis | None = None) -> Itera
     """A manual region: `with manual.region(p) as r: y = r.leave(f(r.enter(x, "GSM")), "GSM")`.
 
     Args:
-      partitioning: its mesh, and the table that `dims` are read with.
-      manual_axis: what alone is manual inside; None: all axes.
+      partitioning: the mesh, and the table that gives the axes of `dims`.
+      manual_axis: the only manual axis; None for all.
     """
     made = Region(partitioning, manual_axis)
     try:
@@ -194,7 +199,7 @@ def region(partitioning: Partitioning, manual_axis: Axis | None = None) -> Itera
 
 
 def _share_gradient(part: tf.Tensor, num_copies: int) -> tf.Tensor:
-    """`part` itself; its gradient is divided among the copies that leave as one tensor."""
+    """Returns `part`, with its gradient divided among the copies that leave as one tensor."""
     if num_copies == 1:
         return part
 
@@ -228,7 +233,7 @@ def _is_one_part(mesh: Mesh, manual_axis: Axis | None) -> bool:
 
 
 def _manual_dim(axes: Axes, manual_axis: Axis | None) -> int:
-    """The dimension along what alone is manual; -1 where all axes are."""
+    """The dimension that lies along the only manual axis; -1 if all axes are manual."""
     return -1 if manual_axis is None else axes.index(manual_axis)
 
 
@@ -241,7 +246,7 @@ def _static_shape(what: str, tensor: tf.Tensor) -> list[int]:
 
 
 def _check_operations(part: tf.Tensor, refused: frozenset[str]) -> None:
-    """ValueError for what may not stand between the region's begin and `part`."""
+    """Raises a ValueError if the region holds an operation that it must not hold."""
     what = f"manual_to_auto_spmd_partition: {part.name}: "
     inside, constant = set[str](), set[str]()
     for op in _upstream(part.op):
@@ -268,7 +273,7 @@ def _check_operations(part: tf.Tensor, refused: frozenset[str]) -> None:
 
 
 def _upstream(op: tf.Operation) -> list[tf.Operation]:
-    """`op` and what it is computed from, back to where regions begin and end; inputs first."""
+    """`op` and its inputs, theirs, and so on, up to the borders of regions; inputs first."""
     ordered: list[tf.Operation] = []
     opened, done, stack = set[str](), set[str](), [op]
     while stack:
@@ -288,7 +293,7 @@ def _upstream(op: tf.Operation) -> list[tf.Operation]:
 
 def _check_even(what: str, tensor: tf.Tensor, axes: Axes, ways: Sequence[int]) -> None:
     for i, (size, way) in enumerate(zip(tensor.shape.as_list(), ways, strict=True)):
-        # Manual code could not tell the padding of an uneven part from its data.
+        # Manual code could not distinguish an uneven part's padding from its data.
         if size % way:
             raise ValueError(
                 f"{what}: {tensor.name} of shape {tensor.shape}: dimension {i} of size {size} is "

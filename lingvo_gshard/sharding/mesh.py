@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Iterable
 
-# What a dim is split along: an axis of a mesh, or several of them, the first the slowest.
+# A dim is split along one axis of a mesh, or along several, of which the first varies slowest.
 Axis = str | tuple[str, ...]
 
 
@@ -15,10 +15,10 @@ class Mesh:
     """Partitions arranged in a grid of named axes.
 
     Attributes:
-      axis_names: one name an axis, all different.
-      axis_sizes: partitions along each axis, 1 or more.
-      device_assignment: the device at each place of the grid, in row-major order; None is
-        0, 1, 2, ... It is the paper's `device_assignment`, flattened.
+      axis_names: the axes' names, all different.
+      axis_sizes: the number of partitions along each axis, 1 or more.
+      device_assignment: the device of each partition, in row-major order; None for 0, 1, 2, ...
+        It is the paper's `device_assignment`, flattened.
 
     Raises:
       ValueError: names and sizes don't match, or the assignment is no permutation.
@@ -47,16 +47,25 @@ class Mesh:
 
     @property
     def num_partitions(self) -> int:
-        """The number of partitions, one a device."""
+        """The number of partitions, which is that of devices."""
         return math.prod(self.axis_sizes)
 
     @property
     def devices(self) -> tuple[int, ...]:
-        """The device at each place of the grid, row-major."""
+        """The device of each partition, in row-major order."""
         return self.device_assignment or tuple(range(self.num_partitions))
 
+    @property
+    def grid(self) -> Mesh:
+        """This mesh without its device assignment, for annotations.
+
+        A program counts its partitions in the order of the grid. Which device each one runs on is
+        decided when the program is compiled, and must not be decided here as well.
+        """
+        return Mesh(self.axis_names, self.axis_sizes)
+
     def size(self, axis: Axis) -> int:
-        """Partitions along `axis`; ValueError for an unknown one, or one named twice."""
+        """The number of partitions along `axis`; ValueError if it is unknown or named twice."""
         if not isinstance(axis, str | tuple | list):
             raise ValueError(f"Mesh: an axis is a name or a tuple of names, got {axis!r}.")
         names = names_of([axis])
@@ -77,7 +86,7 @@ class Mesh:
 
 
 def names_of(axes: Iterable[Axis | None]) -> list[str]:
-    """The names of all these axes, in their order."""
+    """The names of all these axes, in order."""
     names: list[str] = []
     for axis in axes:
         if axis is not None:

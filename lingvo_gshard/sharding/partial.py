@@ -1,11 +1,11 @@
-"""Partial results: an einsum's sum over a split dim, kept as terms until it is asked for.
+"""Partial results: an einsum's sum over a split dim, kept as terms until it is needed.
 
-Section 3.3.2 adds the partitions' terms as soon as a contracting dim is split (figure 4b). What
-is linear in the sum may as well be done to each term, and the sum taken once, at the end. The
-terms are a tensor with one more dimension, P, split along the mesh axis: the compiler partitions
-it, and its gradient, as any other.
+In section 3.3.2 the partitions' terms are added as soon as a contracting dim is split (figure 4b).
+Operations that are linear in the sum can be applied to each term instead, and the sum be taken once
+at the end. The terms are a tensor with one more dimension, P, split along the mesh axis; the
+compiler partitions it and its gradient like any other.
 
-A letter is a dim of the logical tensors, as in the table; P counts the terms.
+Letters are dims of the logical tensors, as in the table; P counts the terms.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
+from lingvo_gshard.sharding.mesh import Axis, names_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,10 +25,10 @@ class Partial:
     """A sum over the partitions of one mesh axis, not yet computed.
 
     Attributes:
-      terms: [P, ...], one term for each partition along `axis`, where it stays.
+      terms: [P, ...], one term for each partition along `axis`.
       dims: the letters of the sum, without P.
       axis: the mesh axis.
-      partitioning: what splits the other dims.
+      partitioning: the mesh, and the table that splits the other dims.
     """
 
     terms: tf.Tensor
@@ -37,21 +37,21 @@ class Partial:
     partitioning: Partitioning
 
     def __add__(self, other: Partial) -> Partial:
-        """The sum of both, still not computed; ValueError if they are not alike."""
+        """The sum of both, not yet computed; ValueError if their dims or axes differ."""
         if (self.dims, self.axis) != (other.dims, other.axis):
             raise ValueError(
                 f"Partial: {self.dims!r} over axis {self.axis!r} can't be added to "
                 f"{other.dims!r} over axis {other.axis!r}."
             )
-        return dataclasses.replace(self, terms=self._place(self.terms + other.terms, self.dims))
+        return dataclasses.replace(self, terms=self._split(self.terms + other.terms, self.dims))
 
     def einsum(self, equation: str, other: tf.Tensor) -> Partial:
-        """tf.einsum(equation, sum, other), still not computed.
+        """tf.einsum(equation, sum, other), not yet computed.
 
-        `other` is the same for every term: it is held whole along the axis.
+        `other` is the same for every term, and is therefore whole along the axis.
 
         Raises:
-          ValueError: the equation has no two operands, or its first is not this one's dims.
+          ValueError: the equation does not have two operands, or the first has other dims.
         """
         left, right, out = _operands("Partial.einsum", equation)
         if left != self.dims:
@@ -61,17 +61,17 @@ class Partial:
             )
         p = _free_letter(equation)
         whole = annotate.mesh_split(
-            other, _grid(self.partitioning), _axes_without(self.partitioning, right, self.axis)
+            other, self.partitioning.mesh.grid, _axes_without(self.partitioning, right, self.axis)
         )
         terms = tf.einsum(f"{p}{left},{right}->{p}{out}", self.terms, whole)
-        return dataclasses.replace(self, terms=self._place(terms, out), dims=out)
+        return dataclasses.replace(self, terms=self._split(terms, out), dims=out)
 
     def reduce(self) -> tf.Tensor:
         """The sum, whole along the axis: one all-reduce."""
         axes = _axes_without(self.partitioning, self.dims, self.axis)
-        return annotate.mesh_split(tf.reduce_sum(self.terms, 0), _grid(self.partitioning), axes)
+        return annotate.mesh_split(tf.reduce_sum(self.terms, 0), self.partitioning.mesh.grid, axes)
 
-    def _place(self, terms: tf.Tensor, dims: str) -> tf.Tensor:
+    def _split(self, terms: tf.Tensor, dims: str) -> tf.Tensor:
         return _split_terms(terms, self.partitioning, dims, self.axis)
 
 
@@ -81,17 +81,17 @@ def einsum(
     """tf.einsum(equation, a, b) without the sum over the partitions of `letter`.
 
     Args:
-      partitioning: its table gives the mesh axis of `letter`, and splits the other dims.
-      equation: of two operands, without an ellipsis.
-      a, b: of static shapes.
+      partitioning: the mesh, and the table that gives the axis of `letter` and of other dims.
+      equation: an equation of two operands, without an ellipsis.
+      a, b: tensors of static shapes.
       letter: a contracting dim, of any size.
 
     Returns:
       The result as terms along the axis of `letter`.
 
     Raises:
-      ValueError: the equation has no two operands, `letter` is not contracted by it, the table
-        does not split it along one axis, a shape is not static or not of the equation's dims, or
+      ValueError: the equation does not have two operands or does not contract `letter`, the table
+        does not split it along one axis, a shape is not static or does not fit the equation, or
         the operands' sizes of `letter` differ.
     """
     left, right, out = _operands("partial.einsum", equation)
@@ -126,32 +126,27 @@ def _size(tensor: tf.Tensor, dims: str, letter: str) -> int:
 def _divide(
     tensor: tf.Tensor, dims: str, letter: str, axis: str, partitioning: Partitioning
 ) -> tf.Tensor:
-    """[..., K, ...] -> [P, ..., ceil(K / P), ...], zeros after the last; each part stays."""
-    ways, place = partitioning.mesh.size(axis), dims.index(letter)
+    """[..., K, ...] -> [P, ..., ceil(K / P), ...], padded with zeros, without communication."""
+    ways, index = partitioning.mesh.size(axis), dims.index(letter)
     shape = tensor.shape.as_list()
-    part = -(-shape[place] // ways)
-    pads = [[0, part * ways - size if i == place else 0] for i, size in enumerate(shape)]
-    others = [*_axes_without(partitioning, dims, axis)]
-    others[place] = axis
-    padded = annotate.mesh_split(tf.pad(tensor, pads), _grid(partitioning), others)
-    divided = tf.reshape(padded, [*shape[:place], ways, part, *shape[place + 1 :]])
-    order = [place, *range(place), *range(place + 1, len(shape) + 1)]
+    part = -(-shape[index] // ways)
+    pads = [[0, part * ways - size if i == index else 0] for i, size in enumerate(shape)]
+    axes = _axes_without(partitioning, dims, axis)
+    axes[index] = axis
+    padded = annotate.mesh_split(tf.pad(tensor, pads), partitioning.mesh.grid, axes)
+    divided = tf.reshape(padded, [*shape[:index], ways, part, *shape[index + 1 :]])
+    order = [index, *range(index), *range(index + 1, len(shape) + 1)]
     return _split_terms(tf.transpose(divided, order), partitioning, dims, axis)
 
 
 def _split_terms(terms: tf.Tensor, partitioning: Partitioning, dims: str, axis: str) -> tf.Tensor:
     axes = [axis, *_axes_without(partitioning, dims, axis)]
-    return annotate.mesh_split(terms, _grid(partitioning), axes)
+    return annotate.mesh_split(terms, partitioning.mesh.grid, axes)
 
 
 def _axes_without(partitioning: Partitioning, dims: str, axis: str) -> list[Axis | None]:
-    """The mesh axes of `dims`, the terms' axis being taken."""
+    """The mesh axes of `dims`, leaving out the terms' axis."""
     return [None if axis in names_of([found]) else found for found in partitioning.axes(dims)]
-
-
-def _grid(partitioning: Partitioning) -> Mesh:
-    """As in Partitioning.annotate: partitions count in the order of the grid."""
-    return Mesh(partitioning.mesh.axis_names, partitioning.mesh.axis_sizes)
 
 
 def _operands(what: str, equation: str) -> tuple[str, str, str]:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 
 class Padding(enum.Enum):
-    """Whether windows may reach over the edges."""
+    """Whether windows may reach beyond the edges."""
 
     SAME = "SAME"
     VALID = "VALID"
@@ -21,17 +21,17 @@ class Padding(enum.Enum):
 def max_pool2d(
     x_BXYC: tf.Tensor, window: tuple[int, int], strides: tuple[int, int], padding: Padding
 ) -> tf.Tensor:
-    """As tf.nn.max_pool2d: the largest of every window.
+    """The maximum of every window, as tf.nn.max_pool2d.
 
-    Its gradient is made of slices, which are partitioned by halo exchange. That of
-    tf.nn.max_pool2d is XLA's SelectAndScatter, which today's partitioner gets wrong where windows
-    overlap. Of equal elements the earlier gets the gradient.
+    The gradient consists of slices, which are partitioned by halo exchange. The gradient of
+    tf.nn.max_pool2d is XLA's SelectAndScatter, which today's partitioner gets wrong if windows
+    overlap. The first of several equal elements gets the gradient.
 
     Args:
       x_BXYC: [B, X, Y, C], floats, of static shape.
-      window: its size over X and Y.
-      strides: its steps over X and Y.
-      padding: SAME gives ceil(size / stride) windows, VALID those that lie inside.
+      window: the window's sizes along X and Y.
+      strides: the steps between windows along X and Y.
+      padding: SAME gives ceil(size / stride) windows; VALID gives those that lie inside.
 
     Returns:
       [B, X', Y', C] of the same dtype.

@@ -1,4 +1,4 @@
-"""AnnotatedFn: a pure TensorFlow function with the dims of what goes in and comes out."""
+"""AnnotatedFn: a pure TensorFlow function with the dims of its arguments and results."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 
@@ -17,19 +18,19 @@ class AnnotatedFn:
 
     Attributes:
       name: the program's name.
-      fn: takes one NestedMap of tf.Tensors per argument, returns one NestedMap. It holds no
-        tf.Variable: every weight is an argument, every new weight a result.
-      arg_names: one name an argument.
+      fn: takes one NestedMap of tf.Tensors per argument and returns one NestedMap. It uses no
+        tf.Variable: every weight is an argument, and every new weight a result.
+      arg_names: one name per argument.
       args: one NestedMap of TensorSpec per argument.
-      result_dims: dims by the result's dotted path. A donated argument's results take its dims;
-        a result that is not named takes `unnamed_dims`.
-      unnamed_dims: dims of the leading dimensions of all other results: `B` splits rows, the
-        empty string keeps them whole on every device.
-      donate: names of the arguments whose memory the results take over. Argument `state` is
-        returned as result.state, with the same paths, shapes and dtypes.
+      result_dims: dims by the result's dotted path. The results of a donated argument have its
+        dims; other results without an entry have `unnamed_dims`.
+      unnamed_dims: the dims of those results' leading dimensions. `B` splits their rows; the empty
+        string keeps them whole on every device.
+      donate: names of the arguments whose memory the results take over. A donated argument `state`
+        is returned as result.state, with the same paths, shapes and dtypes.
 
     Raises:
-      ValueError: names and arguments don't match.
+      ValueError: the numbers of names and arguments differ, or a donated name is unknown.
     """
 
     name: str
@@ -58,8 +59,8 @@ class TracedFn:
     """An AnnotatedFn traced for one partitioning.
 
     Attributes:
-      function: takes the arguments' leaves in FlattenItems' order, returns the results' leaves.
-      results: NestedMap of TensorSpec, the results' logical shapes.
+      function: takes the arguments' leaves in FlattenItems' order and returns the results' leaves.
+      results: NestedMap of TensorSpec, with the results' logical shapes.
     """
 
     function: Callable[..., list[tf.Tensor]]
@@ -70,26 +71,27 @@ def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
     """Traces `annotated` into a graph in which every argument and result is annotated.
 
     Raises:
-      ValueError: an argument or result can't be divided over its mesh axis, a result's shape is
-        not static, a donated argument is not returned as it came, or `fn` reads a tf.Variable.
+      ValueError: an argument or result is not divisible by its mesh axis, a result's shape is not
+        static, a donated argument is returned with another shape or dtype, or not at all, or
+        `fn` reads a tf.Variable.
     """
     leaves = [leaf for arg in annotated.args for leaf in arg.Flatten()]
     for name, arg in zip(annotated.arg_names, annotated.args, strict=True):
         for path, spec in arg.FlattenItems():
             partitioning.check(f"{annotated.name}: argument {name}.{path}", spec)
     traced_results: list[NestedMap] = []
+    annotate = Annotator(partitioning).annotate
 
     def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
         annotated_args = [
-            partitioning.annotate(tensor, spec.dims)
-            for tensor, spec in zip(tensors, leaves, strict=True)
+            annotate(tensor, spec.dims) for tensor, spec in zip(tensors, leaves, strict=True)
         ]
         result = annotated.fn(*_pack(annotated.args, annotated_args))
         result = result.Transform(tf.convert_to_tensor)
         specs = _result_specs(annotated, result)
         traced_results.append(specs)
         return [
-            partitioning.annotate(tensor, spec.dims)
+            annotate(tensor, spec.dims)
             for tensor, spec in zip(result.Flatten(), specs.Flatten(), strict=True)
         ]
 
@@ -117,7 +119,7 @@ def _pack(trees: tuple[NestedMap, ...], leaves: list[tf.Tensor]) -> list[NestedM
 
 
 def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
-    """The TensorSpec of every result; ValueError as `trace` says."""
+    """The TensorSpec of every result; ValueError as for `trace`."""
     _check_donated(annotated, result)
     donated = {
         f"{name}.{path}": spec.dims

@@ -1,4 +1,9 @@
-"""The annotations inside a traced function, read from its graph's XlaSharding operations."""
+"""Describes an AnnotatedFn before it is compiled, with the annotations inside it.
+
+They are the XlaSharding operations of its graph.
+
+print(describe(annotated_fn, partitioning).table())
+"""
 
 from __future__ import annotations
 
@@ -11,41 +16,42 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.xla import xla_data_pb2
 
-from lingvo_gshard.sharding.layout import DIMS_ATTRIBUTE
+from lingvo_gshard.sharding.annotator import DIMS_ATTRIBUTE
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
-from lingvo_gshard.spmd.describe import REPLICATED, axes_text
+from lingvo_gshard.spmd import annotated_fn, specs
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.describe import (
+    REPLICATED,
+    Description,
+    Role,
+    TensorDescription,
+    axes_text,
+    interface,
+    tensor,
+)
 
 _OP = "XlaSharding"
 _OpSharding = xla_data_pb2.OpSharding
 
 
-@dataclasses.dataclass(frozen=True)
-class Annotation:
-    """One annotated tensor.
+def describe(annotated: AnnotatedFn, partitioning: Partitioning) -> Description:
+    """Describes what `annotated` would hold where: arguments, results and annotated tensors.
 
-    Attributes:
-      name: the operation that makes the tensor; in a loop's body, after the body's name.
-      dtype, shape: numpy's name; logical sizes.
-      dims: one letter a dim, or empty.
-      sharding: as TensorDescription's.
-      ways: how many parts each dim has; all 1 where replicated or manual.
+    Raises:
+      ValueError: an annotated tensor's shape is not static; or as annotated_fn.trace.
     """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    dims: str
-    sharding: str
-    ways: tuple[int, ...]
+    traced = annotated_fn.trace(annotated, partitioning)
+    arguments = specs.named_leaves(annotated.arg_names, annotated.args)
+    outside = interface(annotated.name, partitioning, arguments, traced.results)
+    inside = _read(traced.function, partitioning.mesh)
+    return dataclasses.replace(outside, tensors=(*outside.tensors, *inside))
 
 
-def read(function: Callable[..., Any], mesh: Mesh) -> list[Annotation]:
+def _read(function: Callable[..., Any], mesh: Mesh) -> list[TensorDescription]:
     """The annotations in the graph of a traced tf.function, loops' bodies included.
 
     Those that the trace itself puts on arguments and results are left out.
-
-    Raises:
-      ValueError: an annotated tensor's shape is not static.
     """
     graph = function.get_concrete_function().graph  # type: ignore[attr-defined]
     proto = graph.as_graph_def(add_shapes=True)
@@ -63,24 +69,28 @@ def read(function: Callable[..., Any], mesh: Mesh) -> list[Annotation]:
     return found
 
 
-def _annotation(node: Any, prefix: str, mesh: Mesh) -> Annotation:
+def _annotation(node: Any, prefix: str, mesh: Mesh) -> TensorDescription:
     shape = tf.TensorShape(node.attr["_output_shapes"].list.shape[0])
     if not shape.is_fully_defined():
-        raise ValueError(f"describe: {prefix}{node.name} has no static shape, but {shape}.")
+        raise ValueError(
+            f"describe: {prefix}{node.name} has shape {shape}; a static one is expected."
+        )
     sharding = _OpSharding.FromString(node.attr["sharding"].s)
     text, ways = _read_sharding(sharding, shape.rank, mesh)
-    return Annotation(
-        name=prefix + node.input[0].split(":")[0],
-        dtype=tf.as_dtype(node.attr["T"].type).as_numpy_dtype.__name__,
-        shape=tuple(shape.as_list()),
-        dims=node.attr[DIMS_ATTRIBUTE].s.decode() if DIMS_ATTRIBUTE in node.attr else "",
+    dims = node.attr[DIMS_ATTRIBUTE].s.decode() if DIMS_ATTRIBUTE in node.attr else ""
+    return tensor(
+        Role.INSIDE,
+        prefix + node.input[0].split(":")[0],
+        tf.as_dtype(node.attr["T"].type).as_numpy_dtype.__name__,
+        tuple(shape.as_list()),
+        dims,
         sharding=text,
         ways=ways,
     )
 
 
 def _read_sharding(sharding: Any, rank: int, mesh: Mesh) -> tuple[str, tuple[int, ...]]:
-    """The text and the ways of each dim."""
+    """TensorDescription.sharding, and how many ways each dim is split: 1 if whole or manual."""
     whole = (1,) * rank
     if sharding.type == _OpSharding.REPLICATED:
         return REPLICATED, whole
@@ -104,7 +114,7 @@ def _devices(sharding: Any) -> list[int]:
 
 
 def _candidates(ways: tuple[int, ...], mesh: Mesh) -> Iterator[tuple[Axis | None, ...]]:
-    """The axes for each dim, none twice, that have as many partitions as it has parts."""
+    """All choices of an axis for each dim, none used twice, whose sizes are `ways`."""
     known: list[Axis] = [
         names if len(names) > 1 else names[0]
         for count in range(1, len(mesh.axis_names) + 1)

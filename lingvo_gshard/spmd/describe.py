@@ -1,6 +1,6 @@
-"""What lies where: every argument, result and annotated tensor, with its part on one device.
+"""Descriptions of where tensors lie: each with its sharding and its part on one device.
 
-print(describe(annotated_fn, partitioning).table())
+print(describe(program).table())
 """
 
 from __future__ import annotations
@@ -9,26 +9,22 @@ import dataclasses
 import enum
 import json
 import math
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
+import ml_dtypes  # noqa: F401  (it registers the name bfloat16 with NumPy)
 import numpy as np
 
+from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Axis, names_of
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.spmd.program import Program
 
-if TYPE_CHECKING:
-    from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-
 REPLICATED = "replicated"
 
 
 class Role(enum.Enum):
-    """Where a tensor stands."""
+    """A tensor's place in a function."""
 
     ARGUMENT = "argument"
     RESULT = "result"
@@ -42,13 +38,13 @@ class TensorDescription:
     Attributes:
       role: argument, result or inside.
       name: `argument.path`, a result's path, or the operation that an inner annotation is on.
-      dtype: numpy's name.
-      shape: logical.
-      dims: one letter a dim; empty where an inner annotation was made without letters.
-      sharding: the mesh axis of each dim, `-` where whole, such as `d,-,-`; or `replicated`, or
-        `manual`; or, where no axes of the mesh fit, the ways of each dim and the devices in order.
-      shard_shape: of one partition's part; an uneven dim is rounded up.
-      shard_bytes: bytes of that part.
+      dtype: numpy's name for it.
+      shape: the logical shape.
+      dims: one letter for each dim; empty if an inner annotation was made without letters.
+      sharding: the mesh axis of each dim, `-` for a whole one, such as `d,-,-`; or `replicated`,
+        or `manual`; or, if no axes of the mesh fit, the ways of each dim and the devices in order.
+      shard_shape: the shape of one partition's part; an uneven dim is rounded up.
+      shard_bytes: the bytes of that part.
     """
 
     role: Role
@@ -63,12 +59,12 @@ class TensorDescription:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-    """All tensors of a function or program that an annotation names.
+    """A function's arguments, results and annotated tensors.
 
     Attributes:
       name: the function's name.
-      mesh_axes: (name, size) of each.
-      tensors: arguments, then results, then inner ones, each in its own order.
+      mesh_axes: the (name, size) of each axis.
+      tensors: arguments, then results, then inner tensors.
     """
 
     name: str
@@ -76,11 +72,11 @@ class Description:
     tensors: tuple[TensorDescription, ...]
 
     def total_bytes(self, role: Role) -> int:
-        """Bytes on one device of all tensors of a role."""
+        """The bytes on one device of all tensors with this role."""
         return sum(tensor.shard_bytes for tensor in self.tensors if tensor.role is role)
 
     def table(self) -> str:
-        """As text: a line a tensor, and the arguments' and results' sums."""
+        """As text: one line for each tensor, then the sums over arguments and over results."""
         rows: list[tuple[str, ...]]
         rows = [("", "tensor", "dtype", "shape", "dims", "sharding", "shard", "bytes/device")]
         rows += [_cells(tensor) for tensor in self.tensors]
@@ -88,99 +84,71 @@ class Description:
             (role.value, "all", "", "", "", "", "", str(self.total_bytes(role)))
             for role in (Role.ARGUMENT, Role.RESULT)
         ]
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         axes = ", ".join(f"{name}={size}" for name, size in self.mesh_axes)
-        lines = [f"{self.name} on {math.prod(size for _, size in self.mesh_axes)} devices: {axes}"]
-        for *left, last in rows:
-            cells = [cell.ljust(width) for cell, width in zip(left, widths[:-1], strict=True)]
-            lines.append("  ".join([*cells, last.rjust(widths[-1])]))
-        return "\n".join(lines)
+        num_devices = math.prod(size for _, size in self.mesh_axes)
+        return f"{self.name} on {num_devices} devices: {axes}\n{table.text(rows)}"
 
     def to_json(self) -> str:
-        """As JSON: the fields of the records."""
+        """As JSON, with the fields' names as keys."""
         values = dataclasses.asdict(self)
         for tensor in values["tensors"]:
             tensor["role"] = tensor["role"].value
         return json.dumps(values, indent=2)
 
 
-def describe(what: AnnotatedFn | Program, partitioning: Partitioning | None = None) -> Description:
-    """Describes an AnnotatedFn under a partitioning, or a Program, which has its own.
+def describe(program: Program) -> Description:
+    """Describes a program's arguments and results.
 
-    A Program's inner annotations are part of its code no longer: only an AnnotatedFn shows them.
-
-    Raises:
-      ValueError: an AnnotatedFn without a partitioning, a Program with another one than its own;
-        or as annotated_fn.trace.
+    What is annotated inside it is part of its code by now; see annotations.describe.
     """
-    if isinstance(what, Program):
-        if partitioning not in (None, what.partitioning):
-            raise ValueError(
-                f"describe: program {what.name} has the partitioning {what.partitioning}; "
-                f"{partitioning} was given."
-            )
-        interface = _interface(what, what.results, what.partitioning)
-        return _description(what.name, what.partitioning, interface)
-    if partitioning is None:
-        raise ValueError(f"describe: {what.name} is no program yet; a partitioning is expected.")
-    from lingvo_gshard.spmd import annotated_fn, annotations  # They load TensorFlow.
-
-    traced = annotated_fn.trace(what, partitioning)
-    inside = [
-        TensorDescription(
-            Role.INSIDE,
-            found.name,
-            found.dtype,
-            found.shape,
-            found.dims,
-            found.sharding,
-            *_part(found.shape, found.ways, found.dtype),
-        )
-        for found in annotations.read(traced.function, partitioning.mesh)
-    ]
-    interface = _interface(what, traced.results, partitioning)
-    return _description(what.name, partitioning, [*interface, *inside])
+    arguments = specs.named_leaves(program.arg_names, program.args)
+    return interface(program.name, program.partitioning, arguments, program.results)
 
 
-def _description(
-    name: str, partitioning: Partitioning, tensors: Iterable[TensorDescription]
+def interface(
+    name: str, partitioning: Partitioning, arguments: specs.Named, results: NestedMap
 ) -> Description:
-    mesh = partitioning.mesh
-    axes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
-    return Description(name, axes, tuple(tensors))
-
-
-def _interface(
-    what: AnnotatedFn | Program, results: NestedMap, parts: Partitioning
-) -> list[TensorDescription]:
-    """Arguments and results."""
-    named = [(Role.ARGUMENT, *leaf) for leaf in specs.named_leaves(what.arg_names, what.args)]
-    named += [(Role.RESULT, path, spec) for path, spec in results.FlattenItems()]
-    return [
-        TensorDescription(
+    """Describes a function's arguments, given by name, and its results."""
+    named = [(Role.ARGUMENT, *leaf) for leaf in arguments]
+    named += [(Role.RESULT, *leaf) for leaf in results.FlattenItems()]
+    tensors = tuple(
+        tensor(
             role,
-            name,
+            path,
             spec.dtype,
             spec.shape,
             spec.dims,
-            axes_text(parts.axes(spec.dims)),
-            *_part(spec.shape, parts.factor(spec.dims), spec.dtype),
+            sharding=axes_text(partitioning.axes(spec.dims)),
+            ways=partitioning.factor(spec.dims),
         )
-        for role, name, spec in named
-    ]
+        for role, path, spec in named
+    )
+    mesh = partitioning.mesh
+    axes = tuple(zip(mesh.axis_names, mesh.axis_sizes, strict=True))
+    return Description(name, axes, tensors)
+
+
+def tensor(
+    role: Role,
+    name: str,
+    dtype: str,
+    shape: tuple[int, ...],
+    dims: str,
+    *,
+    sharding: str,
+    ways: tuple[int, ...],
+) -> TensorDescription:
+    """Describes a tensor whose dim i is split ways[i] ways."""
+    part = tuple(-(-size // way) for size, way in zip(shape, ways, strict=True))
+    num_bytes = math.prod(part) * np.dtype(dtype).itemsize
+    return TensorDescription(role, name, dtype, shape, dims, sharding, part, num_bytes)
 
 
 def axes_text(axes: tuple[Axis | None, ...]) -> str:
-    """The mesh axis of each dim as a description writes it; several are joined by +."""
+    """The mesh axis of each dim, as in TensorDescription.sharding; several are joined by `+`."""
     if not any(axes):
         return REPLICATED
     return ",".join("+".join(names_of([axis])) or "-" for axis in axes)
-
-
-def _part(shape: tuple[int, ...], ways: tuple[int, ...], dtype: str) -> tuple[tuple[int, ...], int]:
-    """The shape and bytes of one partition's part."""
-    part = tuple(-(-size // way) for size, way in zip(shape, ways, strict=True))
-    return part, math.prod(part) * np.dtype(dtype).itemsize
 
 
 def _cells(tensor: TensorDescription) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""Which dtypes arguments and results may have, here and on a platform."""
+"""The dtypes that arguments and results may have."""
 
 from __future__ import annotations
 
 import jax
-import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
+import ml_dtypes  # noqa: F401  (it registers the name bfloat16 with NumPy)
 import numpy as np
 
 from lingvo_gshard.spmd.specs import Named
@@ -13,20 +13,21 @@ _NARROW = (
     *("float16", "bfloat16", "float32", "complex64"),
 )
 _WIDE = ("int64", "uint64", "float64", "complex128")
-# Compiled for a TPU, it ends the process inside the compiler.
+# A TPU's compiler aborts the process when it meets one of these.
 _LACKING = {"tpu": ("complex128",)}
 
 
 def check(program_name: str, kind: str, leaves: Named, platform: str | None = None) -> None:
-    """Refuses dtypes that would be narrowed silently, or that `platform` lacks.
+    """Refuses dtypes that JAX would narrow silently or that `platform` lacks.
 
     Args:
-      program_name, kind: for the message; kind is `argument` or `result`.
-      leaves: (name, spec) each.
-      platform: of the devices, such as `cpu`; None while there are none.
+      program_name, kind: for the message; `kind` is `argument` or `result`.
+      leaves: (name, spec) pairs.
+      platform: the devices' platform, such as `cpu`; None if there are no devices yet.
 
     Raises:
-      ValueError: no such dtype; one of 64 bits, which JAX has off; or one that the platform lacks.
+      ValueError: a dtype is unknown, has 64 bits while JAX's 64-bit types are off, or is one that
+        the platform lacks.
     """
     for name, spec in leaves:
         which = f"{program_name}: {kind} {name} {list(spec.shape)} is of dtype {spec.dtype}"
@@ -34,7 +35,7 @@ def check(program_name: str, kind: str, leaves: Named, platform: str | None = No
             raise ValueError(f"{which}; expected one of {', '.join((*_NARROW, *_WIDE))}.")
         if np.dtype(spec.dtype) != jax.dtypes.canonicalize_dtype(spec.dtype):
             raise ValueError(
-                f"{which}, but JAX has types of 64 bits off: cast it to a narrower one, or set "
+                f"{which}, but JAX's 64-bit types are off: cast it to a narrower one, or set "
                 "JAX_ENABLE_X64=1."
             )
         if spec.dtype in _LACKING.get(platform or "", ()):

@@ -1,11 +1,11 @@
-"""The process environment that the chain needs; imported before TensorFlow and JAX.
+"""The process environment that TensorFlow and JAX need, prepared before they are imported.
 
 from lingvo_gshard.spmd import environment
 environment.prepare(num_devices=8)
 
-Compiled programs are kept in ~/.cache/lingvo_gshard, so that the next process that wants the same
-one compiles nothing; a folder that is deleted is made anew. LINGVO_GSHARD_COMPILATION_CACHE names
-another folder, or is `off`. JAX's own JAX_COMPILATION_CACHE_DIR goes before both.
+Compiled programs are cached in ~/.cache/lingvo_gshard, which may be deleted at any time. Set
+LINGVO_GSHARD_COMPILATION_CACHE to another folder, or to `off`. JAX's own JAX_COMPILATION_CACHE_DIR
+takes precedence over both.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-# Without it jax2tf.call_tf crashes the process inside TensorFlow's constant folding, which finds
-# no device, as soon as a function holds anything foldable.
+# Without this flag, TensorFlow's constant folding, which finds no device, crashes the process when
+# jax2tf.call_tf lowers a function that holds anything foldable.
 _NO_CONSTANT_FOLDING = "--tf_xla_disable_constant_folding=true"
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
-# Many devices on few cores reach a collective minutes apart; XLA ends the process after 40 s.
+# Many devices on few cores may reach a collective minutes apart; XLA aborts after 40 s.
 _COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds"
 _COLLECTIVE_TIMEOUT_SECS = 600
-# The threads that a CPU client's devices share beside each one's own.
+# The number of threads that a CPU client's devices share, besides one each.
 _CPU_THREADS = "PJRT_NPROC"
-# glibc's mallopt: all blocks of one heap, whose end is not given back.
+# Options of glibc's mallopt: one heap for all blocks, whose end is never returned to the kernel.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _KEEP_MEMORY = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_ARENA_MAX: 1}
 _CACHE_VARIABLE = "LINGVO_GSHARD_COMPILATION_CACHE"
@@ -57,14 +57,14 @@ def prepare(num_devices: int | None = None) -> None:
     """Sets the environment variables that TensorFlow and JAX read when they are loaded.
 
     Args:
-      num_devices: virtual CPU devices of this process; None leaves the devices as they are.
-        With a number, JAX_PLATFORMS becomes `cpu` unless it is set already, and the process keeps
-        the memory it has freed. With as many as cores or more, a device has one thread, unless
-        PJRT_NPROC says otherwise.
+      num_devices: the number of virtual CPU devices of this process; None leaves the devices as
+        they are. With a number, JAX_PLATFORMS becomes `cpu` unless it is set already, and the
+        process keeps the memory that it has freed. With at least as many devices as cores, each
+        device has one thread, unless PJRT_NPROC is set.
 
     Raises:
-      RuntimeError: TensorFlow was imported before, without the flag; or JAX has started with
-        fewer devices.
+      RuntimeError: TensorFlow was imported earlier without the flag that it needs, or JAX has
+        started with fewer devices.
       ValueError: num_devices is less than 1.
     """
     if num_devices is not None and num_devices < 1:
@@ -123,9 +123,9 @@ def _disable_constant_folding() -> None:
 
 
 def _set_cpu_threads(num_devices: int) -> None:
-    """Devices that keep all cores busy need no threads to share their work with.
+    """Gives each device one thread if the devices keep all cores busy anyway.
 
-    Handing small operations over costs more than it gains: 8 to 14 % of a decoding step.
+    Handing small operations to other threads would cost 8 to 14 % of a decoding step.
     """
     affinity = getattr(os, "sched_getaffinity", None)  # Linux has it.
     num_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -134,9 +134,9 @@ def _set_cpu_threads(num_devices: int) -> None:
 
 
 def _keep_freed_memory() -> None:
-    """Temporaries of a call are used again by the next, where the C library is glibc.
+    """Lets each call reuse the memory of the last one's temporaries, if the C library is glibc.
 
-    Otherwise each call takes them afresh from the kernel, page by page: a fifth of a train step.
+    Getting it from the kernel again, page by page, would cost a fifth of a train step.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):
@@ -152,12 +152,12 @@ def _set_compilation_cache() -> None:
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         path = pathlib.Path(folder).expanduser() / _cpu_name()
         _set_jax("jax_compilation_cache_dir", str(path))
-    # JAX leaves out what compiles in less than a second; of those a start has many.
+    # By default JAX leaves out programs that compile within a second, of which a start has many.
     _set_jax("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def _cpu_name() -> str:
-    """A name that CPUs of other instructions don't share: what was compiled for them stops here."""
+    """A name for this CPU's instruction set: programs compiled for another one would crash here."""
     described = pathlib.Path("/proc/cpuinfo")
     text = described.read_text() if described.exists() else platform.processor()
     features = sorted(set(re.findall(r"^(?:flags|Features|model name)\s*:.*$", text, re.MULTILINE)))
@@ -166,7 +166,7 @@ def _cpu_name() -> str:
 
 
 def _set_jax(option: str, value: object) -> None:
-    """Sets an option of JAX, which reads its environment when it is imported and not again."""
+    """Sets an option of JAX, which reads its environment only when it is imported."""
     os.environ[option.upper()] = str(value)
     if "jax" in sys.modules:
         sys.modules["jax"].config.update(option, value)
@@ -179,7 +179,7 @@ def _set_cpu_devices(num_devices: int) -> None:
         flags.append(f"{_COLLECTIVE_TIMEOUT}={_COLLECTIVE_TIMEOUT_SECS}")
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"{_DEVICE_COUNT}={num_devices}"])
     jax = sys.modules.get("jax")
-    # device_count() starts JAX if it hasn't started; it then reads what was set just above.
+    # device_count() starts JAX if it hasn't started yet, with the flags set above.
     if jax is not None and jax.device_count() < num_devices:
         raise RuntimeError(
             f"prepare: JAX has started already with {jax.device_count()} devices, "

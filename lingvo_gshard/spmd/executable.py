@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax import export as jax_export
@@ -13,16 +13,14 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import compiled_report
 from lingvo_gshard.spmd import dtypes, specs
 from lingvo_gshard.spmd.argument import ONE_AT_A_TIME, Argument
-
-if TYPE_CHECKING:
-    from lingvo_gshard.spmd.program import Program
+from lingvo_gshard.spmd.program import Program
 
 
 class Executable:
     """A compiled program. Call it with one tree of arrays per argument of the Program."""
 
     def __init__(self, program: Program, mesh: jax.sharding.Mesh) -> None:
-        """Compiles `program` for the devices of `mesh`; use Program.compile."""
+        """Compiles `program` for the devices of `mesh`; use compile_program."""
         self.program = program
         self._arguments = {
             name: Argument(
@@ -40,16 +38,16 @@ class Executable:
         """Runs the program on all devices.
 
         Args:
-          *args: one NestedMap an argument, of numpy or JAX arrays. A numpy array is split over
-            the devices by its sharding. Donated JAX arrays are deleted.
+          *args: one NestedMap of numpy or JAX arrays per argument. Numpy arrays are placed as by
+            `place`. Donated JAX arrays are deleted.
 
         Returns:
-          The results, a NestedMap of JAX arrays. It returns before they are computed, except on
-          several CPU devices, where it waits.
+          The results, a NestedMap of JAX arrays. The call returns before they are computed, except
+          on several CPU devices, where it waits.
 
         Raises:
-          ValueError: wrong number of arguments, missing or unexpected paths, or a wrong shape
-            or dtype; names the path, what was given and what was expected.
+          ValueError: a wrong number of arguments, missing or unexpected paths, or a wrong shape or
+            dtype; the error names the path, the given value and the expected one.
         """
         if len(args) != len(self._arguments):
             raise ValueError(
@@ -64,8 +62,15 @@ class Executable:
             results = jax.block_until_ready(self._compiled(*flat))
         return self.program.results.Pack(results)
 
-    def place_arg(self, name: str, tree: NestedMap) -> NestedMap:
-        """Checks the tree of argument `name` and puts it on its devices, before a call needs it.
+    def place(self, name: str, tree: NestedMap) -> NestedMap:
+        """Checks the tree of argument `name` and puts it on the devices ahead of a call.
+
+        With several processes, a numpy array is either the whole, the same in all of them, or this
+        process's share: the part that its devices hold, such as its rows of a batch. Its shape
+        decides. All processes must call it.
+
+        Returns:
+          A NestedMap of JAX arrays of the whole shapes.
 
         Raises:
           ValueError: as for a call; or an unknown name.
@@ -81,11 +86,11 @@ class Executable:
         return self._argument(arg_name).shardings
 
     def report(self) -> compiled_report.CompiledReport:
-        """What the compiler made of it: collectives, memory, flops."""
+        """The compiled program's collectives, memory and operations."""
         return compiled_report.read(self.program.name, self._compiled)
 
     def as_text(self) -> str:
-        """The compiled program of one partition, as XLA's text."""
+        """XLA's text of the compiled program of one partition."""
         return self._compiled.as_text()
 
     def _argument(self, name: str) -> Argument:
@@ -97,10 +102,11 @@ class Executable:
 
 
 def compile_program(program: Program, devices: Sequence[Any] | None = None) -> Executable:
-    """Compiles `program` for `devices`, the first of JAX's by default.
+    """Compiles `program` for the first of `devices`, which are jax.devices() by default.
 
     Raises:
-      ValueError: as specs.device_mesh and dtypes.check; or this JAX cannot read the export.
+      ValueError: there are more partitions than devices, they lack a dtype, or this version of JAX
+        cannot read the export.
     """
     mesh = specs.device_mesh(program.partitioning, devices, f"program {program.name}")
     return Executable(program, mesh)
@@ -127,11 +133,11 @@ def _compile(program: Program, mesh: jax.sharding.Mesh) -> Any:
 
 
 def _deserialize(program: Program) -> jax_export.Exported:
-    """The export; ValueError where JAX can't read or call it."""
+    """Reads the export; ValueError if JAX can't read or call it."""
     if not jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
         raise ValueError(
             f"program {program.name}: an exported program needs JAX's Shardy partitioner, which "
-            "is off; JAX_USE_SHARDY_PARTITIONER=1, the default, has it on."
+            "is off; set JAX_USE_SHARDY_PARTITIONER=1, which is the default."
         )
     try:
         return jax_export.deserialize(bytearray(program.exported))

@@ -1,4 +1,4 @@
-"""TensorFlow to XLA: a traced function exported over an abstract mesh, no devices needed."""
+"""TensorFlow to XLA: exports an AnnotatedFn over an abstract mesh as a Program."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from jax import export as jax_export
 from jax.experimental import jax2tf
 from jax.sharding import AbstractMesh
 
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import annotated_fn, dtypes, specs
+from lingvo_gshard.spmd.program import Program
 
 
-def lower(
-    annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning
-) -> tuple[bytes, NestedMap]:
-    """Lowers `annotated`; returns JAX's serialized export and the results' TensorSpecs.
+def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> Program:
+    """Traces, annotates and lowers `annotated` for all partitions at once; needs no devices.
 
     Raises:
       ValueError: as annotated_fn.trace and dtypes.check.
@@ -32,9 +30,17 @@ def lower(
         in_shardings=ins,
         out_shardings=outs,
     )
-    # TensorFlow can lower for the CPU alone. What it makes is plain XLA, which may be compiled for
-    # another platform: the export shall not refuse.
+    # TensorFlow can lower for the CPU alone. The result is plain XLA, which may be compiled for
+    # another platform, so the export must not be tied to the CPU.
     exported = jax_export.export(
         jitted, platforms=["cpu"], disabled_checks=[jax_export.DisabledSafetyCheck.platform()]
     )(*(specs.abstract_array(spec, placed) for (_, spec), placed in zip(leaves, ins, strict=True)))
-    return bytes(exported.serialize()), traced.results
+    return Program(
+        name=annotated.name,
+        exported=bytes(exported.serialize()),
+        partitioning=partitioning,
+        arg_names=annotated.arg_names,
+        args=annotated.args,
+        results=traced.results,
+        donate=annotated.donate,
+    )

@@ -1,7 +1,11 @@
-"""Several processes, each with its own devices, run one program: the code of one process.
+"""Several processes, each with its own devices, run one program.
 
-Every process calls `initialize` before JAX starts, then exports, compiles and calls the same
-programs in the same order, with the same arrays.
+Every process joins the others before JAX starts, then exports, compiles and calls the same
+programs in the same order, each with the same batch or with its own rows of it.
+
+JAX's coordination service, which runs in process 0, knows which processes are alive. Left to
+itself, JAX aborts a process whose peer is gone. Here each process prints one line that names the
+process that died or failed, and exits with EXIT_STATUS.
 """
 
 from __future__ import annotations
@@ -10,39 +14,52 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
+import socket
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
+from jax._src import distributed  # JAX has no public way to its client.
 from jax.experimental import multihost_utils
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import peers
+
+# The exit status of a process that ends because another one has (sysexits.h: unavailable).
+EXIT_STATUS = 69
+_PREFIX = "lingvo_gshard/"  # Of keys and barriers in JAX's coordination service.
+_FAILURES = f"{_PREFIX}failures/"
+_POLL_SECS = 1.0
+_GRACE_SECS = 3.0  # For the others to read why this process ends.
+_MINUTE_MS, _DAY_MS = 60_000, 86_400_000
 
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """Who takes part.
+    """The processes that take part.
 
     Attributes:
       coordinator: `host:port` of process 0, which the others can reach.
-      num_processes: all of them.
-      process_id: this one's place, from 0.
+      num_processes: the number of processes.
+      process_id: this process's number, from 0.
       timeout_secs: how long to wait for the others.
-      heartbeat_timeout_secs: how long one may be silent before the others take it for dead.
+      heartbeat_timeout_secs: a process that sends no heartbeat for so long counts as dead. JAX's
+        own threads send them, even while Python is busy.
 
     Raises:
-      ValueError: no `host:port`, or a place that is none.
+      ValueError: the coordinator is not `host:port`, or process_id is out of range.
     """
 
     coordinator: str
     num_processes: int
     process_id: int
     timeout_secs: int = 300
-    heartbeat_timeout_secs: int = 120  # Compiling may hold Python's lock for long.
+    heartbeat_timeout_secs: int = 20
 
     def __post_init__(self) -> None:
         host, _, port = self.coordinator.rpartition(":")
@@ -57,108 +74,161 @@ class Processes:
             )
 
 
-def initialize(processes: Processes) -> None:
-    """Joins the processes: jax.devices() are then everybody's, process 0's first.
-
-    CPU devices talk to each other through Gloo.
-
-    Raises:
-      RuntimeError: JAX has started already. If not all come in time, JAX aborts the process.
-    """
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.distributed.initialize(
-        processes.coordinator,
-        num_processes=processes.num_processes,
-        process_id=processes.process_id,
-        initialization_timeout=processes.timeout_secs,
-        heartbeat_timeout_seconds=processes.heartbeat_timeout_secs,
-    )
-
-
 @contextlib.contextmanager
 def joined(processes: Processes) -> Iterator[None]:
-    """Joins the processes, which watch each other, and parts from them in order at the end.
+    """Joins the processes: jax.devices() are then those of all, process 0's first.
 
-    If not all come in time, this process says so and ends with peers.EXIT_STATUS.
-    On an error this process ends at once, and tells it in one line: it must not say farewell as
-    others do, who would wait for it in a collective, and it for them. They end too, with
-    peers.EXIT_STATUS, as they do when this one is killed.
+    CPU devices communicate through Gloo. On leaving, each process waits for all others.
+
+    If not all processes come in time, or if one of them dies or fails, this process prints one
+    line and exits with EXIT_STATUS. If this process fails, it prints its own error in one line and
+    exits with status 1 at once: to leave in order, it would have to wait for the others, and they
+    wait for it in a collective.
 
     Raises:
-      RuntimeError: as initialize.
+      RuntimeError: JAX has started already.
     """
-    host, _, port = processes.coordinator.rpartition(":")
-    address = host.strip("[]"), int(port)
-    with contextlib.ExitStack() as stack:
-        through = processes.coordinator
-        if processes.process_id > 0:
-            through = stack.enter_context(peers.relayed(address))
-        with _all_come_in_time(processes):
-            initialize(
-                dataclasses.replace(
-                    processes,
-                    coordinator=through,
-                    # JAX's own watches come second.
-                    timeout_secs=2 * processes.timeout_secs,
-                    heartbeat_timeout_secs=2 * processes.heartbeat_timeout_secs,
-                )
-            )
-        watch = _watch(processes, host.strip("[]"))
-        try:
-            yield
-        except (Exception, KeyboardInterrupt) as error:
-            if logging.getLogger().isEnabledFor(logging.DEBUG):
-                traceback.print_exc()
-            reason = " ".join((str(error) or repr(error)).split())
-            watch.fail(reason)
-            sys.stdout.flush()
-            print(
-                f"Process {processes.process_id} of {processes.num_processes} ends: {reason}",
-                file=sys.stderr,
-                flush=True,
-            )
-            os._exit(1)
-        finally:
-            jax.distributed.shutdown()  # Waits for the others.
-            watch.leave()
-
-
-@contextlib.contextmanager
-def _all_come_in_time(processes: Processes) -> Iterator[None]:
-    """Ends this process, whatever its main thread does, unless it is left within timeout_secs."""
-    late = threading.Timer(processes.timeout_secs, _end_alone, [processes])
-    late.daemon = True
-    late.start()
+    watch = _Watch(processes)
+    watch.join()
     try:
         yield
+    except (Exception, KeyboardInterrupt) as error:
+        if logging.getLogger().isEnabledFor(logging.DEBUG):
+            traceback.print_exc()
+        if _may_be_the_others_fault(error):
+            time.sleep(processes.heartbeat_timeout_secs + 5)  # If so, the watch ends this process.
+        watch.fail(" ".join((str(error) or repr(error)).split()))
     finally:
-        late.cancel()
+        watch.leave()
 
 
-def _end_alone(processes: Processes) -> None:
-    print(
-        f"Process {processes.process_id} ends: not all {processes.num_processes} processes came to "
-        f"{processes.coordinator} within {processes.timeout_secs} s. Start all of them again.",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(peers.EXIT_STATUS)
+def _may_be_the_others_fault(error: BaseException | None) -> bool:
+    """Whether XLA has failed, as a collective does when another process is gone."""
+    while error is not None:
+        # Some arrive as a ValueError, but all of XLA's errors begin with a status code.
+        if isinstance(error, jax.errors.JaxRuntimeError) or re.match(r"[A-Z_]+: ", str(error)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
-def _watch(processes: Processes, host: str) -> peers.Watch:
-    """Of process 0 over all others, or of another over process 0."""
-    if is_first():
-        listener = peers.listen()
-        of_first(listener.getsockname()[1])
-        found = peers.accepted(listener, processes.num_processes, processes.timeout_secs)
-    else:
-        port = of_first(0)
-        found = peers.connected((host, port), processes.process_id, processes.timeout_secs)
-    return peers.Watch(processes.process_id, found, processes.heartbeat_timeout_secs)
+class _Watch:
+    """Ends this process when another one dies or fails.
+
+    Processes other than 0 reach JAX's coordination service through a relay of their own: JAX's
+    client would abort the process as soon as it saw the connection to process 0 close.
+    """
+
+    def __init__(self, processes: Processes) -> None:
+        self._processes, self._id = processes, processes.process_id
+        self._client: Any = None
+        self._leaves = False
+        self._exits = threading.Lock()  # Only one thread says why this process ends.
+
+    def join(self) -> None:
+        """Starts JAX's distributed runtime, and watches the others from then on."""
+        coordinator, timeout_secs = self._processes.coordinator, self._processes.timeout_secs
+        late = f"not all {self._processes.num_processes} processes came to {coordinator} within "
+        timer = threading.Timer(timeout_secs, self._end, [f"{late}{timeout_secs} s"])
+        timer.daemon = True
+        timer.start()
+        if self._id > 0:
+            listener = socket.create_server(("127.0.0.1", 0))
+            _start(self._relay, listener)
+            coordinator = f"127.0.0.1:{listener.getsockname()[1]}"
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        # The service then lists the live processes and does not abort them when one dies.
+        jax.config.update("jax_enable_recoverability", True)
+        jax.distributed.initialize(
+            coordinator,
+            num_processes=self._processes.num_processes,
+            process_id=self._id,
+            initialization_timeout=2 * timeout_secs,  # JAX would abort; the timer comes first.
+            heartbeat_timeout_seconds=self._processes.heartbeat_timeout_secs,
+        )
+        timer.cancel()
+        self._client = distributed.global_state.client
+        _start(self._watch)
+
+    def fail(self, reason: str) -> None:
+        """Tells the others why this process ends, and exits with status 1."""
+        failure = f"process {self._id} has failed: {reason}"
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            self._client.key_value_set(f"{_FAILURES}{self._id}", failure)
+        time.sleep(_GRACE_SECS)
+        self._exit(f"Process {self._id} of {self._processes.num_processes} ends: {reason}", 1)
+
+    def leave(self) -> None:
+        """Waits for all processes and shuts JAX's distributed runtime down, process 0's last."""
+        self._client.wait_at_barrier(f"{_PREFIX}done", _DAY_MS)
+        self._leaves = True
+        self._client.wait_at_barrier(f"{_PREFIX}leaves", _MINUTE_MS)  # Nobody watches any more.
+        while self._id == 0 and len(self._live()) > 1:
+            time.sleep(0.01)
+        jax.distributed.shutdown()
+
+    def _live(self) -> dict[int, int]:
+        """The live processes' incarnation numbers by process; waits until each of them asks."""
+        return self._client.get_live_nodes(list(range(self._processes.num_processes)))
+
+    def _watch(self) -> None:
+        first: dict[int, int] = {}
+        while not self._leaves:
+            # If process 0 is gone, which the relay notices, or as this process leaves.
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                live = self._live()
+                first = first or live
+                for key, failure in self._client.key_value_dir_get(_FAILURES):
+                    if key != f"{_FAILURES}{self._id}":
+                        self._end(failure)
+                for process in range(self._processes.num_processes):
+                    if process not in live or live[process] != first.get(process):
+                        self._end(f"process {process} has died")
+            time.sleep(_POLL_SECS)
+
+    def _end(self, why: str) -> None:
+        if not self._leaves:
+            self._exit(f"Process {self._id} ends: {why}. Start all of them again.", EXIT_STATUS)
+
+    def _exit(self, line: str, status: int) -> None:
+        self._exits.acquire()
+        sys.stdout.flush()
+        print(line, file=sys.stderr, flush=True)
+        if self._id == 0 and status == EXIT_STATUS:
+            time.sleep(_GRACE_SECS)  # Otherwise the others would take its end for the cause.
+        os._exit(status)
+
+    def _relay(self, listener: socket.socket) -> None:
+        host, _, port = self._processes.coordinator.rpartition(":")
+        while True:
+            client, _ = listener.accept()
+            try:
+                service = socket.create_connection((host.strip("[]"), int(port)))
+            except OSError:  # Process 0 has not started yet; the client will try again.
+                client.close()
+                continue
+            _start(_forward, client, service)
+            _start(self._receive, service, client)
+
+    def _receive(self, service: socket.socket, client: socket.socket) -> None:
+        _forward(service, client)
+        self._end("process 0 has died")
+
+
+def _forward(source: socket.socket, sink: socket.socket) -> None:
+    """Copies until `source` closes; the sink stays open."""
+    with contextlib.suppress(OSError):
+        while data := source.recv(1 << 16):
+            with contextlib.suppress(OSError):  # The sink is gone.
+                sink.sendall(data)
+
+
+def _start(target: Callable[..., None], *args: Any) -> None:
+    threading.Thread(target=target, args=args, daemon=True).start()
 
 
 def is_first() -> bool:
-    """Whether this is process 0, the one that writes what is written once."""
+    """Whether this is process 0, which writes the files that all processes share."""
     return jax.process_index() == 0
 
 
@@ -178,7 +248,7 @@ def of_first(value: int) -> int:
 
 
 def to_host(tree: NestedMap) -> NestedMap:
-    """The whole of every array as numpy arrays, in every process; all processes must call it."""
+    """Every array whole, as a numpy array, in every process; all processes must call it."""
     return tree.Transform(
         lambda leaf: (
             np.asarray(leaf)

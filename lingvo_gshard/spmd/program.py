@@ -1,4 +1,4 @@
-"""Program: the exported artifact, one file; needs no TensorFlow to load and run."""
+"""Program: the exported artifact in one file, which loads and runs without TensorFlow."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from lingvo_gshard.core import atomic_file
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import executable, specs
-
-if TYPE_CHECKING:
-    from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd import specs
 
 _MAGIC = b"lingvo_gshard program\n"
 _VERSION = 1
@@ -25,15 +22,15 @@ _LENGTH_BYTES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """An XLA program for all partitions, with what its caller must know.
+    """An XLA program for all partitions, with its arguments and results.
 
     Attributes:
       name: the function's name.
       exported: JAX's serialized, versioned export.
-      partitioning: the mesh, and the table that the dims below are read with.
-      arg_names, args: one name and one NestedMap of TensorSpec an argument.
+      partitioning: the mesh, and the table from the letters of the dims below to its axes.
+      arg_names, args: one name and one NestedMap of TensorSpec for each argument.
       results: NestedMap of TensorSpec.
-      donate: names of donated arguments.
+      donate: the names of the donated arguments.
     """
 
     name: str
@@ -44,55 +41,23 @@ class Program:
     results: NestedMap
     donate: tuple[str, ...]
 
-    def compile(self, devices: Sequence[Any] | None = None) -> executable.Executable:
-        """Compiles for `devices`, the first of JAX's by default.
-
-        Raises:
-          ValueError: more partitions than devices; a dtype that they lack; an export that this
-            version of JAX cannot read.
-        """
-        return executable.compile_program(self, devices)
-
     def save(self, path: str | pathlib.Path) -> None:
         """Writes one file: magic, sha256, header length, header (JSON), export."""
         header = json.dumps(_header(self), sort_keys=True).encode()
         body = len(header).to_bytes(_LENGTH_BYTES, "little") + header + self.exported
-        path = pathlib.Path(path)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_bytes(_MAGIC + hashlib.sha256(body).digest() + body)
-        partial.replace(path)  # A reader never sees half a file.
-
-
-def export(annotated: AnnotatedFn, partitioning: Partitioning) -> Program:
-    """Traces, annotates and lowers `annotated` for all partitions at once; needs no devices.
-
-    Raises:
-      ValueError: as annotated_fn.trace and dtypes.check.
-    """
-    from lingvo_gshard.spmd import lowering  # Loads TensorFlow, which running does not need.
-
-    exported, results = lowering.lower(annotated, partitioning)
-    return Program(
-        name=annotated.name,
-        exported=exported,
-        partitioning=partitioning,
-        arg_names=annotated.arg_names,
-        args=annotated.args,
-        results=results,
-        donate=annotated.donate,
-    )
+        atomic_file.write(path, _MAGIC + hashlib.sha256(body).digest() + body)
 
 
 def load(path: str | pathlib.Path) -> Program:
     """Reads a Program that `save` wrote.
 
     Raises:
-      FileNotFoundError: no such file.
-      ValueError: not a program's file, of another version, or damaged.
+      FileNotFoundError: there is no such file.
+      ValueError: the file holds no program, is of another version, or is damaged.
     """
     data = pathlib.Path(path).read_bytes()
     if not data.startswith(_MAGIC):
-        raise ValueError(f"{path}: is no program of lingvo_gshard.")
+        raise ValueError(f"{path}: this is no program of lingvo_gshard.")
     digest, body = (
         data[len(_MAGIC) :][:_DIGEST_BYTES],
         data[len(_MAGIC) + _DIGEST_BYTES :],
@@ -104,11 +69,13 @@ def load(path: str | pathlib.Path) -> Program:
     version = header["version"]
     if version > _VERSION:
         raise ValueError(
-            f"{path}: is of version {version}, made by a newer lingvo_gshard; this one reads "
-            f"version {_VERSION}."
+            f"{path}: the program has version {version}, made by a newer lingvo_gshard; this one "
+            f"reads version {_VERSION}."
         )
     if version < _VERSION:
-        raise ValueError(f"{path}: is of version {version}, expected {_VERSION}; export it again.")
+        raise ValueError(
+            f"{path}: the program has version {version}, not {_VERSION}; export it again."
+        )
     return _from_header(header, body[_LENGTH_BYTES + size :])
 
 

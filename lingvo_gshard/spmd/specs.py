@@ -1,4 +1,4 @@
-"""Trees of TensorSpec: as text and as JAX shardings."""
+"""Converts trees of TensorSpec to JAX shardings and to JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
+import ml_dtypes  # noqa: F401  (it registers the name bfloat16 with NumPy)
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
@@ -17,7 +17,7 @@ Named = list[tuple[str, TensorSpec]]
 
 
 def named_leaves(names: tuple[str, ...], trees: tuple[NestedMap, ...]) -> Named:
-    """[(name.path, spec)] over all trees, in the flat order of a program's arguments."""
+    """[(name.path, spec)] of all trees, in the order of a program's flat arguments."""
     return [
         (f"{name}.{path}", spec)
         for name, tree in zip(names, trees, strict=True)
@@ -28,7 +28,7 @@ def named_leaves(names: tuple[str, ...], trees: tuple[NestedMap, ...]) -> Named:
 def sharding(
     partitioning: Partitioning, spec: TensorSpec, mesh: jax.sharding.Mesh | AbstractMesh
 ) -> NamedSharding:
-    """The sharding of `spec` over `mesh`, whose axes are the partitioning's."""
+    """The sharding of `spec` over `mesh`, which has the partitioning's axes."""
     return NamedSharding(mesh, PartitionSpec(*partitioning.axes(spec.dims)))
 
 
@@ -37,12 +37,15 @@ def device_mesh(
     devices: Sequence[Any] | None = None,
     name: str = "device_mesh",
 ) -> jax.sharding.Mesh:
-    """The partitioning's mesh of `devices`, the first of JAX's by default.
+    """The partitioning's mesh as JAX's.
 
-    Place i of the mesh is devices[mesh.devices[i]]. `name` is for messages.
+    Args:
+      partitioning: its partition i runs on devices[mesh.devices[i]].
+      devices: jax.devices() by default.
+      name: the name in messages.
 
     Raises:
-      ValueError: more partitions than devices.
+      ValueError: there are more partitions than devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     mesh = partitioning.mesh
@@ -58,17 +61,17 @@ def device_mesh(
 def shardings(
     partitioning: Partitioning, tree: NestedMap, mesh: jax.sharding.Mesh | AbstractMesh
 ) -> NestedMap:
-    """The sharding of every spec of `tree` over `mesh`."""
+    """The sharding over `mesh` of every spec in `tree`."""
     return tree.Transform(lambda spec: sharding(partitioning, spec, mesh))
 
 
 def abstract_array(spec: TensorSpec, placed: NamedSharding) -> jax.ShapeDtypeStruct:
-    """The shape, dtype and sharding alone."""
+    """An array's shape, dtype and sharding, without its values."""
     return jax.ShapeDtypeStruct(spec.shape, np.dtype(spec.dtype), sharding=placed)
 
 
 def to_json(tree: Any) -> Any:
-    """A tree of TensorSpec as JSON values; a leaf becomes `dtype|2,3|BL`."""
+    """Converts a tree of TensorSpec to JSON values; a leaf becomes `dtype|2,3|BL`."""
     if isinstance(tree, dict):
         return {key: to_json(value) for key, value in sorted(tree.items())}
     if isinstance(tree, list):

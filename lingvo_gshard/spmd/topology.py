@@ -1,4 +1,4 @@
-"""Named TPU topologies: a Program is compiled for one with no TPU at hand, to read, not to run.
+"""Compiles a Program for a named TPU topology without a TPU, to be read and not run.
 
 The compiler is XLA's own, from the optional package libtpu (`make setup-tpu`).
 """
@@ -8,18 +8,16 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from jax.experimental import topologies
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import executable, specs
+from lingvo_gshard.spmd.program import Program
 
-if TYPE_CHECKING:
-    from lingvo_gshard.spmd.program import Program
-
-# Chips along each dimension of the torus. Generations 2 to 4 have two devices a chip, others one.
+# X, Y and Z count chips. A chip has two devices in generations 2 to 4, and one in the others.
 _FORMS = "v2:XxY, v3:XxY, v4:XxYxZ, v5e:XxY, v5p:XxYxZ, v6e:XxY"
 _FLAT = ("v2", "v3", "v5e", "v6e")
 _TORUS = ("v4", "v5p")
@@ -27,10 +25,10 @@ _EXAMPLES = "v3:2x2 is 8 cores, v3:32x32 the 2048 of the paper"
 
 
 class OutOfMemoryError(ValueError):
-    """A program that needs more memory than a device has.
+    """A program needs more memory than a device has.
 
     Attributes:
-      details: what the compiler says of it: how much it needs, and its largest buffers.
+      details: the compiler's message: how much it needs, and its largest buffers.
     """
 
     def __init__(self, message: str, details: str) -> None:
@@ -39,42 +37,42 @@ class OutOfMemoryError(ValueError):
 
 
 class TopologyExecutable(executable.Executable):
-    """A program compiled for a topology: its report and text can be read; to run it is refused."""
+    """A program compiled for a topology, with a report and a text; it can't be run."""
 
     def __call__(self, *args: NestedMap) -> NestedMap:
-        """ValueError: there is no device to run on."""
+        """Raises a ValueError, since there is no device to run on."""
         raise ValueError(self._refusal())
 
-    def place_arg(self, name: str, tree: NestedMap) -> NestedMap:
-        """ValueError: there is no device to place anything on."""
+    def place(self, name: str, tree: NestedMap) -> NestedMap:
+        """Raises a ValueError, since there is no device to place anything on."""
         raise ValueError(self._refusal())
 
     def _refusal(self) -> str:
         return (
             f"{self.program.name}: compiled for a topology, it can be read but not run; "
-            "Program.compile() is for devices at hand."
+            "executable.compile_program is for devices at hand."
         )
 
 
 def is_installed() -> bool:
-    """Whether the TPU compiler is."""
+    """Whether the TPU compiler is installed."""
     return importlib.util.find_spec("libtpu") is not None
 
 
 def devices(name: str) -> list[Any]:
-    """The devices of a topology, in its own order, such as `v3:8x8`'s 128 cores.
+    """The devices of a topology in its own order, such as the 128 cores of `v3:8x8`.
 
     Raises:
-      ValueError: libtpu is not installed, or it knows no such topology.
+      ValueError: libtpu is not installed, or does not know the topology.
     """
     _check_form(name)
     if not is_installed():
         raise ValueError(
             f"topology {name}: the TPU compiler is not installed; `make setup-tpu` installs libtpu."
         )
-    # Else libtpu asks the cloud's metadata server, for minutes, which machine this is.
+    # Otherwise libtpu spends minutes asking the cloud's metadata server about this machine.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    # Else libtpu lets one process at a time load it, which guards devices; here are none.
+    # Otherwise only one process at a time may load libtpu, to guard devices, of which we use none.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
     try:
         return list(topologies.get_topology_desc(topology_name=name, platform="tpu").devices)
@@ -84,10 +82,10 @@ def devices(name: str) -> list[Any]:
 
 
 def v3(num_cores: int) -> str:
-    """The TPU v3 of that many cores that is the nearest to a square: 2048 are `v3:32x32`.
+    """The topology of a TPU v3 with that many cores, as square as possible: v3(2048) is `v3:32x32`.
 
     Raises:
-      ValueError: not a power of two from 8 on.
+      ValueError: num_cores is not a power of two of 8 or more.
     """
     exponent = num_cores.bit_length() - 1
     if num_cores < 8 or num_cores != 2**exponent:
@@ -96,7 +94,7 @@ def v3(num_cores: int) -> str:
 
 
 def chip_places(name: str) -> tuple[tuple[int, ...], ...]:
-    """Of each device, in their order, its chip's place on the torus; ValueError as `devices`."""
+    """Each device's coordinates of its chip on the torus; ValueError as for `devices`."""
     rank = len(name.split("x"))
     return tuple(tuple(device.coords[:rank]) for device in devices(name))
 
@@ -106,8 +104,8 @@ def compile_program(program: Program, name: str) -> TopologyExecutable:
 
     Raises:
       OutOfMemoryError: the program needs more memory than a device has.
-      ValueError: as `devices`; the topology has fewer devices than the program partitions; or the
-        program needs what no device of this kind can do.
+      ValueError: as for `devices`; or the topology has fewer devices than the program has
+        partitions; or its devices can't run the program.
     """
     found = devices(name)
     if len(found) < program.partitioning.num_partitions:

@@ -309,7 +309,7 @@ class TPUEstimator:
         """The batch on its devices, of the rows that this process has of it."""
         spec, shardings = executable.spec(arg_name), executable.shardings(arg_name)
         whole = rows.assembled(batch, spec, shardings, self.input_share)
-        return executable.place_arg(arg_name, whole)
+        return executable.place(arg_name, whole)
 
     def _own_hooks(self) -> Callable[[int | None], list[TrainHook]]:
         config = self.config

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-from lingvo_gshard.spmd.executable import Executable
+from lingvo_gshard.spmd.executable import Executable, compile_program
 from lingvo_gshard.train import rows, steps
 from lingvo_gshard.train.rows import Share
 
@@ -39,7 +39,7 @@ class Programs:
         Raises:
           ValueError: init_fn's state is not of the state_spec.
         """
-        exported = program.export(steps.initializer(init_fn, self._state_spec), self._partitioning)
+        exported = lowering.export(steps.initializer(init_fn, self._state_spec), self._partitioning)
         made = dict(exported.results.state.FlattenItems())
         for path, spec in self._state_spec.FlattenItems():
             given = made.pop(path)
@@ -48,7 +48,7 @@ class Programs:
         if made:
             raise ValueError(f"init_fn: makes {', '.join(made)}, which state_spec lacks.")
         seeds = np.array([seed, 0], np.int32)
-        return exported.compile()(NestedMap(seed=seeds)).state
+        return compile_program(exported)(NestedMap(seed=seeds)).state
 
     def train(self, batch_spec: NestedMap, num_steps: int) -> Executable:
         """`num_steps` training steps in one call."""
@@ -77,7 +77,9 @@ class Programs:
     def _get(self, key: Any, annotated: Callable[[], AnnotatedFn]) -> Executable:
         with self._lock:
             if key not in self._compiled:
-                self._compiled[key] = program.export(annotated(), self._partitioning).compile()
+                self._compiled[key] = compile_program(
+                    lowering.export(annotated(), self._partitioning)
+                )
             return self._compiled[key]
 
 

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 
@@ -122,14 +123,15 @@ def _loop(
     dims = [spec.dims for tree in specs for spec in tree.Flatten()]
     num_state = len(state.Flatten())
     packed: list[NestedMap] = []
+    annotate = Annotator(partitioning).annotate
 
     def flat_step(*leaves: tf.Tensor) -> list[tf.Tensor]:
-        leaves = tuple(partitioning.annotate(x, d) for x, d in zip(leaves, dims, strict=True))
+        leaves = tuple(annotate(x, d) for x, d in zip(leaves, dims, strict=True))
         result = step(state.Pack(leaves[:num_state]), batches.Pack(leaves[num_state:]))
         result = result.Transform(tf.convert_to_tensor)
         packed.append(result)
         new = zip(result.state.Flatten(), dims[:num_state], strict=True)
-        return [partitioning.annotate(x, d) for x, d in new] + result.metrics.Flatten()
+        return [annotate(x, d) for x, d in new] + result.metrics.Flatten()
 
     # The loop needs its metrics' shapes beforehand, and a step is traced once alone.
     signature = [tf.TensorSpec(s.shape, tf.as_dtype(s.dtype)) for t in specs for s in t.Flatten()]

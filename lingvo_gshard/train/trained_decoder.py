@@ -11,7 +11,7 @@ from lingvo_gshard.input import decoding
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.train import steps
 from lingvo_gshard.train.run import Run, vocabulary_files
@@ -59,4 +59,4 @@ class _Exporter:
         batch = NestedMap(features=NestedMap({name: rows for name in names}))
         state = NestedMap(theta=self._model.state_spec.theta)
         annotated = steps.predictor(self._model.model_fn, self._params, state, batch)
-        return program.export(annotated, self._model.partitioning)
+        return lowering.export(annotated, self._model.partitioning)

@@ -7,6 +7,7 @@ import tensorflow as tf
 from lingvo_gshard.core import base_layer
 from lingvo_gshard.core.base_layer import BaseLayer, Init, WeightSpec
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 from tests.spmd import functions
@@ -57,7 +58,7 @@ def started():
     """theta by (partitions, seed)."""
     found = {}
     for n in (1, 8):
-        root = _Root.Params().Instantiate(functions.partitioning(n))
+        root = _Root.Params().Instantiate(Annotator(functions.partitioning(n)))
 
         def fn(seed, root=root):
             theta = root.InitTheta(seed.seed)

@@ -22,7 +22,7 @@ from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.train import steps
 from tests.layers import building
 from tests.spmd import functions
@@ -103,7 +103,7 @@ def made(tmp_path_factory):
         names = ("source_ids", "source_positions", "source_segment_ids")
         batch = NestedMap(features=NestedMap({name: rows for name in names}))
         state = NestedMap(theta=model.state_spec.theta)
-        return program.export(
+        return lowering.export(
             steps.predictor(model.model_fn, params, state, batch), model.partitioning
         )
 

@@ -16,6 +16,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import flat_beam_search
 from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.layers.cache import write_at
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
 from tests.decode import textbook
 from tests.decode.textbook import BOS, EOS, RandomModel
@@ -220,10 +221,10 @@ def _program(config, num_partitions, vocab_size=_VOCAB):
 
     def fn(model, asked):
         state = textbook.flat_state(config, model)
-        state.flat = parts.annotate(state.flat, "B__")
+        state.flat = Annotator(parts).annotate(state.flat, "B__")
         step = textbook.flat_step(config, model)
         found = flat_beam_search.search(
-            config, step, state, Requests(**asked), parts.annotate, textbook.flat_grow
+            config, step, state, Requests(**asked), Annotator(parts).annotate, textbook.flat_grow
         )
         return NestedMap({f.name: getattr(found, f.name) for f in dataclasses.fields(found)})
 

@@ -2,12 +2,13 @@
 
 import pytest
 
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 
 def test_a_compiled_step():
-    executable = program.export(functions.sgd_step(), functions.partitioning(4)).compile()
+    executable = compile_program(lowering.export(functions.sgd_step(), functions.partitioning(4)))
     report = executable.report()
     # Two weights and the loss are summed over the devices; XLA may join the sums.
     assert 1 <= report.count("all-reduce") <= 3
@@ -23,6 +24,6 @@ def test_a_compiled_step():
 
 
 def test_an_unknown_kind_is_refused():
-    executable = program.export(functions.sgd_step(), functions.partitioning(1)).compile()
+    executable = compile_program(lowering.export(functions.sgd_step(), functions.partitioning(1)))
     with pytest.raises(ValueError, match="No collective 'gather'"):
         executable.report().count("gather")

@@ -6,10 +6,12 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import compiled_text
 from lingvo_gshard.hlo.compiled_text import Collective, Loop
 from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 _TEXT = """
@@ -136,14 +138,14 @@ def test_a_compiled_loop_over_two_axes():
     def fn(state: NestedMap) -> NestedMap:
         def body(i, x_BM):
             product = tf.einsum("bm,mn->bn", x_BM, state.w_MM)
-            return i + 1, parts.annotate(tf.tanh(product), "BM")
+            return i + 1, Annotator(parts).annotate(tf.tanh(product), "BM")
 
         _, x_BM = tf.while_loop(lambda i, _: i < 5, body, [tf.constant(0), state.x_BM])
         return NestedMap(whole=annotate.replicate(x_BM))
 
     args = NestedMap(x_BM=functions.f32((6, 12), "BM"), w_MM=functions.f32((12, 12), "M_"))
     annotated = AnnotatedFn("loop", fn, ("state",), (args,))
-    report = program.export(annotated, parts).compile().report()
+    report = compile_program(lowering.export(annotated, parts)).report()
     rows, columns = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))
     assert [loop.trip_count for loop in report.loops] == [5]
     # Each product's 3 rows are summed over y in the loop; gathered over y, then over x, after it.

@@ -5,8 +5,9 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import hlo_cost, hlo_text
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 _ROWS, _WIDTH, _TRIPS = 16, 24, 5
@@ -52,7 +53,7 @@ def _power() -> AnnotatedFn:
 
 @pytest.fixture(scope="module")
 def power():
-    return program.export(_power(), functions.partitioning(8)).compile()
+    return compile_program(lowering.export(_power(), functions.partitioning(8)))
 
 
 def test_a_loops_body_counts_as_often_as_it_runs(power):

@@ -6,8 +6,9 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import hlo_text, trip_counts
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 
@@ -216,5 +217,5 @@ def test_compiled_loops(fn, trips):
         w_LMM=functions.f32((6, 5, 5), "___"), x_BM=TensorSpec((8, 5), "float32", "B_")
     )
     annotated = AnnotatedFn("loops", fn, ("state",), (args,))
-    text = program.export(annotated, functions.partitioning(2)).compile().as_text()
+    text = compile_program(lowering.export(annotated, functions.partitioning(2))).as_text()
     assert list(trip_counts.count(hlo_text.parse(text)).trip_counts.values()) == trips

@@ -10,9 +10,9 @@ import tensorflow as tf
 from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-from lingvo_gshard.spmd.executable import Executable
+from lingvo_gshard.spmd.executable import Executable, compile_program
 from tests.spmd import functions
 
 
@@ -54,4 +54,4 @@ def compile_fn(
 ) -> Executable:
     """Compiles `fn` of the named trees of specs for the paper's table on a number of devices."""
     annotated = AnnotatedFn("f", fn, tuple(args), tuple(args.values()), result_dims or {})
-    return program.export(annotated, functions.partitioning(num_partitions)).compile()
+    return compile_program(lowering.export(annotated, functions.partitioning(num_partitions)))

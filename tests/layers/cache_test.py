@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.cache import write_at
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 from tests.spmd import functions
@@ -19,7 +20,7 @@ def executable(request):
 
     def fn(state):
         cache = write_at(state.cache, state.new, state.place)
-        return NestedMap(cache=parts.annotate(cache, "BTD"))
+        return NestedMap(cache=Annotator(parts).annotate(cache, "BTD"))
 
     specs = NestedMap(
         cache=functions.f32((B, P, D), "BTD"),

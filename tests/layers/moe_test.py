@@ -13,10 +13,12 @@ from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.gating import CapacityBy
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.layers import building
 from tests.spmd import functions
 
@@ -77,7 +79,7 @@ def trained():
     @functools.cache
     def compiled_and_run(num_partitions, dispatch=Dispatch.EINSUM):
         parts = functions.partitioning(num_partitions)
-        layer = _params(dispatch=dispatch).Instantiate(parts, "moe")
+        layer = _params(dispatch=dispatch).Instantiate(Annotator(parts), "moe")
         specs = building.theta_specs(layer)
         dims = {f"d_theta.{path}": spec.dims for path, spec in specs.FlattenItems()}
         dims |= {"y_BLM": "BLM", "d_x_BLM": "BLM"}
@@ -119,7 +121,9 @@ def test_forward_and_backward_are_four_all_to_alls(trained, num_partitions, disp
 @pytest.mark.parametrize("dispatch", Dispatch)
 @pytest.mark.parametrize("num_partitions", _COUNTS)
 def test_forward_is_two_all_to_alls(num_partitions, dispatch):
-    layer = _params(dispatch=dispatch).Instantiate(functions.partitioning(num_partitions), "moe")
+    layer = _params(dispatch=dispatch).Instantiate(
+        Annotator(functions.partitioning(num_partitions)), "moe"
+    )
     executable = building.compile_fn(
         _forward(layer),
         num_partitions,
@@ -143,7 +147,7 @@ _EXPERTS_X_DATA = Partitioning.from_dict(
 
 @functools.cache
 def _four_experts(parts, dispatch):
-    layer = _params(num_experts=4, dispatch=dispatch).Instantiate(parts, "moe")
+    layer = _params(num_experts=4, dispatch=dispatch).Instantiate(Annotator(parts), "moe")
     specs = building.theta_specs(layer)
     dims = {f"d_theta.{path}": spec.dims for path, spec in specs.FlattenItems()}
     annotated = AnnotatedFn(
@@ -153,7 +157,7 @@ def _four_experts(parts, dispatch):
         (specs, _SPECS),
         dims | {"y_BLM": "BLM", "d_x_BLM": "BLM"},
     )
-    executable = program.export(annotated, parts).compile()
+    executable = compile_program(lowering.export(annotated, parts))
     return executable, executable(building.random_theta(layer), _arrays())
 
 
@@ -218,7 +222,7 @@ def test_each_token_gets_its_two_experts_mixed_by_their_gates():
 
 
 def test_padding_is_zero_and_changes_nothing_for_the_others(trained):
-    layer = _params().Instantiate(functions.partitioning(1), "moe")
+    layer = _params().Instantiate(Annotator(functions.partitioning(1)), "moe")
     arrays = _arrays()
     noise = np.random.default_rng(8).standard_normal((B, L, M)).astype("float32") * 9
     arrays.x_BLM = np.where(arrays.real_BL[..., None] > 0, arrays.x_BLM, noise)
@@ -261,11 +265,11 @@ def test_a_group_size_that_does_not_divide_is_refused():
 
 def test_groups_that_indices_cannot_deal_to_the_partitions_are_refused():
     parts = functions.partitioning(2)
-    layer = _params(group_size=32, dispatch=Dispatch.GATHER).Instantiate(parts, "moe")
+    layer = _params(group_size=32, dispatch=Dispatch.GATHER).Instantiate(Annotator(parts), "moe")
     args = (building.theta_specs(layer), _SPECS)
     annotated = AnnotatedFn("moe", _forward(layer), ("theta", "batch"), args, {"y_BLM": "BLM"})
     with pytest.raises(ValueError, match=r"moe: dispatch GATHER .* 3 groups .* 2 partitions"):
-        program.export(annotated, parts)
+        lowering.export(annotated, parts)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.projection import matmul, project
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 
 
 def _normal(*shape):
@@ -60,6 +61,6 @@ def test_the_gradient_of_a_weight_turns_the_narrower_rows(depth, width):
     specs = shapes.Transform(lambda shape: TensorSpec(shape, "float32", "__"))
     partitioning = Partitioning.from_dict(Mesh.flat(1), {})
     annotated = AnnotatedFn("gradient", fn, ("args",), (specs,))
-    text = program.export(annotated, partitioning).compile().as_text()
+    text = compile_program(lowering.export(annotated, partitioning)).as_text()
     dots = re.findall(r"f32\[(\d+),(\d+)\]\S* dot\(", text)
     assert dots == [(str(min(depth, width)), str(max(depth, width)))]

@@ -9,10 +9,12 @@ from lingvo_gshard.layers import ragged_experts
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Choice, Gating, SecondExpert
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.layers import building
 from tests.spmd import functions
 
@@ -103,7 +105,7 @@ _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
 )
 def test_partitioned_equals_unpartitioned(parts, num_experts, collectives):
     params, batch = _params(num_experts), _batch()
-    layer, theta = params.Instantiate(parts, "moe"), _theta(params)
+    layer, theta = params.Instantiate(Annotator(parts), "moe"), _theta(params)
 
     def fn(theta, batch):
         y_BLM, _ = layer.FProp(theta, batch.x_BLM, batch.real_BL, Context(Mode.DECODE))
@@ -112,7 +114,7 @@ def test_partitioned_equals_unpartitioned(parts, num_experts, collectives):
     specs = NestedMap(x_BLM=functions.f32((B, L, M), "BLM"), real_BL=functions.f32((B, L), "BL"))
     args = (building.theta_specs(layer), specs)
     annotated = AnnotatedFn("moe", fn, ("theta", "batch"), args, {"y_BLM": "BLM"})
-    run = program.export(annotated, parts).compile()
+    run = compile_program(lowering.export(annotated, parts))
     want = _eager(params, theta, batch, Mode.TRAIN)
     np.testing.assert_allclose(run(theta, batch).y_BLM, want, rtol=1e-4, atol=1e-5)
     report = run.report()

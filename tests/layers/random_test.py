@@ -10,6 +10,7 @@ import tensorflow as tf
 from lingvo_gshard.core.base_layer import fold_seed
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import random
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 from tests.spmd import functions
@@ -62,8 +63,8 @@ def made():
         def fn(batch, parts=parts):
             uniform = random.random_uniform(_SHAPE, batch.seed)
             mask = random.random_mask(_SHAPE, batch.seed, 0.3)
-            x_BLM = batch.x_BLM * parts.annotate(uniform, "BLM")
-            return NestedMap(x_BLM=tf.where(parts.annotate(mask, "BLM"), x_BLM, -1.0))
+            x_BLM = batch.x_BLM * Annotator(parts).annotate(uniform, "BLM")
+            return NestedMap(x_BLM=tf.where(Annotator(parts).annotate(mask, "BLM"), x_BLM, -1.0))
 
         specs = NestedMap(x_BLM=functions.f32(_SHAPE, "BLM"), seed=TensorSpec((2,), "int32", "_"))
         executable = building.compile_fn(fn, n, {"x_BLM": "BLM"}, batch=specs)

@@ -11,7 +11,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.repeat import Loop, Remat, recomputed
-from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.sharding.annotator import Annotator
+from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.layers import building
 from tests.spmd import functions
@@ -127,7 +128,9 @@ def test_a_tpus_loops_keep_one_copy_of_the_weights():
     stack = functions.f32((R, m, m), "RMH")
 
     def step(state, batch):
-        loop = Loop(_block, R, parts, x_dims="BM", shared_dims=["BM"], weight_dims=["MH"])
+        loop = Loop(
+            _block, R, Annotator(parts), x_dims="BM", shared_dims=["BM"], weight_dims=["MH"]
+        )
         with tf.GradientTape() as tape:
             tape.watch(state.w)
             y, _ = loop(batch.x, [batch.x], [state.w], Remat.BLOCK)
@@ -136,7 +139,7 @@ def test_a_tpus_loops_keep_one_copy_of_the_weights():
 
     batch = NestedMap(x=functions.f32((64, m), "BM"))
     trees = (NestedMap(w=stack), batch)
-    exported = program.export(AnnotatedFn("step", step, ("state", "batch"), trees), parts)
+    exported = lowering.export(AnnotatedFn("step", step, ("state", "batch"), trees), parts)
     if not topology.is_installed():
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
             topology.compile_program(exported, "v3:2x2")

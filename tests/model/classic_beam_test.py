@@ -10,6 +10,7 @@ from bench import classic_beam
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import flat_beam_search
 from lingvo_gshard.decode.beam import BeamSearch, Requests
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 from tests.model import small_task
@@ -24,7 +25,7 @@ _CONFIG = BeamSearch(4, 9, 0.0, min_stage_places=12)
 
 def _found(theta, features, is_flat):
     parts = functions.partitioning(2)
-    task = small_task.task_params().Instantiate(parts)
+    task = small_task.task_params().Instantiate(Annotator(parts))
 
     def fn(theta, features):
         if is_flat:
@@ -39,7 +40,9 @@ def _found(theta, features, is_flat):
             state = classic_beam.init_state(task, theta, features, _CONFIG)
             step = classic_beam.decode_step(task, theta, _CONFIG)
         requests = Requests.alike(B, _CONFIG.max_steps)
-        found = flat_beam_search.search(_CONFIG, step, state, requests, parts.annotate, grow)
+        found = flat_beam_search.search(
+            _CONFIG, step, state, requests, Annotator(parts).annotate, grow
+        )
         told = dataclasses.replace(found, attention=tf.zeros([]))
         return NestedMap({f.name: getattr(told, f.name) for f in dataclasses.fields(told)})
 

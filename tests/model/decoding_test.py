@@ -15,6 +15,7 @@ from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.gating import CapacityBy
 from lingvo_gshard.layers.repeat import Layers
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 from tests.model import small_task
@@ -76,11 +77,11 @@ def theta():
 
 def _found(theta, num_partitions, layers_as, features):
     parts = functions.partitioning(num_partitions)
-    task = _task(parts, layers_as)
+    task = _task(Annotator(parts), layers_as)
     specs = features.Transform(lambda x: TensorSpec(x.shape, "int32", "BL"))
     dims = {"ids": "B__", "lengths": "B_", "scores": "B_", "token_log_probs": "B__"}
     run = building.compile_fn(
-        _search(task, parts.annotate),
+        _search(task, Annotator(parts).annotate),
         num_partitions,
         {**dims, "attention": "B___"},
         theta=building.theta_specs(task),

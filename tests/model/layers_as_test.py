@@ -14,7 +14,8 @@ from lingvo_gshard.layers import stacking
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train import steps
 from params.experiment import TranslationExperiment
 from tests.layers import building
@@ -155,7 +156,9 @@ def test_steps_in_a_loop_over_layers_in_a_loop_are_one_step_after_the_other(step
     params, parts = _params(*_LOOP), functions.partitioning(2)
     model, specs = TranslationModel(params, parts), small_task.batch_specs()
     step = steps.train_step(model.model_fn, params)
-    both = program.export(steps.trainer(step, model.state_spec, specs, 2, parts), parts).compile()
+    both = compile_program(
+        lowering.export(steps.trainer(step, model.state_spec, specs, 2, parts), parts)
+    )
     batch = small_task.random_batch(3)
     got = both(stacking.stacked(_start(), 2), batch.Transform(lambda x: np.stack([x, x])))
     want = step_of(_LOOP, 2)(step_of(_LOOP, 2)(_start()).state)

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 from tests.model import small_task
@@ -30,7 +31,7 @@ def trained(theta):
     """Loss, metrics and gradients in TRAIN mode, by number of partitions."""
     found = {}
     for n in (1, 2, 4, 8):
-        task = small_task.task_params().Instantiate(functions.partitioning(n))
+        task = small_task.task_params().Instantiate(Annotator(functions.partitioning(n)))
 
         def fn(theta, batch, seed, task=task):
             leaves, context = theta.Flatten(), Context(Mode.TRAIN, seed.seed)

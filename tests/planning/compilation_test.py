@@ -9,7 +9,7 @@ from lingvo_gshard.hlo import hlo_text
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.planning import compilation
 from lingvo_gshard.planning.compilation import Compiled, Sizes
-from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd import lowering, topology
 
 # Large enough that to send tokens costs less than to send experts. Two experts a group, so that
 # no shape of experts is one of groups.
@@ -17,7 +17,7 @@ _SMALL = Sizes(model_dim=32, hidden_dim=96, tokens=52, experts=2)
 
 
 def _compiled(make, num_partitions):
-    exported = program.export(
+    exported = lowering.export(
         make(num_partitions, _SMALL), compilation.partitioning(num_partitions)
     )
     return topology.compile_program(exported, topology.v3(num_partitions))

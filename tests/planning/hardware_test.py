@@ -10,7 +10,7 @@ from lingvo_gshard.planning import hardware
 from lingvo_gshard.planning.hardware import GENERATIONS, Torus
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 
 _V3 = GENERATIONS["v3"]
@@ -125,7 +125,7 @@ def test_the_compilers_own_rates_and_capacity(name, cores):
 
     def compiled(fn):
         return topology.compile_program(
-            program.export(AnnotatedFn("one", fn, ("args",), args), parts), name
+            lowering.export(AnnotatedFn("one", fn, ("args",), args), parts), name
         ).report()
 
     product = compiled(lambda args: NestedMap(y=args.a @ args.b))

@@ -24,7 +24,8 @@ from lingvo_gshard.planning.memory import GIB
 from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd import lowering, topology
+from lingvo_gshard.spmd.executable import compile_program
 
 _PLACES = tuple((x, y) for x in range(2) for y in range(2) for _ in range(2))
 _TINY = {
@@ -59,13 +60,13 @@ def cpu():
     """The devices at hand in place of a topology's; keeps what was compiled."""
     compiled = []
 
-    def compile_program(exported, name):
+    def compile_here(exported, name):
         assert name == "v3:2x2"
-        compiled.append(exported.compile())
+        compiled.append(compile_program(exported))
         return compiled[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(topology, "compile_program", compile_program)
+        patch.setattr(topology, "compile_program", compile_here)
         patch.setattr(topology, "chip_places", lambda name: _PLACES)
         yield compiled
 
@@ -93,7 +94,7 @@ def model():
 def test_memory_is_that_of_the_arrays(made, model):
     kept, compiled = made
     specs = model.state_spec
-    state = compiled.place_arg("state", specs.Transform(lambda s: np.zeros(s.shape, s.dtype)))
+    state = compiled.place("state", specs.Transform(lambda s: np.zeros(s.shape, s.dtype)))
 
     def gib(tree):
         first = jax.devices()[0]
@@ -237,7 +238,7 @@ def test_a_refusal_for_memory_is_a_plan_that_does_not_fit(
     def refuse(exported, name):
         raise topology.OutOfMemoryError("too large", details)
 
-    monkeypatch.setattr(program, "export", lambda *_: made[1].program)
+    monkeypatch.setattr(lowering, "export", lambda *_: made[1].program)
     monkeypatch.setattr(topology, "compile_program", refuse)
     kept = planner.make(_request())
     assert not kept.fits and kept.cost is None

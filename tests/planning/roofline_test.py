@@ -12,7 +12,7 @@ from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.planning import roofline
 from lingvo_gshard.planning.categories import Category
 from lingvo_gshard.planning.hardware import GENERATIONS, Torus
-from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
 
@@ -80,7 +80,7 @@ def _powers(unrolled: bool) -> AnnotatedFn:
 def test_costs_add_up_to_the_compilers_optimal_seconds(unrolled):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
-    exported = program.export(_powers(unrolled), functions.partitioning(8))
+    exported = lowering.export(_powers(unrolled), functions.partitioning(8))
     compiled = topology.compile_program(exported, "v3:2x2")
     costs = hlo_cost.costs(hlo_text.parse(compiled.as_text()))
     assert sum(cost.flops * cost.times for cost in costs) == 2 * _TRIPS * _WIDTH**3

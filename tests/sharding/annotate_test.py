@@ -6,10 +6,12 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 _ORDER = (3, 1, 0, 2, 7, 5, 6, 4)
@@ -60,7 +62,7 @@ def _fn(how):
 @pytest.mark.parametrize("name", _ANNOTATIONS)
 def test_partitioned_equals_numpy(name):
     fn = _fn(_ANNOTATIONS[name])
-    executable = program.export(fn, _EIGHT).compile()
+    executable = compile_program(lowering.export(fn, _EIGHT))
     batch = functions.randoms(fn.args[0], 1)
     got = executable(batch)
     y = np.einsum("abc,cd->abd", batch.x, batch.w)
@@ -86,12 +88,12 @@ def test_parts_lie_where_arguments_of_the_same_dims_lie(dims):
     parts = Partitioning.from_dict(_EIGHT.mesh, {"B": "x", "H": "y"})
     fn = AnnotatedFn(
         "twice",
-        lambda batch: NestedMap(y=parts.annotate(batch.x * 2.0, dims)),
+        lambda batch: NestedMap(y=Annotator(parts).annotate(batch.x * 2.0, dims)),
         ("batch",),
         (NestedMap(x=functions.f32((8, 16, 24), dims)),),
         {"y": dims},
     )
-    executable = program.export(fn, parts).compile()
+    executable = compile_program(lowering.export(fn, parts))
     assert sum(count for _, count in executable.report().collectives) == 0
     y = executable(functions.randoms(fn.args[0], 1)).y
     assert y.addressable_shards[0].data.shape == parts.shard_shape(fn.args[0].x)
@@ -106,7 +108,7 @@ def test_two_assignments_differ_in_who_talks_to_whom(assignment):
         return NestedMap(y=tf.reduce_sum(parts, 1))
 
     args = (NestedMap(x=functions.f32((6, 12), "__")),)
-    executable = program.export(AnnotatedFn("rows", fn, ("batch",), args), _GRID).compile()
+    executable = compile_program(lowering.export(AnnotatedFn("rows", fn, ("batch",), args), _GRID))
     batch = functions.randoms(args[0], 1)
     np.testing.assert_allclose(executable(batch).y, (batch.x**2).sum(1), rtol=1e-5)
     (reduced,) = (c for c in executable.report().collective_ops if c.kind == "all-reduce")
@@ -154,7 +156,7 @@ def test_what_makes_no_sense_is_refused(graph_tensor, use, message):
         ("split", lambda t: annotate.split(t, 0, 2)),
         ("shard", lambda t: annotate.shard(t, [[0], [1]])),
         ("mesh_split", lambda t: annotate.mesh_split(t, Mesh.flat(2), ("d", None))),
-        ("annotate", lambda t: _EIGHT.annotate(t, "BM")),
+        ("annotate", lambda t: Annotator(_EIGHT).annotate(t, "BM")),
     ],
 )
 def test_a_value_has_no_partitions(name, use):

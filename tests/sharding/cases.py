@@ -10,8 +10,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import executable, program
+from lingvo_gshard.spmd import executable, lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 
 # Along two, the first is split two ways.
 Split = int | tuple[int, int] | None
@@ -50,7 +51,9 @@ def check(cases: Mapping[str, Case], num_partitions: int) -> executable.Executab
             for name, case in cases.items()
         }
     )
-    compiled = program.export(_fn(cases, batch, num_partitions), _flat(num_partitions)).compile()
+    compiled = compile_program(
+        lowering.export(_fn(cases, batch, num_partitions), _flat(num_partitions))
+    )
     got = compiled(batch)
     for name, case in cases.items():
         want = _evaluate(case, [tf.constant(x) for x in batch[name].Flatten()], None)

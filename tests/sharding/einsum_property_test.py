@@ -10,8 +10,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 _MESH = Mesh(("x", "y"), (2, 4))
@@ -61,7 +62,7 @@ def test_partitioned_equals_numpy(drawn):
         {f"x{i}": functions.f32(shape, "_" * len(shape)) for i, shape in enumerate(shapes)}
     )
     made = AnnotatedFn("einsum", fn, ("batch",), (args,))
-    executable = program.export(made, Partitioning(_MESH, ())).compile()
+    executable = compile_program(lowering.export(made, Partitioning(_MESH, ())))
     batch = functions.randoms(args, 1)
     got = executable(batch)
     y = np.einsum(equation, batch.x0, batch.x1)

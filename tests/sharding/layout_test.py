@@ -3,6 +3,7 @@
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -71,7 +72,7 @@ def test_annotate_wants_a_letter_for_each_dim():
     with tf.Graph().as_default():
         x = tf.zeros([2, 3], name="states")
         with pytest.raises(ValueError, match=r"annotate: states.* rank 2, but dims 'BLM' name 3"):
-            _FLAT.annotate(x, "BLM")
+            Annotator(_FLAT).annotate(x, "BLM")
 
 
 def test_a_dim_is_named_once():
@@ -82,7 +83,7 @@ def test_a_dim_is_named_once():
         x = tf.zeros([2, 3, 2], name="states")
         message = r"annotate: states:0 of shape \(2, 3, 2\): dims 'BLB' name B twice"
         with pytest.raises(ValueError, match=message):
-            _FLAT.annotate(x, "BLB")
+            Annotator(_FLAT).annotate(x, "BLB")
 
 
 def test_order_of_the_table_does_not_matter():

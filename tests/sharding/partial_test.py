@@ -6,10 +6,12 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import partial
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 _K = {"even": 24, "uneven": 21}
@@ -39,9 +41,11 @@ def _late(parts, batch):
 
 
 def _eager(parts, batch):
+    annotate = Annotator(parts).annotate
+
     def product(a, b):
-        product = tf.einsum("AK,KB->AB", parts.annotate(a, "AK"), parts.annotate(b, "KB"))
-        return parts.annotate(product, "AB")
+        product = tf.einsum("AK,KB->AB", annotate(a, "AK"), annotate(b, "KB"))
+        return annotate(product, "AB")
 
     uv_AB, xy_AB = product(batch.u_AK, batch.v_KB), product(batch.x_AK, batch.y_KB)
     return NestedMap(chain_AC=uv_AB @ batch.w_BC, sum_AB=uv_AB + xy_AB)
@@ -60,7 +64,9 @@ def _compiled(how, parts, k, results):
             loss = tf.reduce_sum(y.chain_AC**2) + tf.reduce_sum(tf.sin(y.sum_AB))
         return NestedMap(y=y, d=batch.Pack(tape.gradient(loss, leaves)))
 
-    return program.export(AnnotatedFn("partial", fn, ("batch",), (_arguments(k),)), parts).compile()
+    return compile_program(
+        lowering.export(AnnotatedFn("partial", fn, ("batch",), (_arguments(k),)), parts)
+    )
 
 
 def _whole(parts, batch):
@@ -112,7 +118,7 @@ def test_other_dims_stay_split_over_other_axes():
         return NestedMap(y_AB=product.reduce())
 
     made = AnnotatedFn("rows", fn, ("batch",), (args,), {"y_AB": "AB"})
-    executable = program.export(made, parts).compile()
+    executable = compile_program(lowering.export(made, parts))
     batch = functions.randoms(args, 2)
     y_AB = executable(batch).y_AB
     np.testing.assert_allclose(y_AB, batch.u_AK @ batch.v_KB, rtol=1e-4, atol=1e-4)

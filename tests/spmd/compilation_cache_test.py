@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
 from tests.spmd import functions
 
 _RUN_SAVED = """
@@ -21,9 +21,10 @@ counts = collections.Counter()
 monitoring.register_event_listener(lambda event, **_: counts.update([event.split("/")[-1]]))
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd.executable import compile_program
 data = np.load(sys.argv[2])
 weights = NestedMap(wi_MH=data["wi_MH"], wo_HV=data["wo_HV"])
-executable = program.load(sys.argv[1]).compile()
+executable = compile_program(program.load(sys.argv[1]))
 batch = NestedMap(x_BM=data["x_BM"], y_BV=data["y_BV"])
 for _ in range(3):
     result = executable(weights, batch)
@@ -42,9 +43,10 @@ from jax import monitoring
 counts = collections.Counter()
 monitoring.register_event_listener(lambda event, **_: counts.update([event.split("/")[-1]]))
 from lingvo_gshard.planning import compilation
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd.executable import compile_program
 annotated = compilation.forward_and_backward(2, compilation.Sizes(8, 12, 16, 2))
-program.export(annotated, compilation.partitioning(2)).compile()
+compile_program(lowering.export(annotated, compilation.partitioning(2)))
 print(json.dumps(counts))
 """
 
@@ -53,7 +55,7 @@ print(json.dumps(counts))
 def files(tmp_path_factory):
     """A saved program and its arrays."""
     folder, fn = tmp_path_factory.mktemp("saved"), functions.sgd_step()
-    program.export(fn, functions.partitioning(4)).save(folder / "sgd.program")
+    lowering.export(fn, functions.partitioning(4)).save(folder / "sgd.program")
     weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))
     np.savez(folder / "in.npz", **weights, **batch)
     return [str(folder / "sgd.program"), str(folder / "in.npz")]

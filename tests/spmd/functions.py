@@ -4,6 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
@@ -48,12 +49,13 @@ def sgd_step() -> AnnotatedFn:
 
 def moe_dispatch(parts: Partitioning) -> AnnotatedFn:
     """Dispatch, experts, combine: the einsums of the paper's Algorithm 2."""
+    annotate = Annotator(parts).annotate
 
     def fn(weights: NestedMap, batch: NestedMap) -> NestedMap:
         sent = tf.einsum("gsec,gsm->egcm", batch.mask_GSEC, batch.x_GSM)
-        sent = parts.annotate(sent, "EGCM")
+        sent = annotate(sent, "EGCM")
         hidden = tf.nn.relu(tf.einsum("egcm,emh->egch", sent, weights.wi_EMH))
-        back = parts.annotate(tf.einsum("egch,ehm->gecm", hidden, weights.wo_EHM), "GECM")
+        back = annotate(tf.einsum("egch,ehm->gecm", hidden, weights.wo_EHM), "GECM")
         return NestedMap(y_GSM=tf.einsum("gsec,gecm->gsm", batch.mask_GSEC, back))
 
     weights = NestedMap(wi_EMH=f32((8, 5, 6), "EMH"), wo_EHM=f32((8, 6, 5), "EHM"))

@@ -1,44 +1,65 @@
-"""Two processes of two devices each compute what one process of four does."""
+"""Two processes of two devices each compute what one of four does; when one ends, both end."""
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import peers, processes, program
+from lingvo_gshard.spmd import lowering, processes
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 # Loads the saved programs and runs each: the train step three times, on its own new weights.
 _PROCESS = """
 import json, sys
+import numpy as np
 from lingvo_gshard.spmd import environment
 environment.prepare(num_devices=2)
-from lingvo_gshard.spmd import processes, peers, program
+from lingvo_gshard.spmd import processes, program
+from lingvo_gshard.spmd.executable import compile_program
 folder, coordinator, process_id = sys.argv[1:]
-processes.initialize(processes.Processes(coordinator, 2, int(process_id), timeout_secs=60))
-import jax, numpy as np
-from tests.spmd import functions
-assert len(jax.local_devices()) == 2
-counts = {}
-for name in ("moe", "sgd"):
-    saved = program.load(f"{folder}/{name}")
-    executable = saved.compile()
-    weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(saved.args))
-    before = weights.Transform(np.copy)
-    result = executable(weights, batch)
-    for a, b in zip(weights.Flatten(), before.Flatten(), strict=True):
-        np.testing.assert_array_equal(a, b)  # Also a donated argument's numpy arrays.
-    for _ in range(2 if name == "sgd" else 0):
-        result = executable(result.weights, batch)
-    whole = processes.to_host(result)
-    np.savez(f"{folder}/{name}{process_id}.npz", **dict(whole.FlattenItems()))
-    counts[name] = executable.report().collectives
-print(json.dumps(counts))
+def place_own_rows(executable, batch):
+    own = batch.Transform(lambda x: np.split(x, 2)[int(process_id)])
+    placed = processes.to_host(executable.place("batch", own))
+    for a, b in zip(placed.Flatten(), batch.Flatten(), strict=True):
+        np.testing.assert_array_equal(a, b)
+    try:
+        executable.place("batch", own.Transform(lambda x: x[:4]))
+    except ValueError as error:
+        expected = "[4, 7, 8, 3] given, float32[16, 7, 8, 3], or [8, 7, 8, 3], this process's share"
+        assert expected in str(error), error
+    else:
+        raise AssertionError("Half of a share was taken.")
+def run():
+    import jax
+    from tests.spmd import functions
+    assert len(jax.local_devices()) == 2
+    counts = {}
+    for name in ("moe", "sgd"):
+        saved = program.load(f"{folder}/{name}")
+        executable = compile_program(saved)
+        weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(saved.args))
+        before = weights.Transform(np.copy)
+        if name == "moe":
+            place_own_rows(executable, batch)
+        result = executable(weights, batch)
+        for a, b in zip(weights.Flatten(), before.Flatten(), strict=True):
+            np.testing.assert_array_equal(a, b)  # Also a donated argument's numpy arrays.
+        for _ in range(2 if name == "sgd" else 0):
+            result = executable(result.weights, batch)
+        whole = processes.to_host(result)
+        np.savez(f"{folder}/{name}{process_id}.npz", **dict(whole.FlattenItems()))
+        counts[name] = executable.report().collectives
+    print(json.dumps(counts))
+with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeout_secs=60)):
+    run()
 """
 
 
@@ -48,34 +69,35 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _run_processes(folder: str) -> list[str]:
-    """What each process prints; fails with what it says when one fails."""
+def _start(code: str, *args: str) -> list[subprocess.Popen]:
+    """Two processes that run `code`, each with `args`, the coordinator and its number."""
     keep = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    command = [sys.executable, "-c", _PROCESS, folder, f"127.0.0.1:{_free_port()}"]
-    started = [
-        subprocess.Popen(
-            [*command, str(i)], env=keep, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        for i in range(2)
-    ]
+    command = [sys.executable, "-c", code, *args, f"127.0.0.1:{_free_port()}"]
+    pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
+    return [subprocess.Popen([*command, str(i)], env=keep, text=True, **pipes) for i in range(2)]
+
+
+def _finish(started: list[subprocess.Popen]) -> list[tuple[str, str]]:
+    """What each process printed to standard output and standard error."""
     try:
-        done = [process.communicate(timeout=180) for process in started]
+        return [process.communicate(timeout=180) for process in started]
     finally:
         for process in started:
             process.kill()
-    assert [process.returncode for process in started] == [0, 0], [err[-2000:] for _, err in done]
-    return [out for out, _ in done]
 
 
 def test_two_processes_equal_one(tmp_path):
     parts = functions.partitioning(4)
     fns = {"moe": functions.moe_dispatch(parts), "sgd": functions.sgd_step()}
-    programs = {name: program.export(fn, parts) for name, fn in fns.items()}
+    programs = {name: lowering.export(fn, parts) for name, fn in fns.items()}
     for name, saved in programs.items():
         saved.save(tmp_path / name)
-    counts = [json.loads(out.splitlines()[-1]) for out in _run_processes(str(tmp_path))]
+    started = _start(_PROCESS, str(tmp_path))
+    printed = _finish(started)
+    assert [process.returncode for process in started] == [0, 0], printed
+    counts = [json.loads(out.splitlines()[-1]) for out, _ in printed]
     for name, saved in programs.items():
-        executable = saved.compile()
+        executable = compile_program(saved)
         weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(saved.args))
         want = executable(weights, batch)
         for _ in range(2 if name == "sgd" else 0):
@@ -91,9 +113,9 @@ def test_two_processes_equal_one(tmp_path):
 
 def test_to_host_gives_whole_arrays_in_one_process_too():
     parts = functions.partitioning(4)
-    executable = program.export(functions.sgd_step(), parts).compile()
+    executable = compile_program(lowering.export(functions.sgd_step(), parts))
     batch = functions.randoms(executable.program.args[1], 1)
-    back = processes.to_host(executable.place_arg("batch", batch))
+    back = processes.to_host(executable.place("batch", batch))
     assert isinstance(back, NestedMap) and isinstance(back.x_BM, np.ndarray)
     np.testing.assert_array_equal(back.x_BM, batch.x_BM)
 
@@ -113,6 +135,51 @@ def test_a_place_that_is_none_is_refused(coordinator, process_id, message):
         processes.Processes(coordinator, 2, process_id)
 
 
+# Once both have met, `ends` happens in process `which`; the other one goes on in collectives.
+_ENDS = """
+import os, signal, sys, time
+from lingvo_gshard.spmd import environment
+environment.prepare(num_devices=1)
+from lingvo_gshard.spmd import processes
+which, ends, coordinator, process_id = sys.argv[1:]
+settings = processes.Processes(coordinator, 2, int(process_id), 60, heartbeat_timeout_secs=6)
+with processes.joined(settings):
+    processes.of_first(1)
+    if process_id == which and ends == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if process_id == which and ends == "fails":
+        raise ValueError("the disk is full")
+    if process_id == which and ends == "leaves":
+        time.sleep(3)
+    for _ in range(10**6 if ends != "leaves" else 0):
+        processes.of_first(1)
+"""
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    ("ends", "status", "why"),
+    [("dies", -signal.SIGKILL, "has died"), ("fails", 1, "has failed: the disk is full")],
+)
+def test_when_one_process_ends_the_other_names_it_and_ends(which, ends, status, why):
+    started = _start(_ENDS, str(which), ends)
+    assert started[which].wait(timeout=60) == status
+    ended = time.monotonic()
+    assert started[1 - which].wait(timeout=60) == processes.EXIT_STATUS
+    assert time.monotonic() - ended < 20
+    errors = [err.splitlines() for _, err in _finish(started)]
+    line = f"Process {1 - which} ends: process {which} {why}. Start all of them again."
+    assert errors[1 - which][-1] == line
+    if ends == "fails":
+        assert errors[which][-1] == f"Process {which} of 2 ends: the disk is full"
+
+
+def test_a_process_that_is_done_waits_for_the_other():
+    started = _start(_ENDS, "1", "leaves")
+    printed = _finish(started)
+    assert [process.returncode for process in started] == [0, 0], printed
+
+
 _ALONE = """
 import sys
 from lingvo_gshard.spmd import environment
@@ -129,7 +196,7 @@ def test_a_process_to_which_nobody_comes_says_so_and_ends(process_id):
     coordinator = f"127.0.0.1:{_free_port()}"
     command = [sys.executable, "-c", _ALONE, coordinator, str(process_id)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (peers.EXIT_STATUS, "")
+    assert (done.returncode, done.stdout) == (processes.EXIT_STATUS, "")
     assert (
         f"Process {process_id} ends: not all 2 processes came to {coordinator} within 2 s. Start "
         "all of them again."

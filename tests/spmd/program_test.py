@@ -12,10 +12,12 @@ from jax.experimental import jax2tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import compiled_report
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import annotated_fn, program, specs
+from lingvo_gshard.spmd import annotated_fn, lowering, program, specs
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
 
 
@@ -42,21 +44,21 @@ def _close(got: NestedMap, want: NestedMap) -> None:
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=path)
 
 
-@pytest.mark.parametrize("num_partitions", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_partitions", [1, 2, 8])
 def test_gradient_step_equals_numpy(num_partitions):
     fn = functions.sgd_step()
-    executable = program.export(fn, functions.partitioning(num_partitions)).compile()
+    executable = compile_program(lowering.export(fn, functions.partitioning(num_partitions)))
     weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))
     got = executable(weights, batch)
     assert got.hidden_BH.addressable_shards[0].data.shape == (16 // num_partitions, 6)
     _close(got, _numpy_sgd(weights, batch))
 
 
-@pytest.mark.parametrize("num_partitions", [1, 2, 4, 8])
+@pytest.mark.parametrize("num_partitions", [1, 2, 8])
 def test_moe_dispatch_equals_numpy_in_two_all_to_alls(num_partitions):
     parts = functions.partitioning(num_partitions)
     fn = functions.moe_dispatch(parts)
-    executable = program.export(fn, parts).compile()
+    executable = compile_program(lowering.export(fn, parts))
     weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))
     sent = np.einsum("gsec,gsm->egcm", batch.mask_GSEC, batch.x_GSM)
     hidden = np.maximum(np.einsum("egcm,emh->egch", sent, weights.wi_EMH), 0)
@@ -74,21 +76,22 @@ def test_two_axes_and_a_permuted_device_order():
     fn = functions.sgd_step()
     fn.args[0].wi_MH = functions.f32((5, 8), "MH")
     fn.args[0].wo_HV = functions.f32((8, 3), "HV")
-    executable = program.export(fn, parts).compile()
+    executable = compile_program(lowering.export(fn, parts))
     weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))
-    placed = executable.place_arg("weights", weights)
+    placed = executable.place("weights", weights)
     assert placed.wi_MH.addressable_shards[0].data.shape == (5, 2)
     _close(executable(placed, batch), _numpy_sgd(weights, batch))
 
 
 def test_a_loop_and_random_numbers_inside():
     parts = functions.partitioning(4)
+    annotate = Annotator(parts).annotate
 
     def fn(state: NestedMap) -> NestedMap:
         def body(i, x_BM):
             seed = tf.stack([i, 7])
             noise = tf.random.stateless_uniform([8, 3], seed, alg="threefry")
-            return i + 1, parts.annotate(x_BM * 2 + parts.annotate(noise, "BM"), "BM")
+            return i + 1, annotate(x_BM * 2 + annotate(noise, "BM"), "BM")
 
         _, x_BM = tf.while_loop(
             lambda i, _: i < 5, body, [tf.constant(0), state.x_BM], maximum_iterations=5
@@ -96,9 +99,9 @@ def test_a_loop_and_random_numbers_inside():
         return NestedMap(state=NestedMap(x_BM=x_BM))
 
     args = (NestedMap(x_BM=functions.f32((8, 3), "BM")),)
-    executable = program.export(
-        AnnotatedFn("loop", fn, ("state",), args, donate=("state",)), parts
-    ).compile()
+    executable = compile_program(
+        lowering.export(AnnotatedFn("loop", fn, ("state",), args, donate=("state",)), parts)
+    )
     noise = tf.function(  # TensorFlow alone has no threefry kernel for the CPU; XLA has.
         lambda seed: tf.random.stateless_uniform([8, 3], seed, alg="threefry"), jit_compile=True
     )
@@ -109,14 +112,12 @@ def test_a_loop_and_random_numbers_inside():
     np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
-def test_many_calls_in_a_row_do_not_stop_for_ever():
+def test_many_calls_in_a_row_do_not_deadlock():
     parts = functions.partitioning(8)
     fn = functions.moe_dispatch(parts)
-    executable = program.export(fn, parts).compile()
+    executable = compile_program(lowering.export(fn, parts))
     trees = [functions.randoms(arg, seed) for seed, arg in enumerate(fn.args)]
-    placed = [
-        executable.place_arg(name, tree) for name, tree in zip(fn.arg_names, trees, strict=True)
-    ]
+    placed = [executable.place(name, tree) for name, tree in zip(fn.arg_names, trees, strict=True)]
     results = [executable(*placed).y_GSM for _ in range(200)]
     np.testing.assert_array_equal(results[0], results[-1])
 
@@ -129,10 +130,11 @@ environment.prepare(num_devices=4)
 import numpy as np
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd.executable import compile_program
 saved = program.load(sys.argv[1])
 data = np.load(sys.argv[2])
 weights = NestedMap(wi_MH=data["wi_MH"], wo_HV=data["wo_HV"])
-out = saved.compile()(weights, NestedMap(x_BM=data["x_BM"], y_BV=data["y_BV"]))
+out = compile_program(saved)(weights, NestedMap(x_BM=data["x_BM"], y_BV=data["y_BV"]))
 np.savez(sys.argv[3], loss=out.loss, wi_MH=out.weights.wi_MH)
 """
 
@@ -140,7 +142,7 @@ np.savez(sys.argv[3], loss=out.loss, wi_MH=out.weights.wi_MH)
 def test_a_saved_program_runs_where_tensorflow_cannot_be_imported(tmp_path):
     fn = functions.sgd_step()
     weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))
-    program.export(fn, functions.partitioning(4)).save(tmp_path / "sgd.program")
+    lowering.export(fn, functions.partitioning(4)).save(tmp_path / "sgd.program")
     np.savez(tmp_path / "in.npz", **weights, **batch)
     files = [str(tmp_path / name) for name in ("sgd.program", "in.npz", "out.npz")]
     subprocess.run([sys.executable, "-c", _RUN_SAVED, *files], check=True)
@@ -152,42 +154,43 @@ def test_a_saved_program_runs_where_tensorflow_cannot_be_imported(tmp_path):
 def test_save_and_load_keep_every_field(tmp_path):
     mesh = Mesh(("x", "y"), (2, 4), (3, 1, 0, 2, 7, 5, 6, 4))
     fn = functions.sgd_step()
-    saved = program.export(fn, Partitioning.from_dict(mesh, {"B": "x"}))
+    saved = lowering.export(fn, Partitioning.from_dict(mesh, {"B": "x"}))
     saved.save(tmp_path / "p")
     assert program.load(tmp_path / "p") == saved
 
 
-@pytest.mark.parametrize("place", [-1, 60, 200])
-def test_damage_is_found(tmp_path, place):
+def test_damage_is_found(tmp_path):
     path = tmp_path / "p"
-    program.export(functions.sgd_step(), functions.partitioning(2)).save(path)
-    data = bytearray(path.read_bytes())
-    data[place] ^= 1
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match="damaged"):
-        program.load(path)
+    lowering.export(functions.sgd_step(), functions.partitioning(2)).save(path)
+    whole = path.read_bytes()
+    for position in (-1, 60, 200):
+        data = bytearray(whole)
+        data[position] ^= 1
+        path.write_bytes(data)
+        with pytest.raises(ValueError, match="damaged"):
+            program.load(path)
 
 
 def test_a_cut_or_foreign_file_is_refused(tmp_path):
     path = tmp_path / "p"
-    program.export(functions.sgd_step(), functions.partitioning(2)).save(path)
+    lowering.export(functions.sgd_step(), functions.partitioning(2)).save(path)
     path.write_bytes(path.read_bytes()[:-9])
     with pytest.raises(ValueError, match="damaged"):
         program.load(path)
     path.write_bytes(b"something else")
-    with pytest.raises(ValueError, match="is no program"):
+    with pytest.raises(ValueError, match="this is no program"):
         program.load(path)
 
 
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (2, "is of version 2, made by a newer lingvo_gshard; this one reads version 1"),
-        (0, "is of version 0, expected 1; export it again"),
+        (2, "has version 2, made by a newer lingvo_gshard; this one reads version 1"),
+        (0, "has version 0, not 1; export it again"),
     ],
 )
 def test_a_file_of_another_version_is_refused(tmp_path, monkeypatch, version, message):
-    saved = program.export(functions.sgd_step(), functions.partitioning(2))
+    saved = lowering.export(functions.sgd_step(), functions.partitioning(2))
     monkeypatch.setattr(program, "_VERSION", version)
     saved.save(tmp_path / "p")
     monkeypatch.undo()
@@ -197,18 +200,18 @@ def test_a_file_of_another_version_is_refused(tmp_path, monkeypatch, version, me
 
 @pytest.mark.parametrize("exported", [b"", b"of another JAX" * 50])
 def test_an_export_that_jax_cannot_read_is_refused(exported):
-    saved = program.export(functions.sgd_step(), functions.partitioning(2))
+    saved = lowering.export(functions.sgd_step(), functions.partitioning(2))
     with pytest.raises(ValueError, match=r"program sgd: JAX [\d.]+ cannot read its export"):
-        dataclasses.replace(saved, exported=exported).compile()
+        compile_program(dataclasses.replace(saved, exported=exported))
 
 
 def test_a_loaded_program_on_too_few_devices(tmp_path):
     mesh = Mesh(("x", "y"), (2, 4))
     parts = Partitioning.from_dict(mesh, {"B": "x"})
-    program.export(functions.sgd_step(), parts).save(tmp_path / "p")
+    lowering.export(functions.sgd_step(), parts).save(tmp_path / "p")
     message = "program sgd: 8 partitions need as many devices, 3 were found; .*'x': 2, 'y': 4"
     with pytest.raises(ValueError, match=message):
-        program.load(tmp_path / "p").compile(jax.devices()[:3])
+        compile_program(program.load(tmp_path / "p"), jax.devices()[:3])
 
 
 @pytest.fixture
@@ -236,7 +239,7 @@ def test_both_partitioners_give_the_same_numbers(shardy_off):
         older = lowered.compile()
         got = traced.results.Pack(older(*(leaf for tree in trees for leaf in tree.Flatten())))
         jax.config.update("jax_use_shardy_partitioner", True)
-        executable = program.export(fn, parts).compile()
+        executable = compile_program(lowering.export(fn, parts))
         _close(got, executable(*trees))
         counts = compiled_report.read(fn.name, older).collectives
         assert counts == executable.report().collectives
@@ -244,25 +247,25 @@ def test_both_partitioners_give_the_same_numbers(shardy_off):
 
 
 def test_without_shardy_a_program_is_refused(shardy_off):
-    exported = program.export(functions.sgd_step(), functions.partitioning(2))
+    exported = lowering.export(functions.sgd_step(), functions.partitioning(2))
     with pytest.raises(ValueError, match="program sgd: .* needs JAX's Shardy partitioner, which"):
-        exported.compile()
+        compile_program(exported)
     jax.config.update("jax_use_shardy_partitioner", True)
     weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(exported.args))
-    _close(exported.compile()(weights, batch), _numpy_sgd(weights, batch))
+    _close(compile_program(exported)(weights, batch), _numpy_sgd(weights, batch))
 
 
 def test_more_partitions_than_devices():
-    exported = program.export(functions.sgd_step(), functions.partitioning(16))
+    exported = lowering.export(functions.sgd_step(), functions.partitioning(16))
     with pytest.raises(ValueError, match="16 partitions need as many devices, 8 were found"):
-        exported.compile()
+        compile_program(exported)
     with pytest.raises(ValueError, match="16 partitions need as many devices, 3 were found"):
-        exported.compile(jax.devices()[:3])
+        compile_program(exported, jax.devices()[:3])
 
 
 def test_an_indivisible_batch_is_refused():
     with pytest.raises(ValueError, match=r"sgd: argument batch.x_BM \[16, 5\].*B=16.*3 partitions"):
-        program.export(functions.sgd_step(), functions.partitioning(3))
+        lowering.export(functions.sgd_step(), functions.partitioning(3))
 
 
 def _identity_of(x_BM: tf.Tensor) -> NestedMap:
@@ -288,14 +291,14 @@ _STATE = (NestedMap(x_BM=TensorSpec((4, 3), "float32", "BM")),)
 def test_a_result_that_breaks_the_contract_is_refused(fn, dims, message):
     annotated = AnnotatedFn("f", fn, ("state",), _STATE, dims, ("state",))
     with pytest.raises(ValueError, match=message):
-        program.export(annotated, functions.partitioning(2))
+        lowering.export(annotated, functions.partitioning(2))
 
 
 def test_a_variable_is_refused():
     variable = tf.Variable([1.0, 2.0, 3.0], name="hidden_weight")
     annotated = AnnotatedFn("f", lambda s: _identity_of(s.x_BM + variable), ("state",), _STATE)
     with pytest.raises(ValueError, match="reads the variables hidden_weight"):
-        program.export(annotated, functions.partitioning(2))
+        lowering.export(annotated, functions.partitioning(2))
 
 
 def test_an_unknown_donated_argument_is_refused():

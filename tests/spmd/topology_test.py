@@ -1,6 +1,6 @@
-"""Programs compiled for a TPU that nobody has at hand.
+"""Programs compiled for TPU topologies, without a TPU.
 
-Where libtpu is not installed, those tests that need it hold its absence to its message instead.
+If libtpu is not installed, the tests that need it check the error message instead.
 """
 
 import importlib.util
@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import program, topology
+from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
 
@@ -19,42 +19,35 @@ _HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 _EIGHT = functions.partitioning(8)
 
 
-def test_the_compilers_absence_is_told(monkeypatch):
+def test_a_missing_compiler_is_an_error(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ValueError, match=_ABSENT):
         topology.devices("v3:2x2")
-    exported = program.export(functions.sgd_step(), _EIGHT)
+    exported = lowering.export(functions.sgd_step(), _EIGHT)
     with pytest.raises(ValueError, match=_ABSENT):
         topology.compile_program(exported, "v3:2x2")
 
 
-@pytest.mark.parametrize(
-    "name", ["", "v3", "v3:8", "v3:0x2", "v3:2x2x2", "v4:4x4", "v1:2x2", "3:2"]
-)
-def test_an_unknown_name_lists_what_is_known(name):
-    message = (
-        f"topology '{name}' is unknown; known are v2:XxY, v3:XxY, v4:XxYxZ, .* v6e:XxY; v3:2x2"
-    )
-    with pytest.raises(ValueError, match=message):
-        topology.devices(name)
+def test_an_unknown_name_lists_the_known_ones():
+    known = "known are v2:XxY, v3:XxY, v4:XxYxZ, .* v6e:XxY; v3:2x2"
+    for name in ("", "v3", "v3:8", "v3:0x2", "v3:2x2x2", "v4:4x4", "v1:2x2", "3:2"):
+        with pytest.raises(ValueError, match=f"topology '{name}' is unknown; {known}"):
+            topology.devices(name)
 
 
-@pytest.mark.parametrize(
-    ("cores", "name"), [(8, "2x2"), (16, "2x4"), (128, "8x8"), (2048, "32x32")]
-)
-def test_the_v3_of_so_many_cores(cores, name):
-    assert topology.v3(cores) == f"v3:{name}"
-
-
-@pytest.mark.parametrize("cores", [0, 4, 24])
-def test_no_v3_has_so_many_cores(cores):
-    with pytest.raises(ValueError, match=f"A TPU v3 pod has 8, 16, 32, ... cores, not {cores}"):
-        topology.v3(cores)
+def test_a_v3_is_as_square_as_possible():
+    names = {8: "2x2", 16: "2x4", 128: "8x8", 2048: "32x32"}
+    assert {cores: topology.v3(cores) for cores in names} == {
+        cores: f"v3:{name}" for cores, name in names.items()
+    }
+    for cores in (0, 4, 24):
+        with pytest.raises(ValueError, match=f"A TPU v3 pod has 8, 16, 32, ... cores, not {cores}"):
+            topology.v3(cores)
 
 
 @pytest.mark.slow
-def test_a_topologys_program_is_read_and_not_run():
-    exported = program.export(functions.moe_dispatch(_EIGHT), _EIGHT)
+def test_a_topologys_program_can_be_read_but_not_run():
+    exported = lowering.export(functions.moe_dispatch(_EIGHT), _EIGHT)
     if not _HAS_LIBTPU:
         with pytest.raises(ValueError, match=_ABSENT):
             topology.compile_program(exported, "v3:2x2")
@@ -66,7 +59,7 @@ def test_a_topologys_program_is_read_and_not_run():
     with pytest.raises(ValueError, match="moe: compiled for a topology, it can be read but not"):
         compiled(*trees)
     with pytest.raises(ValueError, match="moe: compiled for a topology, it can be read but not"):
-        compiled.place_arg("weights", trees[0])
+        compiled.place("weights", trees[0])
 
 
 @pytest.mark.slow
@@ -76,8 +69,8 @@ def test_what_a_topology_cannot_hold_is_refused():
         return NestedMap(y=noise + state.x)
 
     args = (NestedMap(x=TensorSpec((1000,), "float32", "_")),)
-    exported = program.export(AnnotatedFn("huge", huge, ("state",), args), _EIGHT)
-    sixteen = program.export(functions.sgd_step(), functions.partitioning(16))
+    exported = lowering.export(AnnotatedFn("huge", huge, ("state",), args), _EIGHT)
+    sixteen = lowering.export(functions.sgd_step(), functions.partitioning(16))
     if not _HAS_LIBTPU:
         with pytest.raises(ValueError, match=_ABSENT):
             topology.compile_program(exported, "v3:2x2")

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-from lingvo_gshard.spmd import peers
+from lingvo_gshard.spmd.processes import EXIT_STATUS
 from lingvo_gshard.train.hooks import TrainHook
 from lingvo_gshard.train.warm_start import Rule, WarmStart
 from tests.train import regression
@@ -101,8 +101,8 @@ def test_when_one_dies_the_other_ends_and_both_go_on_when_started_again(tmp_path
     assert processes[dying].wait(timeout=120) == -signal.SIGKILL
     died = time.monotonic()
     _, said = processes[1 - dying].communicate(timeout=120)
-    assert time.monotonic() - died < 5
-    assert processes[1 - dying].returncode == peers.EXIT_STATUS
+    assert time.monotonic() - died < 20
+    assert processes[1 - dying].returncode == EXIT_STATUS
     assert f"Process {1 - dying} ends: process {dying} has died. Start all of them again." in said
 
     whole = _train_here(tmp_path / "whole", 10)

@@ -5,7 +5,8 @@ import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train import steps
 from tests.train import regression
 from tests.train.regression import STATE, Batches
@@ -14,7 +15,7 @@ from tests.train.regression import STATE, Batches
 def _executable(num_steps, parts):
     step = steps.train_step(regression.model_fn, regression.model_params())
     annotated = steps.trainer(step, STATE, Batches.specs, num_steps, parts)
-    return program.export(annotated, parts).compile()
+    return compile_program(lowering.export(annotated, parts))
 
 
 def test_the_loop_adds_no_collectives(tmp_path):
@@ -56,7 +57,7 @@ def test_a_spec_of_another_mode_is_refused(tmp_path):
     parts = regression.make(tmp_path, 2).partitioning
     annotated = steps.evaluator(confused, None, STATE, Batches.specs)
     with pytest.raises(ValueError, match="called with mode EVAL, its spec says PREDICT"):
-        program.export(annotated, parts)
+        lowering.export(annotated, parts)
 
 
 def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
@@ -69,4 +70,4 @@ def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
     step = steps.train_step(grows, regression.model_params())
     annotated = steps.trainer(step, STATE, Batches.specs, 1, parts)
     with pytest.raises(ValueError, match=r"state.momentum.extra is None but comes back as \(\(\)"):
-        program.export(annotated, parts)
+        lowering.export(annotated, parts)

@@ -1,0 +1,64 @@
+"""Annotator: what a layer knows of the partitioning. Layers name dims, and the table decides."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from lingvo_gshard.sharding import annotate, manual
+from lingvo_gshard.sharding.layout import Partitioning, check_named_once
+
+# The attribute of an annotation's operation that keeps its letters, for readers of the graph.
+DIMS_ATTRIBUTE = "_dims"
+
+
+@dataclasses.dataclass(frozen=True)
+class Annotator:
+    """Applies a partitioning to the tensors of a traced function; see base_layer.Annotator."""
+
+    partitioning: Partitioning
+
+    def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
+        """Annotates `tensor` of rank len(dims) with the sharding that the table gives its dims.
+
+        Raises:
+          ValueError: `tensor` is a value, not a tensor of a traced function; or `dims` have
+            another rank, or a letter twice.
+        """
+        annotate.check_in_graph("annotate", tensor)
+        if tensor.shape.rank != len(dims):
+            raise ValueError(
+                f"annotate: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, "
+                f"but dims {dims!r} name {len(dims)}."
+            )
+        check_named_once(f"annotate: {tensor.name} of shape {tensor.shape}", dims)
+        grid = self.partitioning.mesh.grid
+        annotated = annotate.mesh_split(tensor, grid, self.partitioning.axes(dims))
+        annotated.op._set_attr(DIMS_ATTRIBUTE, tf.compat.v1.AttrValue(s=dims.encode()))
+        return annotated
+
+    def locally(
+        self,
+        fn: Callable[..., tf.Tensor],
+        arguments: Sequence[tuple[tf.Tensor, str]],
+        dims: str,
+    ) -> tf.Tensor:
+        """Applies `fn` to each partition's own parts, with no communication.
+
+        Args:
+          fn: takes one tensor for each argument; `manual` says what it may hold.
+          arguments: whole tensors and their dims.
+          dims: the result's.
+
+        Returns:
+          The whole tensor of the partitions' results.
+        """
+        with manual.region(self.partitioning) as region:
+            parts = [region.enter(*argument) for argument in arguments]
+            return region.leave(fn(*parts), dims)
+
+    def factor(self, dims: str) -> tuple[int, ...]:
+        """How many ways each dim is split."""
+        return self.partitioning.factor(dims)
