@@ -72,6 +72,28 @@ class Executable:
         """
         return tree.Pack(self._argument(name).place(tree))
 
+    def place(self, name: str, tree: NestedMap) -> NestedMap:
+        """Checks the tree of argument `name` and puts it on its devices, before a call needs it.
+
+        With several processes, an array may also be this process's own part: along each dim either
+        the whole or what this process's devices hold, in order.
+
+        Raises:
+          ValueError: as for a call; or an unknown name.
+        """
+        argument = self._argument(name)
+        if tree.IsCompatible(argument.spec):
+            tree = tree.Pack(
+                _whole(f"{self.program.name}: argument {name}.{path}", leaf, spec.shape, to)
+                for (path, leaf), spec, to in zip(
+                    tree.FlattenItems(),
+                    argument.spec.Flatten(),
+                    argument.shardings.Flatten(),
+                    strict=True,
+                )
+            )
+        return tree.Pack(argument.place(tree))
+
     def spec(self, arg_name: str) -> NestedMap:
         """The TensorSpec of every leaf of an argument; ValueError for an unknown name."""
         return self._argument(arg_name).spec
@@ -104,6 +126,25 @@ def compile_program(program: Program, devices: Sequence[Any] | None = None) -> E
     """
     mesh = specs.device_mesh(program.partitioning, devices, f"program {program.name}")
     return Executable(program, mesh)
+
+
+def _whole(name: str, array: Any, shape: tuple[int, ...], sharding: jax.sharding.NamedSharding):
+    """Returns the array of all processes; `array` is the whole, or this process's part."""
+    if sharding.is_fully_addressable or tuple(array.shape) == shape:
+        return array
+    held = sharding.addressable_devices_indices_map(shape).values()
+    part = []
+    for dim, size in enumerate(shape):
+        slices = {index[dim].indices(size)[:2] for index in held if index is not None}
+        part.append(sum(stop - start for start, stop in slices))
+    if len(array.shape) != len(shape) or any(
+        given not in sizes for given, *sizes in zip(array.shape, shape, part, strict=True)
+    ):
+        raise ValueError(
+            f"{name}: {list(array.shape)} given, {list(shape)} expected, or {part}, the part of "
+            "this process."
+        )
+    return jax.make_array_from_process_local_data(sharding, array, shape)
 
 
 def _compile(program: Program, mesh: jax.sharding.Mesh) -> Any:

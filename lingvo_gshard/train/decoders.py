@@ -35,7 +35,7 @@ def make(estimator: TPUEstimator) -> tuple[Decoder, Tokenizer, Tokenizer]:
     Raises:
       ValueError: no run's folder, or no checkpoint in it.
     """
-    logdir = estimator.config.model_dir
+    logdir = estimator.model_dir
     spec, theta = _spec(estimator), estimator.restore().theta
     source, target = (Tokenizer(path) for path in run.vocabulary_files(logdir))
     return Decoder(spec, theta, _Exporter(estimator)), source, target
@@ -43,13 +43,13 @@ def make(estimator: TPUEstimator) -> tuple[Decoder, Tokenizer, Tokenizer]:
 
 def export(estimator: TPUEstimator, folder: str | pathlib.Path) -> None:
     """Writes a bundle of a run's latest checkpoint; ValueError as `make`."""
-    vocabularies = run.vocabulary_files(estimator.config.model_dir)
+    vocabularies = run.vocabulary_files(estimator.model_dir)
     theta = estimator.restore().theta
     bundle.save(folder, _spec(estimator), _Exporter(estimator), theta, vocabularies)
 
 
 def _spec(estimator: TPUEstimator) -> DecoderSpec:
-    launch, facts = run.recorded(estimator.config.model_dir)
+    launch, facts = run.recorded(estimator.model_dir)
     p = estimator.params.decode
     return DecoderSpec(
         model=launch.model,

@@ -74,7 +74,7 @@ def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
 
     Writes logdir/decode_SPLIT/<lang>.txt (a translation a line), scores.json and bleu.png.
     """
-    run.recorded(estimator.config.model_dir)  # Refuses a folder that was never trained in.
+    run.recorded(estimator.model_dir)  # Refuses a folder that was never trained in.
     data, limit = manifest.load(data_dir), estimator.params.decode.max_sentences
     if limit is not None and limit < 1:
         raise ValueError(f"decode.max_sentences must be 1 or more, or None, got {limit}.")
@@ -91,7 +91,7 @@ def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
     if not processes.is_first():
         return
 
-    folder = pathlib.Path(estimator.config.model_dir, f"decode_{split}")
+    folder = pathlib.Path(estimator.model_dir, f"decode_{split}")
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for code, pairs in texts.items():
@@ -110,7 +110,7 @@ def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
 
 def export(estimator: TPUEstimator) -> None:
     """Writes logdir/weights.safetensors of the latest checkpoint; prints names and shapes."""
-    path = pathlib.Path(estimator.config.model_dir, "weights.safetensors")
+    path = pathlib.Path(estimator.model_dir, "weights.safetensors")
     _print(estimator.export_weights(path))
     _print(f"Wrote {path}.")
 
@@ -122,7 +122,7 @@ def report(estimator: TPUEstimator, launch: run.Launch) -> None:
       ValueError: it has not trained a step yet, or it is another model's.
     """
     params = estimator.params
-    model_dir.check(estimator.config.model_dir, params.ToText(), run.MODEL_PREFIXES)
+    model_dir.check(estimator.model_dir, params.ToText(), run.MODEL_PREFIXES)
     task = TranslationModel(params, estimator.partitioning).task
     languages = manifest.load(launch.data_dir).languages
     facts = run_report.RunFacts(
@@ -134,7 +134,7 @@ def report(estimator: TPUEstimator, launch: run.Launch) -> None:
         ),
         train_pairs={language.code: language.num_examples("train") for language in languages},
     )
-    _print(f"Wrote {run_report.write(estimator.config.model_dir, facts)}.")
+    _print(f"Wrote {run_report.write(estimator.model_dir, facts)}.")
 
 
 def _dev(estimator: TPUEstimator) -> EvalSpec:
@@ -156,7 +156,7 @@ def _input_fn(estimator: TPUEstimator, name: str, **settings: object) -> InputFn
 
 def _end(estimator: TPUEstimator, stop: StopOnSignal) -> None:
     if processes.is_first():
-        expert_load.draw(estimator.config.model_dir)
+        expert_load.draw(estimator.model_dir)
     if stop.stopped_at is not None:
         saved = ", which is saved" if stop.stopped_at else ": nothing was done yet"
         _print(f"Stopped by a signal after step {stop.stopped_at}{saved}.")
@@ -166,7 +166,7 @@ def _end(estimator: TPUEstimator, stop: StopOnSignal) -> None:
 def _announce(estimator: TPUEstimator, launch: run.Launch, facts: run.DataFacts) -> None:
     if not processes.is_first():
         return
-    logdir = estimator.config.model_dir
+    logdir = estimator.model_dir
     # Before anything in a folder of another model, or of another process, is written over.
     with model_dir.claimed(logdir, estimator.params.ToText(), run.MODEL_PREFIXES):
         run.record(launch, facts, logdir)

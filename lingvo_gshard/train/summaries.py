@@ -82,9 +82,13 @@ class MetricsLog(TrainHook):
     dotted path.
     """
 
-    def __init__(self, model_dir: str | pathlib.Path) -> None:
+    def __init__(self, model_dir: str | pathlib.Path, began_secs: float) -> None:
+        """Args:
+        model_dir: where the file lies.
+        began_secs: when this run began, by time.monotonic.
+        """
         self._path = pathlib.Path(model_dir) / TRAIN_METRICS
-        self._began = time.monotonic()
+        self._began_secs = began_secs
         self._earlier_secs = 0.0
 
     def begin(self, step: int) -> None:
@@ -99,7 +103,7 @@ class MetricsLog(TrainHook):
             "num_steps": call.num_steps,
             "secs": round(call.secs, 6),
             "input_wait_secs": round(call.input_wait_secs, 6),
-            "wall_secs": round(self._earlier_secs + time.monotonic() - self._began, 3),
+            "wall_secs": round(self._earlier_secs + time.monotonic() - self._began_secs, 3),
             "metrics": {path: mean.tolist() for path, mean in call.mean().FlattenItems()},
         }
         append_line(self._path, line)

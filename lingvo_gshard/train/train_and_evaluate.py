@@ -87,7 +87,7 @@ def evaluate_continuously(
     Returns:
       The last evaluation's metrics; None if there was none.
     """
-    seen = set(summaries.evaluated_steps(estimator.config.model_dir, spec.name))
+    seen = set(summaries.evaluated_steps(estimator.model_dir, spec.name))
     metrics, last_news = None, time.monotonic()
     while max(seen, default=-1) < until_step:
         newest = processes.of_first(max(estimator.checkpoint_steps(), default=-1))
