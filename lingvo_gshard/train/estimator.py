@@ -21,6 +21,7 @@ import numpy as np
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.train import best, checkpoints, config, feed, model_dir, summaries, weights_file
@@ -141,7 +142,7 @@ class TPUEstimator:
             hooks = [*self._own_hooks(stop, began_secs), *hooks]
             with self._input(input_fn) as source:
                 state = self._begin(restored, source)
-                program = functools.partial(self._programs.train, source.specs)
+                program = functools.partial(self._programs.get, ModeKeys.TRAIN, source.specs)
                 sizes = group_sizes(start, stop, self.params.train.iterations_per_loop)
                 with contextlib.closing(feed.groups(source, sizes, program)) as groups:
                     TrainLoop(saved, hooks, self.params.train).run(state, groups)
@@ -188,9 +189,7 @@ class TPUEstimator:
         sums: dict[str, float] = collections.defaultdict(float)
         weights: dict[str, float] = collections.defaultdict(float)
         with self._input(input_fn) as source:
-            for batch in itertools.islice(source, steps):
-                executable = self._programs.evaluate(self._batch_spec(batch, source))
-                result = executable(state, executable.place("batch", batch))
+            for result in self._results(ModeKeys.EVAL, state, source, steps):
                 for totals, values in ((sums, result.sums), (weights, result.weights)):
                     for metric, value in values.FlattenItems():
                         totals[metric] += float(value)
@@ -260,13 +259,20 @@ class TPUEstimator:
 
     def _predictions(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
         with self._input(input_fn) as source:
-            for batch in source:
-                spec = self._batch_spec(batch, source)
-                executable = self._programs.predict(spec)
-                result = executable(state, executable.place("batch", batch)).predictions
-                arrays = dict(processes.to_host(result).FlattenItems())
-                for row in range(spec.Flatten()[0].shape[0]):
-                    yield {path: array[row] for path, array in arrays.items()}
+            for result in self._results(ModeKeys.PREDICT, state, source):
+                items = processes.to_host(result.predictions).FlattenItems()
+                paths, arrays = zip(*items, strict=True)
+                for row in zip(*arrays, strict=True):
+                    yield dict(zip(paths, row, strict=True))
+
+    def _results(
+        self, mode: ModeKeys, state: NestedMap, source: Input, steps: int | None = None
+    ) -> Iterator[NestedMap]:
+        """Yields the result of each batch, of the first `steps` ones if it is given."""
+        for batch in itertools.islice(source, steps):
+            spec = feed.batch_spec_of(batch, source.specs, self.input_share)
+            executable = self._programs.get(mode, spec)
+            yield executable(state, executable.place("batch", batch))
 
     @contextlib.contextmanager
     def _input(self, input_fn: InputFn) -> Iterator[Input]:
@@ -276,9 +282,6 @@ class TPUEstimator:
             yield source
         finally:
             getattr(source, "close", lambda: None)()
-
-    def _batch_spec(self, batch: NestedMap, source: Input) -> NestedMap:
-        return feed.batch_spec_of(batch, source.specs, self.input_share)
 
     def _claimed(self, text: str) -> contextlib.AbstractContextManager[None]:
         """Locks the folder, which process 0 does for all."""

@@ -53,33 +53,25 @@ class Programs:
             raise ValueError(f"init_fn: returns {', '.join(made)}, which state_spec lacks.")
         return exported.compile()(NestedMap(seed=np.array([seed, 0], np.int32))).state
 
-    def train(self, batch_spec: NestedMap, num_steps: int) -> Executable:
-        """Returns the program of `num_steps` training steps."""
-        step = train_step(self._model_fn, self._params)
-        return self._compile_once(
-            ("train", num_steps, *batch_spec.FlattenItems()),
-            lambda: trainer(step, self._state_spec, batch_spec, num_steps, self._partitioning),
-        )
-
-    def evaluate(self, batch_spec: NestedMap) -> Executable:
-        """Returns the program for the sums and weights of one batch."""
-        return self._compile_once(
-            ("evaluate", *batch_spec.FlattenItems()),
-            lambda: evaluator(self._model_fn, self._params, self._state_spec, batch_spec),
-        )
-
-    def predict(self, batch_spec: NestedMap) -> Executable:
-        """Returns the program for the predictions of one batch."""
-        return self._compile_once(
-            ("predict", *batch_spec.FlattenItems()),
-            lambda: predictor(self._model_fn, self._params, self._state_spec, batch_spec),
-        )
-
-    def _compile_once(self, key: Any, annotated: Callable[[], AnnotatedFn]) -> Executable:
+    def get(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Executable:
+        """Returns the program of a mode; in TRAIN it does `num_steps` training steps."""
+        key = (mode, num_steps, *batch_spec.FlattenItems())
         with self._lock:
             if key not in self._compiled:
-                self._compiled[key] = program.export(annotated(), self._partitioning).compile()
+                annotated = self._annotated(mode, batch_spec, num_steps)
+                self._compiled[key] = program.export(annotated, self._partitioning).compile()
             return self._compiled[key]
+
+    def _annotated(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int) -> AnnotatedFn:
+        model, state_spec = (self._model_fn, self._params), self._state_spec
+        match mode:
+            case ModeKeys.TRAIN:
+                step = train_step(*model)
+                return trainer(step, state_spec, batch_spec, num_steps, self._partitioning)
+            case ModeKeys.EVAL:
+                return evaluator(*model, state_spec, batch_spec)
+            case ModeKeys.PREDICT:
+                return predictor(*model, state_spec, batch_spec)
 
 
 def initializer(init_fn: InitFn, state_spec: NestedMap) -> AnnotatedFn:
