@@ -49,7 +49,6 @@ def _time_loop(folder: str) -> tuple[float, float]:
     from lingvo_gshard.spmd import lowering
     from lingvo_gshard.spmd.executable import compile_program
     from lingvo_gshard.train import steps
-    from lingvo_gshard.train.config import RunConfig, TPUConfig
     from lingvo_gshard.train.estimator import TPUEstimator
     from lingvo_gshard.train.hooks import TrainHook
 
@@ -80,16 +79,15 @@ def _time_loop(folder: str) -> tuple[float, float]:
             self.bare_secs.append(self._ended - began)
 
     hook = _TakesTurns()
-    config = RunConfig(
-        folder, TPUConfig(size, _PARTITIONS.value), log_step_count_steps=size, show_progress=False
-    )
+    params.train.iterations_per_loop = size
     estimator = TPUEstimator(
         model.model_fn,
-        config,
+        folder,
         params=params,
         partitioning=model.partitioning,
         state_spec=model.state_spec,
         init_fn=model.init_state,
+        show_progress=False,
     )
     estimator.train(
         lambda _: synthetic.Endless(batch, specs), steps=size * (_CALLS.value + 1), hooks=[hook]

@@ -13,7 +13,7 @@ from lingvo_gshard.layers.transformer import TransformerStack
 from lingvo_gshard.model.translation import TranslationTask
 from lingvo_gshard.optim.adafactor import Adafactor
 from lingvo_gshard.optim.schedules import SqrtDecay
-from lingvo_gshard.train.nonfinite import NonFinite
+from lingvo_gshard.train.config import train_params
 
 
 class TranslationExperiment:
@@ -134,45 +134,12 @@ class TranslationExperiment:
 
     @classmethod
     def _train(cls) -> Params:
-        p = Params()
-        p.Define("max_steps", cls.MAX_STEPS, "Steps in all.")
-        p.Define("iterations_per_loop", cls.ITERATIONS_PER_LOOP, "Steps of one device program.")
-        p.Define("save_checkpoints_steps", cls.SAVE_CHECKPOINTS_STEPS, "Between checkpoints.")
-        p.Define(
-            "save_checkpoints_secs",
-            None,
-            "Besides, so long after the last one; None: not.",
-            optional=float,
+        return train_params().Set(
+            max_steps=cls.MAX_STEPS,
+            iterations_per_loop=cls.ITERATIONS_PER_LOOP,
+            save_checkpoints_steps=cls.SAVE_CHECKPOINTS_STEPS,
+            eval_batches=cls.EVAL_BATCHES,
         )
-        p.Define("keep_checkpoint_max", 5, "The newest.")
-        p.Define(
-            "keep_checkpoint_every_n_hours",
-            None,
-            "Besides, one of so many; None: none.",
-            optional=float,
-        )
-        p.Define(
-            "keep_best_by",
-            "nll",
-            "Besides, the one with the lowest in dev; None: none.",
-            optional=str,
-        )
-        p.Define("on_nonfinite", NonFinite.STOP, "What a loss that is no number does; or SKIP.")
-        p.Define(
-            "warm_start_from",
-            None,
-            "A run's folder or .safetensors file; None: nothing.",
-            optional=str,
-        )
-        p.Define("warm_start_rules", ((r"theta\..*", "SAME"),), "(pattern of paths, rule), ...")
-        p.Define(
-            "eval_batches",
-            cls.EVAL_BATCHES,
-            "Of an evaluation while training; None for all.",
-            optional=int,
-        )
-        p.Define("seed", 1, "Of the weights, of dropout and of random routing.")
-        return p
 
     @classmethod
     def _decode(cls) -> Params:

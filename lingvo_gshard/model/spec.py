@@ -1,4 +1,4 @@
-"""What a model_fn is asked for and what it gives back."""
+"""The modes of a model_fn, and its result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 
 class ModeKeys(enum.Enum):
-    """What the model is to do."""
+    """The mode in which a model_fn is called."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -25,16 +25,15 @@ class TPUEstimatorSpec:
 
     Attributes:
       mode: the mode it was called with.
-      loss: float scalar; needed in TRAIN.
-      train_op: the new state, in the old one's structure, `step` counted on by one; needed in
-        TRAIN. (TPUEstimator's is an op that changes variables. Here there are none: the state
-        comes as an argument and goes as a result.)
+      loss: float scalar; required in TRAIN.
+      train_op: the new state, of the old one's structure, with `step` increased by one; required
+        in TRAIN. (In TensorFlow's TPUEstimator it is an op that changes variables.)
       metrics: scalars and small tensors to record in TRAIN; `num_tokens` gives tokens/s.
-      eval_metrics: name -> (weighted sum, weight), two scalars; needed in EVAL.
-      predictions: tensors whose dim 0 is the batch's rows; needed in PREDICT.
+      eval_metrics: name -> (weighted sum, weight), two scalars; required in EVAL.
+      predictions: tensors whose dim 0 is the batch's rows; required in PREDICT.
 
     Raises:
-      ValueError: what the mode needs is missing.
+      ValueError: an attribute that the mode requires is missing.
     """
 
     mode: ModeKeys
@@ -45,15 +44,15 @@ class TPUEstimatorSpec:
     predictions: NestedMap | None = None
 
     def __post_init__(self) -> None:
-        needed = {
+        required = {
             ModeKeys.TRAIN: ("loss", "train_op"),
             ModeKeys.EVAL: ("eval_metrics",),
             ModeKeys.PREDICT: ("predictions",),
         }[self.mode]
-        missing = [name for name in needed if not _given(getattr(self, name))]
+        missing = [name for name in required if _is_empty(getattr(self, name))]
         if missing:
             raise ValueError(f"TPUEstimatorSpec: mode {self.mode.name} needs {', '.join(missing)}.")
 
 
-def _given(value: object) -> bool:
-    return bool(value) if isinstance(value, Mapping) else value is not None
+def _is_empty(value: object) -> bool:
+    return value is None or (isinstance(value, Mapping) and not value)

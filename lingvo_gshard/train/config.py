@@ -1,106 +1,74 @@
-"""How a run is run, apart from what it computes."""
+"""The settings of a training run: `train` in the Params of an experiment."""
 
 from __future__ import annotations
 
-import dataclasses
-import enum
-
+from lingvo_gshard.core.hyperparams import REQUIRED, Params
 from lingvo_gshard.train.nonfinite import NonFinite
 from lingvo_gshard.train.retention import Retention
 
 
-class PerHostInput(enum.Enum):
-    """What each of several processes reads of a batch.
+def train_params() -> Params:
+    """Returns the settings that TPUEstimator and the trainer read from `params.train`."""
+    p = Params()
+    p.Define("max_steps", REQUIRED, "The step at which training ends.")
+    p.Define("iterations_per_loop", 100, "K, training steps in one call of the device program.")
+    p.Define("save_checkpoints_steps", 1000, "Save at every multiple of this many steps.")
+    p.Define(
+        "save_checkpoints_secs",
+        None,
+        "Also save this many seconds after the last checkpoint; None disables it.",
+        optional=float,
+    )
+    p.Define("keep_checkpoint_max", 5, "The number of newest checkpoints to keep.")
+    p.Define(
+        "keep_checkpoint_every_n_hours",
+        None,
+        "Also keep one checkpoint every N hours; None disables it.",
+        optional=float,
+    )
+    p.Define(
+        "keep_best_by",
+        "nll",
+        "Also keep the checkpoint with the lowest value of this dev metric; None disables it.",
+        optional=str,
+    )
+    p.Define("on_nonfinite", NonFinite.STOP, "STOP or SKIP when a loss or gradient is not finite.")
+    p.Define(
+        "warm_start_from",
+        None,
+        "A run's folder or a .safetensors file to take initial weights from; None disables it.",
+        optional=str,
+    )
+    p.Define(
+        "warm_start_rules",
+        ((r"theta\..*", "SAME"),),
+        "Pairs (pattern of a weight's path, rule); the first pattern that matches applies.",
+    )
+    p.Define(
+        "eval_batches", 100, "Batches of an evaluation during training; None for all.", optional=int
+    )
+    p.Define("seed", 1, "The seed of the initial weights, of dropout and of random routing.")
+    return p
 
-    ALL: all rows, the same in every process. OWN_ROWS: those of TPUEstimator.input_share; the
-    input's `specs` are of all rows nevertheless.
-    """
 
-    ALL = "all"
-    OWN_ROWS = "own_rows"
-
-
-@dataclasses.dataclass(frozen=True)
-class TPUConfig:
-    """The devices and the loop on them.
-
-    Attributes:
-      iterations_per_loop: K, training steps in one call of the program.
-      num_partitions: devices that one model is split over; those of the partitioning's mesh.
-      per_host_input: what an input yields where there are several processes.
-
-    Raises:
-      ValueError: a number below 1.
-    """
-
-    iterations_per_loop: int = 1
-    num_partitions: int = 1
-    per_host_input: PerHostInput = PerHostInput.ALL
-
-    def __post_init__(self) -> None:
-        _at_least("TPUConfig", self, iterations_per_loop=1, num_partitions=1)
-
-
-@dataclasses.dataclass(frozen=True)
-class RunConfig:
-    """Where a run keeps its files, and how often.
-
-    Attributes:
-      model_dir: checkpoints, summaries, params.txt and train_metrics.jsonl.
-      tpu_config: the devices and the loop.
-      save_checkpoints_steps: a checkpoint after the call that reaches a multiple of it, and at
-        the end.
-      save_checkpoints_secs: and after the call that ends so long after the last one; None: by
-        steps alone.
-      keep_checkpoint_max: older ones are deleted,
-      keep_checkpoint_every_n_hours: but for one of every so many hours; None for no such ones.
-      log_step_count_steps: TensorBoard summaries after the call that reaches a multiple of it.
-      seed: of the initial weights.
-      show_progress: whether train draws a progress bar.
-      on_nonfinite: what a loss that is no finite number does.
+def check(p: Params) -> None:
+    """Checks the values of `train_params`.
 
     Raises:
-      ValueError: a number below 1.
+      ValueError: a setting is out of range; the message names it.
     """
-
-    model_dir: str
-    tpu_config: TPUConfig
-    save_checkpoints_steps: int = 1000
-    save_checkpoints_secs: float | None = None
-    keep_checkpoint_max: int = 5
-    keep_checkpoint_every_n_hours: float | None = None
-    log_step_count_steps: int = 100
-    seed: int = 0
-    show_progress: bool = True
-    on_nonfinite: NonFinite = NonFinite.STOP
-
-    def __post_init__(self) -> None:
-        _at_least(
-            "RunConfig",
-            self,
-            save_checkpoints_steps=1,
-            keep_checkpoint_max=1,
-            log_step_count_steps=1,
-            seed=0,
+    for name in ("iterations_per_loop", "save_checkpoints_steps", "keep_checkpoint_max"):
+        if p.Get(name) < 1:
+            raise ValueError(f"train.{name} must be 1 or more, got {p.Get(name)}.")
+    if p.save_checkpoints_secs is not None and p.save_checkpoints_secs <= 0:
+        raise ValueError(
+            f"train.save_checkpoints_secs must be more than 0, got {p.save_checkpoints_secs}."
         )
-        if self.seed >= 2**31:
-            raise ValueError(f"RunConfig: seed must be an int32, got {self.seed}.")
-        if self.save_checkpoints_secs is not None and self.save_checkpoints_secs <= 0:
-            raise ValueError(
-                f"RunConfig: save_checkpoints_secs must be more than 0, got "
-                f"{self.save_checkpoints_secs}."
-            )
-        _ = self.retention  # Refuses what it can't be.
-
-    @property
-    def retention(self) -> Retention:
-        """Which checkpoints stay."""
-        return Retention(self.keep_checkpoint_max, self.keep_checkpoint_every_n_hours)
+    if not 0 <= p.seed < 2**31:
+        raise ValueError(f"train.seed must be from 0 to 2**31 - 1, got {p.seed}.")
+    retention(p)
 
 
-def _at_least(kind: str, config: object, **least: int) -> None:
-    for name, value in least.items():
-        if getattr(config, name) < value:
-            raise ValueError(
-                f"{kind}: {name} must be {value} or more, got {getattr(config, name)}."
-            )
+def retention(p: Params) -> Retention:
+    """Returns which checkpoints are kept."""
+    return Retention(p.keep_checkpoint_max, p.keep_checkpoint_every_n_hours)

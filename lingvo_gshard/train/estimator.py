@@ -1,12 +1,15 @@
 """TPUEstimator (sections 3 and A): train, evaluate and predict with one partitioned program each.
 
 Unlike TensorFlow's, it holds no variables. The state, a tree of arrays split over the devices,
-goes through every program as an argument and a result.
+is an argument and a result of every training call.
 """
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import functools
+import itertools
 import logging
 import pathlib
 import time
@@ -15,26 +18,21 @@ from typing import Any
 
 import jax
 import numpy as np
-import tensorflow as tf
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
-from lingvo_gshard.spmd.executable import Executable
-from lingvo_gshard.train import best, checkpoints, programs, rows, summaries, weights_file
-from lingvo_gshard.train import model_dir as model_dirs
+from lingvo_gshard.train import best, checkpoints, config, feed, model_dir, summaries, weights_file
 from lingvo_gshard.train.about import About
-from lingvo_gshard.train.background import BackgroundHook
 from lingvo_gshard.train.best import BestBy
 from lingvo_gshard.train.checkpoints import Checkpoints, Restored
-from lingvo_gshard.train.config import PerHostInput, RunConfig
-from lingvo_gshard.train.feed import Feed, Input
-from lingvo_gshard.train.hooks import ProgressHook, TrainHook
-from lingvo_gshard.train.loop import SaveEvery, TrainLoop, group_sizes
+from lingvo_gshard.train.feed import Input, Share
+from lingvo_gshard.train.hooks import BackgroundHook, ProgressHook, TrainHook
+from lingvo_gshard.train.loop import TrainLoop, group_sizes
 from lingvo_gshard.train.nonfinite import NonFiniteHook
-from lingvo_gshard.train.rows import Share
-from lingvo_gshard.train.steps import ModelFn
+from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
 from lingvo_gshard.train.warm_start import WarmStart
 
 InputFn = Callable[[Any], Input]
@@ -43,58 +41,65 @@ InputFn = Callable[[Any], Input]
 class TPUEstimator:
     """Trains, evaluates and predicts with a model_fn.
 
-    `model_fn(state, features, labels, mode, params) -> TPUEstimatorSpec` is traced once a mode;
+    `model_fn(state, features, labels, mode, params) -> TPUEstimatorSpec` is traced once per mode;
     `state` is a NestedMap that holds at least `step`, an int32 scalar.
     """
 
     def __init__(
         self,
         model_fn: ModelFn,
-        config: RunConfig,
+        model_dir: str,
         *,
         params: Params,
         partitioning: Partitioning,
         state_spec: NestedMap,
-        init_fn: Callable[[tf.Tensor], NestedMap],
-        model_prefixes: tuple[str, ...] = ("",),
+        init_fn: InitFn,
+        model_prefixes: tuple[str, ...] = (),
         warm_start: WarmStart | None = None,
+        log_step_count_steps: int | None = None,
+        show_progress: bool = True,
     ) -> None:
-        """Keeps what it is given; nothing is compiled yet.
+        """Keeps its arguments; nothing is compiled yet.
 
         Args:
           model_fn: the model.
-          config: where and how often.
-          params: handed to model_fn and input_fn, and written to model_dir/params.txt.
+          model_dir: the folder for checkpoints, summaries, params.txt and metrics.
+          params: given to model_fn and input_fn, and written to model_dir/params.txt;
+            `params.train` holds the settings of config.train_params.
           partitioning: the mesh and the table from dims to its axes.
           state_spec: NestedMap of TensorSpec.
-          init_fn: makes a state from an int32 [2] seed tensor.
-          model_prefixes: dotted paths of `params` that make the model what it is: a model_dir
-            whose entries there differ is refused. By default every entry.
-          warm_start: where training begins in a folder without checkpoints; None: from init_fn.
+          init_fn: returns a state, given an int32 [2] seed tensor.
+          model_prefixes: dotted paths of the `params` that define the model. A model_dir that was
+            trained with other values there is refused. By default, all but `train`.
+          warm_start: initial weights for a folder without checkpoints; None: those of init_fn.
+          log_step_count_steps: write a TensorBoard summary after the call that reaches a multiple
+            of it; None: after every call.
+          show_progress: whether train draws a progress bar.
 
         Raises:
-          ValueError: the config's partitions are not the mesh's, or the state has no step.
+          ValueError: a setting in params.train is missing or out of range, or the state has no
+            step.
         """
-        num_partitions = config.tpu_config.num_partitions
-        if num_partitions != partitioning.num_partitions:
+        if "train" not in params:
             raise ValueError(
-                f"TPUEstimator: num_partitions is {num_partitions}, but the mesh has "
-                f"{partitioning.num_partitions}."
+                'TPUEstimator: params lack the settings of training: params.Define("train", '
+                'config.train_params(), "").'
             )
+        config.check(params.train)
         step = state_spec.get("step")
         if step is None or (step.shape, step.dtype) != ((), "int32"):
             raise ValueError(f"TPUEstimator: the state needs `step`, an int32 scalar, got {step}.")
-        self.config, self.params, self.partitioning = config, params, partitioning
+        self.model_dir, self.params, self.partitioning = model_dir, params, partitioning
         self.state_spec, self._init_fn = state_spec, init_fn
         self._model_prefixes, self._warm_start = model_prefixes, warm_start
-        self._programs = programs.Programs(model_fn, params, partitioning, state_spec)
+        self._log_steps = log_step_count_steps or params.train.iterations_per_loop
+        self._show_progress = show_progress
+        self._programs = Programs(model_fn, params, partitioning, state_spec)
 
     @property
     def input_share(self) -> Share:
-        """The part of each batch that this process's input yields."""
-        if self.config.tpu_config.per_host_input is PerHostInput.ALL:
-            return rows.WHOLE
-        return rows.own_share(self.partitioning)
+        """The part of each batch's rows that this process's input must yield."""
+        return feed.own_share(self.partitioning)
 
     def train(
         self,
@@ -104,45 +109,43 @@ class TPUEstimator:
         max_steps: int | None = None,
         hooks: Sequence[TrainHook] = (),
     ) -> TPUEstimator:
-        """Trains from the last checkpoint, or from new weights; saves at the end.
+        """Trains from the last checkpoint, or from new weights, and saves at the end.
 
         Args:
           input_fn: given params, returns an Input; its state is restored with the weights.
-          steps: how many more steps; or
-          max_steps: up to which step. Neither: until the input ends.
-          hooks: called besides the estimator's own.
+          steps: how many more steps to train; or
+          max_steps: the step to train to. With neither, training ends with the input.
+          hooks: called after the estimator's own.
 
         Returns:
           This estimator.
 
         Raises:
-          ValueError: both steps and max_steps, or below 1; or model_dir holds another model, or
-            another process trains in it.
-          NonFiniteLossError: the loss is no finite number, and the config says to stop then.
+          ValueError: both steps and max_steps are given, or one is below 1; or model_dir holds
+            another model, or another process trains in it.
+          NonFiniteLossError: a loss is not finite, and train.on_nonfinite is STOP.
           SaveError: a checkpoint could not be written.
           DamagedCheckpointError: there are checkpoints, and all are damaged.
         """
         if steps is not None and max_steps is not None:
             raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
         _check_steps("train", steps=steps, max_steps=max_steps)
-        text = self.params.ToText()
-        own = self._own_hooks()  # Their clock starts here.
-        with (
-            self._claimed(text),
-            self._open(About(text, self.partitioning, self.state_spec)) as saved,
-        ):
+        began_secs = time.monotonic()
+        about = About(self.params.ToText(), self.partitioning, self.state_spec)
+        with self._claimed(about.params), self._open(about) as saved:
             restored = saved.restore_newest(self.state_spec, self._shardings())
             start = restored.step if restored else 0
             stop = max_steps if steps is None else start + steps
             if stop is not None and start >= stop:
-                logging.info("train: step %d of %d is done already", start, stop)
+                logging.info("train: step %d of %d is already done", start, stop)
                 return self
-            source = input_fn(self.params)
-            try:
-                state = self._start(restored, source)
-                self._loop(saved, source, state, (start, stop), [*own(stop), *hooks])
-            finally:
-                _close(source)
+            hooks = [*self._own_hooks(stop, began_secs), *hooks]
+            with self._input(input_fn) as source:
+                state = self._begin(restored, source)
+                program = functools.partial(self._programs.get, ModeKeys.TRAIN, source.specs)
+                sizes = group_sizes(start, stop, self.params.train.iterations_per_loop)
+                with contextlib.closing(feed.groups(source, sizes, program)) as groups:
+                    TrainLoop(saved, hooks, self.params.train).run(state, groups)
         return self
 
     def evaluate(
@@ -153,11 +156,11 @@ class TPUEstimator:
         checkpoint_step: int | None = None,
         name: str = "eval",
     ) -> dict[str, float]:
-        """Metrics of a checkpoint over an input's batches.
+        """Returns the metrics of a checkpoint over an input's batches.
 
         Args:
           input_fn: given params, returns an Input that ends.
-          steps: how many batches at most.
+          steps: the largest number of batches; None for all.
           checkpoint_step: which checkpoint; the latest by default.
           name: names the result in model_dir: eval_NAME/ and eval_metrics.jsonl.
 
@@ -180,47 +183,42 @@ class TPUEstimator:
         steps: int | None = None,
         name: str = "eval",
     ) -> dict[str, float]:
-        """As `evaluate`, of a state on the devices, after `step` steps."""
+        """Evaluates a state on the devices after `step` steps, in the same way as `evaluate`."""
         _check_steps(f"evaluate {name}", steps=steps)
-        began, source = time.monotonic(), input_fn(self.params)
-        sums: dict[str, float] = {}
-        weights: dict[str, float] = {}
-        num_batches = 0
-        try:
-            for batch in _first(source, steps):
-                evaluate = self._programs.evaluate(self._batch_spec(batch, source))
-                result = evaluate(state, self._placed(evaluate, "batch", batch))
-                for metric, value in result.sums.FlattenItems():
-                    sums[metric] = sums.get(metric, 0.0) + float(value)
-                for metric, value in result.weights.FlattenItems():
-                    weights[metric] = weights.get(metric, 0.0) + float(value)
+        began_secs, num_batches = time.monotonic(), 0
+        sums: dict[str, float] = collections.defaultdict(float)
+        weights: dict[str, float] = collections.defaultdict(float)
+        with self._input(input_fn) as source:
+            for result in self._results(ModeKeys.EVAL, state, source, steps):
+                for totals, values in ((sums, result.sums), (weights, result.weights)):
+                    for metric, value in values.FlattenItems():
+                        totals[metric] += float(value)
                 num_batches += 1
-        finally:
-            _close(source)
         if not num_batches:
             raise ValueError(f"evaluate {name}: the input holds no batches.")
         for metric, weight in weights.items():
             if weight == 0.0:
                 raise ValueError(f"evaluate {name}: {metric} has weight 0 over all batches.")
         metrics: dict[str, float] = {metric: sums[metric] / weights[metric] for metric in sums}
-        metrics |= {"step": step, "num_batches": num_batches, "secs": time.monotonic() - began}
+        secs = time.monotonic() - began_secs
+        metrics |= {"step": step, "num_batches": num_batches, "secs": secs}
         if processes.is_first():
-            summaries.write_evaluation(self.config.model_dir, name, metrics)
+            summaries.write_evaluation(self.model_dir, name, metrics)
         return metrics
 
     def note_best(self, by: BestBy, step: int, metrics: Mapping[str, float]) -> None:
-        """Notes the checkpoint of `step` as the best one if these metrics of it are: it is kept.
+        """Marks the checkpoint of `step` as the best, to be kept, if its metrics are the best.
 
         Raises:
-          ValueError: the metrics lack the one that it goes by.
+          ValueError: the metrics lack the one that `by` names.
         """
         if processes.is_first():
-            best.note(checkpoints.folder(self.config.model_dir), by, step, metrics)
+            best.note(checkpoints.folder(self.model_dir), by, step, metrics)
 
     def export_weights(self, path: str | pathlib.Path, prefix: str = "theta.") -> str:
         """Writes the newest checkpoint's arrays under `prefix` into one .safetensors file.
 
-        Every process holds them all for it.
+        Every process holds all of them in memory.
 
         Returns:
           A table of their names and shapes.
@@ -239,103 +237,78 @@ class TPUEstimator:
         return weights_file.table(weights)
 
     def checkpoint_steps(self) -> list[int]:
-        """The steps of whole checkpoints, oldest first; none before the first."""
-        return checkpoints.whole_steps(self.config.model_dir)
+        """Returns the steps of whole checkpoints, oldest first; empty before the first one."""
+        return checkpoints.whole_steps(self.model_dir)
 
     def restore(self) -> NestedMap:
-        """The state of the latest checkpoint, on the devices; ValueError if there is none."""
+        """Returns the state of the latest checkpoint, on the devices; ValueError without one."""
         return self._restore(None).state
 
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the predictions of every row of every batch, in order.
+        """Yields the predictions for every row of every batch, in order.
 
-        A row is a dict from the predictions' dotted paths to arrays without the batch's dim.
-        Batches of several lengths are compiled for one by one.
+        Each is a dict from a prediction's dotted path to its array without the batch dim.
+        A program is compiled for each shape of batch.
 
         Raises:
           ValueError: no such checkpoint.
         """
-        return self._rows(self._restore(checkpoint_step).state, input_fn)
+        return self._predictions(self._restore(checkpoint_step).state, input_fn)
 
-    def _rows(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
+    def _predictions(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
+        with self._input(input_fn) as source:
+            for result in self._results(ModeKeys.PREDICT, state, source):
+                items = processes.to_host(result.predictions).FlattenItems()
+                paths, arrays = zip(*items, strict=True)
+                for row in zip(*arrays, strict=True):
+                    yield dict(zip(paths, row, strict=True))
+
+    def _results(
+        self, mode: ModeKeys, state: NestedMap, source: Input, steps: int | None = None
+    ) -> Iterator[NestedMap]:
+        """Yields the result of each batch, of the first `steps` ones if it is given."""
+        for batch in itertools.islice(source, steps):
+            spec = feed.batch_spec_of(batch, source.specs, self.input_share)
+            executable = self._programs.get(mode, spec)
+            yield executable(state, executable.place("batch", batch))
+
+    @contextlib.contextmanager
+    def _input(self, input_fn: InputFn) -> Iterator[Input]:
+        """Yields the input, and closes it in the end if it has a method `close`."""
         source = input_fn(self.params)
         try:
-            for batch in source:
-                spec = self._batch_spec(batch, source)
-                predict = self._programs.predict(spec)
-                result = predict(state, self._placed(predict, "batch", batch)).predictions
-                arrays = dict(processes.to_host(result).FlattenItems())
-                for row in range(spec.Flatten()[0].shape[0]):
-                    yield {path: array[row] for path, array in arrays.items()}
+            yield source
         finally:
-            _close(source)
-
-    def _loop(
-        self,
-        saved: Checkpoints,
-        source: Input,
-        state: NestedMap,
-        start_stop: tuple[int, int | None],
-        hooks: Sequence[TrainHook],
-    ) -> None:
-        batch_spec = source.specs
-        steps_per_call = self.config.tpu_config.iterations_per_loop
-
-        def executable_of(num_steps: int):
-            return self._programs.train(batch_spec, num_steps)
-
-        def place(batches: NestedMap, num_steps: int) -> NestedMap:
-            return self._placed(executable_of(num_steps), "batches", batches)
-
-        save_every = SaveEvery(
-            self.config.save_checkpoints_steps, self.config.save_checkpoints_secs
-        )
-        loop = TrainLoop(executable_of, saved, save_every, hooks)
-        with Feed(source, group_sizes(*start_stop, steps_per_call), place) as feed:
-            loop.run(state, feed)
+            getattr(source, "close", lambda: None)()
 
     def _claimed(self, text: str) -> contextlib.AbstractContextManager[None]:
-        """Process 0 holds the folder for all."""
+        """Locks the folder, which process 0 does for all."""
         if not processes.is_first():
             return contextlib.nullcontext()
-        return model_dirs.claimed(self.config.model_dir, text, self._model_prefixes)
+        return model_dir.claimed(self.model_dir, text, self._model_prefixes)
 
-    def _batch_spec(self, batch: NestedMap, source: Input) -> NestedMap:
-        return programs.batch_spec_of(batch, source.specs, self.input_share)
-
-    def _placed(self, executable: Executable, arg_name: str, batch: NestedMap) -> NestedMap:
-        """The batch on its devices, of the rows that this process has of it."""
-        spec, shardings = executable.spec(arg_name), executable.shardings(arg_name)
-        whole = rows.assembled(batch, spec, shardings, self.input_share)
-        return executable.place(arg_name, whole)
-
-    def _own_hooks(self) -> Callable[[int | None], list[TrainHook]]:
-        config = self.config
-        nonfinite = NonFiniteHook(config.on_nonfinite)
+    def _own_hooks(self, stop: int | None, began_secs: float) -> list[TrainHook]:
+        nonfinite = NonFiniteHook(self.params.train.on_nonfinite)
         if not processes.is_first():
-            return lambda stop: [nonfinite]
-        log = summaries.MetricsLog(config.model_dir)
-        every_steps = config.log_step_count_steps
-        summary = BackgroundHook(summaries.SummaryHook(f"{config.model_dir}/train", every_steps))
-        return lambda stop: [
-            nonfinite,
-            log,
-            summary,
-            *([ProgressHook(stop)] if config.show_progress else []),
-        ]
+            return [nonfinite]
+        log = summaries.MetricsLog(self.model_dir, began_secs)
+        summary = summaries.SummaryHook(f"{self.model_dir}/train", self._log_steps)
+        progress = [ProgressHook(stop)] if self._show_progress else []
+        return [nonfinite, log, BackgroundHook(summary), *progress]
 
-    def _start(self, restored: Restored | None, source: Input) -> NestedMap:
-        if restored is None:
-            state = self._programs.initialize(self._init_fn, self.config.seed)
-            return state if self._warm_start is None else self._warmed(state, self._warm_start)
-        source.set_state(restored.input_state)
-        logging.info("train: continues after step %d", restored.step)
-        return restored.state
+    def _begin(self, restored: Restored | None, source: Input) -> NestedMap:
+        """Returns the state to start from, and sets the input's state to match."""
+        if restored is not None:
+            source.set_state(restored.input_state)
+            logging.info("train: continues after step %d", restored.step)
+            return restored.state
+        state = self._programs.initialize(self._init_fn, self.params.train.seed)
+        return state if self._warm_start is None else self._warmed(state, self._warm_start)
 
     def _warmed(self, state: NestedMap, warm_start: WarmStart) -> NestedMap:
-        """The state with what the warm start's rules take from the old run, array by array."""
+        """Returns the state with the arrays that the warm start's rules take from the old run."""
         old, leaves = warm_start.arrays(), []
         for (path, leaf), spec in zip(state.FlattenItems(), self.state_spec.Flatten(), strict=True):
             new = np.asarray(processes.to_host(NestedMap(x=leaf)).x)
@@ -346,8 +319,8 @@ class TPUEstimator:
         return state.Pack(leaves)
 
     def _restore(self, step: int | None) -> Restored:
-        folder = self.config.model_dir
-        model_dirs.check(folder, self.params.ToText(), self._model_prefixes)
+        folder = self.model_dir
+        model_dir.check(folder, self.params.ToText(), self._model_prefixes)
         if not checkpoints.exist(folder):
             raise ValueError(f"{folder}: there is no checkpoint; train first.")
         with self._open() as saved:
@@ -359,8 +332,8 @@ class TPUEstimator:
         return restored
 
     def _open(self, about: About | None = None) -> Checkpoints:
-        """The checkpoints; to read, unless `about` says what will be saved."""
-        return Checkpoints(self.config.model_dir, about, self.config.retention)
+        """Opens the checkpoints: to save if `about` describes what, otherwise only to read."""
+        return Checkpoints(self.model_dir, about, config.retention(self.params.train))
 
     def _shardings(self) -> NestedMap:
         mesh = specs.device_mesh(self.partitioning)
@@ -368,24 +341,10 @@ class TPUEstimator:
 
 
 def _placed(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    return jax.make_array_from_callback(array.shape, sharding, lambda place: array[place])
-
-
-def _first(source: Input, steps: int | None) -> Iterator[NestedMap]:
-    for i, batch in enumerate(source):
-        yield batch
-        if steps is not None and i + 1 >= steps:
-            return
+    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def _check_steps(caller: str, **counts: int | None) -> None:
     for name, count in counts.items():
         if count is not None and count < 1:
             raise ValueError(f"{caller}: {name} must be 1 or more, or None, got {count}.")
-
-
-def _close(source: Input) -> None:
-    """Ends an input's threads, if it has a `close`."""
-    close = getattr(source, "close", None)
-    if close is not None:
-        close()

@@ -1,14 +1,18 @@
-"""Hooks of the training loop, and the progress bar."""
+"""Hooks of the training loop: the interface, the progress bar, and hooks in the background."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import tqdm
 
 from lingvo_gshard.core.nested_map import NestedMap
+
+_MAX_WAITING_CALLS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -16,12 +20,12 @@ class TrainCall:
     """One call of the train program.
 
     Attributes:
-      step: steps done after it.
-      num_steps: K, how many of them it did.
+      step: the number of steps done after the call.
+      num_steps: K, the number of steps in the call.
       metrics: numpy arrays [K, ...], `loss` among them.
-      secs: from the end of the call before to this one's, waiting for input included; from its
-        own start where it is the first, or the first after a checkpoint.
-      input_wait_secs: how much of `secs` the devices waited for this call's batches.
+      secs: seconds since the previous call ended, including the wait for input. The first call,
+        and the first one after a checkpoint, count from their own start.
+      input_wait_secs: the part of `secs` in which the devices waited for input.
     """
 
     step: int
@@ -32,27 +36,27 @@ class TrainCall:
 
     @property
     def steps_per_sec(self) -> float:
-        """Training steps a second."""
+        """Training steps per second."""
         return self.num_steps / self.secs
 
     @property
     def tokens_per_sec(self) -> float | None:
-        """Target tokens a second; None if the model doesn't count them as `num_tokens`."""
+        """Target tokens per second; None if the model has no metric `num_tokens`."""
         if "num_tokens" not in self.metrics:
             return None
         return float(np.sum(self.metrics.num_tokens)) / self.secs
 
     def mean(self) -> NestedMap:
-        """Each metric's mean over the steps, float64."""
+        """Returns each metric's mean over the steps, in float64."""
         return self.metrics.Transform(lambda value: np.mean(value, axis=0, dtype=np.float64))
 
     def reaches_multiple_of(self, steps: int) -> bool:
-        """Whether one of this call's steps is a multiple of `steps`."""
+        """Returns whether one of this call's steps is a multiple of `steps`."""
         return self.step // steps > (self.step - self.num_steps) // steps
 
 
 def joined(calls: Sequence[TrainCall]) -> TrainCall:
-    """Consecutive calls as one."""
+    """Returns consecutive calls as one."""
     leaves = zip(*(call.metrics.Flatten() for call in calls), strict=True)
     return TrainCall(
         step=calls[-1].step,
@@ -64,36 +68,66 @@ def joined(calls: Sequence[TrainCall]) -> TrainCall:
 
 
 class TrainHook:
-    """What happens besides training. Every method may be left as it is.
+    """The base class of hooks; by default every method does nothing.
 
-    The estimator's own hooks come first, then those given to train, in their order.
+    The estimator's own hooks are called first, then those given to `train`, in their order.
     """
 
     def begin(self, step: int) -> None:
-        """Before the first call, `step` steps done."""
+        """Called before the first call; `step` steps are done."""
 
     def after_call(self, call: TrainCall) -> None:
-        """After every call."""
+        """Called after every call."""
 
     def after_save(self, step: int, state: NestedMap) -> None:
-        """After every checkpoint but the one of a stop, which may still be under way to the disk.
+        """Called once a save has begun, except for the save of a run that was asked to stop.
 
-        The state's arrays live until the next call only.
+        The checkpoint may still be on its way to the disk. The state's arrays are valid only until
+        the next call.
         """
 
     def wants_to_stop(self) -> bool:
-        """Asked before the first call, after each, and after each `after_save`.
+        """Returns whether training should save and end.
 
-        Returns:
-          Whether training shall save and end.
+        Asked before the first call, after every call, and after every `after_save`.
         """
         return False
 
     def on_stop(self, step: int) -> None:
-        """Once training has ended at `step`, saved, because a hook of some process wanted it."""
+        """Called after the last save if a hook, in any process, asked training to stop."""
 
     def end(self) -> None:
-        """After the last call, also when an error ends the loop."""
+        """Called after the last call, also when an error ends the loop."""
+
+
+class BackgroundHook(TrainHook):
+    """Runs another hook's `after_call` in a thread, in order.
+
+    An error is raised at a later call or at the end. `after_save` is not passed on, because the
+    state's arrays are valid only until the next call.
+    """
+
+    def __init__(self, hook: TrainHook) -> None:
+        self._hook = hook
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="background_hook")
+        self._waiting: collections.deque[Future[None]] = collections.deque()
+
+    def begin(self, step: int) -> None:
+        self._hook.begin(step)
+
+    def after_call(self, call: TrainCall) -> None:
+        while self._waiting and (self._waiting[0].done() or self._is_full()):
+            self._waiting.popleft().result()
+        self._waiting.append(self._thread.submit(self._hook.after_call, call))
+
+    def end(self) -> None:
+        self._thread.shutdown()
+        self._hook.end()
+        while self._waiting:
+            self._waiting.popleft().result()
+
+    def _is_full(self) -> bool:
+        return len(self._waiting) >= _MAX_WAITING_CALLS
 
 
 class ProgressHook(TrainHook):

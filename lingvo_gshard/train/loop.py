@@ -1,132 +1,109 @@
-"""The training loop: calls of K steps, hooks after each, checkpoints in between."""
+"""The training loop: calls of K steps, hooks after each, and checkpoints in between."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
+from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.train.checkpoints import Checkpoints
-from lingvo_gshard.train.feed import Feed, Group
+from lingvo_gshard.train.feed import Group
 from lingvo_gshard.train.hooks import TrainCall, TrainHook
 
 
 def group_sizes(step: int, max_steps: int | None, steps_per_call: int) -> Iterator[int]:
-    """How many steps each call does, from `step` on; the last may do fewer."""
+    """Yields the number of steps in each call after `step`; the last call may do fewer."""
     while max_steps is None or step < max_steps:
         size = steps_per_call if max_steps is None else min(steps_per_call, max_steps - step)
         yield size
         step += size
 
 
-@dataclasses.dataclass(frozen=True)
-class SaveEvery:
-    """When to save: after a call that reaches a multiple of `steps`, or `secs` after the last."""
-
-    steps: int
-    secs: float | None = None
-
-
 class TrainLoop:
-    """Runs calls until the feed ends, or a hook of any process wants to stop."""
+    """Calls the train program until its input ends or a hook of any process asks it to stop."""
 
     def __init__(
-        self,
-        executable_of: Callable[[int], Executable],
-        checkpoints: Checkpoints,
-        save_every: SaveEvery,
-        hooks: Sequence[TrainHook],
+        self, checkpoints: Checkpoints, hooks: Sequence[TrainHook], train_params: Params
     ) -> None:
-        """Keeps what it is given.
-
-        Args:
-          executable_of: the train program of K steps, by K.
-          checkpoints: where to save.
-          save_every: how often.
-          hooks: in the order in which they are called.
+        """Args:
+        checkpoints: where to save.
+        hooks: called in this order.
+        train_params: config.train_params, for when to save.
         """
-        self._executable_of = executable_of
-        self._checkpoints, self._save_every = checkpoints, save_every
-        self._hooks = hooks
+        self._checkpoints, self._hooks, self._params = checkpoints, hooks, train_params
         self._last_save_secs = time.monotonic()
 
-    def run(self, state: NestedMap, feed: Feed) -> NestedMap:
-        """Trains; returns the last state, of which a checkpoint is whole on disk.
+    def run(self, state: NestedMap, groups: Iterable[Group]) -> NestedMap:
+        """Trains, and returns the last state once its checkpoint is complete on disk.
 
         Raises:
           SaveError: a checkpoint could not be written.
         """
         step = int(state.step)
         with contextlib.ExitStack() as at_end:
-            for hook in reversed(self._hooks):  # What is pushed last is called first.
+            for hook in reversed(self._hooks):  # An ExitStack calls the last one pushed first.
                 at_end.callback(hook.end)
             for hook in self._hooks:
                 hook.begin(step)
-            return self._run(state, feed, step)
+            return self._run(state, groups, step)
 
-    def _run(self, state: NestedMap, feed: Feed, step: int) -> NestedMap:
-        saved, before, last = step, None, None
-        stop, _ = self._wishes()
-        for group, wait_secs in _timed(feed) if not stop else ():
-            executable = self._executable_of(group.num_steps)
-            if before is None:
-                before, wait_secs = time.monotonic(), 0.0
-            result = executable(state, group.batches)
+    def _run(self, state: NestedMap, groups: Iterable[Group], step: int) -> NestedMap:
+        saved_step, call_ended, last = step, None, None
+        stop, _ = self._requests()
+        for group, wait_secs in _timed(groups) if not stop else ():
+            if call_ended is None:
+                call_ended, wait_secs = time.monotonic(), 0.0
+            result = group.executable(state, group.batches)
             state, step, last = result.state, step + group.num_steps, group
             metrics = result.metrics.Transform(np.asarray)  # Waits for the devices.
             now = time.monotonic()
-            call = TrainCall(step, group.num_steps, metrics, now - before, wait_secs)
-            before = now
+            call = TrainCall(step, group.num_steps, metrics, now - call_ended, wait_secs)
+            call_ended = now
             for hook in self._hooks:
                 hook.after_call(call)
-            stop, time_to_save = self._wishes()
+            stop, save_now = self._requests()
             if stop:
                 break
-            if time_to_save or call.reaches_multiple_of(self._save_every.steps):
-                self._save(step, state, group)
-                self._tell_saved(step, state)
-                saved, before = step, None
-                stop, _ = self._wishes()  # A hook may have taken long.
+            if save_now or call.reaches_multiple_of(self._params.save_checkpoints_steps):
+                self._save(step, state, group, notify=True)
+                saved_step, call_ended = step, None
+                stop, _ = self._requests()  # A hook may have taken long.
                 if stop:
                     break
-        if last is not None and saved != step:
-            self._save(step, state, last)
-            if not stop:
-                self._tell_saved(step, state)
+        if last is not None and saved_step != step:
+            self._save(step, state, last, notify=not stop)
         self._checkpoints.wait()
         if stop:
             for hook in self._hooks:
                 hook.on_stop(step)
         return state
 
-    def _wishes(self) -> tuple[bool, bool]:
-        """Whether any process wants to stop, and whether it is time to save."""
-        late = time.monotonic() - self._last_save_secs
+    def _requests(self) -> tuple[bool, bool]:
+        """Returns whether any process wants to stop, and whether any wants to save by time."""
+        limit_secs = self._params.save_checkpoints_secs
+        elapsed_secs = time.monotonic() - self._last_save_secs
         here = (
             any(hook.wants_to_stop() for hook in self._hooks),
-            self._save_every.secs is not None and late >= self._save_every.secs,
+            limit_secs is not None and elapsed_secs >= limit_secs,
         )
-        stop, time_to_save = processes.largest(here)
-        return bool(stop), bool(time_to_save)
+        stop, save_now = processes.largest(here)
+        return bool(stop), bool(save_now)
 
-    def _save(self, step: int, state: NestedMap, group: Group) -> None:
+    def _save(self, step: int, state: NestedMap, group: Group, *, notify: bool) -> None:
         self._checkpoints.save(step, state, group.input_state)
         self._last_save_secs = time.monotonic()
-
-    def _tell_saved(self, step: int, state: NestedMap) -> None:
-        for hook in self._hooks:
+        for hook in self._hooks if notify else ():
             hook.after_save(step, state)
 
 
-def _timed(feed: Feed) -> Iterator[tuple[Group, float]]:
-    """Each group, and the seconds it was waited for."""
+def _timed(groups: Iterable[Group]) -> Iterator[tuple[Group, float]]:
+    """Yields each group and how many seconds it was waited for."""
     began = time.monotonic()
-    for group in feed:
+    for group in groups:
         yield group, time.monotonic() - began
         began = time.monotonic()

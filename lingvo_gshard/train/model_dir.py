@@ -1,6 +1,6 @@
-"""Whose a model_dir is.
+"""Which model a model_dir belongs to, and which process trains in it.
 
-model_dir/params.txt   which model its checkpoints are of
+model_dir/params.txt   the Params of the model whose checkpoints it holds
 model_dir/train.lock   locked by the process that trains in it
 """
 
@@ -21,9 +21,9 @@ _LOCK = "train.lock"
 def claimed(
     model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]
 ) -> Iterator[None]:
-    """Holds the folder for a training run and writes params.txt, after `check`.
+    """Locks the folder for a training run and writes params.txt, after `check`.
 
-    The lock goes with its process, however that ends; none of its children holds it.
+    The operating system releases the lock when the process ends; child processes don't inherit it.
 
     Raises:
       ValueError: as check; or another process trains in the folder.
@@ -43,13 +43,16 @@ def claimed(
 
 
 def check(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]) -> None:
-    """ValueError, listing the differences, if model_dir holds another model.
+    """Checks that model_dir holds this model, or none yet.
 
     Args:
       model_dir: a folder that may not exist yet.
-      text: Params.ToText() of the model at hand.
+      text: Params.ToText() of this model.
       model_prefixes: dotted paths under which entries must agree; all others may change
-        between runs. The empty prefix is every entry.
+        between runs. If empty, all entries must agree except those under `train`.
+
+    Raises:
+      ValueError: it holds another model; the message lists the differences.
     """
     path = pathlib.Path(model_dir) / PARAMS
     if not path.exists():
@@ -65,12 +68,10 @@ def check(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, .
 
 
 def _entries(text: str, prefixes: tuple[str, ...]) -> str:
-    return "".join(
-        line + "\n"
-        for line in text.splitlines()
-        if any(_under(line.split(" : ", 1)[0], prefix) for prefix in prefixes)
-    )
+    def counts(line: str) -> bool:
+        path = line.split(" : ", 1)[0] + "."
+        if not prefixes:
+            return not path.startswith("train.")
+        return any(path.startswith(prefix + ".") for prefix in prefixes)
 
-
-def _under(path: str, prefix: str) -> bool:
-    return not prefix or path == prefix or path.startswith(prefix + ".")
+    return "".join(line for line in text.splitlines(keepends=True) if counts(line))

@@ -1,4 +1,4 @@
-"""What happens when a step's loss or gradients are infinite or no numbers."""
+"""What to do when a loss or a gradient is infinite or not a number."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.train.hooks import TrainCall, TrainHook
 
-# Metrics of a step, if its model_fn gives them: 1.0 where the step left the weights as they were;
-# and norms by layer, such as encoder_1.
+# Optional metrics of a step: 1.0 if it left the weights unchanged, and norms by layer.
 _SKIPPED = "skipped"
-_BY_LAYER = ("activation_norms", "gradient_norms")
+_NORMS_BY_LAYER = ("activation_norms", "gradient_norms")
 
 
 class NonFinite(enum.Enum):
-    """STOP ends training with an error; SKIP counts the step and goes on.
+    """STOP ends training with an error; SKIP logs a warning and continues.
 
-    SKIP needs a model_fn whose step changes no weights then, and says so in its metric `skipped`.
+    SKIP needs a model_fn that leaves the weights unchanged in such a step and sets its metric
+    `skipped` to 1.
     """
 
     STOP = "stop"
@@ -27,11 +27,11 @@ class NonFinite(enum.Enum):
 
 
 class NonFiniteLossError(FloatingPointError):
-    """A loss or gradient became infinite or no number; the last checkpoint is from before."""
+    """A loss or gradient became infinite or not a number after the last checkpoint."""
 
 
 class NonFiniteHook(TrainHook):
-    """Looks at every call's losses, and does what the policy says."""
+    """Checks the losses of every call."""
 
     def __init__(self, policy: NonFinite) -> None:
         self._policy = policy
@@ -45,47 +45,47 @@ class NonFiniteHook(TrainHook):
         self._step_saved = step
 
     def after_call(self, call: TrainCall) -> None:
-        """Raises NonFiniteLossError, naming step and layer, or counts.
+        """Raises or logs the first step whose loss or gradients are not finite, with its layers.
 
-        Raises ValueError if the policy is SKIP but the step doesn't say that it skipped.
+        Raises:
+          NonFiniteLossError: the policy is STOP.
+          ValueError: the policy is SKIP, but the model has no metric `skipped`.
         """
-        bad = np.flatnonzero(_bad_steps(call.metrics))
+        skipped = np.asarray(call.metrics.get(_SKIPPED, 0.0)) > 0.0
+        bad = np.flatnonzero(~np.isfinite(call.metrics.loss) | skipped)
         if not bad.size:
             return
         k = int(bad[0])
-        what = f"The loss of step {call.step - call.num_steps + 1 + k} is {call.metrics.loss[k]}"
-        layers = _first_bad_layers(call.metrics, k)
-        if layers:
-            what += f", first in {' and '.join(layers)}"
+        step = call.step - call.num_steps + 1 + k
+        message = f"The loss of step {step} is {call.metrics.loss[k]}"
+        if layers := _first_bad_layers(call.metrics, k):
+            message += f", first in {' and '.join(layers)}"
         if self._policy is NonFinite.STOP:
-            raise NonFiniteLossError(f"{what}; the last checkpoint is of step {self._step_saved}.")
+            raise NonFiniteLossError(
+                f"{message}; the last checkpoint is of step {self._step_saved}."
+            )
         if _SKIPPED not in call.metrics:
             raise ValueError(
-                f"{what}; to skip such steps, model_fn must leave the state as it was and say so "
-                f"in its metric {_SKIPPED!r}."
+                f"{message}; to skip such steps, model_fn must leave the state unchanged and set "
+                f"its metric {_SKIPPED!r} to 1."
             )
         self._num_skipped += bad.size
-        logging.warning("%s; skipped, %d steps in this run so far.", what, self._num_skipped)
-
-
-def _bad_steps(metrics: NestedMap) -> np.ndarray:
-    """bool [K]."""
-    return ~np.isfinite(metrics.loss) | (np.asarray(metrics.get(_SKIPPED, 0.0)) > 0.0)
+        logging.warning("%s; skipped, %d steps in this run so far.", message, self._num_skipped)
 
 
 def _first_bad_layers(metrics: NestedMap, k: int) -> list[str]:
-    """The first layer of each stack, such as `encoder_1 (activation_norms)`; none if unknown.
+    """Returns the first bad layer of each stack, such as `encoder_1 (activation_norms)`.
 
-    A layer that stands alone, such as `softmax`, is a stack of its own.
+    A layer without an index, such as `softmax`, is a stack of its own. The list is empty if the
+    model has no such norms, or all are finite.
     """
-    for name in _BY_LAYER:
-        first: dict[str, int] = {}
+    for name in _NORMS_BY_LAYER:
+        first: dict[str, tuple[int, str]] = {}
         for layer, norms in metrics.get(name, NestedMap()).items():
             stack, _, index = layer.rpartition("_")
+            stack, position = (stack, int(index)) if index.isdigit() else (layer, 0)
             if not np.isfinite(norms[k]):
-                stack, place = (stack, int(index)) if index.isdigit() else (layer, -1)
-                first[stack] = min(place, first.get(stack, place))
+                first[stack] = min((position, layer), first.get(stack, (position, layer)))
         if first:
-            named = (stack if place < 0 else f"{stack}_{place}" for stack, place in first.items())
-            return [f"{layer} ({name})" for layer in named]
+            return [f"{layer} ({name})" for _, layer in first.values()]
     return []

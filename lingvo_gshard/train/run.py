@@ -19,7 +19,6 @@ from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.train import checkpoints
-from lingvo_gshard.train.config import PerHostInput, RunConfig, TPUConfig
 from lingvo_gshard.train.estimator import TPUEstimator
 from lingvo_gshard.train.warm_start import Rule, WarmStart, old_ids
 
@@ -68,7 +67,7 @@ class Run:
     @property
     def logdir(self) -> str:
         """The run's folder."""
-        return self.estimator.config.model_dir
+        return self.estimator.model_dir
 
 
 def open_run(launch: Launch, facts: DataFacts, logdir: str, num_partitions: int) -> Run:
@@ -144,38 +143,25 @@ def experiment_params(launch: Launch, facts: DataFacts) -> Params:
 
 
 def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstimator:
-    """The estimator of a run.
+    """Returns the estimator of a run.
 
     Raises:
-      ValueError: the partitions don't divide the batch, the groups or the experts; or
-        train.warm_start_rules are none.
+      ValueError: the partitions don't divide the batch, the groups or the experts; or a setting
+        in params.train is out of range.
     """
     placement.check_divisible(params, num_partitions)
-    begun = checkpoints.exist(logdir)  # Then where it began is of no importance.
     partitioning = placement.partitioning(params, num_partitions)
     model = TranslationModel(params, partitioning)
-    config = RunConfig(
-        model_dir=logdir,
-        tpu_config=TPUConfig(
-            params.train.iterations_per_loop, num_partitions, PerHostInput.OWN_ROWS
-        ),
-        save_checkpoints_steps=params.train.save_checkpoints_steps,
-        save_checkpoints_secs=params.train.save_checkpoints_secs,
-        keep_checkpoint_max=params.train.keep_checkpoint_max,
-        keep_checkpoint_every_n_hours=params.train.keep_checkpoint_every_n_hours,
-        on_nonfinite=params.train.on_nonfinite,
-        log_step_count_steps=params.train.iterations_per_loop,
-        seed=params.train.seed,
-    )
     return TPUEstimator(
         model.model_fn,
-        config,
+        logdir,
         params=params,
         partitioning=partitioning,
         state_spec=model.state_spec,
         init_fn=model.init_state,
         model_prefixes=MODEL_PREFIXES,
-        warm_start=None if begun else _warm_start(params),
+        # A run that has checkpoints continues from those.
+        warm_start=None if checkpoints.exist(logdir) else _warm_start(params),
     )
 
 

@@ -1,28 +1,83 @@
-"""The estimator's four programs as AnnotatedFns: initialize, train, evaluate, predict.
+"""The estimator's four programs: initialize, train, evaluate, predict.
 
+Each is an AnnotatedFn; Programs exports and compiles them when they are first needed.
 K steps of one call, B batch, L length.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import Executable, compile_program
 
-# state, features, labels, mode, params -> TPUEstimatorSpec
+InitFn = Callable[[tf.Tensor], NestedMap]
+# (state, features, labels, mode, params) -> TPUEstimatorSpec
 ModelFn = Callable[[NestedMap, NestedMap, NestedMap, ModeKeys, Any], TPUEstimatorSpec]
 Step = Callable[[NestedMap, NestedMap], NestedMap]
 
 
-def initializer(init_fn: Callable[[tf.Tensor], NestedMap], state_spec: NestedMap) -> AnnotatedFn:
-    """The program that makes the state, each device its own part, from an int32 [2] seed."""
+class Programs:
+    """Compiles programs on demand; several threads may share one."""
+
+    def __init__(
+        self, model_fn: ModelFn, params: Any, partitioning: Partitioning, state_spec: NestedMap
+    ) -> None:
+        self._model_fn, self._params, self._partitioning = model_fn, params, partitioning
+        self._state_spec = state_spec
+        self._compiled: dict[Any, Executable] = {}
+        self._lock = threading.Lock()
+
+    def initialize(self, init_fn: InitFn, seed: int) -> NestedMap:
+        """Returns a new state, of which every device computes its own part.
+
+        Raises:
+          ValueError: init_fn's state differs from state_spec.
+        """
+        exported = lowering.export(initializer(init_fn, self._state_spec), self._partitioning)
+        made = dict(exported.results.state.FlattenItems())
+        for path, spec in self._state_spec.FlattenItems():
+            given = made.pop(path)
+            if given != spec:
+                raise ValueError(f"init_fn: {path} is {given}, but state_spec has {spec}.")
+        if made:
+            raise ValueError(f"init_fn: returns {', '.join(made)}, which state_spec lacks.")
+        return compile_program(exported)(NestedMap(seed=np.array([seed, 0], np.int32))).state
+
+    def get(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Executable:
+        """Returns the program of a mode; in TRAIN it does `num_steps` training steps."""
+        key = (mode, num_steps, *batch_spec.FlattenItems())
+        with self._lock:
+            if key not in self._compiled:
+                annotated = self._annotated(mode, batch_spec, num_steps)
+                exported = lowering.export(annotated, self._partitioning)
+                self._compiled[key] = compile_program(exported)
+            return self._compiled[key]
+
+    def _annotated(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int) -> AnnotatedFn:
+        model, state_spec = (self._model_fn, self._params), self._state_spec
+        match mode:
+            case ModeKeys.TRAIN:
+                step = train_step(*model)
+                return trainer(step, state_spec, batch_spec, num_steps, self._partitioning)
+            case ModeKeys.EVAL:
+                return evaluator(*model, state_spec, batch_spec)
+            case ModeKeys.PREDICT:
+                return predictor(*model, state_spec, batch_spec)
+
+
+def initializer(init_fn: InitFn, state_spec: NestedMap) -> AnnotatedFn:
+    """Returns the program that computes the initial state from an int32 [2] seed."""
     return AnnotatedFn(
         name="initialize",
         fn=lambda seed: NestedMap(state=init_fn(seed.seed)),
@@ -33,7 +88,7 @@ def initializer(init_fn: Callable[[tf.Tensor], NestedMap], state_spec: NestedMap
 
 
 def train_step(model_fn: ModelFn, params: Any) -> Step:
-    """(state, batch) -> NestedMap(state, metrics), the loss among the metrics."""
+    """Returns a function (state, batch) -> NestedMap(state, metrics); metrics include the loss."""
 
     def step(state: NestedMap, batch: NestedMap) -> NestedMap:
         spec = _call(model_fn, ModeKeys.TRAIN, params, state, batch)
@@ -49,9 +104,9 @@ def trainer(
     num_steps: int,
     partitioning: Partitioning,
 ) -> AnnotatedFn:
-    """K = num_steps training steps in one program; donates its state.
+    """Returns the program of K = num_steps training steps, which donates its state.
 
-    The batches come stacked, [K, B, L], and every metric goes back stacked along K.
+    The batches are stacked, [K, B, L], and so are the metrics, [K, ...].
     """
     stacked = batch_spec.Transform(
         lambda spec: TensorSpec((num_steps, *spec.shape), spec.dtype, "K" + spec.dims)
@@ -76,7 +131,7 @@ def trainer(
 def evaluator(
     model_fn: ModelFn, params: Any, state_spec: NestedMap, batch_spec: NestedMap
 ) -> AnnotatedFn:
-    """One batch's weighted sums and weights: NestedMap(sums, weights), by metric."""
+    """Returns the program (state, batch) -> NestedMap(sums, weights), each by metric."""
 
     def fn(state: NestedMap, batch: NestedMap) -> NestedMap:
         metrics = _call(model_fn, ModeKeys.EVAL, params, state, batch).eval_metrics
@@ -92,7 +147,7 @@ def evaluator(
 def predictor(
     model_fn: ModelFn, params: Any, state_spec: NestedMap, batch_spec: NestedMap
 ) -> AnnotatedFn:
-    """One batch's predictions, split over rows as the batch is."""
+    """Returns the program (state, batch) -> NestedMap(predictions), split along the rows."""
 
     def fn(state: NestedMap, batch: NestedMap) -> NestedMap:
         spec = _call(model_fn, ModeKeys.PREDICT, params, state, batch)
@@ -108,7 +163,7 @@ def _call(
 ) -> TPUEstimatorSpec:
     spec = model_fn(state, batch.features, batch.get("labels", NestedMap()), mode, params)
     if spec.mode != mode:
-        raise ValueError(f"model_fn: called with mode {mode.name}, its spec says {spec.mode.name}.")
+        raise ValueError(f"model_fn: called with mode {mode.name}, returned {spec.mode.name}.")
     return spec
 
 
@@ -119,7 +174,7 @@ def _loop(
     specs: tuple[NestedMap, NestedMap],
     partitioning: Partitioning,
 ) -> NestedMap:
-    """tf.while_loop over the K batches, each step's metrics written at its place."""
+    """Runs the steps in a tf.while_loop and writes the metrics of step k to index k."""
     dims = [spec.dims for tree in specs for spec in tree.Flatten()]
     num_state = len(state.Flatten())
     packed: list[NestedMap] = []
@@ -133,7 +188,7 @@ def _loop(
         new = zip(result.state.Flatten(), dims[:num_state], strict=True)
         return [annotate(x, d) for x, d in new] + result.metrics.Flatten()
 
-    # The loop needs its metrics' shapes beforehand, and a step is traced once alone.
+    # The loop needs the metrics' shapes beforehand; the step is traced only once.
     signature = [tf.TensorSpec(s.shape, tf.as_dtype(s.dtype)) for t in specs for s in t.Flatten()]
     once = tf.function(flat_step, autograph=False, input_signature=signature)
     outputs = once.get_concrete_function().outputs[num_state:]
@@ -143,8 +198,8 @@ def _loop(
     def body(k: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
         now = [tf.gather(stack, k) for stack in batches.Flatten()]
         new = once(*carried[:num_state], *now)
-        places = zip(carried[num_state:], new[num_state:], strict=True)
-        metrics = [tf.tensor_scatter_nd_update(s, [[k]], x[None]) for s, x in places]
+        pairs = zip(carried[num_state:], new[num_state:], strict=True)
+        metrics = [tf.tensor_scatter_nd_update(s, [[k]], x[None]) for s, x in pairs]
         return [k + 1, *new[:num_state], *metrics]
 
     _, *carried = tf.while_loop(

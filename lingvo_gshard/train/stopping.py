@@ -1,4 +1,4 @@
-"""A run that is asked to end: it finishes the call under way and saves."""
+"""Stops training on SIGTERM or SIGINT: the current call ends, and its state is saved."""
 
 from __future__ import annotations
 
@@ -8,60 +8,59 @@ import threading
 
 from lingvo_gshard.train.hooks import TrainHook
 
-# The exit status of a process that ended so: try again later (sysexits.h).
+# The exit status of a process stopped in this way; in sysexits.h it means "try again later".
 EXIT_STATUS = 75
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class StopOnSignal(TrainHook):
-    """Stops training after the call in which SIGTERM or SIGINT came; a second one ends at once.
+    """Stops training after the call in which SIGTERM or SIGINT arrives; a second one exits at once.
 
-    Use as a context manager around train, in the main thread. Both hold while that thread is in a
-    call of the devices or a compilation: Python itself would hear of neither before its end.
+    Use it as a context manager around `train`, in the main thread. A thread reads the signals,
+    because Python runs no handler while the main thread is inside a device call or a compilation.
 
     Attributes:
-      stopped_at: the step that was saved, 0 if none was done, once training has stopped early, in
-        whichever process the signal came; None otherwise.
+      stopped_at: the step at which a signal to any of the processes stopped training, which is
+        saved unless it is 0; None if no signal did.
     """
 
     def __init__(self) -> None:
         self.stopped_at: int | None = None
-        self._asked = False
+        self._requested = False
 
     def __enter__(self) -> StopOnSignal:
-        heard, self._tells = os.pipe()
-        os.set_blocking(self._tells, False)
-        threading.Thread(target=self._listen, args=(heard,), name="signals", daemon=True).start()
-        self._handlers = {number: signal.signal(number, self._ask) for number in _SIGNALS}
-        self._tells_before = signal.set_wakeup_fd(self._tells)
+        reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
+        self._handlers = {number: signal.signal(number, self._request) for number in _SIGNALS}
+        self._writer_before = signal.set_wakeup_fd(self._writer)
         return self
 
     def __exit__(self, *_: object) -> None:
-        signal.set_wakeup_fd(self._tells_before)
+        signal.set_wakeup_fd(self._writer_before)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        os.close(self._tells)
+        os.close(self._writer)
 
     def wants_to_stop(self) -> bool:
-        return self._asked
+        return self._requested
 
     def on_stop(self, step: int) -> None:
         self.stopped_at = step
 
-    def _ask(self, *_: object) -> None:
-        self._asked = True
+    def _request(self, *_: object) -> None:
+        self._requested = True
 
-    def _listen(self, heard: int) -> None:
-        """Reads the number of each signal as it comes, until __exit__; ends at the second."""
+    def _listen(self, reader: int) -> None:
+        """Reads the number of each signal until __exit__; exits at the second signal."""
         first = None
-        with os.fdopen(heard, "rb", buffering=0) as numbers:
+        with os.fdopen(reader, "rb", buffering=0) as numbers:
             while number := numbers.read(1):
                 if number[0] not in _SIGNALS:
                     continue
                 if first is not None:
-                    os._exit(128 + number[0])  # As a shell tells of it.
+                    os._exit(128 + number[0])  # A shell's status for that signal.
                 first = signal.Signals(number[0])
-                self._ask()
-                os.write(
-                    2, f"\n{first.name}: training stops after this call; again: now.\n".encode()
-                )
+                self._request()
+                message = "training stops after this call; a second signal ends it at once."
+                os.write(2, f"\n{first.name}: {message}\n".encode())

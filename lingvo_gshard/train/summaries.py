@@ -1,4 +1,4 @@
-"""What a run leaves to read: TensorBoard summaries, and one JSON line a call."""
+"""A run's metrics: TensorBoard summaries, and files with one JSON object per line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EVAL_METRICS = "eval_metrics.jsonl"
 
 
 def scalars(metrics: NestedMap) -> dict[str, float]:
-    """Every element of every metric by a TensorBoard tag: `expert_load/encoder_1/3`."""
+    """Returns every element of every metric by its TensorBoard tag: `expert_load/encoder_1/3`."""
     tagged = {}
     for path, value in metrics.FlattenItems():
         tag, value = path.replace(".", "/"), np.asarray(value)
@@ -32,7 +32,7 @@ def scalars(metrics: NestedMap) -> dict[str, float]:
 
 
 class SummaryHook(TrainHook):
-    """Writes the means over the steps since the last summary, every `every_steps` steps."""
+    """Writes the metrics' means since the last summary, every `every_steps` steps."""
 
     def __init__(self, folder: str | pathlib.Path, every_steps: int) -> None:
         self._folder, self._every_steps = str(folder), every_steps
@@ -65,7 +65,7 @@ class SummaryHook(TrainHook):
 
 
 def _memory_gib() -> dict[str, float]:
-    """The most memory that this process, and its fullest device where devices count, has used."""
+    """Returns the peak memory of this process, and of its fullest device if devices report it."""
     peaks = {"memory/host_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
     in_bytes = [stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat]
@@ -75,20 +75,24 @@ def _memory_gib() -> dict[str, float]:
 
 
 class MetricsLog(TrainHook):
-    """Appends a line a call to train_metrics.jsonl.
+    """Appends a line to train_metrics.jsonl after each call.
 
-    A line holds step, num_steps, secs, input_wait_secs, wall_secs (of all runs in this folder,
-    their compiling and saving included), and under `metrics` each metric's mean over the call, by
-    dotted path.
+    A line holds step, num_steps, secs, input_wait_secs, wall_secs (the time of all runs in this
+    folder so far, including compilation and saving), and `metrics`: each metric's mean over the
+    call, by dotted path.
     """
 
-    def __init__(self, model_dir: str | pathlib.Path) -> None:
+    def __init__(self, model_dir: str | pathlib.Path, began_secs: float) -> None:
+        """Args:
+        model_dir: where the file lies.
+        began_secs: when this run began, by time.monotonic.
+        """
         self._path = pathlib.Path(model_dir) / TRAIN_METRICS
-        self._began = time.monotonic()
+        self._began_secs = began_secs
         self._earlier_secs = 0.0
 
     def begin(self, step: int) -> None:
-        """Drops the lines after `step`: those steps are done again."""
+        """Drops the lines after `step`, because those steps will be repeated."""
         kept = [line for line in read_lines(self._path) if line["step"] <= step]
         self._earlier_secs = kept[-1]["wall_secs"] if kept else 0.0
         atomic_file.write(self._path, "".join(json.dumps(line) + "\n" for line in kept))
@@ -99,7 +103,7 @@ class MetricsLog(TrainHook):
             "num_steps": call.num_steps,
             "secs": round(call.secs, 6),
             "input_wait_secs": round(call.input_wait_secs, 6),
-            "wall_secs": round(self._earlier_secs + time.monotonic() - self._began, 3),
+            "wall_secs": round(self._earlier_secs + time.monotonic() - self._began_secs, 3),
             "metrics": {path: mean.tolist() for path, mean in call.mean().FlattenItems()},
         }
         append_line(self._path, line)
@@ -116,19 +120,19 @@ def write_evaluation(model_dir: str | pathlib.Path, name: str, result: dict[str,
 
 
 def evaluated_steps(model_dir: str | pathlib.Path, name: str) -> list[int]:
-    """The steps whose evaluations are in eval_metrics.jsonl under `name`."""
+    """Returns the steps whose evaluations are in eval_metrics.jsonl under `name`."""
     lines = read_lines(pathlib.Path(model_dir) / EVAL_METRICS)
     return [int(line["step"]) for line in lines if line["name"] == name]
 
 
 def append_line(path: pathlib.Path, line: dict[str, Any]) -> None:
-    """Appends one JSON line, over one cut short; OSError, naming the file, if it can't."""
+    """Appends a JSON line, and replaces an incomplete last one; an OSError names the file."""
     with atomic_file.naming(path), path.open("ab+") as file:
-        _drop_cut_line(file)
+        _drop_incomplete_line(file)
         file.write(json.dumps(line).encode() + b"\n")
 
 
-def _drop_cut_line(file: BinaryIO) -> None:
+def _drop_incomplete_line(file: BinaryIO) -> None:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(0, size - 1))
     if file.read(1) not in (b"", b"\n"):
@@ -137,6 +141,6 @@ def _drop_cut_line(file: BinaryIO) -> None:
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """The JSON lines of a file; none if there is no file. A last line cut short is left out."""
+    """Returns a file's JSON lines without an incomplete last one; none if there is no file."""
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []
     return [json.loads(line) for line in lines if line.endswith("\n")]

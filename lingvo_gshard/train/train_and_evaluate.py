@@ -1,9 +1,10 @@
-"""Evaluation at every checkpoint: of the run that trains, or of one that another process trains."""
+"""Evaluation at every checkpoint, during training or in a process of its own."""
 
 from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Sequence
 
@@ -18,7 +19,7 @@ from lingvo_gshard.train.hooks import TrainHook
 
 @dataclasses.dataclass(frozen=True)
 class TrainSpec:
-    """What to train on, and up to which step; as TPUEstimator.train."""
+    """The arguments of TPUEstimator.train."""
 
     input_fn: InputFn
     max_steps: int
@@ -27,13 +28,13 @@ class TrainSpec:
 
 @dataclasses.dataclass(frozen=True)
 class EvalSpec:
-    """What to evaluate on.
+    """The arguments of TPUEstimator.evaluate.
 
     Attributes:
       input_fn: given params, returns an Input that ends.
-      steps: how many batches at most; all by default.
-      name: names the results, as TPUEstimator.evaluate.
-      best_by: the metric by which the best checkpoint is kept; None keeps none for that.
+      steps: the largest number of batches; None for all.
+      name: names the results.
+      best_by: the metric by which the best checkpoint is kept; None disables it.
     """
 
     input_fn: InputFn
@@ -45,17 +46,14 @@ class EvalSpec:
 def train_and_evaluate(
     estimator: TPUEstimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> dict[str, float] | None:
-    """Trains to max_steps and evaluates at every checkpoint on the way.
+    """Trains to max_steps and evaluates every checkpoint on the way.
 
     Returns:
       The last checkpoint's metrics, as TPUEstimator.evaluate; None if a hook stopped training.
     """
     evaluation = _EvaluationHook(estimator, eval_spec)
-    estimator.train(
-        train_spec.input_fn,
-        max_steps=train_spec.max_steps,
-        hooks=[*train_spec.hooks, evaluation],
-    )
+    hooks = [*train_spec.hooks, evaluation]
+    estimator.train(train_spec.input_fn, max_steps=train_spec.max_steps, hooks=hooks)
     if evaluation.stopped:
         return None
     if evaluation.last is not None:
@@ -72,44 +70,40 @@ def evaluate_continuously(
     poll_secs: float = 5.0,
     idle_timeout_secs: float | None = None,
 ) -> dict[str, float] | None:
-    """Evaluates the newest checkpoint again and again, while another process trains.
+    """Evaluates the newest checkpoint again and again while another process trains.
 
-    Checkpoints that it is too slow for, that are deleted before it has read them, or that are
-    damaged are passed over; so are those evaluated before, by an evaluator that was stopped.
+    It skips checkpoints that a newer one overtakes, that are deleted while it reads them, that are
+    damaged, or that were evaluated before.
 
     Args:
-      estimator: of the model_dir that is trained in.
+      estimator: the estimator of the model_dir in which the other process trains.
       spec: what to evaluate on.
       until_step: the last checkpoint to wait for.
       poll_secs: how often to look for a new one.
-      idle_timeout_secs: how long to wait for one; None: for ever.
+      idle_timeout_secs: how long to wait for a new one; None for ever.
 
     Returns:
       The last evaluation's metrics; None if there was none.
     """
-    seen = set(summaries.evaluated_steps(estimator.config.model_dir, spec.name))
-    metrics, last_news = None, time.monotonic()
+    seen = set(summaries.evaluated_steps(estimator.model_dir, spec.name))
+    metrics, last_new_secs = None, time.monotonic()
+    limit_secs = math.inf if idle_timeout_secs is None else idle_timeout_secs
     while max(seen, default=-1) < until_step:
         newest = processes.of_first(max(estimator.checkpoint_steps(), default=-1))
-        idle_secs = time.monotonic() - last_news
+        idle_secs = time.monotonic() - last_new_secs
         if newest >= 0 and newest not in seen:
-            metrics = _evaluate_if_there(estimator, spec, newest) or metrics
+            metrics = _evaluate_if_whole(estimator, spec, newest) or metrics
             seen.add(newest)
-            last_news = time.monotonic()
-        elif idle_timeout_secs is not None and _of_any(idle_secs >= idle_timeout_secs):
-            logging.warning("evaluate: no new checkpoint for %g s; it ends", idle_timeout_secs)
+            last_new_secs = time.monotonic()
+        elif processes.largest([idle_secs >= limit_secs])[0]:
+            logging.warning("evaluate: ends, no new checkpoint for %g s", limit_secs)
             break
         else:
             time.sleep(poll_secs)
     return metrics
 
 
-def _of_any(here: bool) -> bool:
-    """Whether it is so in any process."""
-    return bool(processes.largest([here])[0])
-
-
-def _evaluate_if_there(
+def _evaluate_if_whole(
     estimator: TPUEstimator, spec: EvalSpec, step: int
 ) -> dict[str, float] | None:
     try:
@@ -117,25 +111,19 @@ def _evaluate_if_there(
             spec.input_fn, steps=spec.steps, checkpoint_step=step, name=spec.name
         )
     except Exception as error:
-        if step not in estimator.checkpoint_steps():  # Deleted while it was read.
+        if step not in estimator.checkpoint_steps():  # It was deleted in the meantime.
             return None
         if not isinstance(error, DamagedCheckpointError):
             raise
         logging.warning("%s It is not evaluated.", error)
         return None
-    _note_best(estimator, spec, step, metrics)
+    if spec.best_by is not None:
+        estimator.note_best(spec.best_by, step, metrics)
     return metrics
 
 
-def _note_best(
-    estimator: TPUEstimator, spec: EvalSpec, step: int, metrics: dict[str, float]
-) -> None:
-    if spec.best_by is not None:
-        estimator.note_best(spec.best_by, step, metrics)
-
-
 class _EvaluationHook(TrainHook):
-    """Evaluates the state that is being saved, where it lies."""
+    """Evaluates each state that is saved, while it is still on the devices."""
 
     def __init__(self, estimator: TPUEstimator, spec: EvalSpec) -> None:
         self._estimator, self._spec = estimator, spec
@@ -147,7 +135,8 @@ class _EvaluationHook(TrainHook):
         self.last = self._estimator.evaluate_state(
             state, step, spec.input_fn, steps=spec.steps, name=spec.name
         )
-        _note_best(self._estimator, spec, step, self.last)
+        if spec.best_by is not None:
+            self._estimator.note_best(spec.best_by, step, self.last)
 
     def on_stop(self, step: int) -> None:
         self.stopped = True

@@ -1,6 +1,5 @@
 """The model under the estimator: an exact resume, and the same loss on other devices."""
 
-import dataclasses
 import json
 import shutil
 
@@ -86,7 +85,7 @@ def runs_on_two(tmp_path_factory):
     shutil.copytree(resumed, stopped)
     _train(estimator, 4)
     # The same compiled program again, from the start.
-    estimator.config = dataclasses.replace(estimator.config, model_dir=str(at_once))
+    estimator.model_dir = str(at_once)
     _train(estimator, 4)
     return at_once, resumed, stopped
 

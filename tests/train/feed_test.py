@@ -1,12 +1,16 @@
-"""The feed's order, its end, and its thread."""
+"""The feed's order, its end and its thread, and which rows of a batch a process reads."""
 
+import contextlib
 import threading
 
 import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.train.feed import Feed
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.train import feed
+from lingvo_gshard.train.feed import WHOLE, Share
 from lingvo_gshard.train.loop import group_sizes
 
 
@@ -35,42 +39,77 @@ def test_group_sizes_end_at_max_steps():
     assert [next(unbounded) for _ in range(3)] == [4, 4, 4]
 
 
+class _Program:
+    """Stands for the train program of a number of steps."""
+
+    def __init__(self, num_steps):
+        self.num_steps = num_steps
+
+    def place(self, name, tree):
+        assert name == "batches" and len(tree.x) == self.num_steps
+        return tree
+
+
 def test_groups_are_stacked_in_order_with_their_states():
-    placed = []
-
-    def place(batches, num_steps):
-        placed.append(num_steps)
-        return batches
-
-    with Feed(_Numbers(7), iter([3, 3, 3, 3]), place) as feed:
-        groups = list(feed)
+    groups = list(feed.groups(_Numbers(7), iter([3, 3, 3, 3]), _Program))
     assert [group.batches.x[:, 0].tolist() for group in groups] == [[1, 2, 3], [4, 5, 6], [7]]
     assert [group.input_state["given"] for group in groups] == [3, 6, 7]
-    assert [group.num_steps for group in groups] == placed == [3, 3, 1]
+    assert [group.num_steps for group in groups] == [3, 3, 1]
+    assert [group.executable.num_steps for group in groups] == [3, 3, 1]
 
 
-def test_it_reads_no_batch_more_than_the_sizes_say():
+def test_it_reads_no_more_batches_than_the_sizes_add_up_to():
     source = _Numbers(100)
-    with Feed(source, iter([2, 3]), lambda batches, _: batches) as feed:
-        assert len(list(feed)) == 2
+    assert len(list(feed.groups(source, iter([2, 3]), _Program))) == 2
     assert source.given == 5
 
 
-def test_leaving_ends_the_thread_and_reads_at_most_two_groups_ahead():
+def test_closing_ends_the_thread_which_reads_at_most_two_groups_ahead():
     source = _Numbers(10**9)
-    with Feed(source, iter(lambda: 2, None), lambda batches, _: batches) as feed:
-        for _ in zip(range(3), feed, strict=False):
+    with contextlib.closing(feed.groups(source, iter(lambda: 2, None), _Program)) as groups:
+        for _ in zip(range(3), groups, strict=False):
             pass
-    assert not [thread for thread in threading.enumerate() if thread.name == "feed"]
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("feed")]
     assert source.given <= 2 * (3 + 1 + 2)
 
 
 def test_an_error_of_placing_is_raised_to_the_caller():
-    def place(batches, num_steps):
+    def program(num_steps):
         raise ValueError("no room")
 
-    with (
-        pytest.raises(ValueError, match="no room"),
-        Feed(_Numbers(5), iter([1]), place) as feed,
-    ):
-        list(feed)
+    with pytest.raises(ValueError, match="no room"):
+        list(feed.groups(_Numbers(5), iter([1]), program))
+
+
+@pytest.mark.parametrize(
+    ("held", "want"),
+    [
+        # Rows over the processes' devices, in their order, or not.
+        ({0: {0, 1}, 1: {2, 3}}, [Share(0, 2), Share(1, 2)]),
+        ({0: {2, 3}, 1: {0, 1}}, [Share(1, 2), Share(0, 2)]),
+        # Two processes hold the same rows; all hold all rows.
+        ({0: {0, 1}, 1: {0, 1}, 2: {2, 3}}, [Share(0, 2), Share(0, 2), Share(1, 2)]),
+        ({0: {0, 1, 2}, 1: {0, 1, 2}}, [WHOLE, WHOLE]),
+        # Not adjacent; not on a part's border; not equally many.
+        ({0: {0, 2}, 1: {1, 3}}, [WHOLE, WHOLE]),
+        ({0: {0, 3}, 1: {1, 2}}, [WHOLE, WHOLE]),
+        ({0: {0}, 1: {1, 2, 3}}, [WHOLE, WHOLE]),
+    ],
+)
+def test_the_share_of_each_process(held, want):
+    size = 1 + max(max(part) for part in held.values())
+    assert [feed.share_of(held, process, size) for process in held] == want
+
+
+def test_one_process_reads_all_rows():
+    assert feed.own_share(Partitioning.from_dict(Mesh.flat(4), {"B": "d"})) == WHOLE
+
+
+def test_the_rows_of_all_processes_count_along_their_dim_alone():
+    batch = NestedMap(bias=np.zeros((2, 3)), x=np.zeros((2, 5)))
+    input_specs = NestedMap(
+        bias=TensorSpec((2, 3), "float32", "VM"), x=TensorSpec((9, 9), "int32", "BL")
+    )
+    got = feed.batch_spec_of(batch, input_specs, Share(1, 4))
+    assert got.bias == TensorSpec((2, 3), "float32", "VM")
+    assert got.x == TensorSpec((8, 5), "int32", "BL")

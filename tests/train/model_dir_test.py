@@ -13,7 +13,7 @@ def test_prefixes_are_whole_path_components(tmp_path):
         pass
     model_dir.check(tmp_path, "task.dim : 4\ntasks.dim : 6\n", ("task",))
     with pytest.raises(ValueError, match=r"tasks.dim: 6, not 5\.$"):
-        model_dir.check(tmp_path, "task.dim : 4\ntasks.dim : 6\n", ("",))
+        model_dir.check(tmp_path, "task.dim : 4\ntasks.dim : 6\n", ())
     with pytest.raises(ValueError, match=r"task.dim: absent, not 4\.$"):
         model_dir.check(tmp_path, "tasks.dim : 5\n", ("task",))
 

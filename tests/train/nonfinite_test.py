@@ -61,5 +61,5 @@ def test_skip_counts_and_goes_on(caplog):
 
 
 def test_skip_needs_a_model_that_skips():
-    with pytest.raises(ValueError, match="model_fn must leave the state as it was and say so in"):
+    with pytest.raises(ValueError, match="model_fn must leave the state unchanged and set its"):
         NonFiniteHook(NonFinite.SKIP).after_call(_call([np.nan]))

@@ -20,7 +20,6 @@ _PARTITIONS = 4
 
 
 def _train(folder, max_steps, dies_at):
-    from lingvo_gshard.train.config import PerHostInput, TPUConfig
     from lingvo_gshard.train.hooks import TrainHook
     from lingvo_gshard.train.warm_start import Rule, WarmStart
     from tests.train import regression
@@ -38,7 +37,7 @@ def _train(folder, max_steps, dies_at):
     estimator = regression.make(
         folder,
         _PARTITIONS,
-        tpu_config=TPUConfig(2, _PARTITIONS, PerHostInput.OWN_ROWS),
+        steps_per_call=2,
         save_checkpoints_steps=4,
         warm_start=WarmStart(str(source), (("theta.*", Rule.SAME),)) if source.exists() else None,
     )
@@ -53,7 +52,7 @@ def main(folder, coordinator, num_processes, process_id, max_steps, dies_at="-1"
     environment.prepare(num_devices=_PARTITIONS // int(num_processes))
     from lingvo_gshard.spmd import processes
 
-    processes = processes.Processes(
+    members = processes.Processes(
         coordinator,
         int(num_processes),
         int(process_id),
@@ -61,7 +60,7 @@ def main(folder, coordinator, num_processes, process_id, max_steps, dies_at="-1"
         heartbeat_timeout_secs=10,
     )
     alone = int(num_processes) == 1
-    with contextlib.nullcontext() if alone else processes.joined(processes):
+    with contextlib.nullcontext() if alone else processes.joined(members):
         _train(folder, int(max_steps), int(dies_at))
 
 

@@ -11,9 +11,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.train.config import RunConfig, TPUConfig
+from lingvo_gshard.train.config import train_params
 from lingvo_gshard.train.estimator import TPUEstimator
-from lingvo_gshard.train.rows import WHOLE
+from lingvo_gshard.train.feed import WHOLE
 
 B, H, V = 12, 8, 3
 
@@ -36,6 +36,7 @@ def model_params():
     p.Define("task", Params(), "")
     p.task.Define("learning_rate", 0.05, "")
     p.Define("max_steps", 10, "")
+    p.Define("train", train_params().Set(seed=0), "")
     return p
 
 
@@ -125,26 +126,30 @@ class Batches:
         self.closed = True
 
 
+_ARGUMENTS = [
+    "params",
+    "model_fn",
+    "init_fn",
+    "state_spec",
+    "model_prefixes",
+    "warm_start",
+    "log_step_count_steps",
+]
+
+
 def make(model_dir, num_partitions=2, steps_per_call=1, **options):
-    """A TPUEstimator of the regression; `options` go to RunConfig or TPUEstimator."""
-    given = {
-        key: options.pop(key)
-        for key in ("params", "model_fn", "init_fn", "state_spec", "model_prefixes", "warm_start")
-        if key in options
-    }
-    config = RunConfig(
-        str(model_dir),
-        options.pop("tpu_config", TPUConfig(steps_per_call, num_partitions)),
-        **{"show_progress": False, **options},
-    )
+    """A TPUEstimator of the regression; `options` are its arguments, or settings of train."""
+    given = {key: options.pop(key) for key in _ARGUMENTS if key in options}
+    params = given.pop("params", None) or model_params()
+    params.train.Set(iterations_per_loop=steps_per_call, **options)
     table = {"B": "d", "H": "d"}
     arguments = {
         "model_fn": model_fn,
-        "config": config,
-        "params": model_params(),
+        "params": params,
         "partitioning": Partitioning.from_dict(Mesh.flat(num_partitions), table),
         "state_spec": STATE,
         "init_fn": init_fn,
+        "show_progress": False,
         **given,
     }
-    return TPUEstimator(arguments.pop("model_fn"), arguments.pop("config"), **arguments)
+    return TPUEstimator(model_dir=str(model_dir), **arguments)

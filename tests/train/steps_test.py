@@ -56,7 +56,7 @@ def test_a_spec_of_another_mode_is_refused(tmp_path):
 
     parts = regression.make(tmp_path, 2).partitioning
     annotated = steps.evaluator(confused, None, STATE, Batches.specs)
-    with pytest.raises(ValueError, match="called with mode EVAL, its spec says PREDICT"):
+    with pytest.raises(ValueError, match="called with mode EVAL, returned PREDICT"):
         lowering.export(annotated, parts)
 
 

@@ -103,7 +103,9 @@ def test_a_second_signal_ends_at_once_whatever_the_main_thread_does():
         [sys.executable, "-c", _TWICE], capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout) == (128 + signal.SIGINT, "goes on\n")
-    assert "SIGTERM: training stops after this call; again: now." in done.stderr
+    assert (
+        "SIGTERM: training stops after this call; a second signal ends it at once." in done.stderr
+    )
 
 
 def test_a_key_stops_it_as_sigterm_does():
