@@ -80,18 +80,6 @@ def partitioning(num_partitions: int) -> Partitioning:
     return Partitioning.from_dict(Mesh.flat(num_partitions), {"B": "d", "G": "d", "E": "d"})
 
 
-def forward(num_partitions: int, sizes: Sizes) -> AnnotatedFn:
-    """Returns the training pass of an MoE layer that has `sizes` on each partition."""
-    layer = _layer(num_partitions, sizes)
-
-    def fn(theta: NestedMap, batch: NestedMap) -> NestedMap:
-        y_BLM, _ = layer.FProp(theta, batch.x_BLM, batch.real_BL, Context(Mode.TRAIN, batch.seed))
-        return NestedMap(y_BLM=y_BLM)
-
-    args = (_theta(layer), _batch(num_partitions, sizes))
-    return AnnotatedFn("moe", fn, ("theta", "batch"), args, {"y_BLM": "BLM"})
-
-
 def forward_and_backward(num_partitions: int, sizes: Sizes) -> AnnotatedFn:
     """Returns the gradients of the layer's weights and inputs, given d_y_BLM in the batch."""
     layer = _layer(num_partitions, sizes)

@@ -10,7 +10,7 @@ import dataclasses
 import enum
 import pathlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from lingvo_gshard.core import table
 from lingvo_gshard.core.hyperparams import Params
@@ -29,29 +29,8 @@ _REMATS = {
 }
 _SAVING = (Remat.NONE, *_REMATS)  # Each keeps less than the one before.
 
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A mesh, and a table from letters of dims to its axes."""
-
-    name: str
-    mesh: Mesh
-    table: dict[str, Axis]
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """Settings that save memory, by path, and their description."""
-
-    name: str
-    settings: dict[str, object]
-
-    def overrides(self) -> tuple[str, ...]:
-        """Returns the settings as `path=value`."""
-        return tuple(
-            f"{path}={value.name if isinstance(value, enum.Enum) else value}"
-            for path, value in self.settings.items()
-        )
+# A description, and values of settings by path.
+_Change = tuple[str, Mapping[str, object]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +38,7 @@ class Trial:
     """An alternative and its plan, or the reason why there is none."""
 
     name: str
+    request: Request
     plan: Plan | None
     refusal: str = ""
 
@@ -89,44 +69,49 @@ def plan_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
     yield report.text(made)
     if not made.fits:
         yield "what would make it fit, each compiled (--search tries partitionings):"
-        for change, trial in remedies(request, folder):
-            flags = " ".join(f"--set={override}" for override in change.overrides())
-            yield f"  {trial} ({flags})"
+        for trial in remedies(request, folder):
+            changes = trial.request.settings[len(request.settings) :]
+            yield f"  {trial} ({' '.join(f'--set={change}' for change in changes)})"
 
 
 def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
     """Yields each candidate as soon as it is planned, then their ranking."""
-    moe = request.params.task.encoder.moe
-    num_experts = None if moe is None else moe.num_experts
     trials = []
-    for candidate in candidates(num_experts, len(topology.devices(request.topology))):
-        rows = tuple(sorted(candidate.table.items()))
-        asked = dataclasses.replace(request, mesh=candidate.mesh, table=rows)
-        trials.append(_trial(candidate.name, asked, folder))
+    for name, candidate in candidates(request, len(topology.devices(request.topology))):
+        trials.append(_trial(name, candidate, folder))
         yield str(trials[-1])
     yield "\n" + ranking(trials)
 
 
-def candidates(num_experts: int | None, cores: int) -> Iterator[Candidate]:
-    """Yields the partitionings worth compiling; `num_experts` is None for a dense model."""
+def candidates(request: Request, cores: int) -> Iterator[tuple[str, Request]]:
+    """Yields by name the partitionings of the request that are worth compiling."""
+    moe = request.params.task.encoder.moe
+    for name, mesh, rows in _partitionings(moe and moe.num_experts, cores):
+        yield name, dataclasses.replace(request, mesh=mesh, table=tuple(sorted(rows.items())))
+
+
+def _partitionings(
+    num_experts: int | None, cores: int
+) -> Iterator[tuple[str, Mesh, dict[str, Axis]]]:
+    """Yields (name, mesh, table); `num_experts` is None for a dense model."""
     flat = Mesh.flat(cores)
     rows: dict[str, Axis] = {"B": "d", "G": "d"}
-    yield Candidate("data parallel only", flat, rows)
-    yield Candidate("data parallel, all weights split over M (ZeRO)", flat, {**rows, "M": "d"})
-    yield Candidate("data parallel, dense weights split over H", flat, {**rows, "H": "d"})
+    yield "data parallel only", flat, rows
+    yield "data parallel, all weights split over M (ZeRO)", flat, {**rows, "M": "d"}
+    yield "data parallel, dense weights split over H", flat, {**rows, "H": "d"}
     if num_experts is None:
         return
     if num_experts % cores == 0:
         paper: dict[str, Axis] = {**rows, "E": "d"}
-        yield Candidate("experts on the batch's axis (the paper's)", flat, paper)
-        yield Candidate("the paper's, dense weights split over H", flat, {**paper, "H": "d"})
-        yield Candidate("the paper's, dense weights split over M (ZeRO)", flat, {**paper, "M": "d"})
+        yield "experts on the batch's axis (the paper's)", flat, paper
+        yield "the paper's, dense weights split over H", flat, {**paper, "H": "d"}
+        yield "the paper's, dense weights split over M (ZeRO)", flat, {**paper, "M": "d"}
     for ways in (cores // 2, cores // 4, cores // 8):
         if 1 < ways < cores and num_experts % ways == 0:
             mesh = Mesh(("data", "experts"), (cores // ways, ways))
             both = ("data", "experts")
             rows = {"B": both, "G": both, "E": "experts"}
-            yield Candidate(f"experts x data, {ways} x {cores // ways}", mesh, rows)
+            yield f"experts x data, {ways} x {cores // ways}", mesh, rows
 
 
 def ranking(trials: Sequence[Trial]) -> str:
@@ -146,7 +131,7 @@ def ranking(trials: Sequence[Trial]) -> str:
     return "\n".join([table.text(rows), *others, reason])
 
 
-def remedies(request: Request, folder: pathlib.Path) -> Iterator[tuple[Change, Trial]]:
+def remedies(request: Request, folder: pathlib.Path) -> Iterator[Trial]:
     """Plans each change that may save memory, in folders below `folder`.
 
     If none of them suffices alone, all that keep the batch are combined, then half of the batch
@@ -157,10 +142,10 @@ def remedies(request: Request, folder: pathlib.Path) -> Iterator[tuple[Change, T
     for change in [*gentle, *half]:
         trial = _changed(request, change, folder)
         helped = helped or trial.fits
-        yield change, trial
+        yield trial
     for change in [] if helped else _combined(gentle, half):
         trial = _changed(request, change, folder)
-        yield change, trial
+        yield trial
         if trial.fits:
             return
 
@@ -169,16 +154,20 @@ def _trial(name: str, request: Request, folder: pathlib.Path) -> Trial:
     """Plans an alternative in a folder of its own below `folder`."""
     subfolder = folder / re.sub(r"\W+", "_", name).strip("_")
     try:
-        return Trial(name, planner.planned(request, subfolder))
+        return Trial(name, request, planner.planned(request, subfolder))
     except ValueError as error:  # Mostly dims that the mesh does not divide.
-        return Trial(name, None, str(error).splitlines()[0])
+        return Trial(name, request, None, str(error).splitlines()[0])
 
 
-def _changed(request: Request, change: Change, folder: pathlib.Path) -> Trial:
-    params = request.params.Copy().Set(**change.settings)
-    settings = (*request.settings, *change.overrides())
-    asked = dataclasses.replace(request, params=params, settings=settings)
-    return _trial(change.name, asked, folder)
+def _changed(request: Request, change: _Change, folder: pathlib.Path) -> Trial:
+    name, values = change
+    settings = tuple(
+        f"{path}={value.name if isinstance(value, enum.Enum) else value}"
+        for path, value in values.items()
+    )
+    params = request.params.Copy().Set(**values)
+    asked = dataclasses.replace(request, params=params, settings=request.settings + settings)
+    return _trial(name, asked, folder)
 
 
 def _reason(fitting: Sequence[tuple[str, Times]]) -> str:
@@ -200,37 +189,36 @@ def _reason(fitting: Sequence[tuple[str, Times]]) -> str:
     )
 
 
-def _keeping_the_batch(params: Params) -> Iterator[Change]:
+def _keeping_the_batch(params: Params) -> Iterator[_Change]:
     """Yields the changes that the experiment has not made yet, the cheapest first."""
     for remat, name in _REMATS.items():
         paths = ["task.encoder.remat", "task.decoder.remat"]
         wasteful = [p for p in paths if _SAVING.index(params.Get(p)) < _SAVING.index(remat)]
         if wasteful:
-            yield Change(name, dict.fromkeys(wasteful, remat))
+            yield name, dict.fromkeys(wasteful, remat)
     if params.task.activation_dtype != "bfloat16":
-        yield Change("activations in bfloat16", {"task.activation_dtype": "bfloat16"})
-    sizes = {
-        f"task.{stack}.moe.group_size": group_size(params.task.Get(stack).moe, tokens)
+        yield "activations in bfloat16", {"task.activation_dtype": "bfloat16"}
+    halves = {
+        f"task.{stack}.moe.group_size": group_size(params.task.Get(stack).moe, tokens) // 2
         for stack, tokens in planner.stacks_tokens(params).items()
         if params.task.Get(stack).moe is not None
     }
-    if sizes and min(sizes.values()) > 1:
-        halves = {path: size // 2 for path, size in sizes.items()}
-        yield Change("groups of half as many tokens", dict(halves))
+    if halves and min(halves.values()) > 0:
+        yield "groups of half as many tokens", halves
 
 
-def _half_the_batch(params: Params) -> list[Change]:
+def _half_the_batch(params: Params) -> list[_Change]:
     """Returns the change to half as many rows; none if their number is odd."""
     half, rest = divmod(params.input.batch_size, 2)
-    return [] if rest else [Change("half as many tokens a core", {"input.batch_size": half})]
+    return [] if rest else [("half as many tokens a core", {"input.batch_size": half})]
 
 
-def _combined(gentle: Sequence[Change], half: Sequence[Change]) -> Iterator[Change]:
+def _combined(gentle: Sequence[_Change], half: Sequence[_Change]) -> Iterator[_Change]:
     """Yields all changes that keep the batch as one, then with half of the batch as well."""
     kept = [
-        change
-        for i, change in enumerate(gentle)
-        if not any(change.settings.keys() <= later.settings.keys() for later in gentle[i + 1 :])
+        (name, values)
+        for i, (name, values) in enumerate(gentle)
+        if not any(values.keys() <= later.keys() for _, later in gentle[i + 1 :])
     ]
     if len(kept) > 1:
         yield _joined(kept)
@@ -238,6 +226,6 @@ def _combined(gentle: Sequence[Change], half: Sequence[Change]) -> Iterator[Chan
         yield _joined([*kept, *half])
 
 
-def _joined(changes: Sequence[Change]) -> Change:
-    settings = {path: value for change in changes for path, value in change.settings.items()}
-    return Change(", ".join(change.name for change in changes), settings)
+def _joined(changes: Sequence[_Change]) -> _Change:
+    values = {path: value for _, values in changes for path, value in values.items()}
+    return ", ".join(name for name, _ in changes), values

@@ -6,7 +6,6 @@ import importlib.util
 import pytest
 
 from lingvo_gshard.planning import operators
-from lingvo_gshard.planning.operators import Place
 
 
 @pytest.fixture(scope="module")
@@ -77,21 +76,6 @@ def test_the_text_has_the_papers_columns_and_the_measurements(rows):
     assert "Matmul(AB,BC->AC) A,B: total O(D^2), per partition O(D), communication O(D) AG" in text
     assert text.count(": equal") == 9 and text.count("D=8") == 9
     assert "D=8 own  1 AA  4194304 flop  262144 bytes" in text
-
-
-@pytest.mark.parametrize(
-    "places",
-    [
-        [],
-        [Place(2)],
-        [Place(4), Place(4)],
-        [Place(1), Place(2)],
-        [*operators.OWN_DEVICES, Place(8, "v3:2x2")],
-    ],
-)
-def test_growth_needs_two_numbers_of_partitions(places):
-    with pytest.raises(ValueError, match="two or more different numbers of partitions from 2"):
-        operators.rows(places)
 
 
 @pytest.mark.slow

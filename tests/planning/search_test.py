@@ -24,8 +24,20 @@ _FOLDERS = [
 ]
 
 
+def _request(**settings):
+    return Request(_MODEL, (), registry.get_params(_MODEL).Set(**settings), "v3:2x2")
+
+
+def _candidates(num_experts, cores):
+    request = _request()
+    moe = request.params.task.encoder.moe
+    request.params.task.encoder.moe = moe if num_experts else None
+    moe.num_experts = num_experts
+    return dict(search.candidates(request, cores))
+
+
 def _names(num_experts, cores):
-    return [each.name for each in search.candidates(num_experts, cores)]
+    return list(_candidates(num_experts, cores))
 
 
 def test_as_many_experts_as_cores():
@@ -47,13 +59,9 @@ def test_a_dense_model_has_no_experts_to_place():
 
 @pytest.mark.parametrize("num_experts", [128, 32, None])
 def test_every_candidate_splits_the_batch_over_all_cores(num_experts):
-    for each in search.candidates(num_experts, 128):
-        parts = Partitioning.from_dict(each.mesh, each.table)
+    for each in _candidates(num_experts, 128).values():
+        parts = Partitioning(each.mesh, each.table)
         assert parts.num_partitions == parts.factor("BLM")[0] == 128
-
-
-def _request(**settings):
-    return Request(_MODEL, (), registry.get_params(_MODEL).Set(**settings), "v3:2x2")
 
 
 def _searched(monkeypatch, tmp_path, step_secs):
@@ -122,7 +130,7 @@ def test_each_change_that_the_experiment_leaves_open_is_tried(monkeypatch, tmp_p
     asked = _planned(monkeypatch, lambda request: True)
     tried = _remedies(_request(), tmp_path)
     assert list(asked) == _FOLDERS
-    assert [change.overrides() for change, _ in tried] == [
+    assert [trial.request.settings for trial in tried] == [
         ("task.encoder.remat=ALL_BUT_PRODUCTS", "task.decoder.remat=ALL_BUT_PRODUCTS"),
         ("task.encoder.remat=BLOCK", "task.decoder.remat=BLOCK"),
         ("task.activation_dtype=bfloat16",),
@@ -161,19 +169,19 @@ def test_if_none_suffices_all_are_tried_at_once(monkeypatch, tmp_path):
         )
 
     _planned(monkeypatch, fits)
-    *alone, (gentle, trial), (all_at_once, last) = _remedies(_request(), tmp_path)
-    assert len(alone) == 5 and not any(each.fits for _, each in alone) and not trial.fits
+    *alone, gentle, all_at_once = _remedies(_request(), tmp_path)
+    assert len(alone) == 5 and not any(trial.fits for trial in (*alone, gentle))
     assert gentle.name == (
         "whole blocks computed again, activations in bfloat16, groups of half as many tokens"
     )
-    assert last.fits
-    assert all_at_once.overrides() == (*gentle.overrides(), "input.batch_size=16")
+    assert all_at_once.fits
+    assert all_at_once.request.settings == (*gentle.request.settings, "input.batch_size=16")
 
 
 def test_combinations_end_with_the_first_that_fits(monkeypatch, tmp_path):
     _planned(monkeypatch, lambda request: len(request.settings) == 5)
-    *_, (change, trial) = _remedies(_request(), tmp_path)
-    assert trial.fits and change.name.endswith("groups of half as many tokens")
+    *_, trial = _remedies(_request(), tmp_path)
+    assert trial.fits and trial.name.endswith("groups of half as many tokens")
 
 
 def test_a_change_that_the_cores_refuse_does_not_stop_the_others(monkeypatch, tmp_path):
@@ -183,7 +191,7 @@ def test_a_change_that_the_cores_refuse_does_not_stop_the_others(monkeypatch, tm
         return True
 
     _planned(monkeypatch, fits)
-    tried = [trial for _, trial in _remedies(_request(**{"input.batch_size": 8}), tmp_path)]
+    tried = _remedies(_request(**{"input.batch_size": 8}), tmp_path)
     assert [trial.fits for trial in tried] == [True] * 4 + [False]
     assert re.search(r"a core: refused: B=4 is .* partitions$", str(tried[-1]))
 
