@@ -1,17 +1,19 @@
-"""The paper's Table 2 in miniature: tokens to a loss, MoE beside dense at equal flops a token.
+"""The paper's Table 2 in miniature: tokens to a loss, MoE beside dense at equal flops per token.
 
     python -m bench.sample_efficiency --data_dir=out/demo/data --out=out/sample_efficiency
 
-A run that is interrupted goes on from its last checkpoint; one that has ended is only read.
+An interrupted run continues from its last checkpoint; a finished one is only read.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import pathlib
+from collections.abc import Sequence
 
 from absl import app, flags
 
+from lingvo_gshard.core import table
 from lingvo_gshard.spmd import environment
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "What data_prep prepared.", required=True)
@@ -20,11 +22,40 @@ _STEPS = flags.DEFINE_integer("steps", 800, "Training steps of each run.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each model.")
 _EXPERTS = flags.DEFINE_list("experts", ["8", "32"], "Of a layer; a model for each number.")
 _SHARES = (0.25, 0.5, 0.75, 1.0)
+# A loss is the mean over this many steps, because batches differ more than two models do.
+_WINDOW_STEPS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A run's training cross entropy, without the auxiliary loss and label smoothing.
+
+    Attributes:
+      tokens: target tokens seen, rising.
+      nll: nats per token, the mean over the window before.
+    """
+
+    tokens: tuple[float, ...]
+    nll: tuple[float, ...]
+
+    def tokens_to(self, nll: float) -> float | None:
+        """Returns the tokens seen when the loss first was `nll` or less; None if it never was."""
+        points = zip(self.tokens, self.nll, strict=True)
+        return next((tokens for tokens, loss in points if loss <= nll), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """The runs of one model, one for each seed, and what a token costs."""
+
+    name: str
+    flops_per_token: float
+    curves: tuple[Curve, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class _Model:
-    """A row of the table: a registered experiment and its settings."""
+    """A registered experiment and its settings."""
 
     name: str
     experiment: str
@@ -32,12 +63,8 @@ class _Model:
 
 
 def _moe(num_experts: int) -> _Model:
-    # A token goes to two experts: each is half as wide as the dense layer that they stand for.
-    settings = {
-        "hidden_dim": 256,
-        "num_experts": num_experts,
-        "group_size": 32,
-    }
+    # A token goes to two experts, each half as wide as the dense layer that they stand for.
+    settings = {"hidden_dim": 256, "num_experts": num_experts, "group_size": 32}
     moe = [
         f"task.{stack}.moe.{name}={value}"
         for stack in ("encoder", "decoder")
@@ -52,21 +79,67 @@ _DENSE = _Model("T(4L)", "toy.Dense4L")
 
 def main(argv: list[str]) -> None:
     environment.prepare()
-    from bench import tokens_to_loss
-
-    # Seed by seed, so that what has ended can be compared at any time.
-    curves: dict[_Model, list] = {
+    # Seed by seed, so that finished runs can be compared at any time.
+    curves: dict[_Model, list[Curve]] = {
         model: [] for model in (_DENSE, *(_moe(int(count)) for count in _EXPERTS.value))
     }
     for seed in range(1, _SEEDS.value + 1):
         for model, found in curves.items():
-            found.append(tokens_to_loss.read_curve(_trained(model, seed)))
+            found.append(read_curve(_trained(model, seed)))
             print(f"{model.name}, seed {seed}: loss {found[-1].nll[-1]:.3f}", flush=True)
     dense, *mixtures = (
-        tokens_to_loss.Runs(model.name, _flops_per_token(model), tuple(found))
-        for model, found in curves.items()
+        Runs(model.name, _flops_per_token(model), tuple(found)) for model, found in curves.items()
     )
-    print(tokens_to_loss.table(dense, mixtures, _SHARES))
+    print(text(dense, mixtures, _SHARES))
+
+
+def read_curve(logdir: str | pathlib.Path) -> Curve:
+    """Reads the curve of a run, with a point for each call from the first full window on.
+
+    Raises:
+      ValueError: the run is shorter than a window.
+    """
+    from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
+
+    tokens, points, window = 0.0, [], []
+    for line in read_lines(pathlib.Path(logdir, TRAIN_METRICS)):
+        metrics, steps = line["metrics"], line["num_steps"]
+        tokens += metrics["num_tokens"] * steps
+        window.append((steps, metrics["nll"]))
+        while sum(count for count, _ in window[1:]) >= _WINDOW_STEPS:
+            window.pop(0)
+        steps_in_window = sum(count for count, _ in window)
+        if steps_in_window >= _WINDOW_STEPS:
+            mean = sum(count * nll for count, nll in window) / steps_in_window
+            points.append((tokens, mean))
+    if not points:
+        raise ValueError(f"{logdir}: fewer than {_WINDOW_STEPS} steps of training.")
+    return Curve(*(tuple(column) for column in zip(*points, strict=True)))
+
+
+def text(baseline: Runs, others: Sequence[Runs], shares: Sequence[float]) -> str:
+    """Returns each run's millions of tokens to the baseline's losses, and the ratio of the two.
+
+    The columns are the losses of the baseline's run with the same seed after `shares` of its
+    tokens. A run that never reaches a loss shows its lowest instead.
+    """
+    rows = [("model", "MFLOP/token", "seed", *(f"loss at {share:.0%}" for share in shares))]
+    for runs in (baseline, *others):
+        flops = f"{runs.flops_per_token / 1e6:.2f}"
+        for seed, (curve, base) in enumerate(zip(runs.curves, baseline.curves, strict=True), 1):
+            cells = (_cell(curve, base, share) for share in shares)
+            rows.append((runs.name, flops, str(seed), *cells))
+    return table.text(rows)
+
+
+def _cell(curve: Curve, base: Curve, share: float) -> str:
+    index = max(round(share * len(base.nll)) - 1, 0)
+    # Losses rise and fall, and the baseline may have reached this one before.
+    first = base.tokens_to(base.nll[index])
+    needed = curve.tokens_to(base.nll[index])
+    if needed is None or first is None:
+        return f"- ({min(curve.nll):.2f})"
+    return f"{needed / 1e6:.2f}M ({needed / first:.2f})"
 
 
 def _params(model: _Model, seed: int):
@@ -84,7 +157,7 @@ def _params(model: _Model, seed: int):
 
 
 def _trained(model: _Model, seed: int) -> pathlib.Path:
-    """The folder of a finished run."""
+    """Returns the folder of a finished run, after training it if necessary."""
     from lingvo_gshard.train import run
     from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 
@@ -97,17 +170,16 @@ def _trained(model: _Model, seed: int) -> pathlib.Path:
 
 
 def _flops_per_token(model: _Model) -> float:
-    """Of a training step on full rows, a target token."""
+    """Returns the flops of a training step on full rows, per target token."""
     from lingvo_gshard.model import flops
     from lingvo_gshard.sharding.layout import Partitioning
     from lingvo_gshard.sharding.mesh import Mesh
 
     params = _params(model, seed=1)
     task = params.task.Instantiate(Partitioning(Mesh.flat(1), ()))
-    rows, source_len, target_len = (
-        params.input.Get(name) for name in ("batch_size", "source_len", "target_len")
-    )
-    return flops.train_step_flops(task, rows, source_len, target_len) / (rows * target_len)
+    p = params.input
+    step_flops = flops.train_step_flops(task, p.batch_size, p.source_len, p.target_len)
+    return step_flops / (p.batch_size * p.target_len)
 
 
 if __name__ == "__main__":

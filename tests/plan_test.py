@@ -1,4 +1,4 @@
-"""The binary: mistakes in one line, and a whole plan."""
+"""The binary: mistakes in one line, and whole plans."""
 
 import importlib.util
 import json
@@ -45,7 +45,7 @@ def _run(*args, timeout=120):
         (["--model=toy.MoE8E4L"], "plan: --topology is missing; see --help."),
     ],
 )
-def test_a_mistake_is_told_in_one_line(args, message):
+def test_a_mistake_is_reported_in_one_line(args, message):
     run = _run(*args)
     assert run.returncode == 1
     assert run.stderr.splitlines()[-1].startswith(message)
@@ -96,7 +96,7 @@ def test_a_mistake_is_told_in_one_line(args, message):
         ),
     ],
 )
-def test_what_cannot_be_planned_is_told_in_one_line(args, message, tmp_path):
+def test_an_impossible_plan_is_reported_in_one_line(args, message, tmp_path):
     if importlib.util.find_spec("libtpu") is None and "v3:" in " ".join(args):
         message = "the TPU compiler is not installed; `make setup-tpu`"
     run = _run(*args, f"--out={tmp_path}")
@@ -128,12 +128,11 @@ def test_a_plan_is_printed_and_written_and_kept(tmp_path):
     assert {path.name for path in tmp_path.iterdir()} >= {"report.md", "memory.png", "time.png"}
     assert values["mesh"] == {"d": 8}
     again = _run(*args)
-    assert again.stdout == first.stdout  # Seconds and all: it was not made again.
+    assert again.stdout == first.stdout  # Including the seconds: it was not made again.
 
 
 @pytest.mark.slow
-def test_of_fewer_experts_than_cores_copies_are_planned(tmp_path):
-    """As the trainer lays them out."""
+def test_fewer_experts_than_cores_are_replicated_as_in_the_trainer(tmp_path):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
     settings = [f"--set={each}" for each in (*_TINY, "input.batch_size=64")]

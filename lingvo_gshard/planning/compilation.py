@@ -1,21 +1,27 @@
-"""What it costs to compile the MoE layer as its devices and experts grow together (section 3.3).
+"""What it costs to compile for more cores (section 3.3), and to compile more layers.
 
-One program serves all devices, so it should be no larger, and no slower to compile, for 2048 of
-them than for 8. Letters are those of layers/moe.py.
+One program serves all devices, so the program of an MoE layer should be no larger, and no slower
+to compile, for 2048 cores than for 8. A stack of layers is a loop, so that the same should hold
+for a training step of 60 layers and of 12. Letters are those of layers/moe.py.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
+from lingvo_gshard import registry
+from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.planning import planner
+from lingvo_gshard.planning.plan import Plan
+from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
@@ -23,17 +29,28 @@ from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 
 CORES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-FAMILY_CORES = (128, 2048)  # The fewest and the most that the paper trained on.
+_FAMILY_CORES = (128, 2048)  # The fewest and the most that the paper trained on.
+LAYERS = (12, 36, 60)  # The paper's depths.
+
+# The compiler's time depends little on the sizes of the tensors, so a toy stands for the model.
+_DEEP_MODEL, _DEEP_TOPOLOGY = "toy.MoE8E12L", "v3:2x2"
+_STACKS = ("encoder", "decoder")
+_DEEP_SETTINGS = (
+    *("task.source_vocab_size=512", "task.target_vocab_size=512"),
+    *(f"task.{stack}.remat=ALL_BUT_PRODUCTS" for stack in _STACKS),
+    *(f"task.{stack}.moe.dispatch=EINSUM" for stack in _STACKS),
+    *(f"task.{stack}.moe.group_size=64" for stack in _STACKS),  # Equally many for each core.
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The layer on each device; by default the paper's M and H.
+    """The layer on each device; the defaults are the paper's.
 
     Attributes:
-      model_dim, hidden_dim: M, H.
-      tokens: one group of a device.
-      experts: of a device.
+      model_dim, hidden_dim: M and H.
+      tokens: tokens of a device, which are one group.
+      experts: experts of a device.
     """
 
     model_dim: int = 1024
@@ -47,9 +64,9 @@ class Compiled:
     """A layer, forward and backward, compiled for a TPU v3.
 
     Attributes:
-      num_partitions: of its cores.
-      lower_cpu_secs: from TensorFlow to the exported program, of all threads together.
-      compile_cpu_secs: from there to the program of one core.
+      num_partitions: the number of cores.
+      lower_cpu_secs: CPU time from TensorFlow to the exported program.
+      compile_cpu_secs: CPU time from there to the program of one core.
       report: what the compiler made.
     """
 
@@ -60,24 +77,12 @@ class Compiled:
 
 
 def partitioning(num_partitions: int) -> Partitioning:
-    """The paper's table over one axis."""
+    """Returns the paper's table over one axis."""
     return Partitioning.from_dict(Mesh.flat(num_partitions), {"B": "d", "G": "d", "E": "d"})
 
 
-def forward(num_partitions: int, sizes: Sizes) -> AnnotatedFn:
-    """An MoE layer of D times `sizes`, training."""
-    layer = _layer(num_partitions, sizes)
-
-    def fn(theta: NestedMap, batch: NestedMap) -> NestedMap:
-        y_BLM, _ = layer.FProp(theta, batch.x_BLM, batch.real_BL, Context(Mode.TRAIN, batch.seed))
-        return NestedMap(y_BLM=y_BLM)
-
-    args = (_theta(layer), _batch(num_partitions, sizes))
-    return AnnotatedFn("moe", fn, ("theta", "batch"), args, {"y_BLM": "BLM"})
-
-
 def forward_and_backward(num_partitions: int, sizes: Sizes) -> AnnotatedFn:
-    """The same, and the gradients of its weights and inputs; d_y_BLM is that of its results."""
+    """Returns the gradients of the layer's weights and inputs, given d_y_BLM in the batch."""
     layer = _layer(num_partitions, sizes)
 
     def fn(theta: NestedMap, batch: NestedMap) -> NestedMap:
@@ -108,44 +113,61 @@ def measure(num_partitions: int, sizes: Sizes) -> Compiled:
     return Compiled(num_partitions, lowered - start, compiled - lowered, executable.report())
 
 
-def table(rows: Sequence[Compiled]) -> str:
-    """The rows as text, then the largest over the smallest of what should not grow.
-
-    And the most cores of the paper's family over its fewest, where both are among the rows.
-    """
-    instructions = [row.report.num_instructions for row in rows]
-    seconds = [row.compile_cpu_secs for row in rows]
+def cores_table(compiled: Sequence[Compiled]) -> str:
+    """Returns the layer's figures by cores, and the growth of what should not grow."""
+    head = ("cores", "instructions", "lower s", "compile s", "arguments MiB", "temporaries MiB")
+    rows: list[Sequence[object]] = [(*head, "sent")]
+    for each in compiled:
+        report = each.report
+        kinds = ", ".join(f"{count} {kind}" for kind, count in report.collectives if count)
+        sent_bytes = sum(op.result_bytes for op in report.collective_ops)
+        secs = (f"{each.lower_cpu_secs:.1f}", f"{each.compile_cpu_secs:.1f}")
+        memory = (f"{report.argument_bytes / 2**20:.1f}", f"{report.temp_bytes / 2**20:.1f}")
+        sent = f"{sent_bytes / 2**20:.1f} MiB in {kinds}"
+        rows.append((each.num_partitions, report.num_instructions, *secs, *memory, sent))
+    instructions = [each.report.num_instructions for each in compiled]
+    secs_by_cores = {each.num_partitions: each.compile_cpu_secs for each in compiled}
+    slowest = max(secs_by_cores.values()) / min(secs_by_cores.values())
     lines = [
-        _line("cores", "instructions", "lower s", "compile s", "arguments", "temporaries", "sent"),
-        *(_line(*_cells(row)) for row in rows),
+        table.text(rows),
         f"Largest over smallest: {max(instructions) / min(instructions):.2f} instructions, "
-        f"{max(seconds) / min(seconds):.2f} s to compile. Seconds are of one CPU; MiB of one core.",
+        f"{slowest:.2f} s to compile. Seconds are of one CPU; MiB of one core.",
     ]
-    secs = {row.num_partitions: row.compile_cpu_secs for row in rows}
-    least, most = FAMILY_CORES
-    if secs.keys() >= {least, most}:
-        lines.append(f"{most} cores over {least}: {secs[most] / secs[least]:.2f} s to compile.")
+    least, most = _FAMILY_CORES
+    if secs_by_cores.keys() >= {least, most}:
+        ratio = secs_by_cores[most] / secs_by_cores[least]
+        lines.append(f"{most} cores over {least}: {ratio:.2f} s to compile.")
     return "\n".join(lines)
 
 
-def _cells(row: Compiled) -> tuple[object, ...]:
-    report = row.report
-    kinds = ", ".join(f"{count} {kind}" for kind, count in report.collectives if count)
-    sent_bytes = sum(op.result_bytes for op in report.collective_ops)
-    return (
-        row.num_partitions,
-        report.num_instructions,
-        f"{row.lower_cpu_secs:.1f}",
-        f"{row.compile_cpu_secs:.1f}",
-        f"{report.argument_bytes / 2**20:.1f} MiB",
-        f"{report.temp_bytes / 2**20:.1f} MiB",
-        f"{sent_bytes / 2**20:.1f} MiB in {kinds}",
-    )
+def layers_request(num_layers: int) -> Request:
+    """Returns the request for a step of so many layers, half of them in the encoder."""
+    depths = {f"task.{stack}.num_layers": num_layers // 2 for stack in _STACKS}
+    params = registry.get_params(_DEEP_MODEL, _DEEP_SETTINGS).Set(**depths)
+    return Request(_DEEP_MODEL, _DEEP_SETTINGS, params, _DEEP_TOPOLOGY)
 
 
-def _line(*cells: object) -> str:
-    *left, last = cells
-    return "".join(f"{cell:>13}" for cell in left) + f"  {last}"
+def measure_layers() -> Iterator[Plan]:
+    """Plans the step for each of LAYERS, all in this process.
+
+    Raises:
+      ValueError: the TPU compiler is not installed.
+    """
+    planner.make(layers_request(min(LAYERS)))  # Pays for what is made only once.
+    for num_layers in LAYERS:
+        yield planner.make(layers_request(num_layers))
+
+
+def layers_table(plans: Sequence[Plan]) -> str:
+    """Returns the plans of LAYERS as text, and the growth of the time to compile."""
+    rows: list[Sequence[object]] = [("layers", "instructions", "lower s", "compile CPU s")]
+    for num_layers, plan in zip(LAYERS, plans, strict=True):
+        assert plan.cost is not None  # The model is small enough for any core.
+        secs = (f"{plan.lower_secs:.1f}", f"{plan.compile_cpu_secs:.1f}")
+        rows.append((num_layers, plan.cost.instructions, *secs))
+    growth = plans[-1].compile_cpu_secs / plans[0].compile_cpu_secs
+    last = f"{LAYERS[-1]} layers over {LAYERS[0]}: x{growth:.2f} to compile"
+    return f"{table.text(rows)}\n{last}"
 
 
 def _layer(num_partitions: int, sizes: Sizes) -> MoELayer:

@@ -1,13 +1,12 @@
-"""Published figures of TPU generations, and the time of collectives on their tori (section 5.3).
+"""Published figures of TPU generations, and a model of collectives on their tori (section 5.3).
 
-A link is the wire between neighbouring chips; its rate is of one direction. Both cores of a chip
-share its links.
+A link joins two neighbouring chips; its rate is that of one direction. The cores of a chip share
+its links.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import numpy as np
 
@@ -17,18 +16,18 @@ from lingvo_gshard.hlo.replica_groups import Groups
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """A TPU generation, by core: what the compiler sees as one device.
+    """The figures of one core, which is what the compiler sees as a device.
 
     Attributes:
-      name: as in a topology's name.
+      name: the prefix of a topology's name.
       cores_per_chip: devices that share a chip's links.
-      peak_flops: a second, bfloat16 products.
-      memory_bytes_per_sec: of high-bandwidth memory.
-      capacity_bytes: of memory that the compiler leaves to a program; its own figure.
-      link_bytes_per_sec: of one link in one direction.
+      peak_flops: bfloat16 operations per second.
+      memory_bytes_per_sec: the bandwidth of high-bandwidth memory.
+      capacity_bytes: the memory that the compiler leaves to a program, by its own account.
+      link_bytes_per_sec: the rate of one link in one direction.
       sources: where the rates were published.
-      xla_peak_flops, xla_memory_bytes_per_sec: the rates of XLA's own cost model, which its
-        optimal_seconds divides by; read off programs of one instruction.
+      xla_peak_flops, xla_memory_bytes_per_sec: the rates in XLA's own cost model, measured with
+        the optimal_seconds of programs of one instruction.
     """
 
     name: str
@@ -55,7 +54,7 @@ GENERATIONS = {
             memory_bytes_per_sec=900e9 / 2,
             capacity_bytes=15.48 * _GIB,
             link_bytes_per_sec=656e9 / 8,
-            # 656 Gbit/s a link; the first has 340 TB/s of all-reduces for 1024 chips of 4 links.
+            # 656 Gbit/s a link; the first source has 340 TB/s for all-reduces of 1024 chips.
             sources=(f"{_CLOUD}/v3", "https://doi.org/10.1145/3360307 (links)"),
             xla_peak_flops=61.4e12,
             xla_memory_bytes_per_sec=400 * _GIB,
@@ -77,7 +76,7 @@ GENERATIONS = {
             peak_flops=197e12,
             memory_bytes_per_sec=819e9,
             capacity_bytes=15.75 * _GIB,
-            link_bytes_per_sec=400e9 / 4 / 2,  # Of 4 links, both directions counted.
+            link_bytes_per_sec=400e9 / 4 / 2,  # Published for 4 links and both directions.
             sources=(f"{_CLOUD}/v5e",),
             xla_peak_flops=197e12,
             xla_memory_bytes_per_sec=687 * _GIB,
@@ -88,7 +87,7 @@ GENERATIONS = {
             peak_flops=459e12,
             memory_bytes_per_sec=2765e9,
             capacity_bytes=95.74 * _GIB,
-            link_bytes_per_sec=1200e9 / 6 / 2,  # Of 6 links, both directions counted.
+            link_bytes_per_sec=1200e9 / 6 / 2,  # Published for 6 links and both directions.
             sources=(f"{_CLOUD}/v5p",),
             xla_peak_flops=394e12,
             xla_memory_bytes_per_sec=2189 * _GIB,
@@ -98,11 +97,11 @@ GENERATIONS = {
 
 
 def generation(topology: str) -> Generation:
-    """The generation of a topology such as `v3:8x8`; ValueError where no figures are known."""
+    """Returns the generation of a topology such as `v3:8x8`; ValueError for an unknown one."""
     name = topology.partition(":")[0]
     if name not in GENERATIONS:
         raise ValueError(
-            f"topology {topology}: no published figures of {name!r} are kept here, only of "
+            f"topology {topology}: no published figures are known for {name!r}, only for "
             f"{', '.join(GENERATIONS)}."
         )
     return GENERATIONS[name]
@@ -110,15 +109,15 @@ def generation(topology: str) -> Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Torus:
-    """The chips of a topology and where each partition's core lies.
+    """The chips of a topology and the chip that holds each partition.
 
-    Every dim of more than two chips is taken to wrap around, which slices smaller than a whole
-    pod may not: as the paper's roofline (section 5.2), it is the best case.
+    Every dim of more than two chips is assumed to wrap around, although slices smaller than a pod
+    may not. Like the paper's roofline (section 5.2), this is the best case.
 
     Attributes:
-      generation: the chips'.
+      generation: the chips' generation.
       sizes: chips along each dim.
-      places: of each partition, its chip's coordinates along those dims.
+      places: for each partition, the coordinates of its chip.
     """
 
     generation: Generation
@@ -126,14 +125,17 @@ class Torus:
     places: tuple[tuple[int, ...], ...]
 
     def collective_secs(self, collective: Collective) -> float:
-        """The time of one run of a collective whose links are all busy at their full rate.
+        """Returns the time of one run of a collective that keeps all links busy.
 
-        AllToAll: each partition sends its bytes in equal parts to all of its group, each part
-        over as many links as lie between. The busiest dim's links decide: with both cores of a
-        chip, 2 * bytes * n/4 / 2 links on a ring of n chips, which grows as sqrt(D) on a square.
+        AllToAll: each partition sends equal parts of its bytes to its whole group, each part over
+        as many links as lie between. The busiest dim decides: on a ring of n chips with two cores
+        each that is 2 * bytes * n/4 / 2 per link, which grows as sqrt(D) on a square.
         AllReduce: reduce-scatter and all-gather by rings over all links at once, 2 * (g - 1) / g
-        * bytes; AllGather and ReduceScatter: half of that, of the larger side's bytes.
-        CollectivePermute: bytes over the most links that a pair is apart.
+        * bytes. AllGather and ReduceScatter: half of that, for the larger side's bytes.
+        CollectivePermute: the bytes times the longest distance between a source and its target.
+
+        Raises:
+          ValueError: the kind of collective is unknown.
         """
         rate, size = self.generation.link_bytes_per_sec, collective.result_bytes
         count = collective.group_size
@@ -151,11 +153,11 @@ class Torus:
         raise ValueError(f"no model of the time of a {collective.kind}.")
 
     def _links(self, dim: int) -> int:
-        """Directed links that leave a chip along a dim."""
+        """Returns the number of directed links that leave a chip along a dim."""
         return min(2, self.sizes[dim] - 1)
 
     def _all_to_all_load(self, groups: Groups) -> float:
-        """Of the busiest dim, link crossings of a chip's parts a link, over a partition's bytes."""
+        """Returns the bytes that cross each link of the busiest dim, per byte of a partition."""
         places = np.array([self.places[i] for i in groups[0]])
         load = 0.0
         for dim, size in enumerate(self.sizes):
@@ -165,10 +167,10 @@ class Torus:
         return load
 
     def _ring_load(self, groups: Groups) -> float:
-        """Link crossings a link of rings through a group, over a partition's bytes.
+        """Returns the bytes that cross each link of rings through a group, per byte of a partition.
 
-        Groups that lie between each other's members share links; cores of a chip that are in one
-        group are one member of its rings.
+        Groups whose members alternate share links. Cores of one chip that are in the same group
+        count as one member of its rings.
         """
         places = [self.places[i] for i in groups[0]]
         chips = np.array(sorted(set(places)))
@@ -182,27 +184,20 @@ class Torus:
         return sharing * gap / links if links else 0.0
 
     def _farthest(self, permute: Collective) -> int:
-        return max(
-            sum(
-                _distance(a, b, size)
-                for a, b, size in zip(
-                    self.places[source], self.places[target], self.sizes, strict=True
-                )
-            )
-            for source, target in permute.groups
-        )
+        """Returns the most links between a source and its target."""
+        pairs = np.array(permute.groups)
+        places = np.array(self.places)
+        distances = _distance(places[pairs[:, 0]], places[pairs[:, 1]], np.array(self.sizes))
+        return int(distances.sum(axis=1).max())
 
 
 def _mean_distance(positions: np.ndarray, size: int) -> float:
-    """Links between two random members of a group on a ring of `size`."""
+    """Returns the mean number of links between two members of a group on a ring of `size`."""
     counts = np.bincount(positions, minlength=size)
-    total = sum(
-        int(counts[a]) * int(counts[b]) * _distance(a, b, size)
-        for a in range(size)
-        for b in range(size)
-    )
-    return total / math.prod([len(positions)] * 2)
+    ring = np.arange(size)
+    total = int(counts @ _distance(ring[:, None], ring, size) @ counts)
+    return total / len(positions) ** 2
 
 
-def _distance(a: int, b: int, size: int) -> int:
-    return min((a - b) % size, (b - a) % size)
+def _distance(a: np.ndarray, b: np.ndarray, size: np.ndarray | int) -> np.ndarray:
+    return np.minimum((a - b) % size, (b - a) % size)

@@ -19,8 +19,8 @@ from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 GIB = 2.0**30
 
-# In the compiler's refusal: `Used 16.50G of 15.48G hbm`, or of the temporaries alone; then its
-# largest buffers.
+# The compiler's refusal says `Used 16.50G of 15.48G hbm`, or names the temporaries alone; then it
+# lists its largest buffers.
 _USED = re.compile(r"Used (\S+) of (\S+) hbm|\((\S+)\) exceeds available HBM \((\S+?)\)")
 _ALLOCATION = re.compile(
     r"Size: (?P<size>\S+)\n(?:\s+Operator: op_name=\"(?P<op_name>[^\"]*)\".*\n)?"
@@ -31,17 +31,17 @@ _UNITS = {"": 1.0, "K": 2.0**10, "M": 2.0**20, "G": GIB, "T": 2.0**40}
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """GiB of one core; Figure 7 with the optimizer's slots apart.
+    """GiB of one core, as in Figure 7 but with the optimizer's slots apart.
 
     Attributes:
       capacity: what the compiler leaves to a program.
-      replicated_weights: all weights but the experts'.
-      expert_weights: those that have a dim E in a layer's stack of experts.
-      optimizer_slots: of both.
-      temporaries: room for activations and all else that is made during the step.
-      peak: the most held at once, with the batch; more than the capacity where the program is
-        refused: what the compiler wanted when it gave up. It may be less than the parts' sum:
-        temporaries may lie where donated arguments are no longer needed.
+      replicated_weights: all weights but those of experts.
+      expert_weights: the weights that have a dim E.
+      optimizer_slots: the slots of both.
+      temporaries: activations and whatever else is made during the step.
+      peak: the most held at once, including the batch. For a refused program, what the compiler
+        wanted when it gave up, which exceeds the capacity. It may be less than the parts' sum,
+        because temporaries may reuse donated arguments that are no longer needed.
     """
 
     capacity: float
@@ -54,7 +54,7 @@ class Memory:
 
 @dataclasses.dataclass(frozen=True)
 class Buffer:
-    """A tensor on one core: GiB, its shape there, and the layer that it comes from."""
+    """A tensor on one core: its GiB, its shape there, and the layer that it comes from."""
 
     gib: float
     shape: str
@@ -62,20 +62,20 @@ class Buffer:
 
 
 class Wanted(enum.Enum):
-    """What a refusal counts."""
+    """What the number in a refusal counts."""
 
     ALL = "all"
-    TEMPORARIES = "temporaries"  # They alone are too large; the compiler goes no further.
+    TEMPORARIES = "temporaries"  # They alone are too large, and the compiler stops there.
 
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """What the compiler says of a program that is too large.
+    """The compiler's refusal of a program that is too large.
 
     Attributes:
-      gib: wanted of a core.
-      wanted: by what.
-      buffers: the largest; none of temporaries alone.
+      gib: the memory that the program wants on a core.
+      wanted: what that memory is for.
+      buffers: the largest buffers; empty if `wanted` is TEMPORARIES.
     """
 
     gib: float
@@ -84,47 +84,46 @@ class Refusal:
 
 
 def state_gib(state: NestedMap, partitioning: Partitioning) -> tuple[float, float, float]:
-    """GiB on one core of (weights that are no experts', experts' weights, slots)."""
+    """Returns the GiB on one core of (weights but experts', experts' weights, slots)."""
     weights = state.theta.Flatten()
-    experts = [spec for spec in weights if _of_experts(spec)]
-    others = [spec for spec in weights if not _of_experts(spec)]
-    return (
-        _gib(others, partitioning),
-        _gib(experts, partitioning),
-        _gib(state.slots.Flatten(), partitioning),
-    )
+    # The gate's [M, E] is replicated, and its dims name no E.
+    experts = [spec for spec in weights if "E" in spec.dims]
+    others = [spec for spec in weights if "E" not in spec.dims]
+    groups = (others, experts, state.slots.Flatten())
+    others_gib, experts_gib, slots_gib = (_gib(specs, partitioning) for specs in groups)
+    return others_gib, experts_gib, slots_gib
 
 
 def largest(costs: Iterable[Cost], count: int) -> tuple[Buffer, ...]:
-    """The largest results of instructions, one for each shape and layer."""
-    found = {
-        Buffer(type_bytes(each) / GIB, each.split("{")[0], categories.source(cost.op_name))
-        for cost in costs
-        for each in array_types(cost.type)
-    }
-    return tuple(sorted(found, key=lambda buffer: (-buffer.gib, buffer.source))[:count])
+    """Returns the largest results of instructions, one for each shape and layer."""
+    return _largest(
+        {
+            Buffer(type_bytes(each) / GIB, each.split("{")[0], categories.source(cost.op_name))
+            for cost in costs
+            for each in array_types(cost.type)
+        },
+        count,
+    )
 
 
 def largest_of_state(
     state: NestedMap, partitioning: Partitioning, count: int
 ) -> tuple[Buffer, ...]:
-    """The largest weights and slots."""
-    found = [
-        Buffer(
-            _gib([spec], partitioning),
-            f"{spec.dtype}[{','.join(map(str, partitioning.shard_shape(spec)))}]",
-            path,
-        )
-        for path, spec in NestedMap(theta=state.theta, slots=state.slots).FlattenItems()
-    ]
-    return tuple(sorted(found, key=lambda buffer: (-buffer.gib, buffer.source))[:count])
+    """Returns the largest weights and slots."""
+
+    def buffer(path: str, spec: TensorSpec) -> Buffer:
+        shape = ",".join(map(str, partitioning.shard_shape(spec)))
+        return Buffer(_gib([spec], partitioning), f"{spec.dtype}[{shape}]", path)
+
+    specs = NestedMap(theta=state.theta, slots=state.slots).FlattenItems()
+    return _largest([buffer(path, spec) for path, spec in specs], count)
 
 
 def parse_refusal(details: str) -> Refusal:
-    """Reads the compiler's message of a program that it refused for want of memory.
+    """Reads the compiler's message about a program that it refused for lack of memory.
 
     Raises:
-      ValueError: it says nothing of how much was wanted.
+      ValueError: the message does not say how much was wanted.
     """
     used = _USED.search(details)
     if used is None:
@@ -141,19 +140,13 @@ def parse_refusal(details: str) -> Refusal:
     return Refusal(_parse_size(used[1] or used[3]) / GIB, wanted, buffers)
 
 
-def _of_experts(spec: TensorSpec) -> bool:
-    # The gate's [M, E] is split over nothing, and its dims name no E.
-    return "E" in spec.dims
+def _largest(buffers: Iterable[Buffer], count: int) -> tuple[Buffer, ...]:
+    return tuple(sorted(buffers, key=lambda buffer: (-buffer.gib, buffer.source))[:count])
 
 
 def _gib(specs: Iterable[TensorSpec], partitioning: Partitioning) -> float:
-    return (
-        sum(
-            math.prod(partitioning.shard_shape(spec)) * np.dtype(spec.dtype).itemsize
-            for spec in specs
-        )
-        / GIB
-    )
+    shards = ((math.prod(partitioning.shard_shape(spec)), spec.dtype) for spec in specs)
+    return sum(size * np.dtype(dtype).itemsize for size, dtype in shards) / GIB
 
 
 def _parse_size(text: str) -> float:

@@ -1,8 +1,8 @@
 """Table 4 of the paper: what its operators compute and communicate, by today's compiler.
 
-Each operator is compiled for several numbers of partitions D, its underlined dims growing with D
-and all others staying: for as many of JAX's own devices, and for the cores of TPU v3 pods, which
-need not be at hand. Letters are the table's.
+Each operator is compiled for several numbers of partitions D; its underlined dims grow with D and
+all others stay. The partitions are JAX's own devices, or the cores of TPU v3 pods, which need not
+be at hand. Letters are the table's.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo.compiled_text import Collective
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, program, topology
@@ -44,14 +44,11 @@ class Operator:
     """A row of Table 4.
 
     Attributes:
-      name: as in the table, the split dims after it.
+      name: the name in the table, then the split dims.
       fn: the operator on full tensors.
-      operands, result: their dims. Of each, the first letter of `split` that it has is split.
+      operands, result: their dims. In each, the first letter that is in `split` is split.
       split: the letters over the partitions.
       total_compute, compute, communication: the table's columns, the latter two per partition.
-      collectives: the kinds that the table allows.
-      compute_power, bytes_power: the powers of D per partition. The table's O(sqrt(D)) of an
-        AllToAll is its time on a 2-D torus; its bytes are O(1).
     """
 
     name: str
@@ -62,26 +59,34 @@ class Operator:
     total_compute: str = "O(D)"
     compute: str = "O(1)"
     communication: str = "0"
-    collectives: tuple[str, ...] = ()
-    compute_power: int = 0
-    bytes_power: int = 0
+
+    @property
+    def collectives(self) -> tuple[str, ...]:
+        """The abbreviations of the collectives that the table allows."""
+        return tuple(sorted(set(_ABBREVIATIONS.values()) & set(self.communication.split())))
+
+    @property
+    def powers(self) -> dict[str, int]:
+        """The powers of D in flops and bytes per partition.
+
+        The table's O(sqrt(D)) for AllToAll is its time on a 2-D torus; its bytes are O(1).
+        """
+        return {
+            "flops": int(self.compute == "O(D)"),
+            "bytes": int(self.communication.startswith("O(D)")),
+        }
 
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """What an operator is compiled for.
-
-    Attributes:
-      num_partitions: D.
-      topology: the TPU's, of as many cores; None for JAX's own devices.
-    """
+    """What an operator is compiled for: D, and a TPU topology or None for JAX's own devices."""
 
     num_partitions: int
     topology: str | None = None
 
     @property
     def compiler(self) -> str:
-        """Whose figures may be compared: the TPU's generation, or `own`."""
+        """The TPU's generation or `own`; only figures of one compiler are comparable."""
         return "own" if self.topology is None else self.topology.partition(":")[0]
 
 
@@ -94,9 +99,9 @@ class Measured:
     """One operator, compiled for a place.
 
     Attributes:
-      place: how many partitions of what.
+      place: the number of partitions and what they are.
       collectives: (kind, count) of those found.
-      flops: per partition, by XLA's count.
+      flops: flops per partition, by XLA's count.
       communicated_bytes: the results of all collectives on one partition.
     """
 
@@ -108,49 +113,20 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An operator and what was measured: by compiler, in rising order of partitions."""
+    """An operator and its measurements, by compiler and then by the number of partitions."""
 
     operator: Operator
     measured: tuple[Measured, ...]
 
     @property
     def difference(self) -> str:
-        """How the compilers differ from the table; empty where they do not."""
+        """How the compilers differ from the table; empty if they do not."""
         by_compiler = itertools.groupby(self.measured, lambda each: each.place.compiler)
         return "; ".join(
             f"{compiler}: {reason}"
             for compiler, measured in by_compiler
             for reason in _differences(self.operator, tuple(measured))
         )
-
-
-def _differences(operator: Operator, measured: Sequence[Measured]) -> list[str]:
-    """How one compiler's programs differ from the table's row."""
-    reasons = []
-    for each in measured:
-        found = {kind for kind, _ in each.collectives}
-        if not found <= set(operator.collectives) or bool(found) != bool(operator.collectives):
-            reasons.append(f"{_communication(found, operator)} from D={each.place.num_partitions}")
-            break
-    flops = [each.flops for each in measured]
-    sent = [float(each.communicated_bytes) for each in measured]
-    growth = measured[-1].place.num_partitions / measured[0].place.num_partitions
-    for what, expected, start, end in (
-        ("flops", operator.compute_power, flops[0], flops[-1]),
-        ("bytes", operator.bytes_power, sent[0], sent[-1]),
-    ):
-        power = math.log(end / start, growth) if start and end else 0.0
-        if abs(power - expected) > _POWER_TOLERANCE:
-            reasons.append(f"{what} grow as D^{power:.2f}, not D^{expected}")
-    return reasons
-
-
-def _communication(found: set[str], operator: Operator) -> str:
-    if found == {"all-reduce"} and "all-gather" in operator.collectives:
-        return "gathers by AR, a sum of parts that are zero in each other's places,"
-    expected = "/".join(_ABBREVIATIONS[kind] for kind in operator.collectives)
-    given = "+".join(sorted(_ABBREVIATIONS[kind] for kind in found))
-    return f"communicates by {given or 'nothing'}, not {expected or 'nothing'},"
 
 
 def _einsum(equation: str) -> Callable[..., tf.Tensor]:
@@ -161,28 +137,20 @@ def _convolution(x_BXYI: tf.Tensor, kernel_xyIO: tf.Tensor) -> tf.Tensor:
     return tf.nn.conv2d(x_BXYI, kernel_xyIO, 1, "SAME")
 
 
-def _product(name: str, split: str, **columns: Any) -> Operator:
-    return Operator(
-        f"Matmul(AB,BC->AC) {name}", _einsum("AB,BC->AC"), ("AB", "BC"), "AC", split, **columns
-    )
+def _product(split: str, **columns: Any) -> Operator:
+    name = f"Matmul(AB,BC->AC) {','.join(split)}"
+    return Operator(name, _einsum("AB,BC->AC"), ("AB", "BC"), "AC", split, **columns)
 
 
-_SUMMED: dict[str, Any] = {"communication": "O(1) AR", "collectives": ("all-reduce",)}
-_UNMATCHED: dict[str, Any] = {
-    "total_compute": "O(D^2)",
-    "compute": "O(D)",
-    "communication": "O(D) AG or CP",
-    "collectives": ("all-gather", "collective-permute"),
-    "compute_power": 1,
-    "bytes_power": 1,
-}
+_SUMMED = {"communication": "O(1) AR"}
+_UNMATCHED = {"total_compute": "O(D^2)", "compute": "O(D)", "communication": "O(D) AG or CP"}
 
 TABLE_4 = (
     Operator("Add(A,A->A) A", lambda a, b: a + b, ("A", "A"), "A", "A"),
-    _product("B", "B", **_SUMMED),
-    _product("A", "A"),
-    _product("A,B", "AB", **_UNMATCHED),
-    _product("A,C", "AC", **_UNMATCHED),
+    _product("B", **_SUMMED),
+    _product("A"),
+    _product("AB", **_UNMATCHED),
+    _product("AC", **_UNMATCHED),
     Operator("Reduce(AB->A) A", lambda a: tf.reduce_sum(a, 1), ("AB",), "A", "A"),
     Operator("Reduce(AB->B) A", lambda a: tf.reduce_sum(a, 0), ("AB",), "B", "A", **_SUMMED),
     Operator(
@@ -192,9 +160,8 @@ TABLE_4 = (
         "EGCM",
         "GE",
         communication="O(sqrt(D)) AA",
-        collectives=("all-to-all",),
     ),
-    # In TensorFlow's order of dims; x and y count the kernel's.
+    # In TensorFlow's order of dims; x and y are the kernel's.
     Operator(
         "Convolution(BIXY,xyIO->BOXY) X",
         _convolution,
@@ -202,41 +169,69 @@ TABLE_4 = (
         "BXYO",
         "X",
         communication="O(1) CP",
-        collectives=("collective-permute",),
     ),
 )
 
 
-def measure(operator: Operator, place: Place) -> Measured:
-    """Compiles `operator` for `place` and reads the program.
+def lines() -> Iterator[str]:
+    """Yields Table 4 measured on JAX's own devices and, if its compiler is installed, TPU v3."""
+    places = OWN_DEVICES
+    if topology.is_installed():
+        places += TPU_V3
+    else:
+        yield "Without TPUs, which `make setup-tpu` installs the compiler for."
+    for row in rows(places):
+        yield text(row)
+
+
+def rows(places: Sequence[Place]) -> tuple[Row, ...]:
+    """Returns Table 4 measured; each compiler needs two or more numbers of partitions.
 
     Raises:
-      ValueError: more partitions than devices, a collective in a loop of unknown length, or as
-        topology.compile_program.
+      ValueError: more partitions than devices; or as topology.compile_program.
     """
+    ordered = sorted(places, key=lambda place: (place.compiler, place.num_partitions))
+    return tuple(
+        Row(operator, tuple(_measure(operator, place) for place in ordered)) for operator in TABLE_4
+    )
+
+
+def text(row: Row) -> str:
+    """Returns the paper's columns, then for each place: collectives, flops, bytes."""
+    paper = row.operator
+    verdict = f"different: {row.difference}" if row.difference else "equal"
+    cells = []
+    for each in row.measured:
+        kinds = " ".join(f"{count} {_ABBREVIATIONS[kind]}" for kind, count in each.collectives)
+        place = f"D={each.place.num_partitions} {each.place.topology or 'own'}"
+        sent = f"{each.communicated_bytes} bytes"
+        cells.append((place, kinds or "none", f"{each.flops:.0f} flop", sent))
+    return (
+        f"{paper.name}: total {paper.total_compute}, per partition {paper.compute}, "
+        f"communication {paper.communication}: {verdict}\n{table.text(cells, indent='  ')}"
+    )
+
+
+def _measure(operator: Operator, place: Place) -> Measured:
     exported = _export(operator, place.num_partitions)
     if place.topology is None:
         report = compile_program(exported).report()
     else:
         report = topology.compile_program(exported, place.topology).report()
-    return Measured(
-        place,
-        tuple((kind, count) for kind, count in report.collectives if count),
-        report.flops,
-        sum(each.result_bytes * _times(operator, each) for each in report.collective_ops),
-    )
+    found = tuple((kind, count) for kind, count in report.collectives if count)
+    communicated_bytes = 0
+    for each in report.collective_ops:
+        assert each.times is not None, operator.name  # No operator has a loop of unknown length.
+        communicated_bytes += each.times * each.result_bytes
+    return Measured(place, found, report.flops, communicated_bytes)
 
 
 def _export(operator: Operator, num_partitions: int) -> program.Program:
     parts = Partitioning.from_dict(Mesh.flat(num_partitions), dict.fromkeys(operator.split, "d"))
-    operands = NestedMap(
-        {
-            f"x{i}": TensorSpec(
-                tuple(_size(letter, operator, num_partitions) for letter in dims), "float32", dims
-            )
-            for i, dims in enumerate(operator.operands)
-        }
-    )
+    operands = NestedMap()
+    for i, dims in enumerate(operator.operands):
+        shape = tuple(_size(letter, operator, num_partitions) for letter in dims)
+        operands[f"x{i}"] = TensorSpec(shape, "float32", dims)
 
     def fn(operands: NestedMap) -> NestedMap:
         return NestedMap(y=operator.fn(*operands.Flatten()))
@@ -245,58 +240,37 @@ def _export(operator: Operator, num_partitions: int) -> program.Program:
     return lowering.export(annotated, parts)
 
 
-def rows(places: Sequence[Place]) -> tuple[Row, ...]:
-    """Table 4 measured.
-
-    Raises:
-      ValueError: of a compiler there are fewer than two numbers of partitions, from 2; or as
-        `measure`.
-    """
-    ordered = sorted(set(places), key=lambda place: (place.compiler, place.num_partitions))
-    for compiler in {place.compiler for place in ordered} or {"any"}:
-        partitions = [place.num_partitions for place in ordered if place.compiler == compiler]
-        if len(partitions) < 2 or partitions[0] < 2:
-            raise ValueError(
-                f"Table 4: two or more different numbers of partitions from 2 are needed to see "
-                f"a growth, got {partitions} of {compiler}."
-            )
-    return tuple(
-        Row(operator, tuple(measure(operator, place) for place in ordered)) for operator in TABLE_4
-    )
-
-
-def table(rows: Iterable[Row]) -> str:
-    """The rows as text: the paper's columns, then per D: collectives, flops, bytes."""
-    lines = []
-    for row in rows:
-        paper = row.operator
-        verdict = f"different: {row.difference}" if row.difference else "equal"
-        lines.append(
-            f"{paper.name}: total {paper.total_compute}, per partition {paper.compute}, "
-            f"communication {paper.communication}: {verdict}"
-        )
-        for each in row.measured:
-            kinds = " ".join(f"{count} {_ABBREVIATIONS[kind]}" for kind, count in each.collectives)
-            lines.append(
-                f"  D={each.place.num_partitions:<5} {each.place.topology or 'own':<10} "
-                f"{kinds or 'none':<6} {each.flops:>12.0f} flop {each.communicated_bytes:>10} bytes"
-            )
-    return "\n".join(lines)
-
-
-def _times(operator: Operator, collective: Collective) -> int:
-    if collective.times is None:
-        raise ValueError(
-            f"{operator.name}: its {collective.kind} is in a loop whose length is not known."
-        )
-    return collective.times
-
-
 def _size(letter: str, operator: Operator, num_partitions: int) -> int:
-    if letter in "GE":  # One group and one expert a partition, as in section 3.1.
+    if letter in "GE":  # One group and one expert per partition, as in section 3.1.
         return num_partitions
     if letter == "C" and "G" in operator.split:  # O(1/D), as the table's footnote says.
         return max(_CAPACITIES // num_partitions, 1)
     if letter in "xy":
         return _KERNEL
     return _GROWING * num_partitions if letter in operator.split else _STAYING
+
+
+def _differences(operator: Operator, measured: Sequence[Measured]) -> Iterator[str]:
+    """Yields how one compiler's programs differ from the table's row."""
+    for each in measured:
+        found = {_ABBREVIATIONS[kind] for kind, _ in each.collectives}
+        if not found <= set(operator.collectives) or bool(found) != bool(operator.collectives):
+            yield f"{_communication(found, operator)} from D={each.place.num_partitions}"
+            break
+    first, last = measured[0], measured[-1]
+    growth = last.place.num_partitions / first.place.num_partitions
+    for name, start, end in (
+        ("flops", first.flops, last.flops),
+        ("bytes", first.communicated_bytes, last.communicated_bytes),
+    ):
+        expected = operator.powers[name]
+        power = math.log(end / start, growth) if start and end else 0.0
+        if abs(power - expected) > _POWER_TOLERANCE:
+            yield f"{name} grow as D^{power:.2f}, not D^{expected}"
+
+
+def _communication(found: Iterable[str], operator: Operator) -> str:
+    if found == {"AR"} and "AG" in operator.collectives:
+        return "gathers by AR, a sum of parts that are zero in each other's places,"
+    expected = "/".join(operator.collectives) or "nothing"
+    return f"communicates by {'+'.join(sorted(found)) or 'nothing'}, not {expected},"

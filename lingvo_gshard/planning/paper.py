@@ -1,8 +1,8 @@
-"""What the paper printed of its family: Tables 1 to 3, Figure 6, and numbers of section 5's text.
+"""What the paper printed about its models: Tables 1 to 3, Figure 6, and numbers of section 5.
 
-Table 1's totals of experts, 36684 and 12228, are not the 18 and 6 layers of 2048 experts that
-its other columns give, 36864 and 12288: taken for slips. So is the MoE(36E, 128L) of section 4.4,
-with 37 billion weights, for MoE(128E, 36L).
+Table 1 prints 36684 and 12228 experts in total, but 18 and 6 layers of 2048 experts are 36864 and
+12288; we take these for slips. Likewise, we read the MoE(36E, 128L) of section 4.4, with 37 billion
+weights, as MoE(128E, 36L).
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from __future__ import annotations
 import dataclasses
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class PaperRun:
-    """A row of Tables 1 to 3. What is not printed is None.
+    """A row of Tables 1 to 3. What the paper does not print is None.
 
     Attributes:
-      name: as printed.
+      name: the name as printed.
       model: the registered experiment.
       cores: TPU v3 cores.
-      layers: encoder's and decoder's.
-      experts: of a layer.
-      total_experts: of all layers, as printed.
-      weights: as printed.
-      batch_tokens: tokens of a batch; 4M and 1M are taken for 2^22 and 2^20.
-      steps_per_sec, core_years, days: of training with 10^12 tokens.
+      layers: layers of the encoder and the decoder together.
+      experts: experts of a layer.
+      total_experts: experts of all layers, as printed.
+      weights: the number of weights as printed.
+      batch_tokens: tokens of a batch; 4M and 1M are taken as 2^22 and 2^20.
+      steps_per_sec, core_years, days: figures of training with 10^12 tokens.
       bleu: the average over the languages.
     """
 
@@ -31,112 +31,33 @@ class PaperRun:
     model: str
     cores: int
     layers: int
-    experts: int | None = None
-    total_experts: int | None = None
+    experts: int | None
+    total_experts: int | None
     weights: float
     batch_tokens: int
-    steps_per_sec: float | None = None
-    core_years: float | None = None
-    days: float | None = None
-    bleu: float | None = None
+    steps_per_sec: float | None
+    core_years: float | None
+    days: float | None
+    bleu: float | None
 
 
-FAMILY = (
+_MIXTURES = (
+    # experts, layers, total_experts, weights, batch_tokens, steps_per_sec, core_years, days, bleu
+    (2048, 36, 36684, 600e9, 2**22, 0.72, 22.4, 4.0, 44.3),
+    (2048, 12, 12228, 200e9, 2**22, 2.15, 7.5, 1.4, 41.3),
+    (512, 36, 9216, 150e9, 2**20, 1.05, 15.5, 11.0, 43.7),
+    (512, 12, 3072, 50e9, 2**20, 3.28, 4.9, 3.5, 40.0),
+    (128, 36, 2304, 37e9, 2**20, 0.67, 6.1, 17.3, 39.0),
+    (128, 12, 768, 12.5e9, 2**20, 2.16, 1.9, 5.4, 36.7),
+    (2048, 60, 61440, 1e12, 2**22, None, None, None, None),  # Its batch is not printed.
+)
+
+# Each has one expert of a layer on each core.
+FAMILY = tuple(
     PaperRun(
-        name="MoE(2048E, 36L)",
-        model="m4.MoE2048E36L",
-        cores=2048,
-        layers=36,
-        experts=2048,
-        total_experts=36684,
-        weights=600e9,
-        batch_tokens=2**22,
-        steps_per_sec=0.72,
-        core_years=22.4,
-        days=4.0,
-        bleu=44.3,
-    ),
-    PaperRun(
-        name="MoE(2048E, 12L)",
-        model="m4.MoE2048E12L",
-        cores=2048,
-        layers=12,
-        experts=2048,
-        total_experts=12228,
-        weights=200e9,
-        batch_tokens=2**22,
-        steps_per_sec=2.15,
-        core_years=7.5,
-        days=1.4,
-        bleu=41.3,
-    ),
-    PaperRun(
-        name="MoE(512E, 36L)",
-        model="m4.MoE512E36L",
-        cores=512,
-        layers=36,
-        experts=512,
-        total_experts=9216,
-        weights=150e9,
-        batch_tokens=2**20,
-        steps_per_sec=1.05,
-        core_years=15.5,
-        days=11.0,
-        bleu=43.7,
-    ),
-    PaperRun(
-        name="MoE(512E, 12L)",
-        model="m4.MoE512E12L",
-        cores=512,
-        layers=12,
-        experts=512,
-        total_experts=3072,
-        weights=50e9,
-        batch_tokens=2**20,
-        steps_per_sec=3.28,
-        core_years=4.9,
-        days=3.5,
-        bleu=40.0,
-    ),
-    PaperRun(
-        name="MoE(128E, 36L)",
-        model="m4.MoE128E36L",
-        cores=128,
-        layers=36,
-        experts=128,
-        total_experts=2304,
-        weights=37e9,
-        batch_tokens=2**20,
-        steps_per_sec=0.67,
-        core_years=6.1,
-        days=17.3,
-        bleu=39.0,
-    ),
-    PaperRun(
-        name="MoE(128E, 12L)",
-        model="m4.MoE128E12L",
-        cores=128,
-        layers=12,
-        experts=128,
-        total_experts=768,
-        weights=12.5e9,
-        batch_tokens=2**20,
-        steps_per_sec=2.16,
-        core_years=1.9,
-        days=5.4,
-        bleu=36.7,
-    ),
-    # Its batch is not printed.
-    PaperRun(
-        name="MoE(2048E, 60L)",
-        model="m4.MoE2048E60L",
-        cores=2048,
-        layers=60,
-        experts=2048,
-        total_experts=61440,
-        weights=1e12,
-        batch_tokens=2**22,
-    ),
+        f"MoE({experts}E, {layers}L)", f"m4.MoE{experts}E{layers}L", experts, layers, experts, *rest
+    )
+    for experts, layers, *rest in _MIXTURES
 )
 
 DENSE = PaperRun(
@@ -144,18 +65,21 @@ DENSE = PaperRun(
     model="m4.T96L",
     cores=2048,
     layers=96,
+    experts=None,
+    total_experts=None,
     weights=2.3e9,
     batch_tokens=2**22,
+    steps_per_sec=None,
     core_years=235.5,
     days=42,
     bleu=36.9,
 )
 
-# Figure 6: a bilingual baseline's weights.
+# Figure 6: the weights of a bilingual baseline.
 BASELINE_WEIGHTS = 0.4e9
 
-# Section 5.2, of a forward pass: AllToAll's share of the MoE and Transformer layers at 128 and
-# 2048 experts, how much longer it and the whole take; the share of the roofline at both.
+# Section 5.2, for a forward pass: AllToAll's share of the MoE and Transformer layers at 128 and
+# 2048 experts, the growth of AllToAll and of the whole pass, and the share of the roofline.
 ALL_TO_ALL_SHARE = {128: 0.16, 2048: 0.36}
 ALL_TO_ALL_GROWTH = 3.75
 STEP_GROWTH = 1.7

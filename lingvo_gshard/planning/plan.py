@@ -1,18 +1,20 @@
-"""A plan: what one training step of an experiment needs and costs on a topology; plan.json."""
+"""A plan: what a training step of an experiment needs and costs on a topology; plan.json."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import pathlib
+import typing
 from typing import Any
 
+from lingvo_gshard.core import atomic_file
 from lingvo_gshard.planning.memory import Buffer, Memory
 from lingvo_gshard.planning.roofline import Times
 
 PLAN_JSON = "plan.json"
 
-# The share of its roofline that the paper measured of MoE(2048E, 36L) (section 5.2).
+# The share of the roofline that the paper measured for MoE(2048E, 36L) (section 5.2).
 PAPERS_SHARE = 0.48
 _SECS_PER_YEAR = 365.25 * 24 * 3600
 _TRAINING_TOKENS = 1e12
@@ -23,9 +25,9 @@ class CollectiveSum:
     """All collectives of one kind from one layer.
 
     Attributes:
-      kind: as the compiled program names it.
-      count: how many run in a step, loops followed.
-      bytes: of their results on one core in a step.
+      kind: the kind as the compiled program names it.
+      count: how many run in a step, loops included.
+      bytes: the bytes of their results on one core in a step.
       source: the layer.
     """
 
@@ -36,20 +38,19 @@ class CollectiveSum:
 
 
 @dataclasses.dataclass(frozen=True)
-class Cost:
-    """What a step computes, moves and takes; known only of a program that the compiler accepts.
+class StepCost:
+    """What a step computes and sends, and how long it takes.
 
     Attributes:
-      collectives: by kind and source, the most bytes first.
-      flops_per_core: of the products of a step, by category.
-      model_flops_per_core: those that the mathematics asks for, by model/flops.
-      roofline_secs: ours, of the whole step.
-      roofline_secs_by_category: the same, by category.
-      network_secs_by_kind: of the collectives of each kind.
-      xla_optimal_secs: XLA's optimal_seconds, loop bodies times their trip counts. XLA counts a
-        body once; the factor between is that of planning/roofline.loop_factor, 1 without loops.
-      xla_optimal_secs_once: what XLA says.
-      instructions: of all computations.
+      collectives: one entry for each kind and source, the most bytes first.
+      flops_per_core: the flops of matrix products in a step, by category.
+      model_flops_per_core: the flops that the mathematics asks for (model/flops.py).
+      roofline_secs: our roofline of the whole step.
+      roofline_secs_by_category: the same by category.
+      network_secs_by_kind: the time of the collectives of each kind.
+      xla_optimal_secs: XLA's optimal_seconds, with loop bodies times their trip counts.
+      xla_optimal_secs_once: XLA's optimal_seconds as XLA gives them, each loop body once.
+      instructions: the number of instructions in all computations.
     """
 
     collectives: tuple[CollectiveSum, ...]
@@ -68,23 +69,23 @@ class Plan:
     """One experiment on one topology.
 
     Attributes:
-      model: its registered name.
-      settings: what was changed in the experiment, `path=value`.
-      topology: such as `v3:32x32`.
-      mesh: sizes of its axes by name.
-      sharding: from letters of dims to axes.
-      cores: partitions.
-      weights: scalars in all weights.
-      tokens_per_core: target tokens of a batch, over the cores.
-      fits: whether the compiler accepts it.
-      memory_gib: of one core.
-      largest_buffers: on one core.
-      suspicious: what should not be in such a program.
-      cost: None where it does not fit.
-      lower_secs: from the layers to an exported program.
-      compile_secs: from that to the cores' own program.
-      compile_cpu_secs: the same, of all threads together.
-      host_peak_gib: of this machine's memory, the whole process.
+      model: the experiment's registered name.
+      settings: the changes to the experiment, `path=value`.
+      topology: a name such as `v3:32x32`.
+      mesh: the sizes of the mesh's axes by name.
+      sharding: the table from letters of dims to axes.
+      cores: the number of partitions.
+      weights: the number of scalars in all weights.
+      tokens_per_core: target tokens of a batch over the cores.
+      fits: whether the compiler accepts the program.
+      memory_gib: the memory of one core.
+      largest_buffers: the largest tensors on one core.
+      suspicious: what a well partitioned program would not have, in words.
+      cost: the cost of a step; None if the program does not fit.
+      lower_secs: the time from the layers to an exported program.
+      compile_secs: the time from there to the cores' own program.
+      compile_cpu_secs: the same, summed over all threads.
+      host_peak_gib: the most memory that the planning process held on this machine.
     """
 
     model: str
@@ -99,79 +100,70 @@ class Plan:
     memory_gib: Memory
     largest_buffers: tuple[Buffer, ...]
     suspicious: tuple[str, ...]
-    cost: Cost | None
+    cost: StepCost | None
     lower_secs: float
     compile_secs: float
     compile_cpu_secs: float
     host_peak_gib: float
 
     def steps_per_sec(self, share: float = 1.0) -> float:
-        """At a share of the roofline; 0 where the program does not fit."""
+        """Returns the rate at a share of the roofline; 0 if the program does not fit."""
         return share / self.cost.roofline_secs.step if self.cost else 0.0
 
     def tokens_per_sec(self, share: float = 1.0) -> float:
-        """Target tokens a second of all cores, at a share of the roofline."""
+        """Returns the target tokens per second of all cores at a share of the roofline."""
         return self.steps_per_sec(share) * self.tokens_per_core * self.cores
 
     def core_years(self, share: float = 1.0) -> float:
-        """Core-years of 10^12 tokens, at a share of the roofline; infinite if it does not fit."""
+        """Returns the core-years of 10^12 tokens; infinity if the program does not fit."""
         rate = self.tokens_per_sec(share)
         return self.cores * _TRAINING_TOKENS / rate / _SECS_PER_YEAR if rate else float("inf")
 
 
 def save(plan: Plan, folder: pathlib.Path) -> None:
-    """Writes folder/plan.json: the fields of Plan and of its cost beside each other (null where it
-    does not fit), and what follows from them."""
+    """Writes folder/plan.json: the fields of the plan and of its cost, and the rates they imply.
+
+    If the plan does not fit, the fields of the cost and the rates are null.
+    """
     values = dataclasses.asdict(plan)
-    cost = values.pop("cost") or {field.name: None for field in dataclasses.fields(Cost)}
-    derived = {
-        name: {"at_roofline": at(1.0), "at_papers_share": at(PAPERS_SHARE)} if plan.cost else None
-        for name, at in (
-            ("steps_per_sec", plan.steps_per_sec),
-            ("tokens_per_sec", plan.tokens_per_sec),
-            ("core_years_of_1e12_tokens", plan.core_years),
-        )
-    }
+    cost = values.pop("cost") or {field.name: None for field in dataclasses.fields(StepCost)}
+    values |= cost
+    for name, rate in (
+        ("steps_per_sec", plan.steps_per_sec),
+        ("tokens_per_sec", plan.tokens_per_sec),
+        ("core_years_of_1e12_tokens", plan.core_years),
+    ):
+        at_shares = {"at_roofline": rate(1.0), "at_papers_share": rate(PAPERS_SHARE)}
+        values[name] = at_shares if plan.cost else None
     folder.mkdir(parents=True, exist_ok=True)
-    partial = folder / (PLAN_JSON + ".partial")
-    partial.write_text(json.dumps({**values, **cost, **derived}, indent=2) + "\n")
-    partial.replace(folder / PLAN_JSON)  # A reader never sees half a plan.
+    atomic_file.write(folder / PLAN_JSON, json.dumps(values, indent=2) + "\n")
 
 
 def load(folder: pathlib.Path) -> Plan:
     """Reads what `save` wrote.
 
     Raises:
-      ValueError: no plan there, or not one of this version.
+      ValueError: the folder holds no plan, or one that is damaged or of another version.
     """
     path = folder / PLAN_JSON
     if not path.is_file():
         raise ValueError(f"{folder}: no {PLAN_JSON} there; `plan --out={folder}` makes one.")
     try:
-        return _from_json(json.loads(path.read_text()))
+        values = json.loads(path.read_text())
+        cost = _decoded(StepCost, values) if values["fits"] else None
+        return _decoded(Plan, {**values, "cost": cost})
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: is damaged or of another version: {error!r}.") from error
 
 
-def _from_json(values: dict[str, Any]) -> Plan:
-    plan, cost = ({f.name: values[f.name] for f in _stored(kind)} for kind in (Plan, Cost))
-    plan |= {
-        "settings": tuple(plan["settings"]),
-        "memory_gib": Memory(**plan["memory_gib"]),
-        "largest_buffers": tuple(Buffer(**each) for each in plan["largest_buffers"]),
-        "suspicious": tuple(plan["suspicious"]),
-    }
-    if not plan["fits"]:
-        return Plan(**plan, cost=None)
-    cost |= {
-        "collectives": tuple(CollectiveSum(**each) for each in cost["collectives"]),
-        "roofline_secs": Times(**cost["roofline_secs"]),
-        "roofline_secs_by_category": {
-            name: Times(**secs) for name, secs in cost["roofline_secs_by_category"].items()
-        },
-    }
-    return Plan(**plan, cost=Cost(**cost))
-
-
-def _stored(kind: type) -> list[dataclasses.Field]:
-    return [field for field in dataclasses.fields(kind) if field.name != "cost"]
+def _decoded(kind: Any, value: Any) -> Any:
+    """Rebuilds an instance of a type, a dataclass for one, from JSON's objects and lists."""
+    inner = typing.get_args(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        types = typing.get_type_hints(kind)
+        return kind(**{name: _decoded(each, value[name]) for name, each in types.items()})
+    if typing.get_origin(kind) is tuple:
+        return tuple(_decoded(inner[0], each) for each in value)
+    if typing.get_origin(kind) is dict:
+        return {name: _decoded(inner[1], each) for name, each in value.items()}
+    return value

@@ -1,37 +1,44 @@
-"""Makes plans: an experiment's training step, compiled for a topology, read. No arrays are made."""
+"""Makes plans: compiles an experiment's training step for a topology and reads the result.
+
+No arrays are made. A plan is kept in its folder, and made again only if the experiment, the code
+or the compilers have changed.
+"""
 
 from __future__ import annotations
 
-import collections
+import concurrent.futures
 import dataclasses
-import re
+import hashlib
+import importlib.metadata
+import multiprocessing
+import os
+import pathlib
 import resource
+import threading
 import time
 from collections.abc import Sequence
+from concurrent.futures.process import BrokenProcessPool
 
+from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo import compiled_text, gather_sums, hlo_cost, hlo_text
-from lingvo_gshard.hlo.compiled_report import CompiledReport
-from lingvo_gshard.hlo.compiled_text import Collective
 from lingvo_gshard.input import packing
 from lingvo_gshard.layers.moe import group_size
-from lingvo_gshard.model import flops
+from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import hardware, memory, roofline
-from lingvo_gshard.planning.categories import Category, category, source
+from lingvo_gshard.planning import compiled_step, hardware, memory, plan, report
+from lingvo_gshard.planning.compiled_step import CompiledStep
 from lingvo_gshard.planning.hardware import Torus
-from lingvo_gshard.planning.plan import CollectiveSum, Cost, Plan
+from lingvo_gshard.planning.memory import GIB, Refusal
+from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 from lingvo_gshard.spmd import lowering, program, topology
 from lingvo_gshard.train import steps
 
 _NUM_BUFFERS = 8
-# Smaller ones, such as of metrics and of the gate's losses, are not suspicious.
-_LARGE_BYTES = 2**20
-# Tokens to experts and back, and sums.
-_EXPECTED = ("all-to-all", "all-reduce", "reduce-scatter")
+_FINGERPRINT = "fingerprint"
+# The packages whose versions decide what a program compiles to.
+_PACKAGES = ("jax", "libtpu", "tensorflow")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,11 +47,11 @@ class Request:
 
     Attributes:
       model: the experiment's registered name.
-      settings: what was changed in it.
+      settings: the changes to the experiment, `path=value`.
       params: the experiment with those changes, vocabularies included.
-      topology: such as `v3:32x32`.
-      mesh: axes; None for one axis of all the topology's cores.
-      table: from letters of dims to axes; None for the experiment's.
+      topology: a name such as `v3:32x32`.
+      mesh: axes; None for one axis over all cores of the topology.
+      table: from letters of dims to axes; None for the experiment's own.
     """
 
     model: str
@@ -55,22 +62,63 @@ class Request:
     table: tuple[tuple[str, Axis], ...] | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Read:
-    """A compiled program, read once; gathered_bytes are of all-reduces by name."""
+def request(
+    model: str, topology_name: str, settings: Sequence[str], batch_tokens: int | None
+) -> Request:
+    """Returns the request for an experiment partitioned over all cores as the trainer does it.
 
-    report: CompiledReport
-    costs: tuple[hlo_cost.Cost, ...]
-    gathered_bytes: dict[str, int]
+    Args:
+      model: the experiment's registered name.
+      topology_name: a name such as `v3:32x32`.
+      settings: changes to the experiment, `path=value`.
+      batch_tokens: target tokens of a batch; None for the experiment's own batch.
+
+    Raises:
+      ValueError: unknown model, setting or topology; rows do not make up the batch's tokens; or
+        experts do not lie evenly on the cores.
+    """
+    settings = tuple(settings)
+    if batch_tokens is not None:
+        settings += (_batch_setting(model, settings, batch_tokens),)
+    params = registry.get_params(model, settings)
+    cores = len(topology.devices(topology_name))
+    parts = placement.partitioning(params, cores)
+    if parts.num_partitions != cores:
+        raise ValueError(
+            f"--topology={topology_name}: {params.task.encoder.moe.num_experts} experts can't lie "
+            f"evenly on its {cores} cores; choose a multiple or a divisor of them."
+        )
+    return Request(model, settings, params, topology_name, parts.mesh, parts.table)
+
+
+def planned(request: Request, folder: pathlib.Path) -> Plan:
+    """Returns the plan kept in `folder`, or makes it there, with its report.
+
+    Each plan is made in a process of its own, so that its memory is measured alone and a compiler
+    that dies takes no other plan with it.
+
+    Raises:
+      ValueError: as `make`; or the process that made the plan died.
+    """
+    fingerprint, kept = _fingerprint(request), folder / _FINGERPRINT
+    if kept.is_file() and kept.read_text() == fingerprint:
+        return plan.load(folder)
+    made = _in_own_process(request)
+    folder.mkdir(parents=True, exist_ok=True)
+    kept.unlink(missing_ok=True)
+    plan.save(made, folder)
+    report.write(made, folder)
+    kept.write_text(fingerprint)  # Last: without it the folder holds no finished plan.
+    return made
 
 
 def make(request: Request) -> Plan:
-    """Compiles the experiment's training step for the topology and reads what came of it.
+    """Compiles the experiment's training step for the topology and reads the result.
 
     Raises:
       ValueError: unknown topology, no compiler for it, more partitions than cores, a vocabulary
-        without a size, groups that can't be dealt to the cores, or a dim that the mesh does not
-        divide.
+        without a size, groups that do not divide evenly over the cores, or a dim that the mesh
+        does not divide.
     """
     params = request.params
     _check_vocabularies(params)
@@ -78,17 +126,15 @@ def make(request: Request) -> Plan:
     generation = hardware.generation(request.topology)
     parts = _partitioning(request, len(places))
     _check_groups(params, parts)
-    model, batch = TranslationModel(params, parts), _batch(params)
+    model = TranslationModel(params, parts)
     started = time.monotonic()
-    step = steps.train_step(model.model_fn, params)
-    exported = lowering.export(steps.trainer(step, model.state_spec, batch, 1, parts), parts)
+    exported = _export(model, params)
     lowered, lowered_cpu = time.monotonic(), time.process_time()
     compiled = _compile(exported, request.topology)
     compile_secs, compile_cpu_secs = time.monotonic() - lowered, time.process_time() - lowered_cpu
 
-    outcome = compiled if isinstance(compiled, memory.Refusal) else _read(compiled)
-    read = outcome if isinstance(outcome, _Read) else None
-    torus = _torus(generation, places, parts)
+    outcome = compiled if isinstance(compiled, Refusal) else compiled_step.read(compiled)
+    step = outcome if isinstance(outcome, CompiledStep) else None
     return Plan(
         model=request.model,
         settings=request.settings,
@@ -98,22 +144,78 @@ def make(request: Request) -> Plan:
         cores=parts.num_partitions,
         weights=model.task.num_weights,
         tokens_per_core=stacks_tokens(params)["decoder"] / parts.num_partitions,
-        fits=read is not None,
-        memory_gib=_memory(model.state_spec, parts, generation.capacity_bytes, outcome),
-        largest_buffers=_largest_buffers(model.state_spec, parts, outcome),
-        suspicious=_suspicious(params, read) if read else (),
-        cost=_cost(model, params, torus, read) if read else None,
+        fits=step is not None,
+        memory_gib=_memory(model, generation.capacity_bytes, outcome),
+        largest_buffers=_largest_buffers(model, outcome),
+        suspicious=compiled_step.suspicious(step, params) if step else (),
+        cost=_cost(step, model, params, _torus(generation, places, parts)) if step else None,
         lower_secs=lowered - started,
         compile_secs=compile_secs,
         compile_cpu_secs=compile_cpu_secs,
-        host_peak_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / memory.GIB,
+        host_peak_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB,
     )
 
 
 def stacks_tokens(params: Params) -> dict[str, int]:
-    """Tokens of a batch, padding included, that the encoder and the decoder see."""
+    """Returns the tokens of a batch, padding included, for the encoder and the decoder."""
     p = params.input
     return {"encoder": p.batch_size * p.source_len, "decoder": p.batch_size * p.target_len}
+
+
+def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> str:
+    """Returns the setting of as many rows as make up a batch of `batch_tokens`."""
+    if any(setting.startswith("input.batch_size=") for setting in settings):
+        raise ValueError("give one of --batch_tokens and --set=input.batch_size.")
+    length = registry.get_params(model, settings).input.target_len
+    if batch_tokens < 1 or batch_tokens % length:
+        raise ValueError(
+            f"--batch_tokens={batch_tokens}: rows of {length} tokens (input.target_len) "
+            "do not make it up; give a multiple."
+        )
+    return f"input.batch_size={batch_tokens // length}"
+
+
+def _in_own_process(request: Request) -> Plan:
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, context, _end_with_parent) as pool:
+        try:
+            return pool.submit(make, request).result()
+        except BrokenProcessPool as error:
+            raise ValueError(
+                f"{request.model} on {request.topology}: the process that made the plan died; "
+                "this machine's memory may be too small."
+            ) from error
+
+
+def _end_with_parent() -> None:
+    """Ends this process as soon as its parent has ended, even if the parent was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def wait() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _fingerprint(request: Request) -> str:
+    """Returns a digest of all that a plan depends on: the request, our code, the compilers."""
+    library = pathlib.Path(__file__).parent.parent
+    paths = sorted(library.glob("*/*.py"))
+    asked = [request.model, request.params.ToText(), request.topology]
+    asked += [repr(request.mesh), repr(request.table), *map(_version, _PACKAGES)]
+    digest = hashlib.sha256()
+    for part in [*map(pathlib.Path.read_bytes, paths), *map(str.encode, asked)]:
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "none"  # Whatever needs the package reports that it is missing.
 
 
 def _check_vocabularies(params: Params) -> None:
@@ -126,7 +228,7 @@ def _check_vocabularies(params: Params) -> None:
 
 
 def _check_groups(params: Params, parts: Partitioning) -> None:
-    """Tokens of groups that can't be dealt evenly would be gathered, and cores be idle."""
+    """Refuses groups that do not divide evenly: cores would be idle and tokens gathered."""
     (ways,) = parts.factor("G")
     for stack, tokens in stacks_tokens(params).items():
         moe = params.task.Get(stack).moe
@@ -147,131 +249,56 @@ def _partitioning(request: Request, num_devices: int) -> Partitioning:
     return Partitioning(mesh, request.table)
 
 
-def _batch(params: Params) -> NestedMap:
-    p = params.input
-    return packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
+def _export(model: TranslationModel, params: Params) -> program.Program:
+    p, parts = params.input, model.partitioning
+    batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
+    step = steps.train_step(model.model_fn, params)
+    return lowering.export(steps.trainer(step, model.state_spec, batch, 1, parts), parts)
 
 
-def _torus(
-    generation: hardware.Generation, places: Sequence[tuple[int, ...]], parts: Partitioning
-) -> Torus:
-    """The torus of chips at the devices' `places`, with the partitions where the mesh puts them."""
-    sizes = tuple(max(along) + 1 for along in zip(*places, strict=True))
-    return Torus(generation, sizes, tuple(places[i] for i in parts.mesh.devices))
-
-
-def _compile(exported: program.Program, name: str) -> topology.TopologyExecutable | memory.Refusal:
+def _compile(exported: program.Program, name: str) -> topology.TopologyExecutable | Refusal:
     try:
         return topology.compile_program(exported, name)
     except topology.OutOfMemoryError as error:
         return memory.parse_refusal(error.details)
 
 
-def _read(compiled: topology.TopologyExecutable) -> _Read:
-    module = hlo_text.parse(compiled.as_text())
-    return _Read(compiled.report(), hlo_cost.costs(module), gather_sums.find(module))
+def _torus(
+    generation: hardware.Generation, places: Sequence[tuple[int, ...]], parts: Partitioning
+) -> Torus:
+    """Returns the torus of the chips at `places`, with partitions where the mesh puts them."""
+    sizes = tuple(max(coordinates) + 1 for coordinates in zip(*places, strict=True))
+    return Torus(generation, sizes, tuple(places[i] for i in parts.mesh.devices))
+
+
+def _cost(
+    step: CompiledStep, model: TranslationModel, params: Params, torus: Torus
+) -> plan.StepCost:
+    p = params.input
+    needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
+    return compiled_step.cost(step, torus, needed / model.partitioning.num_partitions)
 
 
 def _memory(
-    state: NestedMap,
-    parts: Partitioning,
-    capacity_bytes: float,
-    outcome: _Read | memory.Refusal,
+    model: TranslationModel, capacity_bytes: float, outcome: CompiledStep | Refusal
 ) -> memory.Memory:
-    replicated, experts, slots = memory.state_gib(state, parts)
-    if isinstance(outcome, memory.Refusal):
+    replicated, experts, slots = memory.state_gib(model.state_spec, model.partitioning)
+    if isinstance(outcome, Refusal):
         peak = temporaries = outcome.gib
         if outcome.wanted is memory.Wanted.ALL:
             temporaries -= replicated + experts + slots
     else:
-        peak = outcome.report.peak_bytes / memory.GIB
-        temporaries = outcome.report.temp_bytes / memory.GIB
-    return memory.Memory(capacity_bytes / memory.GIB, replicated, experts, slots, temporaries, peak)
+        peak = outcome.report.peak_bytes / GIB
+        temporaries = outcome.report.temp_bytes / GIB
+    return memory.Memory(capacity_bytes / GIB, replicated, experts, slots, temporaries, peak)
 
 
 def _largest_buffers(
-    state: NestedMap, parts: Partitioning, outcome: _Read | memory.Refusal
+    model: TranslationModel, outcome: CompiledStep | Refusal
 ) -> tuple[memory.Buffer, ...]:
-    """Where the compiler names none, those of the state, which it needs besides."""
-    if isinstance(outcome, _Read):
+    """Returns the compiler's largest buffers, or those of the state if it names none."""
+    if isinstance(outcome, CompiledStep):
         return memory.largest(outcome.costs, _NUM_BUFFERS)
     if outcome.buffers:
         return outcome.buffers[:_NUM_BUFFERS]
-    return memory.largest_of_state(state, parts, _NUM_BUFFERS)
-
-
-def _cost(model: TranslationModel, params: Params, torus: Torus, read: _Read) -> Cost:
-    report = read.report
-    by_category = roofline.times_by_category(read.costs, report.collective_ops, torus)
-    p = params.input
-    needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
-    products = dict.fromkeys(Category, 0.0)
-    for cost in read.costs:
-        products[category(cost.op_name)] += cost.times * cost.flops
-    return Cost(
-        collectives=_sums(report.collective_ops),
-        flops_per_core={each.value: count for each, count in products.items()},
-        model_flops_per_core=needed / model.partitioning.num_partitions,
-        roofline_secs=roofline.total(by_category),
-        roofline_secs_by_category={each.value: secs for each, secs in by_category.items()},
-        network_secs_by_kind=_network_secs(report.collective_ops, torus),
-        xla_optimal_secs=report.optimal_secs * roofline.loop_factor(read.costs, torus.generation),
-        xla_optimal_secs_once=report.optimal_secs,
-        instructions=report.num_instructions,
-    )
-
-
-def _network_secs(ops: Sequence[Collective], torus: Torus) -> dict[str, float]:
-    secs: dict[str, float] = collections.defaultdict(float)
-    for op in ops:
-        assert op.times is not None  # hlo_cost.costs would have refused.
-        secs[op.kind] += op.times * torus.collective_secs(op)
-    return dict(secs)
-
-
-def _sums(ops: Sequence[Collective]) -> tuple[CollectiveSum, ...]:
-    """One record for each kind and source, the most bytes first."""
-    counts, sizes = collections.Counter[tuple[str, str]](), collections.Counter[tuple[str, str]]()
-    for op in ops:
-        assert op.times is not None  # hlo_cost.costs would have refused.
-        key = op.kind, source(op.op_name)
-        counts[key] += op.times
-        sizes[key] += op.times * op.result_bytes
-    sums = [CollectiveSum(key[0], counts[key], sizes[key], key[1]) for key in counts]
-    return tuple(sorted(sums, key=lambda each: -each.bytes))
-
-
-def _suspicious(params: Params, read: _Read) -> tuple[str, ...]:
-    """What should not be in a well partitioned program, in words."""
-    gathered = {
-        (each.kind, each.source): each.bytes
-        for each in _sums(read.report.collective_ops)
-        if each.kind not in _EXPECTED
-    }
-    gathered |= {
-        ("all-reduce in place of an all-gather", name): size
-        for name, size in _summed_bytes(read).items()
-    }
-    gathers = [
-        f"{kind} of {size / 2**20:.1f} MiB a step from {name}"
-        for (kind, name), size in gathered.items()
-        if size >= _LARGE_BYTES
-    ]
-    p = params.input
-    whole = re.compile(rf"\[(\d+,)*{p.batch_size},({p.source_len}|{p.target_len})[,\]]")
-    unsharded = [
-        f"{each.split('{')[0]}, the whole batch on every core, from {source(cost.op_name)}"
-        for cost in read.costs
-        for each in hlo_text.array_types(cost.type)
-        if whole.search(each) and compiled_text.type_bytes(each) >= _LARGE_BYTES
-    ]
-    return tuple(dict.fromkeys([*gathers, *unsharded]))
-
-
-def _summed_bytes(read: _Read) -> collections.Counter[str]:
-    """Bytes a step that all-reduces gather, by source."""
-    found = collections.Counter[str]()
-    for cost in read.costs:
-        if cost.name in read.gathered_bytes:
-            found[source(cost.op_name)] += cost.times * read.gathered_bytes[cost.name]
-    return found
+    return memory.largest_of_state(model.state_spec, model.partitioning, _NUM_BUFFERS)

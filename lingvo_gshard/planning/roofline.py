@@ -1,16 +1,14 @@
-"""The roofline of a compiled step: the time of each part if one resource were always at its peak.
+"""The roofline of a compiled step (section 5.2): its time if some resource were always at its peak.
 
-Compute, memory and network times are of one core and one step (section 5.2). An instruction takes
-the longest of the times that its flops and its bytes need at the peak rates; collectives take
-their time on the torus instead; nothing overlaps. The same sum over XLA's own rates, with
-collectives as the memory traffic that XLA counts them for, gives its optimal_seconds for programs
-with loops, which XLA itself counts once.
+All times are seconds of one core in one step. An instruction takes the longer of its compute and
+its memory time; collectives take their time on the torus; nothing overlaps.
 """
 
 from __future__ import annotations
 
 import collections
 import dataclasses
+import operator
 from collections.abc import Iterable
 
 from lingvo_gshard.hlo.compiled_text import COLLECTIVES, Collective
@@ -21,13 +19,13 @@ from lingvo_gshard.planning.hardware import Generation, Torus
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Seconds a step of one part, or of all.
+    """Seconds of a step, or of a part of it.
 
     Attributes:
-      compute: flops over the peak.
+      compute: flops over the peak rate.
       memory: bytes over the memory's bandwidth.
-      network: of its collectives, on the torus.
-      step: of each instruction the longer of its compute and memory time, plus network.
+      network: the time of collectives on the torus.
+      step: the sum over instructions of the longer of compute and memory time, plus network.
     """
 
     compute: float
@@ -36,12 +34,7 @@ class Times:
     step: float
 
     def __add__(self, other: Times) -> Times:
-        return Times(
-            self.compute + other.compute,
-            self.memory + other.memory,
-            self.network + other.network,
-            self.step + other.step,
-        )
+        return Times(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
 
 NOTHING = Times(0.0, 0.0, 0.0, 0.0)
@@ -50,36 +43,27 @@ NOTHING = Times(0.0, 0.0, 0.0, 0.0)
 def times_by_category(
     costs: Iterable[Cost], collectives: Iterable[Collective], torus: Torus
 ) -> dict[Category, Times]:
-    """The roofline of each category that has any instructions."""
+    """Returns the roofline of each category that has instructions."""
     found: dict[Category, Times] = collections.defaultdict(lambda: NOTHING)
-    generation = torus.generation
+    rates = torus.generation.peak_flops, torus.generation.memory_bytes_per_sec
     for cost in costs:
-        if not is_collective(cost):
-            found[category(cost.op_name)] += _times(
-                cost, generation.peak_flops, generation.memory_bytes_per_sec
-            )
+        if cost.opcode.removesuffix("-start") not in COLLECTIVES:
+            found[category(cost.op_name)] += _times(cost, *rates)
     for each in collectives:
-        assert each.times is not None  # costs() would have refused.
+        assert each.times is not None  # hlo_cost.costs refuses loops of unknown length.
         secs = each.times * torus.collective_secs(each)
         found[category(each.op_name)] += Times(0.0, 0.0, secs, secs)
     return dict(found)
 
 
-def total(by_category: dict[Category, Times]) -> Times:
-    """The whole step's."""
-    return sum(by_category.values(), NOTHING)
-
-
 def loop_factor(costs: Iterable[Cost], generation: Generation) -> float:
-    """What a step's optimal_seconds are, over those of a program whose loops run once."""
+    """Returns the factor from XLA's optimal_seconds, which run each loop once, to the real ones.
+
+    Both sums take XLA's own rates and count collectives as memory traffic, as XLA does.
+    """
     rates = generation.xla_peak_flops, generation.xla_memory_bytes_per_sec
-    every = [(_times(dataclasses.replace(cost, times=1), *rates).step, cost) for cost in costs]
-    return sum(secs * cost.times for secs, cost in every) / sum(secs for secs, _ in every)
-
-
-def is_collective(cost: Cost) -> bool:
-    """Whether it is one of COLLECTIVES, or the start of one."""
-    return cost.opcode.removesuffix("-start") in COLLECTIVES
+    once = [(_times(dataclasses.replace(cost, times=1), *rates).step, cost) for cost in costs]
+    return sum(secs * cost.times for secs, cost in once) / sum(secs for secs, _ in once)
 
 
 def _times(cost: Cost, flops_per_sec: float, bytes_per_sec: float) -> Times:

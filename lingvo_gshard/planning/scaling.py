@@ -1,4 +1,4 @@
-"""Table 3 and Figures 7 to 9: the paper's family planned on its own cores, beside its values."""
+"""Table 3 and Figures 7 to 9: plans of the paper's models on its own cores, beside its figures."""
 
 from __future__ import annotations
 
@@ -6,30 +6,29 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
+from lingvo_gshard.core import table
 from lingvo_gshard.hlo.compiled_text import Collective
-from lingvo_gshard.planning import hardware, paper, plan_report
+from lingvo_gshard.planning import hardware, paper, planner, report
 from lingvo_gshard.planning.hardware import Torus
 from lingvo_gshard.planning.paper import PaperRun
-from lingvo_gshard.planning.plan import Cost, Plan
+from lingvo_gshard.planning.plan import Plan, StepCost
 from lingvo_gshard.spmd import topology
 
 _FIGURE_9_PARTITIONS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
-_DIFFERENCES = (
-    "steps/s: ours are a bound: every instruction at its peak rate, nothing waits. Blocks are "
-    "computed again in the backward pass; where memory allows it all but their large products and "
-    "their AllToAlls. The paper's compiler computed again from 36 layers on, for 28 % of the "
-    "cycles (section 5.1).",
-    "batches: taken for target tokens, and as many source tokens beside them. Where the paper's "
-    "steps/s exceed ours, it must have computed on fewer: those of both sides together, or less. "
-    "Its steps/s and batches of Table 3 are not those of the growth in section 5.2 either.",
-    "AllToAll: the compiler exchanges bfloat16, which the products that follow take, and half the "
-    "bytes of the paper's float32; its share is of a bound of the whole step, the paper's of the "
-    "measured forward pass.",
-    "memory: the paper prints Figure 7 as a picture alone. Slots stand apart here, and temporaries "
-    "hold the gradients of all layers of a stack at once.",
-    "weights: the paper's are rounded; gates, embeddings and the softmax count here.",
-)
+_DIFFERENCES = """Why they differ
+  steps/s: ours are a bound, with every instruction at its peak rate and no waiting. Our backward
+    pass computes blocks again; where memory allows it, all but their large products and their
+    AllToAlls. The paper's compiler did so from 36 layers on, for 28 % of the cycles (section 5.1).
+  batches: taken as target tokens, with as many source tokens beside them. Where the paper's
+    steps/s exceed ours, its batches must have been smaller: at most both sides together. Its
+    steps/s and batches of Table 3 do not give the growth of section 5.2 either.
+  AllToAll: the compiler exchanges bfloat16, which the products that follow take, and so half the
+    bytes of the paper's float32. Our share is of a bound of the whole step, the paper's of the
+    measured forward pass.
+  memory: the paper prints Figure 7 only as a picture. Slots are separate here, and temporaries
+    hold the gradients of all layers of a stack at once.
+  weights: the paper's are rounded; ours include gates, embeddings and the softmax."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,119 +39,120 @@ class Row:
     plan: Plan
 
 
+def lines(settings: Sequence[str], batch_tokens: int | None, folder: pathlib.Path) -> Iterator[str]:
+    """Plans the family, each model in a folder of its own; yields progress, then all tables.
+
+    Args:
+      settings, batch_tokens: changes to every model, as for planner.request.
+      folder: where the plans and the pictures go.
+    """
+    rows = []
+    for run in paper.FAMILY:
+        request = planner.request(run.model, topology.v3(run.cores), settings, batch_tokens)
+        made = planner.planned(request, folder / run.model.partition(".")[2])
+        yield f"{run.name}: {'fits' if made.fits else 'does not fit'}"
+        rows.append(Row(run, made))
+    yield text(rows)
+    draw(rows, folder)
+
+
 def text(rows: Sequence[Row]) -> str:
-    """All tables, and what differs from the paper and why."""
-    tables = [_table_3(rows), _figure_7(rows), _figure_8(rows), _growth(rows), _compiling(rows)]
-    sections = [*tables, _figure_9(), ["Why they differ", *(f"  {why}" for why in _DIFFERENCES)]]
-    return "\n\n".join("\n".join(section) for section in sections)
+    """Returns all tables, and how they differ from the paper and why."""
+    sections = (
+        *(_table_3(rows), _figure_7(rows), _figure_8(rows)),
+        *("\n".join(_growth(rows)), "\n".join(_compiling(rows)), _figure_9(), _DIFFERENCES),
+    )
+    return "\n\n".join(sections)
 
 
 def draw(rows: Sequence[Row], folder: pathlib.Path) -> None:
     """Writes Figures 7 and 8 of the whole family into `folder`."""
     memories = {row.run.name: row.plan.memory_gib for row in rows}
-    plan_report.draw_memory(memories, folder / "figure_7.png")
-    costs = {row.run.name: row.plan.cost for row in rows if row.plan.cost}
-    plan_report.draw_times(costs, folder / "figure_8.png")
+    report.draw_memory(memories, folder / "figure_7.png")
+    report.draw_times(_costs(rows), folder / "figure_8.png")
 
 
-def _table_3(rows: Iterable[Row]) -> Iterator[str]:
-    line = "{:<16} {:>6} {:>9} {:>9} {:>9} {:>9} {:>11} {:>10} {:>9} {:>9}".format
-    yield "Table 3: the paper's measured steps/s, and ours were every core always at its roofline"
-    yield line(
-        *("model", "cores", "weights B", "paper's", "step ms", "steps/s", "paper's", "share"),
-        *("core-yrs", "paper's"),
-    )
-    for row in rows:
-        run, plan = row.run, row.plan
-        weights = (f"{plan.weights / 1e9:.2f}", f"{run.weights / 1e9:g}")
-        if plan.cost is None:
-            yield line(run.name, run.cores, *weights, *["does not fit"], *[""] * 5)
-            continue
-        steps, step_ms = plan.steps_per_sec(), 1e3 * plan.cost.roofline_secs.step
-        measured = (
-            [f"{run.steps_per_sec:.2f}", f"{run.steps_per_sec / steps:.0%}"]
-            if run.steps_per_sec
-            else ["-", "-"]
-        )
-        years = f"{plan.core_years():.1f}", f"{run.core_years:.1f}" if run.core_years else "-"
-        yield line(
-            run.name, run.cores, *weights, f"{step_ms:.0f}", f"{steps:.2f}", *measured, *years
-        )
-    yield (
-        "  share: the paper's steps/s over ours at the roofline; it reports "
-        + ", ".join(f"{share:.0%} at {d}" for d, share in paper.ROOFLINE_SHARE.items())
-        + " experts, of a roofline that has no optimizer and only one layer pair."
+def _table_3(rows: Iterable[Row]) -> str:
+    head = ("model", "cores", "weights B", "paper's", "step ms", "steps/s", "paper's", "share")
+    cells = [(*head, "core-yrs", "paper's"), *map(_table_3_row, rows)]
+    shares = ", ".join(f"{share:.0%} at {d}" for d, share in paper.ROOFLINE_SHARE.items())
+    return (
+        "Table 3: the paper's measured steps/s, and ours if every core were at its roofline\n"
+        f"{table.text(cells)}\n"
+        f"  share: the paper's steps/s over ours at the roofline; it reports {shares} experts, "
+        "for a roofline without the optimizer and of only one pair of layers."
     )
 
 
-def _figure_7(rows: Iterable[Row]) -> Iterator[str]:
-    line = "{:<16} {:>10} {:>10} {:>10} {:>12} {:>8} {:>9}".format
-    yield "Figure 7: GiB of a core"
-    yield line("model", "replicated", "experts", "slots", "temporaries", "peak", "capacity")
+def _table_3_row(row: Row) -> Sequence[object]:
+    run, plan = row.run, row.plan
+    cells = (run.name, run.cores, f"{plan.weights / 1e9:.2f}", f"{run.weights / 1e9:g}")
+    if plan.cost is None:
+        return *cells, "does not fit", *[""] * 5
+    steps_per_sec, share = "-", "-"
+    if run.steps_per_sec:
+        steps_per_sec = f"{run.steps_per_sec:.2f}"
+        share = f"{run.steps_per_sec / plan.steps_per_sec():.0%}"
+    return (
+        *(*cells, f"{1e3 * plan.cost.roofline_secs.step:.0f}", f"{plan.steps_per_sec():.2f}"),
+        *(steps_per_sec, share, f"{plan.core_years():.1f}"),
+        f"{run.core_years:.1f}" if run.core_years else "-",
+    )
+
+
+def _figure_7(rows: Iterable[Row]) -> str:
+    parts = (*report.MEMORY_PARTS, "peak", "capacity")
+    cells: list[Sequence[str]] = [
+        ("model", "replicated", "experts", "slots", "temporaries", "peak", "capacity")
+    ]
     for row in rows:
-        values = dataclasses.asdict(row.plan.memory_gib)
-        order = ("replicated_weights", "expert_weights", "optimizer_slots", "temporaries")
-        cells = (values[name] for name in (*order, "peak", "capacity"))
-        yield line(row.run.name, *(f"{cell:.2f}" for cell in cells))
+        gib = (f"{getattr(row.plan.memory_gib, part):.2f}" for part in parts)
+        cells.append((row.run.name, *gib))
+    return "Figure 7: GiB of a core\n" + table.text(cells)
 
 
-def _figure_8(rows: Sequence[Row]) -> Iterator[str]:
-    yield "Figure 8: ms of a step at the roofline, by category (the paper shows the forward pass)"
-    costs = {row.run.name: row.plan.cost for row in rows if row.plan.cost}
+def _figure_8(rows: Sequence[Row]) -> str:
+    costs = _costs(rows)
     names = sorted({name for cost in costs.values() for name in cost.roofline_secs_by_category})
-    line = ("{:<16}" + " {:>9}" * (len(names) + 1)).format
-    yield line("model", *(name[:9] for name in names), "AllToAll")
+    cells = [("model", *names, "AllToAll")]
     for model, cost in costs.items():
         times = [cost.roofline_secs_by_category.get(name) for name in names]
-        cells = [f"{1e3 * each.step:.1f}" if each else "-" for each in times]
-        yield line(model, *cells, f"{1e3 * _all_to_all_secs(cost):.1f}")
+        ms = [f"{1e3 * each.step:.1f}" if each else "-" for each in times]
+        cells.append((model, *ms, f"{1e3 * _all_to_all_secs(cost):.1f}"))
+    title = "Figure 8: ms of a step at the roofline, by category (the paper shows the forward pass)"
+    return f"{title}\n{table.text(cells)}"
 
 
 def _growth(rows: Sequence[Row]) -> Iterator[str]:
-    """From 128 to 2048 cores, for each number of layers."""
+    """Yields the growth from 128 to 2048 cores for each number of layers."""
     yield "From 128 to 2048 cores, the same layers (tokens a core as the paper's batches give them)"
-    by_layers: dict[int, dict[int, Row]] = {}
-    for row in rows:
-        by_layers.setdefault(row.run.layers, {})[row.run.cores] = row
-    for layers, by_cores in sorted(by_layers.items()):
-        if not {128, 2048} <= by_cores.keys():
+    found = {(row.run.layers, row.run.cores): row for row in rows}
+    for layers in sorted({row.run.layers for row in rows}):
+        if (layers, 128) not in found or (layers, 2048) not in found:
             continue
-        small, large = by_cores[128].plan, by_cores[2048].plan
-        weights = [
-            each.memory_gib.replicated_weights + each.memory_gib.expert_weights
-            for each in (small, large)
-        ]
-        yield f"  {layers} layers: weights' GiB x{weights[1] / weights[0]:.3f}, " + (
-            f"CPU seconds to compile x{large.compile_cpu_secs / small.compile_cpu_secs:.2f}"
+        small, large = found[layers, 128], found[layers, 2048]
+        before, after = (
+            plan.memory_gib.replicated_weights + plan.memory_gib.expert_weights
+            for plan in (small.plan, large.plan)
         )
-        if small.cost and large.cost:
-            runs = by_cores[128].run, by_cores[2048].run
-            yield from _cost_growth(small, small.cost, large, large.cost, _measured_growth(*runs))
+        cpu_secs = large.plan.compile_cpu_secs / small.plan.compile_cpu_secs
+        yield (
+            f"  {layers} layers: weights' GiB x{after / before:.3f}, "
+            f"CPU seconds to compile x{cpu_secs:.2f}"
+        )
+        if small.plan.cost and large.plan.cost:
+            yield "    " + _cost_growth(small, small.plan.cost, large, large.plan.cost)
 
 
-def _measured_growth(small: PaperRun, large: PaperRun) -> str:
-    """How much longer a token's step takes on more cores by Table 3, in words."""
-    before, after = _core_rate(small), _core_rate(large)
-    return f", by its Table 3 x{before / after:.2f}" if before and after else ""
-
-
-def _core_rate(run: PaperRun) -> float | None:
-    """Tokens a second of a core, measured."""
-    return run.steps_per_sec and run.steps_per_sec * run.batch_tokens / run.cores
-
-
-def _cost_growth(
-    small: Plan, at_128: Cost, large: Plan, at_2048: Cost, measured: str
-) -> Iterator[str]:
-    fewer = small.tokens_per_core / large.tokens_per_core
+def _cost_growth(small: Row, at_128: StepCost, large: Row, at_2048: StepCost) -> str:
+    fewer = small.plan.tokens_per_core / large.plan.tokens_per_core
     step = at_2048.roofline_secs.step / at_128.roofline_secs.step * fewer
     exchange = _all_to_all_secs(at_2048) / _all_to_all_secs(at_128) * fewer
-    shares = [
-        _all_to_all_secs(cost) / (cost.roofline_secs.step - _of_no_layer(cost))
-        for cost in (at_128, at_2048)
-    ]
-    yield (
-        f"    a token's step x{step:.2f} (paper {paper.STEP_GROWTH}{measured}), its AllToAll "
+    before, after = _measured_rate(small.run), _measured_rate(large.run)
+    measured = f", by its Table 3 x{before / after:.2f}" if before and after else ""
+    shares = [_all_to_all_secs(cost) / _layers_secs(cost) for cost in (at_128, at_2048)]
+    return (
+        f"a token's step x{step:.2f} (paper {paper.STEP_GROWTH}{measured}), its AllToAll "
         f"x{exchange:.2f} (paper {paper.ALL_TO_ALL_GROWTH}); AllToAll's share of the layers "
         f"{shares[0]:.0%} and {shares[1]:.0%} (paper {paper.ALL_TO_ALL_SHARE[128]:.0%} and "
         f"{paper.ALL_TO_ALL_SHARE[2048]:.0%}); instructions "
@@ -161,42 +161,41 @@ def _cost_growth(
 
 
 def _compiling(rows: Sequence[Row]) -> Iterator[str]:
-    line = "{:<16} {:>9} {:>10} {:>7} {:>13} {:>9} {:>9}".format
     yield "Compiling, in this machine's seconds, and XLA's own roofline of what it made"
-    yield line("model", "lower s", "compile s", "CPU s", "instructions", "host GiB", "XLA's ms")
+    head = ("model", "lower s", "compile s", "CPU s", "instructions", "host GiB", "XLA's ms")
+    cells: list[Sequence[object]] = [head]
     for row in rows:
         plan, cost = row.plan, row.plan.cost
-        made = [str(cost.instructions), f"{1e3 * cost.xla_optimal_secs:.0f}"] if cost else ["-"] * 2
         secs = (plan.lower_secs, plan.compile_secs, plan.compile_cpu_secs)
-        cells = (*(f"{each:.1f}" for each in secs), made[0], f"{plan.host_peak_gib:.1f}", made[1])
-        yield line(row.run.name, *cells)
-    yield from _more_layers({r.run.layers: r.plan for r in rows if r.run.cores == 2048})
+        cells.append(
+            (
+                *(row.run.name, *(f"{each:.1f}" for each in secs)),
+                *(cost.instructions if cost else "-", f"{plan.host_peak_gib:.1f}"),
+                f"{1e3 * cost.xla_optimal_secs:.0f}" if cost else "-",
+            )
+        )
+    yield table.text(cells)
+    fitting = {r.run.layers: r.plan for r in rows if r.run.cores == 2048 and r.plan.fits}
+    least = min(fitting, default=0)
+    for layers in sorted(fitting.keys() - {least}):
+        ratio = fitting[layers].compile_cpu_secs / fitting[least].compile_cpu_secs
+        yield (
+            f"  {layers} layers against {least} on 2048 cores: CPU seconds to compile x{ratio:.2f}"
+        )
     found = [f"  suspicious in {r.run.name}: {each}" for r in rows for each in r.plan.suspicious]
     yield from found or ["  none that fits gathers weights, experts or tokens."]
 
 
-def _more_layers(by_layers: dict[int, Plan]) -> Iterator[str]:
-    """What more layers take to compile, by plans of 2048 cores."""
-    fitting = {layers: plan for layers, plan in sorted(by_layers.items()) if plan.fits}
-    for layers, plan in list(fitting.items())[1:]:
-        least = min(fitting)
-        ratio = plan.compile_cpu_secs / fitting[least].compile_cpu_secs
-        yield (
-            f"  {layers} layers against {least} on 2048 cores: CPU seconds to compile x{ratio:.2f}"
-        )
-
-
-def _figure_9() -> Iterator[str]:
-    yield "Figure 9: ms of the collectives' model on TPU v3 (section 5.3)"
-    line = "{:<22}".format
-    yield line("partitions") + "".join(f"{d:>9}" for d in _FIGURE_9_PARTITIONS)
+def _figure_9() -> str:
+    cells: list[Sequence[object]] = [("partitions", *_FIGURE_9_PARTITIONS, "growth")]
     for kind in ("all-to-all", "all-reduce"):
         for size in paper.FIGURE_9_BYTES:
-            times = [_collective_secs(kind, size, d) for d in _FIGURE_9_PARTITIONS]
-            name = f"{kind} {size >> 20} MiB"
-            cells = "".join(f"{1e3 * secs:>9.3f}" for secs in times)
-            yield f"{line(name)}{cells}  x{times[-1] / times[0]:.1f}"
-    yield (
+            secs = [_collective_secs(kind, size, d) for d in _FIGURE_9_PARTITIONS]
+            ms = (f"{1e3 * each:.3f}" for each in secs)
+            cells.append((f"{kind} {size >> 20} MiB", *ms, f"x{secs[-1] / secs[0]:.1f}"))
+    return (
+        "Figure 9: ms of the collectives' model on TPU v3 (section 5.3)\n"
+        f"{table.text(cells)}\n"
         f"  paper: AllToAll x{paper.FIGURE_9_ALL_TO_ALL_GROWTH:g} from 16 to 2048 partitions, "
         "AllReduce about constant. Ours has no latency."
     )
@@ -211,12 +210,20 @@ def _collective_secs(kind: str, size: int, partitions: int) -> float:
     return Torus(generation, sizes, places).collective_secs(whole)
 
 
-def _all_to_all_secs(cost: Cost) -> float:
+def _costs(rows: Iterable[Row]) -> dict[str, StepCost]:
+    return {row.run.name: row.plan.cost for row in rows if row.plan.cost}
+
+
+def _all_to_all_secs(cost: StepCost) -> float:
     return cost.network_secs_by_kind.get("all-to-all", 0.0)
 
 
-def _of_no_layer(cost: Cost) -> float:
-    """The optimizer's and the vocabulary's time."""
-    names = ("optimizer", "softmax")
-    times = (cost.roofline_secs_by_category.get(name) for name in names)
-    return sum(each.step for each in times if each)
+def _layers_secs(cost: StepCost) -> float:
+    """Returns the time of a step without the optimizer and the vocabulary."""
+    times = (cost.roofline_secs_by_category.get(name) for name in ("optimizer", "softmax"))
+    return cost.roofline_secs.step - sum(each.step for each in times if each)
+
+
+def _measured_rate(run: PaperRun) -> float | None:
+    """Returns the tokens per second of a core that the paper measured."""
+    return run.steps_per_sec and run.steps_per_sec * run.batch_tokens / run.cores

@@ -1,4 +1,4 @@
-"""Published figures, and the collectives' times on a torus against hand-worked ones."""
+"""Published figures, and the times of collectives on a torus against hand-worked ones."""
 
 import importlib.util
 
@@ -35,7 +35,7 @@ def test_the_generations_are_those_of_the_topologies():
     assert hardware.generation("v3:32x32") is _V3
     assert _V3.peak_flops * 2 == 123e12 and _V3.link_bytes_per_sec == _LINK
     assert all(each.sources for each in GENERATIONS.values())
-    with pytest.raises(ValueError, match="topology v6e:2x2: no published figures of 'v6e' .* v3, "):
+    with pytest.raises(ValueError, match="v6e:2x2: no published figures .* 'v6e', only for v3, "):
         hardware.generation("v6e:2x2")
 
 
@@ -46,36 +46,36 @@ def test_the_generations_are_those_of_the_topologies():
 def test_links_agree_with_the_published_all_reduce_bandwidth_of_a_pod(
     name, all_reduce_bytes_per_sec, chips, links
 ):
-    """Of the same pages, which count each link once; they leave v4 a tenth less than its link."""
+    """The same pages give pods' bandwidth, counting each link once; v4's is a tenth lower."""
     link = all_reduce_bytes_per_sec / chips / links
     assert GENERATIONS[name].link_bytes_per_sec == pytest.approx(link, rel=0.12)
 
 
 def test_all_to_all_on_a_ring():
-    # Of 8 chips: a part travels 2 links on average, both cores of a chip send, over 2 links.
+    # 8 chips: a part crosses 2 links on average; the 2 cores of a chip send over 2 links.
     assert _secs(_torus(8), "all-to-all") == pytest.approx(2 * _SIZE * 2 / (2 * _LINK))
 
 
 def test_all_to_all_grows_as_the_root_of_the_chips():
     small, large = _secs(_torus(4, 4), "all-to-all"), _secs(_torus(16, 16), "all-to-all")
     assert large / small == pytest.approx(4.0)
-    # The longer dim's links decide.
+    # The links of the longer dim decide.
     assert _secs(_torus(4, 16), "all-to-all") == pytest.approx(large)
 
 
 def test_all_reduce_is_about_constant():
-    # All four links of a chip, reduce-scatter and all-gather, both cores as one member.
+    # A reduce-scatter and an all-gather over all four links of a chip; its cores are one member.
     expected = 2 * _SIZE * (511 / 512) / (4 * _LINK)
     assert _secs(_torus(16, 16), "all-reduce") == pytest.approx(expected)
     assert _secs(_torus(4, 4), "all-reduce") == pytest.approx(expected, rel=0.04)
     assert _secs(_torus(16, 16), "all-gather") == pytest.approx(expected / 2)
 
 
-def test_reduce_scatters_bytes_are_of_one_part():
+def test_a_reduce_scatter_counts_the_bytes_of_one_part():
     assert _secs(_torus(4, 4), "reduce-scatter") == pytest.approx(_SIZE * 31 / (4 * _LINK))
 
 
-def test_groups_within_a_row_use_the_rows_links_alone():
+def test_groups_within_a_row_use_only_the_links_of_the_row():
     torus = _torus(4, 8)
     rows = tuple(tuple(range(16 * i, 16 * i + 16)) for i in range(4))
     expected = 2 * _SIZE * (15 / 16) / (2 * _LINK)
@@ -83,27 +83,27 @@ def test_groups_within_a_row_use_the_rows_links_alone():
     assert _secs(torus, "all-to-all", rows) == pytest.approx(2 * _SIZE * 2 / (2 * _LINK))
 
 
-def test_groups_between_each_other_share_links():
-    # Every other chip of a ring, one core of each: two groups pass each link, twice for the cores.
+def test_interleaved_groups_share_links():
+    # Every second chip of a ring, one core each: two groups cross each link, for both cores.
     torus = _torus(8)
     groups = tuple(tuple(range(start, 16, 4)) for start in range(4))
     expected = 2 * _SIZE * (3 / 4) * 2 * 2 / (2 * _LINK)
     assert _secs(torus, "all-reduce", groups) == pytest.approx(expected)
 
 
-def test_cores_of_one_chip_need_no_link():
+def test_cores_of_one_chip_use_no_link():
     torus = _torus(4)
     pairs = tuple((2 * i, 2 * i + 1) for i in range(4))
     assert _secs(torus, "all-reduce", pairs) == _secs(torus, "all-to-all", pairs) == 0.0
 
 
-def test_a_permute_goes_as_far_as_its_farthest_pair():
+def test_a_permute_takes_as_long_as_its_farthest_pair():
     torus = _torus(4, 4)
-    pairs = ((0, 2), (2, 22))  # One chip further; from (0, 1) to (2, 3), both ways the same.
+    pairs = ((0, 2), (2, 22))  # To the next chip; from (0, 1) to (2, 3), two links in each dim.
     assert _secs(torus, "collective-permute", pairs) == pytest.approx(_SIZE * 2 * 4 / _LINK)
 
 
-def test_an_unknown_collective_is_no_free_one():
+def test_an_unknown_collective_is_refused():
     with pytest.raises(ValueError, match="no model of the time of a telegram"):
         _secs(_torus(2, 2), "telegram")
 
@@ -113,13 +113,13 @@ def test_an_unknown_collective_is_no_free_one():
     ("name", "cores"), [("v3:2x2", 8), ("v4:2x2x1", 8), ("v5e:2x2", 4), ("v5p:2x2x1", 4)]
 )
 def test_the_compilers_own_rates_and_capacity(name, cores):
-    """What XLA's optimal_seconds divide by, and what it leaves to a program."""
+    """The rates in XLA's optimal_seconds, and the memory that it leaves to a program."""
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
     generation = hardware.generation(name)
     assert len(topology.chip_places(name)) == cores
     parts = Partitioning(Mesh.flat(cores), ())
-    # Smaller ones fit in on-chip memory in part, and are brought there first.
+    # Smaller operands partly fit in on-chip memory and are copied there first.
     square = TensorSpec((8192, 8192), "float32", "__")
     args = (NestedMap(a=square, b=square),)
 

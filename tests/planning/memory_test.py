@@ -1,4 +1,4 @@
-"""Memory from specs, and the compiler's refusals."""
+"""Memory by specs, and the compiler's refusals."""
 
 import pytest
 
@@ -49,14 +49,14 @@ def test_state_is_split_as_in_figure_7():
     assert of_slots == 2 * 4 * 1024 / GIB
 
 
-def test_the_largest_of_the_state():
+def test_the_largest_weights_and_slots():
     assert memory.largest_of_state(_state(), functions.partitioning(8), 2) == (
         Buffer(3 * 2**22 / GIB, "float32[3,1,1024,1024]", "theta.stacked"),
         Buffer(2**23 / GIB, "float32[1024,2048]", "theta.dense"),
     )
 
 
-def test_a_refusal_says_what_was_wanted_and_of_what_layer():
+def test_a_refusal_gives_the_memory_wanted_and_the_largest_buffers():
     refusal = memory.parse_refusal(_REFUSAL)
     assert (refusal.gib, refusal.wanted) == (16.5, Wanted.ALL)
     assert refusal.buffers == (
@@ -65,7 +65,7 @@ def test_a_refusal_says_what_was_wanted_and_of_what_layer():
     )
 
 
-def test_a_refusal_of_temporaries_alone():
+def test_a_refusal_may_count_temporaries_alone():
     refusal = memory.parse_refusal(
         "RESOURCE_EXHAUSTED: Ran out of memory on HBM, the total memory required for HLO "
         "temporaries (149.15G) exceeds available HBM (15.48G)."
@@ -74,12 +74,12 @@ def test_a_refusal_of_temporaries_alone():
     assert refusal.wanted is Wanted.TEMPORARIES and refusal.buffers == ()
 
 
-def test_another_message_is_no_refusal_for_memory():
+def test_an_unknown_refusal_is_an_error():
     with pytest.raises(ValueError, match="is in no known form: INTERNAL: something else"):
         memory.parse_refusal("INTERNAL: something else")
 
 
-def test_the_largest_buffers_of_all_results():
+def test_the_largest_results_one_for_each_shape_and_layer():
     def cost(type_text, op_name):
         return Cost("i", "fusion", op_name, 0, 0, type_text, 0, 1)
 

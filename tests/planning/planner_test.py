@@ -1,11 +1,16 @@
-"""Plans against what programs are and do: a small experiment on eight CPU devices in a v3's place.
+"""Plans of a small experiment on eight CPU devices that stand for a v3, against real arrays.
 
-The planner compiles it for the devices at hand; the numbers of a TPU are then the CPU's, and can
-be held against arrays and against the compiled program.
+The planner compiles for the devices at hand; the figures of the TPU are then those of the CPU and
+can be compared with arrays and with the compiled program.
 """
 
 import collections
 import dataclasses
+import os
+import pathlib
+import subprocess
+import sys
+import time
 import types
 
 import jax
@@ -19,13 +24,15 @@ from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.model import flops
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import hardware, planner
+from lingvo_gshard.planning import compiled_step, hardware, plan, planner
+from lingvo_gshard.planning.compiled_step import CompiledStep
 from lingvo_gshard.planning.memory import GIB
 from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.executable import compile_program
+from tests.planning import plans
 
 _PLACES = tuple((x, y) for x in range(2) for y in range(2) for _ in range(2))
 _TINY = {
@@ -57,7 +64,7 @@ _COMPILE_PROGRAM, _CHIP_PLACES = topology.compile_program, topology.chip_places
 
 @pytest.fixture(scope="module")
 def cpu():
-    """The devices at hand in place of a topology's; keeps what was compiled."""
+    """Puts the devices at hand in a topology's place; returns the list of compiled programs."""
     compiled = []
 
     def compile_here(exported, name):
@@ -73,7 +80,7 @@ def cpu():
 
 @pytest.fixture
 def tpu(monkeypatch):
-    """The compiler itself again, which `cpu` replaces for the whole module."""
+    """Restores the TPU compiler, which `cpu` replaces for the whole module."""
     monkeypatch.setattr(topology, "compile_program", _COMPILE_PROGRAM)
     monkeypatch.setattr(topology, "chip_places", _CHIP_PLACES)
 
@@ -91,7 +98,7 @@ def model():
     return TranslationModel(_params(), parts)
 
 
-def test_memory_is_that_of_the_arrays(made, model):
+def test_memory_is_the_size_of_the_arrays(made, model):
     kept, compiled = made
     specs = model.state_spec
     state = compiled.place("state", specs.Transform(lambda s: np.zeros(s.shape, s.dtype)))
@@ -114,7 +121,7 @@ def test_memory_is_that_of_the_arrays(made, model):
     assert arguments < memory.peak <= 1.1 * (arguments + memory.temporaries)
 
 
-def test_what_it_is_of(made, model):
+def test_the_plans_own_facts(made, model):
     kept, _ = made
     assert kept.fits and kept.cores == 8 and kept.mesh == {"d": 8}
     assert kept.sharding == {"B": "d", "E": "d", "G": "d"}
@@ -123,7 +130,7 @@ def test_what_it_is_of(made, model):
     assert kept.lower_secs > 0 and kept.compile_secs > 0 and kept.host_peak_gib > 0.1
 
 
-def test_collectives_are_the_compiled_programs(made):
+def test_collectives_are_those_of_the_compiled_program(made):
     kept, compiled = made
     report = compiled.report()
     for kind in ("all-to-all", "all-reduce"):
@@ -131,22 +138,22 @@ def test_collectives_are_the_compiled_programs(made):
         assert counted == report.count(kind)
     exchanges = [each for each in kept.cost.collectives if each.kind == "all-to-all"]
     by_layer = [each.count for each in exchanges if "layers_1/feed_forward" in each.source]
-    assert sum(by_layer) == 8  # Two MoE layers, there and back, forward and backward.
+    assert sum(by_layer) == 8  # Two MoE layers, dispatch and combine, forward and backward.
     assert kept.cost.instructions == report.num_instructions
 
 
-def test_products_are_the_layers(made, model):
+def test_flops_are_those_of_the_layers(made, model):
     """Counted by hand for one core: 16 source and 16 target tokens, of 2 rows, in groups of 8."""
     kept, _ = made
     products = dict(kept.cost.flops_per_core)
-    step, tokens, width = 3 * 2, 16 + 16, 8 * 12  # Forward and twice that backward; M * H.
+    step, tokens, width = 3 * 2, 16 + 16, 8 * 12  # Forward, and twice that backward; M * H.
     projections = 2 * 4 * 8 * 8 * 16 + 2 * 8 * 8 * 8 * 16  # Of two encoder and two decoder layers.
     assert products.pop("dense") == step * (tokens * 2 * width + projections)
     assert products.pop("attention") == step * 6 * 2 * (2 * 2 * 8 * 8 * 4)
     assert products.pop("gate") == step * tokens * 8 * 8
     assert products.pop("softmax") == step * 16 * 8 * 16
     assert products.pop("optimizer") == 0
-    # A group has two places in each of 8 experts, so that experts compute on twice the tokens. Of
+    # A group has two places in each of 8 experts, so that experts compute on twice the tokens. With
     # a single expert a core, the CPU's compiler loses some names.
     experts = step * (2 * tokens) * 2 * width
     dispatch = 5 * 2 * tokens * (8 * 2) * 8  # The mask that dispatches has no gradient.
@@ -154,7 +161,7 @@ def test_products_are_the_layers(made, model):
 
 
 def test_model_flops_are_less(made, model):
-    """What the mathematics asks for: no empty places, no dispatch and combine."""
+    """The mathematics asks for no empty places, no dispatch and no combine."""
     cost, p = made[0].cost, _params().input
     needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len) / 8
     assert cost.model_flops_per_core == needed
@@ -176,15 +183,14 @@ def test_the_roofline_adds_up(made):
 
 
 def _by_category(flops_per_core):
-    """With one expert a device, a CPU's compiler calls some of its products by the dispatch's."""
+    """Adds dispatch to experts: a CPU's compiler mixes their names up with one expert a device."""
     flops = collections.Counter(flops_per_core)
     flops["experts"] += flops.pop("dispatch_combine")
     return flops
 
 
 @pytest.mark.slow
-def test_a_loops_plan_is_the_unrolled_ones(cpu):
-    """Products and collectives of loops, times their trip counts, as if unrolled."""
+def test_the_plan_of_a_loop_is_that_of_the_unrolled_program(cpu):
     costs = {}
     for layers_as in Layers:
         params = _params(num_layers=4)
@@ -201,17 +207,17 @@ def test_a_loops_plan_is_the_unrolled_ones(cpu):
 
 
 @pytest.mark.slow
-def test_a_partitioning_of_ones_own(cpu):
+def test_another_partitioning(cpu):
     both = ("data", "experts")
     table = (("B", both), ("E", "experts"), ("G", both))
     kept = planner.make(_request(mesh=Mesh(("data", "experts"), (2, 4)), table=table))
     assert kept.mesh == {"data": 2, "experts": 4}
     assert kept.sharding == {"B": "data+experts", "E": "experts", "G": "data+experts"}
-    # Two experts a core in place of one.
+    # Two experts a core instead of one.
     assert kept.memory_gib.expert_weights == pytest.approx(4 * 2 * 2 * 2 * 8 * 12 / GIB)
 
 
-def test_what_cannot_be_planned_is_told(cpu):
+def test_impossible_requests_are_refused(cpu):
     with pytest.raises(ValueError, match="task.source_vocab_size is as large as the data's.*--set"):
         planner.make(_request(params=_params().Set(**{"task.source_vocab_size": None})))
     with pytest.raises(ValueError, match="E=8 is not divisible by the 16 partitions"):
@@ -220,7 +226,7 @@ def test_what_cannot_be_planned_is_told(cpu):
         params = _params()
         params.task.decoder.moe.group_size = 32
         planner.make(_request(params=params))
-    with pytest.raises(ValueError, match="no published figures of 'v9'"):
+    with pytest.raises(ValueError, match="no published figures are known for 'v9'"):
         planner.make(_request(topology="v9:2x2"))
 
 
@@ -232,7 +238,7 @@ _REFUSED_EARLY = "HLO temporaries (17.5G) exceeds available HBM (15.48G)"
     ("details", "peak", "besides_the_state"),
     [(_REFUSED, 16.5, True), (_REFUSED_EARLY, 17.5, False)],
 )
-def test_a_refusal_for_memory_is_a_plan_that_does_not_fit(
+def test_a_program_that_is_too_large_gives_a_plan_that_does_not_fit(
     made, monkeypatch, details, peak, besides_the_state
 ):
     def refuse(exported, name):
@@ -258,20 +264,20 @@ def test_partitions_lie_where_the_mesh_puts_them():
 
 def _suspicious(params, costs=(), collectives=()):
     report = types.SimpleNamespace(collective_ops=collectives)
-    return planner._suspicious(params, planner._Read(report, costs, {}))
+    return compiled_step.suspicious(CompiledStep(report, costs, {}), params)
 
 
-@pytest.mark.parametrize("length", [8, 12])  # Of a source, of a target.
+@pytest.mark.parametrize("length", [8, 12])  # The source's length and the target's.
 def test_a_tensor_of_the_whole_batch_is_suspicious(length):
-    def told(rows):
+    def found(rows):
         shape = f"f32[4,{rows},{length},8192]{{3,2,1,0}}"
         cost = Cost("i", "fusion", "call_tf/encoder/norm/mul", 0, 0, shape, 0, 1)
         return _suspicious(_params().Set(**{"input.target_len": 12}), costs=(cost,))
 
-    assert told(16) == (
+    assert found(16) == (
         f"f32[4,16,{length},8192], the whole batch on every core, from encoder/norm",
     )
-    assert told(2) == ()
+    assert found(2) == ()
 
 
 def test_a_large_gather_is_suspicious_and_a_sum_is_not():
@@ -293,7 +299,7 @@ def _need_the_tpus_compiler():
 
 
 def _small_m4():
-    """m4.MoE128E36L as it is, but with four layers, all narrow."""
+    """Returns m4.MoE128E36L with four narrow layers in each stack."""
     params = registry.get_params("m4.MoE128E36L").Set(
         **{
             "task.dim": 128,
@@ -313,9 +319,9 @@ def _small_m4():
 
 @pytest.mark.slow
 def test_the_family_gathers_no_weights_experts_or_tokens(tpu, monkeypatch):
-    """Nor by all-reduces, as the TPU's compiler gathers from 64 partitions on."""
+    """Neither by all-gathers nor by all-reduces, the TPU compiler's way from 64 partitions on."""
     _need_the_tpus_compiler()
-    monkeypatch.setattr(planner, "_LARGE_BYTES", 1)  # Narrow layers have small weights.
+    monkeypatch.setattr(compiled_step, "_LARGE_BYTES", 1)  # Narrow layers have small weights.
     kept = planner.make(_small_m4())
     assert {each.kind for each in kept.cost.collectives} == {"all-to-all", "all-reduce"}
     assert kept.suspicious == ()
@@ -323,7 +329,7 @@ def test_the_family_gathers_no_weights_experts_or_tokens(tpu, monkeypatch):
 
 @pytest.mark.slow
 def test_weights_that_are_gathered_are_suspicious(tpu):
-    """Of the same model with all weights split over M."""
+    """The same model with all weights split over M."""
     _need_the_tpus_compiler()
     table = tuple((letter, "d") for letter in "BEGM")
     kept = planner.make(dataclasses.replace(_small_m4(), mesh=Mesh.flat(128), table=table))
@@ -337,3 +343,76 @@ def test_a_tpus_program_is_planned(tpu):
     assert kept.fits and kept.memory_gib.capacity == 15.48
     assert kept.cost.xla_optimal_secs > 0
     assert kept.cost.flops_per_core["experts"] == 3 * 2 * (2 * 32) * 2 * 8 * 12
+
+
+_KILLED = """
+import concurrent.futures, multiprocessing, os, time
+from lingvo_gshard.planning import planner
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(1, context, planner._end_with_parent)
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 600)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """Makes plans at once in place of processes; returns the list of requests."""
+    requests = []
+
+    def make(request):
+        requests.append(request)
+        return plans.plan(plans.cost(), settings=request.settings)
+
+    monkeypatch.setattr(planner, "_in_own_process", make)
+    return requests
+
+
+def test_a_plan_is_made_once(asked, tmp_path):
+    first = planner.planned(_request(), tmp_path)
+    assert planner.planned(_request(), tmp_path) == first == plan.load(tmp_path)
+    assert len(asked) == 1
+    other = _request(params=_params().Set(**{"input.batch_size": 64}))
+    planner.planned(other, tmp_path)
+    planner.planned(dataclasses.replace(other, topology="v3:4x4"), tmp_path)
+    assert len(asked) == 3
+
+
+def test_an_interrupted_plan_is_made_again_and_others_are_kept(asked, monkeypatch, tmp_path):
+    planner.planned(_request(), tmp_path / "first")
+
+    def killed(*args):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(plan, "save", killed)
+        planner.planned(_request(), tmp_path / "second")
+    planner.planned(_request(), tmp_path / "first")
+    assert len(asked) == 2
+    planner.planned(_request(), tmp_path / "second")
+    assert len(asked) == 3
+
+
+def _is_running(pid: int) -> bool:
+    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
+    return found.stdout.strip()[:1] not in ("", "Z")
+
+
+@pytest.mark.slow
+def test_the_planning_process_ends_with_its_parent(tmp_path):
+    script = tmp_path / "killed.py"
+    script.write_text(_KILLED)
+    run = subprocess.run(
+        [sys.executable, script],
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
+    )
+    assert run.returncode == -9
+    pid, deadline = int(run.stdout), time.monotonic() + 60
+    while _is_running(pid) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert not _is_running(pid)

@@ -1,16 +1,16 @@
-"""Plans made by hand, for tests of what reads plans."""
+"""Plans made by hand, for tests of the code that reads plans."""
 
 from lingvo_gshard.planning.memory import GIB, Buffer, Memory
-from lingvo_gshard.planning.plan import CollectiveSum, Cost, Plan
+from lingvo_gshard.planning.plan import CollectiveSum, Plan, StepCost
 from lingvo_gshard.planning.roofline import Times
 
 
-def cost(step_secs: float = 0.5, network_secs: float = 0.1, instructions: int = 1000) -> Cost:
-    """A step of two categories and one sort of collective."""
+def cost(step_secs: float = 0.5, network_secs: float = 0.1, instructions: int = 1000) -> StepCost:
+    """Returns a step of two categories and one kind of collective."""
     local = step_secs - network_secs
     experts = Times(0.5 * local, 0.1 * local, network_secs, 0.6 * local + network_secs)
     optimizer = Times(0.0, 0.4 * local, 0.0, 0.4 * local)
-    return Cost(
+    return StepCost(
         collectives=(CollectiveSum("all-to-all", 8, 2**23, "encoder/layers_1/dispatch"),),
         flops_per_core={"experts": 3e12, "optimizer": 0.0},
         model_flops_per_core=2e12,
@@ -23,8 +23,8 @@ def cost(step_secs: float = 0.5, network_secs: float = 0.1, instructions: int = 
     )
 
 
-def plan(made: Cost | None, cores: int = 128, **changes) -> Plan:
-    """A plan with that cost; one that does not fit without."""
+def plan(made: StepCost | None, cores: int = 128, **changes) -> Plan:
+    """Returns a plan with that cost; without a cost it does not fit."""
     peak = 9.0 if made else 20.0
     fields = dict(
         model="m4.MoE128E12L",

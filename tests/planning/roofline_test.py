@@ -1,4 +1,4 @@
-"""Rooflines of costs made by hand; loops on a TPU's compiler against the same, unrolled."""
+"""Rooflines of costs made by hand; a TPU program with a loop against its unrolled form."""
 
 import importlib.util
 
@@ -26,9 +26,9 @@ def _cost(op_name, flops, accessed_bytes, times=1, opcode="fusion"):
     return Cost("i", opcode, op_name, flops, accessed_bytes, "f32[]", 4, times)
 
 
-def test_the_scarcer_resource_decides_instruction_by_instruction():
+def test_the_scarcer_resource_decides_for_each_instruction():
     costs = [
-        _cost(_EXPERTS, 61.5e12, 45e9, times=2),  # A second of products, a tenth of memory.
+        _cost(_EXPERTS, 61.5e12, 45e9, times=2),  # A second of products, a tenth of memory traffic.
         _cost(_EXPERTS, 6.15e12, 450e9),  # The other way round.
         _cost("call_tf/optimizer/mul", 0, 225e9),
         _cost(_EXPERTS, 0, 1e12, opcode="all-to-all"),  # Counted on the network.
@@ -41,11 +41,11 @@ def test_the_scarcer_resource_decides_instruction_by_instruction():
     assert experts.compute == pytest.approx(2.1) and experts.memory == pytest.approx(1.2)
     assert experts.network == network
     assert experts.step == pytest.approx(3.0 + network)
-    whole = roofline.total(found)
+    whole = sum(found.values(), roofline.NOTHING)
     assert whole.step == pytest.approx(3.5 + network) and whole.memory == pytest.approx(1.7)
 
 
-def test_loops_count_by_xlas_rates():
+def test_the_loop_factor_uses_xlas_rates():
     once = _cost("a", _V3.xla_peak_flops, 0)
     often = _cost("b", 0, _V3.xla_memory_bytes_per_sec, times=9)
     assert roofline.loop_factor([once, often], _V3) == pytest.approx((1 + 9) / 2)
@@ -53,7 +53,7 @@ def test_loops_count_by_xlas_rates():
 
 
 def _powers(unrolled: bool) -> AnnotatedFn:
-    """x through _TRIPS layers of stacked weights."""
+    """Returns a function that sends x through _TRIPS layers of stacked weights."""
 
     def layer(x, w):
         return tf.nn.relu(tf.einsum("BM,MH->BH", x, w)) + x

@@ -1,18 +1,42 @@
-"""Candidates as data, their ranking and its reason."""
+"""Candidate partitionings and their ranking; changes that save memory when a plan does not fit."""
+
+import dataclasses
+import re
 
 import pytest
 
-from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.planning import plan_store, search
+from lingvo_gshard import registry
+from lingvo_gshard.layers.repeat import Remat
+from lingvo_gshard.planning import planner, search
 from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.spmd import topology
 from tests.planning import plans
 
-_REQUEST = Request("m4.MoE128E12L", (), Params(), "v3:8x8")
+_MODEL = "toy.MoE8E4L"
+_FOLDERS = [
+    "all_but_large_products_computed_again",
+    "whole_blocks_computed_again",
+    "activations_in_bfloat16",
+    "groups_of_half_as_many_tokens",
+    "half_as_many_tokens_a_core",
+]
+
+
+def _request(**settings):
+    return Request(_MODEL, (), registry.get_params(_MODEL).Set(**settings), "v3:2x2")
+
+
+def _candidates(num_experts, cores):
+    request = _request()
+    moe = request.params.task.encoder.moe
+    request.params.task.encoder.moe = moe if num_experts else None
+    moe.num_experts = num_experts
+    return dict(search.candidates(request, cores))
 
 
 def _names(num_experts, cores):
-    return [each.name for each in search.candidates(num_experts, cores)]
+    return list(_candidates(num_experts, cores))
 
 
 def test_as_many_experts_as_cores():
@@ -33,46 +57,152 @@ def test_a_dense_model_has_no_experts_to_place():
 
 
 @pytest.mark.parametrize("num_experts", [128, 32, None])
-def test_every_candidate_is_a_partitioning_of_all_cores(num_experts):
-    for each in search.candidates(num_experts, 128):
-        parts = Partitioning.from_dict(each.mesh, each.table)
-        assert parts.num_partitions == 128
-        assert parts.factor("BLM")[0] == 128  # The batch over all of them, always.
+def test_every_candidate_splits_the_batch_over_all_cores(num_experts):
+    for each in _candidates(num_experts, 128).values():
+        parts = Partitioning(each.mesh, each.table)
+        assert parts.num_partitions == parts.factor("BLM")[0] == 128
 
 
-def _planned(steps):
+def _searched(monkeypatch, tmp_path, step_secs):
+    """Searches with a plan of such a step for each folder, None if it does not fit, or an error."""
+
     def planned(request, folder):
-        step = steps[folder.name]
-        if isinstance(step, str):
-            raise ValueError(step)
-        return plans.plan(plans.cost(step) if step else None)
+        secs = step_secs.get(folder.name)
+        if isinstance(secs, str):
+            raise ValueError(secs)
+        return plans.plan(plans.cost(secs) if secs else None)
 
-    return planned
+    monkeypatch.setattr(planner, "planned", planned)
+    monkeypatch.setattr(topology, "devices", lambda name: range(8))
+    *progress, ranking = search.search_lines(_request(), tmp_path)
+    assert [line.partition(":")[0] for line in progress] == _names(8, 8)
+    return progress, ranking.splitlines()[1:]
 
 
-def test_what_fits_is_ranked_and_the_choice_explained(monkeypatch, tmp_path):
-    tried = list(search.candidates(128, 128))[:4]
-    steps = dict(
-        data_parallel_only=None,
-        data_parallel_all_weights_split_over_M_ZeRO=0.75,
-        data_parallel_dense_weights_split_over_H="E=7 is not divisible by the 128 partitions\nmore",
-        experts_on_the_batch_s_axis_the_paper_s=0.5,
+def test_what_fits_is_ranked_and_the_choice_is_explained(monkeypatch, tmp_path):
+    step_secs = {
+        "data_parallel_all_weights_split_over_M_ZeRO": 0.75,
+        "data_parallel_dense_weights_split_over_H": "E=7 is not divisible by 8 partitions\nmore",
+        "experts_on_the_batch_s_axis_the_paper_s": 0.5,
+    }
+    progress, ranking = _searched(monkeypatch, tmp_path, step_secs)
+    unfit = "data parallel only: does not fit, 20.00 of 15.48 GiB"
+    refused = (
+        "data parallel, dense weights split over H: refused: E=7 is not divisible by 8 partitions"
     )
-    monkeypatch.setattr(plan_store, "planned", _planned(steps))
-    judged = list(search.search(_REQUEST, tried, tmp_path))
-    assert [each.candidate.name for each in judged] == [each.name for each in tried]
-    table = search.table(judged)
-    assert [line.split(" " * 4)[0] for line in table.splitlines()[1:3]] == [
-        tried[3].name,
-        tried[1].name,
-    ]
-    assert "chosen: experts on the batch's axis (the paper's): 1.50 times as fast as" in table
-    assert "does not fit in 15.48" in table
-    assert "refused: E=7 is not divisible by the 128 partitions" in table and "more" not in table
+    assert progress[0] == unfit and progress[2] == refused
+    assert progress[1].endswith(" (ZeRO): fits, 9.00 GiB, 750.00 ms a step")
+    head, first, second, *others, choice = ranking
+    assert head.split() == ["partitioning", "GiB", "step", "ms", "compute", "memory", "network"]
+    assert first.split("  ")[0] == "experts on the batch's axis (the paper's)"
+    assert second.split()[-5:] == ["9.00", "750.00", "325.00", "325.00", "100.00"]
+    assert {unfit, refused} <= set(others) and len(others) == len(progress) - 2
+    assert choice.startswith(
+        "chosen: experts on the batch's axis (the paper's): 1.50 times as fast as data parallel, "
+        "all weights split over M (ZeRO) at the roofline, most of it "
+    )
 
 
 def test_nothing_fits(monkeypatch, tmp_path):
-    tried = list(search.candidates(128, 128))[:1]
-    monkeypatch.setattr(plan_store, "planned", _planned({"data_parallel_only": None}))
-    judged = list(search.search(_REQUEST, tried, tmp_path))
-    assert search.table(judged).endswith("chosen: none, for none fits.")
+    _, ranking = _searched(monkeypatch, tmp_path, {})
+    assert ranking[-1] == "chosen: none, for none fits."
+
+
+def _planned(monkeypatch, fits):
+    """Makes plans that fit if `fits(request)`; returns the requests by their folders' names."""
+    asked = {}
+
+    def planned(request, folder):
+        asked[folder.name] = request
+        made = plans.cost() if fits(request) else None
+        return plans.plan(made, settings=request.settings)
+
+    monkeypatch.setattr(planner, "planned", planned)
+    return asked
+
+
+def _remedies(request, tmp_path):
+    return list(search.remedies(request, tmp_path))
+
+
+def test_each_change_that_the_experiment_leaves_open_is_tried(monkeypatch, tmp_path):
+    asked = _planned(monkeypatch, lambda request: True)
+    tried = _remedies(_request(), tmp_path)
+    assert list(asked) == _FOLDERS
+    assert [trial.request.settings for trial in tried] == [
+        ("task.encoder.remat=ALL_BUT_PRODUCTS", "task.decoder.remat=ALL_BUT_PRODUCTS"),
+        ("task.encoder.remat=BLOCK", "task.decoder.remat=BLOCK"),
+        ("task.activation_dtype=bfloat16",),
+        ("task.encoder.moe.group_size=64", "task.decoder.moe.group_size=64"),
+        ("input.batch_size=16",),
+    ]
+
+
+def test_the_remedies_follow_a_plan_that_does_not_fit(monkeypatch, tmp_path):
+    _planned(monkeypatch, lambda request: request.settings)
+    text, _, *remedies = search.plan_lines(_request(), tmp_path)
+    assert "does NOT fit" in text and len(remedies) == len(_FOLDERS)
+    assert remedies[2] == (
+        "  activations in bfloat16: fits, 9.00 GiB, 500.00 ms a step "
+        "(--set=task.activation_dtype=bfloat16)"
+    )
+
+
+def test_the_settings_given_are_those_that_were_planned(monkeypatch, tmp_path):
+    given = ("train.seed=3",)
+    request = dataclasses.replace(
+        _request(), settings=given, params=registry.get_params(_MODEL, given)
+    )
+    asked = _planned(monkeypatch, lambda request: False)
+    _remedies(request, tmp_path)
+    assert len(asked) == len(_FOLDERS) + 2
+    for each in asked.values():
+        assert each.settings[:1] == given and len(each.settings) > 1
+        assert registry.get_params(_MODEL, each.settings) == each.params
+
+
+def test_if_none_suffices_all_are_tried_at_once(monkeypatch, tmp_path):
+    def fits(request):
+        return request.params.input.batch_size == 16 and "task.encoder.remat=BLOCK" in (
+            request.settings
+        )
+
+    _planned(monkeypatch, fits)
+    *alone, gentle, all_at_once = _remedies(_request(), tmp_path)
+    assert len(alone) == 5 and not any(trial.fits for trial in (*alone, gentle))
+    assert gentle.name == (
+        "whole blocks computed again, activations in bfloat16, groups of half as many tokens"
+    )
+    assert all_at_once.fits
+    assert all_at_once.request.settings == (*gentle.request.settings, "input.batch_size=16")
+
+
+def test_combinations_end_with_the_first_that_fits(monkeypatch, tmp_path):
+    _planned(monkeypatch, lambda request: len(request.settings) == 5)
+    *_, trial = _remedies(_request(), tmp_path)
+    assert trial.fits and trial.name.endswith("groups of half as many tokens")
+
+
+def test_a_change_that_the_cores_refuse_does_not_stop_the_others(monkeypatch, tmp_path):
+    def fits(request):
+        if request.params.input.batch_size == 4:
+            raise ValueError("B=4 is not divisible by the 8 partitions\nand more")
+        return True
+
+    _planned(monkeypatch, fits)
+    tried = _remedies(_request(**{"input.batch_size": 8}), tmp_path)
+    assert [trial.fits for trial in tried] == [True] * 4 + [False]
+    assert re.search(r"a core: refused: B=4 is .* partitions$", str(tried[-1]))
+
+
+@pytest.mark.parametrize("num_experts", [None, 8])
+def test_nothing_is_left_to_try(monkeypatch, tmp_path, num_experts):
+    _planned(monkeypatch, lambda request: False)
+    request = _request(**{"task.activation_dtype": "bfloat16", "input.batch_size": 1})
+    for name in ("encoder", "decoder"):
+        stack = request.params.task.Get(name).Set(remat=Remat.BLOCK)
+        if num_experts is None:
+            stack.moe = None
+        else:
+            stack.moe.group_size = 1
+    assert not _remedies(request, tmp_path)

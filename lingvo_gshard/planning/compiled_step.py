@@ -1,0 +1,113 @@
+"""Reads a compiled training step: what it computes and sends, and what looks wrong in it."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import re
+from collections.abc import Sequence
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.hlo import compiled_text, gather_sums, hlo_cost, hlo_text
+from lingvo_gshard.hlo.compiled_report import CompiledReport
+from lingvo_gshard.hlo.compiled_text import Collective
+from lingvo_gshard.planning import roofline
+from lingvo_gshard.planning.categories import Category, category, source
+from lingvo_gshard.planning.hardware import Torus
+from lingvo_gshard.planning.plan import CollectiveSum, StepCost
+from lingvo_gshard.spmd.topology import TopologyExecutable
+
+# Smaller tensors, such as metrics and the gate's losses, are not suspicious.
+_LARGE_BYTES = 2**20
+# Tokens go to experts and back, and sums are taken.
+_EXPECTED = ("all-to-all", "all-reduce", "reduce-scatter")
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """A compiled program, read once.
+
+    Attributes:
+      report: the program in numbers.
+      costs: the cost of each instruction.
+      gathered_bytes: by name, the bytes of each all-reduce that stands for an all-gather.
+    """
+
+    report: CompiledReport
+    costs: tuple[hlo_cost.Cost, ...]
+    gathered_bytes: dict[str, int]
+
+
+def read(compiled: TopologyExecutable) -> CompiledStep:
+    """Reads the program; ValueError if it has a loop of unknown length."""
+    module = hlo_text.parse(compiled.as_text())
+    return CompiledStep(compiled.report(), hlo_cost.costs(module), gather_sums.find(module))
+
+
+def cost(step: CompiledStep, torus: Torus, model_flops_per_core: float) -> StepCost:
+    """Returns the cost of a step whose partitions lie on `torus`."""
+    report = step.report
+    by_category = roofline.times_by_category(step.costs, report.collective_ops, torus)
+    products = dict.fromkeys(Category, 0.0)
+    for each in step.costs:
+        products[category(each.op_name)] += each.times * each.flops
+    network_secs: dict[str, float] = collections.defaultdict(float)
+    for op in report.collective_ops:
+        network_secs[op.kind] += _times(op) * torus.collective_secs(op)
+    return StepCost(
+        collectives=_sums(report.collective_ops),
+        flops_per_core={each.value: count for each, count in products.items()},
+        model_flops_per_core=model_flops_per_core,
+        roofline_secs=sum(by_category.values(), roofline.NOTHING),
+        roofline_secs_by_category={each.value: secs for each, secs in by_category.items()},
+        network_secs_by_kind=dict(network_secs),
+        xla_optimal_secs=report.optimal_secs * roofline.loop_factor(step.costs, torus.generation),
+        xla_optimal_secs_once=report.optimal_secs,
+        instructions=report.num_instructions,
+    )
+
+
+def suspicious(step: CompiledStep, params: Params) -> tuple[str, ...]:
+    """Returns in words what a well partitioned program would not have.
+
+    That is gathers of large tensors, and large tensors of the whole batch on every core.
+    """
+    gathered = {
+        (each.kind, each.source): each.bytes
+        for each in _sums(step.report.collective_ops)
+        if each.kind not in _EXPECTED
+    }
+    for each in step.costs:
+        if each.name in step.gathered_bytes:
+            key = "all-reduce in place of an all-gather", source(each.op_name)
+            gathered[key] = gathered.get(key, 0) + each.times * step.gathered_bytes[each.name]
+    gathers = [
+        f"{kind} of {size / 2**20:.1f} MiB a step from {name}"
+        for (kind, name), size in gathered.items()
+        if size >= _LARGE_BYTES
+    ]
+    p = params.input
+    batch = re.compile(rf"\[(\d+,)*{p.batch_size},({p.source_len}|{p.target_len})[,\]]")
+    replicated = [
+        f"{each_type.split('{')[0]}, the whole batch on every core, from {source(each.op_name)}"
+        for each in step.costs
+        for each_type in hlo_text.array_types(each.type)
+        if batch.search(each_type) and compiled_text.type_bytes(each_type) >= _LARGE_BYTES
+    ]
+    return tuple(dict.fromkeys([*gathers, *replicated]))
+
+
+def _sums(ops: Sequence[Collective]) -> tuple[CollectiveSum, ...]:
+    """Returns one record for each kind and source, the most bytes first."""
+    counts, sizes = collections.Counter[tuple[str, str]](), collections.Counter[tuple[str, str]]()
+    for op in ops:
+        key = op.kind, source(op.op_name)
+        counts[key] += _times(op)
+        sizes[key] += _times(op) * op.result_bytes
+    sums = [CollectiveSum(key[0], counts[key], sizes[key], key[1]) for key in counts]
+    return tuple(sorted(sums, key=lambda each: -each.bytes))
+
+
+def _times(op: Collective) -> int:
+    assert op.times is not None  # hlo_cost.costs refuses loops of unknown length.
+    return op.times

@@ -1,0 +1,59 @@
+"""Plans as text and pictures, and side by side."""
+
+import dataclasses
+
+from lingvo_gshard.planning import report
+from tests.planning import plans
+
+
+def test_the_report_is_one_screen(tmp_path):
+    kept = plans.plan(plans.cost(), suspicious=("all-gather of 3.0 MiB a step from encoder",))
+    text = report.text(kept)
+    assert len(text.splitlines()) < 40
+    for part in (
+        "m4.MoE128E12L on v3:8x8: 128 cores, 12.50 B weights, 8192 target tokens a core",
+        "fits: 9.00 of 15.48 GiB a core",
+        "1 GiB f32[8,256,32000] of softmax",
+        "all-to-all from encoder/layers_1/dispatch      8  8.0\n",
+        "suspicious: all-gather of 3.0 MiB a step from encoder",
+        "experts     3000      200.00      40.00      100.00   340.00",
+        "at 100% of the roofline: 0.5 s a step, 2.00 steps/s, 2.10 M tokens/s",
+        "at 48% of the roofline: 1.04 s a step, 0.96 steps/s",
+        "XLA's optimal_seconds 0.6 s (its loops once: 0.2), 1000 instructions",
+        "compiled in 40.0 s (60.0 of CPU)",
+        "products 3.00 Tflop a core, of which the mathematics asks for 2.00",
+    ):
+        assert part in text
+    report.write(kept, tmp_path)
+    assert text in (tmp_path / "report.md").read_text()
+    for name in ("memory.png", "time.png"):
+        assert f"({name})" in (tmp_path / "report.md").read_text()
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_sources_of_a_kind_are_counted():
+    cost = plans.cost()
+    more = [dataclasses.replace(cost.collectives[0], source=name) for name in ("b", "c", "d")]
+    text = report.text(plans.plan(dataclasses.replace(cost, collectives=tuple(more))))
+    assert "all-to-all from b, c and 1 more     24  24.0" in text
+
+
+def test_the_report_of_a_plan_that_does_not_fit_gives_the_excess(tmp_path):
+    unfit = plans.plan(None)
+    text = report.text(unfit)
+    assert "does NOT fit, by 4.52 GiB or more: 20.00 of 15.48 GiB a core" in text
+    assert "  1 GiB f32[8,256,32000] of softmax" in text
+    report.write(unfit, tmp_path)
+    assert "time.png" not in (tmp_path / "report.md").read_text()
+
+
+def test_plans_side_by_side():
+    first, second = plans.plan(plans.cost(0.5)), plans.plan(plans.cost(0.25))
+    second = dataclasses.replace(second, settings=("task.encoder.moe.dispatch=GATHER",))
+    lines = report.comparison([first, second, plans.plan(None)]).splitlines()
+    assert "dispatch=GATHER" in lines[1]
+    rows = {line.rsplit(maxsplit=4)[0]: line.split()[-4:] for line in lines[4:]}
+    assert rows["roofline step ms"] == ["500", "250", "-", "-"]
+    assert rows["fits"] == ["1", "1", "0", "0.000"]
+    assert rows["peak GiB"] == ["9", "9", "20", "2.222"]
+    assert rows["all-to-all MiB"] == ["8", "8", "-", "-"]
