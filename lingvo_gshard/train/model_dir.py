@@ -15,6 +15,8 @@ from lingvo_gshard.core import atomic_file, hyperparams
 
 PARAMS = "params.txt"
 _LOCK = "train.lock"
+# Settings of earlier versions. Folders may still hold them; they never told models apart.
+_REMOVED = (".second_threshold", "_capacity.number")
 
 
 @contextlib.contextmanager
@@ -65,10 +67,11 @@ def check(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, .
 
 
 def _entries(text: str, prefixes: tuple[str, ...]) -> str:
+    lines = [(line.split(" : ", 1)[0], line) for line in text.splitlines()]
     return "".join(
         line + "\n"
-        for line in text.splitlines()
-        if any(_under(line.split(" : ", 1)[0], prefix) for prefix in prefixes)
+        for path, line in lines
+        if any(_under(path, prefix) for prefix in prefixes) and not path.endswith(_REMOVED)
     )
 
 
