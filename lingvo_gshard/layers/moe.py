@@ -124,9 +124,9 @@ class MoELayer(BaseLayer):
         (ways,) = self._annotator.factor("G")
         if self.p.dispatch is Dispatch.GATHER and num_groups % ways:
             raise ValueError(
-                f"{self.path}: dispatch GATHER needs a multiple of {ways} groups, as many on each "
-                f"partition, got {num_groups} groups; choose a smaller group_size, a larger "
-                "batch, or EINSUM."
+                f"{self.path}: dispatch GATHER needs the same number of groups on each of {ways} "
+                f"partitions, got {num_groups} groups in all; choose a smaller group_size, a "
+                "larger batch, or EINSUM."
             )
 
     def _capacity(self, size: int, context: Context) -> int:
