@@ -33,7 +33,7 @@ def _layer(params: Params, num_partitions: int) -> Work:
     rows, length = params.input.batch_size, params.input.source_len
     shape = (rows, length, params.task.dim)
     x, d_y = np.random.default_rng(0).standard_normal((2, *shape), np.float32)
-    batch = NestedMap(x=x, d_y=d_y, real=np.ones((rows, length), np.float32))
+    batch = NestedMap(x=x, d_y=d_y, valid=np.ones((rows, length), np.float32))
     specs = batch.Transform(lambda a: TensorSpec(a.shape, "float32", "BLM"[: a.ndim]))
     seed = NestedMap(seed=np.array([1, 0], np.int32))
     annotated = AnnotatedFn(
@@ -71,7 +71,7 @@ def _forward_and_backward(layer):
         with tf.GradientTape() as tape:
             tape.watch(leaves)
             context = Context(Mode.TRAIN, seed.seed)
-            y, routing = layer.FProp(theta, batch.x, batch.real, context)
+            y, routing = layer.FProp(theta, batch.x, batch.valid, context)
         outputs, d_outputs = [y, routing.aux_loss], [batch.d_y, tf.constant(1.0)]
         d_x, *d_theta = tape.gradient(outputs, leaves, d_outputs)
         return NestedMap(x=d_x, theta=theta.Pack(d_theta))

@@ -20,8 +20,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import rows, scoring
 from lingvo_gshard.decode.beam import BeamSearch, Hypotheses, Requests
 from lingvo_gshard.decode.top_k import top_k
-from lingvo_gshard.layers.cache import lengthened, write_at
 from lingvo_gshard.layers.random import random_uniform
+from lingvo_gshard.layers.slices import lengthened, write_at
 
 # Below any log-probability of a hypothesis, and still far from float32's limit when summed.
 _NEVER = -1e9

@@ -1,6 +1,6 @@
-"""Multi-head attention, computed in its input's dtype but for the softmax, which is float32.
+"""Multi-head attention. The softmax is float32; everything else has the input's dtype.
 
-B batch, L queries, T keys, M model, N heads, D head size, k beam.
+B batch, L queries, T keys, M model, N heads, D head size.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.projection import project
 
-# Large enough that exp() of it is 0 beside any logit, small enough to add in float32.
-_MASKED = -1e9
+# So negative that a masked key's probability is exactly 0, yet well within float32's range.
+_MASKED_LOGIT = -1e9
 
 
 @dataclasses.dataclass(frozen=True)
 class KeysValues:
     """Projected keys and values, each [B, N, T, D].
 
-    Heads are a dim before tokens wherever heads are multiplied: else the compiler would transpose
-    most factors twice, once more for the gradients.
+    The heads come before the tokens because that is the layout that the matrix products need. In
+    any other layout the compiler would transpose most operands, and again for the gradients.
     """
 
     keys: tf.Tensor
@@ -35,17 +35,17 @@ class KeysValues:
 
 
 class MultiHeadAttention(BaseLayer):
-    """Scaled dot-product attention, split over the batch, with its weights replicated (3.2)."""
+    """Scaled dot-product attention: split over the batch, with replicated weights (section 3.2)."""
 
     dropout: DropoutLayer
 
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
-        p.Define("dim", REQUIRED, "M.")
-        p.Define("num_heads", REQUIRED, "N.")
-        p.Define("head_dim", REQUIRED, "D.")
-        p.Define("dropout", DropoutLayer.Params(), "Of the attention probabilities.")
+        p.Define("dim", REQUIRED, "M, the model dimension.")
+        p.Define("num_heads", REQUIRED, "N, the number of heads.")
+        p.Define("head_dim", REQUIRED, "D, the size of a head.")
+        p.Define("dropout", DropoutLayer.Params(), "Dropout of the attention probabilities.")
         return p
 
     def __init__(self, params: hyperparams.Params, *args) -> None:
@@ -57,10 +57,10 @@ class MultiHeadAttention(BaseLayer):
         self.CreateChild("dropout", self.p.dropout)
 
     def Project(self, theta: NestedMap, x: tf.Tensor) -> KeysValues:
-        """Keys and values of x [B, T, M]."""
+        """Projects x [B, T, M] to its keys and values."""
         return KeysValues(
-            self.annotate(_swapped(project(x, theta.wk)), "BNTD"),
-            self.annotate(_swapped(project(x, theta.wv)), "BNTD"),
+            self.annotate(_swap_heads_and_tokens(project(x, theta.wk)), "BNTD"),
+            self.annotate(_swap_heads_and_tokens(project(x, theta.wv)), "BNTD"),
         )
 
     def FProp(
@@ -75,11 +75,11 @@ class MultiHeadAttention(BaseLayer):
 
         Args:
           theta: the weights.
-          x: [B, L, M], where the queries come from.
-          memory: what Project gave of the keys' source, of T tokens.
-          mask: float32 [B, L, T], 1 where query L may attend to key T, else 0. A query that may
-            attend to nothing gets the mean of all values.
-          context: the mode, the seed of the dropout, and what the last product is asked of.
+          x: [B, L, M], the source of the queries.
+          memory: the keys and values of T tokens, from Project.
+          mask: float32 [B, L, T], 1 where the query may attend to the key, else 0. A query that may
+            attend to no key gets the mean of all values.
+          context: the mode, the dropout's seed, and how to compute the output projection.
 
         Returns:
           [B, L, M].
@@ -87,32 +87,32 @@ class MultiHeadAttention(BaseLayer):
         weights = tf.cast(self.Weights(theta, x, memory, mask), x.dtype)
         weights = self.dropout.FProp(theta.dropout, weights, "BNLT", context)
         mixed = tf.matmul(weights, memory.values, name="mixed")
-        mixed = self.annotate(_swapped(mixed), "BLND")
+        mixed = self.annotate(_swap_heads_and_tokens(mixed), "BLND")
         project_heads = functools.partial(project, num_axes=2)
         return self.annotate(context.product("BLM", project_heads, mixed, theta.wo), "BLM")
 
     def Weights(
         self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor
     ) -> tf.Tensor:
-        """What FProp weighs the values by, before dropout: float32 [B, N, L, T]."""
-        q = self.annotate(_swapped(project(x, theta.wq)), "BNLD")
+        """The attention probabilities before dropout, float32 [B, N, L, T]."""
+        q = self.annotate(_swap_heads_and_tokens(project(x, theta.wq)), "BNLD")
         q *= self.p.head_dim**-0.5
         logits = tf.matmul(q, memory.keys, transpose_b=True, name="logits")
-        logits = tf.cast(logits, tf.float32) + (1.0 - mask[:, None]) * _MASKED
+        logits = tf.cast(logits, tf.float32) + (1.0 - mask[:, None]) * _MASKED_LOGIT
         return tf.nn.softmax(logits)
 
 
-def _swapped(x: tf.Tensor) -> tf.Tensor:
-    """[B, L, N, D] as [B, N, L, D], and back."""
+def _swap_heads_and_tokens(x: tf.Tensor) -> tf.Tensor:
+    """Transposes [B, L, N, D] to [B, N, L, D], and back."""
     return tf.transpose(x, [0, 2, 1, 3])
 
 
 def segment_mask(queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    """float32 [B, L, T]: 1 where query [B, L] and key [B, T] have the same segment id."""
+    """float32 [B, L, T]: 1 where the segment ids [B, L] and [B, T] are equal, else 0."""
     return tf.cast(queries[:, :, None] == keys[:, None, :], tf.float32)
 
 
 def causal_mask(length: int) -> tf.Tensor:
-    """float32 [1, L, L]: 1 where the key is not after the query."""
+    """float32 [1, L, L]: 1 where the key is not after the query, else 0."""
     index = tf.range(length)
     return tf.cast(index[None, :, None] >= index[None, None, :], tf.float32)

@@ -1,4 +1,4 @@
-"""What a call of FProp knows besides its inputs: the mode and the step's randomness."""
+"""The context of an FProp call: the mode, the step's seed, and how to compute large products."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import tensorflow as tf
 from lingvo_gshard.core.base_layer import fold_seed
 from lingvo_gshard.layers.products import Products, computed
 
-# Odd, so that multiples of it differ in int32, whose sums and products wrap around.
+# Odd, so that its multiples are all distinct in int32, whose arithmetic wraps around.
 _INDEX_STRIDE = 0x3779B1B5
 
 
 class Mode(enum.Enum):
-    """What the program is for. Only TRAIN is random; DECODE routes each example by itself."""
+    """What the program is for. Only TRAIN is random. DECODE makes each example its own group."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -24,13 +24,13 @@ class Mode(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """The mode and, when training, the seed of this step.
+    """What FProp needs besides weights and inputs.
 
     Attributes:
       mode: what the program is for.
-      seed: int32 [2], another one each step; None unless training.
-      scope: the path of the layer that the seed is of, empty for that of the whole model.
-      product: gives products with large weights, `context.product(dims, function, *factors)`.
+      seed: int32 [2], different at every step; None unless training.
+      scope: the path of the layer that the seed belongs to; empty for the whole model's seed.
+      product: computes products with large weights: `context.product(dims, function, *factors)`.
     """
 
     mode: Mode
@@ -40,7 +40,10 @@ class Context:
 
     def __post_init__(self) -> None:
         if (self.mode is Mode.TRAIN) != (self.seed is not None):
-            raise ValueError(f"Context: a seed goes with TRAIN alone, got {self.mode}.")
+            raise ValueError(
+                "Context: a seed is required in mode TRAIN and not allowed in any other, got "
+                f"{self.mode.name} and seed {self.seed}."
+            )
 
     @property
     def training(self) -> bool:
@@ -50,8 +53,13 @@ class Context:
     def in_layer(self, stack: str, index: int | tf.Tensor, path: str) -> Context:
         """The context of one layer of a stack.
 
-        The layer draws the same numbers whether it has a place of its own in the program or is
-        one of many in a loop, whose path is the same: seeds depend on the index, an int32 scalar.
+        The seed depends on the layer's index in the stack, not on its path. So a layer draws the
+        same numbers whether the stack is unrolled or a loop, in which layers share one path.
+
+        Args:
+          stack: the path of the stack.
+          index: the layer's index, an int or an int32 scalar.
+          path: the path of the layer.
         """
         if self.seed is None:
             return self
@@ -60,6 +68,6 @@ class Context:
         return dataclasses.replace(self, seed=seed, scope=path)
 
     def seed_for(self, path: str) -> tf.Tensor:
-        """The seed, int32 [2], of the one use that `path` stands for; training only."""
+        """The seed, int32 [2], for the layer at `path`; only when training."""
         assert self.seed is not None and path.startswith(self.scope), (path, self.scope)
         return fold_seed(self.seed, path.removeprefix(self.scope))

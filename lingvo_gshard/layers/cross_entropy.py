@@ -6,19 +6,19 @@ import tensorflow as tf
 
 
 def cross_entropies(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Cross entropy of softmax(logits) against the labels, and against the uniform distribution.
+    """Cross entropy of softmax(logits) with the labels, and with the uniform distribution.
 
-    Label smoothing by e is (1 - e) times the first plus e times the second.
+    The loss with label smoothing e is (1 - e) times the first plus e times the second.
 
     Args:
       logits: float32 [B, L, V].
       labels: int32 [B, L].
 
     Returns:
-      Two float32 [B, L], in nats.
+      Two float32 tensors [B, L], in nats.
     """
 
-    # TensorFlow's own gradient would keep three more [B, L, V] tensors alive.
+    # TensorFlow's own gradient would keep three more [B, L, V] tensors in memory.
     @tf.custom_gradient
     def compute(logits: tf.Tensor):
         normalizer = tf.reduce_logsumexp(logits, -1)

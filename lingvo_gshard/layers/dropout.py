@@ -1,4 +1,4 @@
-"""Dropout whose mask every partition makes for its own part."""
+"""Dropout. Each partition makes only its own part of the mask."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from lingvo_gshard.layers.random import random_mask
 
 
 class DropoutLayer(BaseLayer):
-    """Zeroes a share of its input's elements and scales up the rest, when training (A.2)."""
+    """When training, zeroes a random share of the elements and scales up the rest (A.2)."""
 
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
-        p.Define("rate", 0.1, "The share of elements zeroed, 0 to below 1.")
+        p.Define("rate", 0.1, "The share of elements that are zeroed, in [0, 1).")
         return p
 
     def __init__(self, params: hyperparams.Params, *args) -> None:
         super().__init__(params, *args)
         if not 0 <= self.p.rate < 1:
-            raise ValueError(f"{self.path}: rate must be 0 to below 1, got {self.p.rate}.")
+            raise ValueError(f"{self.path}: rate must be in [0, 1), got {self.p.rate}.")
 
     def FProp(self, theta, x: tf.Tensor, dims: str, context: Context) -> tf.Tensor:
-        """Drops elements of `x`, whose dims say how the mask is partitioned."""
+        """Drops elements of `x`; the mask is partitioned by the same `dims`."""
         del theta
         if not context.training or not self.p.rate:
             return x

@@ -13,30 +13,33 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 
 class EmbeddingLayer(BaseLayer):
-    """Rows of a [V, M] table, scaled by sqrt(M), plus the position's sines and cosines."""
+    """Rows of a [V, M] table, scaled by sqrt(M), plus sinusoids of the positions."""
 
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
-        p.Define("vocab_size", REQUIRED, "V.")
-        p.Define("dim", REQUIRED, "M, even.")
+        p.Define("vocab_size", REQUIRED, "V, the number of pieces.")
+        p.Define("dim", REQUIRED, "M, the model dimension, which must be even.")
         return p
 
     def __init__(self, params: hyperparams.Params, *args) -> None:
         super().__init__(params, *args)
         p = self.p
         if p.dim % 2:
-            raise ValueError(f"{self.path}: dim must be even for sines and cosines, got {p.dim}.")
+            raise ValueError(f"{self.path}: dim must be even, got {p.dim}.")
         self.CreateVariable("table", gaussian((p.vocab_size, p.dim), "VM", fan_in=p.dim))
 
     def FProp(self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-        """Embeds int32 ids [B, L] at int32 positions [B, L]; gives [B, L, M]."""
+        """Embeds ids at positions, both int32 [B, L]; returns [B, L, M]."""
         rows = self.annotate(tf.gather(theta.table, ids), "BLM")
         return rows * math.sqrt(self.p.dim) + sinusoids(positions, self.p.dim)
 
 
 def sinusoids(positions: tf.Tensor, dim: int) -> tf.Tensor:
-    """Sines and cosines of int32 positions [...], [..., dim], wavelengths 2 pi to 20000 pi."""
+    """Sines, then cosines, of int32 positions [...], as [..., dim].
+
+    The wavelengths grow geometrically from 2 pi to 20000 pi.
+    """
     count = dim // 2
     rates = tf.constant([10000.0 ** (-i / max(1, count - 1)) for i in range(count)], tf.float32)
     angles = tf.cast(positions, tf.float32)[..., None] * rates

@@ -13,13 +13,13 @@ from lingvo_gshard.layers.projection import project
 
 
 class FeedForwardLayer(BaseLayer):
-    """wo · relu(wi · x), equation (2) with a single expert."""
+    """wo · relu(wi · x): equation (2) of the paper with a single expert."""
 
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
-        p.Define("dim", REQUIRED, "M.")
-        p.Define("hidden_dim", REQUIRED, "H.")
+        p.Define("dim", REQUIRED, "M, the model dimension.")
+        p.Define("hidden_dim", REQUIRED, "H, the hidden dimension.")
         return p
 
     def __init__(self, params: hyperparams.Params, *args) -> None:
@@ -29,6 +29,6 @@ class FeedForwardLayer(BaseLayer):
         self.CreateVariable("wo", gaussian((h, m), "HM", fan_in=h))
 
     def FProp(self, theta: NestedMap, x: tf.Tensor, context: Context) -> tf.Tensor:
-        """[B, L, M] -> [B, L, M], computed in the dtype of `x`."""
+        """Maps x [B, L, M] to [B, L, M], computed in the dtype of x."""
         hidden = self.annotate(tf.nn.relu(context.product("BLH", project, x, theta.wi)), "BLH")
         return self.annotate(context.product("BLM", project, hidden, theta.wo), "BLM")

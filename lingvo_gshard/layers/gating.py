@@ -1,7 +1,8 @@
-"""Top-2 gating with auxiliary loss: Algorithm 1, for all groups at once, as pure functions.
+"""Top-2 gating with auxiliary loss: Algorithm 1 as pure functions, for all groups at once.
 
-G groups, S tokens of a group, E experts, C capacity of an expert in a group. Suffixes give dims:
-`gates_GSE`. All floats are float32; masks are floats that hold 0 or 1.
+G groups, S tokens of a group, E experts, C capacity of an expert in a group. A name's suffix
+gives its dims: `gates_GSE`. All floats are float32; masks are floats that hold 0 or 1. Line
+numbers are those of Algorithm 1.
 """
 
 from __future__ import annotations
@@ -15,67 +16,57 @@ import tensorflow as tf
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import InstantiableParams
 
-ALWAYS = -1.0  # A number below any gate.
+ALWAYS = -1.0  # Below any gate: every token asks for its second expert.
 
 
 class SecondExpert(enum.Enum):
-    """When a token goes to its second expert, if that has room."""
+    """Which tokens ask for their second expert, which takes them while it has room."""
 
-    RANDOM = "random"  # With probability 2 * g2 (lines 17 to 20) when training, otherwise always.
-    ALL = "all"  # Always.
-    THRESHOLD = "threshold"  # When g2 exceeds a threshold.
+    RANDOM = "random"  # Each with probability 2 * g2 when training (lines 17 to 20), else all.
+    ALL = "all"
 
 
 class CapacityBy(enum.Enum):
-    """What C, an expert's capacity in one group, is given by."""
+    """What determines C, an expert's capacity in one group."""
 
-    FACTOR = "factor"  # factor * S / E, rounded up.
-    NUMBER = "number"  # Places.
-    TOKENS = "tokens"  # As many places as the group has tokens: nothing overflows.
+    FACTOR = "factor"  # C = factor * S / E, rounded up.
+    TOKENS = "tokens"  # C = S: nothing overflows.
 
 
 class Capacity:
-    """C by one of the three rules; never more than S, which is room for all."""
+    """Computes C, which is never more than S: that is room for all tokens."""
 
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = InstantiableParams(cls)
         p.Define("by", CapacityBy.FACTOR, "The rule.")
-        p.Define("factor", 2.0, "Of FACTOR; the paper's is 2 (section 2.2: 2N / (G * E)).")
-        p.Define("number", 1, "Of NUMBER.")
+        p.Define("factor", 2.0, "For FACTOR; 2 in the paper (section 2.2: 2N / (G * E)).")
         return p
 
     def __init__(self, params: hyperparams.Params) -> None:
-        """Raises ValueError unless factor and number are positive."""
-        self.p = p = params.Copy().Freeze()
-        if p.factor <= 0 or p.number < 1:
-            raise ValueError(
-                f"Capacity: a factor above 0 and a number of 1 or more are expected, got factor "
-                f"{p.factor} and number {p.number}."
-            )
+        """Raises ValueError unless the factor is positive."""
+        self.p = params.Copy().Freeze()
+        if self.p.factor <= 0:
+            raise ValueError(f"Capacity: factor must be above 0, got {self.p.factor}.")
 
     def places(self, group_size: int, num_experts: int) -> int:
-        """C of one expert in a group of S tokens."""
-        match self.p.by:
-            case CapacityBy.FACTOR:
-                return min(group_size, math.ceil(self.p.factor * group_size / num_experts))
-            case CapacityBy.NUMBER:
-                return min(group_size, self.p.number)
-            case _:
-                return group_size
+        """C of each expert in a group of `group_size` tokens."""
+        if self.p.by is CapacityBy.TOKENS:
+            return group_size
+        return min(group_size, math.ceil(self.p.factor * group_size / num_experts))
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The tokens' first (or second) experts.
+    """The first (or the second) choice of every token.
 
     Attributes:
       mask_GSE: 1 at the chosen expert; all 0 for padding.
-      expert_GS: int32, the same as an index; any for padding.
-      gate_GS: its gate, normalized over the two choices (lines 6 and 16).
-      position_GS: int32, the place in the expert's buffer, which may be C or more.
-      wanted_GS: 1 where the token asks for a place.
-      kept_GS: 1 where it has got one and is dispatched.
+      expert_GS: int32, the index of the chosen expert; arbitrary for padding.
+      gate_GS: the expert's gate, normalized over the two choices (lines 6 and 16).
+      position_GS: int32, the token's position in the expert's buffer; it may be C or more.
+      wanted_GS: 1 where the token asks for the expert.
+      kept_GS: 1 where the expert also has room, so that the token is dispatched.
     """
 
     mask_GSE: tf.Tensor
@@ -88,18 +79,18 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """How one layer routed its tokens, paddings apart. Scalars, but for load_E.
+    """How one layer routed its tokens, not counting padding. All but load_E are scalars.
 
     Attributes:
-      aux_loss: line 13, the mean over groups.
-      load_E: tokens dispatched to each expert, over their mean: 1 everywhere when balanced.
+      aux_loss: l_aux of line 13, averaged over the groups.
+      load_E: the tokens dispatched to each expert, divided by their mean over the experts.
       overflow: the share of tokens that no expert took.
       overflow_first: the share of tokens whose first expert was full.
       overflow_second: the share of tokens that asked for their second expert and found it full.
       second_dispatched: the share of tokens that their second expert took.
       max_load: the load of the busiest expert.
-      idle_experts: the number of experts with no token.
-      entropy: of the gates of a token, in nats, the mean over tokens.
+      idle_experts: the number of experts without a token.
+      entropy: the entropy of a token's gates in nats, averaged over the tokens.
     """
 
     aux_loss: tf.Tensor
@@ -115,7 +106,7 @@ class Routing:
 
 @dataclasses.dataclass(frozen=True)
 class Gating:
-    """What Algorithm 1 gives for all groups: both choices of each token, and what that did."""
+    """The result of Algorithm 1 for all groups: each token's two choices, and statistics."""
 
     first: Choice
     second: Choice
@@ -124,123 +115,125 @@ class Gating:
 
 def top2_gating(
     logits_GSE: tf.Tensor,
-    real_GS: tf.Tensor,
+    valid_GS: tf.Tensor,
     capacity: int,
     *,
     second_above: tf.Tensor | float = ALWAYS,
 ) -> Gating:
-    """Algorithm 1, with paddings that choose no expert and take no capacity.
+    """Algorithm 1. Padding chooses no expert and takes no capacity.
 
     Args:
       logits_GSE: wg * x.
-      real_GS: 1 for a token, 0 for padding.
+      valid_GS: 1 for a token, 0 for padding.
       capacity: C.
-      second_above: [G, S] or one number; a token asks for its second expert where g2 is above it.
-        The rnd / 2 of lines 17 and 19, a threshold, or ALWAYS.
+      second_above: a token asks for its second expert where g2 exceeds this: [G, S], the rnd / 2
+        of lines 17 and 19; or ALWAYS.
     """
     gates_GSE = tf.nn.softmax(logits_GSE)  # line 2
     first_GS, second_GS = top2(gates_GSE)
-    first_GSE = _mask(first_GS, real_GS, gates_GSE)
-    second_GSE = _mask(second_GS, real_GS, gates_GSE)
-    if gates_GSE.shape[-1] == 1:  # There is no second expert.
+    first_GSE = _mask(first_GS, valid_GS, gates_GSE)
+    second_GSE = _mask(second_GS, valid_GS, gates_GSE)
+    if gates_GSE.shape[-1] == 1:  # A single expert leaves no second choice.
         second_GSE = tf.zeros_like(second_GSE)
     g1_GS = tf.reduce_sum(gates_GSE * first_GSE, -1)
     g2_GS = tf.reduce_sum(gates_GSE * second_GSE, -1)
-    total_GS = g1_GS + g2_GS + (1.0 - real_GS)  # Padding has no gates: 0 / 1, not 0 / 0.
+    total_GS = g1_GS + g2_GS + (1.0 - valid_GS)  # 0 / 1 for padding, not 0 / 0.
     g1_GS, g2_GS = g1_GS / total_GS, g2_GS / total_GS  # lines 6 and 16
 
     count_GE = tf.reduce_sum(first_GSE, 1)  # c_E after line 12
-    asks_GS = tf.cast(g2_GS > second_above, tf.float32)  # line 19
-    first = Choice(
-        first_GSE, first_GS, g1_GS, *_places(first_GSE, tf.zeros_like(count_GE), 1.0, capacity)
-    )
-    second = Choice(second_GSE, second_GS, g2_GS, *_places(second_GSE, count_GE, asks_GS, capacity))
-    aux_loss = auxiliary_loss(gates_GSE, first_GSE, real_GS)
+    asked_GS = tf.cast(g2_GS > second_above, tf.float32)  # line 19
+    first = _choice(first_GSE, first_GS, g1_GS, tf.zeros_like(count_GE), 1.0, capacity)
+    second = _choice(second_GSE, second_GS, g2_GS, count_GE, asked_GS, capacity)
+    aux_loss = auxiliary_loss(gates_GSE, first_GSE, valid_GS)
     entropy_GS = entropy(logits_GSE, gates_GSE)
-    return Gating(first, second, _routing(aux_loss, entropy_GS, first, second, real_GS))
+    return Gating(first, second, _routing(aux_loss, entropy_GS, first, second, valid_GS))
 
 
 def top2(gates_GSE: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """First and second experts, int32 [G, S] (lines 5 and 15); ties go to the lower."""
+    """First and second experts, int32 [G, S] (lines 5 and 15); the lower index wins a tie."""
     first_GS = tf.argmax(gates_GSE, -1, output_type=tf.int32)
-    # Below every gate, so that an expert whose gate is 0 still comes before the first choice.
+    # The first choice falls below every gate, even one that underflowed to 0.
     rest_GSE = gates_GSE - 2.0 * tf.one_hot(first_GS, gates_GSE.shape[-1])
     return first_GS, tf.argmax(rest_GSE, -1, output_type=tf.int32)
 
 
 def positions(mask_GSE: tf.Tensor, taken_GE: tf.Tensor) -> tf.Tensor:
-    """Places in the chosen experts' buffers, int32 [G, S].
+    """Positions in the chosen experts' buffers, int32 [G, S].
 
-    The counters c_E of lines 7 to 11 and 18 to 22: in the order of the sequence, one for each
-    token that chose the expert, whether it then is dispatched or not; `taken_GE` is where they
-    start.
+    These are the counters c_E of lines 7 to 11 and 18 to 22. In the order of the sequence, a
+    counter advances for each token that chose the expert, whether or not it is then dispatched.
+
+    Args:
+      mask_GSE: 1 at the chosen expert.
+      taken_GE: where the counters start.
     """
     before_GSE = tf.cumsum(mask_GSE, axis=1, exclusive=True) + taken_GE[:, None]
     return tf.cast(tf.reduce_sum(before_GSE * mask_GSE, -1), tf.int32)
 
 
-def auxiliary_loss(gates_GSE: tf.Tensor, first_GSE: tf.Tensor, real_GS: tf.Tensor) -> tf.Tensor:
-    """Line 13, l_aux = 1/E * sum_e c_e/S * m_e, the mean over the groups.
+def auxiliary_loss(gates_GSE: tf.Tensor, first_GSE: tf.Tensor, valid_GS: tf.Tensor) -> tf.Tensor:
+    """l_aux = 1/E * sum_e c_e/S * m_e (line 13), averaged over the groups.
 
-    c_e counts first choices, m_e is the mean gate (line 3); both and S are over the group's
-    tokens that are no padding. Perfect balance gives 1 / E^2: a weight k that is to mean the
-    same for any E grows as E^2.
+    c_e counts the first choices of expert e, and m_e is its mean gate (line 3). Padding counts
+    neither in these nor in S. Perfect balance gives 1 / E^2, so the weight k of the loss must
+    grow as E^2 to have the same effect for any E.
     """
-    size_G = tf.maximum(tf.reduce_sum(real_GS, 1), 1.0)
-    m_GE = tf.reduce_sum(gates_GSE * real_GS[..., None], 1) / size_G[:, None]
+    size_G = tf.maximum(tf.reduce_sum(valid_GS, 1), 1.0)
+    m_GE = tf.reduce_sum(gates_GSE * valid_GS[..., None], 1) / size_G[:, None]
     c_GE = tf.reduce_sum(first_GSE, 1) / size_G[:, None]
     return tf.reduce_mean(c_GE * m_GE)
 
 
 def entropy(logits_GSE: tf.Tensor, gates_GSE: tf.Tensor) -> tf.Tensor:
-    """Of each token's gates = softmax(logits), in nats [G, S]: log sum exp z - sum g * z."""
+    """[G, S]: the entropy of gates = softmax(logits) in nats, log sum exp z - sum g * z."""
     log_sum_exp_GS = tf.reduce_max(logits_GSE, -1) - tf.math.log(tf.reduce_max(gates_GSE, -1))
     return log_sum_exp_GS - tf.reduce_sum(gates_GSE * logits_GSE, -1)
 
 
-def _mask(expert_GS: tf.Tensor, real_GS: tf.Tensor, gates_GSE: tf.Tensor) -> tf.Tensor:
-    return tf.one_hot(expert_GS, gates_GSE.shape[-1]) * real_GS[..., None]
+def _mask(expert_GS: tf.Tensor, valid_GS: tf.Tensor, gates_GSE: tf.Tensor) -> tf.Tensor:
+    return tf.one_hot(expert_GS, gates_GSE.shape[-1]) * valid_GS[..., None]
 
 
-def _places(
-    mask_GSE: tf.Tensor, taken_GE: tf.Tensor, asks: tf.Tensor | float, capacity: int
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Position, wanted and kept of a Choice, each [G, S]."""
+def _choice(
+    mask_GSE: tf.Tensor,
+    expert_GS: tf.Tensor,
+    gate_GS: tf.Tensor,
+    taken_GE: tf.Tensor,
+    asked: tf.Tensor | float,
+    capacity: int,
+) -> Choice:
+    """The Choice of tokens that ask for an expert where `asked` is 1; see positions."""
     position_GS = positions(mask_GSE, taken_GE)
-    wanted_GS = tf.reduce_sum(mask_GSE, -1) * asks
-    if capacity >= mask_GSE.shape[1]:  # Room for all: who needs no positions need not count them.
-        return position_GS, wanted_GS, wanted_GS
-    return position_GS, wanted_GS, wanted_GS * tf.cast(position_GS < capacity, tf.float32)
+    wanted_GS = kept_GS = tf.reduce_sum(mask_GSE, -1) * asked
+    if capacity < mask_GSE.shape[1]:  # Else all fit, and XLA drops the unused positions.
+        kept_GS = wanted_GS * tf.cast(position_GS < capacity, tf.float32)
+    return Choice(mask_GSE, expert_GS, gate_GS, position_GS, wanted_GS, kept_GS)
 
 
 def _routing(
-    aux_loss: tf.Tensor, entropy_GS: tf.Tensor, first: Choice, second: Choice, real_GS: tf.Tensor
+    aux_loss: tf.Tensor, entropy_GS: tf.Tensor, first: Choice, second: Choice, valid_GS: tf.Tensor
 ) -> Routing:
     sent_GSE = first.mask_GSE * first.kept_GS[..., None]
     sent_GSE += second.mask_GSE * second.kept_GS[..., None]
-    by_token = [
-        real_GS,
-        real_GS * (1.0 - first.kept_GS) * (1.0 - second.kept_GS),
-        first.wanted_GS - first.kept_GS,
-        second.wanted_GS - second.kept_GS,
-        second.kept_GS,
-        real_GS * entropy_GS,
-    ]
-    by_group = [tf.reduce_sum(sent_GSE, 1), tf.reduce_sum(tf.stack(by_token, -1), 1)]
-    # In one tensor, so that groups on several devices are summed by one all-reduce.
+    by_token = {
+        "overflow": valid_GS * (1.0 - first.kept_GS) * (1.0 - second.kept_GS),
+        "overflow_first": first.wanted_GS - first.kept_GS,
+        "overflow_second": second.wanted_GS - second.kept_GS,
+        "second_dispatched": second.kept_GS,
+        "entropy": valid_GS * entropy_GS,
+    }
+    stacked_GSK = tf.stack([valid_GS, *by_token.values()], -1)
+    by_group = [tf.reduce_sum(sent_GSE, 1), tf.reduce_sum(stacked_GSK, 1)]
+    # One tensor, so that groups on several devices are summed by a single all-reduce.
     totals = tf.reduce_sum(tf.concat(by_group, -1), 0)
-    sent_E, (num_tokens, *sums) = totals[: -len(by_token)], tf.unstack(totals[-len(by_token) :])
+    num_experts = sent_GSE.shape[-1]
+    sent_E, (num_tokens, *sums) = totals[:num_experts], tf.unstack(totals[num_experts:])
     load_E = sent_E / tf.maximum(tf.reduce_mean(sent_E), 1.0)
     means = [total / tf.maximum(num_tokens, 1.0) for total in sums]
-    overflow, overflow_first, overflow_second, second_dispatched, mean_entropy = means
     return Routing(
         aux_loss=aux_loss,
         load_E=load_E,
-        overflow=overflow,
-        overflow_first=overflow_first,
-        overflow_second=overflow_second,
-        second_dispatched=second_dispatched,
         max_load=tf.reduce_max(load_E),
         idle_experts=tf.reduce_sum(tf.cast(sent_E == 0.0, tf.float32)),
-        entropy=mean_entropy,
+        **dict(zip(by_token, means, strict=True)),
     )

@@ -1,4 +1,4 @@
-"""What a Transformer layer tells of one batch, and that as the tensors that a block gives."""
+"""The statistics that a Transformer layer reports of one batch."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from lingvo_gshard.layers.gating import Routing
 
 @dataclasses.dataclass(frozen=True)
 class LayerReport:
-    """What a layer tells of one batch.
+    """The statistics of one layer and batch.
 
     Attributes:
-      rms: float32 scalar, the root mean square of its output.
-      routing: of an MoE layer, else None.
+      rms: float32 scalar, the root mean square of the layer's output.
+      routing: how an MoE layer routed its tokens; None for other layers.
     """
 
     rms: tf.Tensor
     routing: Routing | None
 
     def tensors(self) -> list[tf.Tensor]:
-        """All of it. All but l_aux are metrics, through which no gradient goes."""
+        """All fields as a flat list. Only l_aux has a gradient; the others are metrics."""
         tensors = [tf.stop_gradient(self.rms)]
         if self.routing is not None:
             for name, tensor in vars(self.routing).items():
@@ -32,7 +32,7 @@ class LayerReport:
 
     @classmethod
     def from_tensors(cls, tensors: Iterator[tf.Tensor], *, has_experts: bool) -> LayerReport:
-        """The report that gave these tensors, which it takes from the iterator."""
+        """Rebuilds a report from the next tensors of the iterator; the inverse of `tensors`."""
         rms, routing = next(tensors), None
         if has_experts:
             routing = Routing(**{f.name: next(tensors) for f in dataclasses.fields(Routing)})

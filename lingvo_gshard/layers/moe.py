@@ -23,70 +23,67 @@ from lingvo_gshard.layers.random import random_uniform
 
 
 class MoELayer(BaseLayer):
-    """Dispatches each token to at most two of E feed-forward experts and combines what they say.
+    """Sends each token through at most two of E feed-forward experts and combines their outputs.
 
-    Groups are split over the devices, then experts, then groups again: the partitioner makes
-    each of the two changes an all-to-all.
+    Tensors are split over the devices by group, then by expert, then by group again. The
+    partitioner turns each of the two changes into an all-to-all.
     """
 
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
-        p.Define("dim", REQUIRED, "M.")
-        p.Define("hidden_dim", REQUIRED, "H.")
-        p.Define("num_experts", REQUIRED, "E.")
-        p.Define(
-            "group_size",
-            None,
-            "S, tokens of a group; None: as group_size() below says.",
-            optional=int,
-        )
+        p.Define("dim", REQUIRED, "M, the model dimension.")
+        p.Define("hidden_dim", REQUIRED, "H, the hidden dimension of an expert.")
+        p.Define("num_experts", REQUIRED, "E, the number of experts.")
+        p.Define("group_size", None, "S, tokens of a group; None for the default.", optional=int)
         p.Define("train_capacity", Capacity.Params(), "C when training.")
         eval_capacity = Capacity.Params().Set(by=CapacityBy.TOKENS)
-        p.Define("eval_capacity", eval_capacity, "C otherwise; by default drops no token.")
-        p.Define("second_expert", SecondExpert.RANDOM, "When a token goes to it.")
-        p.Define("second_threshold", 0.2, "Of THRESHOLD, which g2, at most 1/2, must exceed.")
+        p.Define("eval_capacity", eval_capacity, "C otherwise. By default no token is dropped.")
+        p.Define("second_expert", SecondExpert.RANDOM, "Which tokens ask for their second expert.")
         p.Define("dispatch", Dispatch.EINSUM, "How tokens reach experts of limited capacity.")
         return p
 
     def __init__(self, params: hyperparams.Params, *args) -> None:
         super().__init__(params, *args)
         m, h, e = self.p.dim, self.p.hidden_dim, self.p.num_experts
-        # Its experts are not split: the gate is replicated (section 3.2).
+        # `_`, not E: the gate is replicated, although experts are split (section 3.2).
         self.CreateVariable("wg", gaussian((m, e), "M_", fan_in=m))
         self.CreateVariable("wi", gaussian((e, m, h), "EMH", fan_in=m))
         self.CreateVariable("wo", gaussian((e, h, m), "EHM", fan_in=h))
 
     def FProp(
-        self, theta: NestedMap, x: tf.Tensor, real: tf.Tensor, context: Context
+        self, theta: NestedMap, x: tf.Tensor, valid_mask: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, Routing]:
-        """Routes a batch through the experts.
+        """Routes a batch through its experts.
 
         Args:
           theta: the weights.
-          x: [B, L, M]; the experts compute in its dtype, the router in float32.
-          real: float32 [B, L], 1 for a token, 0 for padding.
-          context: the mode, and the seed of the second expert's draw.
+          x: [B, L, M]. The experts compute in its dtype, the router in float32.
+          valid_mask: float32 [B, L], 1 for a token, 0 for padding.
+          context: the mode, and the seed that decides who asks for the second expert.
 
         Returns:
           [B, L, M], zero where a token overflowed, and how the tokens were routed.
 
         Raises:
-          ValueError: the group size does not divide the batch's tokens, or GATHER has groups that
-            can't be dealt evenly to the partitions.
+          ValueError: the group size does not divide the batch's tokens, or the partitions do not
+            divide the number of groups while dispatch is GATHER.
         """
         num_groups = self._num_groups(x, context)
         x_GSM = self.annotate(tf.reshape(x, [num_groups, -1, self.p.dim]), "GSM")
-        real_GS = self.annotate(tf.reshape(real, [num_groups, -1]), "GS")
+        valid_GS = self.annotate(tf.reshape(valid_mask, [num_groups, -1]), "GS")
         capacity = self._capacity(x_GSM.shape[1], context)
         with tf.name_scope("gate"):
-            gates = self._gate(theta, x_GSM, real_GS, capacity, context)
+            # In float32, because in 16 bits many logits would tie.
+            logits_GSE = self.annotate(project(tf.cast(x_GSM, tf.float32), theta.wg), "GSE")
+            second_above = self._second_above(valid_GS, context)
+            gates = gating.top2_gating(logits_GSE, valid_GS, capacity, second_above=second_above)
         if not context.training and capacity == x_GSM.shape[1]:  # Nothing can overflow.
             with tf.name_scope("experts"):
                 y_GSM = ragged_experts(x_GSM, gates, theta.wi, theta.wo, self._annotator)
         else:
             y_GSM = self._dispatched(theta, x_GSM, gates, capacity, context)
-        # A metric: every device shall have all of it.
+        # This is a metric, which every device must hold in full.
         load_E = self.annotate(gates.routing.load_E, "_")
         routing = dataclasses.replace(gates.routing, load_E=load_E)
         return self.annotate(tf.reshape(y_GSM, x.shape), "BLM"), routing
@@ -99,7 +96,7 @@ class MoELayer(BaseLayer):
         capacity: int,
         context: Context,
     ) -> tf.Tensor:
-        """Algorithm 2: to the experts' C places, through them, and back; [G, S, M]."""
+        """Algorithm 2: dispatches the tokens, applies the experts and combines; [G, S, M]."""
         self._check_groups(x_GSM.shape[0])
         with tf.name_scope("gate"):
             dispatcher = make_dispatcher(
@@ -113,7 +110,7 @@ class MoELayer(BaseLayer):
     def _num_groups(self, x: tf.Tensor, context: Context) -> int:
         batch, length, _ = x.shape
         if context.mode is Mode.DECODE:
-            return batch  # The hypotheses of one example are a group.
+            return batch  # A group is the hypotheses of one example.
         tokens = batch * length
         size = group_size(self.p, tokens)
         if tokens % size:
@@ -127,8 +124,8 @@ class MoELayer(BaseLayer):
         (ways,) = self._annotator.factor("G")
         if self.p.dispatch is Dispatch.GATHER and num_groups % ways:
             raise ValueError(
-                f"{self.path}: dispatch GATHER moves each partition's own groups, and {num_groups} "
-                f"groups can't be dealt to {ways} partitions; choose a smaller group_size, a "
+                f"{self.path}: dispatch GATHER needs the same number of groups on each of {ways} "
+                f"partitions, got {num_groups} groups in all; choose a smaller group_size, a "
                 "larger batch, or EINSUM."
             )
 
@@ -136,58 +133,44 @@ class MoELayer(BaseLayer):
         p = self.p.train_capacity if context.training else self.p.eval_capacity
         return p.Instantiate().places(size, self.p.num_experts)
 
-    def _gate(
-        self,
-        theta: NestedMap,
-        x_GSM: tf.Tensor,
-        real_GS: tf.Tensor,
-        capacity: int,
-        context: Context,
-    ) -> Gating:
-        # In 16 bits logits would tie.
-        logits_GSE = project(tf.cast(x_GSM, tf.float32), theta.wg)
-        logits_GSE = self.annotate(logits_GSE, "GSE")
-        return gating.top2_gating(
-            logits_GSE, real_GS, capacity, second_above=self._second_above(real_GS, context)
-        )
-
-    def _second_above(self, real_GS: tf.Tensor, context: Context) -> tf.Tensor | float:
-        match self.p.second_expert:
-            case SecondExpert.RANDOM if context.training:
-                uniform_GS = random_uniform(tuple(real_GS.shape), context.seed_for(self.path))
-                return self.annotate(0.5 * uniform_GS, "GS")
-            case SecondExpert.THRESHOLD:
-                return self.p.second_threshold
-            case _:
-                return gating.ALWAYS
+    def _second_above(self, valid_GS: tf.Tensor, context: Context) -> tf.Tensor | float:
+        """What g2 must exceed for a token to ask for its second expert; see top2_gating."""
+        if self.p.second_expert is SecondExpert.ALL or not context.training:
+            return gating.ALWAYS
+        uniform_GS = random_uniform(tuple(valid_GS.shape), context.seed_for(self.path))
+        return self.annotate(0.5 * uniform_GS, "GS")
 
     def _experts(self, theta: NestedMap, inputs_EGCM: tf.Tensor, context: Context) -> tf.Tensor:
-        """[E, G, C, M] -> [G, E, C, M]: what the experts say, dealt back to the groups."""
+        """Applies the experts to [E, G, C, M]; returns their outputs by group, [G, E, C, M]."""
         with tf.name_scope("experts"):
-            # R = G * C rows of an expert: one dim to contract in the gradients; see `project`.
+            # R = G * C rows of an expert: a single dim to contract in the gradients; see `project`.
             inputs_ERM = tf.reshape(inputs_EGCM, [self.p.num_experts, -1, self.p.dim])
             hidden_ERH = tf.nn.relu(context.product("EGH", matmul, inputs_ERM, theta.wi))
             hidden_ERH = self.annotate(hidden_ERH, "EGH")
 
-        def dealt(hidden_ERH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
+        def outputs(hidden_ERH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
             with tf.name_scope("experts"):
                 outputs_EGCM = tf.reshape(matmul(hidden_ERH, wo_EHM), inputs_EGCM.shape)
-                # Still split over experts: over groups it would be cheaper to gather few
-                # experts' weights.
+                # Without this annotation the partitioner may split the product over groups and
+                # gather the weights, which costs less where experts are few.
                 outputs_EGCM = self.annotate(outputs_EGCM, "EGCM")
             with tf.name_scope("combine"):
                 return self.annotate(tf.transpose(outputs_EGCM, [1, 0, 2, 3]), "GECM")
 
-        return context.product("GECM", dealt, hidden_ERH, theta.wo)
+        return context.product("GECM", outputs, hidden_ERH, theta.wo)
 
 
 def group_size(p: Params, tokens: int) -> int:
-    """S of a batch of so many tokens; p is MoELayer.Params(), whose own group_size goes first.
+    """S for a batch of `tokens` tokens: p.group_size if it is set, else a default.
 
-    Dispatch and combine by one-hot products take 4 * E * C * M flops a token together, the
-    experts (E * C / S) * 4 * M * H: the one is S / H of the other. So the default is the largest
-    divisor of the tokens that is at most H / 10. Where E is so large that such a group would give
-    an expert less than one place, which the capacity rounds up, groups are of E / factor tokens.
+    Per token, dispatch and combine by einsum take 4 * E * C * M flops, and the experts take
+    (E * C / S) * 4 * M * H: the former are S / H of the latter. So the default is the largest
+    divisor of `tokens` that is at most H / 10. With so many experts that C would be below 1, and
+    be rounded up, the default is the largest divisor that is at most E / factor.
+
+    Args:
+      p: MoELayer.Params().
+      tokens: the number of tokens in the batch, padding included.
     """
     if p.group_size is not None:
         return p.group_size

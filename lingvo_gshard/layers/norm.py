@@ -9,15 +9,16 @@ from lingvo_gshard.core.base_layer import BaseLayer, constant
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 
+_EPSILON = 1e-6  # added to the variance
+
 
 class LayerNorm(BaseLayer):
-    """Zero mean and unit variance over the last dim, then a learned scale and bias."""
+    """Normalizes the last dim to mean 0 and variance 1, then applies a learned scale and bias."""
 
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
-        p.Define("dim", REQUIRED, "M.")
-        p.Define("epsilon", 1e-6, "Added to the variance.")
+        p.Define("dim", REQUIRED, "M, the model dimension.")
         return p
 
     def __init__(self, params: hyperparams.Params, *args) -> None:
@@ -26,9 +27,9 @@ class LayerNorm(BaseLayer):
         self.CreateVariable("bias", constant((self.p.dim,), "M", 0.0))
 
     def FProp(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        """[..., M] -> [..., M] of the same dtype, computed in float32."""
+        """Normalizes x [..., M], in float32; the result has the dtype of x."""
         wide = tf.cast(x, tf.float32)
         centred = wide - tf.reduce_mean(wide, axis=-1, keepdims=True)
         variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
-        normal = centred * tf.math.rsqrt(variance + self.p.epsilon)
-        return tf.cast(normal * theta.scale + theta.bias, x.dtype)
+        normalized = centred * tf.math.rsqrt(variance + _EPSILON)
+        return tf.cast(normalized * theta.scale + theta.bias, x.dtype)

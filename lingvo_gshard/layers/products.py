@@ -1,7 +1,7 @@
-"""Products with large weights: a block that is computed again may keep what they gave.
+"""Products with large weights, whose results a rematerialized block may keep.
 
-A layer asks its context for one, `context.product("BLH", project, x, weight)`; what that does
-depends on the pass: it is computed, computed and recorded, or replayed.
+A layer computes such a product by `context.product("BLH", project, x, weight)`. Depending on the
+pass, the product is computed, computed and recorded, or replaced by the recorded result.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ import tensorflow as tf
 
 
 class Products(Protocol):
-    """What gives a layer its products."""
+    """The type of `context.product`."""
 
     def __call__(
         self, dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor
     ) -> tf.Tensor:
-        """product(*factors).
+        """Returns product(*factors).
 
         Args:
-          dims: of the result, one letter each.
+          dims: the dims of the result, one letter each.
           product: linear in each of its factors, so that its gradients don't need its result.
-          factors: all that it has gradients for.
+          *factors: all tensors that the product has gradients for.
         """
 
 
 def computed(dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:
-    """The product, and nothing else."""
+    """Computes the product and records nothing."""
     del dims
     return product(*factors)
 
@@ -37,7 +37,7 @@ class Recorded:
     """Computes products and records them.
 
     Attributes:
-      results: (dims, tensor) of each, in the order in which they were asked for.
+      results: the (dims, tensor) of each product, in the order of the calls.
     """
 
     def __init__(self) -> None:
@@ -52,24 +52,24 @@ class Recorded:
 
 
 class Replayed:
-    """Gives what was recorded, in the same order, with the gradients that the products have."""
+    """Returns recorded results in the same order, with the gradients of the products."""
 
     def __init__(self, results: Sequence[tf.Tensor]) -> None:
-        self._left = list(results)
+        self._remaining = list(results)
 
     def __call__(
         self, dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor
     ) -> tf.Tensor:
-        result, scope = self._left.pop(0), tf.get_current_name_scope()
+        result, scope = self._remaining.pop(0), tf.get_current_name_scope()
 
         @tf.custom_gradient
-        def kept(*factors: tf.Tensor):
+        def replayed(*factors: tf.Tensor):
             def gradient(d_result: tf.Tensor) -> list[tf.Tensor]:
                 with tf.name_scope(scope and f"{scope}/"), tf.GradientTape() as tape:
                     tape.watch(factors)
-                    again = product(*factors)  # Its value is not read, so never computed.
+                    again = product(*factors)  # The value is unused, so it is never computed.
                     return tape.gradient(again, factors, d_result)
 
             return tf.identity(result), gradient
 
-        return kept(*factors)
+        return replayed(*factors)

@@ -1,8 +1,8 @@
-"""Random numbers that every partition makes for its own part alone.
+"""Random numbers of which each partition computes only its own part.
 
-TensorFlow's generators number a tensor's elements in ways that the partitioner can't split: each
-device would make all of them. Here element i is a hash of (seed, i), computed from an iota that
-splits like any other tensor; the numbers are the same for any partitioning.
+The partitioner can't split TensorFlow's generators: each device would compute all numbers. Here
+element i is a hash of (seed, i), computed from an iota, which is split like any other tensor. The
+numbers are the same for any partitioning.
 """
 
 from __future__ import annotations
@@ -11,26 +11,27 @@ import math
 
 import tensorflow as tf
 
-_MOST_INDICES = 2**32
+_MAX_INDICES = 2**32
 
 
 def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
-    """Uniform uint32 of `shape`, a function of seed and index.
+    """Uniform uint32 numbers of `shape`, each a function of the seed and its index.
 
-    The index goes through murmur3's finalizer twice, keyed by either half of the seed. That is
-    sound for dropout and routing, and a third of the cost of a cryptographic generator. Dims
-    before those that 32 bits can number move the second key.
+    The index goes through murmur3's finalizer twice, keyed by one half of the seed each time.
+    That is good enough for dropout and routing, at a third of the cost of a cryptographic
+    generator. The index counts the elements of as many last dims as fit 32 bits; the index of the
+    dims before those is added to the second key.
 
     Args:
-      shape: at most 2^32 elements in its last dims, and as many in those before.
+      shape: the last dims may hold up to 2^32 elements, and the dims before those as many.
       seed: int32 [2].
 
     Raises:
-      ValueError: the shape has more elements.
+      ValueError: the shape has more elements than that.
     """
     start = _first_numbered_dim(shape)
     before, last = shape[:start], shape[start:]
-    if math.prod(before) > _MOST_INDICES:
+    if math.prod(before) > _MAX_INDICES:
         raise ValueError(f"random_bits: {shape} has too many elements for two 32-bit indices.")
     keys = tf.bitcast(seed, tf.uint32)
     high = tf.reshape(_flat_index(before), [*before, *[1] * len(last)])
@@ -39,20 +40,20 @@ def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
 
 
 def random_uniform(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
-    """Uniform float32 in [0, 1) of `shape`; see random_bits."""
-    return tf.cast(_shifted(random_bits(shape, seed), 8), tf.float32) * 2.0**-24
+    """Uniform float32 numbers in [0, 1) of `shape`; see random_bits."""
+    return tf.cast(_shift_right(random_bits(shape, seed), 8), tf.float32) * 2.0**-24
 
 
 def random_mask(shape: tuple[int, ...], seed: tf.Tensor, share: float) -> tf.Tensor:
-    """bool of `shape`, True with probability `share` (0 to 1); see random_bits."""
+    """bool of `shape`, True with probability `share`, in [0, 1]; see random_bits."""
     threshold = min(round(share * 2**32), 2**32 - 1)
     return random_bits(shape, seed) <= _uint32(threshold)
 
 
 def _first_numbered_dim(shape: tuple[int, ...]) -> int:
-    """From which dim on the elements have indices of 32 bits."""
+    """The first dim from which on 32 bits can index the elements."""
     for start in range(len(shape)):
-        if math.prod(shape[start:]) <= _MOST_INDICES:
+        if math.prod(shape[start:]) <= _MAX_INDICES:
             return start
     return len(shape)
 
@@ -62,24 +63,24 @@ def _flat_index(shape: tuple[int, ...]) -> tf.Tensor:
     for axis in reversed(range(len(shape))):
         along = [1] * len(shape)
         along[axis] = shape[axis]
-        places = tf.cast(tf.range(shape[axis]), tf.uint32) * _uint32(stride)
-        index += tf.reshape(places, along)
+        indices = tf.cast(tf.range(shape[axis]), tf.uint32) * _uint32(stride)
+        index += tf.reshape(indices, along)
         stride = stride * shape[axis] % 2**32
     return index
 
 
 def _finalize(x: tf.Tensor) -> tf.Tensor:
-    """murmur3's 32-bit finalizer: a bijection in which every input bit moves every output bit."""
-    x = _xor(x, _shifted(x, 16)) * _uint32(0x85EBCA6B)
-    x = _xor(x, _shifted(x, 13)) * _uint32(0xC2B2AE35)
-    return _xor(x, _shifted(x, 16))
+    """murmur3's 32-bit finalizer: a bijection in which each input bit affects all output bits."""
+    x = _xor(x, _shift_right(x, 16)) * _uint32(0x85EBCA6B)
+    x = _xor(x, _shift_right(x, 13)) * _uint32(0xC2B2AE35)
+    return _xor(x, _shift_right(x, 16))
 
 
 def _xor(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.bitwise.bitwise_xor(x, y)
 
 
-def _shifted(x: tf.Tensor, bits: int) -> tf.Tensor:
+def _shift_right(x: tf.Tensor, bits: int) -> tf.Tensor:
     return tf.bitwise.right_shift(x, _uint32(bits))
 
 

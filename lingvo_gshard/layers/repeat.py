@@ -1,13 +1,13 @@
-"""One block of layers, applied R times: unrolled or as a loop, its intermediates kept or not.
+"""One block of layers applied R times, unrolled or in a loop, with or without rematerialization.
 
-A block is a function of tensors, (products, index, x, *shared, *weights) -> [x, *reports]: it asks
-`products` for those with large weights, `x` goes from block to block, all blocks see the `shared`
-tensors, each has its own weights, and its reports are small tensors that every partition has
-whole. Only x, shared and weights have gradients.
+A block is a function of tensors, (products, index, x, *shared, *weights) -> [x, *reports]. It
+computes its products with large weights by `products`. Each block takes the x of the one before;
+all blocks see the same `shared` tensors, and each has its own weights. Reports are small and
+replicated over the partitions. Only x, shared and weights have gradients.
 
-In a loop, the weights and reports of all blocks are stacks: their first dim is R. The program's
-size, and with it the time to compile it, does not grow with R. A loop is meant to be recomputed:
-else it keeps stacks of every intermediate, more than what unrolled layers keep.
+In a loop, the weights and the reports of all blocks are stacks, whose first dim is R. So neither
+the size of the program nor the time to compile it grows with R. A loop should be rematerialized:
+otherwise it keeps stacks of all intermediates, which take more memory than unrolled layers do.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from tensorflow.compiler.tf2xla.python import xla
 
 from lingvo_gshard.core.base_layer import STACKED, Annotator
 from lingvo_gshard.layers.products import Products, Recorded, Replayed, computed
+from lingvo_gshard.layers.slices import read_at, write_at
 
 Tensors = Sequence[tf.Tensor]
 Block = Callable[..., list[tf.Tensor]]
 
 
 class Layers(enum.Enum):
-    """How a program holds equal layers."""
+    """How a program applies the layers of a stack."""
 
-    UNROLLED = "unrolled"  # one after the other
-    LOOP = "loop"  # once, in a while-loop over stacked weights
+    UNROLLED = "unrolled"  # one after the other, each with its own instructions
+    LOOP = "loop"  # as one block in a while-loop over stacked weights
 
 
 class Remat(enum.Enum):
-    """What the backward pass computes again to save memory (rematerialization)."""
+    """What the backward pass recomputes to save memory (rematerialization)."""
 
     NONE = "none"
     BLOCK = "block"  # each block, from its input
-    ALL_BUT_PRODUCTS = "all_but_products"  # the same, but for what it asks `products` for
+    ALL_BUT_PRODUCTS = "all_but_products"  # as BLOCK, except the results of `products`
 
 
 def recomputed(block: Block, remat: Remat) -> Callable[..., list[tf.Tensor]]:
-    """`block` of all but `products`, whose gradient computes again what `remat` says."""
+    """`block` without its `products` argument; its gradient recomputes according to `remat`."""
     if remat is Remat.NONE:
         return functools.partial(block, computed)
 
@@ -65,10 +66,10 @@ def _replayed(kept: Tensors) -> Products:
 
 
 class _Keeping:
-    """A block in a loop that reports, before all else, what its gradient shall find.
+    """A block in a loop whose first reports are the tensors that its gradient needs.
 
     Attributes:
-      kept_dims: of each tensor that is kept; known once the block has been traced.
+      kept_dims: the dims of each of these tensors; known once the block has been traced.
     """
 
     def __init__(self, block: Block, x_dims: str, remat: Remat) -> None:
@@ -97,13 +98,15 @@ class Loop:
         shared_dims: Sequence[str],
         weight_dims: Sequence[str],
     ) -> None:
-        """Args:
-        block: see the module.
-        num_blocks: R.
-        annotator: the experiment's.
-        x_dims: of `x`.
-        shared_dims: of each shared tensor.
-        weight_dims: of each weight of one block.
+        """Describes a loop.
+
+        Args:
+          block: see the module's docstring.
+          num_blocks: R.
+          annotator: the experiment's annotator.
+          x_dims: the dims of x.
+          shared_dims: the dims of each shared tensor.
+          weight_dims: the dims of each weight of one block.
         """
         self._block, self._num_blocks, self._annotate = block, num_blocks, annotator.annotate
         self._x_dims, self._shared_dims, self._weight_dims = x_dims, shared_dims, weight_dims
@@ -112,16 +115,16 @@ class Loop:
     def __call__(
         self, x: tf.Tensor, shared: Tensors, stacks: Tensors, remat: Remat
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Applies the block.
+        """Applies the block R times.
 
         Args:
-          x: what the first block takes.
-          shared: what all take.
-          stacks: the weights, [R, ...].
-          remat: what the gradient computes again.
+          x: the first block's input.
+          shared: tensors that all blocks see.
+          stacks: the weights, each [R, ...].
+          remat: what the gradient recomputes.
 
         Returns:
-          What the last block makes of x, and the reports, [R, ...].
+          The last block's x, and the reports, each [R, ...].
         """
         block = _Keeping(self._block, self._x_dims, remat)
         if remat is Remat.NONE:
@@ -144,7 +147,7 @@ class Loop:
     def _forward(
         self, block: _Keeping, x: tf.Tensor, shared: Tensors, stacks: Tensors
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """The block applied R times: its result, and stacks of what is kept and reported."""
+        """Applies the block R times; returns x, and stacks of the kept tensors and the reports."""
         specs = self._report_specs(block, x, shared, stacks)
         reports = specs[len(block.kept_dims) :]
         report_dims = [*block.kept_dims, *("_" * spec.shape.rank for spec in reports)]
@@ -170,7 +173,7 @@ class Loop:
         d_y: tf.Tensor,
         d_reports: Tensors,
     ) -> list[tf.Tensor]:
-        """Gradients of x, shared and stacks; `kept` are the stacks of _Keeping, and their dims."""
+        """Gradients of x, shared and stacks, given the stacks of kept tensors with their dims."""
         one_dims = [self._x_dims, *self._shared_dims, *self._weight_dims]
         dims = [self._x_dims, *self._shared_dims, *self._stack_dims]
 
@@ -199,7 +202,7 @@ class Loop:
     def _report_specs(
         self, block: _Keeping, x: tf.Tensor, shared: Tensors, stacks: Tensors
     ) -> list[tf.TensorSpec]:
-        """What one block reports, of a trace that becomes no part of the program."""
+        """The specs of one block's reports, from a trace that is not part of the program."""
         args = [tf.TensorSpec(t.shape, t.dtype) for t in [x, *shared]]
         args += [tf.TensorSpec(t.shape[1:], t.dtype) for t in stacks]
         traced = tf.function(functools.partial(block, 0), autograph=False, input_signature=args)
@@ -222,8 +225,8 @@ class Loop:
 def _pull_back(
     fn: Callable[..., list[tf.Tensor]], args: Tensors, d_results: Tensors
 ) -> list[tf.Tensor]:
-    """Gradients of args, given those of fn(*args), which is computed once more."""
-    # Without it the compiler would see that this computes what is there, and keep that.
+    """Gradients of args, given those of fn(*args), which is computed again."""
+    # Without the barrier the compiler would reuse the forward pass's results, and so keep them.
     held = xla.optimization_barrier(*args, *d_results)
     args, d_results = held[: len(args)], held[len(args) :]
     with tf.GradientTape() as tape:
@@ -233,19 +236,20 @@ def _pull_back(
 
 
 def _gradient_dtype(stack: tf.Tensor, activations: tf.DType) -> tf.DType:
-    """Of a stack's gradient while the loop writes it.
+    """The dtype of a stack's gradient while the loop writes it.
 
-    The products of 16-bit activations that matrices' gradients are have no more bits (the router's
-    do, and are rounded); and the gradients of all layers, which are there at once, are half of
-    what a deep model needs.
+    The gradient of a matrix is a product of activations and needs no more bits than they have.
+    (The router's gradient does have more, and is rounded.) The gradients of all layers exist at
+    the same time and are half of what a deep model needs, so 16 bits halve a large part.
     """
     return activations if stack.shape.rank > 2 else stack.dtype
 
 
 def _take(stack: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(stack, weight i), for a loop that carries the stack and takes each item once.
+    """(stack, weight i), for a loop that carries the stack and takes each weight once.
 
-    So the items' gradients are written into the stack's, none is added to the whole of it.
+    The gradient of a weight is then written into the stack's gradient. The gradient of an
+    ordinary slice would be a whole stack of zeros, added at every iteration.
     """
 
     @tf.custom_gradient
@@ -256,7 +260,7 @@ def _take(stack: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _put(stack: tf.Tensor, i: tf.Tensor, item: tf.Tensor) -> tf.Tensor:
-    """The stack with `item` at place i, for a loop that carries it and puts each item once."""
+    """The stack with `item` at index i, for a loop that carries it and writes each item once."""
 
     @tf.custom_gradient
     def written(stack: tf.Tensor, item: tf.Tensor):
@@ -266,21 +270,19 @@ def _put(stack: tf.Tensor, i: tf.Tensor, item: tf.Tensor) -> tf.Tensor:
 
 
 def _weight(stack: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
-    """Weight i of a stack, which shall be the only copy of the weights.
+    """Weight i of a stack, without a second copy of the stack in bfloat16.
 
     A TPU multiplies matrices in bfloat16. Where a loop does nothing else with its weights, the
-    compiler narrows the whole stack before the loop, and keeps it beside the float32 one that the
-    optimizer needs. A float32 product, with a one that it cannot see through, keeps it from that.
+    compiler converts the whole stack before the loop and keeps it beside the float32 one that the
+    optimizer needs. Multiplying by a float32 one that the compiler can't see through prevents it.
     """
     (one,) = xla.optimization_barrier(tf.ones([], stack.dtype))
     return one * _item(stack, i)
 
 
 def _item(stack: tf.Tensor, i: tf.Tensor) -> tf.Tensor:
-    start = tf.stack([i] + [0] * (stack.shape.rank - 1))
-    return xla.dynamic_slice(stack, start, [1, *stack.shape[1:]])[0]
+    return read_at(stack, i, 1)[0]
 
 
 def _replaced(stack: tf.Tensor, i: tf.Tensor, item: tf.Tensor) -> tf.Tensor:
-    start = tf.stack([i] + [0] * (stack.shape.rank - 1))
-    return xla.dynamic_update_slice(stack, item[None], start)
+    return write_at(stack, item[None], i, axis=0)

@@ -1,7 +1,7 @@
-"""Pre-norm Transformer layers and stacks, every other feed-forward layer an MoE layer (2.1).
+"""Pre-norm Transformer layers, and stacks in which every other layer is an MoE layer (section 2.1).
 
 B batch, L length (of the target in a decoder), T source length, M model, N heads, D head size,
-k beam, P places in a flat beam.
+k beam size, P cache length: the positions of the flat beam.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import KeysValues, MultiHeadAttention
-from lingvo_gshard.layers.cache import lengthened, write_at
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
@@ -27,18 +26,19 @@ from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.layers.norm import LayerNorm
 from lingvo_gshard.layers.products import Products
 from lingvo_gshard.layers.repeat import Layers, Loop, Remat, recomputed
+from lingvo_gshard.layers.slices import lengthened, write_at
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """What a decoder attends to: the encoder's output [B, T, M] and a mask [B, L, T]."""
+    """The encoder's output [B, T, M] and the mask [B, L, T] by which a decoder attends to it."""
 
     encoded: tf.Tensor
     mask: tf.Tensor
 
 
 class TransformerLayer(BaseLayer):
-    """Self-attention, attention to a source in a decoder, and a feed-forward or MoE layer."""
+    """Self-attention, in a decoder attention to the source, and a feed-forward or MoE layer."""
 
     self_norm: LayerNorm
     self_attention: MultiHeadAttention
@@ -50,11 +50,11 @@ class TransformerLayer(BaseLayer):
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
-        p.Define("dim", REQUIRED, "M.")
-        p.Define("attention", MultiHeadAttention.Params(), "Of self- and cross-attention.")
+        p.Define("dim", REQUIRED, "M, the model dimension.")
+        p.Define("attention", MultiHeadAttention.Params(), "Self- and source attention.")
         p.Define("feed_forward", REQUIRED, "FeedForwardLayer.Params() or MoELayer.Params().")
         p.Define("has_source", False, "Whether this is a decoder's layer.")
-        p.Define("residual_dropout", DropoutLayer.Params(), "Before each residual sum.")
+        p.Define("residual_dropout", DropoutLayer.Params(), "Dropout before each residual sum.")
         return p
 
     def __init__(self, params: hyperparams.Params, *args) -> None:
@@ -73,7 +73,7 @@ class TransformerLayer(BaseLayer):
         theta: NestedMap,
         x: tf.Tensor,
         mask: tf.Tensor,
-        real: tf.Tensor,
+        valid_mask: tf.Tensor,
         source: Source | None,
         context: Context,
     ) -> tuple[tf.Tensor, LayerReport]:
@@ -82,13 +82,13 @@ class TransformerLayer(BaseLayer):
         Args:
           theta: the weights.
           x: [B, L, M].
-          mask: float [B, L, L], which positions self-attention may see.
-          real: float [B, L], 1 for a token, 0 for padding.
-          source: of a decoder's layer, else None.
+          mask: float [B, L, L], 1 where self-attention may attend, else 0.
+          valid_mask: float [B, L], 1 for a token, 0 for padding.
+          source: what a decoder's layer attends to; None in an encoder.
           context: the mode and seed.
 
         Returns:
-          [B, L, M], and what it tells of them.
+          [B, L, M], and the layer's report.
         """
         h = self.self_norm.FProp(theta.self_norm, x)
         memory = self.self_attention.Project(theta.self_attention, h)
@@ -97,7 +97,7 @@ class TransformerLayer(BaseLayer):
         if source is not None:
             memory = self.source_attention.Project(theta.source_attention, source.encoded)
             x = self._attend_source(theta, x, memory, source.mask, context)
-        x, routing = self._feed_forward(theta, x, real, context)
+        x, routing = self._feed_forward(theta, x, valid_mask, context)
         return x, LayerReport(tf.sqrt(tf.reduce_mean(tf.square(tf.cast(x, tf.float32)))), routing)
 
     def ExtendStep(
@@ -107,33 +107,33 @@ class TransformerLayer(BaseLayer):
         cache: NestedMap,
         mask: tf.Tensor,
         source_mask: tf.Tensor,
-        real: tf.Tensor,
+        valid_mask: tf.Tensor,
         step: tf.Tensor,
         context: Context,
     ) -> tuple[tf.Tensor, NestedMap, tf.Tensor]:
-        """One decoding step of a flat beam (A.1): writes k places, attends to those in `mask`.
+        """Decodes one step of a flat beam (A.1): appends k positions to the cache and attends.
 
         Args:
           theta: the weights.
           x: [B, k, M], the newest token of every hypothesis.
-          cache: self_keys [B, N, D, P] and self_values [B, N, P, D], as the products with them want
-            them: whatever lay otherwise would be transposed, the whole of it, at every step.
-            source_keys and source_values of T instead of P.
-          mask: float [B, k, P], the places of each hypothesis, this step's included.
-          source_mask: float [B, k, T].
-          real: float [B, k], 0 where a token shall take no expert.
-          step: int32 scalar; this step's keys go to places step * k and on.
+          cache: self_keys [B, N, D, P] and self_values [B, N, P, D], in the layout of their
+            products, since any other would be transposed in full at every step; source_keys and
+            source_values likewise, with T for P.
+          mask: float [B, k, P], 1 at the positions of each hypothesis, including this step's.
+          source_mask: float [B, k, T], 1 at the source's tokens.
+          valid_mask: float [B, k], 0 for a token that should take no expert.
+          step: int32 scalar; this step's positions begin at step * k.
           context: the mode.
 
         Returns:
-          [B, k, M], the cache with this step's keys and values, and float32 [B, k, T], what was
-          attended to of the source, the mean over heads.
+          [B, k, M]; the cache with this step's keys and values; and the attention to the source,
+          averaged over the heads, float32 [B, k, T].
         """
         h = self.self_norm.FProp(theta.self_norm, x)
         new = self.self_attention.Project(theta.self_attention, h)
-        place = step * x.shape[1]
-        keys = write_at(cache.self_keys, tf.linalg.matrix_transpose(new.keys), place, axis=3)
-        values = write_at(cache.self_values, new.values, place, axis=2)
+        position = step * x.shape[1]
+        keys = write_at(cache.self_keys, tf.linalg.matrix_transpose(new.keys), position, axis=3)
+        values = write_at(cache.self_values, new.values, position, axis=2)
         cache = NestedMap(
             cache,
             self_keys=self.annotate(keys, "BNDT"),
@@ -145,14 +145,14 @@ class TransformerLayer(BaseLayer):
         source = KeysValues(tf.linalg.matrix_transpose(cache.source_keys), cache.source_values)
         attention = self._source_weights(theta, x, source, source_mask)
         x = self._attend_source(theta, x, source, source_mask, context)
-        return self._feed_forward(theta, x, real, context)[0], cache, attention
+        return self._feed_forward(theta, x, valid_mask, context)[0], cache, attention
 
-    def InitCache(self, theta: NestedMap, encoded: tf.Tensor, places: int) -> NestedMap:
-        """An empty cache of P places beside the keys and values of encoded [B, T, M]."""
+    def InitCache(self, theta: NestedMap, encoded: tf.Tensor, cache_len: int) -> NestedMap:
+        """An empty cache of length P, and the keys and values of `encoded` [B, T, M]."""
         source = self.source_attention.Project(theta.source_attention, encoded)
         batch, heads, _, head_dim = source.keys.shape
-        keys = tf.zeros([batch, heads, head_dim, places], source.keys.dtype)
-        values = tf.zeros([batch, heads, places, head_dim], source.keys.dtype)
+        keys = tf.zeros([batch, heads, head_dim, cache_len], source.keys.dtype)
+        values = tf.zeros([batch, heads, cache_len, head_dim], source.keys.dtype)
         return NestedMap(
             self_keys=self.annotate(keys, "BNDT"),
             self_values=self.annotate(values, "BNTD"),
@@ -180,11 +180,11 @@ class TransformerLayer(BaseLayer):
         return tf.reduce_mean(weights, 1)
 
     def _feed_forward(
-        self, theta: NestedMap, x: tf.Tensor, real: tf.Tensor, context: Context
+        self, theta: NestedMap, x: tf.Tensor, valid_mask: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, Routing | None]:
         h, routing = self.feed_forward_norm.FProp(theta.feed_forward_norm, x), None
         if isinstance(self.feed_forward, MoELayer):
-            h, routing = self.feed_forward.FProp(theta.feed_forward, h, real, context)
+            h, routing = self.feed_forward.FProp(theta.feed_forward, h, valid_mask, context)
         else:
             h = self.feed_forward.FProp(theta.feed_forward, h, context)
         return self._residual("feed_forward", theta, x, h, context), routing
@@ -198,35 +198,35 @@ class TransformerLayer(BaseLayer):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Fixed:
-    """What all layers see alike and none has a gradient for; see TransformerLayer.FProp."""
+class _Constants:
+    """The arguments of TransformerLayer.FProp that all layers share and that have no gradient."""
 
     mask: tf.Tensor
-    real: tf.Tensor
+    valid_mask: tf.Tensor
     source_mask: tf.Tensor | None
     context: Context
 
 
 class TransformerStack(BaseLayer):
-    """Layers on top of each other and a final norm; every other one has experts.
+    """A stack of layers, every other one with experts, and a final norm.
 
-    Two layers, a dense one and one with experts, are a block; a single one where none has experts.
+    A block is two layers, a dense one and one with experts; without experts it is a single layer.
     """
 
-    layers: list[TransformerLayer]  # UNROLLED: all of them.
-    block: list[TransformerLayer]  # LOOP: those of one block; theta.block[j] holds stacks.
+    layers: list[TransformerLayer]  # UNROLLED: all layers.
+    block: list[TransformerLayer]  # LOOP: the layers of one block; theta.block[j] holds stacks.
     norm: LayerNorm
 
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
-        p.Define("dim", REQUIRED, "M.")
-        p.Define("num_layers", REQUIRED, "Layers, counted as the paper does.")
-        p.Define("layer", TransformerLayer.Params(), "Of every layer; feed_forward is set here.")
+        p.Define("dim", REQUIRED, "M, the model dimension.")
+        p.Define("num_layers", REQUIRED, "The number of layers, counted as in the paper.")
+        p.Define("layer", TransformerLayer.Params(), "All layers, except their feed_forward.")
         p.Define("dense", FeedForwardLayer.Params(), "The feed-forward of even layers.")
-        p.Define("moe", MoELayer.Params(), "The feed-forward of odd layers; None: dense ones.")
-        p.Define("layers_as", Layers.UNROLLED, "LOOP needs whole blocks.")
-        p.Define("remat", Remat.NONE, "What the backward pass computes again.")
+        p.Define("moe", MoELayer.Params(), "The feed-forward of odd layers; None for dense ones.")
+        p.Define("layers_as", Layers.UNROLLED, "How the program applies the layers.")
+        p.Define("remat", Remat.NONE, "What the backward pass recomputes.")
         return p
 
     def __init__(self, params: hyperparams.Params, *args) -> None:
@@ -247,8 +247,8 @@ class TransformerStack(BaseLayer):
                 num_blocks, rest = divmod(p.num_layers, len(kinds))
                 if rest:
                     raise ValueError(
-                        f"{self.path}: num_layers {p.num_layers} cannot be a LOOP over blocks of "
-                        f"{len(kinds)} layers; choose a multiple, or UNROLLED."
+                        f"{self.path}: LOOP needs whole blocks of {len(kinds)} layers, got "
+                        f"num_layers {p.num_layers}; choose a multiple, or UNROLLED."
                     )
                 self.CreateChildren("block", layers[: len(kinds)], stacked=num_blocks)
         self.CreateChild("norm", LayerNorm.Params().Set(dim=p.dim))
@@ -258,31 +258,31 @@ class TransformerStack(BaseLayer):
         theta: NestedMap,
         x: tf.Tensor,
         mask: tf.Tensor,
-        real: tf.Tensor,
+        valid_mask: tf.Tensor,
         source: Source | None,
         context: Context,
     ) -> tuple[tf.Tensor, list[LayerReport]]:
-        """As TransformerLayer.FProp, through all layers; gives each one's report."""
+        """Applies all layers; see TransformerLayer.FProp. Returns one report for each layer."""
         shared = [] if source is None else [source.encoded]
-        fixed = _Fixed(mask, real, None if source is None else source.mask, context)
+        constants = _Constants(mask, valid_mask, None if source is None else source.mask, context)
         match self.p.layers_as:
             case Layers.UNROLLED:
-                x, reports = self._unrolled(theta, x, shared, fixed)
+                x, reports = self._unrolled(theta, x, shared, constants)
             case Layers.LOOP:
-                x, reports = self._loop(theta, x, shared, fixed)
+                x, reports = self._loop(theta, x, shared, constants)
         return self.norm.FProp(theta.norm, x), reports
 
-    def InitCache(self, theta: NestedMap, encoded: tf.Tensor, places: int) -> NestedMap:
-        """Every layer's cache; see TransformerLayer.InitCache."""
+    def InitCache(self, theta: NestedMap, encoded: tf.Tensor, cache_len: int) -> NestedMap:
+        """The caches of all layers; see TransformerLayer.InitCache."""
         pairs = self._layers_and_weights(theta)
-        return NestedMap(layers=[layer.InitCache(w, encoded, places) for layer, w in pairs])
+        return NestedMap(layers=[layer.InitCache(w, encoded, cache_len) for layer, w in pairs])
 
-    def GrowCache(self, cache: NestedMap, places: int) -> NestedMap:
-        """Every layer's cache with room for P places, empty after those that it has."""
+    def GrowCache(self, cache: NestedMap, cache_len: int) -> NestedMap:
+        """Pads the caches of all layers to length P."""
 
         def grown(layer: NestedMap) -> NestedMap:
-            keys = lengthened(layer.self_keys, places, axis=3)
-            values = lengthened(layer.self_values, places, axis=2)
+            keys = lengthened(layer.self_keys, cache_len, axis=3)
+            values = lengthened(layer.self_values, cache_len, axis=2)
             return NestedMap(
                 layer,
                 self_keys=self.annotate(keys, "BNDT"),
@@ -294,7 +294,7 @@ class TransformerStack(BaseLayer):
     def ExtendStep(
         self, theta: NestedMap, x: tf.Tensor, cache: NestedMap, *args
     ) -> tuple[tf.Tensor, NestedMap, tf.Tensor]:
-        """As TransformerLayer.ExtendStep, through all layers; the mean of what they attended to."""
+        """Applies all layers and averages their attention; see TransformerLayer.ExtendStep."""
         caches, attentions = [], []
         pairs = self._layers_and_weights(theta)
         for (layer, weights), old in zip(pairs, cache.layers, strict=True):
@@ -305,19 +305,19 @@ class TransformerStack(BaseLayer):
         return self.norm.FProp(theta.norm, x), NestedMap(layers=caches), attention
 
     def _unrolled(
-        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], fixed: _Fixed
+        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], constants: _Constants
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         reports: list[LayerReport] = []
         for first in range(0, self.p.num_layers, self._block_size):
             layers = self.layers[first : first + self._block_size]
             weights = NestedMap(layers=theta.layers[first : first + self._block_size])
-            block = functools.partial(self._block, layers, weights, fixed, first)
-            x, *told = recomputed(block, self.p.remat)(x, *shared, *weights.Flatten())
-            reports += _reports(layers, iter(told))
+            block = functools.partial(self._block, layers, weights, constants, first)
+            x, *tensors = recomputed(block, self.p.remat)(x, *shared, *weights.Flatten())
+            reports += _reports(layers, iter(tensors))
         return x, reports
 
     def _loop(
-        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], fixed: _Fixed
+        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], constants: _Constants
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         num_blocks = self.p.num_layers // self._block_size
         weights = NestedMap(layers=theta.block)
@@ -325,7 +325,7 @@ class TransformerStack(BaseLayer):
 
         def block(products: Products, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
             first = index * self._block_size
-            return self._block(self.block, weights, fixed, first, products, *args)
+            return self._block(self.block, weights, constants, first, products, *args)
 
         loop = Loop(
             block,
@@ -335,36 +335,36 @@ class TransformerStack(BaseLayer):
             shared_dims=["BTM"] * len(shared),
             weight_dims=[spec.dims for spec in specs.Flatten()],
         )
-        x, told = loop(x, shared, weights.Flatten(), self.p.remat)
+        x, stacks = loop(x, shared, weights.Flatten(), self.p.remat)
         reports: list[LayerReport] = []
         for index in range(num_blocks):
-            reports += _reports(self.block, (stack[index] for stack in told))
+            reports += _reports(self.block, (stack[index] for stack in stacks))
         return x, reports
 
     def _block(
         self,
         layers: list[TransformerLayer],
-        like: NestedMap,
-        fixed: _Fixed,
+        weights: NestedMap,
+        constants: _Constants,
         first: int | tf.Tensor,
         products: Products,
         x: tf.Tensor,
         *rest: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Layers number `first` and on as a repeat.Block: the output, the reports' tensors."""
+        """Applies the layers from index `first` on, as a repeat.Block."""
         source, leaves = None, list(rest)
-        if fixed.source_mask is not None:
-            source = Source(leaves.pop(0), fixed.source_mask)
-        told = []
-        for j, (layer, theta) in enumerate(zip(layers, like.Pack(leaves).layers, strict=True)):
-            context = fixed.context.in_layer(self.path, first + j, layer.path)
+        if constants.source_mask is not None:
+            source = Source(leaves.pop(0), constants.source_mask)
+        reported = []
+        for j, (layer, theta) in enumerate(zip(layers, weights.Pack(leaves).layers, strict=True)):
+            context = constants.context.in_layer(self.path, first + j, layer.path)
             context = dataclasses.replace(context, product=products)
-            x, report = layer.FProp(theta, x, fixed.mask, fixed.real, source, context)
-            told += report.tensors()
-        return [x, *told]
+            x, report = layer.FProp(theta, x, constants.mask, constants.valid_mask, source, context)
+            reported += report.tensors()
+        return [x, *reported]
 
     def _layers_and_weights(self, theta: NestedMap) -> list[tuple[TransformerLayer, NestedMap]]:
-        """Every layer with its own weights."""
+        """Each layer with its weights; in a LOOP, with its slices of the stacks."""
         if self.p.layers_as is Layers.UNROLLED:
             return list(zip(self.layers, theta.layers, strict=True))
         size = self._block_size
@@ -375,6 +375,6 @@ class TransformerStack(BaseLayer):
 
 
 def _reports(layers: Sequence[TransformerLayer], tensors: Iterator[tf.Tensor]) -> list[LayerReport]:
-    """The layers' reports, of their tensors one after the other."""
+    """Rebuilds the layers' reports from all their tensors in order."""
     experts = [isinstance(layer.feed_forward, MoELayer) for layer in layers]
     return [LayerReport.from_tensors(tensors, has_experts=each) for each in experts]

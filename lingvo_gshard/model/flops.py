@@ -1,7 +1,7 @@
-"""Model flops: the arithmetic that the mathematics of a training step asks for.
+"""Model flops: the floating-point operations that a training step mathematically needs.
 
-Matrix products alone, two experts a token; not what a program does beyond that: capacity that
-stays empty, dispatch and combine by one-hot products, softmaxes, the optimizer.
+These are the matrix products alone, with two experts for each token. They leave out what a
+program does besides: unused capacity, dispatch and combine by einsum, softmaxes, the optimizer.
 """
 
 from __future__ import annotations
@@ -10,25 +10,25 @@ import math
 
 from lingvo_gshard.model.translation import TranslationTask
 
-# A product and a sum a weight and token; the backward pass does twice the forward's.
+# A multiplication and an addition for each weight and token; backward takes twice forward.
 _FORWARD, _TRAINING = 2, 3
 _EXPERTS_PER_TOKEN = 2
 
 
 def train_step_flops(task: TranslationTask, batch: int, source_len: int, target_len: int) -> float:
-    """Floating-point operations of one step on full rows, forward and backward.
+    """The operations of one step, forward and backward, on rows without padding.
 
     Args:
       task: the model.
-      batch: B, rows.
-      source_len: T, tokens of a row.
-      target_len: L, tokens of a row.
+      batch: B, the number of rows.
+      source_len: T, the source tokens of a row.
+      target_len: L, the target tokens of a row.
     """
     source, target = batch * source_len, batch * target_len
     products = 0.0
     for path, spec in task.weight_specs.FlattenItems():
         if len(spec.axes) < 2 or "embedding" in path:
-            continue  # Looked up or added, not multiplied.
+            continue  # It is looked up or added, not multiplied.
         tokens = source if _reads_source(path) else target
         experts = dict(zip(spec.dims, spec.shape, strict=True)).get("E")
         share = _EXPERTS_PER_TOKEN / experts if experts else 1.0
@@ -43,7 +43,7 @@ def _reads_source(path: str) -> bool:
 
 
 def _attention(task: TranslationTask, batch: int, source_len: int, target_len: int) -> float:
-    """Products of queries with keys and of probabilities with values."""
+    """The products of queries with keys, and of probabilities with values."""
     pairs = {
         "encoder": source_len * source_len,
         "decoder": target_len * target_len + target_len * source_len,

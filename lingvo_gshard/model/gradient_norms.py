@@ -1,4 +1,4 @@
-"""How large a step's gradients are, layer by layer."""
+"""The norms of a step's gradients by layer."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ from lingvo_gshard.layers import stacking
 
 
 def gradient_norms(gradients: NestedMap, weight_specs: NestedMap) -> NestedMap:
-    """The norm of the gradients of each layer's weights.
-
-    Each gradient is read once, where it lies: partitions exchange scalars alone.
+    """The norm of all gradients of each layer. Partitions exchange only scalars.
 
     Args:
-      gradients: in theta's structure, float32.
-      weight_specs: the same of WeightSpec.
+      gradients: float32, in theta's structure.
+      weight_specs: WeightSpecs, in theta's structure.
 
     Returns:
-      float32 scalars, not finite where a gradient is not: `encoder_3` for layer 3 of a stack,
-      `encoder_norm` for what the stack has besides, `softmax` for what lies in none.
+      float32 scalars by name: `encoder_3` for layer 3 of a stack, `encoder_norm` for a stack's
+      other children, `softmax` for weights outside of stacks. A norm is not finite if one of its
+      gradients is not.
     """
     squares = gradients.Pack(
         tf.reduce_sum(tf.square(gradient), spec.axes)

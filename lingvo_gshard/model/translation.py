@@ -1,7 +1,7 @@
 """The translation task: an encoder-decoder MoE Transformer and its loss (sections 2.2, 4.3, A.2).
 
-B batch, L target length, T source length, M model, V target vocabulary, k beam, P places of a
-flat beam, E experts.
+B batch, L target length, T source length, M model, V target vocabulary, k beam size, P cache
+length: the positions of the flat beam.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ACTIVATION_DTYPES = ("float32", "bfloat16")
 
 
 class TranslationTask(BaseLayer):
-    """Translates packed source sequences; a token attends to its own example alone."""
+    """Translates packed sequences. A token attends only to its own example."""
 
     encoder: TransformerStack
     decoder: TransformerStack
@@ -37,20 +37,15 @@ class TranslationTask(BaseLayer):
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
-        p.Define(
-            "source_vocab_size",
-            REQUIRED,
-            "Pieces of the source languages' vocabulary.",
-            optional=int,
-        )
-        p.Define("target_vocab_size", REQUIRED, "V.", optional=int)
-        p.Define("dim", REQUIRED, "M.")
-        p.Define("encoder", TransformerStack.Params(), "")
-        p.Define("decoder", TransformerStack.Params(), "")
-        p.Define("input_dropout", DropoutLayer.Params(), "Of the embeddings.")
-        p.Define("label_smoothing", 0.0, "The share of the target spread over all pieces.")
-        p.Define("activation_dtype", "float32", "Or bfloat16; weights and router are float32.")
-        p.Define("aux_loss_weight", REQUIRED, "k, the weight of each MoE layer's l_aux.")
+        p.Define("source_vocab_size", REQUIRED, "The source vocabulary's pieces.", optional=int)
+        p.Define("target_vocab_size", REQUIRED, "V, the target vocabulary's pieces.", optional=int)
+        p.Define("dim", REQUIRED, "M, the model dimension.")
+        p.Define("encoder", TransformerStack.Params(), "The encoder.")
+        p.Define("decoder", TransformerStack.Params(), "The decoder.")
+        p.Define("input_dropout", DropoutLayer.Params(), "Dropout of the embeddings.")
+        p.Define("label_smoothing", 0.0, "The target's probability mass spread over all pieces.")
+        p.Define("activation_dtype", "float32", "Or bfloat16. Weights and router stay float32.")
+        p.Define("aux_loss_weight", REQUIRED, "k, the weight of the sum of all l_aux.")
         return p
 
     def __init__(self, params: hyperparams.Params, *args) -> None:
@@ -63,7 +58,7 @@ class TranslationTask(BaseLayer):
             )
         if not 0 <= p.label_smoothing < 1:
             raise ValueError(
-                f"TranslationTask: label_smoothing must be 0 to below 1, got {p.label_smoothing}."
+                f"TranslationTask: label_smoothing must be in [0, 1), got {p.label_smoothing}."
             )
         for side, size in (("source", p.source_vocab_size), ("target", p.target_vocab_size)):
             embedding = EmbeddingLayer.Params().Set(vocab_size=size, dim=p.dim)
@@ -78,13 +73,13 @@ class TranslationTask(BaseLayer):
     def FProp(
         self, theta: NestedMap, features: NestedMap, context: Context
     ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
-        """Logits of every target position, under teacher forcing.
+        """Computes the logits of every target position, with teacher forcing.
 
         Args:
           theta: the weights.
-          features: int32 [B, T] source_ids, source_segment_ids, source_positions and [B, L]
-            target_ids (the labels shifted right), target_segment_ids, target_positions; segment
-            0 is padding.
+          features: int32 source_ids, source_segment_ids and source_positions [B, T], and
+            target_ids (the labels shifted right), target_segment_ids and target_positions
+            [B, L]. Segment 0 is padding.
           context: the mode and seed.
 
         Returns:
@@ -95,36 +90,37 @@ class TranslationTask(BaseLayer):
         mask = segment_mask(segments, segments) * causal_mask(segments.shape[1])
         source = Source(encoded, segment_mask(segments, features.source_segment_ids))
         x = self._embed("target", theta, features.target_ids, features.target_positions, context)
-        x, of_decoder = self.decoder.FProp(theta.decoder, x, mask, _real(segments), source, context)
-        return self._logits(theta, x), reports | _named("decoder", of_decoder)
+        x, layer_reports = self.decoder.FProp(
+            theta.decoder, x, mask, _valid_mask(segments), source, context
+        )
+        return self._logits(theta, x), reports | _by_name("decoder", layer_reports)
 
     def Encode(
         self, theta: NestedMap, features: NestedMap, context: Context
     ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
-        """Encodes the source: [B, T, M] and the reports; arguments as for FProp."""
+        """Encodes the source; arguments as for FProp. Returns [B, T, M] and the layers' reports."""
         segments = features.source_segment_ids
         x = self._embed("source", theta, features.source_ids, features.source_positions, context)
         x, reports = self.encoder.FProp(
-            theta.encoder, x, segment_mask(segments, segments), _real(segments), None, context
+            theta.encoder, x, segment_mask(segments, segments), _valid_mask(segments), None, context
         )
-        return x, _named("encoder", reports)
+        return x, _by_name("encoder", reports)
 
     def Loss(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
     ) -> tuple[tf.Tensor, NestedMap]:
-        """L = l_nll + k * l_aux (section 2.2), l_aux summed over the MoE layers.
+        """L = l_nll + k * l_aux (section 2.2), with l_aux summed over the MoE layers.
 
         Args:
           theta: the weights.
           features: as for FProp.
-          labels: target_labels int32 [B, L], target_weights float32 [B, L], 0 at padding.
+          labels: target_labels, int32 [B, L], and target_weights, float32 [B, L], 0 at padding.
           context: the mode and seed.
 
         Returns:
-          The scalar loss and metrics: nll (nats a token, without smoothing), aux_loss,
-          num_tokens, padding (the share of positions without a token) by side,
-          activation_norms by layer (the root mean square of its output), and routing by field of
-          Routing and MoE layer.
+          The scalar loss, and metrics: loss; nll, in nats a token, without smoothing; aux_loss;
+          num_tokens; padding, the share of positions without a token, by side; activation_norms,
+          the root mean square of each layer's output; and routing, by field of Routing and layer.
         """
         logits, reports = self.FProp(theta, features, context)
         weights = labels.target_weights
@@ -143,63 +139,63 @@ class TranslationTask(BaseLayer):
             num_tokens=num_tokens,
             padding=NestedMap({side: _padding(features, side) for side in _SIDES}),
             activation_norms=NestedMap({name: r.rms for name, r in reports.items()}),
-            routing=_by_field(routings),
+            routing=_routing_by_field(routings),
         )
 
     def InitDecode(
         self,
         theta: NestedMap,
         features: NestedMap,
-        places: int,
+        cache_len: int,
         *,
         attention_beam: int | None = None,
     ) -> NestedMap:
-        """Encodes the source once and makes empty caches of P places for DecodeStep.
+        """Encodes the source once and makes empty caches for DecodeStep.
 
         Args:
           theta: the weights.
-          features: the source's, as for FProp.
-          places: P.
-          attention_beam: k, to have DecodeStep keep `attention` [B, k, T] in the state, what the
-            newest tokens attended to; None: not.
+          features: the source's features, as for FProp.
+          cache_len: P.
+          attention_beam: k, to make DecodeStep keep the newest tokens' attention to the source as
+            `attention` [B, k, T] in the state; None does not keep it.
         """
-        # In this mode a group is a row: any number of sentences of any length will do.
+        # DECODE makes each row a group, so any number of sentences of any length is allowed.
         encoded, _ = self.Encode(theta, features, Context(Mode.DECODE))
-        source_real = _real(features.source_segment_ids)
+        source_real = _valid_mask(features.source_segment_ids)
         state = NestedMap(
-            cache=self.decoder.InitCache(theta.decoder, encoded, places), source_real=source_real
+            cache=self.decoder.InitCache(theta.decoder, encoded, cache_len), source_real=source_real
         )
         if attention_beam is not None:
             batch_size, source_len = source_real.shape
             state.attention = tf.zeros([batch_size, attention_beam, source_len])
         return state
 
-    def GrowDecode(self, state: NestedMap, places: int) -> NestedMap:
-        """The state of InitDecode, or of a DecodeStep, with caches of P places."""
-        return NestedMap(state, cache=self.decoder.GrowCache(state.cache, places))
+    def GrowDecode(self, state: NestedMap, cache_len: int) -> NestedMap:
+        """Pads the caches of a decoding state to length P."""
+        return NestedMap(state, cache=self.decoder.GrowCache(state.cache, cache_len))
 
     def DecodeStep(
         self, theta: NestedMap, state: NestedMap, ids: tf.Tensor, mask: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, NestedMap]:
-        """One step of a flat beam (A.1).
+        """Decodes one step of a flat beam (A.1).
 
         Args:
           theta: the weights.
-          state: of InitDecode or the step before.
+          state: the state from InitDecode or the previous step.
           ids: int32 [B, k], the newest token of each hypothesis.
-          mask: float [B, k, P], the places that each hypothesis attends to; one that attends to
-            none is no hypothesis, and takes no expert.
+          mask: float [B, k, P], 1 at the positions that each hypothesis attends to. An all-zero
+            row is an absent hypothesis, which takes no expert.
           step: int32 scalar, the position of `ids`.
 
         Returns:
-          float32 [B, k, V] logits of the next token, and the new state.
+          The logits of the next token, float32 [B, k, V], and the new state.
         """
         context = Context(Mode.DECODE)
         x = self._embed("target", theta, ids, tf.fill(ids.shape, step), context)
         source_mask = tf.tile(state.source_real[:, None], [1, ids.shape[1], 1])
-        real = tf.reduce_max(mask, -1)
+        valid_mask = tf.reduce_max(mask, -1)
         x, cache, attention = self.decoder.ExtendStep(
-            theta.decoder, x, state.cache, mask, source_mask, real, step, context
+            theta.decoder, x, state.cache, mask, source_mask, valid_mask, step, context
         )
         state = NestedMap(state, cache=cache)
         if "attention" in state:
@@ -211,7 +207,7 @@ class TranslationTask(BaseLayer):
     ) -> tf.Tensor:
         name = f"{side}_embedding"
         x = getattr(self, name).FProp(theta[name], ids, positions)
-        x = tf.cast(x, self.p.activation_dtype)  # All later layers follow their input's dtype.
+        x = tf.cast(x, self.p.activation_dtype)  # All later layers follow the dtype of their input.
         name = f"{side}_dropout"
         return getattr(self, name).FProp(theta[name], x, "BLM", context)
 
@@ -221,20 +217,20 @@ class TranslationTask(BaseLayer):
         return self.annotate(tf.cast(logits, tf.float32), "BLV")
 
 
-def _real(segment_ids: tf.Tensor) -> tf.Tensor:
+def _valid_mask(segment_ids: tf.Tensor) -> tf.Tensor:
     return tf.cast(segment_ids > 0, tf.float32)
 
 
 def _padding(features: NestedMap, side: str) -> tf.Tensor:
-    return 1.0 - tf.reduce_mean(_real(features[f"{side}_segment_ids"]))
+    return 1.0 - tf.reduce_mean(_valid_mask(features[f"{side}_segment_ids"]))
 
 
-def _named(stack: str, reports: list[LayerReport]) -> dict[str, LayerReport]:
+def _by_name(stack: str, reports: list[LayerReport]) -> dict[str, LayerReport]:
     return {f"{stack}_{index}": report for index, report in enumerate(reports)}
 
 
-def _by_field(routings: dict[str, Routing]) -> NestedMap:
-    """Routing's fields, each a NestedMap from layers to tensors; empty without MoE layers."""
+def _routing_by_field(routings: dict[str, Routing]) -> NestedMap:
+    """Maps each field of Routing to its tensors by layer; empty without MoE layers."""
     fields = [field.name for field in dataclasses.fields(Routing)] if routings else []
     return NestedMap(
         {

@@ -1,4 +1,4 @@
-"""The translation task as the estimator sees it: a state, its initializer and a model_fn."""
+"""The translation task in the estimator's terms: a state, its initializer and a model_fn."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class TranslationModel:
     Attributes:
       partitioning: the mesh, and the table from dims to its axes.
       task: the TranslationTask.
-      optimizer: its optimizer.
-      state_spec: NestedMap of TensorSpec: step, theta and slots.
+      optimizer: the optimizer of its weights.
+      state_spec: TensorSpecs of the state: step, theta and slots.
     """
 
     def __init__(self, params: Params, partitioning: Partitioning) -> None:
         """Builds the layers.
 
         Args:
-          params: the experiment's.
+          params: the experiment's Params.
           partitioning: the mesh, and the table from dims to its axes.
         """
         self._params = params.Copy().Freeze()
@@ -47,7 +47,7 @@ class TranslationModel:
         )
 
     def init_state(self, seed: tf.Tensor) -> NestedMap:
-        """The state before the first step, from an int32 [2] seed."""
+        """The state before the first step; the seed is int32 [2]."""
         return NestedMap(
             step=tf.constant(0),
             theta=self.task.InitTheta(seed),
@@ -62,8 +62,8 @@ class TranslationModel:
         mode: ModeKeys,
         params: Any,
     ) -> TPUEstimatorSpec:
-        """One training step, one batch's evaluation, or one batch's translations."""
-        del params  # The layers hold theirs.
+        """Trains one step, or evaluates or translates one batch."""
+        del params  # The layers have their own.
         match mode:
             case ModeKeys.TRAIN:
                 return self._train(state, features, labels)
@@ -73,7 +73,7 @@ class TranslationModel:
                 return self._predict(state, features)
 
     def _train(self, state: NestedMap, features: NestedMap, labels: NestedMap) -> TPUEstimatorSpec:
-        """One step; one whose loss or gradients are not finite changes nothing but the step."""
+        """One step. If the loss or a gradient is not finite, only the step count changes."""
         context = Context(Mode.TRAIN, tf.stack([self._params.train.seed, state.step]))
         with tf.GradientTape() as tape:
             tape.watch(state.theta.Flatten())
@@ -99,7 +99,7 @@ class TranslationModel:
         )
 
     def _annotated(self, state: NestedMap, gradients: list[Any]) -> NestedMap:
-        """Gradients placed as their weights, so that an update needs no communication."""
+        """Annotates gradients like their weights, so that an update needs no communication."""
         specs = self.state_spec.theta.Flatten()
         return state.theta.Pack(
             Annotator(self.partitioning).annotate(tf.convert_to_tensor(gradient), spec.dims)
@@ -157,13 +157,13 @@ class TranslationModel:
         return TPUEstimatorSpec(mode=ModeKeys.PREDICT, predictions=predictions)
 
     def _requests(self, features: NestedMap) -> Requests:
-        """The experiment's limits of lengths; a row without a source asks for nothing."""
+        """The experiment's length limits. A row without a source gets no steps."""
         p = self._params.decode
         alike = Requests.alike(
             features.source_ids.shape[0], p.max_target_len, p.min_target_len, (p.seed, 0)
         )
-        spoken = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
-        return dataclasses.replace(alike, max_steps=alike.max_steps * spoken)
+        has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
+        return dataclasses.replace(alike, max_steps=alike.max_steps * has_source)
 
 
 def _where(condition: tf.Tensor, new: NestedMap, old: NestedMap) -> NestedMap:

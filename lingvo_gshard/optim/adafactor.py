@@ -1,9 +1,9 @@
 """Adafactor (Shazeer and Stern 2018) with the paper's settings (A.2), as pure functions.
 
-A weight of rank 2 or more keeps the means of its squared gradient over the last dim (`row`) and
-over the one before (`column`); the dims before those two, such as E, are a batch of matrices.
-Slots take their weight's dims, less the one averaged away, and so its sharding. A stack is
-updated as the weights that it holds: each has its own clipping and its own scale.
+The slots of a weight of rank 2 or more average its squared gradient over the last dim (`row`) and
+over the dim before it (`column`). Any dims before those two, such as E, are a batch of matrices.
+A slot has its weight's dims without the averaged one, and so its sharding. The weights in a stack
+are updated like single weights: each has its own clipping and its own scale.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ from lingvo_gshard.optim.schedules import SqrtDecay
 from lingvo_gshard.sharding.layout import TensorSpec
 
 _EPSILON_1 = 1e-30  # added to squared gradients
-_EPSILON_2 = 1e-3  # the least scale of a weight
+_EPSILON_2 = 1e-3  # the smallest scale of a weight
 
 
 class Adafactor:
-    """Factored second moments, no first moment, clipped updates, steps relative to the weight."""
+    """Factored second moments, no momentum, clipped updates, step sizes relative to the weights."""
 
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = InstantiableParams(cls)
         p.Define("schedule", SqrtDecay.Params(), "The learning rate.")
-        p.Define("beta2", 0.99, "The decay of step t is min(beta2, 1 - t^-exponent) (A.2c).")
-        p.Define("decay_exponent", 0.8, "")
-        p.Define("clipping_threshold", 1.0, "The largest root mean square of an update (A.2d).")
+        p.Define("beta2", 0.99, "The decay at step t is min(beta2, 1 - t^-decay_exponent) (A.2c).")
+        p.Define("decay_exponent", 0.8, "See beta2.")
+        p.Define("clipping_threshold", 1.0, "The maximum root mean square of an update (A.2d).")
         return p
 
     def __init__(self, params: hyperparams.Params) -> None:
@@ -40,11 +40,11 @@ class Adafactor:
         self._schedule = self.p.schedule.Instantiate()
 
     def slot_specs(self, weight_specs: NestedMap) -> NestedMap:
-        """The slots of each weight: `row` and `column`, or `full` for a vector or scalar."""
+        """The slots of each weight: `row` and `column`, or `full` for vectors and scalars."""
         return weight_specs.Transform(_slots_of)
 
     def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
-        """The rate of the update after `step` (int32 scalar) earlier ones."""
+        """The learning rate after `step` updates, an int32 scalar."""
         return self._schedule.rate(tf.cast(step, tf.float32) + 1.0)
 
     def update(
@@ -56,23 +56,23 @@ class Adafactor:
         *,
         weight_specs: NestedMap,
     ) -> tuple[NestedMap, NestedMap]:
-        """One step for all weights.
+        """Updates all weights once.
 
         Args:
           theta: the weights, float32.
           slots: in the structure of slot_specs.
           gradients: in theta's structure.
-          step: int32 scalar, earlier updates.
+          step: int32 scalar, the number of earlier updates.
           weight_specs: in theta's structure.
 
         Returns:
-          New theta and slots. (They are not annotated: they are the results of a program, whose
-          shardings the caller states.)
+          The new theta and slots. They are not annotated, because they are results of a program,
+          for which the caller gives the shardings.
         """
         t = tf.cast(step, tf.float32) + 1.0
         decay = tf.minimum(self.p.beta2, 1.0 - t**-self.p.decay_exponent)
         rate = self.learning_rate(step)
-        # A weight's slots are a subtree: walk them beside the weights by their paths.
+        # A weight's slots are a subtree of `slots`, found by the weight's path.
         by_path = dict(slots.FlattenItems())
         new_weights: list[tf.Tensor] = []
         new_slots: dict[str, tf.Tensor] = {}
@@ -98,7 +98,7 @@ class Adafactor:
         means = {"full": squared}
         if "row" in slots:
             means = {"row": _mean(squared, (-1,)), "column": _mean(squared, (-2,))}
-        # To the means, not to the squares: those would be one more tensor of the gradient's size.
+        # Added to the means, because the squares would be one more tensor as large as the gradient.
         means = {k: mean + _EPSILON_1 for k, mean in means.items()}
         slots = {k: decay * slots[k] + (1.0 - decay) * means[k] for k in slots}
         update = gradient * _inverse_root(slots)
@@ -122,7 +122,7 @@ def _slots_of(spec: WeightSpec) -> NestedMap:
 
 
 def _inverse_root(slots: dict[str, tf.Tensor]) -> tf.Tensor:
-    """1 / sqrt of the second moment: the rank-one matrix row * column / mean(row)."""
+    """1 / sqrt of the second moment, which is the rank-one matrix row * column / mean(row)."""
     if "full" in slots:
         return tf.math.rsqrt(slots["full"])
     row = slots["row"] / _mean(slots["row"], (-1,), keepdims=True)
@@ -134,11 +134,11 @@ def _rms(x: tf.Tensor, axes: tuple[int, ...]) -> tf.Tensor:
 
 
 def _mean(x: tf.Tensor, axes: tuple[int, ...], keepdims: bool = False) -> tf.Tensor:
-    """tf.reduce_mean, but with a divisor of its own.
+    """tf.reduce_mean with a scalar divisor.
 
-    That one's divisor has the result's shape, and results of one shape share it. It would carry
-    the sharding of one weight's means, such as the [R, E] of experts, to another's, such as the
-    router's: each partition would update a part of that and gather the others'.
+    TensorFlow's own divisor has the shape of the result, and all results of that shape share it.
+    It would carry the sharding of one weight's means, such as the experts' [R, E], over to
+    another's, such as the router's, which then would be updated in parts and gathered.
     """
     count = math.prod(x.shape[axis] for axis in axes)
     return tf.reduce_sum(x, axes, keepdims=keepdims) / float(count)

@@ -9,20 +9,20 @@ from lingvo_gshard.core.hyperparams import InstantiableParams
 
 
 class SqrtDecay:
-    """multiplier / sqrt(max(t, decay_start)), the paper's with 1.0 and 10k (A.2e).
+    """multiplier / sqrt(max(t, decay_start)); the paper has 1.0 and 10,000 (A.2e).
 
-    A run much shorter than 10k steps never leaves the constant part: `ramp_up_steps` and
-    `cool_down_steps` bend its two ends linearly, to and from zero.
+    A run of fewer steps than that has a constant rate. `ramp_up_steps` and `cool_down_steps`
+    make the rate rise linearly from zero at the start and fall linearly to zero at the end.
     """
 
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = InstantiableParams(cls)
-        p.Define("multiplier", 1.0, "The rate at step 1, were there no decay_start.")
-        p.Define("decay_start", 10_000, "Steps before the decay begins.")
+        p.Define("multiplier", 1.0, "The rate at step 1 if decay_start were 1.")
+        p.Define("decay_start", 10_000, "The step at which the decay begins.")
         p.Define("ramp_up_steps", 0, "Steps of a linear rise from zero at the start.")
         p.Define("cool_down_steps", 0, "Steps of a linear fall to zero at the end.")
-        p.Define("total_steps", 0, "Where the fall ends; 0 without one.")
+        p.Define("total_steps", 0, "The step at which the fall ends; 0 without one.")
         return p
 
     def __init__(self, params: hyperparams.Params) -> None:
@@ -34,7 +34,7 @@ class SqrtDecay:
             )
 
     def rate(self, t: tf.Tensor) -> tf.Tensor:
-        """The learning rate, float32 scalar, of step t = 1, 2, ... (float32 scalar)."""
+        """The learning rate at step t = 1, 2, ...; both are float32 scalars."""
         p = self.p
         rate = p.multiplier * tf.math.rsqrt(tf.maximum(t, float(p.decay_start)))
         if p.ramp_up_steps:

@@ -90,7 +90,7 @@ def forward_and_backward(num_partitions: int, sizes: Sizes) -> AnnotatedFn:
         with tf.GradientTape() as tape:
             tape.watch(leaves)
             context = Context(Mode.TRAIN, batch.seed)
-            y_BLM, routing = layer.FProp(theta, batch.x_BLM, batch.real_BL, context)
+            y_BLM, routing = layer.FProp(theta, batch.x_BLM, batch.valid_BL, context)
             loss = tf.reduce_sum(y_BLM * batch.d_y_BLM) + routing.aux_loss
         *d_theta, d_x_BLM = tape.gradient(loss, leaves)
         return NestedMap(d_theta=theta.Pack(d_theta), d_x_BLM=d_x_BLM)
@@ -188,6 +188,6 @@ def _batch(num_partitions: int, sizes: Sizes) -> NestedMap:
     x_BLM = (num_partitions, sizes.tokens, sizes.model_dim)
     return NestedMap(
         x_BLM=TensorSpec(x_BLM, "float32", "BLM"),
-        real_BL=TensorSpec(x_BLM[:2], "float32", "BL"),
+        valid_BL=TensorSpec(x_BLM[:2], "float32", "BL"),
         seed=TensorSpec((2,), "int32", "_"),
     )

@@ -15,6 +15,8 @@ from lingvo_gshard.core import atomic_file, hyperparams
 
 PARAMS = "params.txt"
 _LOCK = "train.lock"
+# Settings of earlier versions. Folders may still hold them; they never told models apart.
+_REMOVED = (".second_threshold", "_capacity.number")
 
 
 @contextlib.contextmanager
@@ -69,9 +71,11 @@ def check(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, .
 
 def _entries(text: str, prefixes: tuple[str, ...]) -> str:
     def counts(line: str) -> bool:
-        path = line.split(" : ", 1)[0] + "."
+        path = line.split(" : ", 1)[0]
+        if path.endswith(_REMOVED):
+            return False
         if not prefixes:
             return not path.startswith("train.")
-        return any(path.startswith(prefix + ".") for prefix in prefixes)
+        return any(f"{path}.".startswith(prefix + ".") for prefix in prefixes)
 
     return "".join(line for line in text.splitlines(keepends=True) if counts(line))

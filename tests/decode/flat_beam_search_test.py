@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import flat_beam_search
 from lingvo_gshard.decode.beam import BeamSearch, Requests
-from lingvo_gshard.layers.cache import write_at
+from lingvo_gshard.layers.slices import write_at
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
 from tests.decode import textbook

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.cache import lengthened, write_at
+from lingvo_gshard.layers.slices import lengthened, write_at
 
 BOS, EOS = 1, 2
 

@@ -1,4 +1,4 @@
-"""Attention against loops in numpy; what masks hide.
+"""Attention against a loop in numpy, and the effect of masks.
 
 B batch, L queries, T keys, M model, N heads, D head size.
 """
@@ -49,13 +49,13 @@ def _inputs(seed=4):
     return x, source, mask
 
 
-def test_equals_the_loop(layer):
+def test_equals_literal_loop(layer):
     theta, inputs = building.random_theta(layer), _inputs()
     got, want = _attend(layer, theta, *inputs), _literal(theta, *inputs)
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_masked_has_no_influence_at_all(layer):
+def test_masked_keys_have_no_influence(layer):
     theta, (x, source, mask) = building.random_theta(layer), _inputs()
     mask[..., 2] = 0
     got = _attend(layer, theta, x, source, mask)
@@ -63,7 +63,7 @@ def test_what_is_masked_has_no_influence_at_all(layer):
     np.testing.assert_array_equal(_attend(layer, theta, x, source, mask), got)
 
 
-def test_a_query_that_sees_nothing_gets_the_mean_of_all(layer):
+def test_fully_masked_query_gets_mean_of_values(layer):
     theta, (x, source, mask) = building.random_theta(layer), _inputs()
     mask[1, 2] = 0
     got = _attend(layer, theta, x, source, mask)[1, 2]
@@ -72,7 +72,7 @@ def test_a_query_that_sees_nothing_gets_the_mean_of_all(layer):
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_packed_segments_do_not_see_each_other(layer):
+def test_packed_segments_do_not_attend_to_each_other(layer):
     theta = building.random_theta(layer)
     x = np.random.default_rng(5).standard_normal((1, 7, M)).astype("float32")
     segments = tf.constant([[1, 1, 1, 2, 2, 0, 0]])
@@ -92,7 +92,7 @@ def test_masks():
     np.testing.assert_array_equal(attention.causal_mask(3), [[[1, 0, 0], [1, 1, 0], [1, 1, 1]]])
 
 
-def test_dropout_of_the_probabilities_when_training():
+def test_dropout_of_probabilities_is_unbiased():
     p = MultiHeadAttention.Params().Set(dim=M, num_heads=N, head_dim=D, **{"dropout.rate": 0.5})
     layer = p.Instantiate(building.Unannotated(), "attention")
     theta, (x, source, mask) = building.random_theta(layer), _inputs()

@@ -1,4 +1,4 @@
-"""Layers built, given random weights, and compiled for a number of partitions."""
+"""Helpers that build layers, give them random weights, and compile and compare functions."""
 
 from __future__ import annotations
 
@@ -9,27 +9,33 @@ import tensorflow as tf
 
 from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import Executable, compile_program
 from tests.spmd import functions
 
+# Four experts, each on two devices; B and G are split over all eight devices.
+REPLICATED_EXPERTS = Partitioning.from_dict(
+    Mesh(("r", "d"), (2, 4)), {"B": ("r", "d"), "G": ("r", "d"), "E": "d"}
+)
+
 
 class Unannotated:
-    """An annotator for tests of a layer's arithmetic alone, which then runs eagerly."""
+    """An annotator for tests of a layer's arithmetic alone, which run eagerly."""
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
-        """The tensor itself, if the dims are as many as its own."""
+        """Checks the number of dims and returns the tensor."""
         assert len(tensor.shape) == len(dims), (tensor.shape, dims)
         return tensor
 
     def locally(self, fn: Callable, arguments: list, dims: str) -> tf.Tensor:
-        """All parts are one."""
+        """Applies fn to the whole tensors, which are the only part."""
         return self.annotate(fn(*(self.annotate(*argument) for argument in arguments)), dims)
 
     def factor(self, dims: str) -> tuple[int, ...]:
-        """No dim is split."""
+        """1 for each dim: none is split."""
         return (1,) * len(dims)
 
 
@@ -39,7 +45,7 @@ def theta_specs(layer: BaseLayer) -> NestedMap:
 
 
 def random_theta(layer: BaseLayer, seed: int = 1) -> NestedMap:
-    """Normal weights, scaled as the layer's own would be; constants are moved off 0 and 1."""
+    """Normal weights with the layer's own scale; constants are random as well."""
     rng = np.random.default_rng(seed)
     return layer.weight_specs.Transform(
         lambda w: (rng.standard_normal(w.shape) * min(w.scale or 0.5, 0.8)).astype("float32")
@@ -48,10 +54,31 @@ def random_theta(layer: BaseLayer, seed: int = 1) -> NestedMap:
 
 def compile_fn(
     fn: Callable[..., NestedMap],
-    num_partitions: int,
+    partitions: int | Partitioning,
     result_dims: dict[str, str] | None = None,
     **args: NestedMap,
 ) -> Executable:
-    """Compiles `fn` of the named trees of specs for the paper's table on a number of devices."""
+    """Compiles `fn` of the named trees of specs.
+
+    Args:
+      fn: the function.
+      partitions: the partitioning, or the number of devices for the paper's table.
+      result_dims: the dims of results by path.
+      **args: trees of TensorSpecs by the names of fn's arguments.
+    """
+    if isinstance(partitions, int):
+        partitions = functions.partitioning(partitions)
     annotated = AnnotatedFn("f", fn, tuple(args), tuple(args.values()), result_dims or {})
-    return compile_program(lowering.export(annotated, functions.partitioning(num_partitions)))
+    return compile_program(lowering.export(annotated, partitions))
+
+
+def dims_of(**trees: NestedMap) -> dict[str, str]:
+    """The dims of results that are named trees of specs, by path."""
+    return {path: spec.dims for path, spec in NestedMap(trees).FlattenItems()}
+
+
+def assert_close(got: NestedMap, want: NestedMap, rtol: float = 1e-4, atol: float = 1e-5) -> None:
+    """Fails unless both trees have the same paths and close arrays."""
+    assert got.IsCompatible(want)
+    for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=path)

@@ -24,14 +24,14 @@ def _inputs(scale):
 
 
 @pytest.mark.parametrize("scale", [1.0, 300.0])
-def test_values(scale):
+def test_values_equal_float64_formula(scale):
     logits, labels, _ = _inputs(scale)
     got = cross_entropies(tf.constant(logits, tf.float32), tf.constant(labels))
     for a, b in zip(got, _formula(logits, labels), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
 
 
-def test_equal_logits_cost_log_v():
+def test_equal_logits_give_log_of_vocabulary_size():
     label, uniform = cross_entropies(tf.zeros([B, L, V]), tf.zeros([B, L], tf.int32))
     np.testing.assert_allclose(label, np.full((B, L), np.log(V)), rtol=1e-6)
     np.testing.assert_allclose(uniform, label, rtol=1e-6)

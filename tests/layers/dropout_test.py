@@ -1,4 +1,4 @@
-"""Dropout: the share, the scale, and when there is none."""
+"""Dropout: the share of zeros, the scale of the rest, and when nothing is dropped."""
 
 import math
 
@@ -28,7 +28,7 @@ def _dropped(seed=(1, 2), rate=0.3, path="a.dropout"):
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.3, 0.9])
-def test_a_share_is_zero_and_the_rest_is_scaled_up(rate):
+def test_share_of_zeros_and_scale_of_the_rest(rate):
     y, d_x = _dropped(rate=rate)
     share, deviation = np.mean(y == 0), math.sqrt(rate * (1 - rate) / y.size)
     assert abs(share - rate) < 5 * deviation
@@ -36,7 +36,7 @@ def test_a_share_is_zero_and_the_rest_is_scaled_up(rate):
     np.testing.assert_allclose(d_x, y / 2, rtol=1e-6)
 
 
-def test_each_step_and_each_layer_drops_others():
+def test_steps_and_layers_have_independent_masks():
     zero, same, other_step, other_layer = (
         _dropped(**changes)[0] == 0 for changes in ({}, {}, {"seed": (1, 3)}, {"path": "b.dropout"})
     )
@@ -46,26 +46,27 @@ def test_each_step_and_each_layer_drops_others():
         assert np.mean(zero == other) == pytest.approx(0.58, abs=0.01)
 
 
-@pytest.mark.parametrize("mode", [Mode.EVAL, Mode.DECODE])
-def test_nothing_is_dropped_unless_training(mode):
-    layer = DropoutLayer.Params().Set(rate=0.5).Instantiate(building.Unannotated())
+@pytest.mark.parametrize(
+    ("context", "rate"),
+    [
+        (Context(Mode.EVAL), 0.5),
+        (Context(Mode.DECODE), 0.5),
+        (Context(Mode.TRAIN, tf.constant([1, 2])), 0.0),
+    ],
+)
+def test_nothing_is_dropped_unless_training_at_positive_rate(context, rate):
+    layer = DropoutLayer.Params().Set(rate=rate).Instantiate(building.Unannotated())
     x = tf.ones([2, 3, 4])
-    assert layer.FProp(None, x, "BLM", Context(mode)) is x
-
-
-def test_a_rate_of_zero_drops_nothing():
-    layer = DropoutLayer.Params().Set(rate=0.0).Instantiate(building.Unannotated())
-    x = tf.ones([2, 3, 4])
-    assert layer.FProp(None, x, "BLM", Context(Mode.TRAIN, tf.constant([1, 2]))) is x
+    assert layer.FProp(None, x, "BLM", context) is x
 
 
 @pytest.mark.parametrize(("mode", "seed"), [(Mode.TRAIN, None), (Mode.EVAL, tf.constant([1, 2]))])
-def test_a_seed_goes_with_training_alone(mode, seed):
-    with pytest.raises(ValueError, match=f"a seed goes with TRAIN alone, got {mode}"):
+def test_context_needs_seed_exactly_when_training(mode, seed):
+    with pytest.raises(ValueError, match=f"a seed is required in mode TRAIN .* got {mode.name}"):
         Context(mode, seed)
 
 
 @pytest.mark.parametrize("rate", [-0.1, 1.0, 1.5])
-def test_a_rate_that_is_no_share_is_refused(rate):
-    with pytest.raises(ValueError, match=f"rate must be 0 to below 1, got {rate}"):
+def test_rate_outside_0_to_1_is_refused(rate):
+    with pytest.raises(ValueError, match=rf"rate must be in \[0, 1\), got {rate}"):
         DropoutLayer.Params().Set(rate=rate).Instantiate(building.Unannotated())

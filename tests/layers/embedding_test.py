@@ -13,7 +13,7 @@ from tests.layers import building
 V, M = 9, 6
 
 
-def test_rows_scaled_plus_positions():
+def test_equals_scaled_row_plus_sinusoids():
     layer = EmbeddingLayer.Params().Set(vocab_size=V, dim=M).Instantiate(building.Unannotated())
     theta = building.random_theta(layer)
     ids, positions = np.array([[3, 0, 8], [8, 1, 3]]), np.array([[0, 1, 2], [0, 0, 40]])
@@ -26,19 +26,18 @@ def test_rows_scaled_plus_positions():
         np.testing.assert_allclose(got[b, i], want, rtol=1e-5, atol=1e-6)
 
 
-def test_every_position_is_its_own():
+def test_positions_are_distinct():
     waves = embedding.sinusoids(tf.range(2048), 32).numpy()
     gaps = np.linalg.norm(waves[:, None] - waves[None], axis=-1) + 9 * np.eye(2048)
     assert gaps.min() > 0.1
 
 
-def test_two_dims_are_one_wave():
-    np.testing.assert_allclose(
-        embedding.sinusoids(tf.constant([2]), 2), [[math.sin(2), math.cos(2)]], rtol=1e-6
-    )
+def test_two_dims_are_one_sine_and_cosine():
+    got = embedding.sinusoids(tf.constant([2]), 2)
+    np.testing.assert_allclose(got, [[math.sin(2), math.cos(2)]], rtol=1e-6)
 
 
-def test_an_odd_dim_is_refused():
+def test_odd_dim_is_refused():
     p = EmbeddingLayer.Params().Set(vocab_size=V, dim=5)
-    with pytest.raises(ValueError, match="words: dim must be even .* got 5"):
+    with pytest.raises(ValueError, match="words: dim must be even, got 5"):
         p.Instantiate(building.Unannotated(), "words")

@@ -1,4 +1,4 @@
-"""Gating against a literal loop over Algorithm 1.
+"""Gating against a literal loop over the lines of Algorithm 1.
 
 G groups, S tokens of a group, E experts, C capacity.
 """
@@ -20,26 +20,26 @@ _ALWAYS = np.float32(-1.0)
 
 @dataclasses.dataclass
 class _Token:
-    """What Algorithm 1 decides of one token: (expert, c, whether it is dispatched, its gate)."""
+    """Algorithm 1's decisions for one token: (expert, c, whether it is dispatched, gate)."""
 
     first: tuple | None = None
     second: tuple | None = None
-    full: bool = False  # It asked for its second expert and found it full.
+    full: bool = False  # The token asked for its second expert, which was full.
 
 
 def _top_2(gates_E):
-    """Best and second-best expert, the lower index first; no second one of a single expert."""
+    """The best and second-best expert; the lower index wins a tie. None if there is no second."""
     order = sorted(range(len(gates_E)), key=lambda e: (-gates_E[e], e))
     return order[0], order[1] if len(order) > 1 else None
 
 
-def _algorithm_1(g_SE, real_S, capacity, rnd_S):
-    """Lines 1 to 23 for one group, in their order, after the softmax; padding takes no part.
+def _algorithm_1(g_SE, valid_S, capacity, rnd_S):
+    """Lines 1 to 23 for one group, in order, after the softmax; padding takes no part.
 
-    Returns a _Token for each place of the sequence, and l_aux.
+    Returns a _Token for each element of the sequence, and l_aux.
     """
     num_experts = len(g_SE[0])
-    tokens = [s for s in range(len(g_SE)) if real_S[s]]
+    tokens = [s for s in range(len(g_SE)) if valid_S[s]]
     result_S = [_Token() for _ in g_SE]
     c_E = [0] * num_experts  # line 1
     size = max(1, len(tokens))
@@ -63,17 +63,17 @@ def _algorithm_1(g_SE, real_S, capacity, rnd_S):
     return result_S, aux_loss
 
 
-def _gate(logits_GSE, real_GS, capacity, rnd_GS=_ALWAYS):
+def _gate(logits_GSE, valid_GS, capacity, rnd_GS=_ALWAYS):
     return gating.top2_gating(
         tf.constant(logits_GSE, tf.float32),
-        tf.constant(real_GS, tf.float32),
+        tf.constant(valid_GS, tf.float32),
         capacity,
         second_above=tf.constant(0.5 * np.float32(rnd_GS)),
     )
 
 
 def _decided(choice):
-    """A Choice as [G, S] lists of the tuples that _Token holds, None where none was chosen."""
+    """A Choice as [G, S] lists of tuples as in _Token; None where nothing was chosen."""
     chosen_GS = choice.mask_GSE.numpy().any(-1)
     experts_GS = choice.mask_GSE.numpy().argmax(-1)
     np.testing.assert_array_equal(experts_GS[chosen_GS], choice.expert_GS.numpy()[chosen_GS])
@@ -87,15 +87,15 @@ def _decided(choice):
     ]
 
 
-def _check(logits_GSE, real_GS, capacity, rnd_GS=None):
-    """All that top2_gating gives, against the loop: equal to the bit. Returns combine weights."""
-    logits_GSE, real_GS = np.float32(logits_GSE), np.float32(real_GS)
-    rnd_GS = np.full(real_GS.shape, _ALWAYS) if rnd_GS is None else np.float32(rnd_GS)
-    got = _gate(logits_GSE, real_GS, capacity, rnd_GS)
+def _check(logits_GSE, valid_GS, capacity, rnd_GS=None):
+    """Checks top2_gating against the loop, choices bit for bit. Returns the combine weights."""
+    logits_GSE, valid_GS = np.float32(logits_GSE), np.float32(valid_GS)
+    rnd_GS = np.full(valid_GS.shape, _ALWAYS) if rnd_GS is None else np.float32(rnd_GS)
+    got = _gate(logits_GSE, valid_GS, capacity, rnd_GS)
     gates_GSE = tf.nn.softmax(logits_GSE).numpy()  # line 2
     groups = [
         _algorithm_1(*args)
-        for args in zip(gates_GSE, real_GS, [capacity] * len(real_GS), rnd_GS, strict=True)
+        for args in zip(gates_GSE, valid_GS, [capacity] * len(valid_GS), rnd_GS, strict=True)
     ]
     assert _decided(got.first) == [[token.first for token in group] for group, _ in groups]
     assert _decided(got.second) == [[token.second for token in group] for group, _ in groups]
@@ -112,16 +112,16 @@ def _check(logits_GSE, real_GS, capacity, rnd_GS=None):
 
 
 def _check_metrics(routing, tokens, gates_GSE):
-    """The routing metrics, counted from the loop's decisions."""
+    """Checks the routing metrics against counts of the loop's decisions."""
     num_experts = gates_GSE.shape[-1]
-    real = [token for token in tokens if token.first]
+    valid = [token for token in tokens if token.first]
     sent_E = np.zeros(num_experts)
-    for choice in [c for token in real for c in (token.first, token.second) if c and c[2]]:
+    for choice in [c for token in valid for c in (token.first, token.second) if c and c[2]]:
         sent_E[choice[0]] += 1
     load_E = sent_E / max(1.0, sent_E.mean())
-    first = [token.first[2] for token in real]
-    second = [bool(token.second and token.second[2]) for token in real]
-    per_token = 1 / max(1, len(real))
+    first = [token.first[2] for token in valid]
+    second = [bool(token.second and token.second[2]) for token in valid]
+    per_token = 1 / max(1, len(valid))
     exact = gates_GSE.reshape(-1, num_experts)[[bool(token.first) for token in tokens]]
     entropy = -np.sum(exact * np.log(np.where(exact > 0, exact, 1.0)))
     want = {
@@ -130,7 +130,7 @@ def _check_metrics(routing, tokens, gates_GSE):
         "idle_experts": np.sum(sent_E == 0),
         "overflow": sum(not (a or b) for a, b in zip(first, second, strict=True)) * per_token,
         "overflow_first": first.count(False) * per_token,
-        "overflow_second": sum(token.full for token in real) * per_token,
+        "overflow_second": sum(token.full for token in valid) * per_token,
         "second_dispatched": second.count(True) * per_token,
         "entropy": entropy * per_token,
     }
@@ -143,23 +143,23 @@ def _check_metrics(routing, tokens, gates_GSE):
 def _random(num_groups, size, num_experts, seed):
     rng = np.random.default_rng(seed)
     logits = rng.standard_normal((num_groups, size, num_experts)) * 1.5
-    real = rng.random((num_groups, size)) < 0.8
-    return logits, real, rng.random((num_groups, size))
+    valid = rng.random((num_groups, size)) < 0.8
+    return logits, valid, rng.random((num_groups, size))
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("capacity", [1, 3, 11])
 @pytest.mark.parametrize("random_second", [False, True])
-def test_random_inputs(seed, capacity, random_second):
-    logits, real, rnd = _random(3, 11, 5, seed)
-    _check(logits, real, capacity, rnd if random_second else None)
+def test_random_inputs_equal_literal_loop(seed, capacity, random_second):
+    logits, valid, rnd = _random(3, 11, 5, seed)
+    _check(logits, valid, capacity, rnd if random_second else None)
 
 
-def test_all_tokens_to_one_expert():
+def test_all_tokens_choose_one_expert():
     logits = np.zeros((2, 9, 4))
     logits[..., 2], logits[..., 1] = 3.0, 1.0
     combine = _check(logits, np.ones((2, 9)), 3)
-    # The first three fill expert 2, and the same three, by their second choice, expert 1.
+    # The first three tokens fill expert 2, and with their second choices expert 1.
     assert np.argwhere(combine[0].sum(-1) > 0).tolist() == [
         [s, e] for s in range(3) for e in (1, 2)
     ]
@@ -171,8 +171,8 @@ def test_ties_go_to_the_lower_expert():
     assert combine[0, :, 2].sum() == 0
 
 
-def test_second_choices_start_where_first_ones_ended():
-    # Tokens 0 and 1 prefer expert 0; token 2 has it second: its place there is 2.
+def test_second_choices_are_counted_after_all_first_ones():
+    # Tokens 0 and 1 choose expert 0 first, token 2 chooses it second: its position there is 2.
     logits = [[[2.0, 1.0, 0.0], [2.0, 0.0, 1.0], [1.0, 0.0, 2.0]]]
     combine = _check(logits, np.ones((1, 3)), 3)
     assert [np.argwhere(combine[0, s] > 0).tolist() for s in range(3)] == [
@@ -182,28 +182,28 @@ def test_second_choices_start_where_first_ones_ended():
     ]
 
 
-def test_a_counter_advances_though_its_token_is_not_dispatched():
-    # Tokens 0 to 2 have expert 1 second. The middle one draws a number above 2 * g2 and stays
-    # away, yet its place is gone: the last one finds the buffer of two full.
+def test_counter_advances_although_token_is_not_dispatched():
+    # All tokens choose expert 1 second. The middle one draws a number above 2 * g2 and is not
+    # dispatched, yet it takes a position: the last one finds the buffer of two full.
     logits = [[[2.0, 1.0, 0.0]] * 3]
     combine = _check(logits, np.ones((1, 3)), 2, [[0.0, 0.999, 0.0]])
     assert np.argwhere(combine[0, :, 1] > 0).tolist() == [[0, 0]]
 
 
-def test_one_token_one_expert_and_no_token():
+def test_single_token_single_expert_and_only_padding():
     assert _check(np.zeros((1, 1, 1)), np.ones((1, 1)), 1)[0, 0, 0, 0] == 1
     _check(np.ones((2, 5, 1)), np.ones((2, 5)), 3)
     assert not _check(np.ones((2, 5, 4)), np.zeros((2, 5)), 3).any()
 
 
-def test_padding_takes_no_place():
+def test_padding_takes_no_capacity():
     logits = np.zeros((1, 6, 2))
     logits[..., 0] = 1.0
     combine = _check(logits, [[0, 1, 0, 0, 1, 1]], 2)
     assert np.argwhere(combine[0, :, 0] > 0).tolist() == [[1, 0], [4, 1]]
 
 
-def test_a_gate_that_underflowed_still_comes_before_the_first_choice():
+def test_second_choice_differs_from_first_when_its_gate_underflows():
     first, second = gating.top2(tf.nn.softmax(tf.constant([[[500.0, 0.0, 0.0]]])))
     assert (first.numpy().item(), second.numpy().item()) == (0, 1)
 
@@ -232,12 +232,12 @@ def _groups(draw):
 
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(_groups())
-def test_any_input(groups):
+def test_any_input_equals_literal_loop(groups):
     _check(*groups)
 
 
 @pytest.mark.parametrize("gap", [0.3, 1.0, 3.0])
-def test_the_second_expert_is_taken_with_twice_its_gate_as_probability(gap):
+def test_second_expert_is_used_with_probability_of_twice_its_gate(gap):
     num_groups, logits_E = 20_000, [gap, -20.0, 0.0]
     rnd = np.random.default_rng(5).random((num_groups, 1))
     got = _gate(np.tile(logits_E, (num_groups, 1, 1)), np.ones((num_groups, 1)), 1, rnd)
@@ -247,14 +247,6 @@ def test_the_second_expert_is_taken_with_twice_its_gate_as_probability(gap):
     assert np.mean(got.second.kept_GS) == pytest.approx(probability, abs=4 * deviation)
 
 
-def test_a_threshold_is_what_the_second_gate_must_exceed():
-    g2 = np.array([[0.1, 0.2, 0.3, 0.5]])
-    logits = np.stack([np.log(1 - g2), np.log(g2)], -1)
-    got = gating.top2_gating(tf.constant(logits, tf.float32), tf.ones([1, 4]), 4, second_above=0.25)
-    assert got.second.kept_GS.numpy().tolist() == [[0, 0, 1, 1]]
-    assert got.routing.second_dispatched == 0.5 and got.routing.overflow_second == 0
-
-
 @pytest.mark.parametrize(
     ("rule", "size", "num_experts", "want"),
     [
@@ -262,8 +254,6 @@ def test_a_threshold_is_what_the_second_gate_must_exceed():
         ({"factor": 2.0}, 13, 8, 4),
         ({"factor": 1.0}, 12, 8, 2),
         ({"factor": 9.0}, 12, 8, 12),
-        ({"by": CapacityBy.NUMBER, "number": 5}, 12, 8, 5),
-        ({"by": CapacityBy.NUMBER, "number": 50}, 12, 8, 12),
         ({"by": CapacityBy.TOKENS}, 12, 8, 12),
     ],
 )
@@ -271,19 +261,18 @@ def test_capacity(rule, size, num_experts, want):
     assert Capacity.Params().Set(**rule).Instantiate().places(size, num_experts) == want
 
 
-@pytest.mark.parametrize("rule", [{"factor": 0.0}, {"number": 0}])
-def test_a_capacity_of_nothing_is_refused(rule):
-    with pytest.raises(ValueError, match="a factor above 0 and a number of 1 or more"):
-        Capacity.Params().Set(**rule).Instantiate()
+def test_capacity_factor_of_zero_is_refused():
+    with pytest.raises(ValueError, match=r"factor must be above 0, got 0\.0"):
+        Capacity.Params().Set(factor=0.0).Instantiate()
 
 
-def test_perfect_balance_gives_one_over_the_squared_number_of_experts():
+def test_auxiliary_loss_of_perfect_balance_is_one_over_squared_experts():
     logits = np.tile(np.eye(4) * 2.0, (3, 2, 1))
     aux = _gate(logits, np.ones((3, 8)), 4).routing.aux_loss
     np.testing.assert_allclose(aux, 1 / 16, rtol=1e-6)
 
 
-def test_the_auxiliary_loss_has_a_gradient_that_calms_the_busiest_expert():
+def test_auxiliary_loss_gradient_lowers_gate_of_busiest_expert():
     logits = tf.constant([[[1.0, 0.0], [2.0, 0.0], [0.5, 0.0]]])
     with tf.GradientTape() as tape:
         tape.watch(logits)

@@ -16,12 +16,12 @@ def test_equals_numpy():
     np.testing.assert_allclose(layer.FProp(theta, tf.constant(x)), want, rtol=1e-4, atol=1e-5)
 
 
-def test_a_constant_row_becomes_the_bias():
+def test_constant_row_becomes_bias():
     layer = LayerNorm.Params().Set(dim=6).Instantiate(building.Unannotated())
     theta = building.random_theta(layer)
     np.testing.assert_allclose(layer.FProp(theta, tf.fill([2, 6], 7.0)), [theta.bias] * 2)
 
 
-def test_starts_as_plain_normalization():
+def test_initial_scale_is_1_and_bias_0():
     specs = LayerNorm.Params().Set(dim=6).Instantiate(building.Unannotated()).weight_specs
     assert (specs.scale.scale, specs.bias.scale) == (1.0, 0.0)

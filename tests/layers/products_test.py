@@ -9,7 +9,7 @@ from lingvo_gshard.layers.products import Recorded, Replayed, computed
 _X, _W = tf.constant([[1.0, 2.0]]), tf.constant([[3.0], [4.0]])
 
 
-def test_recorded_ones_are_the_computed_ones_in_their_order():
+def test_recorded_results_equal_computed_ones_in_order():
     recorded = Recorded()
     for dims, product, *factors in [("BH", tf.matmul, _X, _W), ("MM", tf.matmul, _W, _X)]:
         np.testing.assert_array_equal(
@@ -22,7 +22,7 @@ def test_recorded_ones_are_the_computed_ones_in_their_order():
     ]
 
 
-def test_a_replayed_one_has_the_recorded_value_and_the_products_gradients():
+def test_replayed_result_has_recorded_value_and_product_gradients():
     replayed = Replayed([tf.constant([[7.0]]), tf.constant([[8.0]])])
     with tf.GradientTape() as tape:
         tape.watch([_X, _W])
@@ -34,6 +34,6 @@ def test_a_replayed_one_has_the_recorded_value_and_the_products_gradients():
     np.testing.assert_array_equal(d_w, 11.0 * tf.transpose(_X))
 
 
-def test_no_more_are_replayed_than_were_recorded():
+def test_replaying_beyond_recorded_results_fails():
     with pytest.raises(IndexError):
         Replayed([])("BH", tf.matmul, _X, _W)

@@ -1,4 +1,4 @@
-"""Products of rows and weights: their values, their gradients, and how these are computed."""
+"""Products of rows with weights: values, gradients, and how a CPU computes the gradients."""
 
 import re
 
@@ -8,11 +8,8 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.projection import matmul, project
-from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import lowering
-from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.sharding.layout import TensorSpec
+from tests.layers import building
 
 
 def _normal(*shape):
@@ -38,29 +35,27 @@ def _with_gradients(product, x, weight):
         (matmul, "ERH,EHM->ERM", (2, 3, 7), (2, 7, 4)),
     ],
 )
-def test_values_and_gradients_are_those_of_an_einsum(product, equation, x_shape, weight_shape):
+def test_values_and_gradients_equal_einsum(product, equation, x_shape, weight_shape):
     x, weight = _normal(*x_shape), _normal(*weight_shape)
     expected = _with_gradients(lambda x, w: tf.einsum(equation, x, w), x, weight)
     for got, wanted in zip(_with_gradients(product, x, weight), expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_products_are_in_the_dtype_of_the_rows():
+def test_products_have_dtype_of_rows():
     x = tf.cast(_normal(2, 3, 7), tf.bfloat16)
     y, d_x, d_weight = _with_gradients(project, x, _normal(7, 4))
     assert (y.dtype, d_x.dtype, d_weight.dtype) == (tf.bfloat16, tf.bfloat16, tf.float32)
 
 
 @pytest.mark.parametrize(("depth", "width"), [(4, 7), (7, 4)])
-def test_the_gradient_of_a_weight_turns_the_narrower_rows(depth, width):
+def test_weight_gradient_transposes_narrower_factor(depth, width):
     def fn(args):
         _, _, d_weight = _with_gradients(project, args.x, args.weight)
         return NestedMap(d_weight=d_weight)
 
     shapes = NestedMap(x=(3, depth), weight=(depth, width))
     specs = shapes.Transform(lambda shape: TensorSpec(shape, "float32", "__"))
-    partitioning = Partitioning.from_dict(Mesh.flat(1), {})
-    annotated = AnnotatedFn("gradient", fn, ("args",), (specs,))
-    text = compile_program(lowering.export(annotated, partitioning)).as_text()
+    text = building.compile_fn(fn, 1, args=specs).as_text()
     dots = re.findall(r"f32\[(\d+),(\d+)\]\S* dot\(", text)
     assert dots == [(str(min(depth, width)), str(max(depth, width)))]

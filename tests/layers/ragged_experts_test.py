@@ -1,20 +1,20 @@
-"""Experts without capacity say what Algorithm 2 says where nothing overflows."""
+"""Experts without capacity equal Algorithm 2 where nothing overflows.
+
+B batch, L length, M model, H hidden; other letters as in ragged_experts.py.
+"""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import ragged_experts
+from lingvo_gshard.layers import ragged_experts, slices
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Choice, Gating, SecondExpert
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import lowering
-from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-from lingvo_gshard.spmd.executable import compile_program
 from tests.layers import building
 from tests.spmd import functions
 
@@ -23,7 +23,7 @@ _MODES = (Mode.DECODE, Mode.EVAL, Mode.TRAIN)
 
 
 def _params(num_experts):
-    """Training has no draws, and as many places as tokens: Algorithm 2 where nothing overflows."""
+    """In TRAIN mode, Algorithm 2 without random draws and with capacity for all tokens."""
     return MoELayer.Params().Set(
         dim=M,
         hidden_dim=H,
@@ -37,15 +37,15 @@ def _params(num_experts):
 def _batch(seed=7):
     rng = np.random.default_rng(seed)
     x_BLM = rng.standard_normal((B, L, M)).astype("float32")
-    real_BL = (rng.random((B, L)) < 0.8).astype("float32")
-    return NestedMap(x_BLM=x_BLM, real_BL=real_BL)
+    valid_BL = (rng.random((B, L)) < 0.8).astype("float32")
+    return NestedMap(x_BLM=x_BLM, valid_BL=valid_BL)
 
 
 def _eager(params, theta, batch, mode):
     layer = params.Instantiate(building.Unannotated(), "moe")
     weights, batch = theta.Transform(tf.constant), batch.Transform(tf.constant)
     context = Context(mode, tf.constant([1, 2]) if mode is Mode.TRAIN else None)
-    return layer.FProp(weights, batch.x_BLM, batch.real_BL, context)[0].numpy()
+    return layer.FProp(weights, batch.x_BLM, batch.valid_BL, context)[0].numpy()
 
 
 def _theta(params):
@@ -53,17 +53,17 @@ def _theta(params):
 
 
 @pytest.mark.parametrize("num_experts", [1, 2, 8, 64])
-def test_it_is_what_algorithm_2_says(num_experts):
+def test_equals_algorithm_2(num_experts):
     params = _params(num_experts)
     theta = _theta(params)
     decoded, evaluated, want = (_eager(params, theta, _batch(), mode) for mode in _MODES)
     np.testing.assert_allclose(decoded, want, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(evaluated, want, rtol=1e-4, atol=1e-5)
-    assert (np.abs(decoded).max(-1) > 0).all(where=_batch().real_BL > 0)
-    assert not decoded[_batch().real_BL == 0].any()
+    assert (np.abs(decoded).max(-1) > 0).all(where=_batch().valid_BL > 0)
+    assert not decoded[_batch().valid_BL == 0].any()
 
 
-def test_all_tokens_may_want_the_same_experts():
+def test_all_tokens_may_choose_the_same_experts():
     params = _params(8)
     theta, batch = _theta(params), _batch()
     batch.x_BLM = np.tile(batch.x_BLM[:1, :1], (B, L, 1))
@@ -71,23 +71,23 @@ def test_all_tokens_may_want_the_same_experts():
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_products_are_of_the_tokens_dtype():
+def test_products_have_dtype_of_tokens():
     params, batch = _params(4), _batch()
     theta, want = _theta(params), _eager(params, _theta(params), batch, Mode.DECODE)
     batch.x_BLM = batch.x_BLM.astype(tf.bfloat16.as_numpy_dtype)
     got = _eager(params, theta, batch, Mode.DECODE)
     assert got.dtype == batch.x_BLM.dtype
     near = np.isclose(got.astype("float32"), want, rtol=0.1, atol=0.1).all(-1)
-    assert near.mean() > 0.9  # Rounded, some tokens choose other experts.
+    assert near.mean() > 0.9  # After rounding, some tokens choose other experts.
 
 
-def test_without_tokens_nothing_is_said():
+def test_only_padding_gives_zeros():
     params, batch = _params(4), _batch()
-    batch.real_BL = np.zeros_like(batch.real_BL)
+    batch.valid_BL = np.zeros_like(batch.valid_BL)
     assert not _eager(params, _theta(params), batch, Mode.DECODE).any()
 
 
-_EXPERTS_X_DATA = Partitioning.from_dict(
+_DATA = Partitioning.from_dict(
     Mesh(("r", "d"), (2, 4)), {"B": ("r", "d"), "G": ("r", "d"), "E": "d"}
 )
 _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
@@ -97,24 +97,23 @@ _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
     ("parts", "num_experts", "collectives"),
     [
         (functions.partitioning(2), 8, (1, 1, 0)),
-        (_EXPERTS_X_DATA, 4, (1, 1, 0)),
+        (building.REPLICATED_EXPERTS, 4, (1, 1, 0)),
         (_DATA, 8, (0, 0, 0)),
         pytest.param(functions.partitioning(8), 8, (1, 1, 0), marks=pytest.mark.slow),
     ],
-    ids=["2 devices", "copies of experts", "data alone", "8 devices"],
+    ids=["2 devices", "replicated experts", "data parallel", "8 devices"],
 )
 def test_partitioned_equals_unpartitioned(parts, num_experts, collectives):
     params, batch = _params(num_experts), _batch()
     layer, theta = params.Instantiate(Annotator(parts), "moe"), _theta(params)
 
     def fn(theta, batch):
-        y_BLM, _ = layer.FProp(theta, batch.x_BLM, batch.real_BL, Context(Mode.DECODE))
+        y_BLM, _ = layer.FProp(theta, batch.x_BLM, batch.valid_BL, Context(Mode.DECODE))
         return NestedMap(y_BLM=y_BLM)
 
-    specs = NestedMap(x_BLM=functions.f32((B, L, M), "BLM"), real_BL=functions.f32((B, L), "BL"))
-    args = (building.theta_specs(layer), specs)
-    annotated = AnnotatedFn("moe", fn, ("theta", "batch"), args, {"y_BLM": "BLM"})
-    run = compile_program(lowering.export(annotated, parts))
+    specs = NestedMap(x_BLM=functions.f32((B, L, M), "BLM"), valid_BL=functions.f32((B, L), "BL"))
+    args = {"theta": building.theta_specs(layer), "batch": specs}
+    run = building.compile_fn(fn, parts, {"y_BLM": "BLM"}, **args)
     want = _eager(params, theta, batch, Mode.TRAIN)
     np.testing.assert_allclose(run(theta, batch).y_BLM, want, rtol=1e-4, atol=1e-5)
     report = run.report()
@@ -122,40 +121,41 @@ def test_partitioned_equals_unpartitioned(parts, num_experts, collectives):
     assert tuple(report.count(kind) for kind in kinds) == collectives
 
 
-def test_experts_are_told_exactly_in_16_bits():
+def test_expert_indices_are_exact_in_bfloat16():
     expert_GS, kept_GS = tf.constant([[0, 255, 257, 2047]]), tf.constant([[1.0, 1.0, 0.0, 1.0]])
     first = Choice(None, expert_GS, tf.fill([1, 4], 0.75), None, None, kept_GS)
     second = Choice(None, 2047 - expert_GS, tf.fill([1, 4], 0.25), None, None, kept_GS)
-    numbers = ragged_experts._numbers(Gating(first, second, None), 2048, tf.bfloat16)
-    expert_WQJ, gate_WQJ = ragged_experts._choices(numbers[None])
+    choices = ragged_experts._encode_choices(Gating(first, second, None), 2048, tf.bfloat16)
+    expert_WQJ, gate_WQJ = ragged_experts._decode_choices(choices[None])
     assert expert_WQJ.numpy().tolist() == [[[0, 2047, 255, 1792, 2048, 2048, 2047, 0]]]
     assert gate_WQJ.numpy().tolist() == [[[0.75, 0.25] * 4]]
 
 
 def test_idle_experts_cost_nothing(monkeypatch):
-    """Of four experts one has five slots, so two tiles of 4, and one has two slots."""
-    sliced = []
+    """Of four experts, one has five assignments, so two tiles of 4, and one has two."""
+    reads = []
 
-    def noted(x, start, size):
-        sliced.append((len(x.shape), size))
-        return original(x, start, size)
+    def recorded(x, start, size):
+        reads.append((len(x.shape), size))
+        return slices.read_at(x, start, size)
 
-    original = ragged_experts._slice
-    monkeypatch.setattr(ragged_experts, "_slice", noted)
+    monkeypatch.setattr(ragged_experts, "read_at", recorded)
     monkeypatch.setattr(ragged_experts, "tile_size", lambda *_: 4)
     none = 4
     expert_WQJ = tf.constant([[[1, 3, 1, none, 1, 3, 1, 1, none, none]]])
     x_WQRM, w_EMH = tf.ones([1, 1, 5, M]), tf.ones([4, M, H])
     w_EHM = tf.transpose(w_EMH, [0, 2, 1])
-    said_WQJM = ragged_experts._said(x_WQRM, expert_WQJ, w_EMH, w_EHM, building.Unannotated())
-    assert sliced.count((3, 1)) == 2 * 2  # Two experts' weights,
-    assert sliced.count((1, 4)) == 2 + 1  # and their tiles.
-    np.testing.assert_array_equal(said_WQJM[..., 0] > 0, expert_WQJ < none)
+    y_WQJM = ragged_experts._expert_outputs(
+        x_WQRM, expert_WQJ, w_EMH, w_EHM, building.Unannotated()
+    )
+    assert reads.count((3, 1)) == 2 * 2  # Two experts' weights,
+    assert reads.count((1, 4)) == 2 + 1  # and their tiles.
+    np.testing.assert_array_equal(y_WQJM[..., 0] > 0, expert_WQJ < none)
 
 
 @pytest.mark.parametrize(
-    ("num_slots", "num_experts", "want"),
+    ("num_assignments", "num_experts", "want"),
     [(2, 8, 1), (16, 8, 8), (256, 8, 8), (512, 8, 16), (8192, 8, 128)],
 )
-def test_tiles_are_a_quarter_of_an_even_share(num_slots, num_experts, want):
-    assert ragged_experts.tile_size(num_slots, num_experts) == want
+def test_tile_is_a_quarter_of_an_even_share_within_bounds(num_assignments, num_experts, want):
+    assert ragged_experts.tile_size(num_assignments, num_experts) == want

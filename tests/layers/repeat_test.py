@@ -1,4 +1,4 @@
-"""A block applied R times: every way equals the plain composition, with its gradients.
+"""A block applied R times: each way equals plain composition, in values and gradients.
 
 B rows, M model; R blocks.
 """
@@ -21,7 +21,7 @@ B, M, R = 3, 4, 5
 
 
 def _block(products, index, x, shared, w):
-    """The output, a report that has a gradient, and one that has none."""
+    """Returns the output, a report with a gradient, and one without."""
     y = tf.tanh(products("BM", _product, x, w) + shared) * (1.0 + tf.cast(index, x.dtype))
     return [y, tf.reduce_sum(y**2), tf.stop_gradient(y[0])]
 
@@ -41,9 +41,9 @@ def _unrolled(remat, x, shared, stack):
     reports = []
     for i in range(R):
         block = functools.partial(_at, i)
-        x, *told = recomputed(block, remat)(x, shared, stack[i])
-        reports.append(told)
-    return x, [tf.stack(of_all) for of_all in zip(*reports, strict=True)]
+        x, *report = recomputed(block, remat)(x, shared, stack[i])
+        reports.append(report)
+    return x, [tf.stack(each) for each in zip(*reports, strict=True)]
 
 
 def _at(index, products, *args):
@@ -53,10 +53,10 @@ def _at(index, products, *args):
 _WAYS = {
     "plain": functools.partial(_unrolled, Remat.NONE),
     "recomputed": functools.partial(_unrolled, Remat.BLOCK),
-    "recomputed but products": functools.partial(_unrolled, Remat.ALL_BUT_PRODUCTS),
+    "recomputed except products": functools.partial(_unrolled, Remat.ALL_BUT_PRODUCTS),
     "loop": functools.partial(_loop, Remat.NONE),
     "recomputed loop": functools.partial(_loop, Remat.BLOCK),
-    "recomputed loop but products": functools.partial(_loop, Remat.ALL_BUT_PRODUCTS),
+    "recomputed loop except products": functools.partial(_loop, Remat.ALL_BUT_PRODUCTS),
 }
 
 
@@ -76,13 +76,13 @@ def _compiled(way):
 
 
 @pytest.mark.parametrize("way", _WAYS)
-def test_values_and_gradients_are_those_of_the_plain_composition(way):
+def test_values_and_gradients_equal_plain_composition(way):
     for got, want in zip(_compiled(way)[0], _compiled("plain")[0], strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("remat", Remat)
-def test_16_bit_activations_have_gradients_of_the_weights_dtype(remat):
+def test_bfloat16_activations_give_float32_weight_gradients(remat):
     rng = np.random.default_rng(3)
     x, shared, stack = (rng.normal(size=s).astype("float32") for s in ((B, M), (B, M), (R, M, M)))
 
@@ -103,27 +103,27 @@ def test_16_bit_activations_have_gradients_of_the_weights_dtype(remat):
     np.testing.assert_allclose(got, want, rtol=0.05, atol=0.05)
 
 
-def test_a_loops_program_holds_the_block_once_and_twice_if_recomputed():
+def test_loop_holds_block_once_or_twice_if_recomputed():
     counts = {way: _compiled(way)[1].count(" tanh(") for way in _WAYS}
     assert counts == {
         "plain": R,
         "recomputed": 2 * R,
-        "recomputed but products": 2 * R,
+        "recomputed except products": 2 * R,
         "loop": 1,
         "recomputed loop": 2,
-        "recomputed loop but products": 2,
+        "recomputed loop except products": 2,
     }
 
 
-def test_products_that_are_kept_are_not_computed_again():
-    """One product forward and two of the gradient, and a fourth where it is computed again."""
+def test_kept_products_are_not_recomputed():
+    """One product forward, two for the gradients, and a fourth where the first is recomputed."""
     counts = {way: _compiled(way)[1].count(" dot(") for way in _WAYS if "loop" in way}
-    assert counts == {"loop": 3, "recomputed loop": 4, "recomputed loop but products": 3}
+    assert counts == {"loop": 3, "recomputed loop": 4, "recomputed loop except products": 3}
 
 
 @pytest.mark.slow
-def test_a_tpus_loops_keep_one_copy_of_the_weights():
-    """And none in the bfloat16 that the products are computed in."""
+def test_loops_on_tpu_keep_one_copy_of_the_weights():
+    """There is no second copy in bfloat16, in which the TPU computes the products."""
     parts, m = functions.partitioning(8), 128
     stack = functions.f32((R, m, m), "RMH")
 

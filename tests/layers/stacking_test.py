@@ -1,10 +1,11 @@
-"""Layers one after the other into blocks, stacked, and back."""
+"""Conversion of layers to stacked blocks and back."""
 
 import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import stacking
+from tests.layers import building
 
 
 def _layer(i):
@@ -16,7 +17,7 @@ def _state(num_layers):
     return NestedMap(step=np.int32(7), theta=NestedMap(encoder=stack, softmax=np.zeros(5)))
 
 
-def test_a_blocks_layers_are_stacked_over_the_blocks():
+def test_layers_of_a_block_are_stacked_over_blocks():
     encoder = stacking.stacked(_state(6), 2).theta.encoder
     assert encoder.keys() == {"block", "norm"} and len(encoder.block) == 2
     assert encoder.block[1].w.shape == (3, 2, 3)
@@ -24,14 +25,12 @@ def test_a_blocks_layers_are_stacked_over_the_blocks():
 
 
 @pytest.mark.parametrize("block_size", [1, 2])
-def test_there_and_back(block_size):
+def test_unstacked_inverts_stacked(block_size):
     state = _state(4)
     back = stacking.unstacked(stacking.stacked(state, block_size))
-    assert back.IsCompatible(state)
-    for (path, a), b in zip(back.FlattenItems(), state.Flatten(), strict=True):
-        np.testing.assert_array_equal(a, b, err_msg=path)
+    building.assert_close(back, state, rtol=0, atol=0)
 
 
-def test_layers_that_are_no_whole_blocks_are_refused():
-    with pytest.raises(ValueError, match="stacked: 3 layers, no multiple of 2"):
+def test_incomplete_blocks_are_refused():
+    with pytest.raises(ValueError, match="stacked: 3 layers are not a multiple of 2"):
         stacking.stacked(_state(3), 2)

@@ -1,4 +1,4 @@
-"""The stack: which layers have experts, and what a layer's residuals are."""
+"""The stack: which layers have experts, residuals, reports and decoding."""
 
 import numpy as np
 import pytest
@@ -41,69 +41,65 @@ def test_every_other_layer_has_experts():
 
 
 @pytest.mark.parametrize(("sparse", "routed"), [(True, [1, 3]), (False, [])])
-def test_routings_by_layer(sparse, routed):
-    stack, (x, mask, real, _) = _stack(sparse=sparse), _inputs()
+def test_moe_layers_report_routing(sparse, routed):
+    stack, (x, mask, valid, _) = _stack(sparse=sparse), _inputs()
     theta = building.random_theta(stack)
-    y, reports = stack.FProp(theta, x, mask, real, None, Context(Mode.EVAL))
+    y, reports = stack.FProp(theta, x, mask, valid, None, Context(Mode.EVAL))
     assert y.shape == x.shape and len(reports) == 4
     assert [i for i, report in enumerate(reports) if report.routing is not None] == routed
 
 
-def test_a_report_holds_the_root_mean_square_of_the_layers_output():
-    stack, (x, mask, real, _) = _stack(num_layers=1), _inputs()
+def test_report_holds_root_mean_square_of_layer_output():
+    stack, (x, mask, valid, _) = _stack(num_layers=1), _inputs()
     theta = building.random_theta(stack)
-    y, [report] = stack.FProp(theta, x, mask, real, None, Context(Mode.EVAL))
-    output = stack.layers[0].FProp(theta.layers[0], x, mask, real, None, Context(Mode.EVAL))[0]
+    y, [report] = stack.FProp(theta, x, mask, valid, None, Context(Mode.EVAL))
+    output = stack.layers[0].FProp(theta.layers[0], x, mask, valid, None, Context(Mode.EVAL))[0]
     np.testing.assert_allclose(report.rms, np.sqrt(np.mean(np.square(output))), rtol=1e-6)
     np.testing.assert_allclose(y, stack.norm.FProp(theta.norm, output), rtol=1e-6)
 
 
-def test_zero_blocks_leave_the_normalized_input():
-    stack, (x, mask, real, encoded) = _stack(has_source=True), _inputs()
+def test_layers_with_zero_output_weights_leave_normalized_input():
+    stack, (x, mask, valid, encoded) = _stack(has_source=True), _inputs()
     theta = building.random_theta(stack)
     for layer in theta.layers:
         for block in (layer.self_attention, layer.source_attention, layer.feed_forward):
             block.wo[:] = 0
     source = Source(encoded, tf.ones([B, L, T]))
-    y, _ = stack.FProp(theta, x, mask, real, source, Context(Mode.EVAL))
+    y, _ = stack.FProp(theta, x, mask, valid, source, Context(Mode.EVAL))
     np.testing.assert_allclose(y, stack.norm.FProp(theta.norm, x), rtol=1e-5)
 
 
-def test_a_later_position_changes_no_earlier_one():
-    stack, (x, mask, real, encoded) = _stack(has_source=True), _inputs()
+def test_later_positions_do_not_change_earlier_ones():
+    stack, (x, mask, valid, encoded) = _stack(has_source=True), _inputs()
     theta, source = building.random_theta(stack), Source(encoded, tf.ones([B, L, T]))
     other = tf.concat([x[:, :-1], x[:, -1:, ::-1]], 1)
-    a, b = (stack.FProp(theta, z, mask, real, source, Context(Mode.EVAL))[0] for z in (x, other))
+    a, b = (stack.FProp(theta, z, mask, valid, source, Context(Mode.EVAL))[0] for z in (x, other))
     np.testing.assert_allclose(a[:, :-1], b[:, :-1], rtol=1e-5, atol=1e-6)
     assert np.abs(a[:, -1] - b[:, -1]).max() > 0.1
 
 
-def test_blocks_of_a_decoder_and_an_encoder():
-    encoder, decoder = (
-        _stack().weight_specs.layers[0],
-        _stack(has_source=True).weight_specs.layers[0],
-    )
+def test_only_decoder_layers_attend_to_source():
+    encoder, decoder = (_stack(has_source=s).weight_specs.layers[0] for s in (False, True))
     assert decoder.keys() - encoder.keys() >= {"source_attention", "source_norm"}
     assert not encoder.keys() - decoder.keys()
 
 
-def test_decoding_with_stacked_weights_is_decoding_with_each_layers_own():
-    k, places = 2, 6
+def test_decoding_with_stacked_weights_equals_unrolled():
+    k, cache_len = 2, 6
     unrolled, loop = (_stack(has_source=True, layers_as=way) for way in Layers)
     theta, (x, _, _, encoded) = building.random_theta(unrolled), _inputs()
     own, stacks = (t.Transform(tf.constant) for t in (theta, stacking.stacked(theta, 2)))
 
     @tf.function(jit_compile=True, autograph=False)
     def step(x):
-        mask, source_mask = tf.ones([B, k, places]), tf.ones([B, k, T])
+        mask, source_mask = tf.ones([B, k, cache_len]), tf.ones([B, k, T])
         rest = (mask, source_mask, tf.ones([B, k]), tf.constant(1), Context(Mode.DECODE))
         found = []
         for stack, weights in ((unrolled, own), (loop, stacks)):
-            cache = stack.InitCache(weights, encoded, places)
+            cache = stack.InitCache(weights, encoded, cache_len)
             y, cache, attention = stack.ExtendStep(weights, x, cache, *rest)
             found.append([y, attention, *cache.Flatten()])
         return found
 
-    of_each_layer, of_stacks = step(x[:, :k])
-    for a, b in zip(of_each_layer, of_stacks, strict=True):
+    for a, b in zip(*step(x[:, :k]), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)

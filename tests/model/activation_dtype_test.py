@@ -1,4 +1,4 @@
-"""bfloat16 activations: what is computed in 16 bits, what is not, and how far the loss moves."""
+"""bfloat16 activations: the dtypes of tensors, and how close loss and gradients stay."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.model import small_task
 
 
 class _Dtypes(building.Unannotated):
-    """Keeps the dtype of every annotated tensor, by its dims."""
+    """Records the dtypes of annotated tensors by their dims."""
 
     def __init__(self):
         self.seen = {}
@@ -45,7 +45,7 @@ def narrow():
     return _run("bfloat16")
 
 
-def test_layers_compute_in_16_bits_and_the_router_and_the_loss_in_32(narrow):
+def test_layers_compute_in_bfloat16_but_router_and_loss_in_float32(narrow):
     loss, metrics, _, seen = narrow
     for dims in ("BNLD", "BNTD", "BLND", "BLH", "GSM", "EGCM", "EGH", "GECM"):
         assert seen[dims] == {tf.bfloat16}, dims
@@ -54,16 +54,16 @@ def test_layers_compute_in_16_bits_and_the_router_and_the_loss_in_32(narrow):
     assert {x.dtype for x in [loss, *metrics.Flatten()]} == {tf.float32}
 
 
-def test_by_default_all_is_float32(wide):
+def test_default_is_float32(wide):
     assert set().union(*wide[3].values()) == {tf.float32, tf.bool}  # Dropout's masks are bool.
 
 
-def test_the_loss_is_near_float32s(wide, narrow):
+def test_loss_is_close_to_float32(wide, narrow):
     assert wide[0] != narrow[0]
     np.testing.assert_allclose(narrow[0], wide[0], rtol=0.01)
 
 
-def test_gradients_are_float32_and_point_the_same_way(wide, narrow):
+def test_gradients_are_float32_and_have_the_same_direction(wide, narrow):
     for path, gradient in narrow[2].items():
         assert gradient.dtype == tf.float32, path
     a, b = (
@@ -73,7 +73,7 @@ def test_gradients_are_float32_and_point_the_same_way(wide, narrow):
     assert a @ b > 0.97 * np.linalg.norm(a) * np.linalg.norm(b)
 
 
-def test_another_dtype_is_refused():
+def test_other_dtype_is_refused():
     params = small_task.task_params().Set(activation_dtype="float16")
     with pytest.raises(ValueError, match="must be float32 or bfloat16, got 'float16'"):
         params.Instantiate(building.Unannotated())

@@ -1,4 +1,4 @@
-"""The beam over the whole model: what it scores is what teacher forcing scores, token by token.
+"""The beam over the whole model: its scores equal those of teacher forcing, token by token.
 
 B batch, k beam, n hypotheses, T steps, S source length.
 """
@@ -20,25 +20,10 @@ from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 from tests.model import small_task
 from tests.model.small_task import B, L
-from tests.model.small_task import T as S
 from tests.spmd import functions
 
 _EOS = 2
 _CONFIG = BeamSearch(3, L, 1.0, num_best=2, coverage_weight=0.1, min_stage_places=9)
-
-
-def _source(seed):
-    """One sentence a row, of 1 to S tokens; the last row is padding."""
-    rng, shape = np.random.default_rng(seed), (B, S)
-    real = np.arange(S) < rng.integers(1, S + 1, (B, 1))
-    real[-1] = False
-    ids = rng.integers(4, small_task.SOURCE_VOCAB, shape)
-    positions = np.tile(np.arange(S), (B, 1))
-    return NestedMap(
-        source_ids=(ids * real).astype(np.int32),
-        source_segment_ids=real.astype(np.int32),
-        source_positions=positions.astype(np.int32),
-    )
 
 
 def _search(task, annotate):
@@ -48,10 +33,10 @@ def _search(task, annotate):
 
         state = task.InitDecode(theta, features, _CONFIG.first_places, attention_beam=3)
         requests = Requests.alike(B, L, 2)
-        real = tf.reduce_max(features.source_segment_ids, 1)
-        requests = dataclasses.replace(requests, max_steps=requests.max_steps * real)
+        has_source = tf.reduce_max(features.source_segment_ids, 1)
+        requests = dataclasses.replace(requests, max_steps=requests.max_steps * has_source)
         found = flat_beam_search.search(_CONFIG, step, state, requests, annotate, task.GrowDecode)
-        return NestedMap({f.name: getattr(found, f.name) for f in dataclasses.fields(found)})
+        return NestedMap(vars(found))
 
     return fn
 
@@ -66,13 +51,8 @@ def _task(annotator, layers_as=Layers.UNROLLED):
 
 def _theta(layers_as):
     weights = building.random_theta(_task(building.Unannotated(), layers_as))
-    weights.softmax[:, _EOS] *= 4  # Now and then the likeliest: lengths differ.
+    weights.softmax[:, _EOS] *= 4  # Sometimes EOS is the likeliest, so lengths differ.
     return weights
-
-
-@pytest.fixture(scope="module")
-def theta():
-    return _theta(Layers.UNROLLED)
 
 
 def _found(theta, num_partitions, layers_as, features):
@@ -91,7 +71,7 @@ def _found(theta, num_partitions, layers_as, features):
 
 
 def _forced(theta, layers_as, features, ids_BT, lengths_B):
-    """Log-probabilities [B, T] of each token given those before, all at once."""
+    """Log-probabilities [B, T] of each token given those before it, with teacher forcing."""
     inputs = np.concatenate([np.ones((B, 1), np.int32), ids_BT[:, :-1]], 1)
     features = NestedMap(
         features,
@@ -115,18 +95,18 @@ def _forced(theta, layers_as, features, ids_BT, lengths_B):
         pytest.param(2, Layers.LOOP, marks=pytest.mark.slow),
     ],
 )
-def test_what_is_decoded_step_by_step_scores_as_under_teacher_forcing(num_partitions, layers_as):
-    theta, features = _theta(layers_as), _source(3)
+def test_scores_equal_teacher_forcing(num_partitions, layers_as):
+    theta, features = _theta(layers_as), small_task.source_batch(3, pad_last=True)
     found = _found(theta, num_partitions, layers_as, features)
     assert (found.lengths[:-1] >= 2).all() and len(set(found.lengths[:-1].flat)) > 1
     for i in range(2):
         lengths = found.lengths[:, i]
-        real = np.arange(L) < lengths[:, None]
-        want = _forced(theta, layers_as, features, found.ids[:, i], lengths) * real
+        valid = np.arange(L) < lengths[:, None]
+        want = _forced(theta, layers_as, features, found.ids[:, i], lengths) * valid
         np.testing.assert_allclose(found.token_log_probs[:, i], want, rtol=1e-4, atol=1e-4)
         assert all(found.ids[b, i, lengths[b] - 1] == _EOS for b in range(B - 1))
         attention = found.attention[:, i]
-        np.testing.assert_allclose(attention.sum(-1), real.astype(float), atol=1e-5)
+        np.testing.assert_allclose(attention.sum(-1), valid.astype(float), atol=1e-5)
         assert not (attention * (features.source_segment_ids[:, None] == 0)).any()
         covered = np.minimum(attention.sum(1), 1.0)
         covered = np.where(features.source_segment_ids > 0, covered, 1.0)
@@ -135,20 +115,21 @@ def test_what_is_decoded_step_by_step_scores_as_under_teacher_forcing(num_partit
     assert not found.lengths[-1].any() and not found.ids[-1].any()  # No source, no hypothesis.
 
 
-def test_what_is_no_hypothesis_takes_no_expert(theta):
-    """With room for one token, three that want the same expert get it one by one, if real."""
+def test_absent_hypothesis_takes_no_expert():
+    """With a capacity of one token, of three that choose the same expert only the first gets it."""
     params = small_task.task_params()
-    params.decoder.moe.eval_capacity.Set(by=CapacityBy.NUMBER, number=1)
+    params.decoder.moe.eval_capacity.Set(by=CapacityBy.FACTOR, factor=0.1)
     task = params.Instantiate(building.Unannotated())
-    weights, features = theta.Transform(tf.constant), _source(5).Transform(tf.constant)
+    weights = _theta(Layers.UNROLLED).Transform(tf.constant)
+    features = small_task.source_batch(5, pad_last=True).Transform(tf.constant)
     ids, first = tf.fill([B, 3], 7), tf.reshape(tf.eye(3), [1, 3, 3])
 
-    def logits(*real):
+    def logits(*present):
         state = task.InitDecode(weights, features, 3)
-        mask = tf.tile(first, [B, 1, 1]) * tf.constant(real, tf.float32)[None, :, None]
+        mask = tf.tile(first, [B, 1, 1]) * tf.constant(present, tf.float32)[None, :, None]
         return task.DecodeStep(weights, state, ids, mask, tf.constant(0))[0].numpy()[:-1]
 
-    crowded, second, third = logits(1, 1, 1), logits(0, 1, 1), logits(0, 0, 1)
-    np.testing.assert_allclose(second[:, 1], crowded[:, 0], rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(third[:, 2], crowded[:, 0], rtol=1e-5, atol=1e-5)
-    assert np.abs(crowded[:, 1] - crowded[:, 0]).max() > 1e-2  # There, it found no room.
+    all_three, last_two, last = logits(1, 1, 1), logits(0, 1, 1), logits(0, 0, 1)
+    np.testing.assert_allclose(last_two[:, 1], all_three[:, 0], rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(last[:, 2], all_three[:, 0], rtol=1e-5, atol=1e-5)
+    assert np.abs(all_three[:, 1] - all_three[:, 0]).max() > 1e-2  # The second one found no room.

@@ -1,4 +1,4 @@
-"""Model flops: one number for one model, however its program holds the layers."""
+"""Model flops, by hand, for unrolled layers and for a loop."""
 
 import pytest
 
@@ -16,12 +16,12 @@ def _flops(layers_as):
     return flops.train_step_flops(params.Instantiate(building.Unannotated()), B, T, L)
 
 
-def test_a_loop_of_layers_counts_as_all_of_them():
+def test_loop_counts_all_layers():
     assert _flops(Layers.LOOP) == _flops(Layers.UNROLLED)
 
 
-def test_by_hand():
-    """Two experts a token, four products of attention, three times forward; softmax, no lookup."""
+def test_equals_count_by_hand():
+    """Two experts for a token, four attention projections, the softmax; no embedding lookup."""
     attention, ffn, gate = 4 * M * N * D, 2 * M * H, M * E
     encoder = B * T * (4 * attention + 2 * ffn + 2 * (gate + 2 * ffn))
     own = B * L * (4 * attention + 2 * ffn + 2 * (gate + 2 * ffn) + 4 * attention / 2)

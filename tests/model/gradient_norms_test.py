@@ -1,4 +1,4 @@
-"""Gradient norms by layer, of layers one after the other and of stacks."""
+"""Gradient norms by layer, of unrolled and of stacked layers."""
 
 import numpy as np
 import pytest
@@ -39,7 +39,7 @@ def _stacked_specs():
 
 
 @pytest.mark.parametrize("loop", [False, True])
-def test_each_layer_has_the_norm_of_all_its_gradients(loop):
+def test_norm_of_all_gradients_of_each_layer(loop):
     gradients = _gradients()
     if loop:
         norms = gradient_norms(stacking.stacked(gradients, 2), _stacked_specs())
@@ -57,7 +57,7 @@ def test_each_layer_has_the_norm_of_all_its_gradients(loop):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_a_gradient_that_is_not_finite_shows_in_its_layer_alone(bad):
+def test_non_finite_gradient_shows_only_in_its_layer(bad):
     gradients = _gradients()
     gradients.encoder.layers[2].b[1] = bad
     norms = gradient_norms(gradients, _weights(_spec))

@@ -10,7 +10,8 @@ import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train import steps
 from params.experiment import TranslationExperiment
 from tests.model import small_task
@@ -44,12 +45,12 @@ def test_the_loss_falls_far_below_the_entropy_of_the_words():
     model = TranslationModel(p, parts)
     initializer = steps.initializer(model.init_state, model.state_spec)
     seed = NestedMap(seed=np.array([1, 0], np.int32))
-    state = program.export(initializer, parts).compile()(seed).state
+    state = compile_program(lowering.export(initializer, parts))(seed).state
 
     batch_spec = _batch(0).Transform(lambda x: functions.TensorSpec(x.shape, x.dtype.name, "BL"))
     step = steps.train_step(model.model_fn, p)
     trainer = steps.trainer(step, model.state_spec, batch_spec, _STEPS_PER_CALL, parts)
-    train, nll = program.export(trainer, parts).compile(), []
+    train, nll = compile_program(lowering.export(trainer, parts)), []
     for start in range(0, p.train.max_steps, _STEPS_PER_CALL):
         batches = [_batch(start + k) for k in range(_STEPS_PER_CALL)]
         leaves = zip(*(batch.Flatten() for batch in batches), strict=True)

@@ -1,4 +1,4 @@
-"""A translation task small enough to compile in seconds, and packed batches for it.
+"""A translation task small enough to compile in seconds, its experiment, and packed batches.
 
 B batch, T source length, L target length.
 """
@@ -10,6 +10,7 @@ import numpy as np
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.translation import TranslationTask
+from params.experiment import TranslationExperiment
 from tests.spmd import functions
 
 B, T, L = 8, 6, 7
@@ -18,8 +19,18 @@ M, H, N, D, E = 8, 10, 2, 3, 8
 _EOS = 2
 
 
+class Experiment(TranslationExperiment):
+    """An experiment of the task's size."""
+
+    NUM_LAYERS, MODEL_DIM, HIDDEN_DIM, NUM_HEADS, HEAD_DIM = 4, M, H, N, D
+    NUM_EXPERTS, GROUP_SIZE = E, 12
+    SOURCE_VOCAB_SIZE, TARGET_VOCAB_SIZE = SOURCE_VOCAB, TARGET_VOCAB
+    BATCH_SIZE, SOURCE_LEN, TARGET_LEN = B, T, L
+    MAX_STEPS, DECAY_START = 4, 10
+
+
 def task_params(dropout: float = 0.2) -> InstantiableParams:
-    """MoE(8E, 4L) of a few thousand weights."""
+    """MoE(8E, 4L) with a few thousand weights."""
     p = TranslationTask.Params().Set(
         source_vocab_size=SOURCE_VOCAB,
         target_vocab_size=TARGET_VOCAB,
@@ -39,7 +50,7 @@ def task_params(dropout: float = 0.2) -> InstantiableParams:
 
 
 def _row(sources: list[list[int]], targets: list[list[int]]) -> dict[str, np.ndarray]:
-    """One row that holds all the pairs, each given without EOS."""
+    """Packs pairs, given without EOS, into one row."""
     row: dict[str, list[int]] = {}
 
     def put(name: str, values) -> None:
@@ -61,8 +72,8 @@ def _row(sources: list[list[int]], targets: list[list[int]]) -> dict[str, np.nda
 
 def batch_of(rows: list[tuple[list[list[int]], list[list[int]]]]) -> NestedMap:
     """A batch of rows, each a list of sources and a list of targets."""
-    made = [_row(sources, targets) for sources, targets in rows]
-    arrays = {name: np.stack([row[name] for row in made]) for name in made[0]}
+    packed = [_row(sources, targets) for sources, targets in rows]
+    arrays = {name: np.stack([row[name] for row in packed]) for name in packed[0]}
     weights = arrays.pop("target_weights").astype("float32")
     labels = NestedMap(target_labels=arrays.pop("target_labels"), target_weights=weights)
     return NestedMap(features=NestedMap(arrays), labels=labels)
@@ -77,16 +88,25 @@ def random_batch(seed: int) -> NestedMap:
 
     rows = []
     for row in range(B):
-        lengths = (
-            [(2, 3), (1, 1)] if row % 2 else [(int(rng.integers(1, T)), int(rng.integers(1, L)))]
-        )
-        rows.append(
-            (
-                [words(source, SOURCE_VOCAB) for source, _ in lengths],
-                [words(target, TARGET_VOCAB) for _, target in lengths],
-            )
-        )
+        pairs = [(2, 3), (1, 1)]
+        if row % 2 == 0:
+            pairs = [(int(rng.integers(1, T)), int(rng.integers(1, L)))]
+        sources = [words(source_len, SOURCE_VOCAB) for source_len, _ in pairs]
+        rows.append((sources, [words(target_len, TARGET_VOCAB) for _, target_len in pairs]))
     return batch_of(rows)
+
+
+def source_batch(seed: int, pad_last: bool = False) -> NestedMap:
+    """The features of one sentence of 1 to T tokens in each row; the last row may be padding."""
+    rng = np.random.default_rng(seed)
+    valid = np.arange(T) < rng.integers(1, T + 1, (B, 1))
+    valid[-1] &= not pad_last
+    ids = rng.integers(4, SOURCE_VOCAB, (B, T))
+    return NestedMap(
+        source_ids=(ids * valid).astype(np.int32),
+        source_segment_ids=valid.astype(np.int32),
+        source_positions=np.tile(np.arange(T, dtype=np.int32), (B, 1)),
+    )
 
 
 def batch_specs() -> NestedMap:

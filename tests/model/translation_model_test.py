@@ -1,4 +1,4 @@
-"""The model under the estimator: an exact resume, and the same loss on other devices."""
+"""The model in the estimator: exact resume, other numbers of devices, evaluation, prediction."""
 
 import json
 import shutil
@@ -11,17 +11,13 @@ from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.train import run
 from lingvo_gshard.train.checkpoints import Checkpoints
-from params.experiment import TranslationExperiment
+from tests.layers import building
 from tests.model import small_task
 from tests.spmd import functions
 
 
-class _Experiment(TranslationExperiment):
-    NUM_LAYERS, MODEL_DIM, HIDDEN_DIM, NUM_HEADS, HEAD_DIM = 4, 8, 10, 2, 3
-    NUM_EXPERTS, GROUP_SIZE = 8, 12
-    SOURCE_VOCAB_SIZE, TARGET_VOCAB_SIZE = small_task.SOURCE_VOCAB, small_task.TARGET_VOCAB
-    BATCH_SIZE, SOURCE_LEN, TARGET_LEN = small_task.B, small_task.T, small_task.L
-    MAX_STEPS, ITERATIONS_PER_LOOP, SAVE_CHECKPOINTS_STEPS, DECAY_START = 4, 2, 100, 10
+class _Experiment(small_task.Experiment):
+    ITERATIONS_PER_LOOP, SAVE_CHECKPOINTS_STEPS = 2, 100
 
 
 def _params():
@@ -32,7 +28,7 @@ def _params():
 
 
 class _Batches:
-    """Batch i is a function of i."""
+    """An input whose batch i is a function of i."""
 
     def __init__(self, count=None):
         self._index, self._count = 0, count
@@ -70,14 +66,14 @@ def _state(folder, step, num_partitions=2):
 
 
 def _losses(folder):
-    """The mean loss that each call of the program logged, by its last step."""
+    """The mean loss of each call of the program, by its last step."""
     lines = (folder / "train_metrics.jsonl").read_text().splitlines()
     return {line["step"]: line["metrics"]["loss"] for line in map(json.loads, lines)}
 
 
 @pytest.fixture(scope="module")
 def runs_on_two(tmp_path_factory):
-    """Folders: one trained 4 steps at once, one 2 and then 2, one that stopped at 2."""
+    """Folders of three runs: 4 steps at once, 2 steps resumed for 2 more, and 2 steps only."""
     folder = tmp_path_factory.mktemp("runs")
     at_once, resumed, stopped = (folder / name for name in ("at_once", "resumed", "stopped"))
     estimator = run.make_estimator(_params(), str(resumed), 2)
@@ -90,35 +86,31 @@ def runs_on_two(tmp_path_factory):
     return at_once, resumed, stopped
 
 
-def test_going_on_from_a_checkpoint_is_never_having_stopped(runs_on_two):
+def test_resumed_run_equals_uninterrupted_run(runs_on_two):
     at_once, resumed, _ = runs_on_two
     got, want = _state(resumed, 4), _state(at_once, 4)
-    for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
-        np.testing.assert_array_equal(a, b, err_msg=path)
+    building.assert_close(got, want, rtol=0, atol=0)
     assert _losses(resumed) == _losses(at_once)
     assert int(got.step) == 4
 
 
-def test_training_moved_every_weight(runs_on_two):
-    after_two, after_four = (_state(runs_on_two[i], step) for i, step in ((2, 2), (0, 4)))
-    for (path, a), b in zip(
-        after_two.theta.FlattenItems(), after_four.theta.Flatten(), strict=True
-    ):
+def test_training_changes_every_weight(runs_on_two):
+    before, after = (_state(runs_on_two[i], step).theta for i, step in ((2, 2), (0, 4)))
+    for (path, a), b in zip(before.FlattenItems(), after.Flatten(), strict=True):
         assert (np.asarray(a) != np.asarray(b)).any(), path
 
 
-def test_a_checkpoint_goes_on_over_other_devices(runs_on_two):
+def test_checkpoint_resumes_on_other_number_of_devices(runs_on_two):
     at_once, _, stopped = runs_on_two
     estimator = run.make_estimator(_params(), str(stopped), 4)
     _train(estimator, 4)
     assert _losses(stopped)[4] == pytest.approx(_losses(at_once)[4], rel=1e-5)
     got, want = _state(stopped, 4, num_partitions=4), _state(at_once, 4)
     assert got.theta.decoder.layers[1].feed_forward.wi.addressable_shards[0].data.shape[0] == 2
-    for (path, a), b in zip(got.theta.FlattenItems(), want.theta.Flatten(), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4, err_msg=path)
+    building.assert_close(got.theta, want.theta, rtol=1e-3, atol=1e-4)
 
 
-def test_evaluation_weighs_batches_by_their_tokens(runs_on_two):
+def test_evaluation_weights_batches_by_their_tokens(runs_on_two):
     estimator = run.make_estimator(_params(), str(runs_on_two[0]), 2)
     both = estimator.evaluate(lambda _: _Batches(2))
     first = estimator.evaluate(lambda _: _Batches(1))
@@ -129,7 +121,7 @@ def test_evaluation_weighs_batches_by_their_tokens(runs_on_two):
     assert both["overflow_decoder_1"] == 0.0
 
 
-def test_predictions_are_ended_and_in_the_vocabulary(runs_on_two):
+def test_predictions_end_and_are_in_the_vocabulary(runs_on_two):
     p = _params()
     p.decode.Set(beam_size=2, num_best=2, max_target_len=5)
     estimator = run.make_estimator(p, str(runs_on_two[0]), 2)

@@ -1,4 +1,4 @@
-"""Adafactor against the paper's algorithms 2 and 4 to 6 in numpy, matrix by matrix.
+"""Adafactor against its paper's algorithms 2 and 4 to 6 in numpy, matrix by matrix.
 
 E experts, M model, H hidden, N heads, D head size.
 """
@@ -26,7 +26,11 @@ def _adafactor(**changes):
     return p.Instantiate()
 
 
-def test_slots_have_their_weights_dims_less_the_one_averaged_away():
+def _zero_slots(optimizer, specs):
+    return optimizer.slot_specs(specs).Transform(lambda s: tf.zeros(s.shape))
+
+
+def test_slots_have_dims_of_weight_without_the_averaged_one():
     slots = dict(_adafactor().slot_specs(_SPECS).FlattenItems())
     assert {path: (spec.shape, spec.dims) for path, spec in slots.items()} == {
         "experts.column": ((3, 5), "EH"),
@@ -39,8 +43,8 @@ def test_slots_have_their_weights_dims_less_the_one_averaged_away():
     assert isinstance(slots["matrix.row"], TensorSpec)
 
 
-def test_partitions_update_their_own_parts_and_exchange_sums_alone():
-    """Of experts and a router, whose means have the same shape, [E], and other shardings."""
+def test_partitions_update_their_own_parts_and_exchange_only_sums():
+    """The means of experts and router have the same shape, [E], but different shardings."""
     weights = NestedMap(
         experts=base_layer.gaussian((4, 8, 6), "EMH", fan_in=8),
         router=base_layer.gaussian((8, 4), "M_", fan_in=8),
@@ -56,7 +60,7 @@ def test_partitions_update_their_own_parts_and_exchange_sums_alone():
         return NestedMap(state=NestedMap(theta=new[0], slots=new[1]))
 
     state = NestedMap(theta=theta, slots=slots)
-    dims = {f"state.{path}": spec.dims for path, spec in state.FlattenItems()}
+    dims = building.dims_of(state=state)
     report = building.compile_fn(fn, 2, dims, state=state, gradients=theta).report()
     assert {op.kind for op in report.collective_ops} == {"all-reduce"}
 
@@ -68,7 +72,7 @@ def test_memory_is_sublinear():
 
 
 class _Oracle:
-    """One weight in float64; a weight of rank 3 is a list of matrices that share their scale."""
+    """One weight in float64; a weight of rank 3 is a list of matrices with a common scale."""
 
     def __init__(self, weight, beta2, threshold):
         self.weight, self.beta2, self.threshold = weight.astype("float64"), beta2, threshold
@@ -95,14 +99,14 @@ class _Oracle:
 
 @pytest.mark.parametrize("beta2", [0.99, 0.5])
 @pytest.mark.parametrize("threshold", [1.0, 0.2])
-def test_several_steps_equal_numpy(beta2, threshold):
+def test_steps_equal_numpy(beta2, threshold):
     rng = np.random.default_rng(3)
     optimizer = _adafactor(beta2=beta2, clipping_threshold=threshold)
     theta = _SPECS.Transform(lambda s: rng.standard_normal(s.shape).astype("float32"))
     oracles = [_Oracle(weight, beta2, threshold) for weight in theta.Flatten()]
-    slots = optimizer.slot_specs(_SPECS).Transform(lambda s: tf.zeros(s.shape))
+    slots = _zero_slots(optimizer, _SPECS)
     for step in range(6):
-        scale = 30.0 if step == 3 else 1.0  # A burst, for the clipping.
+        scale = 30.0 if step == 3 else 1.0  # One burst, which is clipped.
         gradients = _SPECS.Transform(
             lambda s, scale=scale: (scale * rng.standard_normal(s.shape)).astype("float32")
         )
@@ -117,21 +121,21 @@ def test_several_steps_equal_numpy(beta2, threshold):
             np.testing.assert_allclose(got, oracle.weight, rtol=2e-4, atol=1e-5, err_msg=path)
 
 
-def test_the_first_update_is_clipped_to_the_threshold_times_the_weights_scale():
+def test_update_is_clipped_to_threshold_times_scale_of_weight():
     optimizer = _adafactor(clipping_threshold=0.5)
     spec = NestedMap(w=base_layer.constant((4, 6), "MH", 2.0))
     gradient = NestedMap(w=tf.constant(np.random.default_rng(1).normal(size=(4, 6)), tf.float32))
     weight = NestedMap(w=tf.fill([4, 6], 2.0))
-    slots = optimizer.slot_specs(spec).Transform(lambda s: tf.zeros(s.shape))
+    slots = _zero_slots(optimizer, spec)
     new, _ = optimizer.update(weight, slots, gradient, tf.constant(0), weight_specs=spec)
     moved = new.w.numpy() - 2.0
     assert np.sqrt((moved**2).mean()) == pytest.approx(0.3 / 2**0.5 * 2.0 * 0.5, rel=1e-4)
 
 
-def test_a_weight_of_zero_moves():
+def test_zero_weight_is_updated():
     optimizer = _adafactor()
     spec = NestedMap(b=base_layer.constant((5,), "M", 0.0))
-    slots = optimizer.slot_specs(spec).Transform(lambda s: tf.zeros(s.shape))
+    slots = _zero_slots(optimizer, spec)
     gradient = NestedMap(b=tf.constant([1.0, -2.0, 3.0, -4.0, 5.0]))
     theta = NestedMap(b=tf.zeros([5]))
     new, _ = optimizer.update(theta, slots, gradient, tf.constant(0), weight_specs=spec)
@@ -139,10 +143,10 @@ def test_a_weight_of_zero_moves():
     np.testing.assert_allclose(new.b, want, rtol=1e-4)
 
 
-def test_a_gradient_of_zero_moves_nothing_and_stays_finite():
+def test_zero_gradient_changes_nothing_and_stays_finite():
     optimizer = _adafactor()
     theta = _SPECS.Transform(lambda s: tf.ones(s.shape))
-    slots = optimizer.slot_specs(_SPECS).Transform(lambda s: tf.zeros(s.shape))
+    slots = _zero_slots(optimizer, _SPECS)
     zeros = theta.Transform(tf.zeros_like)
     new, slots = optimizer.update(theta, slots, zeros, tf.constant(0), weight_specs=_SPECS)
     for tensor in new.Flatten():

@@ -1,4 +1,4 @@
-"""The learning rate at chosen steps."""
+"""Learning rates at chosen steps."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ def _rates(steps, **changes):
     return [schedule.rate(tf.constant(float(t))).numpy() for t in steps]
 
 
-def test_the_papers():
+def test_schedule_of_the_paper():
     """1.0 / sqrt(max(t, 10k)): constant for ten thousand steps."""
     got = _rates([1, 100, 10_000, 40_000, 1_000_000])
     np.testing.assert_allclose(got, [0.01, 0.01, 0.01, 0.005, 0.001], rtol=1e-5)
@@ -34,12 +34,12 @@ def test_ramp_up_and_cool_down_are_linear():
     )
 
 
-def test_a_cool_down_longer_than_the_run_is_refused():
+def test_cool_down_longer_than_run_is_refused():
     with pytest.raises(ValueError, match="cool_down_steps 30 must not exceed total_steps 20"):
         SqrtDecay.Params().Set(cool_down_steps=30, total_steps=20).Instantiate()
 
 
-def test_the_optimizer_counts_steps_from_one():
+def test_optimizer_counts_steps_from_one():
     optimizer = Adafactor.Params()
     optimizer.schedule.Set(decay_start=1)
     assert optimizer.Instantiate().learning_rate(tf.constant(3)) == 0.5

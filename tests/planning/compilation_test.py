@@ -28,7 +28,7 @@ def _forward(num_partitions, sizes):
     layer = compilation._layer(num_partitions, sizes)
 
     def fn(theta, batch):
-        y_BLM, _ = layer.FProp(theta, batch.x_BLM, batch.real_BL, Context(Mode.TRAIN, batch.seed))
+        y_BLM, _ = layer.FProp(theta, batch.x_BLM, batch.valid_BL, Context(Mode.TRAIN, batch.seed))
         return NestedMap(y_BLM=y_BLM)
 
     args = (compilation._theta(layer), compilation._batch(num_partitions, sizes))

@@ -18,6 +18,12 @@ def test_prefixes_are_whole_path_components(tmp_path):
         model_dir.check(tmp_path, "tasks.dim : 5\n", ("task",))
 
 
+def test_settings_of_earlier_versions_are_ignored(tmp_path):
+    removed = "task.moe.second_threshold : 0.2\ntask.moe.train_capacity.number : 1\n"
+    (tmp_path / "params.txt").write_text("task.dim : 4\n" + removed)
+    model_dir.check(tmp_path, "task.dim : 4\n", ("task",))
+
+
 _CLAIMS = """
 import sys
 from lingvo_gshard.train import model_dir

@@ -122,8 +122,8 @@ def test_data_of_another_vocabulary_is_refused():
         (1, ("task.dim=0",), "sizes must be 1 or more, got VM = .*, 0], fan_in 0"),
         (1, ("task.dim=-4",), "sizes must be 1 or more"),
         (1, ("task.decoder.num_layers=0",), "decoder: num_layers must be 1 or more, got 0"),
-        (1, ("task.input_dropout.rate=1.0",), "source_dropout: rate must be 0 to below 1, got 1.0"),
-        (1, ("task.label_smoothing=-0.1",), "label_smoothing must be 0 to below 1, got -0.1"),
+        (1, ("task.input_dropout.rate=1.0",), r"source_dropout: rate must be in \[0, 1\), got 1.0"),
+        (1, ("task.label_smoothing=-0.1",), r"label_smoothing must be in \[0, 1\), got -0.1"),
     ],
 )
 def test_sizes_that_cannot_be_or_do_not_divide_are_refused(num_partitions, overrides, message):

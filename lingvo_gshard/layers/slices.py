@@ -1,0 +1,35 @@
+"""Reads and writes of tensors at an index that is known only when the program runs."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+from tensorflow.compiler.tf2xla.python import xla
+
+
+def read_at(tensor: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
+    """tensor[start : start + size], for an int32 scalar `start` and a static size."""
+    return xla.dynamic_slice(tensor, _starts(tensor, start, 0), [size, *tensor.shape[1:]])
+
+
+def write_at(tensor: tf.Tensor, update: tf.Tensor, start: tf.Tensor, *, axis: int = 1) -> tf.Tensor:
+    """Returns `tensor` with `update` written over the indices from `start` on, along `axis`.
+
+    Args:
+      tensor: any dtype.
+      update: the same dtype and, except along `axis`, the same shape.
+      start: int32 scalar. Where the update would reach beyond the tensor's end, XLA moves it back
+        so that it fits.
+      axis: the axis that `start` refers to.
+    """
+    return xla.dynamic_update_slice(tensor, update, _starts(tensor, start, axis))
+
+
+def lengthened(tensor: tf.Tensor, size: int, *, axis: int = 1) -> tf.Tensor:
+    """Pads `tensor` with zeros at the end of `axis`, to `size` in all."""
+    shape = tensor.shape.as_list()
+    shape[axis] = size - shape[axis]
+    return tf.concat([tensor, tf.zeros(shape, tensor.dtype)], axis)
+
+
+def _starts(tensor: tf.Tensor, start: tf.Tensor, axis: int) -> tf.Tensor:
+    return tf.stack([0] * axis + [start] + [0] * (len(tensor.shape) - axis - 1))
