@@ -37,11 +37,12 @@ _PACKAGE = pathlib.Path(__file__).parents[1]
 # What `translate --bundle` imports of this package; a folder stands for its __init__ as well.
 _RUNTIME = (
     "translate.py",
+    "core/atomic_file.py",
     "core/nested_map.py",
     "sharding/mesh.py",
     "sharding/layout.py",
     "spmd/*.py",
-    "input/decoding.py",
+    "input/sentences.py",
     "input/example_codec.py",
     "input/manifest.py",
     "input/packing.py",

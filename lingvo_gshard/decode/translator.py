@@ -10,7 +10,7 @@ import numpy as np
 
 from lingvo_gshard.decode import splitting
 from lingvo_gshard.decode.decoder import Decoder
-from lingvo_gshard.input import decoding
+from lingvo_gshard.input import sentences
 from lingvo_gshard.input.tokenizer import Tokenizer
 
 # Lines that are sorted by length together, in batches: more waste fewer places of padding.
@@ -82,7 +82,7 @@ class Translator:
     def _parts(self, parts: Sequence[str]) -> list[tuple[Translation, ...]]:
         found: list[tuple[Translation, ...]] = [_NOTHING] * len(parts)
         spec = self._decoder.spec
-        batches = decoding.decode_batches(
+        batches = sentences.decode_batches(
             parts, self._source, spec.batch_size, spec.source_lengths[-1], spec.source_lengths
         )
         for batch in batches:

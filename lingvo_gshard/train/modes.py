@@ -8,7 +8,7 @@ import sys
 from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.evaluation import expert_load, quality, run_report
 from lingvo_gshard.evaluation.scores import corpus_bleu, corpus_chrf
-from lingvo_gshard.input import decoding, manifest
+from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.model import flops
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.spmd import processes
@@ -79,7 +79,7 @@ def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
     if limit is not None and limit < 1:
         raise ValueError(f"decode.max_sentences must be 1 or more, or None, got {limit}.")
     texts = {
-        language.code: decoding.eval_text(data_dir, split, language.code)[:limit]
+        language.code: sentences.eval_text(data_dir, split, language.code)[:limit]
         for language in data.languages
         if split in language.text
     }
@@ -150,8 +150,12 @@ def _dev(estimator: TPUEstimator) -> EvalSpec:
 def _input_fn(estimator: TPUEstimator, name: str, **settings: object) -> InputFn:
     """This process's part of an experiment's input, with some of its settings changed."""
     share = estimator.input_share
-    settings |= {"process_index": share.index, "num_processes": share.count}
-    return lambda p: p.Get(name).Copy().Set(**settings).Instantiate()
+    return lambda p: (
+        p.Get(name)
+        .Copy()
+        .Set(**settings)
+        .Instantiate(process_index=share.index, num_processes=share.count)
+    )
 
 
 def _end(estimator: TPUEstimator, stop: StopOnSignal) -> None:
