@@ -5,14 +5,11 @@ from __future__ import annotations
 import pathlib
 import sys
 
-from lingvo_gshard.decode.translator import Translator
-from lingvo_gshard.evaluation import expert_load, quality, run_report
-from lingvo_gshard.evaluation.scores import corpus_bleu, corpus_chrf
-from lingvo_gshard.input import manifest, sentences
-from lingvo_gshard.model import flops
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.evaluation import expert_load, run_report
+from lingvo_gshard.evaluation.decode_split import decode_split
+from lingvo_gshard.input import manifest
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import decoders, model_dir, run, train_and_evaluate
+from lingvo_gshard.train import model_dir, run, train_and_evaluate
 from lingvo_gshard.train.best import BestBy
 from lingvo_gshard.train.estimator import InputFn, TPUEstimator
 from lingvo_gshard.train.stopping import EXIT_STATUS, StopOnSignal
@@ -70,42 +67,8 @@ def evaluate_continuously(estimator: TPUEstimator) -> None:
 
 
 def decode(estimator: TPUEstimator, data_dir: str, split: str) -> None:
-    """Translates a split of every language; prints and draws BLEU by language.
-
-    Writes logdir/decode_SPLIT/<lang>.txt (a translation a line), scores.json and bleu.png.
-    """
-    run.recorded(estimator.config.model_dir)  # Refuses a folder that was never trained in.
-    data, limit = manifest.load(data_dir), estimator.params.decode.max_sentences
-    if limit is not None and limit < 1:
-        raise ValueError(f"decode.max_sentences must be 1 or more, or None, got {limit}.")
-    texts = {
-        language.code: sentences.eval_text(data_dir, split, language.code)[:limit]
-        for language in data.languages
-        if split in language.text
-    }
-    if not texts:
-        raise ValueError(f"{data_dir}: no language has a {split} split to decode.")
-    # All languages together: full batches, and one program for each length.
-    lines = [pair[0] for pairs in texts.values() for pair in pairs]
-    translations = iter(list(Translator(*decoders.make(estimator)).translate(lines)))
-    if not processes.is_first():
-        return
-
-    folder = pathlib.Path(estimator.config.model_dir, f"decode_{split}")
-    folder.mkdir(parents=True, exist_ok=True)
-    rows = []
-    for code, pairs in texts.items():
-        hypotheses = [next(translations)[0].text for _ in pairs]
-        (folder / f"{code}.txt").write_text("".join(line + "\n" for line in hypotheses))
-        references = [reference for _, reference in pairs]
-        bleu, chrf = corpus_bleu(hypotheses, references), corpus_chrf(hypotheses, references)
-        size = data.language(code).num_examples("train")
-        rows.append(quality.LanguageQuality(code, size, len(pairs), bleu, chrf))
-    report = quality.Quality(tuple(rows))
-    report.save(folder / "scores.json")
-    quality.draw(report, folder / "bleu.png")
-    print(report.table())
-    print(f"Wrote {folder}/scores.json, bleu.png and a file of translations a language.")
+    """Translates and scores a split of every language, see decode_split."""
+    decode_split(estimator, data_dir, split)
 
 
 def export(estimator: TPUEstimator) -> None:
@@ -116,25 +79,8 @@ def export(estimator: TPUEstimator) -> None:
 
 
 def report(estimator: TPUEstimator, launch: run.Launch) -> None:
-    """Writes logdir/report.html of what the run has left so far.
-
-    Raises:
-      ValueError: it has not trained a step yet, or it is another model's.
-    """
-    params = estimator.params
-    model_dir.check(estimator.config.model_dir, params.ToText(), run.MODEL_PREFIXES)
-    task = TranslationModel(params, estimator.partitioning).task
-    languages = manifest.load(launch.data_dir).languages
-    facts = run_report.RunFacts(
-        model=launch.model,
-        num_weights=task.num_weights,
-        max_steps=params.train.max_steps,
-        step_flops=flops.train_step_flops(
-            task, params.input.batch_size, params.input.source_len, params.input.target_len
-        ),
-        train_pairs={language.code: language.num_examples("train") for language in languages},
-    )
-    _print(f"Wrote {run_report.write(estimator.config.model_dir, facts)}.")
+    """Writes logdir/report.html of what the run has left so far; raises as run_report.report."""
+    _print(f"Wrote {run_report.report(estimator, launch)}.")
 
 
 def _dev(estimator: TPUEstimator) -> EvalSpec:
