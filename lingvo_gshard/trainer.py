@@ -66,7 +66,8 @@ def main(argv: list[str]) -> None:
             case "decode":
                 cli.load("lingvo_gshard.evaluation.decode_split").decode_split(run, _SPLIT.value)
             case "report":
-                cli.load("lingvo_gshard.evaluation.run_report").write_for(run)
+                path = cli.load("lingvo_gshard.evaluation.run_report").report(run)
+                modes.print_once(f"Wrote {path}.")
 
 
 def _joined() -> contextlib.AbstractContextManager[None]:

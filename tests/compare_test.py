@@ -6,8 +6,7 @@ import sys
 
 import pytest
 
-from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
-from lingvo_gshard.evaluation.scores import Score
+from lingvo_gshard.evaluation.quality import LanguageQuality, Quality, Score
 
 
 def _run(logdir, **bleu):

@@ -107,7 +107,7 @@ def test_evaluation_prints_its_metrics(data_dir, run_dir, capsys):
 
 def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, capsys):
     run = _run(data_dir, run_dir)
-    run_report.write_for(run)
+    run_report.report(run)
     page = (run_dir / "report.html").read_text()
     assert "<h1>toy.MoE8E4L in " in page and "<td>encoder_1</td>" in page
     modes.export(run)
@@ -230,7 +230,7 @@ def test_another_model_in_the_same_folder_is_refused(data_dir, run_dir):
     with pytest.raises(ValueError, match="holds another model; choose another .*task.dim: 32"):
         modes.train(run)
     with pytest.raises(ValueError, match="holds another model"):
-        run_report.write_for(run)
+        run_report.report(run)
     assert (run_dir / "experiment.json").read_text() == before
 
 

@@ -1,1 +1,1 @@
-"""Flat beam search."""
+"""Decoding: flat beam search, translation of text, and bundles."""

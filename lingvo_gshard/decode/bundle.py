@@ -3,8 +3,9 @@
 bundle.json                    the decoder's spec
 programs/source_<L>.program    the search over a batch of sources of length L
 weights.safetensors            theta by dotted path
-vocab/{source,target}.model    SentencePiece's
+vocab/{source,target}.model    SentencePiece models
 lingvo_gshard/                 the modules that run it
+requirements.txt               the packages that they need
 
 cd BUNDLE && python -m lingvo_gshard.translate --bundle=.
 """
@@ -18,7 +19,7 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
+import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
@@ -31,24 +32,24 @@ _VERSION = 1
 _SPEC = "bundle.json"
 _REQUIREMENTS = ("jax", "jaxlib", "numpy", "sentencepiece", "flatbuffers")
 _WEIGHTS = "weights.safetensors"
-# Of safetensors' dtypes, those that weights have.
+# The safetensors dtypes that weights can have.
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _PACKAGE = pathlib.Path(__file__).parents[1]
-# What `translate --bundle` imports of this package; a folder stands for its __init__ as well.
+# The modules that `translate --bundle` imports; their packages' __init__.py are copied as well.
 _RUNTIME = (
     "translate.py",
+    "core/atomic_file.py",
     "core/nested_map.py",
+    "hlo/*.py",
     "sharding/mesh.py",
     "sharding/layout.py",
     "spmd/*.py",
-    "input/decoding.py",
+    "input/sentences.py",
     "input/example_codec.py",
     "input/manifest.py",
-    "input/packing.py",
     "input/tokenizer.py",
     "decode/bundle.py",
     "decode/decoder.py",
-    "decode/splitting.py",
     "decode/translator.py",
     "serving/*",
 )
@@ -61,18 +62,18 @@ def save(
     theta: NestedMap,
     vocabularies: tuple[pathlib.Path, pathlib.Path],
 ) -> None:
-    """Writes a bundle; bundle.json comes last: a folder without it was cut short.
+    """Writes a bundle. bundle.json comes last, so that a folder without it is incomplete.
 
-    A bundle that was there before is none any more from the start.
+    Overwriting a bundle first invalidates the old one.
 
     Args:
-      folder: made if it is not there.
-      spec: of the decoder.
+      folder: created if missing.
+      spec: the decoder's.
       program_for: see Decoder.
       theta: the weights.
-      vocabularies: the source and target SentencePiece models.
+      vocabularies: the files of the source and target SentencePiece models.
     """
-    from safetensors.numpy import save_file  # To run a bundle, its header is enough.
+    from safetensors.numpy import save_file  # Not needed, nor required, to run a bundle.
 
     folder = pathlib.Path(folder)
     for name in ("programs", "vocab"):
@@ -91,7 +92,11 @@ def save(
 
 
 def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
-    """A bundle's spec; ValueError: no bundle, damaged, or of another version."""
+    """Reads the spec of a bundle.
+
+    Raises:
+      ValueError: the folder is not a bundle, is damaged or has another version.
+    """
     path = pathlib.Path(folder, _SPEC)
     if not path.is_file():
         raise ValueError(f"{folder}: no {_SPEC}; give a folder that `translate --export` wrote.")
@@ -99,7 +104,7 @@ def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
         fields = json.loads(path.read_text())
         version = fields.pop("version")
         if version != _VERSION:
-            raise ValueError(f"is of version {version}, expected {_VERSION}; export it again")
+            raise ValueError(f"has version {version}, expected {_VERSION}; export it again")
         lists = {name: tuple(fields[name]) for name in ("languages", "source_lengths")}
         return DecoderSpec(**{**fields, **lists})
     except (KeyError, TypeError, ValueError) as error:
@@ -107,10 +112,10 @@ def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
 
 
 def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
-    """The decoder and the source and target tokenizers of a bundle.
+    """Returns the decoder and the source and target tokenizers of a bundle.
 
     Raises:
-      ValueError: as load_spec; or weights that are no safetensors or not the programs'.
+      ValueError: as load_spec; or the weights are damaged or do not match the programs.
     """
     folder, spec = pathlib.Path(folder), load_spec(folder)
     programs = {n: program.load(_program_file(folder, n)) for n in spec.source_lengths}
@@ -120,7 +125,7 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
 
 
 def _weights(path: pathlib.Path, wanted: NestedMap) -> NestedMap:
-    """The weights that a program wants, by their TensorSpecs; ValueError as `load`."""
+    """Reads the weights that a program takes, given their TensorSpecs; raises as `load`."""
     held, specs = read_safetensors(path), dict(wanted.FlattenItems())
     if set(held) != set(specs):
         missing, extra = sorted(set(specs) - set(held)), sorted(set(held) - set(specs))

@@ -1,4 +1,4 @@
-"""A trained model that decodes batches: its weights on the devices, a program for each length.
+"""A trained model that decodes batches: weights on the devices and a program for each length.
 
 B batch, L source length, n hypotheses, T target length.
 """
@@ -18,15 +18,15 @@ from lingvo_gshard.spmd.program import Program
 
 @dataclasses.dataclass(frozen=True)
 class DecoderSpec:
-    """What a decoder's caller must know.
+    """What the caller of a decoder must know.
 
     Attributes:
-      model: the registered experiment's name.
+      model: the name of the registered experiment.
       languages: codes of the languages that it was trained on.
       batch_size: B, the rows of every batch.
-      source_lengths: the L that there are programs for, shortest first.
+      source_lengths: the lengths L that have a program, shortest first.
       num_best: n.
-      num_partitions: devices.
+      num_partitions: the number of devices.
     """
 
     model: str
@@ -38,31 +38,32 @@ class DecoderSpec:
 
 
 class Decoder:
-    """Decodes batches; compiles for a length when it first comes."""
+    """Decodes batches; compiles the program of a length when it is first needed."""
 
     def __init__(
         self, spec: DecoderSpec, theta: NestedMap, program_for: Callable[[int], Program]
     ) -> None:
-        """Keeps what it is given.
+        """Takes a model; compiles nothing yet.
 
         Args:
-          spec: what it is.
-          theta: the weights: arrays of NumPy or JAX.
-          program_for: the program `predict` of (state.theta, batch.features) of a source length.
+          spec: its description.
+          theta: the weights, arrays of NumPy or JAX.
+          program_for: returns the program `predict` of (state.theta, batch.features) for a source
+            length.
         """
         self.spec, self._program_for = spec, program_for
         self._state = NestedMap(theta=theta)
         self._compiled: dict[int, Executable] = {}
 
     def __call__(self, features: NestedMap) -> dict[str, np.ndarray]:
-        """The hypotheses of a batch.
+        """Decodes a batch.
 
         Args:
           features: int32 [B, L] source_ids, source_segment_ids and source_positions.
 
         Returns:
           ids int32 [B, n, T], lengths int32 [B, n], scores float32 [B, n], token_log_probs
-          float32 [B, n, T], and attention [B, n, T, L] if the model records it: see Hypotheses.
+          float32 [B, n, T] and, if the model records it, attention [B, n, T, L]: see Hypotheses.
         """
         run = self._executable(features.source_ids.shape[1])
         found = run(self._state, NestedMap(features=features)).predictions
@@ -71,7 +72,7 @@ class Decoder:
     def _executable(self, source_len: int) -> Executable:
         if source_len not in self._compiled:
             run = compile_program(self._program_for(source_len))
-            # Once for all lengths: they want the weights in the same places.
+            # The programs of all lengths need the weights on the same devices.
             self._state = run.place("state", self._state)
             self._compiled[source_len] = run
         return self._compiled[source_len]

@@ -1,12 +1,12 @@
-"""Flat beam search (appendix A.1): hypotheses interleaved in one sequence, never reordered.
+"""Flat beam search (appendix A.1): hypotheses interleaved in one sequence that is never reordered.
 
 Step t writes the k newest tokens to places t * k to t * k + k - 1 of a flat sequence of P = T * k
-places, whatever hypotheses they extend. A 0/1 mask [B, k, P] says which places belong to which
-active hypothesis; when the beam branches, only this mask is reordered. The sequence may grow by
+places, regardless of the hypotheses that they extend. A 0/1 mask [B, k, P] marks the places of each
+active hypothesis. When the beam branches, only this mask is reordered. The sequence can grow in
 stages, so that early steps attend to few places.
 
-B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, P = T * k places or
-those of the stage.
+B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, P = T * k places, or
+the places of the current stage.
 """
 
 from __future__ import annotations
@@ -17,18 +17,17 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decode import rows, scoring
+from lingvo_gshard.decode import beam, selection
 from lingvo_gshard.decode.beam import BeamSearch, Hypotheses, Requests
-from lingvo_gshard.decode.top_k import top_k
 from lingvo_gshard.layers.random import random_uniform
 from lingvo_gshard.layers.slices import lengthened, write_at
 
-# Below any log-probability of a hypothesis, and still far from float32's limit when summed.
+# Below the log-probability of any hypothesis; sums of it stay far from float32's limit.
 _NEVER = -1e9
 
 # (model state, ids [B, k], mask [B, k, P], step) -> (logits [B, k, V], model state)
 DecodeStep = Callable[[NestedMap, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, NestedMap]]
-# (model state, P) -> the same with room for P places
+# (model state, P) -> the same state with room for P places
 Grow = Callable[[NestedMap, int], NestedMap]
 Annotate = Callable[[tf.Tensor, str], tf.Tensor]
 
@@ -41,35 +40,35 @@ def search(
     annotate: Annotate,
     grow: Grow | None = None,
 ) -> Hypotheses:
-    """Finds the n best continuations of each example, in a loop of the program.
+    """Finds the n best hypotheses of each example in a loop within the program.
 
-    At every step the active hypotheses of an example offer all their continuations. Of those that
-    do not end, the k most probable stay active. One that ends is finished, and scored with its
-    length, if it is among the k most probable of all; at its last step, in any case. (Were every
-    ending to count, the empty hypothesis would win wherever a model is unsure.) An example is done
-    when no active hypothesis can still enter its n finished ones, by the bound that
-    `scoring.best_possible` proves; the loop ends when all are.
+    Each step considers all continuations of an example's active hypotheses. The k most probable
+    continuations that do not end stay active. A continuation that ends is finished, and scored by
+    its length, if it is among the k most probable of all, or if this is its last step. (If every
+    ending counted, the empty hypothesis would win whenever the model is unsure.) An example is
+    done when none of its active hypotheses can still become one of its n best finished ones, by
+    the bound that `beam.best_possible` proves. The loop ends when all examples are done.
 
     Args:
-      config: the search.
-      decode_step: the model. A hypothesis whose row of the mask is all 0 is none, or its example
-        is done: what it gives for it is not looked at.
-      model_state: the state of its first step; a step keeps its tensors' shapes. If it holds
-        `attention`, float32 [B, k, S], the newest tokens' attention to the source, that is
-        recorded; a coverage term also needs `source_real`, float32 [B, S].
-      requests: what each example asks for.
+      config: the settings.
+      decode_step: the model. An all-zero mask row is an absent hypothesis or one of an example
+        that is done; its output is ignored.
+      model_state: the model's state before the first step; steps keep its shapes. The search
+        records `attention`, float32 [B, k, S], from the newest tokens to the source, if the state
+        has it. A coverage penalty also needs `source_real`, float32 [B, S], 1 for tokens.
+      requests: the limits of each example.
       annotate: (tensor, dims) -> annotated tensor; dims begin with B.
-      grow: with it the search goes by stages, a loop for each of config.stage_ends: the model's
-        state, as the masks, has places for the steps up to a stage's end alone; at the start
-        config.first_places. Without it all P.
+      grow: if given, the search runs in stages, one loop for each of config.stage_ends. The model's
+        state and the masks then have places for the current stage only, at first
+        config.first_places. Otherwise they have all P places.
 
     Raises:
-      ValueError: a coverage term, and a model that does not tell its attention.
+      ValueError: the coverage penalty lacks the model's attention.
     """
     if config.coverage_weight and not {"attention", "source_real"} <= set(model_state):
         raise ValueError(
-            f"flat_beam_search: coverage_weight {config.coverage_weight} needs a model whose state "
-            f"holds attention and source_real, not only {', '.join(sorted(model_state))}."
+            f"flat_beam_search: coverage_weight {config.coverage_weight} needs attention and "
+            f"source_real in the model's state, which has only {', '.join(sorted(model_state))}."
         )
     loop = _Loop(config, decode_step, requests, annotate)
     ends = config.stage_ends if grow else (config.max_steps,)
@@ -84,7 +83,7 @@ def search(
 def _repeated(
     advance: Callable[[NestedMap], NestedMap], s: NestedMap, most_times: int
 ) -> NestedMap:
-    """`advance` applied while any example is alive."""
+    """Applies `advance` while any example is alive."""
     leaves = tf.while_loop(
         lambda *leaves: tf.reduce_any(s.Pack(leaves).alive),
         lambda *leaves: advance(s.Pack(leaves)).Flatten(),
@@ -96,15 +95,15 @@ def _repeated(
 
 @dataclasses.dataclass(frozen=True)
 class _Loop:
-    """The search's steps over its state, a NestedMap:
+    """The steps of the search. Its state is a NestedMap:
 
     step: int32 scalar.
-    alive: bool [B], whether an example is still searched for; one that is not stays as it is.
-    active: the active hypotheses, best first: mask [B, k, P], log_probs [B, k], their newest
-      tokens ids [B, k] and these tokens' own token_log_probs [B, k].
-    done: the finished ones, best first: mask [B, n, P], scores and lengths [B, n], and
-      token_log_probs [B, n] of their endings.
-    flat: all that was written: ids and token_log_probs [B, T, k], attention [B, P, S].
+    alive: bool [B], whether the search of an example goes on; if not, its hypotheses stay fixed.
+    active: the active hypotheses, best first: mask [B, k, P], log_probs [B, k], and their newest
+      tokens' ids and token_log_probs, both [B, k].
+    done: the finished hypotheses, best first: mask [B, n, P], scores and lengths [B, n], and the
+      token_log_probs [B, n] of their EOS.
+    flat: what the steps wrote: ids and token_log_probs [B, T, k], attention [B, P, S].
     model: the model's state.
     """
 
@@ -114,10 +113,10 @@ class _Loop:
     annotate: Annotate
 
     def start(self, model_state: NestedMap, places: int) -> NestedMap:
-        """The state before the first step, with P places."""
+        """Returns the state before the first step, with P places."""
         c, b = self.config, self.requests.batch_size
         k, n = c.beam_size, c.num_found
-        alone = tf.constant([[0.0] + [_NEVER] * (k - 1)])  # k equal ones would stay equal.
+        alone = tf.constant([[0.0] + [_NEVER] * (k - 1)])  # k equal ones would never differ.
         flat = NestedMap(
             ids=tf.zeros([b, c.max_steps, k], tf.int32),
             token_log_probs=tf.zeros([b, c.max_steps, k]),
@@ -146,7 +145,7 @@ class _Loop:
         )
 
     def grown(self, s: NestedMap, places: int, grow: Grow) -> NestedMap:
-        """The state with P places."""
+        """Returns the state with room for P places."""
         grown = NestedMap(s, model=grow(s.model, places), flat=NestedMap(s.flat))
         for hypotheses in ("active", "done"):
             mask = lengthened(s[hypotheses].mask, places, axis=2)
@@ -156,7 +155,7 @@ class _Loop:
         return self._annotated(grown)
 
     def advance(self, s: NestedMap) -> NestedMap:
-        """One token more for each active hypothesis."""
+        """Extends each active hypothesis by one token."""
         active, flat = self._write(s)
         exists = s.alive[:, None] & (active.log_probs > _NEVER / 2)
         mask = active.mask * tf.cast(exists, tf.float32)[..., None]
@@ -164,30 +163,30 @@ class _Loop:
         if "attention" in flat:
             place = s.step * self.config.beam_size
             flat.attention = write_at(flat.attention, model.attention, place)
-        # log_softmax would write all V numbers once more, less their maximum.
+        # log_softmax would write all V numbers another time, to subtract their maximum.
         log_probs = logits - tf.reduce_logsumexp(logits, -1, keepdims=True)
         token_log_probs = self._permitted(log_probs, s.step)  # [B, k, V]
         ranks = self._ranks(active.log_probs[..., None] + token_log_probs, s.step)
         ends, going_on = self._split_off_ends(ranks)
-        best, index = top_k(going_on, self.config.beam_size)
+        best, index = selection.top_k(going_on, self.config.beam_size)
         done = self._finish(s, active, flat, token_log_probs, ends, best)
         active = self._branch(active, token_log_probs, best, index)
         return self._annotated(
             NestedMap(
                 step=s.step + 1,
                 alive=s.alive & self._undecided(active, done, s.step + 1),
-                active=rows.where(s.alive, active, s.active),
-                done=rows.where(s.alive, done, s.done),
+                active=selection.where(s.alive, active, s.active),
+                done=selection.where(s.alive, done, s.done),
                 flat=flat,
                 model=model,
             )
         )
 
     def results(self, s: NestedMap) -> Hypotheses:
-        """The finished hypotheses.
+        """Returns the finished hypotheses.
 
-        Only if nothing finished at all does an example's best active hypothesis, which reached
-        its last step without an EOS, take their place.
+        If an example has none, returns its best active hypothesis, which reached the last step
+        without an EOS.
         """
         found, n = s.done, self.config.num_found
         max_steps = self.requests.max_steps
@@ -211,7 +210,7 @@ class _Loop:
         )
 
     def _write(self, s: NestedMap) -> tuple[NestedMap, NestedMap]:
-        """Gives each active hypothesis its place of this step and writes its newest token."""
+        """Adds a place to each active hypothesis and writes its newest token there."""
         c = self.config
         place = s.step * c.beam_size + tf.range(c.beam_size)
         here = tf.one_hot(place, s.active.mask.shape[-1])
@@ -226,20 +225,18 @@ class _Loop:
         return active, flat
 
     def _permitted(self, log_probs: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """[B, k, V] log-probabilities with all but the prefix, and endings too soon, at NEVER."""
+        """Returns the log-probabilities [B, k, V] without EOS before the minimum length."""
         vocab_size = log_probs.shape[-1]
         too_soon = (step + 1 < self.requests.min_steps)[:, None]
         forbidden = too_soon & (tf.range(vocab_size) == self.config.eos_id)  # [B, V]
-        if self.requests.prefix.shape[1]:
-            forced = rows.column(self.requests.prefix, step)[:, None]
-            forbidden |= (forced > 0) & (tf.range(vocab_size) != forced)
         return tf.where(forbidden[:, None], _NEVER, tf.maximum(log_probs, _NEVER))
 
     def _ranks(self, log_probs: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-        """What continuations [B, k, V] are chosen by: their log-probability, or a draw.
+        """Returns the numbers [B, k, V] that continuations are ranked by.
 
-        The largest of log p / temperature + g, g from Gumbel's distribution, is a draw from the
-        softmax of log p / temperature.
+        These are log-probabilities or, with a temperature, log p / temperature + g with g drawn
+        from Gumbel's distribution: the token with the largest sum is a sample from the softmax of
+        log p / temperature.
         """
         if self.config.temperature is None:
             return log_probs
@@ -250,7 +247,7 @@ class _Loop:
         return tf.where(log_probs > _NEVER / 2, drawn, _NEVER)
 
     def _split_off_ends(self, ranks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Ranks [B, k] of those that end, and [B, k * V] of those that go on."""
+        """Splits ranks into those of endings [B, k] and of other continuations [B, k * V]."""
         batch_size, beam_size, vocab_size = ranks.shape
         ending = tf.range(vocab_size) == self.config.eos_id
         going_on = tf.reshape(tf.where(ending, _NEVER, ranks), [batch_size, beam_size * vocab_size])
@@ -259,17 +256,17 @@ class _Loop:
     def _branch(
         self, active: NestedMap, token_log_probs: tf.Tensor, ranks: tf.Tensor, index: tf.Tensor
     ) -> NestedMap:
-        """The active hypotheses extended by the chosen [B, k] of the k * V continuations."""
+        """Extends active hypotheses by the chosen [B, k] of the k * V continuations."""
         batch_size, beam_size, vocab_size = token_log_probs.shape
         flat = tf.reshape(token_log_probs, [batch_size, beam_size * vocab_size])
-        chosen = rows.gathered(flat, index)
+        chosen = selection.gathered(flat, index)
         parents = index // vocab_size
-        # Where fewer than k can go on, endings and what is forbidden fill the rest.
+        # If fewer than k can go on, endings and forbidden tokens fill the rest.
         chosen = tf.where(ranks > _NEVER / 2, chosen, _NEVER)
         return NestedMap(
             ids=index % vocab_size,
-            mask=rows.reordered(active.mask, parents),
-            log_probs=rows.picked(active.log_probs, parents) + chosen,
+            mask=selection.reordered(active.mask, parents),
+            log_probs=selection.picked(active.log_probs, parents) + chosen,
             token_log_probs=chosen,
         )
 
@@ -282,26 +279,26 @@ class _Loop:
         ends: tf.Tensor,
         going_on: tf.Tensor,
     ) -> NestedMap:
-        """Merges the hypotheses that end here into the finished.
+        """Merges the hypotheses that end at this step into the finished ones.
 
         Args:
           s: the state before this step.
-          active: with this step's places.
-          flat: with this step's tokens.
+          active: the active hypotheses with this step's places.
+          flat: the flat sequence with this step's tokens.
           token_log_probs: float [B, k, V].
-          ends: float [B, k], the rank of each active hypothesis with its ending.
-          going_on: float [B, k], those of the k best that do not end.
+          ends: float [B, k], the rank of each active hypothesis followed by EOS.
+          going_on: float [B, k], the ranks of the k best continuations that do not end.
         """
         length = s.step + 1
         ending = token_log_probs[..., self.config.eos_id]
         log_probs = active.log_probs + ending
-        # One that does not exist, of the first steps, must not pass for finished.
+        # Absent hypotheses of the first steps must not count as finished.
         valid = log_probs > _NEVER / 2
         valid &= _competes(ends, going_on) | (length == self.requests.max_steps)[:, None]
         score = log_probs / self._length_penalty(length)
         if self.config.coverage_weight:
             covered = tf.einsum("BKP,BPS->BKS", active.mask, flat.attention)
-            score += scoring.coverage_penalty(
+            score += beam.coverage_penalty(
                 covered, s.model.source_real, self.config.coverage_weight
             )
         new = NestedMap(
@@ -311,21 +308,21 @@ class _Loop:
             token_log_probs=ending,
         )
         pairs = zip(s.done.Flatten(), new.Flatten(), strict=True)
-        all_of_them = s.done.Pack(tf.concat(pair, 1) for pair in pairs)
-        scores, index = tf.math.top_k(all_of_them.scores, self.config.num_found)
+        finished = s.done.Pack(tf.concat(pair, 1) for pair in pairs)
+        scores, index = tf.math.top_k(finished.scores, self.config.num_found)
         return NestedMap(
-            mask=rows.reordered(all_of_them.mask, index),
+            mask=selection.reordered(finished.mask, index),
             scores=scores,
-            lengths=rows.picked(all_of_them.lengths, index),
-            token_log_probs=rows.picked(all_of_them.token_log_probs, index),
+            lengths=selection.picked(finished.lengths, index),
+            token_log_probs=selection.picked(finished.token_log_probs, index),
         )
 
     def _undecided(self, active: NestedMap, done: NestedMap, step: tf.Tensor) -> tf.Tensor:
-        """bool [B]: whether what is active after `step` steps can still change what is found."""
+        """Returns bool [B]: whether the active hypotheses can still change the n best."""
         may_go_on = step < self.requests.max_steps
         if self.config.temperature is not None:
             return may_go_on & (done.lengths[:, 0] == 0)
-        bound = scoring.best_possible(
+        bound = beam.best_possible(
             active.log_probs[:, 0],
             tf.cast(self.requests.max_steps, tf.float32),
             self.config.length_norm_alpha,
@@ -333,20 +330,23 @@ class _Loop:
         return may_go_on & (bound > done.scores[:, -1])
 
     def _length_penalty(self, length: tf.Tensor) -> tf.Tensor:
-        return scoring.length_penalty(tf.cast(length, tf.float32), self.config.length_norm_alpha)
+        return beam.length_penalty(tf.cast(length, tf.float32), self.config.length_norm_alpha)
 
     def _read(self, found: NestedMap, written: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
-        """[B, n, T]: what was written [B, T, k] for the tokens after BOS, and the last's [B, n].
+        """Returns [B, n, T] values of each hypothesis' tokens.
 
-        A hypothesis' last token is never written: nothing comes after it.
+        The last token of a hypothesis is never written to the flat sequence, as no step follows.
+
+        Args:
+          found: the hypotheses.
+          written: [B, T, k], values by step, those of BOS first.
+          last: [B, n], the values of the last tokens.
         """
-        of_inputs = tf.reduce_sum(
-            tf.cast(self._by_step(found), written.dtype) * written[:, None], -1
-        )
-        of_outputs = tf.concat([of_inputs[..., 1:], tf.zeros_like(of_inputs[..., :1])], -1)
-        place, length = tf.range(1, self.config.max_steps + 1), found.lengths[..., None]
-        ended = tf.where(place == length, last[..., None], of_outputs)
-        return tf.where(place <= length, ended, tf.zeros_like(ended))
+        inputs = tf.reduce_sum(tf.cast(self._by_step(found), written.dtype) * written[:, None], -1)
+        outputs = tf.concat([inputs[..., 1:], tf.zeros_like(inputs[..., :1])], -1)
+        count, length = tf.range(1, self.config.max_steps + 1), found.lengths[..., None]
+        ended = tf.where(count == length, last[..., None], outputs)
+        return tf.where(count <= length, ended, tf.zeros_like(ended))
 
     def _read_attention(self, found: NestedMap, flat: NestedMap) -> tf.Tensor | None:
         if "attention" not in flat:
@@ -357,7 +357,7 @@ class _Loop:
         return tf.einsum("BNTK,BTKS->BNTS", self._by_step(found), written)
 
     def _by_step(self, found: NestedMap) -> tf.Tensor:
-        """The masks as [B, n, T, k]: at most one place of each step."""
+        """Returns the masks as [B, n, T, k], with at most one place in each step."""
         batch_size, num_found, _ = found.mask.shape
         c = self.config
         return tf.reshape(found.mask, [batch_size, num_found, c.max_steps, c.beam_size])
@@ -366,11 +366,11 @@ class _Loop:
         def by_batch(x: tf.Tensor) -> tf.Tensor:
             return self.annotate(x, "B" + "_" * (x.shape.rank - 1)) if x.shape.rank else x
 
-        return NestedMap(s.Transform(by_batch), model=s.model)  # The model annotates its own.
+        return NestedMap(s.Transform(by_batch), model=s.model)  # The model annotates its state.
 
 
 def _competes(ends: tf.Tensor, going_on: tf.Tensor) -> tf.Tensor:
-    """bool [B, k]: which endings are among the k best of all continuations, ends or not."""
+    """Returns bool [B, k]: which endings are among the k best of all continuations."""
     others = tf.concat([ends, going_on], 1)
     better = tf.cast(others[:, None] > ends[..., None], tf.int32)
     return tf.reduce_sum(better, -1) < ends.shape[1]

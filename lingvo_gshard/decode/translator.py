@@ -1,29 +1,36 @@
-"""Text to text: lines into batches of one length, through a decoder, and back in their order."""
+"""Translates lines of text: splits long ones, batches them by length, and keeps their order."""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.decode import splitting
 from lingvo_gshard.decode.decoder import Decoder
-from lingvo_gshard.input import decoding
+from lingvo_gshard.input import sentences
 from lingvo_gshard.input.tokenizer import Tokenizer
 
-# Lines that are sorted by length together, in batches: more waste fewer places of padding.
+# This many batches of lines are sorted by length together; with more there is less padding.
 _WINDOW_BATCHES = 16
+# Where to cut long text, best first: after a sentence (in many scripts, with closing quotes), at a
+# comma or dash, between words.
+_BREAKS = (
+    re.compile(r"[.!?;…。！？；।॥؟۔።]+[\"'»”’)\]]*\s*"),
+    re.compile(r"[,:،、，：]\s*|\s[-–—]\s"),
+    re.compile(r"\s+"),
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """What each piece of a translation attended to, the mean over the decoder's layers and heads.
+    """The attention from target pieces to source pieces, averaged over layers and heads.
 
     Attributes:
-      source_pieces, target_pieces: the vocabularies' pieces, the EOS included.
-      weights: a row for each target piece, a column for each source piece; rows sum to 1.
+      source_pieces, target_pieces: pieces of the vocabularies, including EOS.
+      weights: a row for each target piece with a weight for each source piece; rows sum to 1.
     """
 
     source_pieces: tuple[str, ...]
@@ -33,14 +40,14 @@ class Attention:
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """One hypothesis of a line.
+    """One hypothesis for a line.
 
     Attributes:
-      text: on one line, without tabs.
-      score: its length-normalized log-probability; of a line that was translated in parts, the
-        mean over its tokens.
-      num_tokens: its length with the EOS.
-      attention: None unless the decoder tells it, and of a line that was translated in parts.
+      text: the translation, without tabs or line breaks.
+      score: its length-normalized log-probability; for a line that was translated in parts, the
+        mean over tokens.
+      num_tokens: its length, including EOS.
+      attention: None if the decoder does not report it or the line was translated in parts.
     """
 
     text: str
@@ -56,15 +63,15 @@ class Translator:
     """Translates lines with a decoder."""
 
     def __init__(self, decoder: Decoder, source: Tokenizer, target: Tokenizer) -> None:
-        """Keeps its parts."""
+        """Takes a decoder and the tokenizers of its two vocabularies."""
         self._decoder, self._source, self._target = decoder, source, target
 
     def translate(self, lines: Iterable[str]) -> Iterator[tuple[Translation, ...]]:
-        """The n best translations of each line, best first, in the lines' order.
+        """Yields the n best translations of each line, best first, in the order of the lines.
 
-        Each line gives one tuple, of one translation or more: a blank line's is empty text, and a
-        line longer than the model takes is translated in parts. Lines are taken, and given back,
-        some batches at a time.
+        There is at least one translation of each line: that of a blank line is empty. A line that
+        is too long for the model is translated in parts. Lines are read, and results returned,
+        several batches at a time.
         """
         window = _WINDOW_BATCHES * self._decoder.spec.batch_size
         lines = iter(lines)
@@ -72,8 +79,8 @@ class Translator:
             yield from self._window(some)
 
     def _window(self, lines: Sequence[str]) -> list[tuple[Translation, ...]]:
-        parts = [splitting.split(line, self._fits) if line.strip() else [] for line in lines]
-        found = iter(self._parts([part for of_line in parts for part in of_line]))
+        parts = [split(line, self._fits) if line.strip() else [] for line in lines]
+        found = iter(self._parts(list(itertools.chain(*parts))))
         return [_joined([next(found) for _ in of_line]) for of_line in parts]
 
     def _fits(self, text: str) -> bool:
@@ -82,21 +89,21 @@ class Translator:
     def _parts(self, parts: Sequence[str]) -> list[tuple[Translation, ...]]:
         found: list[tuple[Translation, ...]] = [_NOTHING] * len(parts)
         spec = self._decoder.spec
-        batches = decoding.decode_batches(
+        batches = sentences.decode_batches(
             parts, self._source, spec.batch_size, spec.source_lengths[-1], spec.source_lengths
         )
         for batch in batches:
             hypotheses = self._decoder(batch.features)
             for row, index in enumerate(batch.line_indices):
                 if index >= 0:
-                    of_row = {name: array[row] for name, array in hypotheses.items()}
-                    found[index] = self._translations(parts[index], of_row)
+                    arrays = {name: array[row] for name, array in hypotheses.items()}
+                    found[index] = self._translations(parts[index], arrays)
         return found
 
     def _translations(self, part: str, row: dict[str, np.ndarray]) -> tuple[Translation, ...]:
         return tuple(
             Translation(
-                # Pieces that stand for bytes can spell a line's end or a tab.
+                # Byte pieces can spell line breaks and tabs.
                 " ".join(self._target.decode(row["ids"][i]).split()),
                 float(row["scores"][i]),
                 int(length),
@@ -110,21 +117,45 @@ class Translator:
 
     def _attention(self, part: str, ids: np.ndarray, weights: np.ndarray) -> Attention:
         source = self._source.pieces(self._source.encode(part))
-        told = weights[: len(ids), : len(source)]
-        rows = tuple(tuple(float(weight) for weight in row) for row in told)
-        return Attention(tuple(source), tuple(self._target.pieces(ids)), rows)
+        rows = weights[: len(ids), : len(source)].astype(float).tolist()
+        return Attention(tuple(source), tuple(self._target.pieces(ids)), tuple(map(tuple, rows)))
+
+
+def split(text: str, fits: Callable[[str], bool]) -> list[str]:
+    """Splits text into parts that fit, in order and without the space between them.
+
+    Text that does not fit is cut in two near its middle: after a sentence if possible, else at a
+    comma, between words, or within a word. A single character is a part even if it does not fit.
+    """
+    text = text.strip()
+    if len(text) <= 1 or fits(text):
+        return [text]
+    middle = _middle(text)
+    return split(text[:middle], fits) + split(text[middle:], fits)
+
+
+def _middle(text: str) -> int:
+    """Returns the best place to cut near the middle."""
+    middle = len(text) // 2
+    for pattern in _BREAKS:
+        ends = [match.end() for match in pattern.finditer(text) if match.end() < len(text)]
+        # A part of a few letters is no sentence, as in `1. Mai`.
+        ends = [end for end in ends if min(end, len(text) - end) * 8 >= len(text)]
+        if ends:
+            return min(ends, key=lambda end: abs(end - middle))
+    return middle
 
 
 def _joined(parts: Sequence[tuple[Translation, ...]]) -> tuple[Translation, ...]:
-    """The i-th best of a line is that of all its parts."""
+    """Joins the translations of a line's parts: the i-th best ones form the line's i-th best."""
     if not parts:
         return _NOTHING
     if len(parts) == 1:
         return parts[0]
-    return tuple(_one(hypotheses) for hypotheses in zip(*parts, strict=False))
+    return tuple(_concatenated(hypotheses) for hypotheses in zip(*parts, strict=False))
 
 
-def _one(parts: Sequence[Translation]) -> Translation:
+def _concatenated(parts: Sequence[Translation]) -> Translation:
     num_tokens = sum(part.num_tokens for part in parts)
     score = sum(part.score * part.num_tokens for part in parts) / num_tokens
     return Translation(" ".join(part.text for part in parts), score, num_tokens)

@@ -8,23 +8,24 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from matplotlib.figure import Figure
 
+from lingvo_gshard.core import table
 from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
 
-# Languages that a point of the trend lines is the mean of, as in the paper.
+# The trend lines are means over this many languages, as in the paper.
 WINDOW = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """Models' quality beside that of a model of each language's own.
+    """The quality of some models, and of bilingual baselines.
 
     Attributes:
-      models: the quality of each model by name, in the table's order.
-      baselines: bilingual BLEU by language; a language may lack one.
+      models: the quality of each model by name, in the order of the table.
+      baselines: the BLEU of bilingual models by language; languages may be missing.
 
     Raises:
-      ValueError: no models, or of other languages or training sizes than each other; or a
-        baseline of a language that they lack.
+      ValueError: there are no models, they differ in languages or training pairs, or a baseline's
+        language is not among theirs.
     """
 
     models: Mapping[str, Quality]
@@ -45,17 +46,18 @@ class Comparison:
                     f"Comparison: {first} and {name} differ in languages or their training pairs: "
                     f"{', '.join(differing)}."
                 )
-
         unknown = sorted(self.baselines.keys() - {code for code, _ in languages})
         if unknown:
-            raise ValueError(f"Comparison: {first} has no {', '.join(unknown)}, a baseline's.")
+            raise ValueError(
+                f"Comparison: there are baselines for {', '.join(unknown)}, which {first} lacks."
+            )
 
     def by_size(self) -> list[LanguageQuality]:
-        """The languages, most training pairs first, with the first model's scores."""
+        """Returns the languages, most training pairs first, with the first model's scores."""
         return next(iter(self.models.values())).by_size()
 
     def gains(self, model: str) -> dict[str, float]:
-        """BLEU less the baseline's, by language, most training pairs first."""
+        """Returns BLEU minus the baseline's by language, most training pairs first."""
         return {
             row.code: row.bleu.value - self.baselines[row.code]
             for row in self.models[model].by_size()
@@ -63,30 +65,30 @@ class Comparison:
         }
 
     def table(self) -> str:
-        """A row a language: training pairs, the baseline's BLEU, each model's, and its gain."""
-        width = max(10, *(len(name) + 2 for name in self.models))
-        models = "".join(f"{name:>{width}}{'gain':>8}" for name in self.models)
-        lines = [f"{'language':<10}{'train pairs':>12}{'baseline':>10}{models}"]
-        for row in self.by_size():
-            baseline = _number(self.baselines.get(row.code), 10)
-            lines.append(f"{row.code:<10}{row.train_pairs:>12}{baseline}")
-            for name, quality in self.models.items():
-                bleu = {r.code: r.bleu.value for r in quality.languages}[row.code]
-                lines[-1] += f"{bleu:>{width}.2f}{_number(self.gains(name).get(row.code), 8, '+')}"
-        lines.append(f"{'average':<10}{'':>12}{_number(_mean(self.baselines.values()), 10)}")
+        """Returns a table of training pairs, baselines' BLEU, and each model's BLEU and gain."""
+        header = ["language", "train pairs", "baseline"]
+        averages = ["average", "", _number(_mean(self.baselines.values()))]
+        bleu = {name: _bleu(quality) for name, quality in self.models.items()}
+        gains = {name: self.gains(name) for name in self.models}
         for name, quality in self.models.items():
-            gain = _number(_mean(self.gains(name).values()), 8, "+")
-            lines[-1] += f"{quality.average_bleu:>{width}.2f}{gain}"
-        return "\n".join(lines)
+            header += [name, "gain"]
+            averages += [f"{quality.average_bleu:.2f}", _number(_mean(gains[name].values()), "+")]
+        rows = [header]
+        for row in self.by_size():
+            cells = [row.code, str(row.train_pairs), _number(self.baselines.get(row.code))]
+            for name in self.models:
+                cells += [f"{bleu[name][row.code]:.2f}", _number(gains[name].get(row.code), "+")]
+            rows.append(cells)
+        return table.text([*rows, averages])
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Writes a PNG: gains, or BLEU where there are no baselines, by language and smoothed."""
+        """Writes a PNG of the gains by language, or of BLEU without baselines, with trend lines."""
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
-        codes = [row.code for row in self.by_size() if not self.baselines or self._has(row)]
+        codes = [row.code for row in self.by_size()]
+        codes = [code for code in codes if not self.baselines or code in self.baselines]
         for name, quality in self.models.items():
-            bleu = {row.code: row.bleu.value for row in quality.languages}
-            values = self.gains(name) if self.baselines else bleu
+            values = self.gains(name) if self.baselines else _bleu(quality)
             heights = [values[code] for code in codes]
             (line,) = axes.plot(smoothed(heights), label=name)
             axes.plot(heights, ".", markersize=4, color=line.get_color(), alpha=0.4)
@@ -100,14 +102,11 @@ class Comparison:
         axes.legend()
         figure.savefig(path, dpi=130)
 
-    def _has(self, row: LanguageQuality) -> bool:
-        return row.code in self.baselines
-
 
 def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
-    """The means of sliding windows about each value; the values, if they are fewer than a window.
+    """Returns the mean of a sliding window around each value; fewer values stay as they are.
 
-    At the ends a window holds what there is of it.
+    At the ends a window is cut off.
     """
     if len(values) < window:
         return list(values)
@@ -116,10 +115,14 @@ def smoothed(values: Sequence[float], window: int = WINDOW) -> list[float]:
     return [sum(part) / len(part) for part in parts]
 
 
+def _bleu(quality: Quality) -> dict[str, float]:
+    return {row.code: row.bleu.value for row in quality.languages}
+
+
 def _mean(values: Iterable[float]) -> float | None:
     values = list(values)
     return sum(values) / len(values) if values else None
 
 
-def _number(value: float | None, width: int, sign: str = "") -> str:
-    return f"{'-' if value is None else format(value, f'{sign}.2f'):>{width}}"
+def _number(value: float | None, sign: str = "") -> str:
+    return "-" if value is None else format(value, f"{sign}.2f")

@@ -1,4 +1,4 @@
-"""Translation quality by language: a table, and BLEU against training size (Figure 6's axes)."""
+"""Translation quality: BLEU and chrF by sacreBLEU, by language, and against training size."""
 
 from __future__ import annotations
 
@@ -6,16 +6,37 @@ import dataclasses
 import json
 import os
 import pathlib
-from typing import Any
+from collections.abc import Sequence
 
 from matplotlib.figure import Figure
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.base import Metric
+from sacrebleu.metrics.chrf import CHRFScore
 
-from lingvo_gshard.evaluation.scores import Score
+from lingvo_gshard.core import table
+
+# Resamplings of the sentences; sacreBLEU's signature contains their number and its seed.
+_BOOTSTRAPS = 1000
+
+
+@dataclasses.dataclass(frozen=True)
+class Score:
+    """The score of a corpus.
+
+    Attributes:
+      value: 0 to 100.
+      margin: half the width of the 95 % confidence interval, by bootstrap.
+      signature: sacreBLEU's, which says how the score was computed.
+    """
+
+    value: float
+    margin: float
+    signature: str
 
 
 @dataclasses.dataclass(frozen=True)
 class LanguageQuality:
-    """A language's training pairs, sentences decoded, and their scores."""
+    """The number of training pairs and of decoded sentences of a language, and their scores."""
 
     code: str
     train_pairs: int
@@ -26,79 +47,108 @@ class LanguageQuality:
 
 @dataclasses.dataclass(frozen=True)
 class Quality:
-    """All languages of one decode; one or more."""
+    """The scores of one or more languages."""
 
     languages: tuple[LanguageQuality, ...]
 
     @property
     def average_bleu(self) -> float:
-        """The mean over languages, each counting once, as in the paper."""
+        """The mean over languages, unweighted as in the paper."""
         return sum(row.bleu.value for row in self.languages) / len(self.languages)
 
     @property
     def average_chrf(self) -> float:
-        """As average_bleu."""
+        """The unweighted mean over languages."""
         return sum(row.chrf.value for row in self.languages) / len(self.languages)
 
     def by_size(self) -> list[LanguageQuality]:
-        """Most training pairs first, as the paper orders its languages."""
+        """Returns the languages, most training pairs first, as the paper orders them."""
         return sorted(self.languages, key=lambda row: (-row.train_pairs, row.code))
 
     def table(self) -> str:
-        """A row a language: code, training pairs, sentences, BLEU and chrF with the margins of
-        their 95 % confidence intervals; then the averages and the signatures."""
-        lines = [
-            f"{'language':<10}{'train pairs':>12}{'sentences':>11}{'BLEU':>8}{'+-':>6}"
-            f"{'chrF':>8}{'+-':>6}"
-        ]
-        lines += [
-            f"{row.code:<10}{row.train_pairs:>12}{row.sentences:>11}"
-            f"{row.bleu.value:>8.2f}{row.bleu.margin:>6.2f}"
-            f"{row.chrf.value:>8.2f}{row.chrf.margin:>6.2f}"
-            for row in self.by_size()
-        ]
-        averages = f"{self.average_bleu:>8.2f}{'':>6}{self.average_chrf:>8.2f}"
-        lines.append(f"{'average':<10}{'':>12}{'':>11}{averages}")
+        """Returns a table of the languages' scores and margins, the averages and signatures."""
+        rows = [["language", "train pairs", "sentences", "BLEU", "+-", "chrF", "+-"]]
+        for row in self.by_size():
+            scores = (row.bleu.value, row.bleu.margin, row.chrf.value, row.chrf.margin)
+            cells = (f"{number:.2f}" for number in scores)
+            rows.append([row.code, str(row.train_pairs), str(row.sentences), *cells])
+        averages = (f"{self.average_bleu:.2f}", "", f"{self.average_chrf:.2f}", "")
+        rows.append(["average", "", "", *averages])
+        lines = [table.text(rows)]
         for name in ("bleu", "chrf"):
             signatures = sorted({getattr(row, name).signature for row in self.languages})
             lines += [f"sacreBLEU {name} {signature}" for signature in signatures]
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes JSON: the averages and the languages' rows."""
-        fields: dict[str, Any] = {
+        """Writes the averages and the languages as JSON."""
+        fields = {
             "average_bleu": self.average_bleu,
             "average_chrf": self.average_chrf,
             "languages": [dataclasses.asdict(row) for row in self.by_size()],
         }
         pathlib.Path(path).write_text(json.dumps(fields, indent=2) + "\n")
 
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Writes a PNG of BLEU and its margin against training pairs, as in Figure 6."""
+        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        axes = figure.subplots()
+        for row in self.by_size():
+            at = (row.train_pairs, row.bleu.value)
+            axes.errorbar(*at, row.bleu.margin, fmt="o", markersize=4, color="C0", elinewidth=0.8)
+            axes.annotate(row.code, at, xytext=(3, 3), textcoords="offset points", size=7)
+        axes.axhline(self.average_bleu, linestyle="--", linewidth=1, color="gray")
+        axes.set(xscale="log", xlabel="training pairs", ylabel="BLEU", ylim=(0, None))
+        axes.set_title(f"BLEU by language, average {self.average_bleu:.1f} (dashed)")
+        figure.savefig(path, dpi=130)
+
 
 def load(path: str | os.PathLike[str]) -> Quality:
-    """Reads what `Quality.save` wrote; ValueError: no such file, or something else."""
+    """Reads what `Quality.save` wrote. Raises ValueError if the file is missing or damaged."""
     try:
         rows = json.loads(pathlib.Path(path).read_text())["languages"]
-        return Quality(tuple(_row(fields) for fields in rows))
+        return Quality(tuple(_language_quality(row) for row in rows))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: holds no scores by language ({error!r}); write it with --mode=decode."
         ) from error
 
 
-def draw(quality: Quality, path: str | os.PathLike[str]) -> None:
-    """Writes a PNG of BLEU against training pairs, a labelled point a language, with margins."""
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for row in quality.by_size():
-        at = (row.train_pairs, row.bleu.value)
-        axes.errorbar(*at, row.bleu.margin, fmt="o", markersize=4, color="C0", elinewidth=0.8)
-        axes.annotate(row.code, at, xytext=(3, 3), textcoords="offset points", size=7)
-    axes.axhline(quality.average_bleu, linestyle="--", linewidth=1, color="gray")
-    axes.set(xscale="log", xlabel="training pairs", ylabel="BLEU", ylim=(0, None))
-    axes.set_title(f"BLEU by language, average {quality.average_bleu:.1f} (dashed)")
-    figure.savefig(path, dpi=130)
+def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Returns BLEU with sacreBLEU's defaults, given one reference for each hypothesis.
+
+    Raises:
+      ValueError: there are no hypotheses, or not as many references.
+    """
+    return _score("corpus_bleu", BLEU(), hypotheses, references)
 
 
-def _row(fields: dict[str, Any]) -> LanguageQuality:
+def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """Returns chrF2, as corpus_bleu."""
+    return _score("corpus_chrf", _Chrf(), hypotheses, references)
+
+
+class _Chrf(CHRF):
+    """chrF with float scores: sacreBLEU's bootstrap fails if some of them are NumPy scalars."""
+
+    def _compute_score_from_stats(self, stats: list[int]) -> CHRFScore:
+        score = super()._compute_score_from_stats(stats)
+        score.score = float(score.score)
+        return score
+
+
+def _score(
+    name: str, metric: Metric, hypotheses: Sequence[str], references: Sequence[str]
+) -> Score:
+    if not hypotheses or len(hypotheses) != len(references):
+        raise ValueError(
+            f"{name}: got {len(hypotheses)} hypotheses and {len(references)} references; expected "
+            "equally many, and at least one."
+        )
+    result = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=_BOOTSTRAPS)
+    return Score(result.score, result._ci, str(metric.get_signature()))
+
+
+def _language_quality(fields: dict) -> LanguageQuality:
     scores = {name: Score(**fields[name]) for name in ("bleu", "chrf")}
     return LanguageQuality(**{**fields, **scores})

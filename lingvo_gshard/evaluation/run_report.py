@@ -1,4 +1,4 @@
-"""One page of a run, with its pictures in it: logdir/report.html."""
+"""The report of a run: LOGDIR/report.html, a single page with pictures."""
 
 from __future__ import annotations
 
@@ -13,9 +13,14 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
+from lingvo_gshard.core import table
 from lingvo_gshard.evaluation import quality
+from lingvo_gshard.input import manifest
+from lingvo_gshard.model import flops
+from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import plan
-from lingvo_gshard.train import expert_load
+from lingvo_gshard.train import expert_load, model_dir
+from lingvo_gshard.train.run import MODEL_PREFIXES, Run
 from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
 
 _PAGE = "report.html"
@@ -30,14 +35,14 @@ img { max-width: 100%; }
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """What a run is of, and what its files don't say.
+    """Facts about a run that its metrics files do not contain.
 
     Attributes:
-      model: its registered name.
-      num_weights: scalars in all weights.
-      max_steps: where training ends.
-      step_flops: that the mathematics of a step asks for, by model/flops.
-      train_pairs: by language.
+      model: the name of the registered experiment.
+      num_weights: the number of scalars in all weights.
+      max_steps: the last training step.
+      step_flops: the model FLOPs of a step, by model/flops.
+      train_pairs: training pairs by language.
     """
 
     model: str
@@ -47,15 +52,32 @@ class RunFacts:
     train_pairs: dict[str, int]
 
 
-def write(logdir: str | pathlib.Path, facts: RunFacts) -> pathlib.Path:
-    """Writes logdir/report.html of what the run has left so far; returns its path.
+def report(run: Run) -> pathlib.Path:
+    """Writes LOGDIR/report.html of the run so far; returns its path.
 
-    ValueError if it has not trained a step yet.
+    Raises:
+      ValueError: the run has not trained a step yet, or the folder holds another model.
     """
+    params, p = run.params, run.params.input
+    model_dir.check(run.logdir, params.ToText(), MODEL_PREFIXES)
+    task = TranslationModel(params, run.estimator.partitioning).task
+    languages = manifest.load(run.launch.data_dir).languages
+    facts = RunFacts(
+        model=run.launch.model,
+        num_weights=task.num_weights,
+        max_steps=params.train.max_steps,
+        step_flops=flops.train_step_flops(task, p.batch_size, p.source_len, p.target_len),
+        train_pairs={language.code: language.num_examples("train") for language in languages},
+    )
+    return write(run.logdir, facts)
+
+
+def write(logdir: str | pathlib.Path, facts: RunFacts) -> pathlib.Path:
+    """Writes the page. Raises ValueError if the run has not trained a step yet."""
     logdir = pathlib.Path(logdir)
     lines = read_lines(logdir / TRAIN_METRICS)
     if not lines:
-        raise ValueError(f"{logdir}: no {TRAIN_METRICS}; there is nothing to report yet.")
+        raise ValueError(f"{logdir}: no {TRAIN_METRICS}, so there is nothing to report yet.")
     evaluations = read_lines(logdir / EVAL_METRICS)
     title = html.escape(f"{facts.model} in {logdir.name}")
     parts = [
@@ -76,13 +98,13 @@ def write(logdir: str | pathlib.Path, facts: RunFacts) -> pathlib.Path:
 def _summary(facts: RunFacts, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     last = lines[-1]
     yield (
-        f"<p>{facts.num_weights / 1e6:,.2f} M weights, step {last['step']:,} of "
+        f"<p>{table.count(facts.num_weights)} weights, step {last['step']:,} of "
         f"{facts.max_steps:,} after {last['wall_secs'] / 3600:.2f} hours; "
         f"loss {last['metrics']['loss']:.4f}.</p>"
     )
     skipped = sum(line["metrics"].get("skipped", 0.0) * line["num_steps"] for line in lines)
     if skipped:
-        yield f"<p>{skipped:.0f} steps were not finite and skipped.</p>"
+        yield f"<p>{skipped:.0f} steps with non-finite gradients were skipped.</p>"
 
 
 def _draw_curves(
@@ -94,7 +116,7 @@ def _draw_curves(
     for name in ("loss", "nll"):
         if name in lines[-1]["metrics"]:
             axes[0, 0].plot(steps, [line["metrics"][name] for line in lines], label=name)
-    # Of a step's evaluations the first: training's own, of as many batches each time.
+    # The first evaluation of a step is training's own, always over as many batches.
     dev = {line["step"]: line["nll"] for line in reversed(evaluations) if line["name"] == "dev"}
     if dev:
         axes[0, 0].plot(sorted(dev), [dev[step] for step in sorted(dev)], ".-", label="nll of dev")
@@ -124,7 +146,7 @@ def _draw_curves(
 def _languages(
     logdir: pathlib.Path, facts: RunFacts, evaluations: Iterable[dict[str, Any]]
 ) -> Iterator[str]:
-    """Loss and scores by language; whichever of them was made."""
+    """Yields the losses and scores by language, as far as they exist."""
     nll = {line["name"].removeprefix("dev_"): line["nll"] for line in evaluations if "nll" in line}
     scores_file = logdir / "decode_test" / "scores.json"
     scored = quality.load(scores_file) if scores_file.exists() else None
@@ -148,7 +170,7 @@ def _languages(
 
 
 def _routing(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Every number of the routing by MoE layer, and each expert's load."""
+    """Yields the routing statistics of each MoE layer and the load of each expert."""
     layers = expert_load.by_layer(lines[-1])
     if not layers:
         return
@@ -163,8 +185,8 @@ def _routing(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
 
 
 def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The median measured step, beside the plan's if one lies in logdir/plan."""
-    # A run's first call, and each after a restart, holds what is loaded then.
+    """Yields the median measured step time and, if LOGDIR/plan exists, the planned ones."""
+    # The median ignores the first call after each start, which includes loading.
     measured = float(np.median([line["secs"] / line["num_steps"] for line in lines]))
     tokens = lines[-1]["metrics"].get("num_tokens")
     rows = [
@@ -210,7 +232,7 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _picture(draw: Callable[..., None], *args: Any) -> str:
-    """What `draw(figure, *args)` draws, as an image within the page."""
+    """Returns what `draw(figure, *args)` draws as an embedded image."""
     figure = Figure(layout="constrained")
     draw(figure, *args)
     png = io.BytesIO()

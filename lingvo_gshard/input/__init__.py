@@ -1,1 +1,1 @@
-"""From prepared records to packed batches."""
+"""Reads prepared records and makes packed batches of them."""

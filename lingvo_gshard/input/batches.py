@@ -1,8 +1,4 @@
-"""The input of training and evaluation: packed batches of numpy arrays, in the background.
-
-examples (mixture.py) -> rows -> batches (training_rows.py; one_pass_rows.py or bucketed_rows.py)
--> prefetch thread
-"""
+"""The input of training and evaluation: packed batches of numpy arrays, read in the background."""
 
 import math
 import weakref
@@ -13,37 +9,31 @@ from grain import experimental as grain_experimental
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.input import (
-    bucketed_rows,
-    manifest,
-    mixture,
-    one_pass_rows,
-    packing,
-    training_rows,
-)
-from lingvo_gshard.input.packing import Rows
+from lingvo_gshard.input import manifest, mixture, packing
+from lingvo_gshard.input.one_pass import OnePassBatches
+from lingvo_gshard.input.packing import RowBatch, Rows
 from lingvo_gshard.input.records import RecordSource
+from lingvo_gshard.input.training_rows import TrainingBatches
 
 _PREFETCHED_BATCHES = 4
-_LANES = 8
+_MAX_LANES = 8  # At most this many processes can each read their own part of training data.
 
 
 class TranslationInput:
     """An iterator of batches over a prepared data folder.
 
-    A batch is a NestedMap, all [B, L], int32 but for target_weights (float32); see packing.py for
-    an example:
+    A batch is a NestedMap of int32 arrays [B, L], except for the float32 target_weights. The
+    docstring of packing.py shows an example.
 
         features: source_ids, source_segment_ids, source_positions,
                   target_ids, target_segment_ids, target_positions
         labels:   target_labels, target_weights
 
-    With `repeat` the stream is endless, and its batch s is a function of the data, these settings
-    and s alone, whatever was read before and by how many processes. Without, every example of the
-    split appears exactly once and the last batch is filled up with empty rows of weight 0; with
-    rows BUCKETED a batch of shorter pairs is [2B, L/2] or [4B, L/4]: all hold as many tokens.
-
-    Process p of n yields rows [p*B/n, (p+1)*B/n) of each batch; `specs` are of all B.
+    With `repeat` the stream is endless, and batch s depends on the data, these settings and s
+    alone: neither on what was read before nor on the number of processes. Without it, every
+    example of the split appears exactly once, and rows of weight 0 fill up the last batch. With
+    BUCKETED rows, batches of short pairs have shape [2B, L/2] or [4B, L/4], so that every batch
+    holds the same number of tokens.
     """
 
     @classmethod
@@ -51,62 +41,87 @@ class TranslationInput:
         """The input's hyperparameters."""
         p = hyperparams.InstantiableParams(cls)
         p.Define("data_dir", hyperparams.REQUIRED, "A folder that data_prep.build prepared.")
-        p.Define("batch_size", hyperparams.REQUIRED, "B, rows a batch.")
-        p.Define("source_len", hyperparams.REQUIRED, "L of the source side, tokens a row.")
-        p.Define("target_len", hyperparams.REQUIRED, "L of the target side, tokens a row.")
+        p.Define("batch_size", hyperparams.REQUIRED, "B, rows per batch, over all processes.")
+        p.Define("source_len", hyperparams.REQUIRED, "L of the source side, tokens per row.")
+        p.Define("target_len", hyperparams.REQUIRED, "L of the target side, tokens per row.")
         p.Define("split", "train", "train, dev or test.")
         p.Define(
-            "languages", None, "Language codes; None for all that the split has.", optional=tuple
+            "languages",
+            None,
+            "Language codes; None reads every language of the split.",
+            optional=tuple,
         )
-        p.Define("temperature", 5.0, "T of the mixture: p_l proportional to n_l**(1/T).")
+        p.Define("temperature", 5.0, "T of the mixture: p_l is proportional to n_l**(1/T).")
         p.Define(
             "max_repeats",
             20.0,
-            "Of an example in as many draws as there are; or None.",
+            "How often the mixture may draw an example of a small language in as many draws as "
+            "there are examples; None removes the limit.",
             optional=float,
         )
-        p.Define("repeat", True, "Endless and mixed, or one pass, language after language.")
-        p.Define("shuffle", True, "Shuffle the examples, and the rows.")
-        p.Define("rows", Rows.PACKED, "PACKED, SINGLE, or, of one pass, BUCKETED.")
-        p.Define("seed", 1, "Of the mixture and the shuffles.")
-        p.Define(
-            "num_lanes",
-            None,
-            "V, what processes share a batch by; None for gcd(B, 8).",
-            optional=int,
-        )
-        p.Define("process_index", 0, "p.")
-        p.Define("num_processes", 1, "n, a divisor of V.")
-        p.Define("verify_checksums", True, "Hash all files that will be read, before the start.")
+        p.Define("repeat", True, "Endless and mixed, or one pass over all languages in turn.")
+        p.Define("shuffle", True, "Shuffle the examples and the rows.")
+        p.Define("rows", Rows.PACKED, "PACKED, SINGLE or, for one pass only, BUCKETED.")
+        p.Define("seed", 1, "Seed of the mixture and the shuffles.")
         return p
 
-    def __init__(self, params: hyperparams.Params):
-        """Opens the data.
+    def __init__(
+        self, params: hyperparams.Params, *, process_index: int = 0, num_processes: int = 1
+    ):
+        """Opens the data and checks the hashes of all files that will be read.
+
+        Args:
+            params: see `Params`.
+            process_index: p; this process gets rows [p*B/n, (p+1)*B/n) of each batch.
+            num_processes: n, the number of processes that share each batch.
 
         Raises:
-            ValueError: not a prepared folder, or a damaged one; a split or language that it does
-                not hold; a size below 1; processes or lanes that do not divide a batch.
+            ValueError: the folder is not a prepared one or is damaged; it lacks the split or a
+                language; a size is below 1; or n processes cannot share the batches.
         """
-        self.p = params.Copy().Freeze()
-        p = self.p
-        self._manifest = manifest.load(p.data_dir)
+        self.p = p = params.Copy().Freeze()
+        if p.batch_size < 1:
+            raise ValueError(f"batch_size {p.batch_size}: expected at least 1")
+        if p.repeat and p.rows is Rows.BUCKETED:
+            raise ValueError("rows BUCKETED needs repeat=False: training batches have one shape")
+        num_lanes = math.gcd(p.batch_size, _MAX_LANES)
+        most = num_lanes if p.repeat else p.batch_size
+        if num_processes < 1 or most % num_processes:
+            raise ValueError(
+                f"num_processes {num_processes}: expected a divisor of {most}, as batch_size is "
+                f"{p.batch_size}"
+            )
+        if not 0 <= process_index < num_processes:
+            raise ValueError(f"process_index {process_index}: expected 0 to {num_processes - 1}")
         self._shape = packing.RowShape(p.source_len, p.target_len)
+        self._manifest = manifest.load(p.data_dir)
         self._languages = mixture.languages_of(self._manifest, p.split, p.languages)
-        if p.verify_checksums:
-            manifest.verify(p.data_dir, self._files())
+        manifest.verify(p.data_dir, self._files())
+        records = [language.records[p.split] for language in self._languages]
+        batches: grain.MapDataset[RowBatch]
+        if p.repeat:
+            sources = [RecordSource(p.data_dir, one) for one in records]
+            mixed = mixture.Mixture(sources, p.temperature, p.max_repeats, p.shuffle, p.seed)
+            size = num_lanes // num_processes
+            lanes = range(process_index * size, (process_index + 1) * size)
+            batches = TrainingBatches(mixed, p, self._shape, num_lanes, lanes)
+        else:
+            source = RecordSource(p.data_dir, *records)
+            batches = OnePassBatches(source, p, self._shape, process_index, num_processes)
+        # The prefetch thread reads; Grain's own readers would add more threads.
+        one_thread = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         prefetched = grain_experimental.ThreadPrefetchIterDataset(
-            self._training_rows() if p.repeat else self._one_pass(),
-            prefetch_buffer_size=_PREFETCHED_BATCHES,
+            batches.to_iter_dataset(one_thread), prefetch_buffer_size=_PREFETCHED_BATCHES
         )
         self._open = [iter(prefetched)]
-        # At exit Grain's own clean-up comes too late: modules that it uses are gone by then.
+        # Grain's own clean-up at exit runs after modules that it uses have been unloaded.
         weakref.finalize(self, _close, self._open)
         self._start_state = self._iterator.get_state()
         self._num_too_long = 0
 
     @property
     def specs(self) -> NestedMap:
-        """The TensorSpecs of a batch."""
+        """The TensorSpecs of a batch of all processes."""
         return packing.batch_specs(self.p.batch_size, self._shape)
 
     @property
@@ -116,28 +131,26 @@ class TranslationInput:
 
     @property
     def num_examples(self) -> int:
-        """The examples of one pass over the split."""
+        """The number of examples in one pass over the split."""
         return sum(language.num_examples(self.p.split) for language in self._languages)
 
     @property
     def source_vocab_size(self) -> int:
-        """Pieces of the source vocabulary."""
+        """The number of pieces in the source vocabulary."""
         return self._manifest.source_vocabulary.size
 
     @property
     def target_vocab_size(self) -> int:
-        """Pieces of the target vocabulary."""
+        """The number of pieces in the target vocabulary."""
         return self._manifest.target_vocabulary.size
 
     @property
-    def num_truncated(self) -> int:
-        """Examples cut to the rows' lengths so far, in one pass; 0 with `repeat`."""
-        return 0 if self.p.repeat else self._num_too_long
+    def num_too_long(self) -> int:
+        """How many examples did not fit into a row so far.
 
-    @property
-    def num_skipped(self) -> int:
-        """Examples left out as too long since this was opened, with `repeat`; 0 in one pass."""
-        return self._num_too_long if self.p.repeat else 0
+        An endless stream leaves them out; one pass truncates them.
+        """
+        return self._num_too_long
 
     def __iter__(self) -> "TranslationInput":
         return self
@@ -148,17 +161,14 @@ class TranslationInput:
         return packing.batch_of(batch.arrays)
 
     def get_state(self) -> dict[str, Any]:
-        """Where the batch after the last one returned starts: a few numbers, JSON-able.
-
-        It is that of all processes.
-        """
+        """Returns the position of the next batch, JSON-able and the same in all processes."""
         return dict(self._iterator.get_state())
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues as the input of which this is the state would have, bit for bit.
+        """Continues, bit for bit, where `get_state` returned `state`.
 
         Raises:
-            ValueError: not a state of this class.
+            ValueError: `state` does not come from this class.
         """
         expected = sorted(self._start_state)
         if sorted(state) != expected:
@@ -167,7 +177,7 @@ class TranslationInput:
         self._num_too_long = 0
 
     def reset(self) -> None:
-        """Starts again from the first batch, as for a second evaluation."""
+        """Starts again from the first batch, for example for a second evaluation."""
         self.set_state(self._start_state)
 
     def close(self) -> None:
@@ -181,63 +191,11 @@ class TranslationInput:
         files += [shard.file for shard in shards]
         return files if self.p.repeat else files + [shard.lengths for shard in shards]
 
-    def _sources(self) -> list[RecordSource]:
-        return [RecordSource(self.p.data_dir, one.records[self.p.split]) for one in self._languages]
-
-    def _training_rows(self) -> grain.IterDataset[training_rows.RowBatch]:
-        p = self.p
-        num_lanes = math.gcd(p.batch_size, _LANES) if p.num_lanes is None else p.num_lanes
-        config = training_rows.RowConfig(
-            batch_size=p.batch_size,
-            shape=self._shape,
-            rows=p.rows,
-            shuffle=p.shuffle,
-            num_lanes=num_lanes,
-            lanes=_share("num_lanes", num_lanes, p),
-            seed=p.seed,
-        )
-        order = mixture.MixtureConfig(p.temperature, p.max_repeats, p.shuffle, p.seed)
-        rows = training_rows.TrainingRows(mixture.Mixture(self._sources(), order), config)
-        return _read_in_turn(rows)
-
-    def _one_pass(self) -> grain.IterDataset[training_rows.RowBatch]:
-        p = self.p
-        own = _share("batch_size", p.batch_size, p)
-        config = one_pass_rows.OnePassConfig(
-            batch_size=p.batch_size,
-            shape=self._shape,
-            rows=p.rows,
-            shuffle=p.shuffle,
-            seed=p.seed,
-            own_rows=slice(own.start, own.stop),
-        )
-        examples = mixture.OnePass(self._sources(), p.shuffle, p.seed)
-        if p.rows is Rows.BUCKETED:
-            return _read_in_turn(bucketed_rows.BucketedRows(examples, config))
-        return one_pass_rows.OnePassRows(examples, config)
-
     @property
-    def _iterator(self) -> grain.DatasetIterator[training_rows.RowBatch]:
+    def _iterator(self) -> grain.DatasetIterator[RowBatch]:
         if not self._open:
             raise ValueError("this input is closed")
         return self._open[0]
-
-
-def _read_in_turn(
-    rows: grain.MapDataset[training_rows.RowBatch],
-) -> grain.IterDataset[training_rows.RowBatch]:
-    # The thread around it is the one that reads.
-    return rows.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0))
-
-
-def _share(name: str, number: int, p: hyperparams.Params) -> range:
-    """The part of range(number) that is this process's."""
-    if p.num_processes < 1 or number % p.num_processes:
-        raise ValueError(f"num_processes {p.num_processes} does not divide {name} {number}")
-    if not 0 <= p.process_index < p.num_processes:
-        raise ValueError(f"process_index {p.process_index}: expected 0 to {p.num_processes - 1}")
-    size = number // p.num_processes
-    return range(p.process_index * size, (p.process_index + 1) * size)
 
 
 def _close(iterators: list[grain.DatasetIterator]) -> None:

@@ -1,12 +1,12 @@
 """The bytes of one record: a pair of token sequences.
 
     offset  size           what
-    0       1              width w of an id in bytes, 2 or 4
-    1       4              number n of source ids, uint32
+    0       1              w, the number of bytes per id: 2 or 4
+    1       4              n, the number of source ids
     5       w * n          source ids, EOS last
     5+w*n   the rest       target ids, EOS last
 
-All numbers are unsigned and little endian; w is 2 where every id fits.
+All numbers are unsigned and little endian; w is 2 if every id fits.
 """
 
 import dataclasses
@@ -25,14 +25,14 @@ _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 @dataclasses.dataclass(frozen=True)
 class Example:
-    """A sentence pair. Both are int32 arrays of one dim, EOS last."""
+    """A sentence pair: two one-dimensional int32 arrays, EOS last."""
 
     source_ids: np.ndarray
     target_ids: np.ndarray
 
 
 def encode(source_ids: Sequence[int] | np.ndarray, target_ids: Sequence[int] | np.ndarray) -> bytes:
-    """Returns a record's bytes. Raises ValueError for an id outside [0, 2**32)."""
+    """Returns the bytes of a record. Raises ValueError for an id outside [0, 2**32)."""
     ids = np.asarray([*source_ids, *target_ids], np.int64)
     largest = int(ids.max(initial=0))
     if ids.min(initial=0) < 0 or largest >= 2**32:
@@ -47,17 +47,17 @@ def encode_batch(
     target_ids: np.ndarray,
     target_splits: np.ndarray,
 ) -> list[bytes]:
-    """`encode` for n pairs at once.
+    """Encodes n pairs at once.
 
     Args:
-        source_ids: int [sum of lengths], the sources' ids one after the other.
-        source_splits: int [n + 1], where each source starts, and where the last ends.
+        source_ids: int [total tokens], the ids of all sources, concatenated.
+        source_splits: int [n + 1], the start of each source, then the end of the last.
         target_ids: as source_ids.
         target_splits: as source_splits.
     """
     largest = max(int(ids.max(initial=0)) for ids in (source_ids, target_ids))
     if min(int(ids.min(initial=0)) for ids in (source_ids, target_ids)) < 0 or largest >= 2**16:
-        # A large vocabulary: the width differs from record to record.
+        # With a large vocabulary, records differ in width.
         sources = np.split(source_ids, source_splits[1:-1])
         targets = np.split(target_ids, target_splits[1:-1])
         return [encode(*pair) for pair in zip(sources, targets, strict=True)]
@@ -72,7 +72,7 @@ def encode_batch(
 
 
 def decode(record: bytes) -> Example:
-    """Reads a record's bytes. Raises ValueError if they are not a record."""
+    """Parses a record. Raises ValueError if the bytes are not a record."""
     if len(record) < _HEADER.size:
         raise ValueError(f"a record has at least {_HEADER.size} bytes, given {len(record)}")
     width, num_source = _HEADER.unpack_from(record)

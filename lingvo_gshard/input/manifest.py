@@ -1,15 +1,14 @@
 """The manifest: what a prepared data folder holds.
 
-`data_prep.build` writes `manifest.json` last, by an atomic rename, so a folder with a manifest is
-complete and a folder without one is not. The library reads a data folder through its manifest
-alone.
+`data_prep.build` writes `manifest.json` last and atomically, so a folder is complete if and only if
+it has a manifest. The library finds everything in a data folder through the manifest.
 
     DIR/manifest.json
         vocab/{source,target}.model                      SentencePiece models
         records/{split}/{language}-I-of-N.array_record   token ids, see example_codec.py
-        records/{split}/{language}-I-of-N.lengths.npy    how many: [n, 2], of source and target
+        records/{split}/{language}-I-of-N.lengths.npy    [n, 2]: tokens of each source and target
         text/{split}/{language}-en.tsv.gz                the raw text of dev and test
-        report/                                          what was made of what, for people
+        report/                                          for people: what the preparation did
 """
 
 import concurrent.futures
@@ -22,6 +21,8 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any
 
+from lingvo_gshard.core import atomic_file
+
 FILE_NAME = "manifest.json"
 VERSION = 3
 SPLITS = ("train", "dev", "test")
@@ -29,7 +30,7 @@ SPLITS = ("train", "dev", "test")
 
 @dataclasses.dataclass(frozen=True)
 class DataFile:
-    """A file of the folder: `path` is relative to it, `sha256` is in hex."""
+    """A file; `path` is relative to the data folder, `sha256` is in hex."""
 
     path: str
     size_bytes: int
@@ -38,7 +39,7 @@ class DataFile:
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """A SentencePiece model and the number of its pieces."""
+    """A SentencePiece model and its number of pieces."""
 
     file: DataFile
     size: int
@@ -46,7 +47,7 @@ class Vocabulary:
 
 @dataclasses.dataclass(frozen=True)
 class Shard:
-    """One file of records, and that of their lengths."""
+    """A file of records and the file of their lengths."""
 
     file: DataFile
     lengths: DataFile
@@ -55,9 +56,9 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """One split of one language: its files, in order, and their tokens, EOS included.
+    """The records of one split of one language: files, in order, and numbers of tokens with EOS.
 
-    Byte tokens are those of the tokens that stand for a byte of a character without a piece.
+    Byte tokens are tokens that stand for one byte of a character that has no piece.
     """
 
     shards: tuple[Shard, ...]
@@ -68,7 +69,7 @@ class Records:
 
     @property
     def num_examples(self) -> int:
-        """The records of all files."""
+        """The number of records in all files."""
         return sum(shard.num_examples for shard in self.shards)
 
 
@@ -76,8 +77,12 @@ class Records:
 class Language:
     """One source language.
 
-    `records` and `text` are keyed by split, `dropped` by cleaning rule; `repaired` counts the
-    training pairs whose encoding was, `scripts` (ISO 15924) are what its sources are written in.
+    Attributes:
+        code: a BCP-47 code.
+        records, text: keyed by split.
+        dropped: how many training pairs each cleaning rule dropped.
+        repaired: how many training pairs had a broken encoding that was repaired.
+        scripts: the ISO 15924 codes of the scripts of its sources.
     """
 
     code: str
@@ -88,13 +93,13 @@ class Language:
     scripts: tuple[str, ...] = ()
 
     def num_examples(self, split: str) -> int:
-        """The number of records of a split, 0 where the language has none."""
+        """Returns the number of records in a split, 0 if the language has none there."""
         return self.records[split].num_examples if split in self.records else 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Manifest:
-    """A prepared data folder. `config` is the preparation's own, `library_versions` its tools'."""
+    """A prepared data folder, with the settings and library versions of its preparation."""
 
     languages: tuple[Language, ...]
     source_vocabulary: Vocabulary
@@ -104,7 +109,7 @@ class Manifest:
     version: int = VERSION
 
     def language(self, code: str) -> Language:
-        """Returns one language. Raises ValueError for a code that the folder does not hold."""
+        """Returns one language. Raises ValueError if the folder does not hold it."""
         for language in self.languages:
             if language.code == code:
                 return language
@@ -112,7 +117,7 @@ class Manifest:
         raise ValueError(f"language {code!r} is not in the data: it holds {known}")
 
     def files(self) -> tuple[DataFile, ...]:
-        """Every file that the manifest names."""
+        """Returns every file that the manifest names."""
         found = [self.source_vocabulary.file, self.target_vocabulary.file]
         for language in self.languages:
             for records in language.records.values():
@@ -123,49 +128,52 @@ class Manifest:
 
 
 def describe_file(data_dir: str | os.PathLike[str], path: str) -> DataFile:
-    """Measures `data_dir/path` as it lies on disk."""
+    """Returns the size and hash of `data_dir/path`."""
     full_path = pathlib.Path(data_dir, path)
     return DataFile(path, full_path.stat().st_size, _sha256(full_path))
 
 
 def save(manifest: Manifest, data_dir: str | os.PathLike[str]) -> None:
-    """Writes `data_dir/manifest.json`: the whole file or nothing."""
+    """Writes `data_dir/manifest.json` atomically."""
     text = json.dumps(dataclasses.asdict(manifest), indent=1, sort_keys=True, ensure_ascii=False)
-    unfinished = pathlib.Path(data_dir, FILE_NAME + ".unfinished")
-    with unfinished.open("w", encoding="utf-8") as file:
-        file.write(text + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(unfinished, pathlib.Path(data_dir, FILE_NAME))
+    atomic_file.write(pathlib.Path(data_dir, FILE_NAME), text + "\n")
 
 
 def load(data_dir: str | os.PathLike[str]) -> Manifest:
-    """Reads a folder's manifest and checks that its files are there and have their sizes.
+    """Reads a folder's manifest and checks that its files exist and have the right sizes.
 
     Raises:
-        ValueError: no such folder, no manifest, not a manifest, another version, a file that is
-            missing or of another size.
+        ValueError: the folder or its manifest is missing, the manifest is damaged or of another
+            version, or a file is missing or has another size.
     """
     folder = pathlib.Path(data_dir)
-    if not folder.is_dir():
-        raise ValueError(f"no data folder {folder}: prepare it with {_command(folder)}")
     path = folder / FILE_NAME
     if not path.is_file():
-        raise ValueError(f"no {FILE_NAME} in {folder}: prepare it with {_command(folder)}")
-    manifest = _parse(path)
+        problem = f"no {FILE_NAME} in {folder}" if folder.is_dir() else f"no data folder {folder}"
+        raise ValueError(f"{problem}: prepare it with {_command(folder)}")
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        if fields["version"] == VERSION:
+            manifest = _manifest(fields)
+    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a manifest: {error!r}") from error
+    if fields["version"] != VERSION:
+        raise ValueError(
+            f"{path} has version {fields['version']}, expected {VERSION}: "
+            f"prepare the data again with {_command(folder)}"
+        )
     for file in manifest.files():
-        _check_present(folder, file)
+        _check_size(folder / file.path, file.size_bytes)
     return manifest
 
 
 def verify(data_dir: str | os.PathLike[str], files: Iterable[DataFile]) -> None:
-    """Checks the SHA-256 of files of a manifest that was loaded from `data_dir`.
+    """Checks the SHA-256 of files that a manifest of `data_dir` names.
 
-    A file that this process has verified before, and that has not been written to since, is not
-    read again.
+    A process reads each file only once, unless the file is modified.
 
     Raises:
-        ValueError: the first file that differs.
+        ValueError: the hash of a file differs; the error names the first one.
     """
 
     def check(file: DataFile) -> None:
@@ -173,11 +181,11 @@ def verify(data_dir: str | os.PathLike[str], files: Iterable[DataFile]) -> None:
         found = _sha256_of_version(path, path.stat().st_mtime_ns)
         if found != file.sha256:
             raise ValueError(
-                f"{path} has SHA-256 {found}, the manifest says {file.sha256}: "
-                "it was damaged, or is of another preparation than the records"
+                f"{path} has SHA-256 {found}, the manifest says {file.sha256}: the file was "
+                "damaged, or comes from another preparation than the manifest"
             )
 
-    # Hashing lets go of the interpreter's lock.
+    # Hashing releases the interpreter's lock.
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
         for _ in threads.map(check, files):
             pass
@@ -187,38 +195,20 @@ def _command(folder: pathlib.Path) -> str:
     return f"python -m data_prep.build --input=TEXT_DIR --out={folder}"
 
 
-def _parse(path: pathlib.Path) -> Manifest:
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        version = fields["version"]
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a manifest: {error!r}") from error
-    if version != VERSION:
-        raise ValueError(
-            f"{path} has version {version}, expected {VERSION}: "
-            f"prepare the data again with {_command(path.parent)}"
-        )
-    try:
-        return _manifest(fields)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a manifest: {error!r}") from error
-
-
 def _manifest(fields: dict[str, Any]) -> Manifest:
-    fields = dict(fields)
-    fields["languages"] = tuple(_language(entry) for entry in fields["languages"])
-    for name in ("source_vocabulary", "target_vocabulary"):
-        entry = fields[name]
-        fields[name] = Vocabulary(DataFile(**entry["file"]), entry["size"])
-    return Manifest(**fields)
+    languages = tuple(_language(entry) for entry in fields["languages"])
+    vocabularies = {
+        name: Vocabulary(DataFile(**fields[name]["file"]), fields[name]["size"])
+        for name in ("source_vocabulary", "target_vocabulary")
+    }
+    return Manifest(**{**fields, **vocabularies, "languages": languages})
 
 
 def _language(entry: dict[str, Any]) -> Language:
-    fields = dict(entry)
-    fields["records"] = {split: _records(one) for split, one in entry["records"].items()}
-    fields["text"] = {split: DataFile(**file) for split, file in entry["text"].items()}
-    fields["scripts"] = tuple(entry["scripts"])
-    return Language(**fields)
+    records = {split: _records(one) for split, one in entry["records"].items()}
+    text = {split: DataFile(**file) for split, file in entry["text"].items()}
+    scripts = tuple(entry["scripts"])
+    return Language(**{**entry, "records": records, "text": text, "scripts": scripts})
 
 
 def _records(entry: dict[str, Any]) -> Records:
@@ -229,21 +219,19 @@ def _records(entry: dict[str, Any]) -> Records:
     return Records(**{**entry, "shards": shards})
 
 
-def _check_present(folder: pathlib.Path, file: DataFile) -> None:
-    path = folder / file.path
+def _check_size(path: pathlib.Path, size_bytes: int) -> None:
     if not path.is_file():
         raise ValueError(f"{path} is missing: the manifest names it, prepare the data again")
-    size_bytes = path.stat().st_size
-    if size_bytes != file.size_bytes:
+    if path.stat().st_size != size_bytes:
         raise ValueError(
-            f"{path} has {size_bytes} bytes, the manifest says {file.size_bytes}: "
+            f"{path} has {path.stat().st_size} bytes, the manifest says {size_bytes}: "
             "prepare the data again"
         )
 
 
 @functools.cache
 def _sha256_of_version(path: pathlib.Path, mtime_ns: int) -> str:
-    del mtime_ns  # Tells a file's versions apart.
+    del mtime_ns  # A modified file has another key in the cache.
     return _sha256(path)
 
 

@@ -7,10 +7,10 @@ A row of B=1, L=8 that holds two pairs, sources (5 6 2) and (7 2), targets (8 2)
     source_positions    0 1 2 0 1 0 0 0       target_positions    0 1 0 1 2 0 0 0
     target_labels       8 2 9 4 2 0 0 0       target_weights      1 1 1 1 1 0 0 0
 
-Pairs are packed from a pool, row by row, so that both sides of a row fill up alike. Grain's own
-packer takes pairs as they come and closes all of its rows as soon as one pair finds no room: of 71
-languages' verses, in 512 rows of 128 and 88 tokens, it leaves 10.1 and 9.3 % empty where this one
-leaves 4.8 and 3.9 %, and takes 52 us a pair where this one takes 20.
+Pairs are packed from a pool, row by row, so that both sides of a row fill up evenly. Grain's own
+packer takes pairs as they come and closes all of its rows as soon as one pair finds no room. With
+verses of 71 languages, in 512 rows of 128 and 88 tokens, Grain's packer leaves 10.1 and 9.3 % of
+the two sides empty and takes 52 us per pair; this one leaves 4.8 and 3.9 % and takes 20 us.
 """
 
 import dataclasses
@@ -23,13 +23,15 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, Example
 from lingvo_gshard.sharding.layout import TensorSpec
 
+_LABEL_NAMES = ("target_labels", "target_weights")
+
 
 class Rows(enum.Enum):
     """What a row holds."""
 
-    PACKED = "packed"  # as many pairs as find room
-    SINGLE = "single"  # one pair
-    BUCKETED = "bucketed"  # one pair; batches of short ones have shorter rows, and more
+    PACKED = "packed"  # As many pairs as fit.
+    SINGLE = "single"  # One pair.
+    BUCKETED = "bucketed"  # One pair; batches of short pairs have shorter rows, and more of them.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +48,7 @@ class RowShape:
             )
 
     def fits(self, example: Example) -> bool:
-        """Whether a pair fits into an empty row."""
+        """Returns whether a pair fits into an empty row."""
         return (
             len(example.source_ids) <= self.source_len
             and len(example.target_ids) <= self.target_len
@@ -60,8 +62,16 @@ class RowShape:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class RowBatch:
+    """The arrays that `fill` returns; how many examples so far were too long for a row."""
+
+    arrays: dict[str, np.ndarray]
+    num_too_long: int
+
+
 def lengths_of(examples: Sequence[Example]) -> np.ndarray:
-    """int64 [n, 2], tokens of each source and each target."""
+    """Returns int64 [n, 2], the number of tokens in each source and each target."""
     pairs = [(len(example.source_ids), len(example.target_ids)) for example in examples]
     return np.array(pairs, np.int64).reshape(-1, 2)
 
@@ -69,14 +79,14 @@ def lengths_of(examples: Sequence[Example]) -> np.ndarray:
 def plan_rows(lengths: np.ndarray, shape: RowShape) -> list[list[int]]:
     """Packs pairs of int64 [n, 2] lengths, each of which must fit alone, into rows.
 
-    A row begins with the pair that takes most of it, both sides together. Then comes, as long as
-    any has room, the one that leaves the least on that side which then has more left: so both
-    sides fill up alike.
+    A row starts with the pair that takes the largest share of both sides together. Then, as long
+    as a pair fits, we add the one after which the emptier side has the least room left, so that
+    both sides fill up evenly.
 
-    Returns the indices of each row's pairs, ascending. Long pairs are in the first rows, so the
-    caller should reorder them.
+    Returns the indices of each row's pairs, ascending. The first rows hold the long pairs, so the
+    caller should reorder the rows.
     """
-    # In units of which either side of a row has as many.
+    # Count lengths in units that make both sides of a row equally long.
     capacity = shape.source_len * shape.target_len
     shares = lengths * np.array([shape.target_len, shape.source_len])
     left = np.argsort(-shares.sum(axis=1), kind="stable")
@@ -90,7 +100,7 @@ def plan_rows(lengths: np.ndarray, shape: RowShape) -> list[list[int]]:
 
 
 def _take_row(source: np.ndarray, target: np.ndarray, capacity: int) -> list[int]:
-    """The places of the pairs that fill one row; their source no longer fits any row then."""
+    """Returns the indices of the pairs that fill one row; marks their source as too long."""
     taken, free_source, free_target = [0], capacity, capacity
     while True:
         free_source, free_target = free_source - source[taken[-1]], free_target - target[taken[-1]]
@@ -105,9 +115,9 @@ def _take_row(source: np.ndarray, target: np.ndarray, capacity: int) -> list[int
 
 
 def plan_at_most(lengths: np.ndarray, shape: RowShape, num_rows: int) -> list[list[int]]:
-    """`plan_rows` of as many pairs, from the first on, as `num_rows` rows have room for.
+    """Plans rows for the first pairs, as many of them as `num_rows` rows have room for.
 
-    Which are left out depends on their order alone, so short and long ones alike.
+    Only the order decides which pairs are left out, so short and long pairs are equally affected.
     """
     capacity = num_rows * np.array([shape.source_len, shape.target_len])
     count = int((lengths.cumsum(axis=0) <= capacity).all(axis=1).sum())
@@ -119,9 +129,9 @@ def plan_at_most(lengths: np.ndarray, shape: RowShape, num_rows: int) -> list[li
 def fill(
     rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowShape
 ) -> dict[str, np.ndarray]:
-    """Writes planned rows out: the arrays of the module's example, each [len(rows), L].
+    """Returns the arrays shown in the module's docstring for planned rows, each [len(rows), L].
 
-    target_weights is float32, all else int32.
+    target_weights is float32; the others are int32.
     """
     members = [examples[index] for row in rows for index in row]
     sizes = np.array([len(row) for row in rows], np.int64)
@@ -142,7 +152,7 @@ def fill(
 
 @dataclasses.dataclass(frozen=True)
 class _Side:
-    """One side's rows, all int32 [rows, L]."""
+    """The rows of one side, all int32 [rows, L]."""
 
     ids: np.ndarray
     segment_ids: np.ndarray
@@ -150,24 +160,24 @@ class _Side:
 
 
 def _side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> _Side:
-    """Lays out the ids of all rows' pairs, row after row; int64 [rows] says how many each has."""
+    """Lays out the pairs' ids, row after row; sizes, int64 [rows], counts the pairs of each row."""
     lengths = np.array([len(ids) for ids in members], np.int64)
-    starts = np.cumsum(lengths) - lengths  # Of each pair among all tokens.
-    firsts = np.cumsum(sizes) - sizes  # Of each row among the pairs.
+    starts = np.cumsum(lengths) - lengths  # Index of each pair's first token.
+    firsts = np.cumsum(sizes) - sizes  # Index of each row's first pair.
     row = np.repeat(np.arange(len(sizes)), sizes)
     columns = starts - starts[firsts[row]]
     token = np.arange(lengths.sum())
-    place = np.repeat(row * length + columns - starts, lengths) + token
+    index = np.repeat(row * length + columns - starts, lengths) + token
     side = _Side(*(np.zeros((len(sizes), length), np.int32) for _ in range(3)))
-    side.ids.reshape(-1)[place] = np.concatenate([np.empty(0, np.int32), *members])
+    side.ids.reshape(-1)[index] = np.concatenate([np.empty(0, np.int32), *members])
     segments = np.arange(len(members)) - firsts[row] + 1
-    side.segment_ids.reshape(-1)[place] = np.repeat(segments, lengths)
-    side.positions.reshape(-1)[place] = token - np.repeat(starts, lengths)
+    side.segment_ids.reshape(-1)[index] = np.repeat(segments, lengths)
+    side.positions.reshape(-1)[index] = token - np.repeat(starts, lengths)
     return side
 
 
 def _shifted(target: _Side, is_token: np.ndarray) -> np.ndarray:
-    """The decoder's input: the labels shifted right, BOS first in each segment."""
+    """Returns the decoder's input: the labels shifted right, with BOS first in each segment."""
     inputs = np.roll(target.ids, 1, axis=1)
     inputs[target.positions == 0] = BOS_ID
     inputs[~is_token] = PAD_ID
@@ -175,21 +185,18 @@ def _shifted(target: _Side, is_token: np.ndarray) -> np.ndarray:
 
 
 def batch_of(arrays: dict[str, np.ndarray]) -> NestedMap:
-    """Arranges the arrays as a model takes them: features and labels."""
+    """Arranges the arrays as the features and labels of a model."""
     features = {name: array for name, array in arrays.items() if name not in _LABEL_NAMES}
     labels = {name: arrays[name] for name in _LABEL_NAMES}
     return NestedMap(features=NestedMap(features), labels=NestedMap(labels))
 
 
 def batch_specs(batch_size: int, shape: RowShape) -> NestedMap:
-    """The specs of `batch_of`: dims BL throughout."""
+    """Returns the TensorSpecs of `batch_of`, with dims BL throughout."""
     arrays = fill([], [], shape)
     return batch_of(arrays).Transform(
         lambda array: TensorSpec((batch_size, array.shape[1]), array.dtype.name, "BL")
     )
-
-
-_LABEL_NAMES = ("target_labels", "target_weights")
 
 
 def _truncate(ids: np.ndarray, length: int) -> np.ndarray:

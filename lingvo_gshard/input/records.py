@@ -1,4 +1,4 @@
-"""Reading records: random access to a language's examples. For the bytes see example_codec."""
+"""Random access to prepared examples by index. example_codec describes a record's bytes."""
 
 import functools
 import pathlib
@@ -10,25 +10,21 @@ from array_record.python import array_record_module  # pyright: ignore[reportAtt
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.example_codec import Example
 
-# No readahead and no threads: a shuffled order gains nothing from the neighbours of a record, and
+# No readahead and no threads: a shuffled order gains nothing from a record's neighbours, and
 # handing a few records from thread to thread takes longer than reading them.
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0"
 _READER_BUFFER_BYTES = 1 << 15
 
 
 class RecordSource:
-    """The examples of one split of one language, by index over all its files."""
+    """The examples of one split of one or more languages, indexed over all their files."""
 
-    def __init__(self, data_dir: str | pathlib.Path, records: manifest.Records):
-        """Opens nothing yet: of many files, few are read at a time."""
-        self._shards = [
-            _Shard(pathlib.Path(data_dir, shard.file.path), shard.num_examples)
-            for shard in records.shards
-        ]
-        self._lengths_paths = [
-            pathlib.Path(data_dir, shard.lengths.path) for shard in records.shards
-        ]
-        self._ends = np.cumsum([shard.num_examples for shard in records.shards])
+    def __init__(self, data_dir: str | pathlib.Path, *records: manifest.Records):
+        """Opens no file yet: each is opened when an example of it is first read."""
+        self._data_dir = pathlib.Path(data_dir)
+        self._shards = [shard for one in records for shard in one.shards]
+        self._ends = np.cumsum([shard.num_examples for shard in self._shards])
+        self._readers: dict[int, array_record_module.ArrayRecordReader] = {}
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -38,55 +34,51 @@ class RecordSource:
         return self.read(np.array([index]))[0]
 
     def read(self, indices: np.ndarray) -> list[Example]:
-        """Reads the examples of int [n], in their order, all those of a file at once.
+        """Returns the examples at int [n] indices, in their order; reads each file once.
 
         Raises:
             IndexError: an index outside [0, len).
-            ValueError: a file holds another number of records than it should, or damaged ones.
+            ValueError: a file does not hold as many records as the manifest says, or is damaged.
         """
         outside = indices[(indices < 0) | (indices >= len(self))]
         if len(outside):
-            raise IndexError(f"{self}: no record {outside[0]} of {len(self)}")
+            raise IndexError(
+                f"{self._data_dir / self._shards[0].file.path} and {len(self._shards) - 1} more "
+                f"files: no record {outside[0]} of {len(self)}"
+            )
         found: dict[int, Example] = {}
         shard_of = np.searchsorted(self._ends, indices, side="right")
         for number in np.unique(shard_of):
-            places = np.flatnonzero(shard_of == number)
-            shard = self._shards[number]
-            start = self._ends[number] - shard.num_examples
-            examples = shard.read(indices[places] - start)
-            found |= dict(zip(places.tolist(), examples, strict=True))
-        return [found[place] for place in range(len(indices))]
+            positions = np.flatnonzero(shard_of == number)
+            start = self._ends[number] - self._shards[number].num_examples
+            examples = self._read_shard(int(number), indices[positions] - start)
+            found |= dict(zip(positions.tolist(), examples, strict=True))
+        return [found[position] for position in range(len(indices))]
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """Int [len, 2], tokens of each example's source and target; no record is read for it."""
-        return np.concatenate([np.load(path) for path in self._lengths_paths])
+        """Int [len, 2]: the tokens of each source and target, without reading any record."""
+        return np.concatenate([np.load(self._data_dir / s.lengths.path) for s in self._shards])
 
-    def __repr__(self) -> str:
-        return f"RecordSource({self._shards[0].path}, {len(self._shards)} files)"
-
-
-class _Shard:
-    """One file, opened when it is first read."""
-
-    def __init__(self, path: pathlib.Path, num_examples: int) -> None:
-        self.path, self.num_examples = path, num_examples
-
-    def read(self, indices: np.ndarray) -> Sequence[Example]:
+    def _read_shard(self, number: int, indices: np.ndarray) -> Sequence[Example]:
         try:
-            return [example_codec.decode(one) for one in self._reader.read(indices.tolist())]
+            records = self._reader(number).read(indices.tolist())
+            return [example_codec.decode(record) for record in records]
         except (RuntimeError, ValueError) as error:
-            raise ValueError(f"{self.path}: {error}") from error
+            path = self._data_dir / self._shards[number].file.path
+            raise ValueError(f"{path}: {error}") from error
 
-    @functools.cached_property
-    def _reader(self) -> array_record_module.ArrayRecordReader:
-        reader = array_record_module.ArrayRecordReader(
-            str(self.path),
-            options=_READER_OPTIONS,
-            file_reader_buffer_size=_READER_BUFFER_BYTES,
-        )
-        if reader.num_records() != self.num_examples:
-            raise ValueError(
-                f"holds {reader.num_records()} records, the manifest says {self.num_examples}"
+    def _reader(self, number: int) -> array_record_module.ArrayRecordReader:
+        if number not in self._readers:
+            shard = self._shards[number]
+            reader = array_record_module.ArrayRecordReader(
+                str(self._data_dir / shard.file.path),
+                options=_READER_OPTIONS,
+                file_reader_buffer_size=_READER_BUFFER_BYTES,
             )
-        return reader
+            if reader.num_records() != shard.num_examples:
+                raise ValueError(
+                    f"holds {reader.num_records()} records, the manifest says {shard.num_examples}"
+                )
+            self._readers[number] = reader
+        return self._readers[number]

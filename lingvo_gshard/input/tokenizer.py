@@ -1,4 +1,4 @@
-"""Text to token ids and back: a SentencePiece model with this project's special ids."""
+"""Converts text to token ids and back, by a SentencePiece model with this project's special ids."""
 
 import os
 import pathlib
@@ -11,10 +11,10 @@ from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 
 class Tokenizer:
-    """One vocabulary. pad 0, bos 1, eos 2, unk 3; any text can be written, in bytes if need be."""
+    """One vocabulary: pad 0, bos 1, eos 2, unk 3. Bytes spell any text without pieces."""
 
     def __init__(self, model_file: str | os.PathLike[str]):
-        """Loads a model. Raises ValueError: missing, unreadable, or with other special ids."""
+        """Loads a model. Raises ValueError if it is missing, damaged or has other special ids."""
         path = pathlib.Path(model_file)
         if not path.is_file():
             raise ValueError(f"no vocabulary {path}")
@@ -30,7 +30,7 @@ class Tokenizer:
 
     @property
     def vocab_size(self) -> int:
-        """The number of pieces, special ids included."""
+        """The number of pieces, including the special ids."""
         return self._processor.get_piece_size()
 
     def encode(self, text: str) -> list[int]:
@@ -38,15 +38,15 @@ class Tokenizer:
         return [*self._processor.encode(text), EOS_ID]
 
     def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """`encode` for many sentences at once."""
+        """Encodes many sentences at once."""
         return self._processor.encode(list(lines), add_eos=True)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
-        """Returns the piece of each id, as it stands in the vocabulary."""
+        """Returns the vocabulary's piece for each id."""
         return [self._processor.id_to_piece(int(token)) for token in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text up to the first EOS; padding and BOS write nothing.
+        """Returns the text up to the first EOS, ignoring padding and BOS.
 
         Raises:
             ValueError: an id outside [0, vocab_size).
@@ -64,7 +64,7 @@ class Tokenizer:
 
 
 def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
-    """Returns a data folder's source and target tokenizers. Raises ValueError as manifest.load."""
+    """Returns the source and target tokenizers of a data folder. Raises as manifest.load."""
     data = manifest.load(data_dir)
     source, target = (
         Tokenizer(pathlib.Path(data_dir, vocabulary.file.path))

@@ -1,15 +1,15 @@
 """Translation over HTTP.
 
-    GET  /            a page to type in
-    POST /translate   {"lines": ["Guten Tag"], "nbest": 2, "source_lang": "de"}, all but lines
-                      optional -> {"translations": [[{"text", "score", "num_tokens", ...}, ...]]};
-                      or text/plain, a line a line
-    GET  /languages   codes of the languages
-    GET  /health      200 while it serves
+    GET  /            a page with a form
+    POST /translate   {"lines": ["Guten Tag"], "nbest": 2, "source_lang": "de"}; only lines are
+                      required -> {"translations": [[{"text", "score", "num_tokens", ...}, ...]]};
+                      or text/plain -> text/plain, one line for each line
+    GET  /languages   the codes of the languages
+    GET  /health      200 while the server is up
     GET  /metrics     for Prometheus
 
-What is wrong with a request is told in {"error": ...}: 400 what it asks, 413 its size, 415 its
-type; 503 says to come again.
+Errors are answered as {"error": ...}, with status 400 for a wrong request, 413 for one that is too
+large, 415 for one of another type, and 503 if the queue is full and the client should retry.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import json
 import logging
 import pathlib
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
@@ -34,7 +34,7 @@ from prometheus_client import (
 
 from lingvo_gshard.decode.decoder import DecoderSpec
 from lingvo_gshard.decode.translator import Translator
-from lingvo_gshard.serving.batcher import Batcher, Limits, NBest, QueueFullError
+from lingvo_gshard.serving.batcher import Batcher, Limits, QueueFullError
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _MAX_BODY_BYTES = 1 << 20
@@ -42,40 +42,32 @@ _RETRY_SECS = 1
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Asked:
-    """A request's lines and how many translations it wants of each."""
-
-    lines: list[str]
-    nbest: int
-
-
 class Server:
-    """The application's handlers over one translator."""
+    """The handlers of an application that serves one translator."""
 
     def __init__(
         self, translator: Translator, spec: DecoderSpec, limits: Limits | None = None
     ) -> None:
-        """Keeps its parts; `spec` is the translator's decoder's."""
+        """Takes a translator and the spec of its decoder."""
         self._spec, self._limits = spec, limits or Limits()
         self._batcher = Batcher(lambda lines: list(translator.translate(lines)), self._limits)
         self._registry = CollectorRegistry()
         self._requests = Counter(
-            "requests", "Answers by path and status.", ["path", "status"], registry=self._registry
+            "requests", "Responses by path and status.", ["path", "status"], registry=self._registry
         )
         self._lines = Counter("lines", "Lines translated.", registry=self._registry)
         self._secs = Histogram(
-            "translate_seconds", "From a request to its answer.", registry=self._registry
+            "translate_seconds", "From request to response.", registry=self._registry
         )
-        queued = Gauge("queued_lines", "Lines that wait.", registry=self._registry)
+        queued = Gauge("queued_lines", "Lines in the queue.", registry=self._registry)
         queued.set_function(lambda: self._batcher.queued_lines)
 
     def app(self) -> web.Application:
-        """The application; it translates while it runs."""
+        """Returns the application. The translator's thread runs as long as it does."""
         app = web.Application(
-            client_max_size=_MAX_BODY_BYTES, middlewares=[self._counted, _told_in_json]
+            client_max_size=_MAX_BODY_BYTES, middlewares=[self._count_requests, _errors_as_json]
         )
-        app.cleanup_ctx.append(self._running)
+        app.cleanup_ctx.append(self._run_batcher)
         app.add_routes(
             [
                 web.get("/", self._page),
@@ -87,7 +79,7 @@ class Server:
         )
         return app
 
-    async def _running(self, app: web.Application):
+    async def _run_batcher(self, app: web.Application):
         async with self._batcher:
             yield
 
@@ -106,44 +98,54 @@ class Server:
 
     async def _translate(self, request: web.Request) -> web.StreamResponse:
         began, plain = time.monotonic(), request.content_type == "text/plain"
-        asked = _plain(await request.read()) if plain else self._json(request, await _body(request))
-        size, limit = len(asked.lines), self._limits.queued_lines
-        if size > limit:
+        if plain:
+            lines, nbest = _plain_lines(await request.read()), 1
+        else:
+            lines, nbest = self._parse(await _json(request))
+        limit = self._limits.queued_lines
+        if len(lines) > limit:
             raise web.HTTPRequestEntityTooLarge(
-                limit, size, text=f"{size} lines; at most {limit} are taken at once."
+                limit,
+                len(lines),
+                text=f"A request can have at most {limit} lines, got {len(lines)}.",
             )
         try:
-            found = await self._batcher.submit(asked.lines)
+            found = await self._batcher.submit(lines)
         except QueueFullError as error:
             raise web.HTTPServiceUnavailable(
                 text=str(error), headers={"Retry-After": str(_RETRY_SECS)}
             ) from error
-        self._lines.inc(len(asked.lines))
+        self._lines.inc(len(lines))
         self._secs.observe(time.monotonic() - began)
         if plain:
             return web.Response(text="".join(best.text + "\n" for best, *_ in found))
-        return web.json_response({"translations": _as_json(found, asked.nbest)})
+        translations = [[dataclasses.asdict(one) for one in of_line[:nbest]] for of_line in found]
+        return web.json_response({"translations": translations})
 
-    def _json(self, request: web.Request, body: Any) -> _Asked:
-        if not isinstance(body, dict) or not _is_lines(body.get("lines")):
-            raise web.HTTPBadRequest(text='{"lines": [...]} is expected, a list of strings.')
-        if not all(map(_is_unicode, body["lines"])):
-            raise web.HTTPBadRequest(text="lines: a surrogate without its other half is no text.")
+    def _parse(self, body: Any) -> tuple[list[str], int]:
+        """Returns the lines of a request and the number of translations for each."""
+        lines = body.get("lines") if isinstance(body, dict) else None
+        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
+            raise web.HTTPBadRequest(text='Expected {"lines": [...]}, a list of strings.')
+        if not all(map(_is_unicode, lines)):
+            raise web.HTTPBadRequest(text="lines: a surrogate without its other half is not text.")
         known = ["lines", "nbest", "source_lang"]
         if unknown := ", ".join(sorted(set(body) - set(known))):
-            raise web.HTTPBadRequest(text=f"unknown {unknown}; known are {', '.join(known)}.")
+            raise web.HTTPBadRequest(text=f"Unknown {unknown}, expected {', '.join(known)}.")
         nbest, language = body.get("nbest", 1), body.get("source_lang")
         if type(nbest) is not int or not 1 <= nbest <= self._spec.num_best:
             raise web.HTTPBadRequest(
-                text=f"nbest: 1 to {self._spec.num_best} is expected, not {nbest!r}."
+                text=f"nbest: expected 1 to {self._spec.num_best}, got {nbest!r}."
             )
         if language is not None and language not in self._spec.languages:
             languages = ", ".join(self._spec.languages)
-            raise web.HTTPBadRequest(text=f"source_lang: {language!r} is none of {languages}.")
-        return _Asked(body["lines"], nbest)
+            raise web.HTTPBadRequest(
+                text=f"source_lang: expected one of {languages}, got {language!r}."
+            )
+        return lines, nbest
 
     @web.middleware
-    async def _counted(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def _count_requests(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
         response = await handler(request)
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else "unknown"
@@ -152,8 +154,8 @@ class Server:
 
 
 @web.middleware
-async def _told_in_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Whatever goes wrong is answered as JSON, with its status."""
+async def _errors_as_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
+    """Answers errors as JSON, with their status."""
     try:
         return await handler(request)
     except web.HTTPException as error:
@@ -161,40 +163,32 @@ async def _told_in_json(request: web.Request, handler: _Handler) -> web.StreamRe
         return web.json_response({"error": error.text}, status=error.status, headers=kept)
     except Exception:
         logging.exception("serving: %s %s", request.method, request.path)
-        return web.json_response({"error": "It could not be translated."}, status=500)
+        return web.json_response({"error": "The translation failed."}, status=500)
 
 
-def _plain(body: bytes) -> _Asked:
-    # By newlines alone, as `translate` reads its standard input.
+def _plain_lines(body: bytes) -> list[str]:
+    # Lines end only at newlines, as on the standard input of `translate`.
     text = body.decode("utf-8", errors="replace").removesuffix("\n")
-    return _Asked(text.split("\n") if body else [], nbest=1)
+    return text.split("\n") if body else []
 
 
-async def _body(request: web.Request) -> Any:
+async def _json(request: web.Request) -> Any:
     if request.content_type != "application/json":
-        raise web.HTTPUnsupportedMediaType(text="application/json or text/plain is expected.")
+        raise web.HTTPUnsupportedMediaType(text="Expected application/json or text/plain.")
     try:
         return json.loads(await request.read())
     except ValueError as error:
-        raise web.HTTPBadRequest(text=f"The body is no JSON: {error}.") from error
-
-
-def _is_lines(lines: Any) -> bool:
-    return isinstance(lines, list) and all(isinstance(line, str) for line in lines)
+        raise web.HTTPBadRequest(text=f"The body is not JSON: {error}.") from error
 
 
 def _is_unicode(line: str) -> bool:
-    """Whether UTF-8 can write it: JSON can spell half of a character, a surrogate."""
+    """Returns whether UTF-8 can encode the line: JSON strings can contain half a character."""
     return not any("\ud800" <= letter <= "\udfff" for letter in line)
 
 
-def _as_json(found: Sequence[NBest], nbest: int) -> list[list[dict[str, Any]]]:
-    return [[dataclasses.asdict(one) for one in of_line[:nbest]] for of_line in found]
-
-
 def serve(translator: Translator, spec: DecoderSpec, host: str, port: int) -> None:
-    """Serves until it is interrupted."""
+    """Serves until interrupted."""
     print(f"Serving {spec.model} on http://{host}:{port}", flush=True)
     app = Server(translator, spec).app()
-    # Whoever hangs up while they wait is not translated for.
+    # The lines of clients that disconnect while waiting are not translated.
     web.run_app(app, host=host, port=port, print=None, handler_cancellation=True)

@@ -1,4 +1,4 @@
-"""Dynamic batching: lines of many requests translated together, one batch of them at a time."""
+"""Dynamic batching: translates the lines of several requests together, one batch at a time."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ NBest = tuple[Translation, ...]
 
 
 class QueueFullError(Exception):
-    """There is no room for a request's lines; it may be sent again."""
+    """The queue has no room for the lines of a request, which may be sent again later."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """How much waits and goes together.
+    """The sizes of batches and of the queue.
 
     Attributes:
-      batch_lines: lines translated together; a request of more goes alone.
-      queued_lines: lines that may wait; a request that would exceed it is refused.
-      wait_secs: how long the first of a batch waits for others.
+      batch_lines: lines translated together; a larger request forms a batch of its own.
+      queued_lines: lines that may wait; a request that would exceed this is refused.
+      wait_secs: how long the first request of a batch waits for others.
     """
 
     batch_lines: int = 64
@@ -38,13 +38,13 @@ class _Request:
 
 
 class Batcher:
-    """Queues requests and translates them in batches, in the order that they came in.
+    """Queues requests and translates them in batches, in the order of their arrival.
 
-    Use it as an asynchronous context manager; what waits when it closes is cancelled.
+    An asynchronous context manager; closing it cancels the waiting requests.
     """
 
     def __init__(self, translate: Callable[[list[str]], list[NBest]], limits: Limits) -> None:
-        """`translate` gives one result a line; it is called in a thread, never twice at once."""
+        """`translate` returns one result per line; it runs in a thread, one call at a time."""
         self._translate, self._limits = translate, limits
         self._queue: collections.deque[_Request] = collections.deque()
         self._arrived = asyncio.Event()
@@ -63,19 +63,19 @@ class Batcher:
 
     @property
     def queued_lines(self) -> int:
-        """Lines that wait: neither those being translated nor those given up."""
+        """The number of waiting lines, without those in translation and of cancelled requests."""
         waiting = (one for one in self._queue if not one.result.cancelled())
         return sum(len(request.lines) for request in waiting)
 
     async def submit(self, lines: Sequence[str]) -> list[NBest]:
-        """Waits for the translations of a request's lines.
+        """Returns the translations of a request's lines once they are done.
 
         Raises:
-          QueueFullError: as many lines wait as may.
+          QueueFullError: the queue has no room for the lines.
         """
         if self.queued_lines + len(lines) > self._limits.queued_lines:
             raise QueueFullError(
-                f"{self.queued_lines} lines wait, at most {self._limits.queued_lines} may."
+                f"{self.queued_lines} lines are waiting, of at most {self._limits.queued_lines}."
             )
         request = _Request(lines, asyncio.get_running_loop().create_future())
         self._queue.append(request)
@@ -92,10 +92,10 @@ class Batcher:
                 await self._run(batch)
             finally:
                 for request in batch:
-                    request.result.cancel()  # Does nothing where there is a result.
+                    request.result.cancel()  # Has no effect on requests with a result.
 
     def _take(self) -> list[_Request]:
-        """The first requests that fit together, those given up left out."""
+        """Returns the first requests that fit into a batch, without cancelled ones."""
         batch: list[_Request] = []
         room = self._limits.batch_lines
         while self._queue and (not batch or len(self._queue[0].lines) <= room):
@@ -111,7 +111,7 @@ class Batcher:
         lines = [line for request in batch for line in request.lines]
         try:
             found = iter(await asyncio.to_thread(self._translate, lines))
-        except Exception as error:  # Told to each that waits; the next batch may go well.
+        except Exception as error:  # Reported to each request; the next batch may succeed.
             for request in batch:
                 if not request.result.done():
                     request.result.set_exception(error)

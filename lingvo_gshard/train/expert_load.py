@@ -1,4 +1,4 @@
-"""How the tokens of a run were routed: every expert's load and every number, layer by layer."""
+"""Pictures of how a run routed its tokens: the load of every expert, every statistic by layer."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from matplotlib.figure import Figure
 
 from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 
-# Before a field of layers/gating.Routing and a layer's name in the metrics' paths.
+# Metrics are named routing.FIELD.LAYER, with the fields of layers/gating.Routing.
 _ROUTING = "routing."
 _LOAD = "load_E"
 _PANELS_A_ROW = 3
-# What each field says, and by what it is multiplied; one that is not here is drawn as it is.
+# The title of each field's panel and a factor; other fields are drawn as they are.
 _PANELS = {
-    "overflow": ("tokens that no expert took, %", 100),
-    "overflow_first": ("tokens whose first expert was full, %", 100),
-    "overflow_second": ("tokens whose second expert was full, %", 100),
-    "second_dispatched": ("tokens that their second expert took, %", 100),
+    "overflow": ("tokens dropped by all their experts, %", 100),
+    "overflow_first": ("tokens dropped by their first expert, %", 100),
+    "overflow_second": ("tokens dropped by their second expert, %", 100),
+    "second_dispatched": ("tokens dispatched to their second expert, %", 100),
     "max_load": ("load of the busiest expert over the mean", 1),
-    "idle_experts": ("experts with no token", 1),
+    "idle_experts": ("experts without tokens", 1),
     "entropy": ("entropy of a token's gates, nats", 1),
     "aux_loss": ("auxiliary loss", 1),
 }
 
 
 def by_layer(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """{layer: {field of Routing: value}} of one call, decoder_1 before decoder_11."""
+    """Returns {layer: {field: value}} for a line of metrics, decoder_2 before decoder_11."""
     layers: dict[str, dict[str, Any]] = {}
     for path, value in line["metrics"].items():
         if path.startswith(_ROUTING):
@@ -41,10 +41,10 @@ def by_layer(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
-    """Writes logdir/expert_load.png.
+    """Writes LOGDIR/expert_load.png.
 
     Returns:
-      The picture's path; None if the model has no MoE layer or never trained here.
+      The path of the picture; None if the model has no MoE layer or was never trained here.
     """
     lines = read_lines(pathlib.Path(logdir, TRAIN_METRICS))
     if not lines or not by_layer(lines[-1]):
@@ -57,11 +57,11 @@ def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
 
 
 def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
-    """Draws each expert's load in the last call, and every other number over time.
+    """Draws the experts' latest load and every other field over time.
 
     Args:
-      figure: an empty one.
-      lines: of train_metrics.jsonl, one or more; the last tells layers and fields.
+      figure: an empty figure.
+      lines: one or more lines of train_metrics.jsonl; the last determines layers and fields.
     """
     layers = by_layer(lines[-1])
     given = {field for values in layers.values() for field in values} - {_LOAD}
@@ -80,7 +80,7 @@ def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
 
 
 def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], step: int) -> None:
-    """A row a layer; it ends where the layer has no more experts."""
+    """Draws a row for each layer; layers with fewer experts have shorter rows."""
     most = max(map(len, loads.values()))
     load_LE = np.full((len(loads), most), np.nan)
     for row, load_E in zip(load_LE, loads.values(), strict=True):
@@ -97,7 +97,7 @@ def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], step
 def _draw_field(
     panel: Axes, field: str, layers: dict[str, dict[str, Any]], lines: Sequence[dict[str, Any]]
 ) -> None:
-    """A curve a layer; where a call lacks the number, it has a gap."""
+    """Draws a curve for each layer, with gaps where the field is missing."""
     title, factor = _PANELS.get(field, (field, 1))
     steps = [line["step"] for line in lines]
     for layer in layers:
@@ -110,6 +110,6 @@ def _draw_field(
 
 
 def _natural(layer: str) -> tuple[str, int]:
-    """encoder_2 before encoder_10."""
+    """Returns a sort key that puts encoder_2 before encoder_10."""
     stack = layer.rstrip(string.digits)
     return stack, int(layer.removeprefix(stack) or 0)

@@ -90,8 +90,12 @@ def _dev(run: Run) -> EvalSpec:
 def _input_fn(run: Run, name: str, **settings: object) -> InputFn:
     """Returns this process's part of an experiment's input, with some of its settings changed."""
     share = run.estimator.input_share
-    settings |= {"process_index": share.index, "num_processes": share.count}
-    return lambda p: p.Get(name).Copy().Set(**settings).Instantiate()
+    return lambda p: (
+        p.Get(name)
+        .Copy()
+        .Set(**settings)
+        .Instantiate(process_index=share.index, num_processes=share.count)
+    )
 
 
 def _finish(run: Run, stop: StopOnSignal) -> None:

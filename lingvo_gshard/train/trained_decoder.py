@@ -7,7 +7,7 @@ import pathlib
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import bundle
 from lingvo_gshard.decode.decoder import Decoder, DecoderSpec
-from lingvo_gshard.input import decoding
+from lingvo_gshard.input import sentences
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import TensorSpec
@@ -40,7 +40,7 @@ def _spec(run: Run) -> DecoderSpec:
         model=run.launch.model,
         languages=run.facts.languages,
         batch_size=p.batch_size,
-        source_lengths=decoding.lengths(p.max_source_len),
+        source_lengths=sentences.lengths(p.max_source_len),
         num_best=p.num_best,
         num_partitions=run.estimator.partitioning.num_partitions,
     )

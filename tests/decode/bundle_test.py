@@ -35,7 +35,7 @@ _LINES = [
 ]
 _TEXT = "\n".join(_LINES).encode()
 
-# Modules of other packages than these and the standard library's cannot be imported.
+# Only these packages and the standard library can be imported.
 _ALONE = """
 import importlib.metadata, sys
 allowed = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy"}
@@ -61,7 +61,7 @@ runpy.run_module("lingvo_gshard.translate", run_name="__main__")
 
 
 def _vocabulary(path):
-    """A SentencePiece model of this project's special ids, of a few words and all bytes."""
+    """Trains a SentencePiece model with this project's special ids, a few words and all bytes."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
         sentence_iterator=iter(["ba ke li mo", "ke li mo ba", "a line of words, in parts"] * 9),
@@ -91,7 +91,7 @@ def _model(vocab_size):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    """(bundle's folder, its translator in this process)"""
+    """Returns the folder of a bundle and the same translator in this process."""
     folder = tmp_path_factory.mktemp("made")
     path = folder / "made.model"
     tokenizer = _vocabulary(path)
@@ -122,7 +122,7 @@ def _translate(folder, *flags, text=_TEXT):
     )
 
 
-def test_it_translates_alone_as_the_model_does(made):
+def test_a_bundle_translates_like_the_model(made):
     folder, translator = made
     done = _translate(folder, "--nbest=2", "--scores")
     assert done.returncode == 0, done.stderr.decode()
@@ -138,8 +138,8 @@ def test_it_translates_alone_as_the_model_does(made):
     assert len(wanted[0]) == 2 and any(want[0].text for want in wanted)
 
 
-def test_any_bytes_give_a_line_for_each(made):
-    """Of all bytes, of few that make many lines, and of cut characters; the last line is open."""
+def test_any_input_bytes_give_one_output_line_per_line(made):
+    """Random bytes, many line breaks, incomplete characters, and no final newline."""
     rng = np.random.default_rng(8)
     junk = rng.integers(0, 256, 900, np.uint8).tobytes()
     junk += rng.choice(np.frombuffer(b"\n\r\0\t \x85\x0c\xff.a", np.uint8), 150).tobytes()
@@ -165,7 +165,7 @@ def test_the_modules_come_from_the_bundle(made):
         (["--beam_size=2"], "its beam is fixed"),
     ],
 )
-def test_what_it_cannot_do_is_refused_in_one_line(made, flags, message):
+def test_unsupported_flags_are_refused_in_one_line(made, flags, message):
     done = _translate(made[0], *flags)
     assert done.returncode == 1
     assert message in done.stderr.decode() and len(done.stderr.splitlines()) == 1
@@ -191,7 +191,7 @@ def _damaged(made, tmp_path, name, content):
         ("weights.safetensors", b"no tensors", "is no safetensors file of weights"),
         ("weights.safetensors", b"\x02" + bytes(7) + b"{}", "lacks .*decoder.* not hold"),
         ("bundle.json", b"{", "bundle.json: "),
-        ("bundle.json", b'{"version": 9}', "bundle.json: is of version 9, expected 1"),
+        ("bundle.json", b'{"version": 9}', "bundle.json: has version 9, expected 1"),
         ("programs/source_16.program", b"", "is no program"),
     ],
 )
@@ -210,7 +210,7 @@ def test_weights_of_another_shape_are_refused(made, tmp_path):
         bundle.load(folder)
 
 
-def test_an_export_that_is_cut_short_leaves_no_bundle(made, tmp_path):
+def test_an_interrupted_export_leaves_no_bundle(made, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(made[0], folder)
     spec = bundle.load_spec(folder)
@@ -224,7 +224,7 @@ def test_an_export_that_is_cut_short_leaves_no_bundle(made, tmp_path):
         bundle.load_spec(folder)
 
 
-def test_a_folder_that_is_no_bundle_is_refused(tmp_path):
+def test_other_folders_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no bundle.json; give a folder that"):
         bundle.load_spec(tmp_path)
 

@@ -25,10 +25,10 @@ from tests.spmd import functions
 
 
 def _decode_step(config, next_logits):
-    """A model whose only memory of the past is a flat sequence that the mask selects from.
+    """Returns a model whose only memory is a flat sequence from which the mask selects.
 
-    `next_logits(model, history)` gets the tokens [B, k, T] of each hypothesis, BOS first and -1
-    where none was written yet.
+    `next_logits(model, history)` gets the tokens [B, k, T] of each hypothesis: BOS first, and -1
+    for tokens that are not yet written.
     """
     k, steps = config.beam_size, config.max_steps
 
@@ -42,7 +42,7 @@ def _decode_step(config, next_logits):
 
 
 def _search(config, next_logits, batch_size, min_steps=1, **extra):
-    """Ids, lengths and scores as numpy arrays; `extra` are tensors of the model's state."""
+    """Returns ids, lengths and scores as numpy arrays; `extra` is added to the model's state."""
 
     @tf.function(jit_compile=True, autograph=False)
     def run():
@@ -57,7 +57,7 @@ def _search(config, next_logits, batch_size, min_steps=1, **extra):
 
 
 def _peaked(tokens, vocab_size):
-    """Logits [..., V] all but certain of one token."""
+    """Returns logits [..., V] that are nearly certain of one token."""
     return 20.0 * tf.one_hot(tokens, vocab_size)
 
 
@@ -78,7 +78,7 @@ def test_plus_one():
     assert (scores[:, 0] > -1e-3).all() and (scores[:, 1] < -1).all()
 
 
-def test_sum_of_all_before():
+def test_sum_of_all_previous_tokens():
     def rule(model, history):
         total = tf.reduce_sum(tf.maximum(history, 0), -1)
         return _peaked(tf.where(total > 40, EOS, 3 + total % 20), 23)
@@ -104,8 +104,8 @@ def test_fibonacci():
 
 
 @pytest.mark.parametrize(("alpha", "want"), [(0.0, [EOS]), (2.0, [4, 4, 4, EOS])])
-def test_an_early_end_tempts_and_length_normalization_resists(alpha, want):
-    """To end at once has probability 0.3; three 4s and the end have 0.6 * 0.6 * 0.6 * 0.97."""
+def test_length_normalization_prefers_a_longer_hypothesis(alpha, want):
+    """EOS at once has probability 0.3; three 4s and EOS have 0.6 * 0.6 * 0.6 * 0.96."""
     probabilities = np.full((2, 5), 0.01)
     probabilities[0, [EOS, 4]] = 0.3, 0.6
     probabilities[1, EOS] = 0.96
@@ -120,7 +120,7 @@ def test_an_early_end_tempts_and_length_normalization_resists(alpha, want):
 
 
 def test_an_ending_counts_only_among_the_best_continuations():
-    """To end at once, unlikely as it is, scores best; but two other tokens are likelier."""
+    """EOS at once would score best, but two other tokens are more probable."""
     start = np.log([0.001, 0.001, 0.098, 0.3, 0.3, 0.3])
     after = np.log([0.2, 0.2, 0.2, 0.1, 0.1, 0.2])
 
@@ -136,17 +136,17 @@ def test_an_ending_counts_only_among_the_best_continuations():
     assert scores[0, 0] < np.log(0.098)
 
 
-def test_a_hypothesis_has_its_least_length():
+def test_hypotheses_have_the_minimum_length():
     def rule(model, history):
         return tf.tile(tf.constant(np.log([[[0.1, 0.1, 0.7, 0.1]]]), tf.float32), [1, 2, 1])
 
-    for least in (1, 2, 4):
-        _, lengths, _ = _search(BeamSearch(2, 4, 0.0), rule, 1, min_steps=least)
-        assert lengths[0, 0] == least
+    for shortest in (1, 2, 4):
+        _, lengths, _ = _search(BeamSearch(2, 4, 0.0), rule, 1, min_steps=shortest)
+        assert lengths[0, 0] == shortest
 
 
-def test_a_late_winner_is_waited_for():
-    """All that is finished beats the active one as it stands; with length it will be the best."""
+def test_the_search_goes_on_while_a_longer_hypothesis_can_win():
+    """The active hypothesis trails a finished one until its length makes it the best."""
     start = np.array([0.149, 0.0, 0.55, 0.0, 0.301])
     later = np.array([[0.001, 0.001, 0.001, 0.001, 0.996], [0.001, 0.001, 0.996, 0.001, 0.001]])
     log_p = tf.constant(np.log(np.maximum([start, *later], 1e-9)), tf.float32)
@@ -158,13 +158,12 @@ def test_a_late_winner_is_waited_for():
 
     ids, lengths, scores = _search(BeamSearch(1, 6, 2.0), rule, 1)
     assert _best(ids, lengths) == [[4, 4, 4, EOS]]
-    want = (
-        np.log(0.301 * 0.996**3) / (9 / 6) ** 2
-    )  # above log 0.55, though log 0.301 / (7 / 6)^2 is below
+    # Above log 0.55, although log 0.301 / (7 / 6)^2 is below it.
+    want = np.log(0.301 * 0.996**3) / (9 / 6) ** 2
     assert scores[0, 0] == pytest.approx(want, rel=1e-4)
 
 
-def test_what_never_ends_is_cut_at_the_last_step():
+def test_a_hypothesis_without_eos_is_cut_at_the_last_step():
     def rule(model, history):
         return _peaked(tf.reduce_max(history, -1) + 3, 15) - 2e9 * tf.one_hot(EOS, 15)
 
@@ -176,10 +175,10 @@ def test_what_never_ends_is_cut_at_the_last_step():
 
 # --- against other searches ---
 
-_S, _VOCAB, _STEPS, _F = 5, 7, 6, 3
-_LENGTHS = [5, 3, 1, 4, 2, 5, 4, 1]  # Of the sources.
+_VOCAB, _STEPS = 7, 6
+_LENGTHS = [5, 3, 1, 4, 2, 5, 4, 1]  # The sources' lengths.
 _B = len(_LENGTHS)
-# Every beam size from 1 to 8, each with other options.
+# Every beam size from 1 to 8, each with different options.
 _CONFIGS = {
     1: BeamSearch(1, _STEPS),
     2: BeamSearch(2, _STEPS, 0.0),
@@ -197,26 +196,21 @@ def _random_model(seed, vocab_size=_VOCAB, steps=_STEPS):
 
 
 def _asked(seed, free=False):
-    """Limits and prefixes of every example as arrays; `free` leaves all as it likes."""
-    rng, zeros = np.random.default_rng(seed), np.zeros((_B, _F), np.int32)
+    """Returns the limits of every example as arrays; `free` sets none."""
+    rng = np.random.default_rng(seed)
     if free:
         return NestedMap(
             min_steps=np.ones(_B, np.int32),
             max_steps=np.full(_B, _STEPS, np.int32),
-            prefix=zeros,
             seed=np.array([seed, 0], np.int32),
         )
-    most = rng.integers(1, _STEPS + 1, _B).astype(np.int32)
-    least = rng.integers(1, most + 1).astype(np.int32)
-    prefix = rng.integers(3, _VOCAB, (_B, _F)).astype(np.int32)
-    prefix *= np.arange(_F) < np.minimum(rng.integers(0, _F + 1, _B), most - 1)[:, None]
-    return NestedMap(
-        min_steps=least, max_steps=most, prefix=prefix, seed=np.array([seed, 1], np.int32)
-    )
+    longest = rng.integers(1, _STEPS + 1, _B).astype(np.int32)
+    shortest = rng.integers(1, longest + 1).astype(np.int32)
+    return NestedMap(min_steps=shortest, max_steps=longest, seed=np.array([seed, 1], np.int32))
 
 
 def _program(config, num_partitions, vocab_size=_VOCAB):
-    """The search of a RandomModel, compiled; takes its arrays and what is asked."""
+    """Compiles the search of a RandomModel; takes its arrays and the requests."""
     parts = functions.partitioning(num_partitions)
 
     def fn(model, asked):
@@ -252,20 +246,12 @@ _one_device = functools.cache(lambda config: _program(config, 1))
 
 def _textbook(config, toy, asked):
     return [
-        textbook.search(
-            config,
-            toy,
-            b,
-            asked.min_steps[b],
-            asked.max_steps[b],
-            [int(token) for token in asked.prefix[b] if token],
-        )
-        for b in range(_B)
+        textbook.search(config, toy, b, asked.min_steps[b], asked.max_steps[b]) for b in range(_B)
     ]
 
 
 def _check(found, wanted):
-    """n-best lists equal in ids, lengths, scores, scores of tokens and attention."""
+    """Compares n-best lists: ids, lengths, scores, tokens' log-probabilities, attention."""
     found = found.Transform(np.asarray)
     for b, want in enumerate(wanted):
         assert (found.lengths[b] > 0).sum() == len(want)
@@ -292,8 +278,8 @@ def test_equals_a_textbook_beam(beam_size, seed, free):
     _check(found, _textbook(config, toy, asked))
 
 
-def test_beams_branch_and_end_early_in_these_tests():
-    """Hypotheses share prefixes: masks were copied, not only moved. Not all are of full length."""
+def test_the_random_models_make_beams_branch_and_end_early():
+    """Some hypotheses share their first tokens, so masks are copied; their lengths differ."""
     asked = _asked(4, free=True)
     wanted = _textbook(_CONFIGS[8], _random_model(4), asked)
     starts = [{h.tokens[0] for h in want if len(h.tokens) > 2} for want in wanted]
@@ -301,7 +287,7 @@ def test_beams_branch_and_end_early_in_these_tests():
     assert {len(h.tokens) for want in wanted for h in want} >= {3, 4, 5, 6}
 
 
-def test_a_beam_wide_enough_is_exhaustive():
+def test_a_wide_beam_is_exhaustive():
     vocab_size, config = 4, BeamSearch(13, 3)  # 1 + 3 + 9 sequences
     run = _program(config, 1, vocab_size)
     for seed in range(3):
@@ -319,16 +305,16 @@ def test_a_beam_wide_enough_is_exhaustive():
 @pytest.mark.parametrize(
     "num_partitions", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
 )
-def test_any_number_of_partitions_finds_the_same(num_partitions):
+def test_partitioned_search_equals_the_textbook(num_partitions):
     config, toy, asked = _CONFIGS[3], _random_model(9), _asked(9)
     run = _program(config, num_partitions)
     _check(run(toy.tensors(), asked), _textbook(config, toy, asked))
-    report = run.report()  # Only whether to go on is asked of all.
+    report = run.report()  # Partitions exchange only whether to go on.
     assert report.count("all-to-all") == report.count("all-gather") == 0
     assert report.count("all-reduce") == len(config.stage_ends)
 
 
-def test_an_example_that_asks_for_nothing_gets_nothing():
+def test_an_example_with_max_steps_0_gets_no_hypothesis():
     toy, asked = _random_model(3), _asked(3, free=True)
     asked.max_steps[[0, 5]] = 0
     found = _one_device(_CONFIGS[8])(toy.tensors(), asked).Transform(np.asarray)
@@ -347,7 +333,7 @@ def _log_probs(toy, b, tokens):
     return found
 
 
-def test_greedy_is_a_beam_of_one_without_length_normalization():
+def test_a_beam_of_one_without_length_normalization_is_greedy():
     toy, asked = _random_model(11), _asked(11, free=True)
     found = _program(BeamSearch(1, _STEPS, 0.0), 1)(toy.tensors(), asked).Transform(np.asarray)
     ended = 0
@@ -362,7 +348,7 @@ def test_greedy_is_a_beam_of_one_without_length_normalization():
 
 
 def test_samples_are_drawn_from_the_models_distribution():
-    """First tokens of many seeds against softmax(logits / temperature), by chi-square."""
+    """Compares first tokens of many seeds to softmax(logits / temperature) by chi-square."""
     temperature, draws = 0.7, 400
     toy, asked = _random_model(5), _asked(5, free=True)
     run = _program(BeamSearch(1, _STEPS, temperature=temperature), 1)
@@ -391,10 +377,7 @@ def test_a_sample_ends_at_its_first_eos_and_has_its_own_score():
         assert found.scores[b, 0] == pytest.approx(want, rel=1e-4)
 
 
-# --- what is refused ---
-
-
-def test_a_coverage_term_needs_a_model_that_tells_its_attention():
+def test_a_coverage_penalty_needs_the_models_attention():
     config = BeamSearch(2, 3, coverage_weight=0.1)
-    with pytest.raises(ValueError, match="coverage_weight 0.1 needs a model .* not only flat"):
+    with pytest.raises(ValueError, match="coverage_weight 0.1 needs attention .* has only flat"):
         _search(config, lambda *_: None, 1)

@@ -1,9 +1,9 @@
-"""A small random model of ragged sources, and a slow beam search that reorders its caches.
+"""A small random model with ragged sources, and a slow beam search that reorders its caches.
 
-The search is written from its description alone, one example at a time, in float64, with explicit
-lists of tokens. It never ends early.
+The search is written independently, one example at a time, in float64, with explicit lists of
+tokens. It never ends early.
 
-B batch, k beam, n hypotheses that are wanted, S source length, T steps, V vocabulary, D model.
+B batch, k beam, n wanted hypotheses, S source length, T steps, V vocabulary, D model.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class Found:
 
 @dataclasses.dataclass(frozen=True)
 class RandomModel:
-    """Logits that depend on every token before, on its position and on the source.
+    """A model whose logits depend on all previous tokens, their positions and the source.
 
-    A hypothesis' cache is the sum h [D] of its tokens' vectors; it attends to the source's with
-    softmax(source h), and gives logits (tanh h + what it attended to) out.
+    A hypothesis' cache is h [D], the sum of its tokens' vectors. It attends to the source with
+    weights softmax(source h), and its logits are (tanh h + weights source) out.
     """
 
     table_TVD: np.ndarray
@@ -45,7 +45,7 @@ class RandomModel:
 
     @classmethod
     def make(cls, seed: int, lengths: list[int], vocab_size: int, steps: int) -> RandomModel:
-        """float32 arrays; `lengths` are of the sources, 1 or more."""
+        """Returns a random model of float32 arrays; `lengths` are those of the sources."""
         rng, dim, batch_size = np.random.default_rng(seed), 6, len(lengths)
         real = np.arange(5)[None] < np.array(lengths)[:, None]
 
@@ -60,11 +60,11 @@ class RandomModel:
         )
 
     def tensors(self) -> NestedMap:
-        """Its arrays by name."""
+        """Returns the arrays by name."""
         return NestedMap({f.name: getattr(self, f.name) for f in dataclasses.fields(self)})
 
     def step(self, b: int, h_KD: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """(log-probabilities [k, V], attention [k, S]) of example b, in float64."""
+        """Returns (log-probabilities [k, V], attention [k, S]) of example b, in float64."""
         source_SD = self.source_BSD[b].astype("float64")
         logits_KS = np.where(self.real_BS[b] > 0, h_KD @ source_SD.T, -np.inf)
         attention_KS = _softmax(logits_KS)
@@ -74,7 +74,7 @@ class RandomModel:
 
 
 def flat_state(config, model: NestedMap) -> NestedMap:
-    """The flat decoder's first state, of RandomModel.tensors as tensors."""
+    """Returns the flat decoder's first state, given RandomModel.tensors."""
     batch_size, source_len, dim = model.source_BSD.shape
     return NestedMap(
         flat=tf.zeros([batch_size, config.first_places, dim]),
@@ -84,12 +84,12 @@ def flat_state(config, model: NestedMap) -> NestedMap:
 
 
 def flat_grow(state: NestedMap, places: int) -> NestedMap:
-    """The state with room for as many places."""
+    """Returns the state with room for this many places."""
     return NestedMap(state, flat=lengthened(state.flat, places))
 
 
 def flat_step(config, model: NestedMap):
-    """The same model for the flat beam: its cache is [B, P, D], selected from by the mask."""
+    """Returns the same model for the flat beam; the mask selects from its cache [B, P, D]."""
 
     def step(state, ids, mask, index):
         new = tf.gather(tf.gather(model.table_TVD, index), ids)  # [B, k, D]
@@ -104,10 +104,8 @@ def flat_step(config, model: NestedMap):
     return step
 
 
-def search(
-    config, model: RandomModel, b: int, min_steps: int, max_steps: int, prefix
-) -> list[Found]:
-    """The n best hypotheses of example b, best first."""
+def search(config, model: RandomModel, b: int, min_steps: int, max_steps: int) -> list[Found]:
+    """Returns the n best hypotheses of example b, best first."""
     k = config.beam_size
     active = [((), ())]  # tokens and their log-probabilities
     cache_KD, attended_KTS = np.zeros([1, model.out_DV.shape[0]]), np.zeros([1, 0, 5])
@@ -117,8 +115,6 @@ def search(
         cache_KD = cache_KD + model.table_TVD[step, newest]
         log_probs_KV, attention_KS = model.step(b, cache_KD)
         attended_KTS = np.concatenate([attended_KTS, attention_KS[:, None]], 1)
-        if step < len(prefix):
-            log_probs_KV[:, np.arange(log_probs_KV.shape[1]) != prefix[step]] = -np.inf
         if step + 1 < min_steps:
             log_probs_KV[:, EOS] = -np.inf
         extended = [
@@ -130,15 +126,8 @@ def search(
         extended.sort(key=lambda x: -x[0])
         for _, parent, v in extended if step + 1 == max_steps else extended[:k]:
             if v == EOS:
-                finished.append(
-                    _found(
-                        config,
-                        model,
-                        b,
-                        *_grown(active, log_probs_KV, parent, v),
-                        attended_KTS[parent],
-                    )
-                )
+                hypothesis = _grown(active, log_probs_KV, parent, v)
+                finished.append(_found(config, model, b, *hypothesis, attended_KTS[parent]))
         going_on = [(parent, v) for _, parent, v in extended if v != EOS][:k]
         active = [_grown(active, log_probs_KV, parent, v) for parent, v in going_on]
         parents = [parent for parent, _ in going_on]
@@ -151,7 +140,7 @@ def search(
 
 
 def exhaustive(config, model: RandomModel, b: int) -> list[tuple[float, tuple[int, ...]]]:
-    """Every sequence of at most T tokens that ends with EOS: its score and tokens, best first."""
+    """Returns the score and tokens of all sequences of at most T tokens with EOS, best first."""
     words, scored = [v for v in range(model.out_DV.shape[1]) if v != EOS], []
     for length in range(config.max_steps):
         for body in itertools.product(words, repeat=length):
@@ -176,7 +165,7 @@ def _found(config, model, b, tokens, log_probs, attention_TS) -> Found:
 
 
 def normalizer(config, length: int) -> float:
-    """What a log-probability is divided by (Wu et al. 2016, equation 14)."""
+    """Returns the divisor of a log-probability (Wu et al. 2016, equation 14)."""
     return ((5 + length) / 6) ** config.length_norm_alpha
 
 

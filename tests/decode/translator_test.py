@@ -1,12 +1,14 @@
-"""Text to text: order, blank and long lines, n-best lists, one output a line."""
+"""Translating lines: their order, blank and long lines, n-best lists, and splitting."""
 
 import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from lingvo_gshard.decode.decoder import DecoderSpec
-from lingvo_gshard.decode.translator import Translation, Translator
+from lingvo_gshard.decode.translator import Translation, Translator, split
 
 _EOS = 2
 
@@ -26,9 +28,9 @@ class _Letters:
 
 
 class _Reverser:
-    """A decoder that says each source backwards, and `a` for each letter as its second best.
+    """A decoder that reverses each source; its second best is `a` for each letter.
 
-    Its third hypothesis was not found. It notes the batches' shapes.
+    The third hypothesis is missing. It records the shapes of its batches.
     """
 
     def __init__(self, batch_size, source_lengths):
@@ -39,10 +41,10 @@ class _Reverser:
         shape = features.source_ids.shape
         self.shapes.append(shape)
         ids, lengths = np.zeros((shape[0], 3, shape[1]), np.int32), np.zeros((shape[0], 3), int)
-        for row, (source, real) in enumerate(
+        for row, (source, segments) in enumerate(
             zip(features.source_ids, features.source_segment_ids, strict=True)
         ):
-            words = source[real > 0][:-1]
+            words = source[segments > 0][:-1]
             ids[row, 0, : len(words) + 1] = [*words[::-1], _EOS]
             ids[row, 1, : len(words) + 1] = [4] * len(words) + [_EOS]
             lengths[row, :2] = len(words) + 1
@@ -59,12 +61,12 @@ def _texts(lines, *sizes):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 3, 7])
-def test_one_output_a_line_in_order(batch_size):
+def test_each_line_gets_its_translation_in_order(batch_size):
     lines = ["abc", "z", "abcdefghijklmnopqr", "hello", "b", "qq", "yes"] * 20
     assert _texts(lines, batch_size) == [line[::-1] for line in lines]
 
 
-def test_the_best_hypotheses_with_their_scores_and_lengths():
+def test_hypotheses_have_scores_and_lengths():
     (found,) = _translator()[0].translate(["abc"])
     assert found == (Translation("cba", -1.0, 4), Translation("aaa", -8.0, 4))
 
@@ -74,7 +76,7 @@ def test_blank_lines_stay_blank():
 
 
 @pytest.mark.parametrize("lines", [[], ["", " "]])
-def test_nothing_to_say_asks_nothing_of_the_model(lines):
+def test_blank_lines_do_not_reach_the_decoder(lines):
     translator, decoder = _translator()
     assert list(translator.translate(lines)) == [(Translation("", 0.0, 0),)] * len(lines)
     assert not decoder.shapes
@@ -83,7 +85,7 @@ def test_nothing_to_say_asks_nothing_of_the_model(lines):
 def test_a_long_line_is_translated_in_parts():
     translator, decoder = _translator(3, (5,))
     found = list(translator.translate(["abcdefg", "ab"]))
-    # 3 and 4 letters, each with its EOS.
+    # Parts of 3 and 4 letters, each followed by EOS.
     assert found[0] == (
         Translation("cba gfed", (4 * -1.0 + 5 * -1.25) / 9, 9),
         Translation("aaa aaaa", (4 * -8.0 + 5 * -10.0) / 9, 9),
@@ -97,13 +99,13 @@ def test_lines_of_similar_length_share_a_batch():
     assert decoder.shapes == [(2, 16), (2, 20)]
 
 
-def test_lines_are_given_back_before_the_last_was_read():
+def test_translations_are_returned_before_all_lines_are_read():
     translator, _ = _translator(batch_size=1)
     endless = translator.translate(itertools.cycle(["ab", "cde"]))
     assert [next(endless)[0].text for _ in range(40)] == ["ba", "edc"] * 20
 
 
-def test_a_translation_that_spells_a_lines_end_or_a_tab_stays_on_its_line():
+def test_line_breaks_and_tabs_in_a_translation_become_spaces():
     class Breaking(_Letters):
         def decode(self, ids):
             text = super().decode(ids).replace("x", "\n").replace("y", "\r\n")
@@ -111,3 +113,51 @@ def test_a_translation_that_spells_a_lines_end_or_a_tab_stays_on_its_line():
 
     translator = Translator(_translator()[1], _Letters(), Breaking())
     assert [best.text for best, *_ in translator.translate(["dxcybzawa"])] == ["a a b c d"]
+
+
+# --- splitting ---
+
+
+def _at_most_words(most):
+    return lambda text: len(text.split()) <= most
+
+
+def test_text_that_fits_is_one_part():
+    assert split("  one two three ", _at_most_words(3)) == ["one two three"]
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("One two. Three four five. Six", ["One two.", "Three four five.", "Six"]),
+        ("one two three, four five six", ["one two three,", "four five six"]),
+        ("one two three four", ["one two", "three four"]),
+        ('He said "stop!" and they all went', ['He said "stop!"', "and they all went"]),
+    ],
+)
+def test_long_text_is_cut_at_the_best_place_near_the_middle(text, want):
+    assert split(text, _at_most_words(4 if "said" in text else 3)) == want
+
+
+def test_scripts_without_spaces_are_cut_after_sentences():
+    text = "我们去公园。他们在家里等我们回来。天气很好"
+    assert split(text, lambda part: len(part) <= 12) == [
+        "我们去公园。",
+        "他们在家里等我们回来。",
+        "天气很好",
+    ]
+
+
+def test_a_long_word_is_cut():
+    assert split("abcdefgh", lambda part: len(part) <= 3) == ["ab", "cd", "ef", "gh"]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.text(alphabet="ab.!? ,。\u3000é", min_size=1, max_size=80), st.integers(0, 9))
+def test_every_part_fits_and_only_space_is_lost(text, most):
+    def fits(part):
+        return len(part) <= most
+
+    parts = split(text, fits)
+    assert "".join("".join(parts).split()) == "".join(text.split())
+    assert all(fits(part) or len(part) <= 1 for part in parts)

@@ -1,11 +1,11 @@
-"""The page of a run: what stands in it, of whatever the run has left."""
+"""The report of a run, which shows what the run has produced so far."""
 
 import json
 
 import pytest
 
 from lingvo_gshard.evaluation import quality, run_report
-from lingvo_gshard.evaluation.scores import Score
+from lingvo_gshard.evaluation.quality import Score
 from lingvo_gshard.planning import plan
 
 _FACTS = run_report.RunFacts(
@@ -64,7 +64,7 @@ def test_a_run_that_was_evaluated_and_decoded(tmp_path):
     page = _page(tmp_path, _line(10, **_routing(0.5)), _line(20, skipped=0.2, **_routing(0.25)))
     assert "<h1>toy.Model&lt;4&gt; in " in page
     assert "1.23 M weights, step 20 of 500 after 0.20 hours; loss 3.0000." in page
-    assert "2 steps were not finite and skipped" in page
+    assert "2 steps with non-finite gradients were skipped" in page
     assert "<td>fr</td><td>9,000</td><td></td><td>31.25</td><td>55.50</td>" in page
     assert "<td>de</td><td>70</td><td>1.125</td><td></td><td></td>" in page
     assert page.index("<td>fr</td>") < page.index("<td>de</td>")  # By size.
@@ -85,7 +85,7 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         run_report.write(tmp_path, _FACTS)
 
 
-def test_a_plan_stands_beside_what_was_measured(tmp_path, monkeypatch):
+def test_planned_step_times_follow_the_measured_one(tmp_path, monkeypatch):
     class _Planned:
         topology = "v3:8x8"
 

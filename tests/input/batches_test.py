@@ -10,13 +10,10 @@ from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.input.packing import Rows
 from lingvo_gshard.input.tokenizer import load_pair
 
-_read = mixture.Mixture.read
-_read_one_pass = mixture.OnePass.read
 
-
-def _input(data_dir, **changes):
+def _input(data_dir, process_index=0, num_processes=1, **changes):
     p = TranslationInput.Params().Set(data_dir=data_dir, batch_size=6, source_len=29, target_len=23)
-    return p.Set(**changes).Instantiate()
+    return p.Set(**changes).Instantiate(process_index=process_index, num_processes=num_processes)
 
 
 def _take(source, count):
@@ -51,7 +48,7 @@ def _all_examples(data_dir, split):
                 yield tuple(source[i].source_ids.tolist()), tuple(source[i].target_ids.tolist())
 
 
-def test_batches_are_as_the_specs_say(data_dir):
+def test_batches_match_their_specs(data_dir):
     source = _input(data_dir)
     batch = next(source)
     assert source.specs.IsCompatible(batch)
@@ -78,7 +75,7 @@ def test_resume_is_exact(data_dir, num_before, changes):
     assert fresh.get_state() == state
     for a, b in zip(_take(fresh, 30), expected, strict=True):
         _assert_equal(a, b)
-    # Also in an input that has run on, with batches in its thread's hands.
+    # The same input continues as well, although its thread has prefetched other batches.
     straight.set_state(state)
     for a, b in zip(_take(straight, 30), expected, strict=True):
         _assert_equal(a, b)
@@ -97,7 +94,7 @@ def test_a_batch_is_a_function_of_its_number(data_dir):
     [{}, *({"split": "dev", "repeat": False, "rows": r} for r in (Rows.PACKED, Rows.BUCKETED))],
 )
 @pytest.mark.parametrize("num_processes", [2, 4])
-def test_processes_share_the_batches_of_one(data_dir, num_processes, changes):
+def test_processes_share_the_batches_of_a_single_process(data_dir, num_processes, changes):
     whole = _input(data_dir, batch_size=8, **changes)
     parts = [
         _input(data_dir, batch_size=8, num_processes=num_processes, process_index=i, **changes)
@@ -110,7 +107,7 @@ def test_processes_share_the_batches_of_one(data_dir, num_processes, changes):
             for leaves in zip(*(batch.Flatten() for batch in own), strict=True)
         )
         _assert_equal(next(whole), joined)
-    # The state is all processes': any number of them goes on from it.
+    # All processes have the same state, and any number of processes can continue from it.
     assert all(part.get_state() == whole.get_state() for part in parts)
     parts[1].set_state(json.loads(json.dumps(whole.get_state())))
     expected, found = next(whole), next(parts[1])
@@ -118,44 +115,42 @@ def test_processes_share_the_batches_of_one(data_dir, num_processes, changes):
     _assert_equal(found, expected.Transform(lambda x: x[size : 2 * size]))
 
 
-def test_processes_read_different_records(data_dir, monkeypatch):
-    read = []
+def _record_reads(monkeypatch, cls):
+    """Returns a list that collects the arguments of all later calls of cls.read."""
+    calls, original = [], cls.read
 
-    def note(self, start, end):
-        read.append((start, end))
-        return _read(self, start, end)
+    def read(self, *args):
+        calls.append(args)
+        return original(self, *args)
 
-    monkeypatch.setattr(mixture.Mixture, "read", note)
+    monkeypatch.setattr(cls, "read", read)
+    return calls
+
+
+def test_processes_read_different_parts_of_the_mixture(data_dir, monkeypatch):
+    calls = _record_reads(monkeypatch, mixture.Mixture)
     for index in (0, 1):
         source = _input(data_dir, batch_size=64, num_processes=2, process_index=index)
         _take(source, 100)
         source.close()
-    stretches = [stretch for stretch in read if stretch != (0, 2000)]
-    assert len(stretches) > 10
-    assert len(set(stretches)) == len(stretches)
+    parts = [bounds for bounds in calls if bounds != (0, 2000)]
+    assert len(parts) > 10
+    assert len(set(parts)) == len(parts)
 
 
 @pytest.mark.parametrize("rows", Rows)
-def test_of_one_pass_no_two_processes_read_the_same(data_dir, rows, monkeypatch):
-    read = []
-
-    def note(self, numbers):
-        read.extend(numbers.tolist())
-        return _read_one_pass(self, numbers)
-
-    monkeypatch.setattr(mixture.OnePass, "read", note)
+def test_processes_read_different_records_in_one_pass(data_dir, rows, monkeypatch):
+    calls = _record_reads(monkeypatch, records.RecordSource)
+    one_pass = {"split": "dev", "repeat": False, "rows": rows, "num_processes": 2}
+    sizes = []
     for index in (0, 1):
-        before = len(read)
-        list(
-            _input(
-                data_dir, split="dev", repeat=False, rows=rows, num_processes=2, process_index=index
-            )
-        )
-        assert 10 < len(read) - before < 38
-    assert sorted(read) == list(range(48))
+        list(_input(data_dir, process_index=index, **one_pass))
+        sizes.append(sum(len(indices) for (indices,) in calls))
+    assert 10 < sizes[0] < 38
+    assert sorted(np.concatenate([indices for (indices,) in calls])) == list(range(48))
 
 
-def test_a_state_of_something_else_is_refused(data_dir):
+def test_an_unknown_state_is_refused(data_dir):
     state = _input(data_dir).get_state()
     assert state == {"next_index": 0}
     with pytest.raises(ValueError, match=r"input state has \['step'\], expected \['next_index'"):
@@ -179,9 +174,9 @@ def test_one_pass_has_every_example_once(data_dir, rows, shuffle):
     expected = list(_all_examples(data_dir, "dev"))
     assert sorted(found) == sorted(expected)
     assert len(found) == 48
-    assert source.num_truncated == 0
-    if rows is Rows.SINGLE and not shuffle:
-        assert found == expected
+    assert source.num_too_long == 0
+    # Packing and shuffling change the order; here a single bucket holds all pairs.
+    assert (found == expected) == (rows is not Rows.PACKED and not shuffle)
     if rows is Rows.SINGLE:
         assert len(batches) == 8
     if rows is not Rows.PACKED:
@@ -191,7 +186,7 @@ def test_one_pass_has_every_example_once(data_dir, rows, shuffle):
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_buckets_hold_as_many_tokens_each_and_no_pair_that_a_shorter_one_would(data_dir, shuffle):
+def test_bucketed_batches_have_equal_tokens_and_the_shortest_rows_possible(data_dir, shuffle):
     source = _input(
         data_dir,
         split="dev",
@@ -215,14 +210,14 @@ def test_buckets_hold_as_many_tokens_each_and_no_pair_that_a_shorter_one_would(d
     found = [segment for batch in batches for segment in _segments(batch)]
     examples = list(_all_examples(data_dir, "dev"))
     num_long = sum(len(s) > 16 or len(t) > 40 for s, t in examples)
-    assert source.num_truncated == num_long > 0
+    assert source.num_too_long == num_long > 0
     assert len(set(found) & set(examples)) == 48 - num_long
-    # Lengths that do not halve have one bucket.
+    # Odd lengths have a single bucket.
     odd = _input(data_dir, split="dev", repeat=False, rows=Rows.BUCKETED)
     assert {batch.features.source_ids.shape for batch in odd} == {(6, 29)}
 
 
-def test_the_last_batch_is_filled_with_rows_of_weight_0(data_dir):
+def test_rows_of_weight_0_fill_up_the_last_batch(data_dir):
     source = _input(data_dir, split="dev", repeat=False, rows=Rows.SINGLE, batch_size=50)
     batches = list(source)
     assert len(batches) == 1
@@ -232,7 +227,7 @@ def test_the_last_batch_is_filled_with_rows_of_weight_0(data_dir):
     assert (batches[0].labels.target_weights[:48].sum(axis=1) > 0).all()
 
 
-def test_too_long_examples_are_truncated_in_one_pass_and_counted(data_dir):
+def test_one_pass_truncates_too_long_examples_and_counts_them(data_dir):
     source = _input(data_dir, split="dev", repeat=False, source_len=12, target_len=9)
     found = [segment for batch in source for segment in _segments(batch)]
     expected = [
@@ -241,21 +236,19 @@ def test_too_long_examples_are_truncated_in_one_pass_and_counted(data_dir):
     ]
     assert sorted(found) == sorted(expected)
     num_long = sum(len(s) > 12 or len(t) > 9 for s, t in _all_examples(data_dir, "dev"))
-    assert source.num_truncated == num_long > 5
-    assert source.num_skipped == 0
+    assert source.num_too_long == num_long > 5
 
 
-def test_too_long_examples_are_skipped_in_an_endless_stream(data_dir):
+def test_an_endless_stream_leaves_too_long_examples_out(data_dir):
     source = _input(data_dir, source_len=12, target_len=9)
     found = {segment for batch in _take(source, 200) for segment in _segments(batch)}
     examples = set(_all_examples(data_dir, "train"))
     short = {(s, t) for s, t in examples if len(s) <= 12 and len(t) <= 9}
     assert found == short
-    assert source.num_skipped > 0
-    assert source.num_truncated == 0
+    assert source.num_too_long > 0
 
 
-def test_lengths_that_nothing_fits_end_in_an_error(data_dir):
+def test_rows_that_no_example_fits_are_refused(data_dir):
     with pytest.raises(ValueError, match=r"none of 200\d examples in a row fits RowShape"):
         _input(data_dir, source_len=2, target_len=2)
 
@@ -268,7 +261,7 @@ def test_packing_leaves_little_padding_on_either_side(data_dir):
         for one in mixed
     ]
     means = weights @ (np.array(tokens) / [[512], [90], [16]])
-    # Rows whose lengths are as the sides'.
+    # The lengths of the rows are in proportion to the two sides.
     source = _input(
         data_dir, batch_size=16, source_len=96, target_len=round(96 * means[1] / means[0])
     )
@@ -288,7 +281,7 @@ def test_seeds_differ_and_repeat(data_dir):
     )
 
 
-def test_text_survives(data_dir):
+def test_batches_decode_to_the_original_text(data_dir):
     source_tokenizer, target_tokenizer = load_pair(data_dir)
     batch = next(_input(data_dir, split="dev", languages=["cy"], repeat=False, shuffle=False))
     sources, targets = zip(*_segments(batch), strict=True)
@@ -303,13 +296,13 @@ def test_user_mistakes_are_named(data_dir, tmp_path):
         _input(str(tmp_path))
     with pytest.raises(ValueError, match=r"batch_size 0"):
         _input(data_dir, batch_size=0)
-    with pytest.raises(ValueError, match=r"num_processes 3 does not divide num_lanes 2"):
+    with pytest.raises(ValueError, match=r"num_processes 3: .* divisor of 2, as batch_size is 6"):
         _input(data_dir, num_processes=3)
     with pytest.raises(ValueError, match=r"process_index 2: expected 0 to 1"):
         _input(data_dir, num_processes=2, process_index=2)
-    with pytest.raises(ValueError, match=r"batch_size 6, num_lanes 4: expected at least 1 row"):
-        _input(data_dir, num_lanes=4)
-    with pytest.raises(ValueError, match=r"rows BUCKETED with repeat: all batches of training"):
+    with pytest.raises(ValueError, match=r"num_processes 4: expected a divisor of 6"):
+        _input(data_dir, split="dev", repeat=False, num_processes=4)
+    with pytest.raises(ValueError, match=r"rows BUCKETED needs repeat=False"):
         _input(data_dir, rows=Rows.BUCKETED)
     with pytest.raises(ValueError, match=r"language 'de' is not in the data"):
         _input(data_dir, languages=["de"])
@@ -318,23 +311,23 @@ def test_user_mistakes_are_named(data_dir, tmp_path):
 @pytest.mark.parametrize(
     "name", ["vocab/source.model", "records/train/aa-00000-of-00001.array_record"]
 )
-def test_damage_is_named_before_anything_is_read(data_dir, tmp_path, name):
+def test_damage_is_reported_before_anything_is_read(data_dir, tmp_path, name):
     copy = pathlib.Path(shutil.copytree(data_dir, tmp_path / "copy"))
     path = copy / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"{path.name} has SHA-256 .*: it was damaged, or is of"):
+    with pytest.raises(ValueError, match=rf"{path.name} has SHA-256 .*: the file was damaged"):
         _input(str(copy))
     if "train" in name:
-        # What is not read need not be whole.
+        # Other splits can still be read.
         next(_input(str(copy), split="dev", repeat=False))
     path.unlink()
     with pytest.raises(ValueError, match=rf"{path.name} is missing"):
         _input(str(copy))
 
 
-def test_closing_ends_it(data_dir):
+def test_a_closed_input_is_refused(data_dir):
     source = _input(data_dir)
     next(source)
     source.close()

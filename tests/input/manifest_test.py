@@ -25,7 +25,7 @@ def test_round_trip(copy):
     assert {"sentencepiece", "array_record"} <= set(first.library_versions)
 
 
-def test_what_is_no_data_folder_is_refused_with_the_command_that_makes_one(tmp_path):
+def test_other_folders_are_refused_with_the_command_that_prepares_one(tmp_path):
     with pytest.raises(
         ValueError, match=r"no data folder .*none: prepare it with python -m data_p"
     ):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.input import manifest, mixture
-from lingvo_gshard.input.mixture import Mixture, MixtureConfig, OnePass
+from lingvo_gshard.input.mixture import Mixture
 from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.tokenizer import load_pair
 
@@ -18,7 +18,7 @@ def _sources(data_dir, split="train", codes=None):
 
 def _mixture(data_dir, codes=None, **changes):
     settings = {"temperature": 5.0, "max_repeats": None, "shuffle": True, "seed": 3} | changes
-    return Mixture(_sources(data_dir, codes=codes), MixtureConfig(**settings))
+    return Mixture(_sources(data_dir, codes=codes), **settings)
 
 
 def _ids(examples):
@@ -37,17 +37,18 @@ def test_weights_by_hand():
 
 
 def test_repeats_are_limited_and_the_rest_is_shared():
-    # Of 100 draws, 1/3 of each language: 33 of one example. At most 4 of it leave 96 to two.
+    # Without a limit, each language gets a third of 100 draws, and its one example 33 of them.
+    # A limit of 4 draws per example leaves 92 to the first language.
     limited = mixture.sampling_weights([98, 1, 1], 1e9, max_repeats=4.0)
     np.testing.assert_allclose(limited, [0.92, 0.04, 0.04])
-    # What the first gives up takes the second over its own limit: 2 * 10 / 100.
+    # The first language's share pushes the second over its own limit of 2 * 10 / 100.
     limited = mixture.sampling_weights([1, 10, 89], 3.0, max_repeats=2.0)
     np.testing.assert_allclose(limited, [0.02, 0.2, 0.78])
     # Nothing repeats: the proportions of the data.
     np.testing.assert_allclose(mixture.sampling_weights([30, 10], 5.0, 1.0), [0.75, 0.25])
 
 
-def test_weights_refuse_what_has_no_meaning():
+def test_impossible_weights_are_refused():
     for counts, temperature, max_repeats, message in (
         ([3], 0.5, None, r"temperature 0.5: expected at least 1"),
         ([3, 0], 5.0, None, r"example counts \[3, 0\]"),
@@ -60,19 +61,19 @@ def test_weights_refuse_what_has_no_meaning():
 
 @pytest.mark.parametrize("temperature", [1.0, 2.0, 5.0])
 @pytest.mark.parametrize("start", [0, 12_345])
-def test_every_stretch_has_the_weights_proportions(data_dir, temperature, start):
+def test_every_part_of_the_stream_has_the_right_proportions(data_dir, temperature, start):
     source, _ = load_pair(data_dir)
     drawn = _mixture(data_dir, temperature=temperature).read(start, start + 500)
     found = collections.Counter(source.decode(ids)[:2] for ids in _ids(drawn))
     weights = {name: count ** (1 / temperature) for name, count in _COUNTS.items()}
     for name, weight in weights.items():
         assert abs(found[name] - 500 * weight / sum(weights.values())) <= 1
-    # And not one language after the other.
+    # The languages are interleaved.
     first_half = collections.Counter(source.decode(ids)[:2] for ids in _ids(drawn[:250]))
     assert all(abs(2 * first_half[name] - found[name]) <= 4 for name in weights)
 
 
-def test_stretches_join(data_dir):
+def test_adjacent_parts_join(data_dir):
     mixed = _mixture(data_dir)
     whole = _ids(mixed.read(100, 400))
     parts = _ids(mixed.read(100, 237)) + _ids(mixed.read(237, 400))
@@ -90,32 +91,15 @@ def test_each_epoch_of_a_language_has_each_example_once_in_another_order(data_di
 
 def test_languages_of_equal_size_are_shuffled_differently(data_dir):
     sources = _sources(data_dir, codes=["br"]) * 2
-    mixed = Mixture(sources, MixtureConfig(1.0, None, shuffle=True, seed=1))
+    mixed = Mixture(sources, 1.0, None, shuffle=True, seed=1)
     ids = _ids(mixed.read(0, 180))
     assert set(collections.Counter(ids).values()) == {2}
     assert ids[0::2] != ids[1::2]
 
 
-def test_the_seed_is_all_that_a_stream_depends_on(data_dir):
+def test_the_seed_determines_the_stream(data_dir):
     first, same, other = (_ids(_mixture(data_dir, seed=seed).read(0, 50)) for seed in (3, 3, 4))
     assert first == same != other
-
-
-def test_one_pass_has_the_languages_one_after_the_other_or_shuffled(data_dir):
-    source, _ = load_pair(data_dir)
-    stream = OnePass(_sources(data_dir, "dev"), shuffle=False, seed=1)
-    examples = stream.read(np.arange(48))
-    texts = [source.decode(ids).split() for ids in _ids(examples)]
-    expected = [("aa", str(i)) for i in range(41)] + [("cy", str(i)) for i in range(7)]
-    assert [(words[0], words[-1]) for words in texts] == expected
-    assert len(stream) == 48
-    shuffled = OnePass(_sources(data_dir, "dev"), shuffle=True, seed=1)
-    mixed = shuffled.read(np.arange(48))
-    assert sorted(_ids(mixed)) == sorted(_ids(examples))
-    assert _ids(mixed) != _ids(examples)
-    for start in (0, 30):
-        lengths = [(len(one.source_ids), len(one.target_ids)) for one in mixed[start : start + 30]]
-        assert shuffled.lengths(start, start + 30).tolist() == [list(pair) for pair in lengths]
 
 
 def test_unknown_splits_and_empty_languages_are_refused(data_dir):

@@ -35,19 +35,19 @@ def test_rows_by_hand():
     shape = packing.RowShape(10, 6)
     lengths = np.array([(3, 1), (9, 2), (1, 6), (6, 2), (1, 1), (4, 4)])
     # Shares of a row, in 60ths: (18, 10), (54, 20), (6, 60), (36, 20), (6, 10), (24, 40).
-    # 1 takes most, 74; beside it only 4 has room. Of the others 2 takes most, 66, and nothing has
-    # room for its target. 5 takes 64: 3 then fills it; 0 would have left 18. 0 is left over.
+    # Pair 1 is the largest, 74, and leaves room for pair 4 only. Pair 2, 66, leaves no room on the
+    # target side. Pair 5, 64, is filled up by pair 3; pair 0 would have left 18. Pair 0 is last.
     assert packing.plan_rows(lengths, shape) == [[1, 4], [2], [3, 5], [0]]
 
 
-def test_the_pair_that_leaves_both_sides_even_comes_next():
+def test_rows_fill_up_evenly_on_both_sides():
     shape = packing.RowShape(20, 20)
     lengths = np.array([(10, 10), (9, 2), (2, 9), (7, 7), (2, 2)])
-    # Beside 0, pair 3 leaves (3, 3), and pairs 1 and 2, as long together, (1, 8) and (8, 1).
+    # After pair 0, pair 3 leaves (3, 3); pairs 1 and 2 would leave (1, 8) and (8, 1).
     assert packing.plan_rows(lengths, shape) == [[0, 3, 4], [1, 2]]
 
 
-def test_no_more_rows_than_asked_and_the_first_pairs_first():
+def test_at_most_so_many_rows_of_the_first_pairs():
     shape = packing.RowShape(10, 10)
     lengths = np.array([(6, 5), (6, 5), (4, 5), (4, 5), (1, 1)])
     assert packing.plan_at_most(lengths, shape, 2) == [[0, 2], [1, 3]]
@@ -60,9 +60,9 @@ _LENGTHS = st.lists(st.tuples(st.integers(1, 13), st.integers(1, 9)), max_size=4
 
 @hypothesis.given(_LENGTHS)
 @hypothesis.settings(max_examples=100, deadline=None)
-def test_every_token_once_segments_contiguous_positions_right(lengths):
+def test_filled_rows_hold_every_pair_once_with_its_segment_and_positions(lengths):
     shape = packing.RowShape(13, 9)
-    # Every token of every pair is different, so that a swap cannot hide.
+    # All tokens differ, so that a swap shows.
     pairs, token = [], 10
     for num_source, num_target in lengths:
         pairs.append(
@@ -119,7 +119,7 @@ def test_truncation_keeps_eos():
     assert shape.fits(cut)
 
 
-def test_specs_are_of_the_batch():
+def test_specs_match_the_batch():
     shape = packing.RowShape(5, 7)
     batch = packing.batch_of(packing.fill([[]] * 3, [], shape))
     specs = packing.batch_specs(3, shape)

@@ -40,22 +40,22 @@ def test_reads_what_was_written_in_any_order(written):
     assert source.lengths.tolist() == [[len(s), len(t)] for s, t in examples]
 
 
-def test_outside_is_refused(written):
+def test_indices_out_of_range_are_refused(written):
     folder, entry, _ = written
     source = records.RecordSource(folder, entry)
     for index in (-1, 57):
-        with pytest.raises(IndexError, match=f"no record {index} of 57"):
+        with pytest.raises(IndexError, match=f"de-0.* and 2 more files: no record {index} of 57"):
             source[index]
 
 
-def test_another_number_of_records_is_refused(written):
+def test_a_wrong_number_of_records_is_refused(written):
     folder, entry, _ = written
     shards = (dataclasses.replace(entry.shards[0], num_examples=21),)
     with pytest.raises(ValueError, match=r"de-0.* holds 20 records, the manifest says 21"):
         records.RecordSource(folder, dataclasses.replace(entry, shards=shards))[0]
 
 
-def test_a_full_disk_is_named_and_leaves_no_file(tmp_path):
+def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path):
     path = tmp_path / "de.array_record"
     path.with_name("de.array_record.unfinished").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device; writing .*de.array_record"):

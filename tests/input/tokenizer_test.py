@@ -23,7 +23,7 @@ def test_round_trip_ends_with_eos(tokenizer):
     assert tokenizer.encode("") == [2]
 
 
-def test_decode_stops_at_eos_and_writes_no_special_ids(tokenizer):
+def test_decode_stops_at_eos_and_ignores_special_ids(tokenizer):
     ids = tokenizer.encode("ba ke")[:-1]
     more = tokenizer.encode("li")
     assert tokenizer.decode([example_codec.BOS_ID, *ids, example_codec.EOS_ID, *more]) == "ba ke"

@@ -1,4 +1,4 @@
-"""The page in a headless Chromium: it asks, and shows what it is told."""
+"""The page in a headless Chromium: it sends the form and shows the answer."""
 
 import asyncio
 import re
@@ -28,7 +28,7 @@ def _chromium():
 
 
 def _dom(profile, **query):
-    """The page's HTML after its scripts have run; the query fills the form and sends it.
+    """Returns the HTML after the page's scripts have run; a query fills in and sends the form.
 
     `profile` is an empty folder for the browser.
     """
@@ -70,12 +70,12 @@ def test_it_shows_the_n_best_of_each_line_and_draws_attention(tmp_path):
     assert re.findall(r'<td title="([\d.]+)"', dom)[:4] == ["0.750", "0.250", "0.000", "1.000"]
 
 
-def test_it_lists_the_languages_and_asks_nothing_by_itself(tmp_path):
+def test_it_lists_the_languages_and_sends_nothing_by_itself(tmp_path):
     dom = _dom(tmp_path)
     assert re.findall(r'<option value="(\w*)">', dom) == ["", "de", "fr"]
     assert 'max="3"' in dom and "<li>" not in dom
 
 
-def test_it_tells_what_went_wrong(tmp_path):
+def test_it_shows_errors(tmp_path):
     dom = _dom(tmp_path, text="guten", nbest=9)
-    assert "nbest: 1 to 3 is expected, not 9." in dom and "<li>" not in dom
+    assert "nbest: expected 1 to 3, got 9." in dom and "<li>" not in dom

@@ -1,4 +1,4 @@
-"""The server: answers, refusals, batches of many requests, and no loss when it is full."""
+"""The server: responses, errors, batches of several requests, and a full queue."""
 
 import asyncio
 import re
@@ -17,7 +17,7 @@ _SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 2, 1)
 
 
 class _Shouter:
-    """Says each line in capitals; its second best is `?`. Notes how many lines come together."""
+    """Translates lines to upper case, with `?` as the second best; records batch sizes."""
 
     def __init__(self, secs=0.0):
         self.secs, self.batches = secs, []
@@ -54,7 +54,7 @@ async def _post(client, body, status=200):
         return await answer.json()
 
 
-def test_lines_in_translations_out():
+def test_json_lines_get_translations():
     async def act(client):
         return await _post(client, {"lines": ["guten tag", ""], "nbest": 2, "source_lang": "de"})
 
@@ -64,7 +64,7 @@ def test_lines_in_translations_out():
     assert first == want and second["text"] == "?" and other[0]["text"] == ""
 
 
-def test_plain_text_is_a_line_a_line():
+def test_plain_text_gets_one_line_per_line():
     async def act(client):
         body = "ab\n\nc\u2028d\xff\n".encode("latin-1", "replace") + b"e"
         headers = {"Content-Type": "text/plain"}
@@ -83,20 +83,20 @@ def test_plain_text_is_a_line_a_line():
         ({"lines": "ab"}, '"lines": .* a list of strings'),
         ({"lines": ["ab", 3]}, '"lines": .* a list of strings'),
         ({"lines": ["ab", "c\ud83d"]}, "lines: a surrogate without its other half"),
-        ({"lines": ["ab"], "nbest": 3}, "nbest: 1 to 2 is expected, not 3"),
-        ({"lines": ["ab"], "nbest": True}, "nbest: 1 to 2 is expected, not True"),
-        ({"lines": ["ab"], "source_lang": "xx"}, "source_lang: 'xx' is none of de, fr"),
-        ({"lines": ["ab"], "n_best": 1}, "unknown n_best; known are lines, nbest, source_lang"),
+        ({"lines": ["ab"], "nbest": 3}, "nbest: expected 1 to 2, got 3"),
+        ({"lines": ["ab"], "nbest": True}, "nbest: expected 1 to 2, got True"),
+        ({"lines": ["ab"], "source_lang": "xx"}, "source_lang: expected one of de, fr, got 'xx'"),
+        ({"lines": ["ab"], "n_best": 1}, "Unknown n_best, expected lines, nbest, source_lang"),
     ],
 )
-def test_what_cannot_be_answered_is_told(body, message):
+def test_wrong_requests_are_refused_with_a_reason(body, message):
     async def act(client):
         return await _post(client, body, status=400)
 
     assert re.search(message, _with_client(act)["error"])
 
 
-def test_bodies_that_are_no_json_of_another_type_or_too_large():
+def test_errors_have_their_status_and_a_json_body():
     async def act(client):
         statuses = []
         for data, kind in (
@@ -116,22 +116,22 @@ def test_bodies_that_are_no_json_of_another_type_or_too_large():
     assert _with_client(act) == [(s, True) for s in (400, 400, 415, 413, 404, 405)]
 
 
-def test_more_lines_than_may_ever_wait_are_too_large():
+def test_a_request_larger_than_the_queue_is_too_large():
     async def act(client):
         await _post(client, {"lines": ["a"] * 5})
         return await _post(client, {"lines": ["a"] * 6}, status=413)
 
-    told = _with_client(act, limits=Limits(batch_lines=4, queued_lines=5))
-    assert told == {"error": "6 lines; at most 5 are taken at once."}
+    answer = _with_client(act, limits=Limits(batch_lines=4, queued_lines=5))
+    assert answer == {"error": "A request can have at most 5 lines, got 6."}
 
 
-def test_a_failure_is_told_and_the_next_request_goes_well():
+def test_after_a_failure_the_next_request_succeeds():
     async def act(client):
         failed = await _post(client, {"lines": ["raise"]}, status=500)
         fine = await _post(client, {"lines": ["ab"]})
         return failed["error"], fine["translations"][0][0]["text"]
 
-    assert _with_client(act) == ("It could not be translated.", "AB")
+    assert _with_client(act) == ("The translation failed.", "AB")
 
 
 def test_health_languages_and_metrics():
@@ -158,7 +158,7 @@ def test_health_languages_and_metrics():
 
 
 def test_nothing_is_lost_at_saturation():
-    """300 requests at once for room of 40 lines: each gets its own answer, at once or later."""
+    """Sends 300 requests at once to a queue of 40 lines: each gets its own answer in the end."""
     translator, refused = _Shouter(secs=0.002), []
 
     async def one(client, i):
@@ -180,17 +180,17 @@ def test_nothing_is_lost_at_saturation():
     sent = _with_client(act, translator, Limits(batch_lines=16, queued_lines=40))
     assert sent == sum(translator.batches) == 600
     assert refused and max(translator.batches) <= 16
-    assert len(translator.batches) < 150  # Requests went together.
+    assert len(translator.batches) < 150  # Requests shared batches.
 
 
-# --- the batcher alone ---
+# --- the batcher ---
 
 
 def _results(translator):
     return lambda lines: list(translator.translate(lines))
 
 
-def test_a_request_of_more_lines_than_a_batch_goes_alone_and_in_order():
+def test_a_large_request_forms_its_own_batch_in_order():
     translator = _Shouter()
 
     async def run():
@@ -202,32 +202,32 @@ def test_a_request_of_more_lines_than_a_batch_goes_alone_and_in_order():
     assert asyncio.run(run()) == [3, 9, 1, 2] and translator.batches == [3, 9, 3]
 
 
-def test_who_gives_up_costs_nothing():
+def test_cancelled_requests_are_not_translated():
     translator = _Shouter()
 
     async def run():
         async with Batcher(_results(translator), Limits(8, 100, 0.05)) as batcher:
-            given_up = asyncio.create_task(batcher.submit(["a", "b"]))
+            cancelled = asyncio.create_task(batcher.submit(["a", "b"]))
             await asyncio.sleep(0)
-            given_up.cancel()
+            cancelled.cancel()
             return await batcher.submit(["c"])
 
     assert asyncio.run(run())[0][0].text == "C" and translator.batches == [1]
 
 
-def test_what_was_given_up_takes_no_room():
+def test_cancelled_requests_take_no_room():
     async def run():
         async with Batcher(_results(_Shouter()), Limits(8, 4, 0.05)) as batcher:
-            given_up = asyncio.create_task(batcher.submit(["a"] * 4))
+            cancelled = asyncio.create_task(batcher.submit(["a"] * 4))
             await asyncio.sleep(0)
-            given_up.cancel()
+            cancelled.cancel()
             await asyncio.sleep(0)
             return len(await batcher.submit(["b"] * 4))
 
     assert asyncio.run(run()) == 4
 
 
-def test_what_waits_when_it_closes_is_cancelled():
+def test_closing_cancels_waiting_requests():
     async def run():
         async with Batcher(_results(_Shouter(secs=0.2)), Limits(1, 100, 0.0)) as batcher:
             waiting = [asyncio.create_task(batcher.submit(["a"])) for _ in range(3)]
@@ -242,7 +242,7 @@ def test_a_full_queue_refuses():
         async with Batcher(_results(_Shouter()), Limits(4, 5, 0.05)) as batcher:
             first = asyncio.create_task(batcher.submit(["a"] * 4))
             await asyncio.sleep(0)
-            with pytest.raises(QueueFullError, match="4 lines wait, at most 5 may"):
+            with pytest.raises(QueueFullError, match="4 lines are waiting, of at most 5"):
                 await batcher.submit(["b"] * 2)
             return len(await first)
 

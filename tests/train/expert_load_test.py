@@ -48,13 +48,13 @@ def test_draws_stacks_of_different_numbers_of_experts(tmp_path):
     assert len({tuple(pixel) for pixel in image.reshape(-1, image.shape[-1])}) > 50
 
 
-def test_every_number_has_a_panel_with_a_curve_a_layer():
+def test_every_field_has_a_panel_with_a_curve_for_each_layer():
     figure = Figure()
     expert_load.draw_on(figure, _lines({**_metrics(), "routing.new_field.encoder_1": 7.0}))
     panels = {panel.get_title(): panel for panel in figure.axes if panel.get_title()}
     assert next(iter(panels)) == "load over its mean, step 20"
     assert len(panels) == 1 + len(_SCALARS) + 1 and "new_field" in panels
-    overflow = panels["tokens that no expert took, %"]
+    overflow = panels["tokens dropped by all their experts, %"]
     assert [line.get_label() for line in overflow.get_lines()] == [
         "decoder_1",
         "encoder_1",
@@ -65,7 +65,7 @@ def test_every_number_has_a_panel_with_a_curve_a_layer():
     np.testing.assert_allclose(panels["new_field"].get_lines()[1].get_ydata(), [7.0, 7.0])
 
 
-def test_a_row_of_the_load_ends_with_its_layers_experts():
+def test_layers_with_fewer_experts_have_shorter_rows():
     figure = Figure()
     expert_load.draw_on(figure, _lines(_metrics()))
     (image,) = figure.axes[0].get_images()

@@ -1,4 +1,4 @@
-"""The input of translation: raw lines to batches of one sentence a row, by length."""
+"""Raw text: the dev and test sentences of a prepared folder, and batches of lines to translate."""
 
 import dataclasses
 import gzip
@@ -13,18 +13,18 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.tokenizer import Tokenizer
 
-# Each length is a program to compile; a row wastes at most half of its bucket.
+# A program is compiled for each length; at most half of a row beyond the first bucket is padding.
 DEFAULT_BUCKETS = (16, 32, 64, 128)
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeBatch:
-    """Source sentences of similar length.
+    """Source sentences of similar length, one in each row.
 
     Attributes:
-        features: source_ids, source_segment_ids (1, or 0 where padding) and source_positions, all
-            int32 [B, L], L one of the buckets.
-        line_indices: int32 [B], where each row's line stood; -1 in rows of padding.
+        features: source_ids, source_segment_ids (1 for tokens, 0 for padding) and
+            source_positions, all int32 [B, L], where L is one of the buckets.
+        line_indices: int32 [B], the index of each row's line; -1 in empty rows.
     """
 
     features: NestedMap
@@ -35,13 +35,12 @@ def eval_text(data_dir: str | os.PathLike[str], split: str, language: str) -> li
     """Returns the raw (source, English) pairs of dev or test, in order.
 
     Raises:
-        ValueError: not a prepared folder, or no text of this split and language.
+        ValueError: not a prepared folder, or it has no text for this split and language.
     """
-    data = manifest.load(data_dir)
-    texts = data.language(language).text
+    texts = manifest.load(data_dir).language(language).text
     if split not in texts:
-        held = ", ".join(sorted(texts)) or "none"
-        raise ValueError(f"no text of split {split!r} for language {language}: there is {held}")
+        found = ", ".join(sorted(texts)) or "none"
+        raise ValueError(f"no text of split {split!r} for language {language}: there is {found}")
     path = pathlib.Path(data_dir, texts[split].path)
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
         lines = [line.rstrip("\n").split("\t") for line in file]
@@ -49,7 +48,7 @@ def eval_text(data_dir: str | os.PathLike[str], split: str, language: str) -> li
 
 
 def lengths(max_len: int, buckets: Sequence[int] = DEFAULT_BUCKETS) -> tuple[int, ...]:
-    """The lengths of `decode_batches`' batches, shortest first."""
+    """Returns the row lengths that `decode_batches` uses, shortest first."""
     return tuple(sorted({min(bucket, max_len) for bucket in buckets} | {max_len}))
 
 
@@ -60,13 +59,12 @@ def decode_batches(
     max_len: int,
     buckets: Sequence[int] = DEFAULT_BUCKETS,
 ) -> Iterator[DecodeBatch]:
-    """Yields every line once, shortest first, in batches of one bucket's length each.
+    """Yields every line once, shortest first. All rows of a batch have the length of one bucket.
 
-    Buckets longer than `max_len` count as `max_len`, and it is always the last one; longer lines
-    are truncated, which is logged.
+    The longest bucket is `max_len`. Lines longer than that are truncated, with a warning.
 
     Raises:
-        ValueError: batch_size, max_len or a bucket below 1.
+        ValueError: batch_size, max_len or a bucket is below 1.
     """
     if min(batch_size, max_len, *buckets) < 1:
         raise ValueError(
@@ -74,10 +72,12 @@ def decode_batches(
             "expected at least 1"
         )
     encoded = _encode(lines, tokenizer, max_len)
-    longest = lengths(max_len, buckets)
-    shortest_first = sorted(range(len(encoded)), key=lambda index: len(encoded[index]))
-    for shorter, length in zip([0, *longest], longest, strict=False):
-        members = [i for i in shortest_first if shorter < len(encoded[i]) <= length]
+    sizes = np.array([len(ids) for ids in encoded], np.int64)
+    shortest_first = np.argsort(sizes, kind="stable")
+    bounds = lengths(max_len, buckets)
+    for shorter, length in zip([0, *bounds], bounds, strict=False):
+        in_bucket = (sizes[shortest_first] > shorter) & (sizes[shortest_first] <= length)
+        members = shortest_first[in_bucket].tolist()
         for start in range(0, len(members), batch_size):
             rows = members[start : start + batch_size]
             yield _batch(rows, encoded, batch_size, length)
@@ -90,7 +90,7 @@ def _encode(lines: Sequence[str], tokenizer: Tokenizer, max_len: int) -> list[li
         encoded[index] = [*encoded[index][: max_len - 1], example_codec.EOS_ID]
     if too_long:
         logging.warning(
-            "%d of %d lines are longer than %d pieces and were truncated, the first is line %d",
+            "Truncated %d of %d lines to %d pieces, the first is line %d",
             len(too_long),
             len(lines),
             max_len,
@@ -102,9 +102,7 @@ def _encode(lines: Sequence[str], tokenizer: Tokenizer, max_len: int) -> list[li
 def _batch(
     rows: Sequence[int], encoded: Sequence[Sequence[int]], batch_size: int, length: int
 ) -> DecodeBatch:
-    ids = np.zeros((batch_size, length), np.int32)
-    segments = np.zeros((batch_size, length), np.int32)
-    positions = np.zeros((batch_size, length), np.int32)
+    ids, segments, positions = np.zeros((3, batch_size, length), np.int32)
     line_indices = np.full(batch_size, -1, np.int32)
     for row, index in enumerate(rows):
         size = len(encoded[index])

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lingvo_gshard.input import decoding
+from lingvo_gshard.input import sentences
 from lingvo_gshard.input.tokenizer import load_pair
 
 
@@ -10,19 +10,19 @@ def tokenizer(data_dir):
     return load_pair(data_dir)[0]
 
 
-def test_eval_text_is_the_raw_text_in_order(data_dir):
-    pairs = decoding.eval_text(data_dir, "dev", "cy")
+def test_eval_text_returns_the_raw_text_in_order(data_dir):
+    pairs = sentences.eval_text(data_dir, "dev", "cy")
     assert [source.split()[-1] for source, _ in pairs] == [str(i) for i in range(7)]
     assert all(s.startswith("cy ") and t.startswith("dev ") for s, t in pairs)
-    with pytest.raises(ValueError, match=r"no text of split 'dev' for language br: there is none"):
-        decoding.eval_text(data_dir, "dev", "br")
-    with pytest.raises(ValueError, match=r"no text of split 'train' for language aa: there is dev"):
-        decoding.eval_text(data_dir, "train", "aa")
+    with pytest.raises(ValueError, match=r"no text of split 'dev' for language br: .* none"):
+        sentences.eval_text(data_dir, "dev", "br")
+    with pytest.raises(ValueError, match=r"no text of split 'train' for language aa: .* dev"):
+        sentences.eval_text(data_dir, "train", "aa")
 
 
-def test_every_line_once_in_buckets(data_dir, tokenizer):
-    lines = [source for source, _ in decoding.eval_text(data_dir, "dev", "aa")] + ["", "ba"]
-    batches = list(decoding.decode_batches(lines, tokenizer, 5, 40, buckets=(8, 16, 64)))
+def test_every_line_appears_once_in_the_shortest_bucket(data_dir, tokenizer):
+    lines = [source for source, _ in sentences.eval_text(data_dir, "dev", "aa")] + ["", "ba"]
+    batches = list(sentences.decode_batches(lines, tokenizer, 5, 40, buckets=(8, 16, 64)))
     rows = {}
     for batch in batches:
         features = batch.features
@@ -37,7 +37,7 @@ def test_every_line_once_in_buckets(data_dir, tokenizer):
                 continue
             assert index not in rows
             rows[index] = features.source_ids[row, :size].tolist()
-            # No shorter bucket would have done.
+            # The line does not fit any shorter bucket.
             assert size <= length
             assert size > {8: 0, 16: 8, 40: 16}[length]
             assert features.source_positions[row, :size].tolist() == list(range(size))
@@ -48,7 +48,7 @@ def test_every_line_once_in_buckets(data_dir, tokenizer):
 
 
 def test_long_lines_are_truncated_and_keep_eos(tokenizer):
-    (batch,) = decoding.decode_batches(["ba ke li mo nu tra ste kon wor"], tokenizer, 2, 6)
+    (batch,) = sentences.decode_batches(["ba ke li mo nu tra ste kon wor"], tokenizer, 2, 6)
     assert batch.features.source_ids.shape == (2, 6)
     ids = tokenizer.encode("ba ke li mo nu tra ste kon wor")
     assert batch.features.source_ids[0].tolist() == [*ids[:5], 2]
@@ -56,11 +56,11 @@ def test_long_lines_are_truncated_and_keep_eos(tokenizer):
 
 
 def test_no_lines_give_no_batches(tokenizer):
-    assert list(decoding.decode_batches([], tokenizer, 4, 16)) == []
+    assert list(sentences.decode_batches([], tokenizer, 4, 16)) == []
 
 
 @pytest.mark.parametrize("sizes", [(0, 16, (8,)), (4, 0, (8,)), (4, 16, (0, 8))])
 def test_impossible_sizes_are_refused(tokenizer, sizes):
     batch_size, max_len, buckets = sizes
     with pytest.raises(ValueError, match=r"expected at least 1"):
-        list(decoding.decode_batches(["ba"], tokenizer, batch_size, max_len, buckets))
+        list(sentences.decode_batches(["ba"], tokenizer, batch_size, max_len, buckets))
