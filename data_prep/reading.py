@@ -1,4 +1,4 @@
-"""The first steps over one source: which scripts it is in; its pairs cleaned into chunks."""
+"""The first steps over one source: survey its scripts, then clean its pairs into chunks."""
 
 import collections
 import dataclasses
@@ -8,9 +8,9 @@ from collections.abc import Iterator, Mapping
 
 from absl import logging
 
-from data_prep import chunks, cleaning, scripts
+from data_prep import chunks, cleaning, languages
 from data_prep.cleaning import Rule
-from data_prep.sources.source import BadRow, Row, Source
+from data_prep.sources import BadRow, Row, Source
 
 _SURVEYED_ROWS = 2000
 _LOGGED_LINES = 10
@@ -18,10 +18,17 @@ _LOGGED_LINES = 10
 
 @dataclasses.dataclass(frozen=True)
 class CleanJob:
-    """A source to be cleaned into `folder`; `name` is its own there.
+    """A source to be cleaned.
 
-    `own_scripts` are by language; `held_out_share` of a source without a split goes to each of
-    dev and test.
+    Attributes:
+        source: what is read.
+        folder: the folder of the chunks.
+        name: the beginning of the chunks' names, unique to the source.
+        own_scripts: the scripts of each language.
+        limits: the limits of the cleaning rules.
+        max_malformed_share: the share of malformed lines that is tolerated.
+        held_out_share: the share of a source without a split that goes to each of dev and test.
+        pairs_per_chunk: the size of a chunk.
     """
 
     source: Source
@@ -36,7 +43,7 @@ class CleanJob:
 
 @dataclasses.dataclass(frozen=True)
 class Cleaned:
-    """The chunks of a source; by language, the pairs dropped by each rule and those repaired."""
+    """A source's chunks and, for each language, how many pairs were dropped and repaired."""
 
     chunks: list[chunks.Chunk]
     dropped: dict[str, collections.Counter[Rule]]
@@ -44,19 +51,18 @@ class Cleaned:
 
 
 def survey(source: Source) -> dict[str, collections.Counter[str]]:
-    """Characters of each script in the first rows of a source, by language."""
+    """Counts the characters of each script in a source's first rows, by language."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for row in itertools.islice(source.rows(), _SURVEYED_ROWS):
         if isinstance(row, Row):
-            counts[row.language] += scripts.count(row.pair.source)
+            counts[row.language] += languages.count_scripts(row.pair.source)
     return dict(counts)
 
 
 def held_out_split(english_key: str, held_out_share: float) -> str:
-    """The split of a pair of a source that has none, by a hash of its English's key.
+    """Returns the split of a pair, by a hash of its English, for a source without a split.
 
-    Sentences that differ in case or punctuation alone, in whatever language's file, fall in the
-    same split.
+    Sentences that differ only in case or punctuation are in the same split, in every language.
     """
     position = cleaning.digest(english_key) / 2**64
     if position < held_out_share:
@@ -65,11 +71,10 @@ def held_out_split(english_key: str, held_out_share: float) -> str:
 
 
 def clean(job: CleanJob) -> Cleaned:
-    """Cleans a source. Training text is written normalized, dev and test as they are.
+    """Cleans a source. Training text is written normalized, dev and test unchanged.
 
     Raises:
-        ValueError: it cannot be read, or the share of its lines that are malformed is over
-            `max_malformed_share`.
+        ValueError: it cannot be read, or too many of its lines are malformed.
     """
     return _Cleaning(job).run()
 
@@ -98,7 +103,7 @@ class _Cleaning:
                 num_bad += 1
                 self._note_bad(row, num_bad)
         if not num_rows:
-            logging.warning("%s holds nothing", self._job.source)
+            logging.warning("%s is empty", self._job.source)
         limit = self._job.max_malformed_share
         if num_bad > limit * num_rows:
             raise ValueError(

@@ -1,8 +1,8 @@
-"""The rules that need the whole corpus: nothing of dev and test in training, and no pair twice.
+"""The rules that need the whole corpus: no pair of dev or test in training, and no pair twice.
 
-Texts are compared by 64-bit digests. Each chunk's are sorted once; duplicates are then found over
-all chunks of a language in ranges of digests, so that memory holds one range, however many pairs
-there are.
+Texts are compared by 64-bit digests. Each chunk's digests are sorted once. Duplicates are then
+found over all chunks of a language, one range of digests after another, so that memory holds one
+range however large the corpus is.
 """
 
 import collections
@@ -22,9 +22,9 @@ _PAIRS_PER_RANGE = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class SelectJob:
-    """A language's training chunks, in order; `english` and `sources` are what it must not contain.
+    """A language's training chunks, in order, and what they must not contain.
 
-    Both name files of sorted digests (uint64).
+    `english` and `sources` are files of sorted digests, uint64.
     """
 
     chunks: Sequence[Chunk]
@@ -34,14 +34,14 @@ class SelectJob:
 
 @dataclasses.dataclass(frozen=True)
 class Selected:
-    """The pairs kept of each chunk, and the number dropped by each rule."""
+    """The number of pairs kept of each chunk, and the number dropped by each rule."""
 
     num_kept: list[int]
     dropped: collections.Counter[Rule]
 
 
 def save_held_out(held_out: Sequence[Chunk], column: int, path: pathlib.Path) -> pathlib.Path:
-    """Writes a column of the digests of dev's and test's chunks, sorted; returns `path`."""
+    """Writes one column of the digests of dev's and test's chunks, sorted, and returns `path`."""
     columns = [chunk.digests()[:, column] for chunk in held_out]
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, np.unique(np.concatenate([np.empty(0, np.uint64), *columns])))
@@ -49,7 +49,10 @@ def save_held_out(held_out: Sequence[Chunk], column: int, path: pathlib.Path) ->
 
 
 def select(job: SelectJob) -> Selected:
-    """Writes which pairs of each chunk are kept: none held out, and of equal ones the first."""
+    """Decides which pairs of each chunk are kept, writes that, and counts.
+
+    Held-out pairs are dropped, and of equal pairs all but the first.
+    """
     english, sources = np.load(job.english), np.load(job.sources)
     for chunk in job.chunks:
         digests = chunk.digests()
@@ -75,7 +78,7 @@ def select(job: SelectJob) -> Selected:
 
 
 def _contains(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Whether each value is in a sorted array."""
+    """Returns whether each value is in a sorted array."""
     if not len(ordered):
         return np.zeros(len(values), bool)
     found = np.searchsorted(ordered, values)
@@ -83,7 +86,7 @@ def _contains(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _drop_duplicates(members: Sequence[Chunk], low: np.uint64, high: np.uint64) -> None:
-    """Marks, of the pairs with digests from `low` to `high`, those that occur before."""
+    """Drops the pairs with digests from `low` to `high` that occur earlier."""
     values, places = [], []
     for index, chunk in enumerate(members):
         digests = np.load(_sorted_path(chunk), mmap_mode="r")
@@ -91,7 +94,7 @@ def _drop_duplicates(members: Sequence[Chunk], low: np.uint64, high: np.uint64) 
         positions = np.load(_order_path(chunk), mmap_mode="r")[found]
         values.append(digests[found])
         places.append(np.stack([np.full(len(positions), index), positions], axis=1))
-    # The first of equal values is that of the first chunk, and there of the first position.
+    # unique() returns the first index, which is the first position in the first chunk.
     _, first = np.unique(np.concatenate(values), return_index=True)
     is_repeated = np.ones(sum(map(len, values)), bool)
     is_repeated[first] = False

@@ -1,4 +1,4 @@
-"""Tasks in parallel processes, each done once: what a killed run finished is not done again."""
+"""Runs tasks in parallel processes, each once: a killed run's results are not computed again."""
 
 import concurrent.futures
 import dataclasses
@@ -12,15 +12,17 @@ from typing import Any, TypeVar
 
 import tqdm
 
+from lingvo_gshard.core import atomic_file
+
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """Runs tasks with `num_workers` processes; their results are kept in `folder`.
+    """Runs tasks with `num_workers` processes and keeps their results in `folder`.
 
-    The folder belongs to one plan: same names, same functions, same arguments.
+    All runs that share a folder must give the same names, functions and arguments.
     """
 
     folder: pathlib.Path
@@ -31,10 +33,10 @@ class Runner:
             raise ValueError(f"num_workers {self.num_workers}: expected at least 1")
 
     def map(self, name: str, function: Callable[[_T], _R], arguments: Sequence[_T]) -> list[_R]:
-        """Returns function(argument) for each, in order.
+        """Returns function(argument) for each argument, in order.
 
-        A function must write the same files whenever it runs, and be found by its module's name.
-        What it raises ends the map.
+        The function must be one of a module, and write the same files whenever it runs. An
+        exception in it ends the map and is raised here.
         """
         paths = [self.folder / f"{name}-{i:06d}.result" for i in range(len(arguments))]
         missing = [i for i, path in enumerate(paths) if not path.exists()]
@@ -52,7 +54,7 @@ class Runner:
         return [pickle.loads(path.read_bytes()) for path in paths]
 
     def _run_in_processes(self, calls: Sequence[Any], progress: tqdm.tqdm) -> None:
-        # Not forked: a process that has loaded TensorFlow cannot be.
+        # A process that has loaded TensorFlow cannot be forked.
         with concurrent.futures.ProcessPoolExecutor(
             min(self.num_workers, len(calls)),
             mp_context=multiprocessing.get_context("spawn"),
@@ -70,15 +72,11 @@ class Runner:
 
 def _run(call: tuple[Callable[[Any], Any], Any, pathlib.Path]) -> None:
     function, argument, path = call
-    result = function(argument)
-    # All of the result or nothing; by a name of this process's own.
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    unfinished.write_bytes(pickle.dumps(result))
-    os.replace(unfinished, path)
+    atomic_file.write(path, pickle.dumps(function(argument)))
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its parent is killed; otherwise it would wait for ever."""
+    """Ends this process when its parent is killed; otherwise it would wait forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -1,9 +1,9 @@
-"""Training the two SentencePiece vocabularies: one for all sources together, one for English.
+"""Trains the two SentencePiece vocabularies: one for all source languages, one for English.
 
-After the special ids (example_codec.py) come byte pieces, so that any text can be written. The
-models are byte-identical between runs: the text is drawn with a fixed seed, and the number of
-threads, on which the order of floating-point sums depends, is constant. Memory is that of so many
-sentences, whatever the corpus: all are read from what was drawn, as a stream.
+After the special ids (example_codec.py) come pieces for the bytes, so that any text can be encoded.
+The models are byte-identical between runs: the text is drawn with a fixed seed, and the number of
+threads, on which the order of floating-point sums depends, is constant. Memory depends on the
+number of sentences drawn, not on the corpus.
 """
 
 import dataclasses
@@ -22,13 +22,13 @@ from data_prep.chunks import Chunk
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 _NUM_THREADS = 2
-_ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: spreads what differs in few bits.
+_ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: spreads numbers that differ in few bits.
 # The four special ids, the 256 byte pieces and a character.
 MIN_SIZE = 4 + 256 + 1
 
 
 class Side(enum.StrEnum):
-    """Of a pair, and the vocabulary's name."""
+    """A side of a pair, and the name of its vocabulary."""
 
     SOURCE = "source"
     TARGET = "target"
@@ -36,7 +36,7 @@ class Side(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class VocabularyConfig:
-    """How a vocabulary is trained. `size` in pieces; `model_type` is "bpe" or "unigram"."""
+    """How a vocabulary is trained: `size` in pieces, `model_type` "bpe" or "unigram"."""
 
     size: int
     model_type: str
@@ -44,10 +44,10 @@ class VocabularyConfig:
 
 
 def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> list[int]:
-    """How many of each language's n sentences to draw: proportional to n**(1/T).
+    """Returns how many sentences of each language to draw: in proportion to n**(1/T).
 
-    Together as many as there are, and at most `max_sentences`. A small language's quota may exceed
-    its sentences; they then repeat.
+    Their sum is the number of all sentences, but at most `max_sentences`. If a small language's
+    quota exceeds its sentences, they are repeated.
     """
     budget = min(max_sentences, sum(counts))
     weights = [count ** (1 / temperature) if count else 0.0 for count in counts]
@@ -56,7 +56,7 @@ def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> lis
 
 @dataclasses.dataclass(frozen=True)
 class DrawJob:
-    """`quota` of a language's `num_kept` selected pairs, to be written to `path`."""
+    """Asks for `quota` of a language's `num_kept` selected pairs, written to `path`."""
 
     chunks: Sequence[Chunk]
     num_kept: int
@@ -66,33 +66,33 @@ class DrawJob:
 
 
 def draw(job: DrawJob) -> pathlib.Path:
-    """Draws pairs, evenly repeated, by their digests: so many in expectation, in one reading."""
+    """Draws pairs by their digests, in one pass; the quota is the expected number."""
     with job.path.open("w", encoding="utf-8", newline="\n") as file:
         for chunk in job.chunks:
             digests = chunk.digests()[np.load(chunk.kept_path), chunks.PAIR]
             copies = num_copies(digests, job.quota / max(job.num_kept, 1), job.seed)
             for pair, number in zip(chunk.kept_pairs(), copies.tolist(), strict=True):
-                file.write(tsv.line_of(pair) * number)
+                file.write(pair.line * number)
     return job.path
 
 
 def num_copies(digests: np.ndarray, rate: float, seed: int) -> np.ndarray:
-    """How often each pair occurs, int64 [n]: floor or ceil of `rate`, and `rate` on average.
+    """Returns how often to draw each pair, int64 [n]: floor or ceil of `rate`.
 
     Args:
-        digests: uint64 [n], evenly spread.
-        rate: copies of a pair in expectation.
-        seed: which pairs occur once more than the others.
+        digests: evenly distributed hashes of the pairs, uint64 [n].
+        rate: the expected number of copies of a pair.
+        seed: decides which pairs get one copy more than the others.
     """
     with np.errstate(over="ignore"):
         mixed = (digests ^ np.uint64(seed)) * np.uint64(_ODD)
-    # A product's high bits depend on all of the bits.
+    # A product's high bits depend on all bits of its factors.
     return (math.floor(rate) + (mixed / 2.0**64 < rate % 1)).astype(np.int64)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainJob:
-    """A vocabulary to be trained on one side of the pairs that `draw` wrote to `drawn`."""
+    """A vocabulary to be trained on one side of the pairs in the files `drawn`."""
 
     side: Side
     drawn: Sequence[pathlib.Path]
@@ -101,18 +101,18 @@ class TrainJob:
 
 
 def train_drawn(job: TrainJob) -> int:
-    """Trains a vocabulary; returns its size. Raises ValueError as `train`."""
+    """Trains a vocabulary on drawn pairs; returns its size. Raises ValueError as `train`."""
     pairs = (pair for path in job.drawn for pair in tsv.read(path) if isinstance(pair, tsv.Pair))
     if job.side is Side.SOURCE:
         sentences: Iterator[str] = (pair.source for pair in pairs)
     else:
-        # Many languages share their English; once is enough.
+        # Many languages share English sentences, which count once.
         sentences = _distinct(pair.english for pair in pairs)
     return train(job.side, sentences, job.config, job.path)
 
 
 def _distinct(sentences: Iterable[str]) -> Iterator[str]:
-    """Each once, in their order; memory holds 64 bits of each."""
+    """Yields each sentence once, in order; memory holds 64 bits of each."""
     seen: set[int] = set()
     for sentence in sentences:
         digest = cleaning.digest(sentence)
@@ -124,11 +124,11 @@ def _distinct(sentences: Iterable[str]) -> Iterator[str]:
 def train(name: str, sentences: Iterable[str], config: VocabularyConfig, path: pathlib.Path) -> int:
     """Trains one vocabulary, writes it to `path` and returns its size.
 
-    Where the text has too few different pieces for the asked size the vocabulary is smaller, which
-    is logged.
+    If the text has too few different pieces, the vocabulary is smaller than `config.size`; this is
+    logged.
 
     Raises:
-        ValueError: the size cannot hold even the characters, or the text holds nothing.
+        ValueError: the size is too small for the characters, or the text is empty.
     """
     model = io.BytesIO()
     logging.info("training the %s vocabulary", name)
