@@ -17,7 +17,6 @@ Two more rules need the whole corpus, see selection.py:
 From dev and test only pairs with an empty side are dropped, so that they measure what was given.
 """
 
-import dataclasses
 import enum
 import hashlib
 import re
@@ -26,6 +25,7 @@ import unicodedata
 import ftfy
 
 from data_prep import languages
+from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 
 # Control, format and private use characters, without the zero width joiners that scripts of India
@@ -65,15 +65,6 @@ class Rule(enum.StrEnum):
     HELD_OUT = "held_out"
     DUPLICATE = "duplicate"
     TOO_MANY_PIECES = "too_many_pieces"
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """The limits of the rules; lengths in characters, of which a wide one counts as three."""
-
-    max_chars: int = 1000
-    max_length_ratio: float = 5.0
-    check_language: bool = False
 
 
 def repair(text: str, own_scripts: frozenset[str]) -> str:
@@ -122,7 +113,7 @@ def digest(text: str) -> int:
 
 
 def broken_rule(
-    pair: Pair, language: str, own_scripts: frozenset[str], limits: Limits
+    pair: Pair, language: str, own_scripts: frozenset[str], config: BuildConfig
 ) -> Rule | None:
     """Returns the first rule that a pair breaks, among those that need only the pair.
 
@@ -130,7 +121,7 @@ def broken_rule(
         pair: a pair with both sides normalized.
         language: the source's code.
         own_scripts: the source language's scripts.
-        limits: the limits of the rules.
+        config: the limits of the rules. Lengths are in characters; a wide one counts as three.
     """
     sides = (pair.source, pair.english)
     if any("\ufffd" in side for side in sides):
@@ -138,10 +129,10 @@ def broken_rule(
     if not all(sides):
         return Rule.EMPTY
     lengths = [_length_chars(side) for side in sides]
-    if max(lengths) > limits.max_chars:
+    if max(lengths) > config.max_chars:
         return Rule.TOO_LONG
     ratio = (max(lengths) + _RATIO_SLACK_CHARS) / (min(lengths) + _RATIO_SLACK_CHARS)
-    if ratio > limits.max_length_ratio:
+    if ratio > config.max_length_ratio:
         return Rule.RATIO
     if pair.source == pair.english:
         return Rule.IDENTICAL
@@ -151,7 +142,7 @@ def broken_rule(
     if any(map(languages.is_mostly_foreign, sides, scripts)):
         return Rule.WRONG_SCRIPT
     codes = (language, languages.ENGLISH)
-    if limits.check_language and any(map(languages.is_surely_another, sides, codes)):
+    if config.check_language and any(map(languages.is_surely_another, sides, codes)):
         return Rule.WRONG_LANGUAGE
     return None
 

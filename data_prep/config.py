@@ -42,7 +42,7 @@ import tomllib
 from collections.abc import Mapping
 from typing import Any
 
-from data_prep import languages, sources, vocabulary
+from data_prep import languages, sources
 from data_prep.sources import JsonlFile, MosesFiles, PoFile, Source, TfdsSplit, TmxFile, TsvFile
 from lingvo_gshard.input.manifest import SPLITS
 
@@ -57,10 +57,12 @@ _FORMATS: dict[str, type] = {
     "tfds": TfdsSplit,
 }
 _PATHS = ("source", "english", "data_dir")  # The keys of paths that are not patterns.
+# The four special ids, a piece for each byte, and one character.
+_MIN_VOCAB_SIZE = 4 + 256 + 1
 # The least and the greatest value that is allowed.
 _RANGES = {
-    "source_vocab_size": (vocabulary.MIN_SIZE, math.inf),
-    "target_vocab_size": (vocabulary.MIN_SIZE, math.inf),
+    "source_vocab_size": (_MIN_VOCAB_SIZE, math.inf),
+    "target_vocab_size": (_MIN_VOCAB_SIZE, math.inf),
     "character_coverage": (0.98, 1),  # The range that SentencePiece accepts.
     "max_vocab_sentences": (1, math.inf),
     "vocab_temperature": (1, math.inf),

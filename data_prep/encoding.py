@@ -23,21 +23,6 @@ _WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
 @dataclasses.dataclass(frozen=True)
-class EncodeJob:
-    """Chunks that become the files `name`.array_record and `name`.lengths.npy in `data_dir`.
-
-    Pairs with a side of more than `max_pieces`, counting EOS, are dropped; None keeps all.
-    """
-
-    chunks: Sequence[chunks.Chunk]
-    data_dir: pathlib.Path
-    name: str
-    source_model: pathlib.Path
-    target_model: pathlib.Path
-    max_pieces: int | None
-
-
-@dataclasses.dataclass(frozen=True)
 class SideStatistics:
     """Counts over the text of one side.
 
@@ -109,13 +94,27 @@ class Tokens:
         return Tokens(self.ids[np.repeat(is_kept, self.lengths)], splits)
 
 
-def encode(job: EncodeJob) -> Encoded:
-    """Writes one file of records, and one of their lengths."""
-    encoder = _Encoder(job)
-    paths = f"{job.name}.array_record", f"{job.name}.lengths.npy"
-    num_examples = write_records(job.data_dir / paths[0], encoder.records())
-    np.save(job.data_dir / paths[1], encoder.lengths())
-    file, lengths = (manifest.describe_file(job.data_dir, path) for path in paths)
+def encode(
+    members: Sequence[chunks.Chunk],
+    data_dir: pathlib.Path,
+    name: str,
+    models: tuple[pathlib.Path, pathlib.Path],
+    max_pieces: int | None,
+) -> Encoded:
+    """Writes one file of records, and one of their lengths.
+
+    Args:
+        members: the chunks that the records are made of.
+        data_dir: the prepared folder.
+        name: the files are `name`.array_record and `name`.lengths.npy in it.
+        models: the SentencePiece models of source and target.
+        max_pieces: drops pairs with a longer side, counting EOS; None keeps all.
+    """
+    encoder = _Encoder(members, *models, max_pieces)
+    paths = f"{name}.array_record", f"{name}.lengths.npy"
+    num_examples = write_records(data_dir / paths[0], encoder.records())
+    np.save(data_dir / paths[1], encoder.lengths())
+    file, lengths = (manifest.describe_file(data_dir, path) for path in paths)
     shard = manifest.Shard(file, lengths, num_examples)
     return Encoded(shard, encoder.source, encoder.target, encoder.num_too_long)
 
@@ -140,32 +139,35 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
     return num_records
 
 
+@dataclasses.dataclass
 class _Encoder:
-    """Makes a job's records and counts along the way."""
+    """Makes records and counts along the way."""
 
-    def __init__(self, job: EncodeJob) -> None:
-        self._job = job
-        self.source = self.target = NOTHING
-        self.num_too_long = 0
-        self._lengths: list[np.ndarray] = []
+    members: Sequence[chunks.Chunk]
+    source_model: pathlib.Path
+    target_model: pathlib.Path
+    max_pieces: int | None
+    source: SideStatistics = NOTHING
+    target: SideStatistics = NOTHING
+    num_too_long: int = 0
+    lengths_of_batches: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def lengths(self) -> np.ndarray:
         """Returns the source and target tokens of each record so far, unsigned [n, 2]."""
-        found = np.concatenate([np.empty((0, 2), np.int64), *self._lengths])
+        found = np.concatenate([np.empty((0, 2), np.int64), *self.lengths_of_batches])
         return found.astype(np.min_scalar_type(found.max(initial=0)))
 
     def records(self) -> Iterator[bytes]:
-        job = self._job
-        batches = _batches(_text(job.chunks))
-        for pairs, source, target in tokenize(batches, job.source_model, job.target_model):
-            if job.max_pieces is not None:
-                is_short = np.maximum(source.lengths, target.lengths) <= job.max_pieces
+        batches = _batches(_text(self.members))
+        for pairs, source, target in tokenize(batches, self.source_model, self.target_model):
+            if self.max_pieces is not None:
+                is_short = np.maximum(source.lengths, target.lengths) <= self.max_pieces
                 self.num_too_long += int((~is_short).sum())
                 source, target = source.select(is_short), target.select(is_short)
                 pairs = list(itertools.compress(pairs, is_short.tolist()))
-            self.source += _statistics([p.source for p in pairs], source, job.source_model)
-            self.target += _statistics([p.english for p in pairs], target, job.target_model)
-            self._lengths.append(np.stack([source.lengths, target.lengths], axis=1))
+            self.source += _statistics([p.source for p in pairs], source, self.source_model)
+            self.target += _statistics([p.english for p in pairs], target, self.target_model)
+            self.lengths_of_batches.append(np.stack([source.lengths, target.lengths], axis=1))
             yield from example_codec.encode_batch(
                 source.ids, source.splits, target.ids, target.splits
             )

@@ -20,13 +20,12 @@ import functools
 import itertools
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from absl import logging
 
 from data_prep import (
     chunks,
-    cleaning,
     encoding,
     languages,
     plan,
@@ -106,19 +105,10 @@ def run_through(
             return
 
 
-@dataclasses.dataclass(frozen=True)
-class _TextJob:
-    """Chunks of dev or test that become the raw text `path` in `data_dir`."""
-
-    chunks: Sequence[Chunk]
-    data_dir: pathlib.Path
-    path: str
-
-
-def _write_text(job: _TextJob) -> manifest.DataFile:
-    pairs = itertools.chain.from_iterable(chunk.pairs() for chunk in job.chunks)
-    tsv.write(job.data_dir / job.path, pairs)
-    return manifest.describe_file(job.data_dir, job.path)
+def _write_text(chunks: Sequence[Chunk], data_dir: pathlib.Path, path: str) -> manifest.DataFile:
+    """Writes the raw text of chunks of dev or test to `path` in `data_dir`."""
+    tsv.write(data_dir / path, itertools.chain.from_iterable(chunk.pairs() for chunk in chunks))
+    return manifest.describe_file(data_dir, path)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +125,8 @@ class _Steps:
     def survey(self) -> dict[str, frozenset[str]]:
         """The scripts of each language."""
         counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        for surveyed in self.runner.map("survey", reading.survey, self.sources):
+        calls = [functools.partial(reading.survey, source) for source in self.sources]
+        for surveyed in self.runner.run("survey", calls):
             for code, found in surveyed.items():
                 counts[code] += found
         return {
@@ -146,23 +137,14 @@ class _Steps:
     @functools.cached_property
     def clean(self) -> list[reading.Cleaned]:
         """The cleaned chunks of each source."""
-        config = self.config
-        jobs = [
-            reading.CleanJob(
-                source=source,
-                folder=self.work_dir / "text",
-                name=f"{index:05d}",
-                own_scripts=self.survey,
-                limits=cleaning.Limits(
-                    config.max_chars, config.max_length_ratio, config.check_language
-                ),
-                max_malformed_share=config.max_malformed_share,
-                held_out_share=config.held_out_share,
-                pairs_per_chunk=config.pairs_per_chunk,
+        folder = self.work_dir / "text"
+        calls = [
+            functools.partial(
+                reading.clean, source, folder, f"{index:05d}", self.survey, self.config
             )
             for index, source in enumerate(self.sources)
         ]
-        return self.runner.map("clean", reading.clean, jobs)
+        return self.runner.run("clean", calls)
 
     @functools.cached_property
     def chunks(self) -> dict[str, dict[str, list[Chunk]]]:
@@ -179,12 +161,12 @@ class _Steps:
         by_language = [one for split in _HELD_OUT_SPLITS for one in self.chunks[split].values()]
         everything = list(itertools.chain.from_iterable(by_language))
         english = selection.save_held_out(everything, chunks.ENGLISH, folder / "english.npy")
-        jobs = []
+        calls = []
         for code, members in self.chunks["train"].items():
             own = [chunk for chunk in everything if chunk.language == code]
-            sources = selection.save_held_out(own, chunks.SOURCE, folder / f"{code}.npy")
-            jobs.append(selection.SelectJob(members, english, sources))
-        found = self.runner.map("select", selection.select, jobs)
+            own_sources = selection.save_held_out(own, chunks.SOURCE, folder / f"{code}.npy")
+            calls.append(functools.partial(selection.select, members, english, own_sources))
+        found = self.runner.run("select", calls)
         if not sum(sum(one.num_kept) for one in found):
             by_cleaning = itertools.chain(*(one.dropped.values() for one in self.clean))
             dropped = [*by_cleaning, *(one.dropped for one in found)]
@@ -200,47 +182,41 @@ class _Steps:
         )
         folder = self.work_dir / "drawn"
         folder.mkdir(exist_ok=True)
-        jobs = [
-            vocabulary.DrawJob(
-                self.chunks["train"][code], count, quota, self.config.seed, folder / f"{code}.tsv"
+        calls = []
+        for (code, count), quota in zip(counts.items(), quotas, strict=True):
+            members, path = self.chunks["train"][code], folder / f"{code}.tsv"
+            calls.append(
+                functools.partial(vocabulary.draw, members, count, quota, self.config.seed, path)
             )
-            for (code, count), quota in zip(counts.items(), quotas, strict=True)
-        ]
-        return self.runner.map("draw", vocabulary.draw, jobs)
+        return self.runner.run("draw", calls)
 
     @functools.cached_property
     def vocab(self) -> dict[Side, manifest.Vocabulary]:
         """The two vocabularies."""
-        config = self.config
-        wanted = {Side.SOURCE: config.source_vocab_size, Side.TARGET: config.target_vocab_size}
-        jobs = [
-            vocabulary.TrainJob(
-                side,
-                self.drawn,
-                vocabulary.VocabularyConfig(size, config.model_type, config.character_coverage),
-                self._model(side),
+        calls = [
+            functools.partial(
+                vocabulary.train_drawn, side, self.drawn, self.config, self._model(side)
             )
-            for side, size in wanted.items()
+            for side in Side
         ]
-        sizes = self.runner.map("vocab", vocabulary.train_drawn, jobs)
         return {
             side: manifest.Vocabulary(manifest.describe_file(self.out_dir, _model_path(side)), size)
-            for side, size in zip(wanted, sizes, strict=True)
+            for side, size in zip(Side, self.runner.run("vocab", calls), strict=True)
         }
 
     @functools.cached_property
     def records(self) -> dict[tuple[str, str], list[encoding.Encoded]]:
         """The shards of each (split, language)."""
         assert self.vocab
-        jobs = [
-            (key, job)
+        calls = [
+            (key, call)
             for split, by_language in self.chunks.items()
             for key in ((split, code) for code in by_language)
-            for job in self._encode_jobs(*key)
+            for call in self._encode_calls(*key)
         ]
-        results = self.runner.map("records", encoding.encode, [job for _, job in jobs])
+        results = self.runner.run("records", [call for _, call in calls])
         found: dict[tuple[str, str], list[encoding.Encoded]] = collections.defaultdict(list)
-        for (key, _), result in zip(jobs, results, strict=True):
+        for (key, _), result in zip(calls, results, strict=True):
             found[key].append(result)
         of_train = [one for (split, _), made in found.items() if split == "train" for one in made]
         if not any(one.shard.num_examples for one in of_train):
@@ -251,14 +227,14 @@ class _Steps:
     @functools.cached_property
     def texts(self) -> dict[tuple[str, str], manifest.DataFile]:
         """The raw text of each (split, language) of dev and test."""
-        jobs = {
-            (split, code): _TextJob(members, self.out_dir, f"text/{split}/{code}-en.tsv.gz")
+        calls = {
+            (split, code): functools.partial(
+                _write_text, members, self.out_dir, f"text/{split}/{code}-en.tsv.gz"
+            )
             for split in _HELD_OUT_SPLITS
             for code, members in self.chunks[split].items()
         }
-        return dict(
-            zip(jobs, self.runner.map("text", _write_text, list(jobs.values())), strict=True)
-        )
+        return dict(zip(calls, self.runner.run("text", list(calls.values())), strict=True))
 
     @functools.cached_property
     def report(self) -> None:
@@ -278,24 +254,20 @@ class _Steps:
         )
         manifest.save(made, self.out_dir)
 
-    def _encode_jobs(self, split: str, code: str) -> list[encoding.EncodeJob]:
-        members = self.chunks[split][code]
-        num_kept = (
-            self.select[code].num_kept
-            if split == "train"
-            else [chunk.num_pairs for chunk in members]
-        )
+    def _encode_calls(self, split: str, code: str) -> list[Callable[[], encoding.Encoded]]:
+        members, max_pieces = self.chunks[split][code], None
+        num_kept = [chunk.num_pairs for chunk in members]
+        if split == "train":
+            num_kept, max_pieces = self.select[code].num_kept, self.config.max_pieces
+        models = (self._model(Side.SOURCE), self._model(Side.TARGET))
         shards = list(_shards(members, num_kept, self.config.pairs_per_shard))
+        names = (
+            f"records/{split}/{code}-{index:05d}-of-{len(shards):05d}"
+            for index in range(len(shards))
+        )
         return [
-            encoding.EncodeJob(
-                chunks=shard,
-                data_dir=self.out_dir,
-                name=f"records/{split}/{code}-{index:05d}-of-{len(shards):05d}",
-                source_model=self._model(Side.SOURCE),
-                target_model=self._model(Side.TARGET),
-                max_pieces=self.config.max_pieces if split == "train" else None,
-            )
-            for index, shard in enumerate(shards)
+            functools.partial(encoding.encode, shard, self.out_dir, name, models, max_pieces)
+            for shard, name in zip(shards, names, strict=True)
         ]
 
     def _language(self, code: str) -> manifest.Language:

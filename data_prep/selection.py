@@ -21,18 +21,6 @@ _PAIRS_PER_RANGE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class SelectJob:
-    """A language's training chunks, in order, and what they must not contain.
-
-    `english` and `sources` are files of sorted digests, uint64.
-    """
-
-    chunks: Sequence[Chunk]
-    english: pathlib.Path
-    sources: pathlib.Path
-
-
-@dataclasses.dataclass(frozen=True)
 class Selected:
     """The number of pairs kept of each chunk, and the number dropped by each rule."""
 
@@ -48,26 +36,32 @@ def save_held_out(held_out: Sequence[Chunk], column: int, path: pathlib.Path) ->
     return path
 
 
-def select(job: SelectJob) -> Selected:
-    """Decides which pairs of each chunk are kept, writes that, and counts.
+def select(members: Sequence[Chunk], english: pathlib.Path, sources: pathlib.Path) -> Selected:
+    """Decides which pairs of a language's training chunks are kept, and writes that beside them.
 
-    Held-out pairs are dropped, and of equal pairs all but the first.
+    Pairs with held-out English or a held-out source are dropped, and of equal pairs all but the
+    first.
+
+    Args:
+        members: the chunks, in order.
+        english: the file of held-out English digests, which save_held_out wrote.
+        sources: the file of held-out source digests.
     """
-    english, sources = np.load(job.english), np.load(job.sources)
-    for chunk in job.chunks:
+    held_out_english, held_out_sources = np.load(english), np.load(sources)
+    for chunk in members:
         digests = chunk.digests()
-        is_held_out = _contains(english, digests[:, chunks.ENGLISH]) | _contains(
-            sources, digests[:, chunks.SOURCE]
+        is_held_out = _contains(held_out_english, digests[:, chunks.ENGLISH]) | _contains(
+            held_out_sources, digests[:, chunks.SOURCE]
         )
         np.save(chunk.kept_path, ~is_held_out)
         order = np.argsort(digests[:, chunks.PAIR], kind="stable")
         np.save(_order_path(chunk), order.astype(np.uint32))
         np.save(_sorted_path(chunk), digests[order, chunks.PAIR])
-    num_pairs = sum(chunk.num_pairs for chunk in job.chunks)
-    num_not_held_out = sum(_num_kept(job.chunks))
+    num_pairs = sum(chunk.num_pairs for chunk in members)
+    num_not_held_out = sum(_num_kept(members))
     for low, high in _ranges(num_pairs):
-        _drop_duplicates(job.chunks, low, high)
-    num_kept = _num_kept(job.chunks)
+        _drop_duplicates(members, low, high)
+    num_kept = _num_kept(members)
     dropped = collections.Counter(
         {
             Rule.HELD_OUT: num_pairs - num_not_held_out,
