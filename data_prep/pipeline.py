@@ -16,11 +16,11 @@ test, and the text that the vocabularies learn from.
 import collections
 import dataclasses
 import enum
-import functools
 import itertools
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 
 from absl import logging
 
@@ -100,7 +100,7 @@ def run_through(
     runner = tasks.Runner(work_dir / "results", num_workers)
     steps = _Steps(found, out_dir, work_dir, config, runner)
     for step in Step:
-        getattr(steps, step)
+        getattr(steps, step)  # Runs it, as each step is a cached property.
         if step is last:
             return
 
@@ -121,11 +121,11 @@ class _Steps:
     config: BuildConfig
     runner: tasks.Runner
 
-    @functools.cached_property
+    @cached_property
     def survey(self) -> dict[str, frozenset[str]]:
         """The scripts of each language."""
         counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        calls = [functools.partial(reading.survey, source) for source in self.sources]
+        calls = [partial(reading.survey, source) for source in self.sources]
         for surveyed in self.runner.run("survey", calls):
             for code, found in surveyed.items():
                 counts[code] += found
@@ -134,19 +134,17 @@ class _Steps:
             for code, found in counts.items()
         }
 
-    @functools.cached_property
+    @cached_property
     def clean(self) -> list[reading.Cleaned]:
         """The cleaned chunks of each source."""
         folder = self.work_dir / "text"
         calls = [
-            functools.partial(
-                reading.clean, source, folder, f"{index:05d}", self.survey, self.config
-            )
+            partial(reading.clean, source, folder, f"{index:05d}", self.survey, self.config)
             for index, source in enumerate(self.sources)
         ]
         return self.runner.run("clean", calls)
 
-    @functools.cached_property
+    @cached_property
     def chunks(self) -> dict[str, dict[str, list[Chunk]]]:
         """The chunks by split and language, in the order of the sources."""
         found: dict[str, dict[str, list[Chunk]]] = {split: {} for split in manifest.SPLITS}
@@ -154,7 +152,7 @@ class _Steps:
             found[chunk.split].setdefault(chunk.language, []).append(chunk)
         return {split: dict(sorted(chunks.items())) for split, chunks in found.items()}
 
-    @functools.cached_property
+    @cached_property
     def select(self) -> dict[str, selection.Selected]:
         """What is selected of each language's training text."""
         folder = self.work_dir / "held_out"
@@ -165,7 +163,7 @@ class _Steps:
         for code, members in self.chunks["train"].items():
             own = [chunk for chunk in everything if chunk.language == code]
             own_sources = selection.save_held_out(own, chunks.SOURCE, folder / f"{code}.npy")
-            calls.append(functools.partial(selection.select, members, english, own_sources))
+            calls.append(partial(selection.select, members, english, own_sources))
         found = self.runner.run("select", calls)
         if not sum(sum(one.num_kept) for one in found):
             by_cleaning = itertools.chain(*(one.dropped.values() for one in self.clean))
@@ -173,7 +171,7 @@ class _Steps:
             raise _nothing_left(sum(dropped, collections.Counter[Rule]()))
         return dict(zip(self.chunks["train"], found, strict=True))
 
-    @functools.cached_property
+    @cached_property
     def drawn(self) -> list[pathlib.Path]:
         """The text of each language that the vocabularies learn from."""
         counts = {code: sum(one.num_kept) for code, one in self.select.items()}
@@ -185,18 +183,14 @@ class _Steps:
         calls = []
         for (code, count), quota in zip(counts.items(), quotas, strict=True):
             members, path = self.chunks["train"][code], folder / f"{code}.tsv"
-            calls.append(
-                functools.partial(vocabulary.draw, members, count, quota, self.config.seed, path)
-            )
+            calls.append(partial(vocabulary.draw, members, count, quota, self.config.seed, path))
         return self.runner.run("draw", calls)
 
-    @functools.cached_property
+    @cached_property
     def vocab(self) -> dict[Side, manifest.Vocabulary]:
         """The two vocabularies."""
         calls = [
-            functools.partial(
-                vocabulary.train_drawn, side, self.drawn, self.config, self._model(side)
-            )
+            partial(vocabulary.train_drawn, side, self.drawn, self.config, self._model(side))
             for side in Side
         ]
         return {
@@ -204,7 +198,7 @@ class _Steps:
             for side, size in zip(Side, self.runner.run("vocab", calls), strict=True)
         }
 
-    @functools.cached_property
+    @cached_property
     def records(self) -> dict[tuple[str, str], list[encoding.Encoded]]:
         """The shards of each (split, language)."""
         assert self.vocab
@@ -224,19 +218,17 @@ class _Steps:
             raise _nothing_left(collections.Counter({Rule.TOO_MANY_PIECES: num_too_long}))
         return dict(found)
 
-    @functools.cached_property
+    @cached_property
     def texts(self) -> dict[tuple[str, str], manifest.DataFile]:
         """The raw text of each (split, language) of dev and test."""
         calls = {
-            (split, code): functools.partial(
-                _write_text, members, self.out_dir, f"text/{split}/{code}-en.tsv.gz"
-            )
+            (split, code): partial(_write_text, one, self.out_dir, f"text/{split}/{code}-en.tsv.gz")
             for split in _HELD_OUT_SPLITS
-            for code, members in self.chunks[split].items()
+            for code, one in self.chunks[split].items()
         }
         return dict(zip(calls, self.runner.run("text", list(calls.values())), strict=True))
 
-    @functools.cached_property
+    @cached_property
     def report(self) -> None:
         """Writes the report and, when everything else is complete, the manifest."""
         described = tuple(map(self._language, sorted(self._codes())))
@@ -266,7 +258,7 @@ class _Steps:
             for index in range(len(shards))
         )
         return [
-            functools.partial(encoding.encode, shard, self.out_dir, name, models, max_pieces)
+            partial(encoding.encode, shard, self.out_dir, name, models, max_pieces)
             for shard, name in zip(shards, names, strict=True)
         ]
 
