@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import errno
 import functools
 import itertools
 import pathlib
@@ -135,7 +136,7 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
         try:
             writer.close()
         except RuntimeError as error:  # The library reports a full disk only here.
-            raise OSError(f"{path}: {error}") from error
+            raise OSError(errno.EIO, str(error), str(path)) from error
     return num_records
 
 
