@@ -1,20 +1,7 @@
-"""Cleaning of parallel text: repair and normalize both sides, then drop a pair by the first rule.
+"""Cleaning of parallel text: both sides are repaired and normalized, then a pair may be dropped.
 
-    undecodable      a side has a replacement character: the text was damaged before
-    empty            nothing is left of a side
-    too_long         a side has too many characters
-    ratio            one side is many times longer than the other
-    identical        the source equals the English
-    repeated         one character is repeated many times, as in a ruler
-    wrong_script     a side is mostly in scripts that are not its language's
-    wrong_language   a side is surely in another language (only with check_language)
-
-Two more rules need the whole corpus, see selection.py:
-
-    held_out         the English, or the source, is also in dev or test
-    duplicate        the same pair occurs earlier in this language
-
-From dev and test only pairs with an empty side are dropped, so that they measure what was given.
+The rules are tried in order, and the first one that applies counts. From dev and test only pairs
+with an empty side are dropped, so that they measure what was given.
 """
 
 import enum
@@ -53,18 +40,18 @@ _ENGLISH_SCRIPTS = frozenset({languages.LATIN})
 class Rule(enum.StrEnum):
     """Why a pair is dropped; the manifest counts the pairs under these names."""
 
-    MALFORMED = "malformed"
-    UNDECODABLE = "undecodable"
-    EMPTY = "empty"
-    TOO_LONG = "too_long"
-    RATIO = "ratio"
-    IDENTICAL = "identical"
-    REPEATED = "repeated"
-    WRONG_SCRIPT = "wrong_script"
-    WRONG_LANGUAGE = "wrong_language"
-    HELD_OUT = "held_out"
-    DUPLICATE = "duplicate"
-    TOO_MANY_PIECES = "too_many_pieces"
+    MALFORMED = "malformed"  # The line holds no pair.
+    UNDECODABLE = "undecodable"  # A replacement character: the text was damaged before.
+    EMPTY = "empty"  # Nothing is left of a side.
+    TOO_LONG = "too_long"  # A side has too many characters.
+    RATIO = "ratio"  # One side is many times longer than the other.
+    IDENTICAL = "identical"  # The source equals the English.
+    REPEATED = "repeated"  # One character is repeated many times, as in a ruler.
+    WRONG_SCRIPT = "wrong_script"  # A side is mostly in scripts that are not its language's.
+    WRONG_LANGUAGE = "wrong_language"  # A side is surely in another language, if that is checked.
+    HELD_OUT = "held_out"  # The English, or the source, is also in dev or test.
+    DUPLICATE = "duplicate"  # The same pair occurs earlier in this language.
+    TOO_MANY_PIECES = "too_many_pieces"  # A side has too many pieces of its vocabulary.
 
 
 def repair(text: str, own_scripts: frozenset[str]) -> str:

@@ -305,7 +305,8 @@ class Family:
     Attributes:
         letters: the script, in the order of the sounds.
         onsets, vowels, codas: the sounds of a proto-syllable; half of them or more have no coda.
-        markers: the proto-forms of the categories: a suffix "-x", a prefix "x-", or a word "x".
+        markers: the proto-forms of plural, object, owner, past, future and not, in this order: each
+            a suffix "-x", a prefix "x-" or a word "x".
         unmarked: the article that is not expressed.
         languages: its members.
         is_head_final: adpositions, markers that are words, and the question word come last.
@@ -316,7 +317,7 @@ class Family:
     onsets: str
     vowels: str
     codas: str
-    markers: dict[str, str]
+    markers: str
     unmarked: str
     languages: tuple[Language, ...]
     is_head_final: bool = False
@@ -330,11 +331,6 @@ class Family:
         )
 
 
-def _markers(*forms: str) -> dict[str, str]:
-    names = ("plural", "object", "owner", "past", "future", "not")
-    return dict(zip(names, forms, strict=True))
-
-
 _VOWEL_BEFORE, _VOWEL_AFTER = "(?<=[aeiou])", "(?=[aeiou])"
 # "A" follows the vowel before it: e after e and i, a after the others.
 _HARMONY = 3 * "(?<=[ei][^aeiouA])A|(?<=[ei][^aeiouA]{2})A>e " + "A>a "
@@ -344,7 +340,7 @@ FAMILIES = (
         onsets="ptkbdgmnslrv",
         vowels="aeiou",
         codas="nrls",
-        markers=_markers("-kes", "-mu", "-nis", "-da", "vor", "nen"),
+        markers="-kes -mu -nis -da vor nen",
         unmarked="a",
         agrees=True,
         languages=(
@@ -359,7 +355,7 @@ FAMILIES = (
         onsets="kgtdbmnsyrlCS",
         vowels="aeiou",
         codas="knrz",
-        markers=_markers("-lAr", "-mun", "-nAx", "-dug", "-CAk", "-mAs"),
+        markers="-lAr -mun -nAx -dug -CAk -mAs",
         unmarked="the",
         is_head_final=True,
         languages=(
@@ -374,7 +370,7 @@ FAMILIES = (
         onsets="ShnmrltdkbfxwC",
         vowels="aiueo",
         codas="mlSt",
-        markers=_markers("wi-", "te-", "Sel", "kan-", "sof-", "lof"),
+        markers="wi- te- Sel kan- sof- lof",
         unmarked="a",
         languages=(
             Language("qsa", "VMSOPT", "DNAG", f"{_VOWEL_BEFORE}h>x t(?=m)>n"),
@@ -387,7 +383,7 @@ FAMILIES = (
         onsets="ptkmnlhwysCN",
         vowels="aeiou",
         codas="nN",
-        markers=_markers("mena", "koi", "noN", "tele", "kamai", "pohu"),
+        markers="mena koi noN tele kamai pohu",
         unmarked="the",
         languages=(
             Language("qla", "TSVMOP", "GNAD", "t(?=i)>C"),
@@ -427,22 +423,26 @@ class Speaker:
         self._language, self._family = language, family
         self._changes = [change.split(">") for change in language.changes.split()]
         self._letters = str.maketrans(_SOUNDS, family.letters)
-        words = [marker for marker in family.markers.values() if "-" not in marker]
-        self._known = {self._write(word) for word in words}
+        names = ("plural", "object", "owner", "past", "future", "not")
+        self._markers = dict(zip(names, family.markers.split(), strict=True))
+        self._known = {self._write(form) for form in self._markers.values() if "-" not in form}
         self._forms: dict[tuple[str, tuple[str, ...]], list[str]] = {}
 
+    def forms(self, concept: str, root: str) -> dict[tuple[str, tuple[str, ...]], list[str]]:
+        """Returns the words of each form of a concept, by the concept and its markers."""
+        return {(concept, names): self._inflect(root, names) for names in _FORMS[concept]}
+
     def can_learn(self, concept: str, root: str) -> bool:
-        """Whether the forms of a new word differ from each other and from all known words."""
-        forms = [self._inflect(root, markers) for markers in _FORMS[concept]]
+        """Returns whether a new word's forms differ from each other and from all known words."""
+        forms = list(map(tuple, self.forms(concept, root).values()))
         heads = {form[self._head_index] for form in forms}
-        return len(set(map(tuple, forms))) == len(forms) and heads.isdisjoint(self._known)
+        return len(set(forms)) == len(forms) and heads.isdisjoint(self._known)
 
     def learn(self, concept: str, root: str) -> None:
         """Adds a word."""
-        for markers in _FORMS[concept]:
-            form = self._inflect(root, markers)
-            self._forms[concept, markers] = form
-            self._known.add(form[self._head_index])
+        forms = self.forms(concept, root)
+        self._forms |= forms
+        self._known.update(form[self._head_index] for form in forms.values())
 
     def sentence(self, sentence: Sentence) -> str:
         """Returns the written sentence."""
@@ -496,7 +496,7 @@ class Speaker:
     def _inflect(self, root: str, markers: tuple[str, ...]) -> list[str]:
         """Returns the written word with its affixes and, beside it, markers that are words."""
         particles = []
-        for marker in (self._family.markers[name] for name in markers):
+        for marker in (self._markers[name] for name in markers):
             if marker.startswith("-"):
                 root += marker[1:]
             elif marker.endswith("-"):

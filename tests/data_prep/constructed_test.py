@@ -93,10 +93,10 @@ def test_no_two_small_sentences_sound_the_same(speakers):
             itertools.cycle(("and", "because")), clauses[::5], clauses[3::5], strict=False
         )
     ]
+    translations = list(map(constructed.english, sentences))
     for speaker in speakers.values():
         english_of = {}
-        for sentence in sentences:
-            english = constructed.english(sentence)
+        for sentence, english in zip(sentences, translations, strict=True):
             assert english_of.setdefault(speaker.sentence(sentence), english) == english
         assert len(english_of) > 5000
 
