@@ -217,7 +217,7 @@ def test_killed_at_any_change_it_ends_with_the_same_bytes(built, tmp_path):
     rng = random.Random(6)
     num_kills = 0
     while True:
-        # A run begins with 3 changes, the largest task needs 27 and all together 123.
+        # A run begins with 3 changes, the largest task needs 28, and all together need 152.
         process = _start(_build_until, rng.randint(1, 45), folder / "text", tmp_path / "data")
         process.join()
         if process.exitcode == 0:
