@@ -16,8 +16,7 @@ import time
 from absl import app, logging
 
 from bench import corpus
-from data_prep import config, pipeline
-from data_prep import corpus as corpus_folder
+from data_prep import config, pipeline, sources
 from data_prep.pipeline import Step
 from lingvo_gshard.spmd import environment
 
@@ -43,7 +42,7 @@ def main(argv: list[str]) -> None:
 
 def _step_secs(text: pathlib.Path, data: pathlib.Path) -> dict[Step, float]:
     """CPU seconds of each step in this process."""
-    sources = corpus_folder.find(text)
+    found = sources.in_folder(text)
     # Loading TensorFlow is no part of the work.
     import tensorflow_text
 
@@ -51,7 +50,7 @@ def _step_secs(text: pathlib.Path, data: pathlib.Path) -> dict[Step, float]:
     secs = {}
     for step in Step:
         began = time.process_time()
-        pipeline.run_through(step, sources, data, _CONFIG, num_workers=1)
+        pipeline.run_through(step, found, data, _CONFIG, num_workers=1)
         secs[step] = time.process_time() - began
     return secs
 

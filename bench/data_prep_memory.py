@@ -28,10 +28,10 @@ import numpy as np
 from absl import app, flags
 
 from bench import corpus as made_up
-from data_prep import corpus, tsv
+from data_prep import sources, tsv
 from data_prep.pipeline import Step
 
-_INPUT = flags.DEFINE_string("input", None, "Text in splits, as corpus.py; None: made up.")
+_INPUT = flags.DEFINE_string("input", None, "A folder of split text; by default it is made up.")
 _TIMES = flags.DEFINE_integer("times", 10, "As many times the larger corpus' training text.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "Processes.")
 _SETTINGS = flags.DEFINE_multi_string("set", [], "Other flags of data_prep.build, NAME=VALUE.")
@@ -66,7 +66,7 @@ def _texts(folder: pathlib.Path) -> dict[str, pathlib.Path]:
         made_up.write(once)
     else:
         once = pathlib.Path(_INPUT.value)
-    for file in corpus.find(once):
+    for file in sources.in_folder(once):
         copies = _TIMES.value if file.split == "train" else 1
         path = many / str(file.split) / f"{file.language}-en.tsv.gz"
         tsv.write(path, _repeated(file.path, copies))

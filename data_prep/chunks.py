@@ -1,10 +1,10 @@
-"""Chunks: the cleaned text between the steps, so many pairs a file, with digests beside them.
+"""Chunks: the cleaned text between the steps, a fixed number of pairs a file.
 
     <name>.tsv          source<TAB>english, in the order of the source
     <name>.digests.npy  uint64 [n, 3]: of the pair, of the English's key, of the source's key
-    <name>.kept.npy     bool [n]: what selection.py leaves; of training text alone
+    <name>.kept.npy     bool [n]: the pairs that selection.py keeps; only for training text
 
-A chunk is as much as a step holds in memory, however long the file that it comes from.
+However long a source is, a step holds only one chunk of it in memory.
 """
 
 import array
@@ -17,12 +17,12 @@ import numpy as np
 
 from data_prep import cleaning, tsv
 
-PAIR, ENGLISH, SOURCE = range(3)  # The columns of the digests.
+PAIR, ENGLISH, SOURCE = range(3)  # The digests' columns.
 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """One chunk of a language's split; `path` is that of its text."""
+    """One chunk of one split of a language; `path` is the path of its text."""
 
     split: str
     language: str
@@ -31,22 +31,22 @@ class Chunk:
 
     @property
     def kept_path(self) -> pathlib.Path:
-        """Where the selection is."""
+        """The path of the selection."""
         return self.path.with_suffix(".kept.npy")
 
     def digests(self) -> np.ndarray:
-        """uint64 [n, 3], mapped from the file."""
+        """Maps the digests from their file, uint64 [n, 3]."""
         return np.load(_digests_path(self.path), mmap_mode="r")
 
     def pairs(self) -> Iterator[tsv.Pair]:
-        """All pairs, in order."""
+        """Yields all pairs, in order."""
         with self.path.open(encoding="utf-8", newline="\n") as file:
             for line in file:
                 source, english = line.rstrip("\n").split("\t")
                 yield tsv.Pair(source, english)
 
     def kept_pairs(self) -> Iterator[tsv.Pair]:
-        """The pairs that were selected; all, of dev and test."""
+        """Yields the pairs that were selected: in dev and test, all of them."""
         if self.split != "train":
             yield from self.pairs()
             return
@@ -56,7 +56,7 @@ class Chunk:
 
 
 class Writer:
-    """Writes one language's split of one source, chunk after chunk. Close it to get them."""
+    """Writes one split of one language of one source; `close` returns its chunks."""
 
     def __init__(
         self, folder: pathlib.Path, split: str, language: str, name: str, pairs_per_chunk: int
@@ -69,19 +69,18 @@ class Writer:
         self._digests = array.array("Q")
 
     def add(self, pair: tsv.Pair, normalized: tsv.Pair) -> None:
-        """Writes `pair`; digests are those of the normalized one."""
+        """Writes `pair` and the digests of `normalized`."""
         if self._file is None:
             self._file = self._path.open("w", encoding="utf-8", newline="\n")
-        line = tsv.line_of(normalized)
-        self._digests.append(cleaning.digest(line))
-        self._digests.append(cleaning.digest(cleaning.english_key(normalized.english)))
-        self._digests.append(cleaning.digest(cleaning.source_key(normalized.source)))
-        self._file.write(tsv.line_of(pair))
+        english, source = normalized.english, normalized.source
+        texts = (normalized.line, cleaning.english_key(english), cleaning.source_key(source))
+        self._digests.extend(map(cleaning.digest, texts))
+        self._file.write(pair.line)
         if len(self._digests) == 3 * self._pairs_per_chunk:
             self._end_chunk()
 
     def close(self) -> list[Chunk]:
-        """Ends the last chunk and returns all."""
+        """Ends the last chunk and returns all chunks."""
         self._end_chunk()
         return self._chunks
 

@@ -1,24 +1,9 @@
-"""Cleaning of parallel text: repair and normalize both sides, then drop a pair by the first rule.
+"""Cleaning of parallel text: both sides are repaired and normalized, then a pair may be dropped.
 
-    undecodable      a replacement character: the text was damaged before it came here
-    empty            nothing is left of a side
-    too_long         a side has too many characters
-    ratio            one side is many times longer than the other
-    identical        the source is the English
-    repeated         one character over and over: a ruler, a filler, a stuck key
-    wrong_script     a side is mostly in scripts that are not its language's
-    wrong_language   a side is surely in another language (only with check_language)
-
-Two more rules need the whole corpus, see selection.py:
-
-    held_out         the English, or the source, is also in dev or test
-    duplicate        the same pair occurs before in this language
-
-Dev and test are normalized and dropped from only where a side is empty: what they measure is
-given, not chosen.
+The rules are tried in order, and the first one that applies counts. From dev and test only pairs
+with an empty side are dropped, so that they measure what was given.
 """
 
-import dataclasses
 import enum
 import hashlib
 import re
@@ -26,112 +11,104 @@ import unicodedata
 
 import ftfy
 
-from data_prep import identification, scripts
+from data_prep import languages
+from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 
-# Control and format characters and private use, but not the zero width joiners that scripts
-# of India and Persia need, and no white space (that is collapsed).
+# Control, format and private use characters, without the zero width joiners that scripts of India
+# and Persia need, and without white space, which is collapsed.
 _CONTROL = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\ue000-\uf8ff]"
 )
-# Kana, Han and Hangul: a character carries about as much as three of an alphabet.
+# A character of kana, Han or Hangul carries about as much as three of an alphabet.
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _WIDE_WEIGHT = 3
 _WESTERN = ("latin-1", "windows-1252")
-# Two-word sentences may differ by any factor; this many characters are added to both sides.
+# Short sentences may differ by any factor, so both lengths are increased by this much.
 _RATIO_SLACK_CHARS = 10
-# Ten of a character in a row, with or without spaces between.
+# The same character ten times in a row, with or without spaces.
 _RUN = re.compile(r"(\S)(?: ?\1){9}")
-# The first two bytes of a UTF-8 sequence, read as Latin-1 or Windows-1252.
+# The first two bytes of a UTF-8 sequence, decoded as Latin-1 or Windows-1252.
 _LEAD_BYTES = bytes(range(0xC2, 0xF5)).decode("latin-1")
 _NEXT_BYTES = "".join(bytes([b]).decode(e, "ignore") for b in range(0x80, 0xC0) for e in _WESTERN)
 _DAMAGE = re.compile(f"[{_LEAD_BYTES}][{re.escape(_NEXT_BYTES)}]")
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
+_ENGLISH_SCRIPTS = frozenset({languages.LATIN})
 
 
 class Rule(enum.StrEnum):
-    """Why a pair is dropped; the counts of the manifest have these names."""
+    """Why a pair is dropped; the manifest counts the pairs under these names."""
 
-    MALFORMED = "malformed"
-    UNDECODABLE = "undecodable"
-    EMPTY = "empty"
-    TOO_LONG = "too_long"
-    RATIO = "ratio"
-    IDENTICAL = "identical"
-    REPEATED = "repeated"
-    WRONG_SCRIPT = "wrong_script"
-    WRONG_LANGUAGE = "wrong_language"
-    HELD_OUT = "held_out"
-    DUPLICATE = "duplicate"
-    TOO_MANY_PIECES = "too_many_pieces"
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """Lengths in characters, a wide one (Han, kana, Hangul) counted as three."""
-
-    max_chars: int = 1000
-    max_length_ratio: float = 5.0
-    check_language: bool = False
+    MALFORMED = "malformed"  # The line holds no pair.
+    UNDECODABLE = "undecodable"  # A replacement character: the text was damaged before.
+    EMPTY = "empty"  # Nothing is left of a side.
+    TOO_LONG = "too_long"  # A side has too many characters.
+    RATIO = "ratio"  # One side is many times longer than the other.
+    IDENTICAL = "identical"  # The source equals the English.
+    REPEATED = "repeated"  # One character is repeated many times, as in a ruler.
+    WRONG_SCRIPT = "wrong_script"  # A side is mostly in scripts that are not its language's.
+    WRONG_LANGUAGE = "wrong_language"  # A side is surely in another language, if that is checked.
+    HELD_OUT = "held_out"  # The English, or the source, is also in dev or test.
+    DUPLICATE = "duplicate"  # The same pair occurs earlier in this language.
+    TOO_MANY_PIECES = "too_many_pieces"  # A side has too many pieces of its vocabulary.
 
 
 def repair(text: str, own_scripts: frozenset[str]) -> str:
-    """Undoes UTF-8 that was read as a western encoding ("schÃ¶n"), where that is plain to see.
+    """Repairs UTF-8 that was clearly decoded as a western encoding ("schÃ¶n").
 
-    A repair that brings letters of a script which is neither the text's nor its language's is none:
-    some orthographies have marks that look like damage.
+    The text is returned unchanged if the repair would add letters of a script that is neither the
+    text's nor its language's: some orthographies have marks that look like damage.
     """
     if not _DAMAGE.search(text):
         return text
     repaired = str(ftfy.fix_encoding(text))
-    new_scripts = scripts.count(repaired).keys() - scripts.count(text).keys()
+    new_scripts = languages.count_scripts(repaired).keys() - languages.count_scripts(text).keys()
     return repaired if new_scripts <= own_scripts else text
 
 
 def repair_pair(pair: Pair, own_scripts: frozenset[str]) -> Pair:
-    """`repair` on both sides; `own_scripts` are the source's."""
-    english = repair(pair.english, frozenset({scripts.LATIN}))
-    return Pair(repair(pair.source, own_scripts), english)
+    """Repairs both sides; `own_scripts` are the source's."""
+    return Pair(repair(pair.source, own_scripts), repair(pair.english, _ENGLISH_SCRIPTS))
 
 
 def normalize(text: str) -> str:
-    """NFKC, no control characters, single spaces."""
+    """Returns the text in NFKC, without control characters, with single spaces."""
     if not unicodedata.is_normalized("NFKC", text):
         text = unicodedata.normalize("NFKC", text)
     return " ".join(_CONTROL.sub("", text).split())
 
 
 def normalize_pair(pair: Pair) -> Pair:
-    """`normalize` on both sides."""
+    """Normalizes both sides."""
     return Pair(normalize(pair.source), normalize(pair.english))
 
 
 def english_key(normalized: str) -> str:
-    """What two English sentences are compared by: letters and digits, without case."""
+    """Returns what English sentences are compared by: their letters and digits, without case."""
     return _NOT_ALPHANUMERIC.sub("", normalized.casefold()) or normalized
 
 
 def source_key(normalized: str) -> str:
-    """What two source sentences are compared by: the text without case."""
+    """Returns what source sentences are compared by: their text without case."""
     return normalized.casefold()
 
 
 def digest(text: str) -> int:
-    """64 bits that stand for a text wherever texts are compared by the million."""
+    """Returns a 64-bit hash, by which millions of texts are compared."""
     return int.from_bytes(hashlib.blake2b(text.encode("utf-8"), digest_size=8).digest())
 
 
 def broken_rule(
-    pair: Pair, language: str, own_scripts: frozenset[str], limits: Limits
+    pair: Pair, language: str, own_scripts: frozenset[str], config: BuildConfig
 ) -> Rule | None:
-    """The first rule that a normalized pair breaks, of those that need nothing but the pair.
+    """Returns the first rule that a pair breaks, among those that need only the pair.
 
     Args:
-        pair: both sides normalized.
+        pair: a pair with both sides normalized.
         language: the source's code.
-        own_scripts: of the source, see scripts.py.
-        limits: the numbers.
+        own_scripts: the source language's scripts.
+        config: the limits of the rules. Lengths are in characters; a wide one counts as three.
     """
     sides = (pair.source, pair.english)
     if any("\ufffd" in side for side in sides):
@@ -139,20 +116,20 @@ def broken_rule(
     if not all(sides):
         return Rule.EMPTY
     lengths = [_length_chars(side) for side in sides]
-    if max(lengths) > limits.max_chars:
+    if max(lengths) > config.max_chars:
         return Rule.TOO_LONG
     ratio = (max(lengths) + _RATIO_SLACK_CHARS) / (min(lengths) + _RATIO_SLACK_CHARS)
-    if ratio > limits.max_length_ratio:
+    if ratio > config.max_length_ratio:
         return Rule.RATIO
     if pair.source == pair.english:
         return Rule.IDENTICAL
     if any(map(_RUN.search, sides)):
         return Rule.REPEATED
-    if scripts.is_mostly_foreign(pair.source, own_scripts) or scripts.is_mostly_foreign(
-        pair.english, frozenset({scripts.LATIN})
-    ):
+    scripts = (own_scripts, _ENGLISH_SCRIPTS)
+    if any(map(languages.is_mostly_foreign, sides, scripts)):
         return Rule.WRONG_SCRIPT
-    if limits.check_language and identification.is_surely_another(pair, language):
+    codes = (language, languages.ENGLISH)
+    if config.check_language and any(map(languages.is_surely_another, sides, codes)):
         return Rule.WRONG_LANGUAGE
     return None
 

@@ -1,9 +1,9 @@
-"""What a prepared folder is made from and with: a small TOML file.
+"""The configuration of a build: a small TOML file of sources and settings.
 
     source_vocab_size = 64000
     target_vocab_size = 32000
 
-    [scripts]                         # only where a language's text should not decide
+    [scripts]                         # only if a language's text should not decide
     sr = ["Cyrl", "Latn"]
 
     [[sources]]
@@ -11,15 +11,15 @@
     path = "m4bible"
 
     [[sources]]
-    format = "moses"                  # also tsv, tmx, jsonl, po: see sources/
+    format = "moses"                  # also tsv, tmx, jsonl, po: see sources.py
     source = "europarl.de-en.de.gz"
     english = "europarl.de-en.en.gz"
     language = "de"
-    split = "train"                   # left out: dealt out to train, dev and test
+    split = "train"                   # if missing: distributed over train, dev and test
 
     [[sources]]
     format = "jsonl"
-    path = "web/*.jsonl.gz"           # every file that matches
+    path = "web/*.jsonl.gz"           # all files that match
     language = "pt-BR"
     source_field = "translation.pt"
     english_field = "translation.en"
@@ -29,7 +29,7 @@
     format = "tfds"
     name = "ted_multi_translate"
     tfds_split = "train"
-    languages = ["de", "zh"]          # left out: all
+    languages = ["de", "zh"]          # if missing: all
 
 Paths are relative to the file, or absolute.
 """
@@ -39,23 +39,31 @@ import glob
 import math
 import pathlib
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from data_prep import corpus, languages, scripts, vocabulary
-from data_prep.sources.line_files import JsonlFile, MosesFiles, TsvFile
-from data_prep.sources.po import PoFile
-from data_prep.sources.source import Source
-from data_prep.sources.tfds_split import TfdsSplit
-from data_prep.sources.tmx import TmxFile
+from data_prep import languages, sources
+from data_prep.sources import JsonlFile, MosesFiles, PoFile, Source, TfdsSplit, TmxFile, TsvFile
 from lingvo_gshard.input.manifest import SPLITS
 
 MODEL_TYPES = ("bpe", "unigram")
-# The least and the most that is allowed.
+_FORMATS: dict[str, type] = {
+    "folder": TsvFile,
+    "tsv": TsvFile,
+    "moses": MosesFiles,
+    "tmx": TmxFile,
+    "jsonl": JsonlFile,
+    "po": PoFile,
+    "tfds": TfdsSplit,
+}
+_PATHS = ("source", "english", "data_dir")  # The keys of paths that are not patterns.
+# The four special ids, a piece for each byte, and one character.
+_MIN_VOCAB_SIZE = 4 + 256 + 1
+# The least and the greatest value that is allowed.
 _RANGES = {
-    "source_vocab_size": (vocabulary.MIN_SIZE, math.inf),
-    "target_vocab_size": (vocabulary.MIN_SIZE, math.inf),
-    "character_coverage": (0.98, 1),  # As SentencePiece takes it.
+    "source_vocab_size": (_MIN_VOCAB_SIZE, math.inf),
+    "target_vocab_size": (_MIN_VOCAB_SIZE, math.inf),
+    "character_coverage": (0.98, 1),  # The range that SentencePiece accepts.
     "max_vocab_sentences": (1, math.inf),
     "vocab_temperature": (1, math.inf),
     "max_pieces": (1, math.inf),
@@ -70,29 +78,29 @@ _RANGES = {
 
 @dataclasses.dataclass(frozen=True)
 class BuildConfig:
-    """What a prepared folder is made with. Lengths in pieces include EOS.
+    """The settings of a build. Lengths in pieces include EOS.
 
     Attributes:
-        source_vocab_size: pieces.
-        target_vocab_size: pieces.
-        model_type: of SentencePiece, bpe or unigram.
-        character_coverage: share of the characters that get pieces; others are written in bytes.
-            Of three languages in Han among 71, 0.9995 writes 8 to 17 % of the pieces as bytes, and
-            0.9999 1 to 5 %: the others' sentences become 0.2 % longer with 64000 pieces, 4 % with
-            8000.
-        max_vocab_sentences: that the vocabularies learn from.
-        vocab_temperature: T of drawing these, a language's share proportional to n**(1/T).
+        source_vocab_size: pieces of the source vocabulary.
+        target_vocab_size: pieces of the English vocabulary.
+        model_type: SentencePiece's algorithm, bpe or unigram.
+        character_coverage: share of the characters that get pieces; others are written as bytes.
+            For three languages in Han among 71, 0.9995 makes 8 to 17 % of the pieces bytes, and
+            0.9999 only 1 to 5 %; the other languages' sentences become 0.2 % longer with 64000
+            pieces, and 4 % with 8000.
+        max_vocab_sentences: number of sentences that the vocabularies learn from.
+        vocab_temperature: T, where a language's share of these is proportional to n**(1/T).
         max_pieces: longer training pairs are dropped.
-        max_malformed_share: of a file's lines, before giving up.
-        held_out_share: of a source without a split, for each of dev and test.
+        max_malformed_share: share of a file's lines that may be malformed.
+        held_out_share: share of a source without a split that goes to each of dev and test.
         max_chars: longest side of a training pair.
-        max_length_ratio: between the sides, in characters.
-        check_language: whether sentences that are surely of another language are dropped.
-        scripts: ISO 15924 codes by language, where its text should not decide.
-        pairs_per_chunk: that a process holds in memory.
-        pairs_per_shard: of a file of records, at most, or those of a chunk. Its writer takes some
-            200 bytes of memory for each.
-        seed: of drawing the vocabularies' text.
+        max_length_ratio: largest ratio between the sides' lengths in characters.
+        check_language: whether sentences that are surely in another language are dropped.
+        scripts: ISO 15924 codes by language, if its text should not decide.
+        pairs_per_chunk: number of pairs that a process holds in memory.
+        pairs_per_shard: most pairs in a file of records, if a chunk does not have more. The writer
+            of a file takes about 200 bytes of memory for each.
+        seed: decides which sentences the vocabularies learn from.
     """
 
     source_vocab_size: int = 8000
@@ -128,7 +136,7 @@ class BuildConfig:
 
 def _check_type(field: dataclasses.Field, value: Any) -> None:
     kind = field.type
-    if not isinstance(kind, type):  # The scripts, which `load` checks.
+    if not isinstance(kind, type):  # The scripts; `load` checks them.
         return
     fits = type(value) is kind or (kind is float and type(value) is int)
     if not fits:
@@ -136,10 +144,10 @@ def _check_type(field: dataclasses.Field, value: Any) -> None:
 
 
 def load(path: pathlib.Path, settings: Mapping[str, Any]) -> tuple[tuple[Source, ...], BuildConfig]:
-    """Reads a file; `settings` go before what it says.
+    """Reads a configuration file; `settings` override it.
 
     Raises:
-        ValueError: not TOML, an unknown key or value, or a file that is not there.
+        ValueError: it is not TOML, has an unknown key or a bad value, or a file is missing.
     """
     try:
         fields = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -147,18 +155,18 @@ def load(path: pathlib.Path, settings: Mapping[str, Any]) -> tuple[tuple[Source,
         if not isinstance(tables, list):
             raise ValueError("sources: expected tables, each under [[sources]]")
         config = _build_config(fields | dict(settings))
-        sources = tuple(source for table in tables for source in _sources(table, path.parent))
+        found = tuple(source for table in tables for source in _sources(table, path.parent))
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
-    if not sources:
+    if not found:
         raise ValueError(f"{path}: no [[sources]]")
-    return sources, config
+    return found, config
 
 
 def _build_config(fields: Mapping[str, Any]) -> BuildConfig:
     _check_keys("the file", fields, {field.name for field in dataclasses.fields(BuildConfig)})
     scripts_of = {
-        languages.code(tag): scripts.checked(codes)
+        languages.code(tag): languages.checked_scripts(codes)
         for tag, codes in fields.get("scripts", {}).items()
     }
     return BuildConfig(**{**fields, "scripts": scripts_of})
@@ -176,37 +184,18 @@ def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
         fields["language"] = languages.code(fields["language"])
     if "languages" in fields:
         fields["languages"] = tuple(map(languages.code, fields["languages"]))
-    return _FORMATS[name](fields, folder)
-
-
-def _folder(fields: dict[str, Any], folder: pathlib.Path) -> list[Source]:
-    _check_keys("a folder", fields, {"path"})
-    return list(corpus.find(folder / fields["path"]))
-
-
-def _moses(fields: dict[str, Any], folder: pathlib.Path) -> list[Source]:
-    paths = _paths(fields, folder, "source", "english")
-    return [_make(MosesFiles, {**fields, **paths})]
-
-
-def _tfds(fields: dict[str, Any], folder: pathlib.Path) -> list[Source]:
-    paths = _paths(fields, folder, "data_dir")
-    return [_make(TfdsSplit, {**fields, **paths})]
-
-
-def _paths(fields: dict[str, Any], folder: pathlib.Path, *names: str) -> dict[str, Any]:
-    return {name: folder / fields[name] for name in names if name in fields}
-
-
-def _each_file(cls: type) -> Callable[[dict[str, Any], pathlib.Path], list[Source]]:
-    def make(fields: dict[str, Any], folder: pathlib.Path) -> list[Source]:
-        found = sorted(glob.glob(str(folder / str(fields.get("path", ""))), recursive=True))
-        paths = [path for path in map(pathlib.Path, found) if path.is_file()]
-        if not paths:
-            raise ValueError(f"sources: no file matches path {fields.get('path')!r}")
-        return [_make(cls, {**fields, "path": path}) for path in paths]
-
-    return make
+    if name == "folder":
+        _check_keys("a folder", fields, {"path"})
+        return list(sources.in_folder(folder / fields["path"]))
+    cls = _FORMATS[name]
+    if cls in (MosesFiles, TfdsSplit):
+        paths = {key: folder / fields[key] for key in _PATHS if key in fields}
+        return [_make(cls, {**fields, **paths})]
+    found = sorted(glob.glob(str(folder / str(fields.get("path", ""))), recursive=True))
+    files = [file for file in map(pathlib.Path, found) if file.is_file()]
+    if not files:
+        raise ValueError(f"sources: no file matches path {fields.get('path')!r}")
+    return [_make(cls, {**fields, "path": file}) for file in files]
 
 
 def _make(cls: type, fields: Mapping[str, Any]) -> Source:
@@ -223,14 +212,3 @@ def _check_keys(what: str, fields: Mapping[str, Any], known: set[str]) -> None:
     unknown = sorted(set(fields) - known)
     if unknown:
         raise ValueError(f"{what} has no {', '.join(unknown)}: there is {', '.join(sorted(known))}")
-
-
-_FORMATS: dict[str, Callable[[dict[str, Any], pathlib.Path], list[Source]]] = {
-    "folder": _folder,
-    "tsv": _each_file(TsvFile),
-    "moses": _moses,
-    "tmx": _each_file(TmxFile),
-    "jsonl": _each_file(JsonlFile),
-    "po": _each_file(PoFile),
-    "tfds": _tfds,
-}

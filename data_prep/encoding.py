@@ -1,51 +1,38 @@
-"""From selected text to records: tokenized inside tf.data, by TensorFlow Text's SentencePiece."""
+"""Turns selected text into records, tokenized in tf.data by TensorFlow Text's SentencePiece."""
 
 import collections
 import dataclasses
+import errno
 import functools
 import itertools
-import os
 import pathlib
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import sentencepiece
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from data_prep import chunks, cleaning, records, tsv
+from data_prep import chunks, cleaning, tsv
+from lingvo_gshard import cli
+from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import example_codec, manifest
 
-if TYPE_CHECKING:
-    import tensorflow_text
-
 _PAIRS_PER_BATCH = 2048
-
-
-@dataclasses.dataclass(frozen=True)
-class EncodeJob:
-    """Chunks that become the files `name`.array_record and `name`.lengths.npy of `data_dir`.
-
-    `max_pieces`, of the longer side with EOS: longer pairs are dropped; None keeps all.
-    """
-
-    chunks: Sequence[chunks.Chunk]
-    data_dir: pathlib.Path
-    name: str
-    source_model: pathlib.Path
-    target_model: pathlib.Path
-    max_pieces: int | None
+# One record a group, so that each can be read alone. Token ids hardly compress one at a time.
+_WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
 @dataclasses.dataclass(frozen=True)
 class SideStatistics:
-    """What a side's text became.
+    """Counts over the text of one side.
 
     Attributes:
-        lengths: int64 [longest + 1], the sentences of each length in pieces, EOS included.
-        num_words: separated by white space.
-        num_characters: without white space.
-        num_byte_pieces: pieces that stand for a byte of a character that has no piece.
-        num_unknown: the unknown id.
+        lengths: int64 [longest + 1], the number of sentences of each length in pieces, with EOS.
+        num_words: words separated by white space.
+        num_characters: characters other than white space.
+        num_byte_pieces: pieces that stand for one byte of a character without a piece.
+        num_unknown: pieces with the unknown id.
     """
 
     lengths: np.ndarray
@@ -56,12 +43,12 @@ class SideStatistics:
 
     @property
     def num_sentences(self) -> int:
-        """All sentences."""
+        """The number of sentences."""
         return int(self.lengths.sum())
 
     @property
     def num_pieces(self) -> int:
-        """All pieces, an EOS for each sentence included."""
+        """The number of pieces, with an EOS for each sentence."""
         return int(self.lengths @ np.arange(len(self.lengths)))
 
     def __add__(self, other: "SideStatistics") -> "SideStatistics":
@@ -82,7 +69,7 @@ NOTHING = SideStatistics(np.zeros(1, np.int64), 0, 0, 0, 0)
 
 @dataclasses.dataclass(frozen=True)
 class Encoded:
-    """A file of records, what it was made of, and the pairs dropped for their pieces."""
+    """A file of records, the statistics of its two sides, and the number of pairs too long."""
 
     shard: manifest.Shard
     source: SideStatistics
@@ -92,59 +79,96 @@ class Encoded:
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
-    """Ids of n sentences one after the other, EOS last in each, and int64 [n + 1] bounds."""
+    """Ids of n sentences one after another, each ended by EOS, and their bounds, int64 [n + 1]."""
 
     ids: np.ndarray
     splits: np.ndarray
 
     @property
     def lengths(self) -> np.ndarray:
-        """int64 [n]."""
+        """The sentences' lengths, int64 [n]."""
         return np.diff(self.splits)
 
     def select(self, is_kept: np.ndarray) -> "Tokens":
-        """The sentences of a bool [n]."""
+        """Returns the sentences that `is_kept`, bool [n], marks."""
         splits = np.concatenate([[0], np.cumsum(self.lengths[is_kept])])
         return Tokens(self.ids[np.repeat(is_kept, self.lengths)], splits)
 
 
-def encode(job: EncodeJob) -> Encoded:
-    """Writes one file of records, and that of their lengths."""
-    encoder = _Encoder(job)
-    paths = f"{job.name}.array_record", f"{job.name}.lengths.npy"
-    num_examples = records.write(job.data_dir / paths[0], encoder.records())
-    np.save(job.data_dir / paths[1], encoder.lengths())
-    file, lengths = (manifest.describe_file(job.data_dir, path) for path in paths)
+def encode(
+    members: Sequence[chunks.Chunk],
+    data_dir: pathlib.Path,
+    name: str,
+    models: tuple[pathlib.Path, pathlib.Path],
+    max_pieces: int | None,
+) -> Encoded:
+    """Writes one file of records, and one of their lengths.
+
+    Args:
+        members: the chunks that the records are made of.
+        data_dir: the prepared folder.
+        name: the files are `name`.array_record and `name`.lengths.npy in it.
+        models: the SentencePiece models of source and target.
+        max_pieces: drops pairs with a longer side, counting EOS; None keeps all.
+    """
+    encoder = _Encoder(members, *models, max_pieces)
+    paths = f"{name}.array_record", f"{name}.lengths.npy"
+    num_examples = write_records(data_dir / paths[0], encoder.records())
+    np.save(data_dir / paths[1], encoder.lengths())
+    file, lengths = (manifest.describe_file(data_dir, path) for path in paths)
     shard = manifest.Shard(file, lengths, num_examples)
     return Encoded(shard, encoder.source, encoder.target, encoder.num_too_long)
 
 
-class _Encoder:
-    """Makes a job's records, and counts as it goes."""
+def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
+    """Writes an ArrayRecord file of encoded examples; returns their number.
 
-    def __init__(self, job: EncodeJob) -> None:
-        self._job = job
-        self.source = self.target = NOTHING
-        self.num_too_long = 0
-        self._lengths: list[np.ndarray] = []
+    Raises:
+        OSError: the file cannot be written; the error names it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    num_records = 0
+    with atomic_file.replacing(path) as partial:
+        writer = array_record_module.ArrayRecordWriter(str(partial), _WRITER_OPTIONS)
+        for record in records:
+            writer.write(record)
+            num_records += 1
+        try:
+            writer.close()
+        except RuntimeError as error:  # The library reports a full disk only here.
+            raise OSError(errno.EIO, str(error), str(path)) from error
+    return num_records
+
+
+@dataclasses.dataclass
+class _Encoder:
+    """Makes records and counts along the way."""
+
+    members: Sequence[chunks.Chunk]
+    source_model: pathlib.Path
+    target_model: pathlib.Path
+    max_pieces: int | None
+    source: SideStatistics = NOTHING
+    target: SideStatistics = NOTHING
+    num_too_long: int = 0
+    lengths_of_batches: list[np.ndarray] = dataclasses.field(default_factory=list)
 
     def lengths(self) -> np.ndarray:
-        """Tokens of both sides of each record so far, unsigned [n, 2]."""
-        found = np.concatenate([np.empty((0, 2), np.int64), *self._lengths])
+        """Returns the source and target tokens of each record so far, unsigned [n, 2]."""
+        found = np.concatenate([np.empty((0, 2), np.int64), *self.lengths_of_batches])
         return found.astype(np.min_scalar_type(found.max(initial=0)))
 
     def records(self) -> Iterator[bytes]:
-        job = self._job
-        batches = _batches(_text(job.chunks))
-        for pairs, source, target in tokenize(batches, job.source_model, job.target_model):
-            if job.max_pieces is not None:
-                is_short = np.maximum(source.lengths, target.lengths) <= job.max_pieces
+        batches = _batches(_text(self.members))
+        for pairs, source, target in tokenize(batches, self.source_model, self.target_model):
+            if self.max_pieces is not None:
+                is_short = np.maximum(source.lengths, target.lengths) <= self.max_pieces
                 self.num_too_long += int((~is_short).sum())
                 source, target = source.select(is_short), target.select(is_short)
                 pairs = list(itertools.compress(pairs, is_short.tolist()))
-            self.source += _statistics([p.source for p in pairs], source, job.source_model)
-            self.target += _statistics([p.english for p in pairs], target, job.target_model)
-            self._lengths.append(np.stack([source.lengths, target.lengths], axis=1))
+            self.source += _statistics([p.source for p in pairs], source, self.source_model)
+            self.target += _statistics([p.english for p in pairs], target, self.target_model)
+            self.lengths_of_batches.append(np.stack([source.lengths, target.lengths], axis=1))
             yield from example_codec.encode_batch(
                 source.ids, source.splits, target.ids, target.splits
             )
@@ -154,12 +178,13 @@ def tokenize(
     batches: Iterator[list[tsv.Pair]], source_model: pathlib.Path, target_model: pathlib.Path
 ) -> Iterator[tuple[list[tsv.Pair], Tokens, Tokens]]:
     """Yields each batch, in order, and the tokens of its two sides; threads work ahead."""
-    tf = _tensorflow()
+    # Only the processes that tokenize load TensorFlow.
+    tf = cli.load("tensorflow")
     source_tokenizer, target_tokenizer = _tokenizer(source_model), _tokenizer(target_model)
 
     ahead: collections.deque[list[tsv.Pair]] = collections.deque()
 
-    def texts():  # Runs in a thread of TensorFlow's.
+    def texts():  # TensorFlow calls it in a thread of its own.
         for pairs in batches:
             ahead.append(pairs)
             yield [pair.source for pair in pairs], [pair.english for pair in pairs]
@@ -175,19 +200,10 @@ def tokenize(
         yield ahead.popleft(), Tokens(*source), Tokens(*target)
 
 
-def _tensorflow() -> Any:
-    """TensorFlow, loaded by the processes that tokenize and by no other, and without its news."""
-    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-    import tensorflow
-
-    return tensorflow
-
-
 @functools.lru_cache(maxsize=2)
-def _tokenizer(model: pathlib.Path) -> "tensorflow_text.SentencepieceTokenizer":
-    import tensorflow_text
-
-    return tensorflow_text.SentencepieceTokenizer(model=model.read_bytes(), add_eos=True)
+def _tokenizer(model: pathlib.Path) -> Any:
+    text = cli.load("tensorflow_text")
+    return text.SentencepieceTokenizer(model=model.read_bytes(), add_eos=True)
 
 
 @functools.lru_cache(maxsize=2)
@@ -212,7 +228,7 @@ def _text(members: Sequence[chunks.Chunk]) -> Iterator[tsv.Pair]:
     for chunk in members:
         if chunk.split == "train":
             yield from chunk.kept_pairs()
-        else:  # Kept as it was.
+        else:  # It was written unchanged.
             yield from map(cleaning.normalize_pair, chunk.pairs())
 
 

@@ -1,22 +1,50 @@
-"""Language codes: BCP-47 tags in their canonical form, such as de, zh-Hant or pt-BR."""
+"""Languages: their BCP-47 codes, the scripts of their text, and how to recognize both.
 
+A language's registered script is often not the one that a corpus uses (ancient Greek, Ojibwa,
+Samaritan Hebrew). So a language's scripts are those that most of its own text is in, unless its
+code (sr-Latn) or the configuration names one.
+"""
+
+import collections
 import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import langcodes
+from fontTools import unicodedata as script_data
+from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 ENGLISH = "en"
+LATIN = "Latn"
+# The ISO 15924 codes that stand for several scripts.
+_MIXED = {
+    "Hans": ("Hani",),
+    "Hant": ("Hani",),
+    "Jpan": ("Hani", "Hira", "Kana"),
+    "Kore": ("Hang", "Hani"),
+}
+# A script with this share of a language's letters is one of the language's own.
+_MIN_OWN_SHARE = 0.1
+_NO_SCRIPT = ("Zyyy", "Zinh", "Zzzz")  # Common, inherited, unknown.
+# Shorter sentences, and less certain decisions, are not evidence of another language.
+_MIN_IDENTIFIED_CHARS = 20
+_MIN_IDENTIFIED_PROBABILITY = 0.95
 
 
 @functools.cache
 def is_valid(tag: str) -> bool:
-    """Whether a tag is well-formed, names a language, and all its parts are registered."""
+    """Returns whether a tag is well-formed and all its parts are registered."""
     is_private = tag.lower().startswith("x-")
     return bool(langcodes.tag_is_valid(tag)) and not is_private
 
 
 @functools.cache
 def code(tag: str) -> str:
-    """Returns the canonical form of a tag. Raises ValueError unless `is_valid`."""
+    """Returns the canonical form of a tag, such as de, zh-Hant or pt-BR.
+
+    Raises:
+        ValueError: the tag is not valid.
+    """
     if not is_valid(tag):
         raise ValueError(f"{tag!r} is no language: expected a BCP-47 code, such as de or zh-Hant")
     return langcodes.standardize_tag(tag)
@@ -24,10 +52,94 @@ def code(tag: str) -> str:
 
 @functools.cache
 def primary(tag: str) -> str:
-    """The language of a tag without script and region: pt of pt-BR. Raises ValueError as `code`."""
+    """Returns a tag's language without script and region: pt for pt-BR. Raises as `code`."""
     return str(langcodes.Language.get(code(tag)).language)
 
 
-def script(tag: str) -> str | None:
-    """The ISO 15924 script that a tag names: Hant of zh-Hant, None of zh."""
-    return langcodes.Language.get(code(tag)).script
+def checked_scripts(codes: Any) -> tuple[str, ...]:
+    """Returns a list of ISO 15924 codes as a tuple. Raises ValueError if it is not such a list."""
+    if not isinstance(codes, list):
+        raise ValueError(f"scripts {codes!r}: expected a list, such as ['Cyrl', 'Latn']")
+    for script in codes:
+        if script not in _MIXED and not script_data.script_name(script, default=""):
+            raise ValueError(f"script {script!r}: expected an ISO 15924 code, such as Cyrl")
+    return tuple(codes)
+
+
+@functools.cache
+def script_of(char: str) -> str | None:
+    """Returns the script of a letter or mark, None for digits, punctuation and the like."""
+    script = str(script_data.script(char))
+    return None if script in _NO_SCRIPT else script
+
+
+def count_scripts(text: str) -> collections.Counter[str]:
+    """Counts the characters of each script in a text."""
+    found: collections.Counter[str] = collections.Counter()
+    for char, number in collections.Counter(text).items():
+        script = script_of(char)
+        if script is not None:
+            found[script] += number
+    return found
+
+
+def own_scripts(
+    language: str, counts: Mapping[str, int], configured: Mapping[str, Iterable[str]]
+) -> frozenset[str]:
+    """Returns the scripts of a language; the set is empty if its text has no letters.
+
+    Args:
+        language: its code; a script in the code decides.
+        counts: characters of each script in a part of its text.
+        configured: scripts by language; these decide before the code does.
+    """
+    in_code = langcodes.Language.get(code(language)).script
+    named = configured.get(language) or ([in_code] if in_code else [])
+    if named:
+        return frozenset(one for script in named for one in _MIXED.get(script, (script,)))
+    total = sum(counts.values())
+    own = {script for script, number in counts.items() if number >= _MIN_OWN_SHARE * total}
+    for group in _MIXED.values():
+        # Text with one kana will have the other, but Han alone may be Chinese.
+        if own & set(group) - {"Hani"}:
+            own |= set(group)
+    return frozenset(own)
+
+
+def is_mostly_foreign(text: str, own: frozenset[str]) -> bool:
+    """Returns whether most characters of a text that have a script are not of the scripts `own`.
+
+    If `own` is empty, nothing is foreign.
+    """
+    if not own:
+        return False
+    familiar = _familiar(own)
+    new = set(text) - familiar
+    familiar.update(char for char in new if script_of(char) is None or script_of(char) in own)
+    if new <= familiar:
+        return False
+    counts = count_scripts(text)
+    num_own = sum(counts[script] for script in own)
+    return counts.total() - num_own > num_own
+
+
+@functools.cache
+def _familiar(own: frozenset[str]) -> set[str]:
+    """The characters seen so far that are not foreign to `own`: most texts have no others."""
+    return set()
+
+
+def is_surely_another(text: str, language: str) -> bool:
+    """Returns whether py3langid is sure that a text is in another language.
+
+    False if its model does not know `language`.
+    """
+    if len(text) < _MIN_IDENTIFIED_CHARS or primary(language) not in _identifier().labels:
+        return False
+    found, probability = _identifier().classify(text)
+    return found != primary(language) and probability >= _MIN_IDENTIFIED_PROBABILITY
+
+
+@functools.cache
+def _identifier() -> LanguageIdentifier:
+    return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

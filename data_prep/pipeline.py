@@ -1,39 +1,38 @@
-"""From parallel text to a prepared data folder, step by step.
+"""Turns parallel text into a prepared data folder, step by step.
 
-    survey   each source: the scripts that its languages are written in
-    clean    each source: repaired, normalized, cleaned, in chunks
-    select   each language: without what is held out, without duplicates
-    vocab    text drawn from each language, and the two vocabularies
-    records  each shard: tokens
-    report   tables, a picture, and last the manifest
+    survey   finds the scripts that each source's languages are written in
+    clean    repairs, normalizes and cleans each source, in chunks
+    select   drops held-out pairs and duplicates from each language
+    vocab    draws text from each language and trains the two vocabularies
+    records  tokenizes each shard
+    report   writes tables, a picture and, last, the manifest
 
-Every step is tasks that run in parallel (tasks.py). What is between them is files in
-OUT/.unfinished: a run that is killed goes on where it was and ends with the same bytes, as long as
-its plan is the same (plan.py). Memory holds a chunk a process, the digests of dev and test, and the
-text that the vocabularies learn from.
+Each step is a number of tasks that run in parallel (tasks.py). Their results are files in
+OUT/.unfinished: a killed run continues where it stopped and ends with the same bytes, as long as
+its plan is the same (plan.py). In memory are one chunk for each process, the digests of dev and
+test, and the text that the vocabularies learn from.
 """
 
 import collections
 import dataclasses
 import enum
-import functools
 import itertools
 import pathlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property, partial
 
 from absl import logging
 
 from data_prep import (
     chunks,
-    cleaning,
-    corpus,
     encoding,
+    languages,
     plan,
     reading,
     report,
-    scripts,
     selection,
+    sources,
     tasks,
     tsv,
     vocabulary,
@@ -41,13 +40,13 @@ from data_prep import (
 from data_prep.chunks import Chunk
 from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
-from data_prep.sources.source import Source
+from data_prep.sources import Source
 from data_prep.vocabulary import Side
 from lingvo_gshard.input import manifest
 
 
 class Step(enum.StrEnum):
-    """In their order."""
+    """The steps, in order."""
 
     SURVEY = "survey"
     CLEAN = "clean"
@@ -65,76 +64,56 @@ _HELD_OUT_SPLITS = ("dev", "test")
 def build(
     input_dir: pathlib.Path, out_dir: pathlib.Path, config: BuildConfig, num_workers: int = 1
 ) -> manifest.Manifest:
-    """`prepare` for a corpus folder (corpus.py)."""
-    return prepare(corpus.find(input_dir), out_dir, config, num_workers)
+    """Prepares a corpus folder (sources.py); see `prepare`."""
+    return prepare(sources.in_folder(input_dir), out_dir, config, num_workers)
 
 
 def prepare(
-    sources: Sequence[Source], out_dir: pathlib.Path, config: BuildConfig, num_workers: int = 1
+    found: Sequence[Source], out_dir: pathlib.Path, config: BuildConfig, num_workers: int = 1
 ) -> manifest.Manifest:
-    """Prepares sources into `out_dir`; the manifest is written last.
+    """Prepares sources into `out_dir` and returns the manifest, which is written last.
 
     Raises:
-        ValueError: text that cannot be read, nothing left to train on, or a folder of another plan.
+        ValueError: text cannot be read, no pair is left to train on, or the folder has another
+            plan.
     """
-    run_through(Step.REPORT, sources, out_dir, config, num_workers)
+    run_through(Step.REPORT, found, out_dir, config, num_workers)
     shutil.rmtree(out_dir / _UNFINISHED, ignore_errors=True)
     return manifest.load(out_dir)
 
 
 def run_through(
     last: Step,
-    sources: Sequence[Source],
+    found: Sequence[Source],
     out_dir: pathlib.Path,
     config: BuildConfig,
     num_workers: int,
 ) -> None:
-    """Runs the steps up to `last`, as far as they are not done.
-
-    Raises:
-        ValueError: as prepare.
-    """
-    plan.claim(out_dir, plan.text(sources, config), _MADE)
+    """Runs the steps up to `last` that are not done yet. Raises ValueError as `prepare`."""
+    plan.claim(out_dir, plan.text(found, config), _MADE)
     if (out_dir / manifest.FILE_NAME).exists():
-        logging.info("%s: prepared already", out_dir)
+        logging.info("%s: is prepared already", out_dir)
         return
     work_dir = out_dir / _UNFINISHED
     if work_dir.exists():
-        logging.info("%s: going on where an earlier run stopped", out_dir)
+        logging.info("%s: continuing where an earlier run stopped", out_dir)
     runner = tasks.Runner(work_dir / "results", num_workers)
-    steps = _Steps(sources, out_dir, work_dir, config, runner)
-    results = {
-        Step.SURVEY: lambda: steps.own_scripts,
-        Step.CLEAN: lambda: steps.cleaned,
-        Step.SELECT: lambda: steps.selected,
-        Step.VOCAB: lambda: steps.vocabularies,
-        Step.RECORDS: lambda: steps.encoded,
-        Step.REPORT: steps.report,
-    }
+    steps = _Steps(found, out_dir, work_dir, config, runner)
     for step in Step:
-        results[step]()
+        getattr(steps, step)  # Runs it, as each step is a cached property.
         if step is last:
             return
 
 
-@dataclasses.dataclass(frozen=True)
-class _TextJob:
-    """Chunks of dev or test that become the raw text `path` of `data_dir`."""
-
-    chunks: Sequence[Chunk]
-    data_dir: pathlib.Path
-    path: str
-
-
-def _write_text(job: _TextJob) -> manifest.DataFile:
-    pairs = itertools.chain.from_iterable(chunk.pairs() for chunk in job.chunks)
-    tsv.write(job.data_dir / job.path, pairs)
-    return manifest.describe_file(job.data_dir, job.path)
+def _write_text(chunks: Sequence[Chunk], data_dir: pathlib.Path, path: str) -> manifest.DataFile:
+    """Writes the raw text of chunks of dev or test to `path` in `data_dir`."""
+    tsv.write(data_dir / path, itertools.chain.from_iterable(chunk.pairs() for chunk in chunks))
+    return manifest.describe_file(data_dir, path)
 
 
 @dataclasses.dataclass(frozen=True)
 class _Steps:
-    """The steps' results, each computed when it is asked for, from those before it."""
+    """The results of the steps, and what lies between. Each is computed when it is first needed."""
 
     sources: Sequence[Source]
     out_dir: pathlib.Path
@@ -142,116 +121,96 @@ class _Steps:
     config: BuildConfig
     runner: tasks.Runner
 
-    @functools.cached_property
-    def own_scripts(self) -> dict[str, frozenset[str]]:
-        """The scripts of each language, as scripts.own_scripts."""
+    @cached_property
+    def survey(self) -> dict[str, frozenset[str]]:
+        """The scripts of each language."""
         counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        for surveyed in self.runner.map("survey", reading.survey, self.sources):
+        calls = [partial(reading.survey, source) for source in self.sources]
+        for surveyed in self.runner.run("survey", calls):
             for code, found in surveyed.items():
                 counts[code] += found
         return {
-            code: scripts.own_scripts(code, found, self.config.scripts)
+            code: languages.own_scripts(code, found, self.config.scripts)
             for code, found in counts.items()
         }
 
-    @functools.cached_property
-    def cleaned(self) -> list[reading.Cleaned]:
-        """Of each source."""
-        config = self.config
-        jobs = [
-            reading.CleanJob(
-                source=source,
-                folder=self.work_dir / "text",
-                name=f"{index:05d}",
-                own_scripts=self.own_scripts,
-                limits=cleaning.Limits(
-                    config.max_chars, config.max_length_ratio, config.check_language
-                ),
-                max_malformed_share=config.max_malformed_share,
-                held_out_share=config.held_out_share,
-                pairs_per_chunk=config.pairs_per_chunk,
-            )
+    @cached_property
+    def clean(self) -> list[reading.Cleaned]:
+        """The cleaned chunks of each source."""
+        folder = self.work_dir / "text"
+        calls = [
+            partial(reading.clean, source, folder, f"{index:05d}", self.survey, self.config)
             for index, source in enumerate(self.sources)
         ]
-        return self.runner.map("clean", reading.clean, jobs)
+        return self.runner.run("clean", calls)
 
-    @functools.cached_property
+    @cached_property
     def chunks(self) -> dict[str, dict[str, list[Chunk]]]:
-        """By split and language, in the order of the sources."""
+        """The chunks by split and language, in the order of the sources."""
         found: dict[str, dict[str, list[Chunk]]] = {split: {} for split in manifest.SPLITS}
-        for chunk in itertools.chain.from_iterable(one.chunks for one in self.cleaned):
+        for chunk in itertools.chain.from_iterable(one.chunks for one in self.clean):
             found[chunk.split].setdefault(chunk.language, []).append(chunk)
         return {split: dict(sorted(chunks.items())) for split, chunks in found.items()}
 
-    @functools.cached_property
-    def selected(self) -> dict[str, selection.Selected]:
-        """Of each language of train."""
+    @cached_property
+    def select(self) -> dict[str, selection.Selected]:
+        """What is selected of each language's training text."""
         folder = self.work_dir / "held_out"
         by_language = [one for split in _HELD_OUT_SPLITS for one in self.chunks[split].values()]
         everything = list(itertools.chain.from_iterable(by_language))
         english = selection.save_held_out(everything, chunks.ENGLISH, folder / "english.npy")
-        jobs = []
+        calls = []
         for code, members in self.chunks["train"].items():
             own = [chunk for chunk in everything if chunk.language == code]
-            sources = selection.save_held_out(own, chunks.SOURCE, folder / f"{code}.npy")
-            jobs.append(selection.SelectJob(members, english, sources))
-        found = self.runner.map("select", selection.select, jobs)
+            own_sources = selection.save_held_out(own, chunks.SOURCE, folder / f"{code}.npy")
+            calls.append(partial(selection.select, members, english, own_sources))
+        found = self.runner.run("select", calls)
         if not sum(sum(one.num_kept) for one in found):
-            by_cleaning = itertools.chain(*(one.dropped.values() for one in self.cleaned))
+            by_cleaning = itertools.chain(*(one.dropped.values() for one in self.clean))
             dropped = [*by_cleaning, *(one.dropped for one in found)]
             raise _nothing_left(sum(dropped, collections.Counter[Rule]()))
         return dict(zip(self.chunks["train"], found, strict=True))
 
-    @functools.cached_property
+    @cached_property
     def drawn(self) -> list[pathlib.Path]:
         """The text of each language that the vocabularies learn from."""
-        counts = {code: sum(one.num_kept) for code, one in self.selected.items()}
+        counts = {code: sum(one.num_kept) for code, one in self.select.items()}
         quotas = vocabulary.quotas(
             list(counts.values()), self.config.max_vocab_sentences, self.config.vocab_temperature
         )
         folder = self.work_dir / "drawn"
         folder.mkdir(exist_ok=True)
-        jobs = [
-            vocabulary.DrawJob(
-                self.chunks["train"][code], count, quota, self.config.seed, folder / f"{code}.tsv"
-            )
-            for (code, count), quota in zip(counts.items(), quotas, strict=True)
-        ]
-        return self.runner.map("draw", vocabulary.draw, jobs)
+        calls = []
+        for (code, count), quota in zip(counts.items(), quotas, strict=True):
+            members, path = self.chunks["train"][code], folder / f"{code}.tsv"
+            calls.append(partial(vocabulary.draw, members, count, quota, self.config.seed, path))
+        return self.runner.run("draw", calls)
 
-    @functools.cached_property
-    def vocabularies(self) -> dict[Side, manifest.Vocabulary]:
-        """Trained on what was drawn of all languages."""
-        config = self.config
-        wanted = {Side.SOURCE: config.source_vocab_size, Side.TARGET: config.target_vocab_size}
-        jobs = [
-            vocabulary.TrainJob(
-                side,
-                self.drawn,
-                vocabulary.VocabularyConfig(size, config.model_type, config.character_coverage),
-                self._model(side),
-            )
-            for side, size in wanted.items()
+    @cached_property
+    def vocab(self) -> dict[Side, manifest.Vocabulary]:
+        """The two vocabularies."""
+        calls = [
+            partial(vocabulary.train_drawn, side, self.drawn, self.config, self._model(side))
+            for side in Side
         ]
-        sizes = self.runner.map("vocab", vocabulary.train_drawn, jobs)
         return {
             side: manifest.Vocabulary(manifest.describe_file(self.out_dir, _model_path(side)), size)
-            for side, size in zip(wanted, sizes, strict=True)
+            for side, size in zip(Side, self.runner.run("vocab", calls), strict=True)
         }
 
-    @functools.cached_property
-    def encoded(self) -> dict[tuple[str, str], list[encoding.Encoded]]:
+    @cached_property
+    def records(self) -> dict[tuple[str, str], list[encoding.Encoded]]:
         """The shards of each (split, language)."""
-        assert self.vocabularies
-        jobs = [
-            (key, job)
+        assert self.vocab
+        calls = [
+            (key, call)
             for split, by_language in self.chunks.items()
             for key in ((split, code) for code in by_language)
-            for job in self._encode_jobs(*key)
+            for call in self._encode_calls(*key)
         ]
-        results = self.runner.map("records", encoding.encode, [job for _, job in jobs])
+        results = self.runner.run("records", [call for _, call in calls])
         found: dict[tuple[str, str], list[encoding.Encoded]] = collections.defaultdict(list)
-        for (key, _), result in zip(jobs, results, strict=True):
+        for (key, _), result in zip(calls, results, strict=True):
             found[key].append(result)
         of_train = [one for (split, _), made in found.items() if split == "train" for one in made]
         if not any(one.shard.num_examples for one in of_train):
@@ -259,92 +218,84 @@ class _Steps:
             raise _nothing_left(collections.Counter({Rule.TOO_MANY_PIECES: num_too_long}))
         return dict(found)
 
-    @functools.cached_property
+    @cached_property
     def texts(self) -> dict[tuple[str, str], manifest.DataFile]:
         """The raw text of each (split, language) of dev and test."""
-        jobs = {
-            (split, code): _TextJob(members, self.out_dir, f"text/{split}/{code}-en.tsv.gz")
+        calls = {
+            (split, code): partial(_write_text, one, self.out_dir, f"text/{split}/{code}-en.tsv.gz")
             for split in _HELD_OUT_SPLITS
-            for code, members in self.chunks[split].items()
+            for code, one in self.chunks[split].items()
         }
-        return dict(
-            zip(jobs, self.runner.map("text", _write_text, list(jobs.values())), strict=True)
-        )
+        return dict(zip(calls, self.runner.run("text", list(calls.values())), strict=True))
 
+    @cached_property
     def report(self) -> None:
-        """Writes the report and, when everything else is there, the manifest."""
-        languages = tuple(map(self._language, sorted(self._codes())))
+        """Writes the report and, when everything else is complete, the manifest."""
+        described = tuple(map(self._language, sorted(self._codes())))
         reports = [
-            report.LanguageReport(
-                language,
-                *(self._statistics(language.code, side) for side in Side),
-            )
-            for language in languages
+            report.LanguageReport(one, *(self._statistics(one.code, side) for side in Side))
+            for one in described
         ]
         report.write(reports, self.out_dir / "report")
         made = manifest.Manifest(
-            languages=languages,
-            source_vocabulary=self.vocabularies[Side.SOURCE],
-            target_vocabulary=self.vocabularies[Side.TARGET],
+            languages=described,
+            source_vocabulary=self.vocab[Side.SOURCE],
+            target_vocabulary=self.vocab[Side.TARGET],
             config=dataclasses.asdict(self.config) | {"sources": list(map(str, self.sources))},
             library_versions=plan.library_versions(),
         )
         manifest.save(made, self.out_dir)
 
-    def _encode_jobs(self, split: str, code: str) -> list[encoding.EncodeJob]:
-        members = self.chunks[split][code]
-        num_kept = (
-            self.selected[code].num_kept
-            if split == "train"
-            else [chunk.num_pairs for chunk in members]
-        )
+    def _encode_calls(self, split: str, code: str) -> list[Callable[[], encoding.Encoded]]:
+        members, max_pieces = self.chunks[split][code], None
+        num_kept = [chunk.num_pairs for chunk in members]
+        if split == "train":
+            num_kept, max_pieces = self.select[code].num_kept, self.config.max_pieces
+        models = (self._model(Side.SOURCE), self._model(Side.TARGET))
         shards = list(_shards(members, num_kept, self.config.pairs_per_shard))
+        names = (
+            f"records/{split}/{code}-{index:05d}-of-{len(shards):05d}"
+            for index in range(len(shards))
+        )
         return [
-            encoding.EncodeJob(
-                chunks=shard,
-                data_dir=self.out_dir,
-                name=f"records/{split}/{code}-{index:05d}-of-{len(shards):05d}",
-                source_model=self._model(Side.SOURCE),
-                target_model=self._model(Side.TARGET),
-                max_pieces=self.config.max_pieces if split == "train" else None,
-            )
-            for index, shard in enumerate(shards)
+            partial(encoding.encode, shard, self.out_dir, name, models, max_pieces)
+            for shard, name in zip(shards, names, strict=True)
         ]
 
     def _language(self, code: str) -> manifest.Language:
         dropped: collections.Counter[Rule] = collections.Counter()
-        for cleaned in self.cleaned:
+        for cleaned in self.clean:
             dropped += cleaned.dropped.get(code, collections.Counter())
-        if code in self.selected:
-            dropped += self.selected[code].dropped
-        shards = {split: self.encoded.get((split, code), []) for split in manifest.SPLITS}
+        if code in self.select:
+            dropped += self.select[code].dropped
+        shards = {split: self.records.get((split, code), []) for split in manifest.SPLITS}
         dropped[Rule.TOO_MANY_PIECES] = sum(one.num_too_long for one in shards["train"])
         return manifest.Language(
             code=code,
             records={split: _records(made) for split, made in shards.items() if made},
             text={split: file for (split, other), file in self.texts.items() if other == code},
             dropped={str(rule): number for rule, number in sorted(dropped.items()) if number},
-            repaired=sum(cleaned.repaired[code] for cleaned in self.cleaned),
-            scripts=tuple(sorted(self.own_scripts.get(code, ()))),
+            repaired=sum(cleaned.repaired[code] for cleaned in self.clean),
+            scripts=tuple(sorted(self.survey.get(code, ()))),
         )
 
     def _statistics(self, code: str, side: Side) -> encoding.SideStatistics:
-        shards = self.encoded.get(("train", code), [])
+        shards = self.records.get(("train", code), [])
         return sum((getattr(shard, side) for shard in shards), encoding.NOTHING)
 
     def _codes(self) -> set[str]:
-        dropped = (one.dropped for one in self.cleaned)
-        return set(self.own_scripts).union(*dropped, *self.chunks.values())
+        dropped = (one.dropped for one in self.clean)
+        return set(self.survey).union(*dropped, *self.chunks.values())
 
     def _model(self, side: Side) -> pathlib.Path:
         return self.out_dir / _model_path(side)
 
 
 def _nothing_left(dropped: collections.Counter[Rule]) -> ValueError:
-    told = ", ".join(f"{number} {rule}" for rule, number in dropped.most_common())
-    if not told:
+    counts = ", ".join(f"{number} {rule}" for rule, number in dropped.most_common())
+    if not counts:
         return ValueError("the sources hold no training pair")
-    return ValueError(f"no training pair is left: dropped {told}")
+    return ValueError(f"no training pair is left: dropped {counts}")
 
 
 def _model_path(side: Side) -> str:
@@ -354,7 +305,7 @@ def _model_path(side: Side) -> str:
 def _shards(
     members: Sequence[Chunk], num_kept: Sequence[int], pairs_per_shard: int
 ) -> Iterator[list[Chunk]]:
-    """Groups chunks into files of at most `pairs_per_shard` pairs, or of one chunk."""
+    """Groups chunks into shards of at most `pairs_per_shard` pairs, or of one chunk."""
     shard: list[Chunk] = []
     num_pairs = 0
     for chunk, number in zip(members, num_kept, strict=True):

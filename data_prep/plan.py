@@ -1,18 +1,17 @@
-"""What a folder is prepared from and with, as text that lies in it: a folder has one plan.
+"""The plan of a prepared folder: a text file in it of everything that the outcome depends on.
 
-A run goes on only in a folder of its own plan. So a mistaken flag, or a folder that holds other
-things, costs nothing that is there.
+A run continues only a folder that has the same plan, so a mistaken flag destroys nothing.
 """
 
 import dataclasses
 import importlib.metadata
 import itertools
-import os
 import pathlib
 from collections.abc import Sequence
 
 from data_prep.config import BuildConfig
-from data_prep.sources.source import Source
+from data_prep.sources import Source
+from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import manifest
 
 FILE_NAME = "plan.txt"
@@ -27,12 +26,12 @@ _LIBRARIES = (
 
 
 def library_versions() -> dict[str, str]:
-    """Of the libraries that the outcome depends on."""
+    """Returns the versions of the libraries that the outcome depends on."""
     return {name: importlib.metadata.version(name) for name in _LIBRARIES}
 
 
 def text(sources: Sequence[Source], config: BuildConfig) -> str:
-    """All that the outcome depends on, a line each."""
+    """Returns everything that the outcome depends on, one item a line."""
     files = [path for source in sources for path in source.files]
     stats = [(path, path.stat()) for path in files if path.exists()]
     lines = [
@@ -46,15 +45,15 @@ def text(sources: Sequence[Source], config: BuildConfig) -> str:
 
 
 def claim(out_dir: pathlib.Path, plan: str, made: Sequence[str]) -> None:
-    """Begins in a folder without a plan, goes on in one of this plan.
+    """Writes the plan into a folder without one, or checks that the folder has this plan.
 
     Args:
-        out_dir: is made where it is not there.
-        plan: as `text`.
-        made: names of all that will be made in it.
+        out_dir: the folder, which is created if necessary.
+        plan: what `text` returned.
+        made: the names of everything that a build makes in the folder.
 
     Raises:
-        ValueError: the folder has another plan, or holds what is to be made, and no plan.
+        ValueError: the folder has another plan, or contains one of `made` without a plan.
     """
     path = out_dir / FILE_NAME
     if path.exists():
@@ -67,9 +66,7 @@ def claim(out_dir: pathlib.Path, plan: str, made: Sequence[str]) -> None:
             "give another folder, or delete it"
         )
     out_dir.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_suffix(".unfinished")
-    unfinished.write_text(plan, encoding="utf-8")
-    os.replace(unfinished, path)
+    atomic_file.write(path, plan)
 
 
 def _check_same(out_dir: pathlib.Path, there: str, given: str) -> None:

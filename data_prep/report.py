@@ -1,8 +1,8 @@
-"""What was made of what: a page of tables, its numbers as JSON, and a picture of the sizes.
+"""The report on a prepared folder.
 
 report/report.md    tables of sizes, lengths, cleaning and coverage, by language
-report/report.json  the same
-report/sizes.png    training pairs by language, from high to low, as section 4.1 tells of them
+report/report.json  the same numbers
+report/sizes.png    training pairs by language, from high to low resource, as in section 4.1
 """
 
 import dataclasses
@@ -15,6 +15,7 @@ import numpy as np
 from matplotlib import figure, ticker
 
 from data_prep.encoding import SideStatistics
+from lingvo_gshard.core import table
 from lingvo_gshard.input import manifest
 
 _TEMPERATURES = (1, 5)
@@ -23,7 +24,7 @@ _QUANTILES = {"median": 0.5, "95 %": 0.95, "99 %": 0.99}
 
 @dataclasses.dataclass(frozen=True)
 class LanguageReport:
-    """A language and its training text's two sides."""
+    """A language and the statistics of the two sides of its training text."""
 
     language: manifest.Language
     source: SideStatistics
@@ -43,7 +44,7 @@ def write(reports: Sequence[LanguageReport], folder: pathlib.Path) -> None:
 
 
 def as_json(report: LanguageReport) -> dict[str, Any]:
-    """The numbers of one language; lengths in pieces with EOS, other pieces without."""
+    """Returns the numbers of one language. Lengths in pieces count EOS; the other numbers don't."""
     language = report.language
     return {
         "code": language.code,
@@ -71,7 +72,7 @@ def _side(side: SideStatistics) -> dict[str, float]:
 
 
 def _quantile(lengths: np.ndarray, share: float) -> int:
-    """The shortest length that `share` of the sentences do not exceed."""
+    """Returns the shortest length that `share` of the sentences do not exceed."""
     return int(np.searchsorted(np.cumsum(lengths), share * lengths.sum()))
 
 
@@ -79,44 +80,33 @@ def _page(rows: Sequence[Mapping[str, Any]]) -> str:
     rules = sorted({rule for row in rows for rule in row["dropped"]})
     lengths = ("mean", *_QUANTILES, "longest")
     coverage = ("pieces_per_word", "characters_per_piece", "byte_rate", "unknown_rate")
-    sections = {
-        "Sizes": (
-            ("language", "scripts", *manifest.SPLITS, "source tokens", "target tokens"),
-            [
-                (
-                    row["code"],
-                    " ".join(row["scripts"]),
-                    *row["pairs"].values(),
-                    row["source"]["tokens"],
-                    row["target"]["tokens"],
-                )
-                for row in rows
-            ],
-        ),
-        "Tokens of a training pair, as the mixture of temperature T draws them": (
+    sizes: list[Sequence[Any]] = [
+        ("language", "scripts", *manifest.SPLITS, "source tokens", "target tokens")
+    ]
+    dropped: list[Sequence[Any]] = [("language", *rules, "(repaired)")]
+    for row in rows:
+        tokens = [row[side]["tokens"] for side in ("source", "target")]
+        sizes.append((row["code"], " ".join(row["scripts"]), *row["pairs"].values(), *tokens))
+        counts = [row["dropped"].get(rule, 0) for rule in rules]
+        dropped.append((row["code"], *counts, row["repaired"]))
+    sections: dict[str, list[Sequence[Any]]] = {
+        "Sizes": sizes,
+        "Tokens of a training pair, as the mixture of temperature T draws them": [
             ("T", "source", "target", "target to source: of the rows' lengths, too"),
-            [(temperature, *_drawn(rows, temperature)) for temperature in _TEMPERATURES],
-        ),
-        "Training pairs dropped, by rule": (
-            ("language", *rules, "(repaired)"),
-            [
-                (row["code"], *(row["dropped"].get(rule, 0) for rule in rules), row["repaired"])
-                for row in rows
-            ],
-        ),
+            *((temperature, *_drawn(rows, temperature)) for temperature in _TEMPERATURES),
+        ],
+        "Training pairs dropped, by rule": dropped,
         "Lengths in pieces, source": _side_table(rows, "source", lengths),
         "Lengths in pieces, target": _side_table(rows, "target", lengths),
         "Coverage of the source vocabulary": _side_table(rows, "source", coverage),
         "Coverage of the target vocabulary": _side_table(rows, "target", coverage),
     }
-    tables = "\n".join(
-        f"## {title}\n\n{_table(head, body)}" for title, (head, body) in sections.items()
-    )
+    tables = "\n".join(f"## {title}\n\n{table.markdown(rows)}" for title, rows in sections.items())
     return f"# Prepared data\n\n![training pairs by language](sizes.png)\n\n{tables}"
 
 
 def _drawn(rows: Sequence[Mapping[str, Any]], temperature: float) -> tuple[str, str, str]:
-    """Mean tokens of both sides, and their ratio, with languages drawn as n**(1/T)."""
+    """Returns both sides' mean tokens, and their ratio, if languages are drawn as n**(1/T)."""
     weights = np.array([row["pairs"]["train"] for row in rows]) ** (1 / temperature)
     source, target = (
         float(weights @ [row[side]["mean"] for row in rows] / weights.sum())
@@ -127,14 +117,9 @@ def _drawn(rows: Sequence[Mapping[str, Any]], temperature: float) -> tuple[str, 
 
 def _side_table(
     rows: Sequence[Mapping[str, Any]], side: str, names: Sequence[str]
-) -> tuple[tuple[str, ...], list[tuple[Any, ...]]]:
+) -> list[Sequence[Any]]:
     head = ("language", *(name.replace("_", " ") for name in names))
-    return head, [(row["code"], *(row[side][name] for name in names)) for row in rows]
-
-
-def _table(head: Sequence[str], body: Sequence[Sequence[Any]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *body]
-    return "".join("| " + " | ".join(map(str, line)) + " |\n" for line in lines)
+    return [head, *((row["code"], *(row[side][name] for name in names)) for row in rows)]
 
 
 def _draw(largest_first: Sequence[LanguageReport], path: pathlib.Path) -> None:
@@ -143,7 +128,7 @@ def _draw(largest_first: Sequence[LanguageReport], path: pathlib.Path) -> None:
     axes = picture.add_subplot()
     axes.bar([one.language.code for one in largest_first], sizes, color="#3b6ea5")
     axes.set_yscale("log")
-    # Whole decades: of sizes that are nearly equal, too.
+    # Whole decades, also if the sizes are nearly equal.
     bounds = np.log10([max(min(sizes), 1), max(*sizes, 10)])
     axes.set_ylim(10 ** np.floor(bounds[0]), 10 ** np.ceil(bounds[1]))
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
@@ -152,5 +137,5 @@ def _draw(largest_first: Sequence[LanguageReport], path: pathlib.Path) -> None:
     axes.tick_params(axis="x", labelrotation=90, labelsize=7)
     axes.margins(x=0.01)
     axes.spines[["top", "right"]].set_visible(False)
-    # No date: the same data gives the same bytes.
+    # Without metadata the same data gives the same bytes.
     picture.savefig(path, dpi=120, metadata={"Software": None})

@@ -1,8 +1,8 @@
-"""The rules that need the whole corpus: nothing of dev and test in training, and no pair twice.
+"""The rules that need the whole corpus: no pair of dev or test in training, and no pair twice.
 
-Texts are compared by 64-bit digests. Each chunk's are sorted once; duplicates are then found over
-all chunks of a language in ranges of digests, so that memory holds one range, however many pairs
-there are.
+Texts are compared by 64-bit digests. Each chunk's digests are sorted once. Duplicates are then
+found over all chunks of a language, one range of digests after another, so that memory holds one
+range however large the corpus is.
 """
 
 import collections
@@ -21,50 +21,47 @@ _PAIRS_PER_RANGE = 1 << 20
 
 
 @dataclasses.dataclass(frozen=True)
-class SelectJob:
-    """A language's training chunks, in order; `english` and `sources` are what it must not contain.
-
-    Both name files of sorted digests (uint64).
-    """
-
-    chunks: Sequence[Chunk]
-    english: pathlib.Path
-    sources: pathlib.Path
-
-
-@dataclasses.dataclass(frozen=True)
 class Selected:
-    """The pairs kept of each chunk, and the number dropped by each rule."""
+    """The number of pairs kept of each chunk, and the number dropped by each rule."""
 
     num_kept: list[int]
     dropped: collections.Counter[Rule]
 
 
 def save_held_out(held_out: Sequence[Chunk], column: int, path: pathlib.Path) -> pathlib.Path:
-    """Writes a column of the digests of dev's and test's chunks, sorted; returns `path`."""
+    """Writes one column of the digests of dev's and test's chunks, sorted, and returns `path`."""
     columns = [chunk.digests()[:, column] for chunk in held_out]
     path.parent.mkdir(parents=True, exist_ok=True)
     np.save(path, np.unique(np.concatenate([np.empty(0, np.uint64), *columns])))
     return path
 
 
-def select(job: SelectJob) -> Selected:
-    """Writes which pairs of each chunk are kept: none held out, and of equal ones the first."""
-    english, sources = np.load(job.english), np.load(job.sources)
-    for chunk in job.chunks:
+def select(members: Sequence[Chunk], english: pathlib.Path, sources: pathlib.Path) -> Selected:
+    """Decides which pairs of a language's training chunks are kept, and writes that beside them.
+
+    Pairs with held-out English or a held-out source are dropped, and of equal pairs all but the
+    first.
+
+    Args:
+        members: the chunks, in order.
+        english: the file of held-out English digests, which save_held_out wrote.
+        sources: the file of held-out source digests.
+    """
+    held_out_english, held_out_sources = np.load(english), np.load(sources)
+    for chunk in members:
         digests = chunk.digests()
-        is_held_out = _contains(english, digests[:, chunks.ENGLISH]) | _contains(
-            sources, digests[:, chunks.SOURCE]
+        is_held_out = _contains(held_out_english, digests[:, chunks.ENGLISH]) | _contains(
+            held_out_sources, digests[:, chunks.SOURCE]
         )
         np.save(chunk.kept_path, ~is_held_out)
         order = np.argsort(digests[:, chunks.PAIR], kind="stable")
         np.save(_order_path(chunk), order.astype(np.uint32))
         np.save(_sorted_path(chunk), digests[order, chunks.PAIR])
-    num_pairs = sum(chunk.num_pairs for chunk in job.chunks)
-    num_not_held_out = sum(_num_kept(job.chunks))
+    num_pairs = sum(chunk.num_pairs for chunk in members)
+    num_not_held_out = sum(_num_kept(members))
     for low, high in _ranges(num_pairs):
-        _drop_duplicates(job.chunks, low, high)
-    num_kept = _num_kept(job.chunks)
+        _drop_duplicates(members, low, high)
+    num_kept = _num_kept(members)
     dropped = collections.Counter(
         {
             Rule.HELD_OUT: num_pairs - num_not_held_out,
@@ -75,7 +72,7 @@ def select(job: SelectJob) -> Selected:
 
 
 def _contains(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Whether each value is in a sorted array."""
+    """Returns whether each value is in a sorted array."""
     if not len(ordered):
         return np.zeros(len(values), bool)
     found = np.searchsorted(ordered, values)
@@ -83,7 +80,7 @@ def _contains(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def _drop_duplicates(members: Sequence[Chunk], low: np.uint64, high: np.uint64) -> None:
-    """Marks, of the pairs with digests from `low` to `high`, those that occur before."""
+    """Drops the pairs with digests from `low` to `high` that occur earlier."""
     values, places = [], []
     for index, chunk in enumerate(members):
         digests = np.load(_sorted_path(chunk), mmap_mode="r")
@@ -91,7 +88,7 @@ def _drop_duplicates(members: Sequence[Chunk], low: np.uint64, high: np.uint64) 
         positions = np.load(_order_path(chunk), mmap_mode="r")[found]
         values.append(digests[found])
         places.append(np.stack([np.full(len(positions), index), positions], axis=1))
-    # The first of equal values is that of the first chunk, and there of the first position.
+    # unique() returns the first index, which is the first position in the first chunk.
     _, first = np.unique(np.concatenate(values), return_index=True)
     is_repeated = np.ones(sum(map(len, values)), bool)
     is_repeated[first] = False

@@ -1,4 +1,4 @@
-"""Tasks in parallel processes, each done once: what a killed run finished is not done again."""
+"""Runs tasks in parallel processes, each once: a killed run's results are not computed again."""
 
 import concurrent.futures
 import dataclasses
@@ -12,15 +12,16 @@ from typing import Any, TypeVar
 
 import tqdm
 
-_T = TypeVar("_T")
+from lingvo_gshard.core import atomic_file
+
 _R = TypeVar("_R")
 
 
 @dataclasses.dataclass(frozen=True)
 class Runner:
-    """Runs tasks with `num_workers` processes; their results are kept in `folder`.
+    """Runs tasks with `num_workers` processes and keeps their results in `folder`.
 
-    The folder belongs to one plan: same names, same functions, same arguments.
+    All runs that share a folder must give the same names and tasks.
     """
 
     folder: pathlib.Path
@@ -30,35 +31,35 @@ class Runner:
         if self.num_workers < 1:
             raise ValueError(f"num_workers {self.num_workers}: expected at least 1")
 
-    def map(self, name: str, function: Callable[[_T], _R], arguments: Sequence[_T]) -> list[_R]:
-        """Returns function(argument) for each, in order.
+    def run(self, name: str, calls: Sequence[Callable[[], _R]]) -> list[_R]:
+        """Returns the results of calls without arguments, in order.
 
-        A function must write the same files whenever it runs, and be found by its module's name.
-        What it raises ends the map.
+        A call is a partial application of a module's function, and writes the same files whenever
+        it runs. An exception in it ends the run and is raised here.
         """
-        paths = [self.folder / f"{name}-{i:06d}.result" for i in range(len(arguments))]
-        missing = [i for i, path in enumerate(paths) if not path.exists()]
+        paths = [self.folder / f"{name}-{i:06d}.result" for i in range(len(calls))]
+        left = [(call, path) for call, path in zip(calls, paths, strict=True) if not path.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
-        calls = [(function, arguments[i], paths[i]) for i in missing]
-        with tqdm.tqdm(
-            total=len(paths), initial=len(paths) - len(missing), desc=name, disable=None
-        ) as progress:
-            if self.num_workers == 1 or len(calls) < 2:
-                for call in calls:
-                    _run(call)
+        num_done = len(paths) - len(left)
+        with tqdm.tqdm(total=len(paths), initial=num_done, desc=name, disable=None) as progress:
+            if self.num_workers == 1 or len(left) < 2:
+                for call, path in left:
+                    _run(call, path)
                     progress.update()
             else:
-                self._run_in_processes(calls, progress)
+                self._run_in_processes(left, progress)
         return [pickle.loads(path.read_bytes()) for path in paths]
 
-    def _run_in_processes(self, calls: Sequence[Any], progress: tqdm.tqdm) -> None:
-        # Not forked: a process that has loaded TensorFlow cannot be.
+    def _run_in_processes(
+        self, left: Sequence[tuple[Callable[[], Any], pathlib.Path]], progress: tqdm.tqdm
+    ) -> None:
+        # A process that has loaded TensorFlow cannot be forked.
         with concurrent.futures.ProcessPoolExecutor(
-            min(self.num_workers, len(calls)),
+            min(self.num_workers, len(left)),
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_end_with_parent,
         ) as pool:
-            futures = [pool.submit(_run, call) for call in calls]
+            futures = [pool.submit(_run, call, path) for call, path in left]
             try:
                 for future in concurrent.futures.as_completed(futures):
                     future.result()
@@ -68,17 +69,12 @@ class Runner:
                 raise
 
 
-def _run(call: tuple[Callable[[Any], Any], Any, pathlib.Path]) -> None:
-    function, argument, path = call
-    result = function(argument)
-    # All of the result or nothing; by a name of this process's own.
-    unfinished = path.with_suffix(f".{os.getpid()}")
-    unfinished.write_bytes(pickle.dumps(result))
-    os.replace(unfinished, path)
+def _run(call: Callable[[], Any], path: pathlib.Path) -> None:
+    atomic_file.write(path, pickle.dumps(call()))
 
 
 def _end_with_parent() -> None:
-    """Ends this process when its parent is killed; otherwise it would wait for ever."""
+    """Ends this process when its parent is killed; otherwise it would wait forever."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 

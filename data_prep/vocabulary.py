@@ -1,12 +1,11 @@
-"""Training the two SentencePiece vocabularies: one for all sources together, one for English.
+"""Trains the two SentencePiece vocabularies: one for all source languages, one for English.
 
-After the special ids (example_codec.py) come byte pieces, so that any text can be written. The
-models are byte-identical between runs: the text is drawn with a fixed seed, and the number of
-threads, on which the order of floating-point sums depends, is constant. Memory is that of so many
-sentences, whatever the corpus: all are read from what was drawn, as a stream.
+After the special ids (example_codec.py) come pieces for the bytes, so that any text can be encoded.
+The models are byte-identical between runs: the text is drawn with a fixed seed, and the number of
+threads, on which the order of floating-point sums depends, is constant. Memory depends on the
+number of sentences drawn, not on the corpus.
 """
 
-import dataclasses
 import enum
 import io
 import math
@@ -19,100 +18,79 @@ from absl import logging
 
 from data_prep import chunks, cleaning, tsv
 from data_prep.chunks import Chunk
+from data_prep.config import BuildConfig
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 _NUM_THREADS = 2
-_ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: spreads what differs in few bits.
-# The four special ids, the 256 byte pieces and a character.
-MIN_SIZE = 4 + 256 + 1
+_ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: spreads numbers that differ in few bits.
 
 
 class Side(enum.StrEnum):
-    """Of a pair, and the vocabulary's name."""
+    """A side of a pair, and the name of its vocabulary."""
 
     SOURCE = "source"
     TARGET = "target"
 
 
-@dataclasses.dataclass(frozen=True)
-class VocabularyConfig:
-    """How a vocabulary is trained. `size` in pieces; `model_type` is "bpe" or "unigram"."""
-
-    size: int
-    model_type: str
-    character_coverage: float
-
-
 def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> list[int]:
-    """How many of each language's n sentences to draw: proportional to n**(1/T).
+    """Returns how many sentences of each language to draw: in proportion to n**(1/T).
 
-    Together as many as there are, and at most `max_sentences`. A small language's quota may exceed
-    its sentences; they then repeat.
+    Their sum is the number of all sentences, but at most `max_sentences`. If a small language's
+    quota exceeds its sentences, they are repeated.
     """
     budget = min(max_sentences, sum(counts))
     weights = [count ** (1 / temperature) if count else 0.0 for count in counts]
     return [round(budget * weight / sum(weights)) for weight in weights]
 
 
-@dataclasses.dataclass(frozen=True)
-class DrawJob:
-    """`quota` of a language's `num_kept` selected pairs, to be written to `path`."""
+def draw(
+    members: Sequence[Chunk], num_kept: int, quota: int, seed: int, path: pathlib.Path
+) -> pathlib.Path:
+    """Draws from a language's selected pairs, in one pass, and writes them to `path`.
 
-    chunks: Sequence[Chunk]
-    num_kept: int
-    quota: int
-    seed: int
-    path: pathlib.Path
-
-
-def draw(job: DrawJob) -> pathlib.Path:
-    """Draws pairs, evenly repeated, by their digests: so many in expectation, in one reading."""
-    with job.path.open("w", encoding="utf-8", newline="\n") as file:
-        for chunk in job.chunks:
+    Args:
+        members: the language's training chunks.
+        num_kept: the number of selected pairs.
+        quota: the expected number of pairs to draw.
+        seed: see num_copies.
+        path: the file to write, which is returned.
+    """
+    with path.open("w", encoding="utf-8", newline="\n") as file:
+        for chunk in members:
             digests = chunk.digests()[np.load(chunk.kept_path), chunks.PAIR]
-            copies = num_copies(digests, job.quota / max(job.num_kept, 1), job.seed)
+            copies = num_copies(digests, quota / max(num_kept, 1), seed)
             for pair, number in zip(chunk.kept_pairs(), copies.tolist(), strict=True):
-                file.write(tsv.line_of(pair) * number)
-    return job.path
+                file.write(pair.line * number)
+    return path
 
 
 def num_copies(digests: np.ndarray, rate: float, seed: int) -> np.ndarray:
-    """How often each pair occurs, int64 [n]: floor or ceil of `rate`, and `rate` on average.
+    """Returns how often to draw each pair, int64 [n]: floor or ceil of `rate`.
 
     Args:
-        digests: uint64 [n], evenly spread.
-        rate: copies of a pair in expectation.
-        seed: which pairs occur once more than the others.
+        digests: evenly distributed hashes of the pairs, uint64 [n].
+        rate: the expected number of copies of a pair.
+        seed: decides which pairs get one copy more than the others.
     """
     with np.errstate(over="ignore"):
         mixed = (digests ^ np.uint64(seed)) * np.uint64(_ODD)
-    # A product's high bits depend on all of the bits.
+    # A product's high bits depend on all bits of its factors.
     return (math.floor(rate) + (mixed / 2.0**64 < rate % 1)).astype(np.int64)
 
 
-@dataclasses.dataclass(frozen=True)
-class TrainJob:
-    """A vocabulary to be trained on one side of the pairs that `draw` wrote to `drawn`."""
-
-    side: Side
-    drawn: Sequence[pathlib.Path]
-    config: VocabularyConfig
-    path: pathlib.Path
-
-
-def train_drawn(job: TrainJob) -> int:
-    """Trains a vocabulary; returns its size. Raises ValueError as `train`."""
-    pairs = (pair for path in job.drawn for pair in tsv.read(path) if isinstance(pair, tsv.Pair))
-    if job.side is Side.SOURCE:
-        sentences: Iterator[str] = (pair.source for pair in pairs)
-    else:
-        # Many languages share their English; once is enough.
-        sentences = _distinct(pair.english for pair in pairs)
-    return train(job.side, sentences, job.config, job.path)
+def train_drawn(
+    side: Side, drawn: Sequence[pathlib.Path], config: BuildConfig, path: pathlib.Path
+) -> int:
+    """Trains a side's vocabulary on the pairs in the files `drawn`. See `train`."""
+    pairs = (pair for file in drawn for pair in tsv.read(file) if isinstance(pair, tsv.Pair))
+    if side is Side.SOURCE:
+        return train(side, (pair.source for pair in pairs), config, path)
+    # Many languages share English sentences, which count once.
+    return train(side, _distinct(pair.english for pair in pairs), config, path)
 
 
 def _distinct(sentences: Iterable[str]) -> Iterator[str]:
-    """Each once, in their order; memory holds 64 bits of each."""
+    """Yields each sentence once, in order; memory holds 64 bits of each."""
     seen: set[int] = set()
     for sentence in sentences:
         digest = cleaning.digest(sentence)
@@ -121,22 +99,23 @@ def _distinct(sentences: Iterable[str]) -> Iterator[str]:
             yield sentence
 
 
-def train(name: str, sentences: Iterable[str], config: VocabularyConfig, path: pathlib.Path) -> int:
-    """Trains one vocabulary, writes it to `path` and returns its size.
+def train(side: Side, sentences: Iterable[str], config: BuildConfig, path: pathlib.Path) -> int:
+    """Trains a side's vocabulary, writes it to `path` and returns its size.
 
-    Where the text has too few different pieces for the asked size the vocabulary is smaller, which
-    is logged.
+    If the text has too few different pieces, the vocabulary is smaller than configured. This is
+    logged.
 
     Raises:
-        ValueError: the size cannot hold even the characters, or the text holds nothing.
+        ValueError: the size is too small for the characters, or the text is empty.
     """
     model = io.BytesIO()
-    logging.info("training the %s vocabulary", name)
+    logging.info("training the %s vocabulary", side)
+    wanted = config.source_vocab_size if side is Side.SOURCE else config.target_vocab_size
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=iter(sentences),
             model_writer=model,
-            vocab_size=config.size,
+            vocab_size=wanted,
             model_type=config.model_type,
             character_coverage=config.character_coverage,
             normalization_rule_name="nfkc",
@@ -152,13 +131,11 @@ def train(name: str, sentences: Iterable[str], config: VocabularyConfig, path: p
     except (RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(
-            f"the {name} vocabulary of {config.size} pieces cannot be trained: {reason}"
+            f"the {side} vocabulary of {wanted} pieces cannot be trained: {reason}"
         ) from error
     size = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).get_piece_size()
-    if size != config.size:
-        logging.warning(
-            "%s vocabulary: the text has only %d pieces, %d asked", name, size, config.size
-        )
+    if size != wanted:
+        logging.warning("%s vocabulary: the text has only %d pieces, %d asked", side, size, wanted)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(model.getvalue())
     return size

@@ -39,11 +39,23 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize(
     ("flags", "file_bytes", "line"),
     [
-        (["--input=nowhere", "--out=data"], None, "error: no input folder nowhere"),
-        (["--out=data"], None, "error: give --input=TEXT_DIR or --config=FILE, one of them"),
-        (["--input=text", "--out=data", "x"], None, "error: unexpected arguments ['x']; see"),
-        (["--input=text", "--out=file/x"], None, "error: [Errno 20] Not a directory: 'file/x'"),
-        (["--input=text", "--out=full"], 5000, "error: full: [Errno 27] File too large"),
+        (["--input=nowhere", "--out=data"], None, "data_prep.build: no input folder nowhere"),
+        (
+            ["--out=data"],
+            None,
+            "data_prep.build: give --input=TEXT_DIR or --config=FILE, one of them",
+        ),
+        (
+            ["--input=text", "--out=data", "x"],
+            None,
+            "data_prep.build: unexpected arguments ['x']; see",
+        ),
+        (
+            ["--input=text", "--out=file/x"],
+            None,
+            "data_prep.build: [Errno 20] Not a directory: 'file/x'",
+        ),
+        (["--input=text", "--out=full"], 5000, "data_prep.build: full: [Errno 27] File too large"),
     ],
 )
 def test_a_mistake_is_one_line_and_a_status(folder, flags, file_bytes, line):

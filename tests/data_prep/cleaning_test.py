@@ -2,13 +2,14 @@ import pytest
 
 from data_prep import cleaning
 from data_prep.cleaning import Rule
+from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 
 _LATIN = frozenset({"Latn"})
 
 
 def _rule(pair, language="de", own_scripts=_LATIN, **limits):
-    return cleaning.broken_rule(pair, language, own_scripts, cleaning.Limits(**limits))
+    return cleaning.broken_rule(pair, language, own_scripts, BuildConfig(**limits))
 
 
 def test_normalize():

@@ -3,10 +3,7 @@ import pathlib
 import pytest
 
 from data_prep import config
-from data_prep.sources.line_files import JsonlFile, MosesFiles, TsvFile
-from data_prep.sources.po import PoFile
-from data_prep.sources.tfds_split import TfdsSplit
-from data_prep.sources.tmx import TmxFile
+from data_prep.sources import JsonlFile, MosesFiles, PoFile, TfdsSplit, TmxFile, TsvFile
 
 
 def _load(folder, text, **settings):

@@ -3,6 +3,7 @@ import pytest
 import sentencepiece
 
 from data_prep import encoding, vocabulary
+from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 
 _ODD_TEXTS = [
@@ -23,8 +24,8 @@ _ODD_TEXTS = [
 def model(request, tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "source.model"
     text = [f"{word} {i} Haus {i * i}" for i in range(300) for word in ("ein", "das", "水と火")]
-    config = vocabulary.VocabularyConfig(400, request.param, 0.999)
-    vocabulary.train("source", text, config, path)
+    config = BuildConfig(400, model_type=request.param, character_coverage=0.999)
+    vocabulary.train(vocabulary.Side.SOURCE, text, config, path)
     return path
 
 

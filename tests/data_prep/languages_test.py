@@ -21,6 +21,31 @@ def test_what_is_not_registered_is_refused(tag):
         languages.code(tag)
 
 
-def test_parts():
+def test_the_primary_language_has_no_region():
     assert languages.primary("pt-BR") == "pt"
-    assert (languages.script("zh-Hant"), languages.script("zh")) == ("Hant", None)
+
+
+def test_counts_letters_by_script():
+    assert languages.count_scripts("Ab 12, где! 水") == {"Latn": 2, "Cyrl": 3, "Hani": 1}
+
+
+def test_a_languages_scripts_are_those_of_its_text_unless_it_is_said():
+    counts = {"Cyrl": 80, "Latn": 15, "Grek": 5}
+    assert languages.own_scripts("sr", counts, {}) == {"Cyrl", "Latn"}
+    assert languages.own_scripts("sr-Latn", counts, {}) == {"Latn"}
+    assert languages.own_scripts("sr", counts, {"sr": ["Cyrl"]}) == {"Cyrl"}
+    assert languages.own_scripts("zh-Hant", {}, {}) == {"Hani"}
+    assert languages.own_scripts("ja", {}, {"ja": ["Jpan"]}) == {"Hani", "Hira", "Kana"}
+    assert languages.own_scripts("ja", {"Hira": 68, "Hani": 25, "Kana": 5}, {}) == {
+        *("Hani", "Hira", "Kana")
+    }
+    assert languages.own_scripts("zh", {"Hani": 9}, {}) == {"Hani"}
+    assert languages.own_scripts("de", {}, {}) == frozenset()
+
+
+def test_foreign_is_what_has_more_letters_of_other_scripts():
+    latin = frozenset({"Latn"})
+    assert not languages.is_mostly_foreign("abc где", latin)
+    assert languages.is_mostly_foreign("ab где", latin)
+    assert not languages.is_mostly_foreign("123 ...", latin)
+    assert not languages.is_mostly_foreign("где", frozenset())

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from data_prep import corpus, pipeline, tsv
+from data_prep import pipeline, sources, tsv
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from lingvo_gshard.input import manifest, records
@@ -125,9 +125,9 @@ def test_two_builds_are_byte_identical_whatever_the_number_of_processes(built, t
 
 def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
     folder, _ = built
-    sources = corpus.find(folder / "text")
+    found = sources.in_folder(folder / "text")
     for step in pipeline.Step:
-        pipeline.run_through(step, sources, tmp_path, _CONFIG, num_workers=1)
+        pipeline.run_through(step, found, tmp_path, _CONFIG, num_workers=1)
         assert (tmp_path / "manifest.json").exists() == (step is pipeline.Step.REPORT)
     shutil.rmtree(tmp_path / ".unfinished")
     assert _contents(tmp_path) == _contents(folder / "data")
@@ -135,8 +135,8 @@ def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
 
 def test_another_plan_is_refused_and_nothing_is_lost(built, tmp_path):
     folder, _ = built
-    sources = corpus.find(folder / "text")
-    pipeline.run_through(pipeline.Step.SELECT, sources, tmp_path, _CONFIG, num_workers=1)
+    found = sources.in_folder(folder / "text")
+    pipeline.run_through(pipeline.Step.SELECT, found, tmp_path, _CONFIG, num_workers=1)
     finished = shutil.copytree(folder / "data", tmp_path / "finished")
     for out in (tmp_path, finished):
         before = _contents(out)
@@ -217,7 +217,7 @@ def test_killed_at_any_change_it_ends_with_the_same_bytes(built, tmp_path):
     rng = random.Random(6)
     num_kills = 0
     while True:
-        # A run begins with 3 changes, the largest task needs 27 and all together 123.
+        # A run begins with 3 changes, the largest task needs 28, and all together need 152.
         process = _start(_build_until, rng.randint(1, 45), folder / "text", tmp_path / "data")
         process.join()
         if process.exitcode == 0:

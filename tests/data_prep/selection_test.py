@@ -15,7 +15,7 @@ def _write(folder, split, name, pairs, pairs_per_chunk=100):
 def _select(folder, train, held_out=()):
     english = selection.save_held_out(held_out, chunks.ENGLISH, folder / "english.npy")
     sources = selection.save_held_out(held_out, chunks.SOURCE, folder / "sources.npy")
-    return selection.select(selection.SelectJob(train, english, sources))
+    return selection.select(train, english, sources)
 
 
 def test_a_chunk_ends_where_it_is_full(tmp_path):

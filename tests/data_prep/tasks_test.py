@@ -1,3 +1,4 @@
+import functools
 import os
 import pathlib
 
@@ -21,13 +22,13 @@ def _fail(path: pathlib.Path) -> None:
 def test_results_are_in_order_and_each_task_is_done_once(tmp_path, num_workers):
     paths = [tmp_path / f"task{i}" for i in range(5)]
     runner = tasks.Runner(tmp_path / "results", num_workers)
-    runner.map("one", _note, paths[:2])
-    results = runner.map("one", _note, paths)
+    runner.run("one", [functools.partial(_note, path) for path in paths[:2]])
+    results = runner.run("one", [functools.partial(_note, path) for path in paths])
     assert [name for name, _ in results] == [path.name for path in paths]
     assert all(path.read_text() == "ran\n" for path in paths)
     assert all(pid != os.getpid() for _, pid in results) == (num_workers == 2)
     # Another name is another step.
-    runner.map("two", _note, paths[:1])
+    runner.run("two", [functools.partial(_note, paths[0])])
     assert paths[0].read_text() == "ran\n" * 2
 
 
@@ -35,7 +36,7 @@ def test_results_are_in_order_and_each_task_is_done_once(tmp_path, num_workers):
 def test_what_a_task_raises_reaches_the_caller(tmp_path, num_workers):
     runner = tasks.Runner(tmp_path / "results", num_workers)
     with pytest.raises(ValueError, match=r"no task\d"):
-        runner.map("one", _fail, [tmp_path / "task0", tmp_path / "task1"])
+        runner.run("one", [functools.partial(_fail, tmp_path / f"task{i}") for i in range(2)])
 
 
 def test_no_workers_are_refused(tmp_path):

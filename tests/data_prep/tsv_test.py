@@ -3,8 +3,7 @@ import gzip
 import pytest
 
 from data_prep import tsv
-from data_prep.lines import Malformed
-from data_prep.tsv import Pair
+from data_prep.tsv import Malformed, Pair
 
 
 def test_reads_plain_and_gzip_alike(tmp_path):

@@ -8,14 +8,16 @@ import pytest
 import sentencepiece
 
 from data_prep import chunks, tsv, vocabulary
+from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
+from data_prep.vocabulary import Side
 from lingvo_gshard.input import example_codec
 
 _SYLLABLES = ("ba", "ke", "li", "mo", "nu", "tra", "ste", "kon", "wor", "vim")
 
 
 def _config(**changes):
-    config = vocabulary.VocabularyConfig(size=400, model_type="bpe", character_coverage=1.0)
+    config = BuildConfig(source_vocab_size=400, target_vocab_size=300, character_coverage=1.0)
     return dataclasses.replace(config, **changes)
 
 
@@ -48,7 +50,7 @@ def test_draws_a_quota_of_what_was_selected(tmp_path):
     (chunk,) = writer.close()
     np.save(chunk.kept_path, np.arange(400) < 200)
     path = tmp_path / "drawn.tsv"
-    vocabulary.draw(vocabulary.DrawJob([chunk], 200, 500, 1, path))
+    vocabulary.draw([chunk], 200, 500, 1, path)
     counts = collections.Counter(tsv.read(path))
     assert len(counts) == 200
     assert set(counts.values()) == {2, 3}
@@ -62,9 +64,9 @@ def test_target_text_that_many_languages_share_counts_once(tmp_path, monkeypatch
     )
     for name in ("a", "b"):
         (tmp_path / f"{name}.tsv").write_text(f"{name} eins\tone\n" * 2 + f"{name} zwei\ttwo\n")
-    for side in vocabulary.Side:
+    for side in Side:
         paths = [tmp_path / "a.tsv", tmp_path / "b.tsv"]
-        vocabulary.train_drawn(vocabulary.TrainJob(side, paths, _config(), tmp_path / "m"))
+        vocabulary.train_drawn(side, paths, _config(), tmp_path / "m")
     assert seen["target"] == ["one", "two"]
     assert seen["source"] == ["a eins", "a eins", "a zwei", "b eins", "b eins", "b zwei"]
 
@@ -73,7 +75,7 @@ def test_target_text_that_many_languages_share_counts_once(tmp_path, monkeypatch
 def test_models_are_reproducible_with_our_special_ids(tmp_path, model_type):
     paths = [tmp_path / "1.model", tmp_path / "2.model"]
     for path in paths:
-        size = vocabulary.train("source", _sentences(400), _config(model_type=model_type), path)
+        size = vocabulary.train(Side.SOURCE, _sentences(400), _config(model_type=model_type), path)
         assert size == 400
     assert paths[0].read_bytes() == paths[1].read_bytes()
     model = sentencepiece.SentencePieceProcessor(model_file=str(paths[0]))
@@ -90,11 +92,13 @@ def test_models_are_reproducible_with_our_special_ids(tmp_path, model_type):
 
 
 def test_a_small_text_gives_a_small_vocabulary(tmp_path):
-    size = vocabulary.train("source", ["ein Haus"] * 5, _config(size=5000), tmp_path / "m")
+    size = vocabulary.train(
+        Side.SOURCE, ["ein Haus"] * 5, _config(source_vocab_size=5000), tmp_path / "m"
+    )
     assert 264 < size < 300
 
 
 def test_a_size_that_cannot_hold_the_characters_is_refused(tmp_path):
     many = ["".join(chr(0x4E00 + 7 * i) for i in range(300))] * 3
     with pytest.raises(ValueError, match=r"the target vocabulary of 300 pieces cannot be trained"):
-        vocabulary.train("target", many, _config(size=300), tmp_path / "m")
+        vocabulary.train(Side.TARGET, many, _config(), tmp_path / "m")

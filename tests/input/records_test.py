@@ -3,7 +3,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from data_prep import records as writer
+from data_prep import encoding
 from lingvo_gshard.input import example_codec, manifest, records
 
 
@@ -20,7 +20,7 @@ def written(tmp_path_factory):
     for start, end in ((0, 20), (20, 21), (21, 57)):
         path = f"x/de-{start}.array_record"
         encoded = (example_codec.encode(*example) for example in examples[start:end])
-        number = writer.write(folder / path, encoded)
+        number = encoding.write_records(folder / path, encoded)
         np.save(folder / f"x/{start}.npy", [[len(s), len(t)] for s, t in examples[start:end]])
         files = (manifest.describe_file(folder, name) for name in (path, f"x/{start}.npy"))
         shards.append(manifest.Shard(*files, number))
@@ -57,7 +57,7 @@ def test_a_wrong_number_of_records_is_refused(written):
 
 def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path):
     path = tmp_path / "de.array_record"
-    path.with_name("de.array_record.unfinished").symlink_to("/dev/full")
-    with pytest.raises(OSError, match=r"No space left on device; writing .*de.array_record"):
-        writer.write(path, [b"a record"])
+    path.with_name("de.array_record.partial").symlink_to("/dev/full")
+    with pytest.raises(OSError, match=r"No space left on device.*de.array_record"):
+        encoding.write_records(path, [b"a record"])
     assert not path.exists()

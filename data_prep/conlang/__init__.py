@@ -1,1 +1,0 @@
-"""Constructed languages: meanings, an English grammar, and fourteen languages of four families."""

@@ -1,0 +1,363 @@
+"""The formats of parallel text. Each source yields rows of (language, pair) as a stream.
+
+A folder of TSV files, the simplest corpus, has one of two layouts:
+
+    DIR/{train,dev,test}/<lang>-en.tsv[.gz]    split already
+    DIR/<lang>-en.tsv[.gz]                     the build holds out dev and test
+"""
+
+import dataclasses
+import gzip
+import itertools
+import json
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import polib
+from lxml import etree
+
+from data_prep import languages, tsv
+from data_prep.tsv import Malformed, Pair
+from lingvo_gshard.input.manifest import SPLITS
+
+_TSV_NAME = re.compile(r"([A-Za-z0-9_-]+)-en\.tsv(\.gz)?")
+_XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
+# TMX's other inline elements contain another format's codes and not text.
+_TMX_TEXT_ELEMENTS = ("hi", "sub")
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A pair and the code of its source language."""
+
+    language: str
+    pair: Pair
+
+
+@dataclasses.dataclass(frozen=True)
+class BadRow:
+    """A line without a usable pair: its number, from 1, and what is wrong with it."""
+
+    language: str
+    number: int
+    reason: str
+
+
+class Source(Protocol):
+    """One file, or whatever else is read as a whole; sources are read in parallel.
+
+    `split` is train, dev or test; None distributes the pairs over the three by their English.
+    """
+
+    @property
+    def split(self) -> str | None: ...
+
+    @property
+    def files(self) -> tuple[pathlib.Path, ...]:
+        """The files that it reads, as far as they are known in advance."""
+        ...
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        """Yields everything, in order. Raises ValueError if it is not in its format."""
+        ...
+
+
+class _OneFile:
+    """What all sources of a single file have in common."""
+
+    path: pathlib.Path
+
+    @property
+    def files(self) -> tuple[pathlib.Path, ...]:
+        return (self.path,)
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+
+@dataclasses.dataclass(frozen=True)
+class TsvFile(_OneFile):
+    """`source<TAB>english` lines, plain or gzip."""
+
+    path: pathlib.Path
+    language: str
+    split: str | None = None
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        """See Source."""
+        for pair in tsv.read(self.path):
+            yield _row(self.language, pair)
+
+
+@dataclasses.dataclass(frozen=True)
+class MosesFiles:
+    """Two files, plain or gzip, whose lines with the same number are translations."""
+
+    source: pathlib.Path
+    english: pathlib.Path
+    language: str
+    split: str | None = None
+
+    @property
+    def files(self) -> tuple[pathlib.Path, ...]:
+        return (self.source, self.english)
+
+    def __str__(self) -> str:
+        return f"{self.source} and {self.english}"
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        """See Source; also raises ValueError if one file has more lines."""
+        both = itertools.zip_longest(tsv.read_lines(self.source), tsv.read_lines(self.english))
+        for number, (source, english) in enumerate(both, start=1):
+            if source is None or english is None:
+                shorter = self.source if source is None else self.english
+                raise ValueError(
+                    f"{self.source} and {self.english} differ in their number of lines: "
+                    f"{shorter.name} ends after {number - 1}"
+                )
+            if isinstance(source, Malformed):
+                yield _row(self.language, source)
+            elif isinstance(english, Malformed):
+                yield _row(self.language, english)
+            else:
+                yield Row(self.language, Pair.of(source, english))
+
+
+@dataclasses.dataclass(frozen=True)
+class JsonlFile(_OneFile):
+    """One JSON object a line, plain or gzip; dots in a field's name lead into inner objects."""
+
+    path: pathlib.Path
+    language: str
+    source_field: str
+    english_field: str
+    split: str | None = None
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        """See Source."""
+        for number, line in enumerate(tsv.read_lines(self.path), start=1):
+            pair = line if isinstance(line, Malformed) else self._parse(number, line)
+            yield _row(self.language, pair)
+
+    def _parse(self, number: int, line: str) -> Pair | Malformed:
+        try:
+            fields = json.loads(line)
+            sides = [_field(fields, name) for name in (self.source_field, self.english_field)]
+        except json.JSONDecodeError as error:
+            return Malformed(number, f"not JSON: {error}")
+        except KeyError as error:
+            return Malformed(number, f"no text in field {error}")
+        return Pair.of(*sides)
+
+
+@dataclasses.dataclass(frozen=True)
+class PoFile(_OneFile):
+    """A gettext catalog's translated messages, without the fuzzy and the obsolete ones.
+
+    For a message with plurals, the first form is the singular and the last one the plural.
+    """
+
+    path: pathlib.Path
+    language: str
+    split: str | None = None
+
+    def rows(self) -> Iterator[Row]:
+        """See Source."""
+        if not self.path.is_file():
+            raise ValueError(f"no file {self.path}")
+        try:
+            catalog = polib.pofile(str(self.path))
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(f"{self.path} is no gettext catalog: {error}") from error
+        for message in catalog.translated_entries():
+            if not message.msgid_plural:
+                yield Row(self.language, Pair.of(message.msgstr, message.msgid))
+                continue
+            forms = [form for _, form in sorted(message.msgstr_plural.items())]
+            yield Row(self.language, Pair.of(forms[0], message.msgid))
+            yield Row(self.language, Pair.of(forms[-1], message.msgid_plural))
+
+
+@dataclasses.dataclass(frozen=True)
+class TmxFile(_OneFile):
+    """A TMX 1.4 translation memory, plain or gzip; `languages` None takes all languages."""
+
+    path: pathlib.Path
+    languages: tuple[str, ...] | None = None
+    split: str | None = None
+
+    def rows(self) -> Iterator[Row]:
+        """See Source; also raises ValueError if the file is not XML."""
+        if not self.path.is_file():
+            raise ValueError(f"no file {self.path}")
+        open_file = gzip.open if self.path.suffix == ".gz" else open
+        try:
+            with open_file(self.path, "rb") as file:
+                units = etree.iterparse(
+                    file, tag="{*}tu", resolve_entities=False, no_network=True, load_dtd=False
+                )
+                for _, unit in units:
+                    yield from _rows_of(_variants(unit), self.languages)
+                    unit.clear()  # Frees the memory of what was read.
+                    while (before := unit.getprevious()) is not None:
+                        unit.getparent().remove(before)
+        except (etree.XMLSyntaxError, gzip.BadGzipFile, EOFError) as error:
+            raise ValueError(f"{self.path} is not TMX: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class TfdsSplit:
+    """A split of a TensorFlow Datasets translation set, such as ted_multi_translate.
+
+    `name` and `tfds_split` are as for tfds.load; `languages` None takes all languages.
+    """
+
+    name: str
+    tfds_split: str
+    data_dir: pathlib.Path | None = None
+    languages: tuple[str, ...] | None = None
+    split: str | None = None
+
+    @property
+    def files(self) -> tuple[pathlib.Path, ...]:
+        """Empty: what TFDS has prepared under a name and version does not change."""
+        return ()
+
+    def __str__(self) -> str:
+        return f"tfds {self.name}, split {self.tfds_split}"
+
+    def rows(self) -> Iterator[Row]:
+        """See Source; also raises ValueError if there is no such set or split, or no languages.
+
+        TFDS downloads a set that is not prepared yet.
+        """
+        # This loads TensorFlow, which takes seconds and which the other sources don't need.
+        import tensorflow_datasets as tfds
+
+        data_dir = None if self.data_dir is None else str(self.data_dir)
+        try:
+            data = tfds.load(self.name, split=self.tfds_split, data_dir=data_dir)
+        except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError) as error:
+            raise ValueError(f"{self}: {error}") from error
+        for example in tfds.as_numpy(data):
+            yield from _rows_of(self._texts(example), self.languages)
+
+    def _texts(self, example: dict[str, Any]) -> list[tuple[str, str]]:
+        """Returns the (language, text) pairs of an example.
+
+        They are a list of languages and one of texts (ted_multi_translate), or a text for each
+        language (wmt*, opus, para_crawl, flores).
+        """
+        found = example.get("translations", example)
+        if {"language", "translation"} <= set(found):
+            both = zip(found["language"], found["translation"], strict=True)
+            return [(tag.decode(), text.decode()) for tag, text in both]
+        texts = [(tag, text.decode()) for tag, text in found.items() if isinstance(text, bytes)]
+        if len(texts) < 2:
+            raise ValueError(f"{self} has features {sorted(example)}: expected a translation set")
+        return texts
+
+
+def in_folder(folder: pathlib.Path) -> tuple[TsvFile, ...]:
+    """Lists the files of a corpus folder.
+
+    Raises:
+        ValueError: there is no training text, or a file's name is not that of a language.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"no input folder {folder}")
+    is_flat = not any((folder / split).is_dir() for split in SPLITS)
+    found: dict[str | None, list[TsvFile]]
+    if is_flat:
+        found = {None: _language_files(folder, None)}
+    else:
+        found = {split: _language_files(folder / split, split) for split in SPLITS}
+    if not found[None if is_flat else "train"]:
+        where = folder if is_flat else folder / "train"
+        raise ValueError(f"no <lang>-en.tsv or <lang>-en.tsv.gz files in {where}")
+    return tuple(itertools.chain.from_iterable(found.values()))
+
+
+def _language_files(folder: pathlib.Path, split: str | None) -> list[TsvFile]:
+    files: dict[str, TsvFile] = {}
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        if not path.name.endswith((".tsv", ".tsv.gz")):
+            continue
+        match = _TSV_NAME.fullmatch(path.name)
+        if match is None:
+            raise ValueError(f"{path}: expected a name like de-en.tsv or de-en.tsv.gz")
+        try:
+            code = languages.code(match[1])
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from error
+        if code in files:
+            raise ValueError(f"{path}: language {code} is also in {files[code].path.name}")
+        files[code] = TsvFile(path, code, split)
+    return list(files.values())
+
+
+def _row(language: str, pair: Pair | Malformed) -> Row | BadRow:
+    if isinstance(pair, Malformed):
+        return BadRow(language, pair.number, pair.reason)
+    return Row(language, pair)
+
+
+def _field(fields: Any, dotted: str) -> str:
+    found = fields
+    for name in dotted.split("."):
+        if not isinstance(found, dict) or name not in found:
+            raise KeyError(dotted)
+        found = found[name]
+    if not isinstance(found, str):
+        raise KeyError(dotted)
+    return found
+
+
+def _variants(unit: etree._Element) -> list[tuple[str, str]]:
+    """Returns the (language, text) pairs of a TMX unit."""
+    return [
+        (tag, _text(segment))
+        for variant in unit.iterchildren("{*}tuv")
+        if (tag := variant.get(_XML_LANG) or variant.get("lang"))
+        and (segment := variant.find("{*}seg")) is not None
+    ]
+
+
+def _text(element: etree._Element) -> str:
+    parts = [element.text or ""]
+    for child in element:
+        if isinstance(child.tag, str) and etree.QName(child).localname in _TMX_TEXT_ELEMENTS:
+            parts.append(_text(child))
+        parts.append(child.tail or "")
+    return "".join(parts)
+
+
+def _rows_of(texts: list[tuple[str, str]], wanted: tuple[str, ...] | None) -> Iterator[Row]:
+    """Yields the pairs of the wanted languages' texts with the first English one."""
+    english = next((text for tag, text in texts if _is_english(tag)), None)
+    if english is None:
+        return
+    for tag, text in texts:
+        code = _matching_code(tag, wanted)
+        if code is not None:
+            yield Row(code, Pair.of(text, english))
+
+
+def _matching_code(tag: str, wanted: tuple[str, ...] | None) -> str | None:
+    """Returns the language that text under `tag` counts as, or None if it is not wanted.
+
+    A wanted code takes its own tag and, if no closer code is wanted, those of its regions: pt
+    takes pt-BR. With `wanted` None every language but English counts, without its region.
+    """
+    if not languages.is_valid(tag) or _is_english(tag):
+        return None
+    exact, primary = languages.code(tag), languages.primary(tag)
+    if wanted is None:
+        return primary
+    return next((code for code in (exact, primary) if code in wanted), None)
+
+
+def _is_english(tag: str) -> bool:
+    return languages.is_valid(tag) and languages.primary(tag) == languages.ENGLISH

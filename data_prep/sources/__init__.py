@@ -1,1 +1,0 @@
-"""Parallel text as it is found: files of several formats, and TensorFlow Datasets."""
