@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo.compiled_text import Collective
+from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import program, topology

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo import compiled_text, gather_sums, hlo_cost, hlo_text
+from lingvo_gshard.hlo import gather_sums, hlo_cost, hlo_module
+from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.compiled_report import CompiledReport
-from lingvo_gshard.hlo.compiled_text import Collective
 from lingvo_gshard.input import packing
 from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.model import flops
@@ -168,7 +168,7 @@ def _compile(exported: program.Program, name: str) -> topology.TopologyExecutabl
 
 
 def _read(compiled: topology.TopologyExecutable) -> _Read:
-    module = hlo_text.parse(compiled.as_text())
+    module = compiled.module
     return _Read(compiled.report(), hlo_cost.costs(module), gather_sums.find(module))
 
 
@@ -260,10 +260,10 @@ def _suspicious(params: Params, read: _Read) -> tuple[str, ...]:
     p = params.input
     whole = re.compile(rf"\[(\d+,)*{p.batch_size},({p.source_len}|{p.target_len})[,\]]")
     unsharded = [
-        f"{each.split('{')[0]}, the whole batch on every core, from {source(cost.op_name)}"
+        f"{each}, the whole batch on every core, from {source(cost.op_name)}"
         for cost in read.costs
-        for each in hlo_text.array_types(cost.type)
-        if whole.search(each) and compiled_text.type_bytes(each) >= _LARGE_BYTES
+        for each in cost.arrays
+        if whole.search(str(each)) and hlo_module.num_bytes([each]) >= _LARGE_BYTES
     ]
     return tuple(dict.fromkeys([*gathers, *unsharded]))
 

@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
-from lingvo_gshard.hlo.compiled_text import Collective
+from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.planning import hardware, paper, plan_report
 from lingvo_gshard.planning.hardware import Torus
 from lingvo_gshard.planning.paper import PaperRun
