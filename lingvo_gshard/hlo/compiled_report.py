@@ -6,8 +6,10 @@ import collections
 import dataclasses
 from typing import Any
 
-from lingvo_gshard.hlo import compiled_text
-from lingvo_gshard.hlo.compiled_text import COLLECTIVES, Collective, Loop
+from lingvo_gshard.hlo import collectives, trip_counts
+from lingvo_gshard.hlo.collectives import COLLECTIVES, Collective
+from lingvo_gshard.hlo.hlo_module import Module
+from lingvo_gshard.hlo.trip_counts import Loop
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,16 +77,17 @@ class CompiledReport:
         return "\n".join(lines)
 
 
-def read(name: str, compiled: Any) -> CompiledReport:
-    """Reads a jax.stages.Compiled."""
+def read(name: str, compiled: Any, module: Module) -> CompiledReport:
+    """Reads a jax.stages.Compiled, whose program is `module`."""
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     cost = cost[0] if isinstance(cost, list) else cost or {}
-    parsed = compiled_text.parse(compiled.as_text())
-    counts = collections.Counter(op.kind for op in parsed.collectives)
+    runs = trip_counts.count(module)
+    found = collectives.find(module, runs.times)
+    counts = collections.Counter(op.kind for op in found)
     return CompiledReport(
         name=name,
         collectives=tuple((kind, counts[kind]) for kind in COLLECTIVES),
-        num_instructions=parsed.num_instructions,
+        num_instructions=sum(len(each.instructions) for each in module.computations),
         flops=float(cost.get("flops", 0.0)),
         accessed_bytes=float(cost.get("bytes accessed", 0.0)),
         optimal_secs=float(cost.get("optimal_seconds", 0.0)),
@@ -93,8 +96,8 @@ def read(name: str, compiled: Any) -> CompiledReport:
         alias_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         peak_bytes=memory.peak_memory_in_bytes,
-        collective_ops=parsed.collectives,
-        loops=parsed.loops,
+        collective_ops=found,
+        loops=runs.loops,
     )
 
 

@@ -1,4 +1,4 @@
-"""All-gathers that the TPU's compiler writes as all-reduces, from 64 partitions on.
+"""Finds the all-gathers that the TPU's compiler turns into all-reduces, from 64 partitions on.
 
 Every partition writes its part into zeros, at its own place, and the sum of all is the whole.
 """
@@ -7,73 +7,62 @@ from __future__ import annotations
 
 import dataclasses
 
-from lingvo_gshard.hlo import compiled_text
-from lingvo_gshard.hlo.hlo_text import Computation, Instruction, Module
+from lingvo_gshard.hlo.hlo_module import Instruction, Module
 
 _ALL_REDUCES = ("all-reduce", "all-reduce-start")
-# What a value passes through on its way unchanged, but for its dtype and shape.
+# They change at most the dtype and shape of a value.
 _PASSING = frozenset(["bitcast", "convert", "copy", "reshape", "transpose"])
 
 
 @dataclasses.dataclass(frozen=True)
 class _Value:
-    """An instruction where it stands: in a computation, and for a fused one the fusion around."""
+    """An instruction's result; `fusion` is the fusion around it, if it is in one."""
 
-    computation: Computation
     instruction: Instruction
     fusion: _Value | None = None
 
 
 def find(module: Module) -> dict[str, int]:
-    """Names of the all-reduces that gather, and the bytes that each gathers on a partition."""
-    found = {}
-    for computation in module.computations.values():
-        for each in computation.instructions.values():
-            if each.opcode in _ALL_REDUCES:
-                size = _gathered_bytes(module, _Value(computation, each))
-                if size:
-                    found[each.name] = size
-    return found
+    """The bytes that each gathering all-reduce gathers on a partition, by its name."""
+    sizes = {
+        each.name: sum(
+            operand.num_bytes  # The compiler may join several all-reduces.
+            for operand in each.operands
+            if _is_part_in_zeros(_origin(_Value(operand)))
+        )
+        for computation in module.computations
+        for each in computation.instructions
+        if each.opcode in _ALL_REDUCES
+    }
+    return {name: size for name, size in sizes.items() if size}
 
 
-def _gathered_bytes(module: Module, all_reduce: _Value) -> int:
-    """Of those of its operands that are gathered; the compiler joins several all-reduces."""
-    return sum(
-        compiled_text.type_bytes(all_reduce.computation.instructions[name].type)
-        for name in all_reduce.instruction.operands
-        if _is_part_in_zeros(module, _operand(module, all_reduce, name))
-    )
-
-
-def _is_part_in_zeros(module: Module, value: _Value) -> bool:
-    """Whether it is zeros but for a part, whose place is no constant of the program."""
+def _is_part_in_zeros(value: _Value) -> bool:
+    """Whether it is zeros but for a part whose place depends on the partition."""
     if value.instruction.opcode != "dynamic-update-slice":
         return False
-    base, _, *places = (
-        _operand(module, value, name).instruction for name in value.instruction.operands
+    base, _, *indices = (
+        _origin(_Value(each, value.fusion)).instruction for each in value.instruction.operands
     )
     is_empty = base.opcode in ("broadcast", "constant")
-    return is_empty and any(place.opcode != "constant" for place in places)
+    return is_empty and any(index.opcode != "constant" for index in indices)
 
 
-def _operand(module: Module, user: _Value, name: str) -> _Value:
-    """Where an operand is made, through fusions, tuples and what changes only its form."""
-    value = dataclasses.replace(user, instruction=user.computation.instructions[name])
-    instruction = value.instruction
+def _origin(value: _Value) -> _Value:
+    """Follows a value to where it is computed: through fusions, tuples and changes of form."""
+    instruction, fusion = value.instruction, value.fusion
+    operands = instruction.operands
     if instruction.opcode in _PASSING:
-        return _operand(module, value, instruction.operands[0])
+        return _origin(_Value(operands[0], fusion))
     if instruction.opcode == "fusion":
-        inner = module.computations[instruction.called[0]]
-        root = _Value(inner, inner.instructions[inner.root], value)
-        if root.instruction.opcode in (*_PASSING, "fusion"):
-            return _operand(module, root, inner.root)
-        return root
-    if instruction.opcode == "parameter" and value.fusion is not None:
-        outer = value.fusion.instruction.operands[int(instruction.argument)]
-        return _operand(module, value.fusion, outer)
+        root = _Value(instruction.called[0].root, value)
+        return _origin(root) if root.instruction.opcode in (*_PASSING, "fusion") else root
+    if instruction.opcode == "parameter" and fusion is not None:
+        argument = fusion.instruction.operands[instruction.proto.parameter_number]
+        return _origin(_Value(argument, fusion.fusion))
     if instruction.opcode == "get-tuple-element":
-        made = _operand(module, value, instruction.operands[0])
+        made = _origin(_Value(operands[0], fusion))
         if made.instruction.opcode == "tuple":
-            element = made.instruction.operands[int(instruction.attribute("index"))]
-            return _operand(module, made, element)
+            element = made.instruction.operands[instruction.proto.tuple_index]
+            return _origin(_Value(element, made.fusion))
     return value

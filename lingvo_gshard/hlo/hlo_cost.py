@@ -1,34 +1,30 @@
-"""What each instruction of a compiled program computes and moves, read from its text.
+"""What each instruction of a compiled program computes and moves.
 
-Counted as XLA's own cost analysis does, but with every loop's body as often as it runs, and
-instruction by instruction, so that costs can be summed by the operations they come from.
+Counted as in XLA's own cost analysis, except that a loop's body counts as often as it runs, and
+for each instruction, so that costs can be summed by the operations they come from.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from lingvo_gshard.hlo import compiled_text, trip_counts
-from lingvo_gshard.hlo.hlo_text import Computation, Instruction, Module, array_types
+from lingvo_gshard.hlo import trip_counts
+from lingvo_gshard.hlo.collectives import COLLECTIVES
+from lingvo_gshard.hlo.hlo_module import Array, Computation, Instruction, Module
 
-# They name or pass on what is there already.
+# They only name or pass on existing values.
 _FREE = frozenset(
     [
         *("after-all", "bitcast", "constant", "copy-done", "get-tuple-element", "iota"),
         *("optimization-barrier", "parameter", "partition-id", "replica-id", "tuple"),
-        *(f"{kind}-done" for kind in compiled_text.COLLECTIVES),
+        *(f"{kind}-done" for kind in COLLECTIVES),
     ]
 )
 _CONTROL = frozenset(["call", "conditional", "while"])
 _SLICES = frozenset(["dynamic-slice", "gather", "slice"])
-_SHAPE = re.compile(r"\b[a-z]\w*\[([\d,]*)\]")
-_WINDOW = re.compile(r"\bwindow=\{([^}]*)\}")
-_DIM_LABELS = re.compile(r"\bdim_labels=(\w+)_(\w+)->(\w+)")
-_SUMMED = re.compile(r"\blhs_contracting_dims=\{([\d,]*)\}")
-_BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,15 +32,14 @@ class Cost:
     """One instruction, each time that it runs on one partition.
 
     Attributes:
-      name, opcode: the instruction's; a fusion is one.
-      op_name: the operation it was made of; of a fusion with products, its largest product's. An
-        instruction without takes the name of what it reads, or else of what reads it.
+      name, opcode: the instruction's; a fusion is one instruction.
+      op_name: the operation it was made from; of a fusion with products, its largest product's.
+        Unnamed instructions inherit an operand's name, else a user's.
       flops: of its products, two for a multiplication and addition; padding is not counted.
-      accessed_bytes: operands read and results written in memory; of an operand that is sliced,
-        the slice.
-      type: of its results, as the text writes it.
-      result_bytes: of its results.
-      times: how often a call of the program runs it.
+      accessed_bytes: operands read and results written in memory; if an operand is sliced, only
+        the slice counts.
+      arrays: the types of its results.
+      times: how often one call of the program runs it.
     """
 
     name: str
@@ -52,239 +47,203 @@ class Cost:
     op_name: str
     flops: int
     accessed_bytes: int
-    type: str
-    result_bytes: int
+    arrays: tuple[Array, ...]
     times: int
 
 
 def costs(module: Module) -> tuple[Cost, ...]:
-    """The cost of each instruction that runs by itself, in the text's order.
+    """The cost of each instruction that runs by itself: of those that are not part of a fusion.
 
     Raises:
-      ValueError: the text does not tell how often a loop runs.
+      ValueError: a loop's trip count is unknown.
     """
     times = trip_counts.count(module).times
     found = []
-    for name in _running(module):
-        repeated = times[name]
+    for computation in _running(module):
+        repeated = times[computation]
         if repeated is None:
-            raise ValueError(f"costs: the text does not tell how often it runs {name}.")
-        computation = module.computations[name]
+            raise ValueError(
+                f"costs: how often {computation.name} runs is unknown: it is in a loop."
+            )
         names = _op_names(computation)
         found += [
-            _cost(module, computation, instruction, names[instruction.name], repeated)
-            for instruction in computation.instructions.values()
-            if instruction.opcode not in _FREE | _CONTROL
+            _cost(instruction, names[instruction], repeated)
+            for instruction in computation.instructions
+            if _opcode(instruction) not in _FREE | _CONTROL
         ]
     return tuple(found)
 
 
-def _running(module: Module) -> Iterator[str]:
-    """Names of the computations whose instructions run one by one.
+def _running(module: Module) -> Iterator[Computation]:
+    """The computations whose instructions run one by one.
 
-    They are the entry, loops' bodies and conditions, branches and what is called.
+    They are the entry, the bodies and conditions of loops, branches, and called functions.
     """
-    waiting, seen = [module.entry], set[str]()
+    waiting, seen = [module.entry], set[Computation]()
     while waiting:
-        name = waiting.pop()
-        if name in seen:
+        computation = waiting.pop()
+        if computation in seen:
             continue
-        seen.add(name)
-        yield name
-        for instruction in module.computations[name].instructions.values():
+        seen.add(computation)
+        yield computation
+        for instruction in computation.instructions:
             if instruction.opcode in _CONTROL:
-                waiting += instruction.called
+                waiting += reversed(instruction.called)
 
 
-def _op_names(computation: Computation) -> dict[str, str]:
-    """Of every instruction; parameters, which are named by their places, have none of their own."""
+def _opcode(instruction: Instruction) -> str:
+    """The opcode; of an asynchronous call, as in XLA's text, such as `all-to-all-start`."""
+    step = instruction.opcode.removeprefix("async")
+    if step not in ("-start", "-update", "-done"):
+        return instruction.opcode
+    start = instruction
+    while not start.called:
+        start = start.operands[0]
+    return start.called[0].root.opcode + step
+
+
+def _op_names(computation: Computation) -> dict[Instruction, str]:
+    """The operation of every instruction; a parameter's own name is that of an argument."""
     instructions = computation.instructions
-    names = {i.name: i.op_name if i.opcode != "parameter" else "" for i in instructions.values()}
-    for each in instructions.values():  # What is read comes before.
-        read = (names[operand] for operand in each.operands if names[operand])
-        names[each.name] = names[each.name] or next(read, "")
-    for each in reversed(instructions.values()):
+    names = {i: i.op_name if i.opcode != "parameter" else "" for i in instructions}
+    for each in instructions:  # Operands come before their users.
+        inherited = (names[operand] for operand in each.operands if names[operand])
+        names[each] = names[each] or next(inherited, "")
+    for each in reversed(instructions):
         for operand in each.operands:
-            names[operand] = names[operand] or names[each.name]
+            names[operand] = names[operand] or names[each]
     return names
 
 
-def _cost(
-    module: Module, computation: Computation, instruction: Instruction, op_name: str, times: int
-) -> Cost:
-    products = list(_products(module, computation, instruction))
+def _cost(instruction: Instruction, op_name: str, times: int) -> Cost:
+    products = list(_products(instruction))
     largest = max(products, key=lambda product: product[1], default=(instruction, 0))
     return Cost(
         name=instruction.name,
-        opcode=instruction.opcode,
+        opcode=_opcode(instruction),
         op_name=largest[0].op_name or op_name,
         flops=sum(flops for _, flops in products),
-        accessed_bytes=_accessed_bytes(module, computation, instruction),
-        type=instruction.type,
-        result_bytes=compiled_text.type_bytes(instruction.type),
+        accessed_bytes=_accessed_bytes(instruction),
+        arrays=instruction.arrays,
         times=times,
     )
 
 
-def _products(
-    module: Module, computation: Computation, instruction: Instruction
-) -> Iterator[tuple[Instruction, int]]:
-    """Each product that the instruction is or that is fused in it, with its flops."""
-    if instruction.opcode == "fusion":
-        inner = module.computations[instruction.called[0]]
-        for each in inner.instructions.values():
-            yield from _products(module, inner, each)
-    elif instruction.opcode == "convolution":
-        yield instruction, _convolution_flops(computation, instruction)
-    elif instruction.opcode == "dot":
-        yield instruction, _dot_flops(computation, instruction)
+def _products(instruction: Instruction) -> Iterator[tuple[Instruction, int]]:
+    """Each product that the instruction is, or that is fused into it, with its flops."""
+    match instruction.opcode:
+        case "fusion":
+            for each in instruction.called[0].instructions:
+                yield from _products(each)
+        case "convolution":
+            yield instruction, _convolution_flops(instruction)
+        case "dot":
+            yield instruction, _dot_flops(instruction)
 
 
-def _dot_flops(computation: Computation, instruction: Instruction) -> int:
-    lhs = _shape(computation.instructions[instruction.operands[0]].type)
-    found = _SUMMED.search(instruction.attributes)
-    summed = [lhs[int(dim)] for dim in found[1].split(",") if dim] if found else []
-    return 2 * math.prod(_shape(instruction.type)) * math.prod(summed)
+def _dot_flops(dot: Instruction) -> int:
+    lhs = _shape(dot.operands[0])
+    summed = dot.proto.dot_dimension_numbers.lhs_contracting_dimensions
+    return 2 * math.prod(_shape(dot)) * math.prod(lhs[dim] for dim in summed)
 
 
-def _convolution_flops(computation: Computation, instruction: Instruction) -> int:
-    """2 * batch * inputs * outputs * the pairs of window and place that don't meet padding.
+def _convolution_flops(convolution: Instruction) -> int:
+    """2 * batch * inputs * outputs * the pairs of output and window positions outside padding.
 
-    The TPU's compiler writes every product as a convolution, a batch of products as one over a
-    dilated dim.
+    The TPU's compiler turns every product into a convolution, and a batch of products into one
+    over a dilated dim.
     """
-    lhs, rhs = (_shape(computation.instructions[name].type) for name in instruction.operands[:2])
-    out = _shape(instruction.type)
-    labels = _DIM_LABELS.search(instruction.attributes)
-    assert labels is not None, instruction
-    groups = _BATCH_GROUPS.search(instruction.attributes)
-    window = dict(
-        item.split("=") for item in (_WINDOW.search(instruction.attributes) or ["", ""])[1].split()
+    dims = convolution.proto.convolution_dimension_numbers
+    lhs, rhs, out = *map(_shape, convolution.operands[:2]), _shape(convolution)
+    spatial = zip(
+        dims.input_spatial_dimensions,
+        dims.kernel_spatial_dimensions,
+        dims.output_spatial_dimensions,
+        convolution.proto.window.dimensions,
+        strict=True,
     )
-    spatial = [letter for letter in labels[1] if letter.isdigit()]
-    pairs = math.prod(
-        _valid_pairs(
-            lhs[labels[1].index(letter)],
-            rhs[labels[2].index(letter)],
-            out[labels[3].index(letter)],
-            _Window.read(window, int(letter)),
-        )
-        for letter in spatial
-    )
-    batch = lhs[labels[1].index("b")] // (int(groups[1]) if groups else 1)
-    inputs = rhs[labels[2].index("i")]  # Of one feature group.
-    return 2 * batch * inputs * out[labels[3].index("f")] * pairs
+    pairs = math.prod(_valid_pairs(lhs[i], rhs[k], out[o], window) for i, k, o, window in spatial)
+    batch = lhs[dims.input_batch_dimension] // max(1, convolution.proto.batch_group_count)
+    inputs = rhs[dims.kernel_input_feature_dimension]  # Of one feature group.
+    return 2 * batch * inputs * out[dims.output_feature_dimension] * pairs
 
 
-@dataclasses.dataclass(frozen=True)
-class _Window:
-    """One spatial dim of a convolution's window."""
+def _valid_pairs(size: int, kernel: int, out: int, window: Any) -> int:
+    """Pairs of an output's and a window's position that read an input, in one WindowDimension.
 
-    stride: int
-    low: int
-    lhs_dilation: int
-    rhs_dilation: int
-
-    @staticmethod
-    def read(window: dict[str, str], dim: int) -> _Window:
-        def at(name: str, default: str) -> str:
-            return window[name].split("x")[dim] if name in window else default
-
-        return _Window(
-            stride=int(at("stride", "1")),
-            low=int(at("pad", "0_0").split("_")[0]),
-            lhs_dilation=int(at("lhs_dilate", "1")),
-            rhs_dilation=int(at("rhs_dilate", "1")),
-        )
-
-
-def _valid_pairs(size: int, kernel: int, out: int, window: _Window) -> int:
-    """Pairs of a result's place and a window's place that read an element, neither padding nor
-    the gaps of a dilation."""
-    last = (size - 1) * window.lhs_dilation
-    if kernel == 1 and window.low == 0 and window.lhs_dilation == 1:
+    The others read padding, or the gaps of a dilation.
+    """
+    last = (size - 1) * window.base_dilation
+    if kernel == 1 and window.padding_low == 0 and window.base_dilation == 1:
         return min(out, last // window.stride + 1)
     count = 0
-    for place in range(kernel):
-        first = place * window.rhs_dilation - window.low
+    for position in range(kernel):
+        first = position * window.window_dilation - window.padding_low
         reads = (first + i * window.stride for i in range(out))
-        count += sum(0 <= at <= last and at % window.lhs_dilation == 0 for at in reads)
+        count += sum(0 <= at <= last and at % window.base_dilation == 0 for at in reads)
     return count
 
 
-def _accessed_bytes(module: Module, computation: Computation, instruction: Instruction) -> int:
-    if instruction.opcode == "fusion":
-        return _fusion_bytes(module, module.computations[instruction.called[0]])
-    operands = [computation.instructions[name].type for name in instruction.operands]
-    written = compiled_text.type_bytes(instruction.type)
+def _accessed_bytes(instruction: Instruction) -> int:
+    written = instruction.num_bytes
     match instruction.opcode:
+        case "fusion":
+            inner = instruction.called[0]
+            return sum(_parameter_bytes(inner).values()) + _written_bytes(inner.root)
         case opcode if opcode in _SLICES:
             return 2 * written
         case "dynamic-update-slice":
-            return 2 * compiled_text.type_bytes(operands[1])
+            return 2 * instruction.operands[1].num_bytes
         case "broadcast":
             return written
-    return written + sum(map(compiled_text.type_bytes, operands))
+    return written + sum(operand.num_bytes for operand in instruction.operands)
 
 
-def _fusion_bytes(module: Module, inner: Computation) -> int:
-    """Of each parameter what its users read; of the results what is written."""
-    read = sum(_parameter_bytes(module, inner).values())
-    return read + _written_bytes(module, inner, inner.instructions[inner.root])
-
-
-def _parameter_bytes(module: Module, inner: Computation) -> dict[int, int]:
-    """Bytes that a fusion reads of each of its parameters, by its place."""
-    users: dict[str, list[tuple[Instruction, int]]] = {name: [] for name in inner.instructions}
-    for each in inner.instructions.values():
-        for place, operand in enumerate(each.operands):
-            users[operand].append((each, place))
+def _parameter_bytes(inner: Computation) -> dict[int, int]:
+    """Bytes that a fusion reads of each of its parameters, by the parameter's number."""
+    users: dict[Instruction, list[tuple[Instruction, int]]] = {i: [] for i in inner.instructions}
+    for each in inner.instructions:
+        for index, operand in enumerate(each.operands):
+            users[operand].append((each, index))
     return {
-        int(each.argument): _read_bytes(module, each, users, compiled_text.type_bytes(each.type))
-        for each in inner.instructions.values()
+        each.proto.parameter_number: _read_bytes(each, users, each.num_bytes)
+        for each in inner.instructions
         if each.opcode == "parameter"
     }
 
 
 def _read_bytes(
-    module: Module,
-    value: Instruction,
-    users: dict[str, list[tuple[Instruction, int]]],
-    whole: int,
+    value: Instruction, users: Mapping[Instruction, list[tuple[Instruction, int]]], whole: int
 ) -> int:
-    """Bytes read of a parameter of `whole` bytes, by the users of `value`, which is it."""
+    """Bytes that the users of `value` read of it, a parameter of `whole` bytes."""
     read = 0
-    for user, place in users[value.name]:
-        if user.opcode in _SLICES and place == 0:
-            read += compiled_text.type_bytes(user.type)
-        elif user.opcode == "dynamic-update-slice" and place == 0:
-            continue  # Written over in place.
+    for user, index in users[value]:
+        if user.opcode in _SLICES and index == 0:
+            read += user.num_bytes
+        elif user.opcode == "dynamic-update-slice" and index == 0:
+            continue  # Overwritten in place.
         elif user.opcode == "bitcast":
-            read += _read_bytes(module, user, users, whole)
+            read += _read_bytes(user, users, whole)
         elif user.opcode == "fusion":
-            read += _parameter_bytes(module, module.computations[user.called[0]])[place]
+            read += _parameter_bytes(user.called[0])[index]
         else:
             return whole
     return min(read, whole)
 
 
-def _written_bytes(module: Module, inner: Computation, result: Instruction) -> int:
+def _written_bytes(result: Instruction) -> int:
+    """Bytes that a fusion writes to make `result`."""
     match result.opcode:
         case "tuple":
-            results = (inner.instructions[name] for name in result.operands)
-            return sum(_written_bytes(module, inner, each) for each in results)
+            return sum(map(_written_bytes, result.operands))
         case "bitcast":
-            return _written_bytes(module, inner, inner.instructions[result.operands[0]])
+            return _written_bytes(result.operands[0])
         case "dynamic-update-slice":
-            return compiled_text.type_bytes(inner.instructions[result.operands[1]].type)
+            return result.operands[1].num_bytes
         case "fusion":
-            within = module.computations[result.called[0]]
-            return _written_bytes(module, within, within.instructions[within.root])
-    return compiled_text.type_bytes(result.type)
+            return _written_bytes(result.called[0].root)
+    return result.num_bytes
 
 
-def _shape(type_text: str) -> list[int]:
-    """The sizes of an array's dims."""
-    found = _SHAPE.search(array_types(type_text)[0])
-    assert found is not None, type_text
-    return [int(size) for size in found[1].split(",") if size]
+def _shape(instruction: Instruction) -> tuple[int, ...]:
+    return instruction.arrays[0].shape

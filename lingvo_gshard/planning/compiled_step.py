@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.hlo import compiled_text, gather_sums, hlo_cost, hlo_text
+from lingvo_gshard.hlo import gather_sums, hlo_cost, hlo_module
+from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.compiled_report import CompiledReport
-from lingvo_gshard.hlo.compiled_text import Collective
 from lingvo_gshard.planning import roofline
 from lingvo_gshard.planning.categories import Category, category, source
 from lingvo_gshard.planning.hardware import Torus
@@ -40,7 +40,7 @@ class CompiledStep:
 
 def read(compiled: TopologyExecutable) -> CompiledStep:
     """Reads the program; ValueError if it has a loop of unknown length."""
-    module = hlo_text.parse(compiled.as_text())
+    module = compiled.module
     return CompiledStep(compiled.report(), hlo_cost.costs(module), gather_sums.find(module))
 
 
@@ -89,10 +89,10 @@ def suspicious(step: CompiledStep, params: Params) -> tuple[str, ...]:
     p = params.input
     batch = re.compile(rf"\[(\d+,)*{p.batch_size},({p.source_len}|{p.target_len})[,\]]")
     replicated = [
-        f"{each_type.split('{')[0]}, the whole batch on every core, from {source(each.op_name)}"
+        f"{array}, the whole batch on every core, from {source(each.op_name)}"
         for each in step.costs
-        for each_type in hlo_text.array_types(each.type)
-        if batch.search(each_type) and compiled_text.type_bytes(each_type) >= _LARGE_BYTES
+        for array in each.arrays
+        if batch.search(str(array)) and hlo_module.num_bytes([array]) >= _LARGE_BYTES
     ]
     return tuple(dict.fromkeys([*gathers, *replicated]))
 

@@ -10,8 +10,7 @@ import dataclasses
 
 import numpy as np
 
-from lingvo_gshard.hlo.compiled_text import Collective
-from lingvo_gshard.hlo.replica_groups import Groups
+from lingvo_gshard.hlo.collectives import Collective, Groups
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo.compiled_text import type_bytes
 from lingvo_gshard.hlo.hlo_cost import Cost
-from lingvo_gshard.hlo.hlo_text import array_types
+from lingvo_gshard.hlo.hlo_module import num_bytes
 from lingvo_gshard.planning import categories
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
@@ -98,9 +97,9 @@ def largest(costs: Iterable[Cost], count: int) -> tuple[Buffer, ...]:
     """Returns the largest results of instructions, one for each shape and layer."""
     return _largest(
         {
-            Buffer(type_bytes(each) / GIB, each.split("{")[0], categories.source(cost.op_name))
+            Buffer(num_bytes([each]) / GIB, str(each), categories.source(cost.op_name))
             for cost in costs
-            for each in array_types(cost.type)
+            for each in cost.arrays
         },
         count,
     )

@@ -11,7 +11,7 @@ import dataclasses
 import operator
 from collections.abc import Iterable
 
-from lingvo_gshard.hlo.compiled_text import COLLECTIVES, Collective
+from lingvo_gshard.hlo.collectives import COLLECTIVES, Collective
 from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.planning.categories import Category, category
 from lingvo_gshard.planning.hardware import Generation, Torus

@@ -7,7 +7,7 @@ import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
 from lingvo_gshard.core import table
-from lingvo_gshard.hlo.compiled_text import Collective
+from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.planning import hardware, paper, planner, report
 from lingvo_gshard.planning.hardware import Torus
 from lingvo_gshard.planning.paper import PaperRun

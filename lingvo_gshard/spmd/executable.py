@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import jax
 from jax import export as jax_export
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo import compiled_report
+from lingvo_gshard.hlo import compiled_report, hlo_module
 from lingvo_gshard.spmd import dtypes, specs
 from lingvo_gshard.spmd.argument import ONE_AT_A_TIME, Argument
 from lingvo_gshard.spmd.program import Program
@@ -87,7 +88,12 @@ class Executable:
 
     def report(self) -> compiled_report.CompiledReport:
         """The compiled program's collectives, memory and operations."""
-        return compiled_report.read(self.program.name, self._compiled)
+        return compiled_report.read(self.program.name, self._compiled, self.module)
+
+    @functools.cached_property
+    def module(self) -> hlo_module.Module:
+        """The compiled program of one partition; reading it needs TensorFlow."""
+        return hlo_module.read(self._compiled)
 
     def as_text(self) -> str:
         """XLA's text of the compiled program of one partition."""

@@ -1,38 +1,29 @@
-"""Costs read from compiled texts, against arithmetic and against XLA's own counts."""
+"""Costs of instructions, against arithmetic and against XLA's own counts."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import tensorflow as tf
+from jax import lax
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo import hlo_cost, hlo_text
+from lingvo_gshard.hlo import hlo_cost
+from lingvo_gshard.hlo.hlo_module import Module
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
+from tests.hlo import programs
+from tests.hlo.programs import computation, instruction
 from tests.spmd import functions
 
 _ROWS, _WIDTH, _TRIPS = 16, 24, 5
 
 
-def _module(*instructions, fused=()):
-    lines = ["HloModule m, num_partitions=1"]
-    if fused:
-        lines += ["%fused (p: f32[1]) -> f32[1] {", *fused, "}"]
-    return hlo_text.parse("\n".join([*lines, "ENTRY %main () -> f32[] {", *instructions, "}"]))
-
-
-def _only(module):
-    (cost,) = hlo_cost.costs(module)
+def _only(fn, *args):
+    """The single cost of a function that is one instruction."""
+    (cost,) = hlo_cost.costs(programs.lowered(fn, *args))
     return cost
-
-
-def _convolution(lhs, rhs, out, rest):
-    return _only(
-        _module(
-            f"  %a = {lhs} parameter(0)",
-            f"  %b = {rhs} parameter(1)",
-            f"  ROOT %c = {out} convolution(%a, %b), {rest}",
-        )
-    )
 
 
 def _power() -> AnnotatedFn:
@@ -57,7 +48,7 @@ def power():
 
 
 def test_a_loops_body_counts_as_often_as_it_runs(power):
-    costs = hlo_cost.costs(hlo_text.parse(power.as_text()))
+    costs = hlo_cost.costs(power.module)
     products = [cost for cost in costs if cost.flops]
     assert [(cost.flops, cost.times) for cost in products] == [
         (2 * _ROWS * _WIDTH * _WIDTH, _TRIPS)
@@ -65,8 +56,8 @@ def test_a_loops_body_counts_as_often_as_it_runs(power):
     assert products[0].op_name.endswith("/while/matmul")
 
 
-def test_once_through_every_loop_are_xlas_own_counts(power):
-    costs = hlo_cost.costs(hlo_text.parse(power.as_text()))
+def test_a_single_pass_through_each_loop_gives_xlas_own_counts(power):
+    costs = hlo_cost.costs(power.module)
     accessed = sum(cost.accessed_bytes for cost in costs)
     assert accessed == pytest.approx(power.report().accessed_bytes, rel=0.15)
     tanhs, counters = _ROWS * _WIDTH, 10
@@ -75,155 +66,114 @@ def test_once_through_every_loop_are_xlas_own_counts(power):
     )
 
 
-def test_a_product_as_the_tpu_writes_it():
-    # [2, 1024, 1024] x [1024, 16, 128], its heads as a window over padding.
-    cost = _convolution(
-        "bf16[1,2048,1024]{2,1,0}",
-        "bf16[16,1024,128]{2,1,0}",
-        "bf16[16,2048,128]{2,1,0}",
-        "window={size=16 pad=15_15 rhs_reversal=1}, dim_labels=0bf_0io->0bf",
-    )
-    assert cost.flops == 2 * 2048 * 1024 * 16 * 128
-    assert cost.accessed_bytes == 2 * (2048 * 1024 + 16 * 1024 * 128 + 16 * 2048 * 128)
-    assert cost.result_bytes == 2 * 16 * 2048 * 128
+def test_a_batch_of_products():
+    cost = _only(lambda x, y: jnp.einsum("bik,bkj->bij", x, y), _f32(7, 2, 5), _f32(7, 5, 3))
+    assert cost.opcode == "dot"
+    assert cost.flops == 2 * 7 * 2 * 5 * 3
+    assert cost.accessed_bytes == 4 * 7 * (2 * 5 + 5 * 3 + 2 * 3)
 
 
-def test_a_batch_of_products_as_the_tpu_writes_it():
-    # [2, 16, 32, 8] x [2, 16, 8, 64]: both batch dims are dilated, a window meets one of each.
-    cost = _convolution(
-        "f32[2,16,32,8]{3,2,1,0}",
-        "f32[2,16,8,64]{3,2,1,0}",
-        "f32[2,16,32,64]{3,2,1,0}",
-        "window={size=2x16 stride=1x15 lhs_dilate=2x16}, dim_labels=01bf_01io->01bf",
-    )
-    assert cost.flops == 2 * 2 * 16 * 32 * 8 * 64
+def _f32(*sizes):
+    return jnp.ones(sizes, jnp.float32)
 
 
 @pytest.mark.parametrize(
-    ("window", "size", "kernel", "out", "pairs"),
+    ("lhs", "rhs", "window"),
     [
-        ("size=3", 10, 3, 8, 24),
-        ("size=3 pad=1_1", 10, 3, 10, 28),
-        ("size=3 stride=2 pad=1_1", 10, 3, 5, 14),
-        ("size=3 rhs_dilate=2", 10, 3, 6, 18),
-        ("size=1 stride=2", 10, 1, 5, 5),
-        ("size=3 lhs_dilate=2 pad=2_2", 4, 3, 9, 12),
+        ((5, 10, 7), (3, 7, 11), {}),
+        ((5, 10, 7), (3, 7, 11), {"padding": [(1, 1)]}),
+        ((5, 10, 7), (3, 7, 11), {"padding": [(1, 1)], "window_strides": (2,)}),
+        ((5, 10, 7), (3, 7, 11), {"rhs_dilation": (2,)}),
+        ((5, 10, 7), (1, 7, 11), {"window_strides": (2,)}),
+        ((5, 4, 7), (3, 7, 11), {"padding": [(2, 2)], "lhs_dilation": (2,)}),
+        ((6, 10, 7), (3, 7, 4), {"batch_group_count": 2}),
+        # As the TPU's compiler writes products: heads as a window over padding, and a batch of
+        # products whose dims are dilated, so that a window meets one of each.
+        ((32, 1, 24), (4, 24, 8), {"padding": [(3, 3)]}),
+        (
+            (32, 2, 4, 8),
+            (2, 4, 8, 6),
+            {"window_strides": (1, 3), "lhs_dilation": (2, 4), "padding": [(0, 0), (0, 0)]},
+        ),
     ],
 )
-def test_padding_and_dilation_are_not_multiplied(window, size, kernel, out, pairs):
-    cost = _convolution(
-        f"f32[5,{size},7]{{2,1,0}}",
-        f"f32[{kernel},7,11]{{2,1,0}}",
-        f"f32[5,{out},11]{{2,1,0}}",
-        f"window={{{window}}}, dim_labels=b0f_0io->b0f",
-    )
-    assert cost.flops == 2 * 5 * 7 * 11 * pairs
+def test_padding_and_dilation_are_not_multiplied(lhs, rhs, window):
+    dims = "HW"[: len(lhs) - 2]
+    layout = f"N{dims}C", f"{dims}IO", f"N{dims}C"
+    window = {"window_strides": (1,) * len(dims), "padding": [(0, 0)] * len(dims)} | window
+
+    def convolution(x, y):
+        return lax.conv_general_dilated(x, y, dimension_numbers=layout, **window)
+
+    # With ones, each product of two elements adds one to the results.
+    multiplications = np.sum(convolution(_f32(*lhs), _f32(*rhs)))
+    cost = _only(convolution, _f32(*lhs), _f32(*rhs))
+    assert cost.opcode == "convolution"
+    assert cost.flops == 2 * multiplications
 
 
-def test_a_fusion_reads_of_a_sliced_operand_the_slice_and_writes_an_update_in_place():
-    fused = [
-        "  %stack = f32[9,64]{1,0} parameter(0)",
-        "  %i = s32[] parameter(1)",
-        "  %sum = f32[9,64]{1,0} parameter(2)",
-        "  %z = s32[] constant(0)",
-        "  %one = f32[1,64]{1,0} dynamic-slice(%stack, %i, %z), dynamic_slice_sizes={1,64}",
-        "  %twice = f32[1,64]{1,0} add(%one, %one)",
-        "  ROOT %put = f32[9,64]{1,0} dynamic-update-slice(%sum, %twice, %i, %z)",
-    ]
-    module = _module(
-        "  %a = f32[9,64]{1,0} parameter(0)",
-        "  %b = s32[] parameter(1)",
-        "  %c = f32[9,64]{1,0} parameter(2)",
-        "  ROOT %f = f32[9,64]{1,0} fusion(%a, %b, %c), kind=kLoop, calls=%fused",
-        fused=fused,
-    )
-    cost = _only(module)
+@pytest.mark.parametrize("name", ["tpu_step", "gpu_step"])
+def test_the_experts_products_of_a_training_step(name):
+    """Two products of each expert layer forward, and four backward, whichever the compiler."""
+    costs = [cost for cost in hlo_cost.costs(programs.kept(name)) if "/experts" in cost.op_name]
+    for stack, capacity in programs.CAPACITY.items():
+        flops = sum(cost.times * cost.flops for cost in costs if f"{stack}/" in cost.op_name)
+        slots = 16 * capacity  # Of one expert: the core's own, in all groups.
+        assert flops == 3 * 6 * 2 * slots * programs.MODEL_DIM * 512
+
+
+@jax.jit
+def _accumulated(stack, i, total):
+    zero = jnp.uint32(0)
+    row = lax.dynamic_slice(stack, (i, zero), (1, 64))
+    return lax.dynamic_update_slice(total, row + row, (i, zero))
+
+
+@pytest.mark.parametrize("fn", [_accumulated, jax.jit(lambda *args: _accumulated(*args))])
+def test_a_fusion_reads_the_slice_of_an_operand_and_updates_another_in_place(fn):
+    cost = _only(lambda *args: fn(*args), _f32(9, 64), jnp.uint32(3), _f32(9, 64))
+    assert cost.opcode == "fusion"
     assert cost.accessed_bytes == 4 * 64 + 4 + 4 * 64
     assert cost.flops == 0
 
 
-def test_a_fusion_within_a_fusion_reads_the_slice_and_writes_the_update_alone():
-    text = """HloModule m
-%inner (stack: f32[9,64], i: s32[], sum: f32[9,64]) -> f32[9,64] {
-  %stack = f32[9,64]{1,0} parameter(0)
-  %i = s32[] parameter(1)
-  %sum = f32[9,64]{1,0} parameter(2)
-  %z = s32[] constant(0)
-  %one = f32[1,64]{1,0} dynamic-slice(%stack, %i, %z), dynamic_slice_sizes={1,64}
-  ROOT %put = f32[9,64]{1,0} dynamic-update-slice(%sum, %one, %i, %z)
-}
-%outer (a: f32[9,64], b: s32[], c: f32[9,64]) -> f32[9,64] {
-  %a = f32[9,64]{1,0} parameter(0)
-  %b = s32[] parameter(1)
-  %c = f32[9,64]{1,0} parameter(2)
-  ROOT %f = f32[9,64]{1,0} fusion(%a, %b, %c), kind=kLoop, calls=%inner
-}
-ENTRY %main (p: f32[9,64], q: s32[], r: f32[9,64]) -> f32[9,64] {
-  %p = f32[9,64]{1,0} parameter(0)
-  %q = s32[] parameter(1)
-  %r = f32[9,64]{1,0} parameter(2)
-  ROOT %g = f32[9,64]{1,0} fusion(%p, %q, %r), kind=kLoop, calls=%outer
-}
-"""
-    assert _only(hlo_text.parse(text)).accessed_bytes == 4 * 64 + 4 + 4 * 64
-
-
 def test_a_fusions_name_is_its_largest_products():
-    fused = [
-        "  %p = f32[8,4]{1,0} parameter(0)",
-        "  %q = f32[4,2]{1,0} parameter(1)",
-        "  %d = f32[8,2]{1,0} dot(%p, %q), lhs_contracting_dims={1}, rhs_contracting_dims={0}, "
-        'metadata={op_name="the/product"}',
-        '  ROOT %n = f32[8,2]{1,0} negate(%d), metadata={op_name="the/sign"}',
-    ]
-    module = _module(
-        "  %a = f32[8,4]{1,0} parameter(0)",
-        "  %b = f32[4,2]{1,0} parameter(1)",
-        "  ROOT %f = f32[8,2]{1,0} fusion(%a, %b), kind=kLoop, calls=%fused, "
-        'metadata={op_name="the/sign"}',
-        fused=fused,
-    )
-    cost = _only(module)
-    assert (cost.op_name, cost.flops) == ("the/product", 2 * 8 * 4 * 2)
-    assert cost.accessed_bytes == 4 * (8 * 4 + 4 * 2 + 8 * 2)
+    @jax.jit
+    def fused(x, y, z):
+        with jax.named_scope("largest"):
+            largest = x @ y
+        with jax.named_scope("other"):
+            return -(largest @ z)
+
+    cost = _only(lambda *args: fused(*args), _f32(8, 4), _f32(4, 6), _f32(6, 2))
+    assert cost.op_name.endswith("largest/dot_general")
+    assert cost.flops == 2 * 8 * (4 * 6 + 6 * 2)
+    assert cost.accessed_bytes == 4 * (8 * 4 + 4 * 6 + 6 * 2 + 8 * 2)
 
 
-def test_what_has_no_name_takes_its_neighbours():
-    module = _module(
-        '  %a = f32[4]{0} parameter(0), metadata={op_name="args[0]"}',
-        "  %before = f32[4]{0} copy(%a)",
-        '  %named = f32[4]{0} negate(%before), metadata={op_name="layer/negate"}',
-        "  %after = f32[4]{0} copy(%named)",
-        '  ROOT %last = f32[4]{0} add(%after, %a), metadata={op_name="other/add"}',
-    )
-    names = {cost.name: cost.op_name for cost in hlo_cost.costs(module)}
-    assert names == {
-        **{name: "layer/negate" for name in ("before", "named", "after")},
-        "last": "other/add",
-    }
+def test_unnamed_instructions_inherit_an_operands_name_or_a_users():
+    argument = instruction("parameter", op_name="args[0]")
+    before = instruction("copy", argument)
+    named = instruction("negate", before, op_name="layer/negate")
+    after = instruction("copy", named)
+    last = instruction("add", after, argument, op_name="other/add")
+    entry = computation("main", argument, before, named, after, last)
+    names = [cost.op_name for cost in hlo_cost.costs(Module((entry,), entry, 1))]
+    assert names == ["layer/negate"] * 3 + ["other/add"]
+
+
+def test_an_asynchronous_collective_costs_at_its_start():
+    p = instruction("parameter")
+    wrapped = computation("wrapped", p, instruction("all-to-all", p))
+    start = instruction("async-start", p, called=(wrapped,))
+    entry = computation("main", p, start, instruction("async-done", start))
+    (cost,) = hlo_cost.costs(Module((wrapped, entry), entry, 2))
+    assert (cost.opcode, cost.accessed_bytes) == ("all-to-all-start", 4 * (4 + 4))
 
 
 def test_a_loop_of_unknown_length_is_refused():
-    text = """HloModule m
-%cond (s: (s32[], s32[])) -> pred[] {
-  %s = (s32[], s32[]) parameter(0)
-  %i = s32[] get-tuple-element(%s), index=0
-  %n = s32[] get-tuple-element(%s), index=1
-  ROOT %l = pred[] compare(%i, %n), direction=LT
-}
-%body (t: (s32[], s32[])) -> (s32[], s32[]) {
-  %t = (s32[], s32[]) parameter(0)
-  %j = s32[] get-tuple-element(%t), index=0
-  %m = s32[] get-tuple-element(%t), index=1
-  %k = s32[] add(%j, %j)
-  ROOT %r = (s32[], s32[]) tuple(%k, %m)
-}
-ENTRY %main (n: s32[]) -> (s32[], s32[]) {
-  %a = s32[] constant(1)
-  %b = s32[] parameter(0)
-  %start = (s32[], s32[]) tuple(%a, %b)
-  ROOT %w = (s32[], s32[]) while(%start), condition=%cond, body=%body
-}
-"""
-    with pytest.raises(ValueError, match="the text does not tell how often it runs (body|cond)"):
-        hlo_cost.costs(hlo_text.parse(text))
+    def fn(bound):
+        return lax.while_loop(lambda i: i < bound, lambda i: i + i, 1)
+
+    with pytest.raises(ValueError, match="costs: how often .* runs is unknown: it is in a loop"):
+        hlo_cost.costs(programs.lowered(fn, 9))

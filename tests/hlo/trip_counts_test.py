@@ -1,179 +1,142 @@
-"""Trip counts from the text alone."""
+"""Trip counts, from what a program itself determines."""
 
+import jax
+import jax.numpy as jnp
 import pytest
 import tensorflow as tf
+from jax import lax
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo import hlo_text, trip_counts
+from lingvo_gshard.hlo import trip_counts
+from lingvo_gshard.hlo.hlo_module import Module
+from lingvo_gshard.hlo.trip_counts import Loop
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
+from tests.hlo import programs
 from tests.spmd import functions
 
-
-def _loop(body: str, condition: str, start: str = "constant(0)") -> str:
-    """A loop over (counter %i, bound %n = 10, array %x): what it does to %i, and while what."""
-    return f"""
-%body (p: (s32[], s32[], f32[4])) -> (s32[], s32[], f32[4]) {{
-  %p = (s32[], s32[], f32[4]{{0}}) parameter(0)
-  %i = s32[]{{:T(256)}} get-tuple-element(%p), index=0
-  %n = s32[] get-tuple-element(%p), index=1
-  %x = f32[4]{{0}} get-tuple-element(%p), index=2
-  %one = s32[] constant(1)
-  {body}
-  %kept = s32[] copy(%n)
-  ROOT %t = (s32[], s32[], f32[4]{{0}}) tuple(%next, %kept, %x)
-}}
-
-%condition (p: (s32[], s32[], f32[4])) -> pred[] {{
-  %p = (s32[], s32[], f32[4]{{0}}) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %n = s32[] get-tuple-element(%p), index=1
-  %x = f32[4]{{0}} get-tuple-element(%p), index=2
-  %five = s32[] constant(5)
-  %true = pred[] constant(true)
-  {condition}
-}}
-
-ENTRY %main (x: f32[4], k: s32[]) -> (s32[], s32[], f32[4]) {{
-  %x = f32[4]{{0}} parameter(0)
-  %k = s32[] parameter(1)
-  %start = s32[] {start}
-  %ten = s32[] constant(10)
-  %init = (s32[], s32[], f32[4]{{0}}) tuple(%start, %ten, %x)
-  ROOT %while.1 = (s32[], s32[], f32[4]{{0}}) while(%init), condition=%condition, body=%body
-}}
-"""
+_N = 10
 
 
-_STEP = "%next = s32[] add(%i, %one)"
-_UNTIL_N = "ROOT %go = pred[] compare(%i, %n), direction=LT"
-_ASK = "%ask = pred[] custom-call(%x)"
+def _loop(step, condition, start):
+    """A loop over (counter i, bound n = 10, array x): what it does to i, and while what holds.
+
+    `start` is None for one that only a call of the program gives.
+    """
+
+    def fn(x, given):
+        def body(state):
+            i, n, x = state
+            return step(i, n), n, 2 * x
+
+        first = given if start is None else jnp.int32(start)
+        return lax.while_loop(lambda state: condition(*state), body, (first, jnp.int32(_N), x))
+
+    return programs.lowered(fn, jnp.ones(4), jnp.int32(0))
+
+
+def _next(i, _):
+    return i + 1
+
+
+def _until_n(i, n, _):
+    return i < n
 
 
 @pytest.mark.parametrize(
-    ("body", "condition", "start", "trips"),
+    ("step", "condition", "start", "trips"),
     [
-        (_STEP, _UNTIL_N, "constant(0)", 10),
-        (_STEP, _UNTIL_N, "constant(-3)", 13),
-        (_STEP, _UNTIL_N, "constant(10)", 0),
-        (_STEP, _UNTIL_N, "parameter(2)", None),
-        ("%next = s32[] multiply(%n, %n)", _UNTIL_N, "constant(0)", 1),
-        ("%next = s32[] subtract(%i, %one)", "ROOT %go = pred[] compare(%i, %five), direction=GT",
-         "constant(9)", 4),
-        (_STEP, "ROOT %go = pred[] compare(%i, %five), direction=NE", "constant(0)", 5),
+        (_next, _until_n, 0, 10),
+        (_next, _until_n, -3, 13),
+        (_next, _until_n, 10, 0),
+        (_next, _until_n, None, None),
+        (lambda i, n: n * n, _until_n, 0, 1),
+        (lambda i, n: i - 1, lambda i, n, x: i > 5, 9, 4),
+        (_next, lambda i, n, x: i != 5, 0, 5),
         # The smaller of two bounds.
-        (_STEP, "%a = pred[] compare(%i, %n), direction=LT\n %b = pred[] compare(%i, %five), "
-         "direction=LE\n ROOT %go = pred[] and(%a, %b)", "constant(0)", 6),
-        # A bound and a flag that is known, or not.
-        (_STEP, "%a = pred[] compare(%i, %n), direction=LT\n ROOT %go = pred[] and(%true, %a)",
-         "constant(0)", 10),
-        (_STEP, f"{_ASK}\n %a = pred[] compare(%i, %n), direction=LT\n "
-         "ROOT %go = pred[] and(%a, %ask)", "constant(0)", None),
-        (_STEP, f"{_ASK}\n %a = pred[] compare(%i, %n), direction=LT\n "
-         "ROOT %go = pred[] and(%a, %ask)", "constant(12)", 0),
-        ("%more = pred[] compare(%i, %one), direction=GT\n "
-         "%next = s32[] select(%more, %n, %one)", _UNTIL_N, "constant(2)", 1),
+        (_next, lambda i, n, x: (i < n) & (i <= 5), 0, 6),
+        # A bound, and a flag that depends on the data.
+        (_next, lambda i, n, x: (i < n) & (x[0] > 0), 0, None),
+        (_next, lambda i, n, x: (i < n) & (x[0] > 0), 12, 0),
+        (lambda i, n: jnp.where(i > 1, n, 1), _until_n, 2, 1),
         # Endless, and past what a counter can hold.
-        ("%next = s32[] maximum(%i, %i)", _UNTIL_N, "constant(0)", None),
-        ("%next = s32[] add(%i, %i)", "ROOT %go = pred[] compare(%i, %five), direction=GT",
-         "constant(6)", None),
+        (lambda i, n: jnp.maximum(i, i), _until_n, 0, None),
+        (lambda i, n: i + i, lambda i, n, x: i > 5, 6, None),
     ],
-)  # fmt: skip
-def test_what_decides_the_end(monkeypatch, body, condition, start, trips):
+)
+def test_what_decides_the_end(monkeypatch, step, condition, start, trips):
     monkeypatch.setattr(trip_counts, "_MOST_TRIPS", 50)
-    runs = trip_counts.count(hlo_text.parse(_loop(body, condition, start)))
-    assert runs.trip_counts == {"while.1": trips}
-    assert runs.times == {
-        "main": 1,
-        "body": trips,
-        "condition": None if trips is None else trips + 1,
-    }
+    module = _loop(step, condition, start)
+    runs = trip_counts.count(module)
+    (loop,) = programs.every(module, "while")
+    assert runs.loops == (Loop(loop.name, trips),)
+    body, condition = loop.called
+    assert runs.times[module.entry] == 1
+    assert runs.times[body] == trips
+    assert runs.times[condition] == (None if trips is None else trips + 1)
 
 
-def test_a_long_loop_ends_where_it_should(monkeypatch):
+@pytest.mark.parametrize(("start", "trips"), [(0, 10), (-1, None)])
+def test_a_loop_is_run_no_longer_than_the_limit(monkeypatch, start, trips):
     monkeypatch.setattr(trip_counts, "_MOST_TRIPS", 10)
-    assert _only(_loop(_STEP, _UNTIL_N)) == 10
-    assert _only(_loop(_STEP, _UNTIL_N, "constant(-1)")) is None
+    runs = trip_counts.count(_loop(_next, _until_n, start))
+    assert list(runs.trip_counts.values()) == [trips]
 
 
-def _only(text: str) -> int | None:
-    (trips,) = trip_counts.count(hlo_text.parse(text)).trip_counts.values()
-    return trips
+def test_a_noted_trip_count_needs_no_run():
+    body, condition = (programs.computation(name, _unknown()) for name in ("body", "condition"))
+    notes = b'{"known_trip_count":{"n":"7"},"known_init_step":{"init":"0","step":"1"}}'
+    loop = programs.instruction("while", _unknown(), called=(body, condition), backend_config=notes)
+    entry = programs.computation("main", loop)
+    runs = trip_counts.count(Module((body, condition, entry), entry, 1))
+    assert runs.times == {entry: 1, body: 7, condition: 8}
 
 
-_NESTED = """
-%inner (q: (s32[], s32[])) -> (s32[], s32[]) {
-  %q = (s32[], s32[]) parameter(0)
-  %j = s32[] get-tuple-element(%q), index=0
-  %m = s32[] get-tuple-element(%q), index=1
-  %two = s32[] constant(2)
-  %next = s32[] fusion(%j, %two), kind=kLoop, calls=%sum
-  ROOT %t = (s32[], s32[]) tuple(%next, %m)
-}
+def _unknown():
+    return programs.instruction("custom-call")
 
-%sum (a: s32[], b: s32[]) -> s32[] {
-  %a = s32[] parameter(0)
-  %b = s32[] parameter(1)
-  ROOT %s = s32[] add(%a, %b)
-}
 
-%less (q: (s32[], s32[])) -> pred[] {
-  %q = (s32[], s32[]) parameter(0)
-  %j = s32[] get-tuple-element(%q), index=0
-  %m = s32[] get-tuple-element(%q), index=1
-  ROOT %go = pred[] compare(%j, %m), direction=LT
-}
+@jax.jit  # A fusion.
+def _plus_two(i):
+    return i + 2
 
-%outer (p: (s32[], s32[], s32[])) -> (s32[], s32[], s32[]) {
-  %p = (s32[], s32[], s32[]) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %n = s32[] get-tuple-element(%p), index=1
-  %m = s32[] get-tuple-element(%p), index=2
-  %zero = s32[] constant(0)
-  %given = (s32[], s32[]) tuple(%zero, %BOUND)
-  %while.inner = (s32[], s32[]) while(%given), condition=%less, body=%inner
-  %one = s32[] constant(1)
-  %next = s32[] add(%i, %one)
-  ROOT %t = (s32[], s32[], s32[]) tuple(%next, %n, %m)
-}
 
-%below (p: (s32[], s32[], s32[])) -> pred[] {
-  %p = (s32[], s32[], s32[]) parameter(0)
-  %i = s32[] get-tuple-element(%p), index=0
-  %n = s32[] get-tuple-element(%p), index=1
-  ROOT %go = pred[] compare(%i, %n), direction=LT
-}
+def _count_to(bound):
+    """Counts in twos from 0 to `bound`."""
+    return lax.while_loop(
+        lambda state: state[0] < state[1], lambda state: (_plus_two(state[0]), state[1]), (0, bound)
+    )[0]
 
-ENTRY %main () -> s32[] {
-  %zero = s32[] constant(0)
-  %three = s32[] constant(3)
-  %seven = s32[] constant(7)
-  %init = (s32[], s32[], s32[]) tuple(%zero, %three, %seven)
-  %while.outer = (s32[], s32[], s32[]) while(%init), condition=%below, body=%outer
-  %made = s32[] get-tuple-element(%while.outer), index=0
-  %again = (s32[], s32[]) tuple(%zero, %made)
-  %while.last = (s32[], s32[]) while(%again), condition=%less, body=%inner
-  ROOT %r = s32[] get-tuple-element(%while.last), index=0
-}
-"""
+
+def _nested(changes):
+    """Three times a loop to 7, or to the counter, and then one to the outer loop's result."""
+
+    def fn():
+        def body(state):
+            i, seven, _ = state
+            return i + 1, seven, _count_to(i if changes else seven)
+
+        outer = lax.while_loop(lambda state: state[0] < 3, body, (0, 7, 0))
+        return _count_to(outer[0]), outer[2]
+
+    return programs.lowered(fn)
 
 
 def test_loops_within_loops_and_a_bound_that_a_loop_has_made():
-    runs = trip_counts.count(hlo_text.parse(_NESTED.replace("%BOUND", "%m")))
-    # The inner loop counts to 7 in twos, three times; the last to the 3 of the outer's counter.
-    assert runs.trip_counts["while.outer"] == 3
-    assert runs.trip_counts["while.inner"] == 4
-    assert runs.trip_counts["while.last"] == 2
-    assert runs.times["inner"] == runs.times["sum"] == 3 * 4 + 2
-    assert runs.times["less"] == 3 * 5 + 3
+    module = _nested(changes=False)
+    runs = trip_counts.count(module)
+    assert list(runs.trip_counts.values()) == [3, 4, 2]
+    times = {}
+    for fusion in programs.every(module, "fusion"):
+        times[fusion.called[0]] = runs.times[fusion.called[0]]
+    assert sum(times.values()) == 3 * 4 + 2
 
 
 def test_a_bound_that_changes_from_trip_to_trip_is_unknown():
-    runs = trip_counts.count(hlo_text.parse(_NESTED.replace("%BOUND", "%i")))
-    assert runs.trip_counts == {"while.outer": 3, "while.inner": None, "while.last": 2}
-    assert (runs.times["outer"], runs.times["inner"], runs.times["main"]) == (3, None, 1)
+    runs = trip_counts.count(_nested(changes=True))
+    assert list(runs.trip_counts.values()) == [3, None, 2]
 
 
 def _layers(state: NestedMap, count: int, **loop) -> tf.Tensor:
@@ -217,5 +180,12 @@ def test_compiled_loops(fn, trips):
         w_LMM=functions.f32((6, 5, 5), "___"), x_BM=TensorSpec((8, 5), "float32", "B_")
     )
     annotated = AnnotatedFn("loops", fn, ("state",), (args,))
-    text = compile_program(lowering.export(annotated, functions.partitioning(2))).as_text()
-    assert list(trip_counts.count(hlo_text.parse(text)).trip_counts.values()) == trips
+    report = compile_program(lowering.export(annotated, functions.partitioning(2))).report()
+    assert [loop.trip_count for loop in report.loops] == trips
+
+
+@pytest.mark.parametrize("name", ["tpu_step", "gpu_step"])
+def test_the_layers_of_kept_programs(name):
+    """Encoder and decoder, forward and backward: six layers in blocks of two."""
+    runs = trip_counts.count(programs.kept(name))
+    assert list(runs.trip_counts.values()) == [3, 3, 3, 3]

@@ -6,8 +6,8 @@ import re
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo import hlo_text
 from lingvo_gshard.hlo.compiled_report import CompiledReport
+from lingvo_gshard.hlo.hlo_module import Array
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.planning import compilation, planner
@@ -42,24 +42,23 @@ def _compiled(make, num_partitions):
     return topology.compile_program(exported, topology.v3(num_partitions))
 
 
-def _of_all_groups(text, num_partitions):
-    """Returns the types in one core's program that have an element for each token of all groups."""
+def _of_all_groups(arrays, num_partitions):
+    """Returns the arrays of one core's program that hold all tokens of all groups."""
     groups_tokens = f"{num_partitions},{_SMALL.tokens}|{num_partitions * _SMALL.tokens}"
     whole = re.compile(rf"\[(?:\d+,)*(?:{groups_tokens})[,\]]")
-    module = hlo_text.parse(text)
-    return [
-        each.type
-        for computation in module.computations.values()
-        for each in computation.instructions.values()
-        if whole.search(each.type)
-    ]
+    return [array for array in arrays if whole.search(str(array))]
 
 
-def test_a_tensor_of_all_groups_is_found():
-    shapes = ["[1,52]", "[8,52]", "[416]", "[1,8,52,32]", "[52,8]", "[8,520]", "[16,52]", "[18,52]"]
-    lines = [f"  %x{i} = u32{shape}{{0}} add(%a, %b)" for i, shape in enumerate(shapes)]
-    text = "\n".join(["ENTRY %main (a: u32[]) -> u32[] {", *lines, "}"])
-    assert _of_all_groups(text, 8) == ["u32[8,52]{0}", "u32[416]{0}", "u32[1,8,52,32]{0}"]
+def _arrays(module):
+    instructions = (i for each in module.computations for i in each.instructions)
+    return [array for instruction in instructions for array in instruction.arrays]
+
+
+def test_a_tensor_of_all_groups_is_seen():
+    seen = [(8, 52), (416,), (1, 8, 52, 32)]
+    others = [(1, 52), (52, 8), (8, 520), (16, 52), (18, 52)]
+    arrays = [Array("u32", shape) for shape in (*seen, *others)]
+    assert _of_all_groups(arrays, 8) == arrays[: len(seen)]
 
 
 @pytest.mark.slow
@@ -83,7 +82,7 @@ def test_two_all_to_alls_forward_and_four_with_backward(num_partitions):
     assert sum(op.result_bytes for op in others) <= gate_bytes + 4 * (_SMALL.experts * d + 8)
     for executable in (forward, both):
         # Random numbers, masks and gates are computed where they are used.
-        assert not _of_all_groups(executable.as_text(), d)
+        assert not _of_all_groups(_arrays(executable.module), d)
 
 
 @pytest.mark.slow

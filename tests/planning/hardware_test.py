@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo.compiled_text import Collective
+from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.planning import hardware
 from lingvo_gshard.planning.hardware import GENERATIONS, Torus
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec

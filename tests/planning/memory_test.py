@@ -4,6 +4,7 @@ import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.hlo_cost import Cost
+from lingvo_gshard.hlo.hlo_module import Array
 from lingvo_gshard.planning import memory
 from lingvo_gshard.planning.memory import GIB, Buffer, Wanted
 from tests.spmd import functions
@@ -80,16 +81,18 @@ def test_an_unknown_refusal_is_an_error():
 
 
 def test_the_largest_results_one_for_each_shape_and_layer():
-    def cost(type_text, op_name):
-        return Cost("i", "fusion", op_name, 0, 0, type_text, 0, 1)
+    def cost(op_name, *arrays):
+        return Cost("i", "fusion", op_name, 0, 0, arrays, 1)
 
     costs = [
         cost(
-            "(f32[], /*index=1*/(bf16[1024,1024]{1,0:T(8,128)(2,1)}, s32[4]))",
             "call_tf/softmax/add",
+            Array("f32", ()),
+            Array("bf16", (1024, 1024)),
+            Array("s32", (4,)),
         ),
-        cost("f32[1024,1024]{1,0}", "call_tf/optimizer/mul"),
-        cost("f32[1024,1024]{1,0}", "call_tf/optimizer/add"),
+        cost("call_tf/optimizer/mul", Array("f32", (1024, 1024))),
+        cost("call_tf/optimizer/add", Array("f32", (1024, 1024))),
     ]
     assert memory.largest(costs, 2) == (
         Buffer(2**22 / GIB, "f32[1024,1024]", "optimizer"),

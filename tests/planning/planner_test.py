@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 from lingvo_gshard import registry
-from lingvo_gshard.hlo.compiled_text import Collective
+from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.hlo_cost import Cost
+from lingvo_gshard.hlo.hlo_module import Array
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.model import flops
@@ -270,8 +271,8 @@ def _suspicious(params, costs=(), collectives=()):
 @pytest.mark.parametrize("length", [8, 12])  # The source's length and the target's.
 def test_a_tensor_of_the_whole_batch_is_suspicious(length):
     def found(rows):
-        shape = f"f32[4,{rows},{length},8192]{{3,2,1,0}}"
-        cost = Cost("i", "fusion", "call_tf/encoder/norm/mul", 0, 0, shape, 0, 1)
+        array = Array("f32", (4, rows, length, 8192))
+        cost = Cost("i", "fusion", "call_tf/encoder/norm/mul", 0, 0, (array,), 1)
         return _suspicious(_params().Set(**{"input.target_len": 12}), costs=(cost,))
 
     assert found(16) == (

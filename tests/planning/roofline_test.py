@@ -6,8 +6,8 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo import hlo_cost, hlo_text
-from lingvo_gshard.hlo.compiled_text import Collective
+from lingvo_gshard.hlo import hlo_cost
+from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.planning import roofline
 from lingvo_gshard.planning.categories import Category
@@ -23,7 +23,7 @@ _TRIPS, _WIDTH = 6, 2048
 
 
 def _cost(op_name, flops, accessed_bytes, times=1, opcode="fusion"):
-    return Cost("i", opcode, op_name, flops, accessed_bytes, "f32[]", 4, times)
+    return Cost("i", opcode, op_name, flops, accessed_bytes, (), times)
 
 
 def test_the_scarcer_resource_decides_for_each_instruction():
@@ -82,7 +82,7 @@ def test_costs_add_up_to_the_compilers_optimal_seconds(unrolled):
         pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
     exported = lowering.export(_powers(unrolled), functions.partitioning(8))
     compiled = topology.compile_program(exported, "v3:2x2")
-    costs = hlo_cost.costs(hlo_text.parse(compiled.as_text()))
+    costs = hlo_cost.costs(compiled.module)
     assert sum(cost.flops * cost.times for cost in costs) == 2 * _TRIPS * _WIDTH**3
     rates = _V3.xla_peak_flops, _V3.xla_memory_bytes_per_sec
     once = [max(cost.flops / rates[0], cost.accessed_bytes / rates[1]) for cost in costs]

@@ -11,7 +11,7 @@ import tensorflow as tf
 from jax.experimental import jax2tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo import compiled_report
+from lingvo_gshard.hlo import compiled_report, hlo_module
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
@@ -241,7 +241,7 @@ def test_both_partitioners_give_the_same_numbers(shardy_off):
         jax.config.update("jax_use_shardy_partitioner", True)
         executable = compile_program(lowering.export(fn, parts))
         _close(got, executable(*trees))
-        counts = compiled_report.read(fn.name, older).collectives
+        counts = compiled_report.read(fn.name, older, hlo_module.read(older)).collectives
         assert counts == executable.report().collectives
         jax.config.update("jax_use_shardy_partitioner", False)
 

@@ -1,0 +1,168 @@
+"""A compiled program as records, read from the HloModuleProto that every XLA compiler provides.
+
+The proto's own messages hold what belongs to single opcodes, such as a convolution's window;
+an Instruction keeps its message for that.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Array:
+    """The type of an array: its dtype by XLA's name, such as `bf16`, and its shape."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{','.join(map(str, self.shape))}]"
+
+    @property
+    def num_bits(self) -> int:
+        """The bits of all its elements; 0 for a token, which holds nothing."""
+        return _width(self.dtype) * math.prod(self.shape)
+
+
+@dataclasses.dataclass(frozen=True, eq=False, slots=True)
+class Instruction:
+    """One instruction.
+
+    Attributes:
+      name: unique in its program.
+      opcode: such as `dot`.
+      op_name: the operation it was made from, with the scopes around it; empty if unknown. The
+        names of merged operations are joined by semicolons.
+      arrays: its result, or all arrays in its tuple and the tuples inside.
+      operands: the instructions whose results it reads.
+      called: the computations it runs; a while loop has its body, then its condition.
+      proto: its HloInstructionProto.
+    """
+
+    name: str
+    opcode: str
+    op_name: str
+    arrays: tuple[Array, ...]
+    operands: tuple[Instruction, ...]
+    called: tuple[Computation, ...]
+    proto: Any
+
+    @property
+    def is_tuple(self) -> bool:
+        """Whether its result is a tuple, perhaps of one array."""
+        return bool(self.proto.shape.tuple_shapes)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all its results."""
+        return num_bytes(self.arrays)
+
+    def __repr__(self) -> str:
+        return f"{self.opcode} {self.name}"
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Computation:
+    """A function of the program: its instructions in the order they run, and its result's."""
+
+    name: str
+    instructions: tuple[Instruction, ...]
+    root: Instruction
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Module:
+    """The whole program of one partition.
+
+    Attributes:
+      computations: all of them; a computation comes after those it calls.
+      entry: the computation that a call of the program runs.
+      num_partitions: how many partitions run the program.
+    """
+
+    computations: tuple[Computation, ...]
+    entry: Computation
+    num_partitions: int
+
+
+def read(compiled: Any) -> Module:
+    """Reads the program of a jax.stages.Compiled."""
+    (module,) = compiled.runtime_executable().hlo_modules()
+    return parse(module.as_serialized_hlo_module_proto())
+
+
+def parse(serialized: bytes) -> Module:
+    """Reads a serialized HloModuleProto."""
+    proto = _messages()[0].HloModuleProto.FromString(serialized)
+    schedules = proto.schedule.sequences
+    computations: dict[int, Computation] = {}
+    for each in proto.computations:  # Those that are called come first.
+        instructions = _instructions(each.instructions, computations)
+        order = schedules[each.id].instruction_ids if each.id in schedules else instructions
+        computations[each.id] = Computation(
+            each.name, tuple(map(instructions.__getitem__, order)), instructions[each.root_id]
+        )
+    return Module(
+        tuple(computations.values()),
+        computations[proto.entry_computation_id],
+        max(1, proto.device_assignment.computation_count),
+    )
+
+
+def num_bytes(arrays: Iterable[Array]) -> int:
+    """Bytes of several arrays together."""
+    return -(-sum(each.num_bits for each in arrays) // 8)
+
+
+def arrays_of(shape: Any) -> tuple[Array, ...]:
+    """The arrays in a ShapeProto: one, or those of a tuple and of the tuples inside."""
+    if shape.tuple_shapes:
+        return tuple(array for each in shape.tuple_shapes for array in arrays_of(each))
+    return _one_array(shape.element_type, tuple(shape.dimensions))
+
+
+@functools.cache
+def _one_array(element_type: int, dimensions: tuple[int, ...]) -> tuple[Array, ...]:
+    dtype = _messages()[1].PrimitiveType.Name(element_type).lower()
+    return () if dtype == "tuple" else (Array(dtype, dimensions),)
+
+
+@functools.cache
+def _width(dtype: str) -> int:
+    """The bits of an element: the first number in a dtype's name, as of `f8e4m3`."""
+    found = re.search(r"\d+", dtype)
+    return int(found[0]) if found else 8 * (dtype == "pred")
+
+
+def _instructions(
+    protos: Iterable[Any], computations: Mapping[int, Computation]
+) -> dict[int, Instruction]:
+    """A computation's instructions by id; an instruction comes after its operands."""
+    found: dict[int, Instruction] = {}
+    for proto in protos:
+        found[proto.id] = Instruction(
+            proto.name,
+            proto.opcode,
+            proto.metadata.op_name,
+            arrays_of(proto.shape),
+            tuple(map(found.__getitem__, proto.operand_ids)),
+            tuple(map(computations.__getitem__, proto.called_computation_ids)),
+            proto,
+        )
+    return found
+
+
+@functools.cache
+def _messages() -> tuple[Any, Any]:
+    """XLA's messages: hlo_pb2 and xla_data_pb2."""
+    # Imported when a program is read: programs that are only run do without TensorFlow.
+    from tensorflow.compiler.xla import xla_data_pb2
+    from tensorflow.compiler.xla.service import hlo_pb2
+
+    return hlo_pb2, xla_data_pb2

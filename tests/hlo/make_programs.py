@@ -1,0 +1,164 @@
+"""Compiles the programs that programs.kept reads: for TPUs and GPUs, with neither at hand.
+
+    python -m tests.hlo.make_programs tpu
+    python -m tests.hlo.make_programs gpu
+
+The first needs libtpu (`make setup-tpu`); the second jax-cuda12-plugin and jax-cuda12-pjrt in JAX's
+version, and nvidia-cuda-nvcc-cu12. A program is kept without what no test reads: layouts, source
+files, literals of arrays, and the backend configs of all but loops.
+"""
+
+from __future__ import annotations
+
+import lzma
+import os
+import sys
+from typing import Any
+
+from lingvo_gshard.spmd import environment
+
+os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
+environment.prepare(1)
+
+# They load TensorFlow and JAX, which read the environment then.
+# ruff: noqa: E402
+import tensorflow as tf
+from jax.experimental import topologies
+from tensorflow.compiler.xla.service import hlo_pb2
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.input import packing
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd import program, specs, topology
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.train import run, steps
+from tests.hlo import programs
+
+# An xla.gpu.GpuTargetConfigProto.
+_H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
+  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
+  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
+  device_memory_size: 84929347584 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 } registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 7 } runtime_version { major: 12 minor: 8 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+_KEPT = (
+    *("name", "opcode", "shape", "metadata", "literal", "id", "operand_ids", "parameter_number"),
+    *("called_computation_ids", "tuple_index", "comparison_direction", "custom_call_target"),
+    *("window", "convolution_dimension_numbers", "batch_group_count", "dot_dimension_numbers"),
+    *("replica_groups", "source_target_pairs", "collective_device_list"),
+    *("iota_collective_device_list", "mesh_axes_replica_group_list", "frontend_attributes"),
+)
+
+
+def main(platform: str) -> None:
+    """Makes the programs of `tpu` or `gpu`."""
+    if platform == "tpu":
+        _write("tpu_step", training_step(8), topology.devices("v3:2x2"))
+        _write("tpu_split", split_weights(64), topology.devices("v3:4x8"))
+    else:
+        _write("gpu_step", training_step(8), _gpus("1x1x8"))
+
+
+def training_step(num_partitions: int) -> program.Program:
+    """A step of a small mixture of experts whose layers are loops."""
+    params = run.overridden_params(programs.MODEL, programs.SETTINGS)
+    parts = run.partitioning_over(params, num_partitions)
+    model, p = TranslationModel(params, parts), params.input
+    batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
+    step = steps.train_step(model.model_fn, params)
+    return lowering.export(steps.trainer(step, model.state_spec, batch, 1, parts), parts)
+
+
+def split_weights(num_partitions: int) -> program.Program:
+    """An SGD step of a perceptron whose weights are split and gathered for each product."""
+
+    def fn(weights: NestedMap, batch: NestedMap) -> NestedMap:
+        with tf.GradientTape() as tape:
+            tape.watch(weights.Flatten())
+            hidden_BH = tf.nn.relu(batch.x_BM @ weights.wi_MH)
+            loss = tf.reduce_sum(tf.square(hidden_BH @ weights.wo_HM - batch.x_BM))
+        grads = tape.gradient(loss, weights.Flatten())
+        new = [w - 0.1 * grad for w, grad in zip(weights.Flatten(), grads, strict=True)]
+        return NestedMap(weights=weights.Pack(new))
+
+    m, h = programs.SPLIT_DIMS
+    weights = NestedMap(
+        wi_MH=TensorSpec((m, h), "float32", "_H"), wo_HM=TensorSpec((h, m), "float32", "H_")
+    )
+    batch = NestedMap(x_BM=TensorSpec((16 * num_partitions, m), "float32", "B_"))
+    results = {"weights.wi_MH": "_H", "weights.wo_HM": "H_"}
+    annotated = AnnotatedFn("split", fn, ("weights", "batch"), (weights, batch), results)
+    parts = Partitioning.from_dict(Mesh.flat(num_partitions), {"B": "d", "H": "d"})
+    return lowering.export(annotated, parts)
+
+
+def stripped(serialized: bytes) -> bytes:
+    """A serialized HloModuleProto with only what the readers want."""
+    module = hlo_pb2.HloModuleProto.FromString(serialized)
+    kept = hlo_pb2.HloModuleProto(
+        name=module.name,
+        entry_computation_id=module.entry_computation_id,
+        schedule=module.schedule,
+        device_assignment=module.device_assignment,
+    )
+    for each in module.computations:
+        for instruction in each.instructions:
+            _strip(instruction)
+        kept.computations.add(
+            name=each.name, id=each.id, root_id=each.root_id, instructions=each.instructions
+        )
+    return kept.SerializeToString(deterministic=True)
+
+
+def _strip(instruction: Any) -> None:
+    unwanted = {field.name for field, _ in instruction.ListFields()}.difference(_KEPT)
+    if instruction.opcode == "while":
+        unwanted.discard("backend_config")
+    if instruction.shape.dimensions:
+        unwanted.add("literal")
+    for name in unwanted:
+        instruction.ClearField(name)
+    op_name = instruction.metadata.op_name
+    instruction.metadata.Clear()
+    instruction.metadata.op_name = op_name
+    _clear_layouts(instruction.shape)
+
+
+def _clear_layouts(shape: Any) -> None:
+    shape.ClearField("layout")
+    for each in shape.tuple_shapes:
+        _clear_layouts(each)
+
+
+def _gpus(name: str) -> list[Any]:
+    import nvidia.cuda_nvcc  # Not installed where only the TPU's programs are made.
+
+    (nvcc,) = nvidia.cuda_nvcc.__path__
+    os.environ["XLA_FLAGS"] += f" --xla_gpu_cuda_data_dir={nvcc}"
+    os.environ["PATH"] = f"{nvcc}/bin:{os.environ['PATH']}"
+    found = topologies.get_topology_desc(platform="cuda", target_config=_H100, topology=name)
+    return list(found.devices)
+
+
+def _write(name: str, exported: program.Program, devices: list[Any]) -> None:
+    mesh = specs.device_mesh(exported.partitioning, devices)
+    compiled = topology.TopologyExecutable(exported, mesh)._compiled
+    (module,) = compiled.runtime_executable().hlo_modules()
+    programs.FOLDER.mkdir(exist_ok=True)
+    path = programs.FOLDER / f"{name}.xz"
+    path.write_bytes(lzma.compress(stripped(module.as_serialized_hlo_module_proto()), preset=9))
+    print(f"{path}: {path.stat().st_size} bytes")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,82 @@
+"""Programs for the readers' tests: kept ones of a TPU and a GPU, and small ones."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import lzma
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from tensorflow.compiler.xla.service import hlo_pb2
+
+from lingvo_gshard.hlo import hlo_module
+from lingvo_gshard.hlo.hlo_module import Array, Computation, Instruction, Module
+
+FOLDER = pathlib.Path(__file__).parent / "kept"  # Filled by make_programs.py.
+
+# Of the training step: its layers are loops over blocks of two layers.
+MODEL = "toy.MoE8E12L"
+SETTINGS = (
+    "task.source_vocab_size=96",
+    "task.target_vocab_size=80",
+    "task.dim=32",
+    "task.encoder.num_layers=6",
+    "task.decoder.num_layers=6",
+    "task.encoder.moe.group_size=32",
+    "task.decoder.moe.group_size=24",
+    "input.batch_size=16",
+    "input.source_len=32",
+    "input.target_len=24",
+)
+MODEL_DIM = 32
+CAPACITY = {"encoder": 8, "decoder": 6}  # Slots of an expert in a group; each core has two groups.
+# M and H of the perceptron with split weights.
+SPLIT_DIMS = 256, 640
+
+_NUMBERS = itertools.count()
+
+
+@functools.cache
+def kept(name: str) -> Module:
+    """One of the kept programs, such as `tpu_step`."""
+    return hlo_module.parse(lzma.decompress((FOLDER / f"{name}.xz").read_bytes()))
+
+
+def lowered(fn: Callable[..., Any], *args: Any) -> Module:
+    """A JAX function as XLA's compilers receive it; the jitted functions it calls are fusions."""
+    ir = jax.jit(fn).lower(*args).compiler_ir("hlo")
+    proto = hlo_pb2.HloModuleProto.FromString(ir.as_serialized_hlo_module_proto())
+    for computation in proto.computations:
+        for instruction in computation.instructions:
+            if instruction.opcode == "call":
+                instruction.opcode = "fusion"
+    return hlo_module.parse(proto.SerializeToString())
+
+
+def instruction(
+    opcode: str,
+    *operands: Instruction,
+    arrays: tuple[Array, ...] = (Array("f32", (4,)),),
+    op_name: str = "",
+    called: tuple[Computation, ...] = (),
+    **fields: Any,
+) -> Instruction:
+    """An instruction by hand, with fields of its proto; its name is its opcode and a number."""
+    proto = hlo_pb2.HloInstructionProto(**fields)
+    return Instruction(
+        f"{opcode}.{next(_NUMBERS)}", opcode, op_name, arrays, operands, called, proto
+    )
+
+
+def computation(name: str, *instructions: Instruction) -> Computation:
+    """A computation by hand; its last instruction is its result."""
+    return Computation(name, instructions, instructions[-1])
+
+
+def every(module: Module, opcode: str) -> list[Instruction]:
+    """The instructions of one opcode in all computations."""
+    instructions = itertools.chain(*(each.instructions for each in module.computations))
+    return [each for each in instructions if each.opcode == opcode]
