@@ -11,9 +11,8 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-import jax
 import numpy as np
 import tensorflow as tf
 
@@ -22,22 +21,22 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.executable import Executable
-from lingvo_gshard.train import best, checkpoints, programs, rows, summaries, weights_file
+from lingvo_gshard.train import checkpoints, programs, retention, rows, summaries, weights_file
 from lingvo_gshard.train import model_dir as model_dirs
-from lingvo_gshard.train.about import About
 from lingvo_gshard.train.background import BackgroundHook
-from lingvo_gshard.train.best import BestBy
-from lingvo_gshard.train.checkpoints import Checkpoints, Restored
+from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored
 from lingvo_gshard.train.config import PerHostInput, RunConfig
 from lingvo_gshard.train.feed import Feed, Input
 from lingvo_gshard.train.hooks import ProgressHook, TrainHook
 from lingvo_gshard.train.loop import SaveEvery, TrainLoop, group_sizes
 from lingvo_gshard.train.nonfinite import NonFiniteHook
+from lingvo_gshard.train.retention import BestBy
 from lingvo_gshard.train.rows import Share
 from lingvo_gshard.train.steps import ModelFn
 from lingvo_gshard.train.warm_start import WarmStart
 
 InputFn = Callable[[Any], Input]
+_Found = TypeVar("_Found")
 
 
 class TPUEstimator:
@@ -129,7 +128,7 @@ class TPUEstimator:
         own = self._own_hooks()  # Their clock starts here.
         with (
             self._claimed(text),
-            self._open(About(text, self.partitioning, self.state_spec)) as saved,
+            self._open(Contents(text, self.partitioning, self.state_spec)) as saved,
         ):
             restored = saved.restore_newest(self.state_spec, self._shardings())
             start = restored.step if restored else 0
@@ -215,12 +214,12 @@ class TPUEstimator:
           ValueError: the metrics lack the one that it goes by.
         """
         if processes.is_first():
-            best.note(checkpoints.folder(self.config.model_dir), by, step, metrics)
+            retention.note_best(checkpoints.folder(self.config.model_dir), by, step, metrics)
 
     def export_weights(self, path: str | pathlib.Path, prefix: str = "theta.") -> str:
         """Writes the newest checkpoint's arrays under `prefix` into one .safetensors file.
 
-        Every process holds them all for it.
+        Process 0 reads and writes one array at a time.
 
         Returns:
           A table of their names and shapes.
@@ -228,15 +227,15 @@ class TPUEstimator:
         Raises:
           ValueError: there is no checkpoint, or nothing under `prefix`.
         """
-        restored = self._restore(None)
-        arrays = dict(restored.state.FlattenItems())
-        names = [name for name in arrays if name.startswith(prefix)]
-        if not names:
+        with self._open_existing() as saved:
+            newest = saved.newest(lambda step: (step, saved.arrays(step)))
+        step, arrays = self._present(newest)
+        weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
+        if not weights:
             raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
-        weights = {name: processes.to_host(NestedMap(x=arrays[name])).x for name in names}
         if processes.is_first():
-            weights_file.write(path, weights, restored.step)
-        return weights_file.table(weights)
+            weights_file.write(path, weights, step)
+        return weights_file.summary(weights)
 
     def checkpoint_steps(self) -> list[int]:
         """The steps of whole checkpoints, oldest first; none before the first."""
@@ -329,46 +328,37 @@ class TPUEstimator:
     def _start(self, restored: Restored | None, source: Input) -> NestedMap:
         if restored is None:
             state = self._programs.initialize(self._init_fn, self.config.seed)
-            return state if self._warm_start is None else self._warmed(state, self._warm_start)
+            if self._warm_start is not None:
+                state = self._warm_start.apply(state, self.state_spec)
+            return state
         source.set_state(restored.input_state)
         logging.info("train: continues after step %d", restored.step)
         return restored.state
 
-    def _warmed(self, state: NestedMap, warm_start: WarmStart) -> NestedMap:
-        """The state with what the warm start's rules take from the old run, array by array."""
-        old, leaves = warm_start.arrays(), []
-        for (path, leaf), spec in zip(state.FlattenItems(), self.state_spec.Flatten(), strict=True):
-            new = np.asarray(processes.to_host(NestedMap(x=leaf)).x)
-            value, line = warm_start.begin(path, spec.dims, old, new)
-            leaves.append(_placed(value, leaf.sharding))
-            if processes.is_first():
-                print(line)
-        return state.Pack(leaves)
-
     def _restore(self, step: int | None) -> Restored:
-        folder = self.config.model_dir
-        model_dirs.check(folder, self.params.ToText(), self._model_prefixes)
-        if not checkpoints.exist(folder):
-            raise ValueError(f"{folder}: there is no checkpoint; train first.")
-        with self._open() as saved:
+        with self._open_existing() as saved:
             if step is not None:
                 return saved.restore(step, self.state_spec, self._shardings())
-            restored = saved.restore_newest(self.state_spec, self._shardings())
-        if restored is None:
-            raise ValueError(f"{folder}: there is no whole checkpoint; train first.")
-        return restored
+            return self._present(saved.restore_newest(self.state_spec, self._shardings()))
 
-    def _open(self, about: About | None = None) -> Checkpoints:
-        """The checkpoints; to read, unless `about` says what will be saved."""
-        return Checkpoints(self.config.model_dir, about, self.config.retention)
+    def _open(self, contents: Contents | None = None) -> Checkpoints:
+        """The checkpoints, for reading only unless `contents` is given."""
+        return Checkpoints(self.config.model_dir, contents, self.config.retention)
+
+    def _open_existing(self) -> Checkpoints:
+        """The checkpoints of this model, for reading; ValueError if there are none."""
+        folder = self.config.model_dir
+        model_dirs.check(folder, self.params.ToText(), self._model_prefixes)
+        return self._present(self._open() if checkpoints.exist(folder) else None)
+
+    def _present(self, found: _Found | None) -> _Found:
+        if found is None:
+            raise ValueError(f"{self.config.model_dir}: there is no checkpoint; train first.")
+        return found
 
     def _shardings(self) -> NestedMap:
         mesh = specs.device_mesh(self.partitioning)
         return specs.shardings(self.partitioning, self.state_spec, mesh)
-
-
-def _placed(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    return jax.make_array_from_callback(array.shape, sharding, lambda place: array[place])
 
 
 def _first(source: Input, steps: int | None) -> Iterator[NestedMap]:

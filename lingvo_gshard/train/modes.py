@@ -13,8 +13,8 @@ from lingvo_gshard.model import flops
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import decoders, model_dir, run, train_and_evaluate
-from lingvo_gshard.train.best import BestBy
 from lingvo_gshard.train.estimator import InputFn, TPUEstimator
+from lingvo_gshard.train.retention import BestBy
 from lingvo_gshard.train.stopping import EXIT_STATUS, StopOnSignal
 from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec
 
