@@ -76,7 +76,7 @@ def save(
     (folder / _SPEC).unlink(missing_ok=True)
     for length in spec.source_lengths:
         program_for(length).save(_program_file(folder, length))
-    safetensors_file.write(folder / _WEIGHTS, dict(theta.FlattenItems()))
+    safetensors_file.write(folder / _WEIGHTS, dict(theta.FlattenItems()), {})
     for path, copy in zip(vocabularies, _vocabulary_files(folder), strict=True):
         shutil.copyfile(path, copy)
     _copy_runtime(folder / _PACKAGE.name)
@@ -117,7 +117,7 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
 
 def _weights(path: pathlib.Path, wanted: NestedMap) -> NestedMap:
     """The weights that a program wants, by their TensorSpecs; ValueError as `load`."""
-    held, specs = safetensors_file.read(path), dict(wanted.FlattenItems())
+    held, specs = safetensors_file.read(path).arrays, dict(wanted.FlattenItems())
     if set(held) != set(specs):
         missing, extra = sorted(set(specs) - set(held)), sorted(set(held) - set(specs))
         raise ValueError(f"{path}: lacks {missing[:3]}, should not hold {extra[:3]}.")

@@ -105,9 +105,7 @@ class StoredArray:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         here = NamedSharding(Mesh(jax.local_devices()[:1], ("here",)), PartitionSpec())
-        wanted = {self.name: specs.abstract_array(self.spec, here)}
-        handler = ocp.PyTreeCheckpointHandler()
-        array = handler.restore(self.folder / "state", args=_restore_args(wanted))[self.name]
+        array = _read_arrays(self.folder, {self.name: specs.abstract_array(self.spec, here)})[0]
         found = digests.fingerprints(NestedMap(x=array), NestedMap(x=self.spec))["x"]
         digests.check_fingerprints(self.folder, {self.name: self.fingerprints}, {self.name: found})
         return np.asarray(array, dtype)
@@ -166,7 +164,6 @@ class Checkpoints:
         )
         self._finisher = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
         self._saving: tuple[int, Future[None]] | None = None
-        self._failed = False
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -180,8 +177,7 @@ class Checkpoints:
             self.wait()
         finally:
             self._finisher.shutdown()
-            # A failed save was reported already; Orbax may raise its error again.
-            with contextlib.suppress(Exception) if self._failed else contextlib.nullcontext():
+            with contextlib.suppress(OSError):  # Reported by `wait`; Orbax may raise it again.
                 self._checkpointer.close()
 
     def steps(self) -> list[int]:
@@ -252,19 +248,12 @@ class Checkpoints:
         self._check_files(step)
         path, described = self._path(step), self.description(step)
         _check_specs(path, _specs_of(described), state_spec)
-        wanted = {
-            name: specs.abstract_array(spec, sharding)
-            for (name, spec), sharding in zip(
-                state_spec.FlattenItems(), shardings.Flatten(), strict=True
-            )
-        }
-        args = ocp.args.Composite(state=_restore_args(wanted), input_state=ocp.args.JsonRestore())
-        restored = self._checkpointer.restore(path, args=args)
-        arrays = [restored["state"][name] for name in wanted]
-        state = state_spec.Pack(jax.block_until_ready(arrays))
+        pairs = zip(state_spec.FlattenItems(), shardings.Flatten(), strict=True)
+        wanted = {name: specs.abstract_array(spec, sharding) for (name, spec), sharding in pairs}
+        state = state_spec.Pack(_read_arrays(path, wanted))
         found = digests.fingerprints(state, state_spec)
         digests.check_fingerprints(path, described["fingerprints"], found)
-        return Restored(step, state, restored["input_state"])
+        return Restored(step, state, _read_json(path / "input_state"))
 
     def restore_newest(self, state_spec: NestedMap, shardings: NestedMap) -> Restored | None:
         """Reads the newest undamaged checkpoint; see `newest` and `restore`."""
@@ -316,7 +305,7 @@ class Checkpoints:
 
     def description(self, step: int) -> dict[str, Any]:
         """Returns what `Contents.to_json` wrote into the checkpoint of `step`."""
-        return json.loads((self._path(step) / "about" / "metadata").read_bytes())
+        return _read_json(self._path(step) / "about")
 
     def _finish(self, step: int, barrier_id: int) -> None:
         """Completes a written checkpoint, then deletes those that need not stay."""
@@ -355,7 +344,6 @@ class Checkpoints:
         processes.of_first(0)  # The others wait until it is moved.
 
     def _save_error(self, step: int, error: Exception) -> SaveError:
-        self._failed = True
         whole = self.steps()
         kept = f"the last whole one is of step {whole[-1]}" if whole else "there is no other"
         first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
@@ -382,10 +370,17 @@ class Checkpoints:
             )
 
 
-def _restore_args(wanted: dict[str, jax.ShapeDtypeStruct]) -> ocp.args.PyTreeRestore:
-    """Restores these arrays alone, at their shapes, dtypes and shardings."""
+def _read_arrays(path: pathlib.Path, wanted: dict[str, jax.ShapeDtypeStruct]) -> list[jax.Array]:
+    """Reads some of a checkpoint's arrays, each at the dtype and sharding that is wanted."""
     restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
-    return ocp.args.PyTreeRestore(wanted, restore_args=restore_args, partial_restore=True)
+    args = ocp.args.PyTreeRestore(wanted, restore_args=restore_args, partial_restore=True)
+    arrays = ocp.PyTreeCheckpointHandler().restore(path / "state", args=args)
+    return jax.block_until_ready([arrays[name] for name in wanted])
+
+
+def _read_json(folder: pathlib.Path) -> dict[str, Any]:
+    """Reads what Orbax's JsonCheckpointHandler wrote."""
+    return json.loads((folder / "metadata").read_bytes())
 
 
 def _specs_of(described: dict[str, Any]) -> dict[str, TensorSpec]:

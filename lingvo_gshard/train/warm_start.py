@@ -16,12 +16,12 @@ import dataclasses
 import enum
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.core.safetensors_file import ArrayLike
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import checkpoints, weights_file
 from lingvo_gshard.train.checkpoints import Checkpoints
@@ -87,7 +87,7 @@ class WarmStart:
                 print(line)
         return state.Pack(leaves)
 
-    def arrays(self) -> Mapping[str, ArrayLike]:
+    def arrays(self) -> Mapping[str, Any]:
         """Returns the source's arrays by path; np.asarray reads one from disk.
 
         Raises:
@@ -108,8 +108,8 @@ class WarmStart:
         return _first_match(self.rules, path) or Rule.NEW
 
     def first_value(
-        self, path: str, dims: str, old: Mapping[str, ArrayLike], new: jax.Array
-    ) -> tuple[ArrayLike, str]:
+        self, path: str, dims: str, old: Mapping[str, Any], new: jax.Array
+    ) -> tuple[Any, str]:
         """Returns one array's first value, and a line that describes it.
 
         Args:
@@ -145,7 +145,7 @@ class WarmStart:
         return before, f"{path}: restored, {_shape(new)}"
 
     def _by_piece(
-        self, path: str, dims: str, before: ArrayLike, new: jax.Array, mismatch: str
+        self, path: str, dims: str, before: Any, new: jax.Array, mismatch: str
     ) -> tuple[np.ndarray, str]:
         old_ids = _first_match(self.old_pieces, path)
         if old_ids is None or "V" not in dims:
@@ -176,5 +176,5 @@ def _first_match(patterns: Sequence[tuple[str, object]], path: str):
     return next((found for pattern, found in patterns if re.fullmatch(pattern, path)), None)
 
 
-def _shape(array: ArrayLike) -> str:
+def _shape(array: Any) -> str:
     return f"{array.dtype}{list(array.shape)}"

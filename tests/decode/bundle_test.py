@@ -173,7 +173,7 @@ def test_what_it_cannot_do_is_refused_in_one_line(made, flags, message):
 
 def test_weights_read_back(made):
     folder, translator = made
-    held = safetensors_file.read(folder / "weights.safetensors")
+    held = safetensors_file.read(folder / "weights.safetensors").arrays
     for path, array in translator._decoder._state.theta.FlattenItems():
         np.testing.assert_array_equal(held[path], array)
 
@@ -201,10 +201,10 @@ def test_a_damaged_bundle_is_refused(made, tmp_path, name, content, message):
 
 
 def test_weights_of_another_shape_are_refused(made, tmp_path):
-    held = safetensors_file.read(made[0] / "weights.safetensors")
+    held = safetensors_file.read(made[0] / "weights.safetensors").arrays
     name = next(iter(held))
     held[name] = np.concatenate([held[name], held[name]])
-    safetensors_file.write(tmp_path / "other", held)
+    safetensors_file.write(tmp_path / "other", held, {})
     folder = _damaged(made, tmp_path, "weights.safetensors", (tmp_path / "other").read_bytes())
     with pytest.raises(ValueError, match=f"{re.escape(name)} is .*, expected "):
         bundle.load(folder)

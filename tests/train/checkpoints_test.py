@@ -263,16 +263,14 @@ def test_a_checkpoint_says_what_it_is_of(tmp_path):
 def test_an_expert_that_is_not_what_was_saved_is_named(tmp_path, monkeypatch):
     """Whatever goes wrong between the files and the devices."""
     _saved(tmp_path, (3,))
-    restore = ocp.AsyncCheckpointer.restore
+    restore = ocp.PyTreeCheckpointHandler.restore
 
-    def swapping(checkpointer, path, args):
-        restored = restore(checkpointer, path, args=args)
-        state = restored["state"]
+    def swapping(handler, path, args):
+        state = restore(handler, path, args=args)
         w, order = state["layers[0].w"], np.array([0, 1, 6, 3, 4, 5, 2, 7])
-        state["layers[0].w"] = jax.device_put(np.asarray(w)[order], w.sharding)
-        return restored
+        return {**state, "layers[0].w": jax.device_put(np.asarray(w)[order], w.sharding)}
 
-    monkeypatch.setattr(ocp.AsyncCheckpointer, "restore", swapping)
+    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", swapping)
     with (
         Checkpoints(tmp_path) as saved,
         pytest.raises(DamagedCheckpointError, match=r"layers\[0\].w is not .* experts \[2, 6\]"),

@@ -33,7 +33,7 @@ def test_the_safetensors_library_agrees(tmp_path, dtype):
     """It reads what is written here, and the other way round."""
     weights = {"a": np.array(3, np.int32), "b": _random(3, 5).astype(dtype), "c": _random(0, 2)}
     weights_file.write(tmp_path / "ours", weights, step=5)
-    metadata = safetensors_file.read_metadata(tmp_path / "ours")
+    metadata = safetensors_file.read(tmp_path / "ours").metadata
     save_file(weights, tmp_path / "theirs", metadata)
     for back in (load_file(tmp_path / "ours"), weights_file.read(tmp_path / "theirs")):
         assert back.keys() == weights.keys()
