@@ -99,15 +99,14 @@ def _time_checkpoints(folder: pathlib.Path) -> None:
     from bench import synthetic
     from lingvo_gshard.spmd import specs
     from lingvo_gshard.train import checkpoints
-    from lingvo_gshard.train.about import About
-    from lingvo_gshard.train.checkpoints import Checkpoints
+    from lingvo_gshard.train.checkpoints import Checkpoints, Contents
 
     params = synthetic.experiment(_CHECKPOINT_MODEL.value)
     model, state = synthetic.model_and_state(params, _PARTITIONS.value)
     mebibytes = sum(x.nbytes for x in state.Flatten()) / 2**20
     mesh = specs.device_mesh(model.partitioning)
     shardings = specs.shardings(model.partitioning, model.state_spec, mesh)
-    about = About(params.ToText(), model.partitioning, model.state_spec)
+    contents = Contents(params.ToText(), model.partitioning, model.state_spec)
     secs: dict[str, list[float]] = {name: [] for name in ("blocked", "save", "restore", "copy")}
 
     def timed(name: str, what: Callable[[], object]) -> None:
@@ -115,7 +114,7 @@ def _time_checkpoints(folder: pathlib.Path) -> None:
         what()
         secs[name].append(time.perf_counter() - began)
 
-    with Checkpoints(folder, about) as saved:
+    with Checkpoints(folder, contents) as saved:
         for i in range(_SAVES.value + 1):
             timed("blocked", lambda i=i: saved.save(i, state, {}))
             timed("save", saved.wait)

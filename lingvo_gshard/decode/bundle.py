@@ -19,9 +19,7 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 with numpy)
-import numpy as np
-
+from lingvo_gshard.core import safetensors_file
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode.decoder import Decoder, DecoderSpec
 from lingvo_gshard.input.tokenizer import Tokenizer
@@ -32,14 +30,13 @@ _VERSION = 1
 _SPEC = "bundle.json"
 _REQUIREMENTS = ("jax", "jaxlib", "numpy", "sentencepiece", "flatbuffers")
 _WEIGHTS = "weights.safetensors"
-# The safetensors dtypes that weights can have.
-_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 _PACKAGE = pathlib.Path(__file__).parents[1]
 # The modules that `translate --bundle` imports; their packages' __init__.py are copied as well.
 _RUNTIME = (
     "translate.py",
     "core/atomic_file.py",
     "core/nested_map.py",
+    "core/safetensors_file.py",
     "hlo/*.py",
     "sharding/mesh.py",
     "sharding/layout.py",
@@ -73,15 +70,13 @@ def save(
       theta: the weights.
       vocabularies: the files of the source and target SentencePiece models.
     """
-    from safetensors.numpy import save_file  # Not needed, nor required, to run a bundle.
-
     folder = pathlib.Path(folder)
     for name in ("programs", "vocab"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / _SPEC).unlink(missing_ok=True)
     for length in spec.source_lengths:
         program_for(length).save(_program_file(folder, length))
-    save_file({path: np.asarray(x) for path, x in theta.FlattenItems()}, folder / _WEIGHTS)
+    safetensors_file.write(folder / _WEIGHTS, dict(theta.FlattenItems()), {})
     for path, copy in zip(vocabularies, _vocabulary_files(folder), strict=True):
         shutil.copyfile(path, copy)
     _copy_runtime(folder / _PACKAGE.name)
@@ -126,7 +121,7 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
 
 def _weights(path: pathlib.Path, wanted: NestedMap) -> NestedMap:
     """Reads the weights that a program takes, given their TensorSpecs; raises as `load`."""
-    held, specs = read_safetensors(path), dict(wanted.FlattenItems())
+    held, specs = safetensors_file.read(path).arrays, dict(wanted.FlattenItems())
     if set(held) != set(specs):
         missing, extra = sorted(set(specs) - set(held)), sorted(set(held) - set(specs))
         raise ValueError(f"{path}: lacks {missing[:3]}, should not hold {extra[:3]}.")
@@ -135,28 +130,6 @@ def _weights(path: pathlib.Path, wanted: NestedMap) -> NestedMap:
         if found != (spec.shape, spec.dtype):
             raise ValueError(f"{path}: {name} is {found}, expected {(spec.shape, spec.dtype)}.")
     return wanted.Pack(held[name] for name in specs)
-
-
-def read_safetensors(path: pathlib.Path) -> dict[str, np.ndarray]:
-    """The tensors of a safetensors file by name, mapped from it: 8 bytes that say how long the
-    JSON header is, the header, and the tensors' bytes.
-
-    Raises:
-      ValueError: no such file, no safetensors, or a dtype that no weight has.
-    """
-    try:
-        data = np.memmap(path, np.uint8, mode="r")
-        begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
-        header = json.loads(data[8:begin].tobytes())
-        header.pop("__metadata__", None)
-        return {
-            name: data[begin:][slice(*field["data_offsets"])]
-            .view(np.dtype(_DTYPES[field["dtype"]]))
-            .reshape(field["shape"])
-            for name, field in header.items()
-        }
-    except (OSError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: is no safetensors file of weights: {error!r}.") from error
 
 
 def _program_file(folder: pathlib.Path, length: int) -> pathlib.Path:

@@ -14,9 +14,8 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
-import jax
 import numpy as np
 
 from lingvo_gshard.core.hyperparams import Params
@@ -24,18 +23,26 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
-from lingvo_gshard.train import best, checkpoints, config, feed, model_dir, summaries, weights_file
-from lingvo_gshard.train.about import About
-from lingvo_gshard.train.best import BestBy
-from lingvo_gshard.train.checkpoints import Checkpoints, Restored
+from lingvo_gshard.train import (
+    checkpoints,
+    config,
+    feed,
+    model_dir,
+    retention,
+    summaries,
+    weights_file,
+)
+from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored
 from lingvo_gshard.train.feed import Input, Share
 from lingvo_gshard.train.hooks import BackgroundHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import TrainLoop, group_sizes
 from lingvo_gshard.train.nonfinite import NonFiniteHook
+from lingvo_gshard.train.retention import BestBy
 from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
 from lingvo_gshard.train.warm_start import WarmStart
 
 InputFn = Callable[[Any], Input]
+_Found = TypeVar("_Found")
 
 
 class TPUEstimator:
@@ -131,8 +138,8 @@ class TPUEstimator:
             raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
         _check_steps("train", steps=steps, max_steps=max_steps)
         began_secs = time.monotonic()
-        about = About(self.params.ToText(), self.partitioning, self.state_spec)
-        with self._claimed(about.params), self._open(about) as saved:
+        contents = Contents(self.params.ToText(), self.partitioning, self.state_spec)
+        with self._claimed(contents.params), self._open(contents) as saved:
             restored = saved.restore_newest(self.state_spec, self._shardings())
             start = restored.step if restored else 0
             stop = max_steps if steps is None else start + steps
@@ -213,12 +220,12 @@ class TPUEstimator:
           ValueError: the metrics lack the one that `by` names.
         """
         if processes.is_first():
-            best.note(checkpoints.folder(self.model_dir), by, step, metrics)
+            retention.note_best(checkpoints.folder(self.model_dir), by, step, metrics)
 
     def export_weights(self, path: str | pathlib.Path, prefix: str = "theta.") -> str:
         """Writes the newest checkpoint's arrays under `prefix` into one .safetensors file.
 
-        Every process holds all of them in memory.
+        Process 0 reads and writes one array at a time.
 
         Returns:
           A table of their names and shapes.
@@ -226,15 +233,15 @@ class TPUEstimator:
         Raises:
           ValueError: there is no checkpoint, or nothing under `prefix`.
         """
-        restored = self._restore(None)
-        arrays = dict(restored.state.FlattenItems())
-        names = [name for name in arrays if name.startswith(prefix)]
-        if not names:
+        with self._open_existing() as saved:
+            newest = saved.newest(lambda step: (step, saved.arrays(step)))
+        step, arrays = self._present(newest)
+        weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
+        if not weights:
             raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
-        weights = {name: processes.to_host(NestedMap(x=arrays[name])).x for name in names}
         if processes.is_first():
-            weights_file.write(path, weights, restored.step)
-        return weights_file.table(weights)
+            weights_file.write(path, weights, step)
+        return weights_file.summary(weights)
 
     def checkpoint_steps(self) -> list[int]:
         """Returns the steps of whole checkpoints, oldest first; empty before the first one."""
@@ -305,43 +312,33 @@ class TPUEstimator:
             logging.info("train: continues after step %d", restored.step)
             return restored.state
         state = self._programs.initialize(self._init_fn, self.params.train.seed)
-        return state if self._warm_start is None else self._warmed(state, self._warm_start)
-
-    def _warmed(self, state: NestedMap, warm_start: WarmStart) -> NestedMap:
-        """Returns the state with the arrays that the warm start's rules take from the old run."""
-        old, leaves = warm_start.arrays(), []
-        for (path, leaf), spec in zip(state.FlattenItems(), self.state_spec.Flatten(), strict=True):
-            new = np.asarray(processes.to_host(NestedMap(x=leaf)).x)
-            value, line = warm_start.begin(path, spec.dims, old, new)
-            leaves.append(_placed(value, leaf.sharding))
-            if processes.is_first():
-                print(line)
-        return state.Pack(leaves)
+        if self._warm_start is not None:
+            state = self._warm_start.apply(state, self.state_spec)
+        return state
 
     def _restore(self, step: int | None) -> Restored:
-        folder = self.model_dir
-        model_dir.check(folder, self.params.ToText(), self._model_prefixes)
-        if not checkpoints.exist(folder):
-            raise ValueError(f"{folder}: there is no checkpoint; train first.")
-        with self._open() as saved:
+        with self._open_existing() as saved:
             if step is not None:
                 return saved.restore(step, self.state_spec, self._shardings())
-            restored = saved.restore_newest(self.state_spec, self._shardings())
-        if restored is None:
-            raise ValueError(f"{folder}: there is no whole checkpoint; train first.")
-        return restored
+            return self._present(saved.restore_newest(self.state_spec, self._shardings()))
 
-    def _open(self, about: About | None = None) -> Checkpoints:
-        """Opens the checkpoints: to save if `about` describes what, otherwise only to read."""
-        return Checkpoints(self.model_dir, about, config.retention(self.params.train))
+    def _open(self, contents: Contents | None = None) -> Checkpoints:
+        """Opens the checkpoints: to save if `contents` describes what, otherwise only to read."""
+        return Checkpoints(self.model_dir, contents, config.retention(self.params.train))
+
+    def _open_existing(self) -> Checkpoints:
+        """Opens this model's checkpoints to read; ValueError if there are none."""
+        model_dir.check(self.model_dir, self.params.ToText(), self._model_prefixes)
+        return self._present(self._open() if checkpoints.exist(self.model_dir) else None)
+
+    def _present(self, found: _Found | None) -> _Found:
+        if found is None:
+            raise ValueError(f"{self.model_dir}: there is no checkpoint; train first.")
+        return found
 
     def _shardings(self) -> NestedMap:
         mesh = specs.device_mesh(self.partitioning)
         return specs.shardings(self.partitioning, self.state_spec, mesh)
-
-
-def _placed(array: np.ndarray, sharding: jax.sharding.Sharding) -> jax.Array:
-    return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 
 def _check_steps(caller: str, **counts: int | None) -> None:

@@ -10,8 +10,8 @@ from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import expert_load, model_dir, train_and_evaluate
-from lingvo_gshard.train.best import BestBy
 from lingvo_gshard.train.estimator import InputFn
+from lingvo_gshard.train.retention import BestBy
 from lingvo_gshard.train.run import MODEL_PREFIXES, Run, record
 from lingvo_gshard.train.stopping import EXIT_STATUS, StopOnSignal
 from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec

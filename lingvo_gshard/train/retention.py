@@ -1,23 +1,34 @@
-"""Which checkpoints stay."""
+"""Which checkpoints stay: the newest, one every so many hours, and the best by a metric.
+
+model_dir/checkpoints/best.json holds the best checkpoint's step, metric and value.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import enum
+import json
+import logging
+import math
+import pathlib
 from collections.abc import Mapping
 
+from lingvo_gshard.core import atomic_file
+
+_BEST = "best.json"
 _HOUR_SECS = 3600.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay on disk; the best one by a metric always does.
+    """Which checkpoints stay on disk besides the best one.
 
     Attributes:
-      keep_max: the newest.
-      keep_every_n_hours: one for every so many hours of training, besides; None for none.
+      keep_max: how many of the newest.
+      keep_every_n_hours: also one checkpoint every N hours; None disables it.
 
     Raises:
-      ValueError: a number that is too small.
+      ValueError: a number is too small.
     """
 
     keep_max: int = 5
@@ -32,9 +43,10 @@ class Retention:
             )
 
     def kept(self, times: Mapping[int, float], best: int | None) -> set[int]:
-        """The steps to keep, of those in `times` (seconds, by step).
+        """Returns the steps to keep, of those in `times` (seconds, by step).
 
-        A clock that jumps back counts as time gone by, so that keeping never pauses for long.
+        A clock that is set back counts as time gone by; otherwise nothing would be kept by time
+        until it has caught up.
         """
         steps = sorted(times)
         stay = {step for step in steps if step == best or step in steps[-self.keep_max :]}
@@ -47,3 +59,61 @@ class Retention:
                 stay.add(step)
                 last = step
         return stay
+
+
+class Better(enum.Enum):
+    """Which value of a metric is the better one."""
+
+    LOWER = "lower"
+    HIGHER = "higher"
+
+
+@dataclasses.dataclass(frozen=True)
+class BestBy:
+    """The metric of an evaluation that determines the best checkpoint."""
+
+    metric: str
+    better: Better = Better.LOWER
+
+    def is_better(self, value: float, before: Best | None) -> bool:
+        """Whether `value` beats the best one so far; NaN never does."""
+        if math.isnan(value):
+            return False
+        if before is None or before.metric != self.metric:
+            return True
+        return value < before.value if self.better is Better.LOWER else value > before.value
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best checkpoint so far: its step, and the metric's value there."""
+
+    step: int
+    metric: str
+    value: float
+
+
+def read_best(folder: pathlib.Path) -> Best | None:
+    """Returns what was noted in a folder of checkpoints, or None if nothing readable was."""
+    path = folder / _BEST
+    if not path.exists():
+        return None
+    try:
+        return Best(**json.loads(path.read_bytes()))
+    except (ValueError, TypeError):
+        logging.warning("%s cannot be read and counts as absent.", path)
+        return None
+
+
+def note_best(folder: pathlib.Path, by: BestBy, step: int, metrics: Mapping[str, float]) -> None:
+    """Notes `step` as the best if its metric beats the one that was noted before.
+
+    Raises:
+      ValueError: the evaluation has no such metric.
+    """
+    if by.metric not in metrics:
+        raise ValueError(f"best by {by.metric!r}: the metrics are {', '.join(sorted(metrics))}.")
+    value = metrics[by.metric]
+    if by.is_better(value, read_best(folder)):
+        noted = dataclasses.asdict(Best(step, by.metric, value))
+        atomic_file.write(folder / _BEST, json.dumps(noted))

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import summaries
-from lingvo_gshard.train.best import BestBy
 from lingvo_gshard.train.digests import DamagedCheckpointError
 from lingvo_gshard.train.estimator import InputFn, TPUEstimator
 from lingvo_gshard.train.hooks import TrainHook
+from lingvo_gshard.train.retention import BestBy
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-r"""A run that begins from another one's weights, by explicit rules.
+r"""Starts a run from another run's weights, by explicit rules.
 
 rules = (
     (r"theta\..*_embedding\..*", Rule.BY_PIECE),
@@ -6,8 +6,8 @@ rules = (
     (r"theta\..*", Rule.SAME),
 )
 
-The first rule whose pattern matches an array's whole path holds for it. What no rule names is
-new, as in a run that begins from nothing: usually the optimizer's slots and the step.
+The first rule whose pattern matches an array's whole path applies to it. Arrays without a rule are
+initialized as in any new run: usually the optimizer's slots and the step.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ import dataclasses
 import enum
 import re
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import jax
 import numpy as np
 
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import checkpoints, weights_file
 from lingvo_gshard.train.checkpoints import Checkpoints
 
 
 class Rule(enum.Enum):
-    """How an array comes from the old run.
+    """How an array is made from the old run's.
 
-    SAME: as it was. COPY_EXPERTS: dims that differ grow by whole copies, new expert i from old
-    expert i mod E. BY_PIECE: along V, each piece of the vocabulary that the old one has, too; other
-    pieces are new. NEW: not at all.
+    SAME: unchanged. COPY_EXPERTS: dims that differ grow by whole copies, so new expert i is old
+    expert i mod E. BY_PIECE: along V, pieces that the old vocabulary has are taken from it; other
+    pieces are new. NEW: initialized.
     """
 
     SAME = "same"
@@ -39,16 +43,16 @@ class Rule(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """Where to begin, and by which rules.
+    """Where to start from, and by which rules.
 
     Attributes:
       source: a run's folder, whose newest checkpoint is read, or a .safetensors file.
-      rules: (pattern of paths, rule), the first that matches holds.
-      old_pieces: (pattern of paths, int array [V]): for each piece of the new vocabulary its id in
-        the old one, -1 where it has none; for BY_PIECE.
+      rules: pairs of a pattern of paths and a rule; the first that matches applies.
+      old_pieces: for BY_PIECE, pairs of a pattern of paths and an int array [V]: each new piece's
+        id in the old vocabulary, -1 where it has none.
 
     Raises:
-      ValueError: a pattern that is no regular expression.
+      ValueError: a pattern is not a regular expression.
     """
 
     source: str
@@ -60,10 +64,31 @@ class WarmStart:
             try:
                 re.compile(pattern)
             except re.error as error:
-                raise ValueError(f"Warm start: {pattern!r} is no pattern: {error}.") from error
+                raise ValueError(f"Warm start: {pattern!r} is not a pattern: {error}.") from error
 
-    def arrays(self) -> Mapping[str, np.ndarray]:
-        """The source's, by path.
+    def apply(self, state: NestedMap, state_spec: NestedMap) -> NestedMap:
+        """Returns the state with arrays from the source, and prints a line for each array.
+
+        Holds one array at a time in host memory, and deletes each of `state` that it replaces.
+
+        Args:
+          state: JAX arrays, as initialized; all processes must call it.
+          state_spec: their TensorSpecs.
+
+        Raises:
+          FileNotFoundError: there is no such .safetensors file.
+          ValueError: as `arrays` and `first_value`.
+        """
+        old, leaves = self.arrays(), []
+        for (path, leaf), spec in zip(state.FlattenItems(), state_spec.Flatten(), strict=True):
+            value, line = self.first_value(path, spec.dims, old, leaf)
+            leaves.append(leaf if value is leaf else _replaced(leaf, np.asarray(value)))
+            if processes.is_first():
+                print(line)
+        return state.Pack(leaves)
+
+    def arrays(self) -> Mapping[str, Any]:
+        """Returns the source's arrays by path; np.asarray reads one from disk.
 
         Raises:
           FileNotFoundError: there is no such .safetensors file.
@@ -75,83 +100,81 @@ class WarmStart:
             with Checkpoints(self.source) as saved:
                 step = saved.latest()
                 if step is not None:
-                    return saved.restore_arrays(step)
-        raise ValueError(f"{self.source}: there is no checkpoint to begin from.")
+                    return saved.arrays(step)
+        raise ValueError(f"{self.source}: there is no checkpoint to start from.")
 
     def rule_of(self, path: str) -> Rule:
-        """The rule that holds for the array at `path`."""
+        """Returns the rule for the array at `path`."""
         return _first_match(self.rules, path) or Rule.NEW
 
-    def begin(
-        self, path: str, dims: str, old: Mapping[str, np.ndarray], new: np.ndarray
-    ) -> tuple[np.ndarray, str]:
-        """One array's first value, and a line that says what it is.
+    def first_value(
+        self, path: str, dims: str, old: Mapping[str, Any], new: jax.Array
+    ) -> tuple[Any, str]:
+        """Returns one array's first value, and a line that describes it.
 
         Args:
           path: its path in the state.
           dims: its dims' letters.
           old: the old run's arrays, by path.
-          new: the value that it has without a warm start.
+          new: its value without a warm start; returned itself under rule NEW.
 
         Raises:
-          ValueError: the old run lacks it, or its shape or dtype does not suit the rule.
+          ValueError: the old run lacks the array, or its shape or dtype does not suit the rule.
         """
         rule = self.rule_of(path)
         if rule is Rule.NEW:
             return new, f"{path}: new, {_shape(new)}"
         if path not in old:
-            raise ValueError(f"{self.source}: has no {path}, which rule {rule.name} wants.")
+            raise ValueError(f"{self.source}: has no {path}, which rule {rule.name} needs.")
         before = old[path]
-        if before.dtype != new.dtype or before.ndim != new.ndim:
-            raise ValueError(f"{self._of(path, before)}, this model's {_shape(new)}.")
+        mismatch = f"{self.source}: {path} is {_shape(before)}, this model's {_shape(new)}"
+        if before.dtype != new.dtype or len(before.shape) != new.ndim:
+            raise ValueError(f"{mismatch}.")
         if rule is Rule.BY_PIECE:
-            return self._by_piece(path, dims, before, new)
+            return self._by_piece(path, dims, before, new, mismatch)
         if rule is Rule.COPY_EXPERTS:
-            return self._copied(path, before, new)
+            if any(n % b for n, b in zip(new.shape, before.shape, strict=True)):
+                raise ValueError(f"{mismatch}; rule COPY_EXPERTS needs a multiple of each dim.")
+            copies = [n // b for n, b in zip(new.shape, before.shape, strict=True)]
+            line = f"{path}: {_shape(before)} copied to {_shape(new)}"
+            return np.tile(np.asarray(before), copies), line
         if before.shape != new.shape:
             raise ValueError(
-                f"{self._of(path, before)}, this model's {_shape(new)}; rule SAME needs the same "
-                "shape: COPY_EXPERTS, BY_PIECE or NEW may do."
+                f"{mismatch}; rule SAME needs the same shape: COPY_EXPERTS, BY_PIECE or NEW may do."
             )
         return before, f"{path}: restored, {_shape(new)}"
 
-    def _copied(self, path: str, before: np.ndarray, new: np.ndarray) -> tuple[np.ndarray, str]:
-        if any(n % b for n, b in zip(new.shape, before.shape, strict=True)):
-            raise ValueError(
-                f"{self._of(path, before)}, this model's {_shape(new)}; rule COPY_EXPERTS needs a "
-                "multiple of each dim."
-            )
-        copies = [n // b for n, b in zip(new.shape, before.shape, strict=True)]
-        return np.tile(before, copies), f"{path}: {_shape(before)} copied to {_shape(new)}"
-
     def _by_piece(
-        self, path: str, dims: str, before: np.ndarray, new: np.ndarray
+        self, path: str, dims: str, before: Any, new: jax.Array, mismatch: str
     ) -> tuple[np.ndarray, str]:
         old_ids = _first_match(self.old_pieces, path)
         if old_ids is None or "V" not in dims:
-            raise ValueError(f"{path}: rule BY_PIECE, but it is of no vocabulary that is known.")
-        axis = dims.index("V")
-        known = np.flatnonzero(old_ids >= 0)
-        first = np.moveaxis(np.array(new), axis, 0)
-        if first[0].shape != np.moveaxis(before, axis, 0)[0].shape:
-            raise ValueError(f"{self._of(path, before)}, this model's {_shape(new)}.")
-        first[known] = np.moveaxis(before, axis, 0)[old_ids[known]]
+            raise ValueError(f"{path}: rule BY_PIECE, but no vocabulary is known for it.")
+        axis, known = dims.index("V"), np.flatnonzero(old_ids >= 0)
+        value = np.array(processes.to_host(NestedMap(x=new)).x)
+        by_piece, before_by_piece = (np.moveaxis(x, axis, 0) for x in (value, np.asarray(before)))
+        if by_piece.shape[1:] != before_by_piece.shape[1:]:
+            raise ValueError(f"{mismatch}.")
+        by_piece[known] = before_by_piece[old_ids[known]]
         line = f"{path}: restored {len(known)} of {len(old_ids)} pieces, the others new"
-        return np.ascontiguousarray(np.moveaxis(first, 0, axis)), f"{line}, {_shape(new)}"
-
-    def _of(self, path: str, before: np.ndarray) -> str:
-        return f"{self.source}: {path} is {_shape(before)}"
+        return value, f"{line}, {_shape(new)}"
 
 
 def old_ids(old_pieces: Sequence[str], new_pieces: Sequence[str]) -> np.ndarray:
-    """For each new piece its id among the old ones, -1 where there is none: int64 [V]."""
+    """Returns each new piece's id among the old ones, -1 where it has none: int64 [V]."""
     ids = {piece: i for i, piece in enumerate(old_pieces)}
     return np.array([ids.get(piece, -1) for piece in new_pieces], np.int64)
+
+
+def _replaced(leaf: jax.Array, value: np.ndarray) -> jax.Array:
+    placed = jax.make_array_from_callback(value.shape, leaf.sharding, lambda index: value[index])
+    leaf.delete()
+    return placed
 
 
 def _first_match(patterns: Sequence[tuple[str, object]], path: str):
     return next((found for pattern, found in patterns if re.fullmatch(pattern, path)), None)
 
 
-def _shape(array: np.ndarray) -> str:
+def _shape(array: Any) -> str:
     return f"{array.dtype}{list(array.shape)}"

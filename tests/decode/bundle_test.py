@@ -12,9 +12,9 @@ import sys
 import numpy as np
 import pytest
 import sentencepiece
-from safetensors.numpy import save_file
 
 from lingvo_gshard import registry
+from lingvo_gshard.core import safetensors_file
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import bundle
 from lingvo_gshard.decode.decoder import Decoder, DecoderSpec
@@ -173,7 +173,7 @@ def test_unsupported_flags_are_refused_in_one_line(made, flags, message):
 
 def test_weights_read_back(made):
     folder, translator = made
-    held = bundle.read_safetensors(folder / "weights.safetensors")
+    held = safetensors_file.read(folder / "weights.safetensors").arrays
     for path, array in translator._decoder._state.theta.FlattenItems():
         np.testing.assert_array_equal(held[path], array)
 
@@ -188,7 +188,7 @@ def _damaged(made, tmp_path, name, content):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("weights.safetensors", b"no tensors", "is no safetensors file of weights"),
+        ("weights.safetensors", b"no tensors", "not a safetensors file of weights"),
         ("weights.safetensors", b"\x02" + bytes(7) + b"{}", "lacks .*decoder.* not hold"),
         ("bundle.json", b"{", "bundle.json: "),
         ("bundle.json", b'{"version": 9}', "bundle.json: has version 9, expected 1"),
@@ -201,10 +201,10 @@ def test_a_damaged_bundle_is_refused(made, tmp_path, name, content, message):
 
 
 def test_weights_of_another_shape_are_refused(made, tmp_path):
-    held = bundle.read_safetensors(made[0] / "weights.safetensors")
+    held = safetensors_file.read(made[0] / "weights.safetensors").arrays
     name = next(iter(held))
     held[name] = np.concatenate([held[name], held[name]])
-    save_file(dict(held), tmp_path / "other")
+    safetensors_file.write(tmp_path / "other", held, {})
     folder = _damaged(made, tmp_path, "weights.safetensors", (tmp_path / "other").read_bytes())
     with pytest.raises(ValueError, match=f"{re.escape(name)} is .*, expected "):
         bundle.load(folder)

@@ -31,7 +31,7 @@ from lingvo_gshard.input import packing
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import program, specs, topology
+from lingvo_gshard.spmd import lowering, program, specs, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.train import run, steps
 from tests.hlo import programs

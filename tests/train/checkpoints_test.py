@@ -11,9 +11,8 @@ import pytest
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import processes, specs
-from lingvo_gshard.train.about import About
-from lingvo_gshard.train.checkpoints import Checkpoints, SaveError
+from lingvo_gshard.spmd import specs
+from lingvo_gshard.train.checkpoints import Checkpoints, Contents, SaveError
 from lingvo_gshard.train.digests import DamagedCheckpointError
 from lingvo_gshard.train.retention import Retention
 
@@ -43,7 +42,7 @@ def _state(step, num_partitions=4):
 def _open(folder, num_partitions=4, **retention):
     """The checkpoints of a folder, to save in."""
     parts = Partitioning.from_dict(Mesh.flat(num_partitions), {"E": "d"})
-    return Checkpoints(folder, About("task.dim : 3", parts, _SPEC), Retention(**retention))
+    return Checkpoints(folder, Contents("task.dim : 3", parts, _SPEC), Retention(**retention))
 
 
 def _same(a, b):
@@ -90,33 +89,6 @@ def test_a_checkpoint_cut_short_is_no_checkpoint(tmp_path):
     _same(restored.state, _state(20))
 
 
-def test_a_process_that_sees_no_cut_checkpoint_waits_until_the_first_has_deleted_it(
-    tmp_path, monkeypatch
-):
-    """Process 0 may have done so before another one looks."""
-    answers = [1, 0]  # There is one; it is deleted.
-    monkeypatch.setattr(processes, "is_first", lambda: False)
-    monkeypatch.setattr(processes, "of_first", lambda here: answers.pop(0))
-    with _open(tmp_path) as saved:
-        saved.save(1, _state(1), {})
-    assert answers == []
-
-
-def test_a_reader_looks_again_when_a_checkpoint_is_deleted_as_it_looks(tmp_path, monkeypatch):
-    _saved(tmp_path, (3,))
-    reload, vanished = ocp.CheckpointManager.reload, iter((True, True))
-
-    def vanishing(manager):
-        if next(vanished, False):
-            raise FileNotFoundError("checkpoints/1")
-        reload(manager)
-
-    monkeypatch.setattr(ocp.CheckpointManager, "reload", vanishing)
-    with Checkpoints(tmp_path) as reader:
-        assert reader.restore_newest(_SPEC, _shardings(1)).step == 3
-    assert next(vanished, None) is None
-
-
 def _largest_file(folder):
     files = [file for file in (folder / "state").rglob("*") if file.is_file()]
     return max(files, key=lambda file: file.stat().st_size)
@@ -134,7 +106,7 @@ def _flip_a_bit(file):
         (lambda folder: _flip_a_bit(_largest_file(folder)), "damaged: state/.* was changed"),
         (lambda folder: _largest_file(folder).unlink(), "damaged: state/.* is missing"),
         (lambda folder: (folder / "state/more").touch(), "damaged: state/more was changed"),
-        (lambda folder: (folder / "digests.json").write_text("{"), "digests.json is no list"),
+        (lambda folder: (folder / "digests.json").write_text("{"), "digests.json is not a list"),
     ],
 )
 def test_damage_is_found(tmp_path, damage, message):
@@ -215,7 +187,7 @@ def test_a_damaged_newest_is_told_passed_over_and_kept(tmp_path, caplog):
 def test_training_never_begins_anew_where_all_are_damaged(tmp_path):
     _saved(tmp_path, (3,))
     _flip_a_bit(_largest_file(tmp_path / "checkpoints/3"))
-    with pytest.raises(DamagedCheckpointError, match="No checkpoint is left that is whole.*/3: "):
+    with pytest.raises(DamagedCheckpointError, match="No undamaged checkpoint is left.*/3: "):
         _newest(tmp_path)
     with pytest.raises(DamagedCheckpointError, match="only damaged ones in .*damaged_checkpoints"):
         _newest(tmp_path)
@@ -282,7 +254,7 @@ def test_the_state_may_be_written_over_while_it_is_saved(tmp_path):
 def test_a_checkpoint_says_what_it_is_of(tmp_path):
     _saved(tmp_path, (3,))
     with Checkpoints(tmp_path) as saved:
-        about = saved.about(3)
+        about = saved.description(3)
     assert about["params"] == "task.dim : 3" and about["mesh"] == [["d"], [4], [0, 1, 2, 3]]
     assert about["arrays"]["layers[0].w"] == "float32|8,3|EM" and about["table"] == {"E": "d"}
     assert len(about["fingerprints"]["layers[0].w"]) == 8 and about["num_processes"] == 1
@@ -291,17 +263,14 @@ def test_a_checkpoint_says_what_it_is_of(tmp_path):
 def test_an_expert_that_is_not_what_was_saved_is_named(tmp_path, monkeypatch):
     """Whatever goes wrong between the files and the devices."""
     _saved(tmp_path, (3,))
-    restore = ocp.CheckpointManager.restore
+    restore = ocp.PyTreeCheckpointHandler.restore
 
-    def swapping(manager, step, args):
-        restored = restore(manager, step, args=args)
-        state = restored.get("state")
-        if state is not None:
-            w, order = state["layers[0].w"], np.array([0, 1, 6, 3, 4, 5, 2, 7])
-            state["layers[0].w"] = jax.device_put(np.asarray(w)[order], w.sharding)
-        return restored
+    def swapping(handler, path, args):
+        state = restore(handler, path, args=args)
+        w, order = state["layers[0].w"], np.array([0, 1, 6, 3, 4, 5, 2, 7])
+        return {**state, "layers[0].w": jax.device_put(np.asarray(w)[order], w.sharding)}
 
-    monkeypatch.setattr(ocp.CheckpointManager, "restore", swapping)
+    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", swapping)
     with (
         Checkpoints(tmp_path) as saved,
         pytest.raises(DamagedCheckpointError, match=r"layers\[0\].w is not .* experts \[2, 6\]"),

@@ -1,8 +1,11 @@
-"""Which checkpoints stay."""
+"""Which checkpoints stay, and which is the best."""
+
+import math
 
 import pytest
 
-from lingvo_gshard.train.retention import Retention
+from lingvo_gshard.train import retention
+from lingvo_gshard.train.retention import Best, BestBy, Better, Retention
 
 _HOUR = 3600.0
 
@@ -23,18 +26,18 @@ def test_the_best_stays_as_long_as_it_is_there():
 
 
 def test_one_of_every_two_hours_stays_whatever_was_deleted_between():
-    retention, held = Retention(keep_max=2, keep_every_n_hours=2), {}
+    keep, held = Retention(keep_max=2, keep_every_n_hours=2), {}
     for step, time in _every_quarter(30).items():
         held[step] = time
-        held = {s: held[s] for s in retention.kept(held, best=None)}
+        held = {s: held[s] for s in keep.kept(held, best=None)}
     assert sorted(held) == [1, 9, 17, 25, 29, 30]
 
 
 def test_a_clock_that_jumps_deletes_nothing_new_and_keeping_goes_on():
-    retention, held = Retention(keep_max=1, keep_every_n_hours=2), {}
+    keep, held = Retention(keep_max=1, keep_every_n_hours=2), {}
     for step, time in _every_quarter(40).items():
         held[step] = time - (50 * _HOUR if step > 12 else 0)  # Set back by two days.
-        kept = retention.kept(held, best=None)
+        kept = keep.kept(held, best=None)
         assert step in kept
         held = {s: held[s] for s in kept}
     assert sorted(held) == [1, 9, 13, 21, 29, 37, 40]
@@ -47,3 +50,34 @@ def test_a_clock_that_jumps_deletes_nothing_new_and_keeping_goes_on():
 def test_numbers_that_keep_nothing_are_refused(numbers, message):
     with pytest.raises(ValueError, match=message):
         Retention(**numbers)
+
+
+@pytest.mark.parametrize(("better", "want"), [(Better.LOWER, 4), (Better.HIGHER, 2)])
+def test_the_best_is_noted(tmp_path, better, want):
+    assert retention.read_best(tmp_path) is None
+    for step, value in ((1, 3.0), (2, 5.0), (3, 3.0), (4, 1.0), (5, 2.0)):
+        retention.note_best(tmp_path, BestBy("nll", better), step, {"nll": value, "step": step})
+    assert retention.read_best(tmp_path).step == want
+
+
+def test_another_metric_starts_anew_and_an_unknown_one_is_refused(tmp_path):
+    retention.note_best(tmp_path, BestBy("nll"), 1, {"nll": 3.0})
+    retention.note_best(tmp_path, BestBy("error"), 2, {"error": 9.0})
+    assert retention.read_best(tmp_path) == Best(2, "error", 9.0)
+    with pytest.raises(ValueError, match="best by 'bleu': the metrics are error, nll"):
+        retention.note_best(tmp_path, BestBy("bleu"), 3, {"nll": 3.0, "error": 1.0})
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"step": 3}', "\x00"])
+def test_a_note_that_cannot_be_read_counts_as_absent(tmp_path, content):
+    (tmp_path / "best.json").write_text(content)
+    assert retention.read_best(tmp_path) is None
+    retention.note_best(tmp_path, BestBy("nll"), 3, {"nll": 1.0})
+    assert retention.read_best(tmp_path).step == 3
+
+
+@pytest.mark.parametrize("better", Better)
+def test_what_is_no_number_is_never_the_best(tmp_path, better):
+    for step, value in ((1, math.nan), (2, 3.0), (3, math.nan)):
+        retention.note_best(tmp_path, BestBy("nll", better), step, {"nll": value})
+    assert retention.read_best(tmp_path) == Best(2, "nll", 3.0)

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from lingvo_gshard.train.best import BestBy
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.hooks import TrainHook
+from lingvo_gshard.train.retention import BestBy
 from lingvo_gshard.train.train_and_evaluate import (
     EvalSpec,
     TrainSpec,

@@ -1,0 +1,81 @@
+"""Measures the host memory that an export and warm starts need; run by tests.
+
+    python -m tests.train.host_memory FOLDER
+
+Prints, as JSON, the bytes of one array, the bytes of the state, and by how much each took more than
+what was there before it.
+"""
+
+import json
+import pathlib
+import sys
+import threading
+
+from lingvo_gshard.spmd import environment
+
+_NUM_ARRAYS, _ROWS, _MODEL = 8, 4096, 1024
+
+
+def _used_bytes():
+    """Memory of this process that no file backs."""
+    status = pathlib.Path("/proc/self/status").read_text()
+    line = next(line for line in status.splitlines() if line.startswith("RssAnon:"))
+    return 1024 * int(line.split()[1])
+
+
+def _extra_bytes(do):
+    """The most memory that is used while `do` runs, beyond what was used before."""
+    before, done = _used_bytes(), threading.Event()
+    most = [before]
+
+    def watch():
+        while not done.wait(0.001):
+            most.append(max(most.pop(), _used_bytes()))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    do()
+    done.set()
+    watcher.join()
+    return most[0] - before
+
+
+def main(folder):
+    """Trains a step of a model that has large weights, exports it and starts from it."""
+    environment.prepare(num_devices=2)
+    import tensorflow as tf
+
+    from lingvo_gshard.core.nested_map import NestedMap
+    from lingvo_gshard.model.spec import TPUEstimatorSpec
+    from lingvo_gshard.train.warm_start import Rule, WarmStart
+    from tests.train import regression
+
+    shape = (_ROWS, _MODEL)
+    weights = [f"w{i}" for i in range(_NUM_ARRAYS)]
+    arrays = NestedMap({name: regression.f32(shape, "HM") for name in weights})
+    spec = NestedMap(step=regression.STATE.step, slots=arrays, theta=arrays)
+
+    def init_fn(seed):
+        made = NestedMap({name: tf.zeros(shape) for name in weights})
+        return NestedMap(step=tf.constant(0), slots=made, theta=made)
+
+    def model_fn(state, features, labels, mode, params):
+        after = NestedMap(state, step=state.step + 1)
+        return TPUEstimatorSpec(mode, loss=tf.reduce_mean(features.x_BH), train_op=after)
+
+    run = f"{folder}/run"
+    estimator = regression.make(run, state_spec=spec, init_fn=init_fn, model_fn=model_fn)
+    estimator.train(lambda p: regression.Batches(), max_steps=1)
+    file = f"{folder}/w.safetensors"
+    found = {"array": 4 * _ROWS * _MODEL, "state": 2 * _NUM_ARRAYS * 4 * _ROWS * _MODEL}
+    estimator.export_weights(file, "step")  # What is compiled and loaded once does not count.
+    found["export"] = _extra_bytes(lambda: estimator.export_weights(file))
+    for source in (run, file):
+        state = estimator.restore()
+        start = WarmStart(source, ((r"theta\..*", Rule.SAME),))
+        found[source] = _extra_bytes(lambda start=start, state=state: start.apply(state, spec))
+    print(json.dumps({**found, "run": found.pop(run), "file": found.pop(file)}), flush=True)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,26 @@
+"""The host memory that an export and a warm start need: some arrays', not the state's."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    """See tests.train.host_memory, which runs in a process of its own."""
+    folder = str(tmp_path_factory.mktemp("host_memory"))
+    command = [sys.executable, "-m", "tests.train.host_memory", folder]
+    keep = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
+    done = subprocess.run(command, env=keep, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("what", ["export", "run", "file"])
+def test_a_few_arrays_at_a_time_are_in_memory(measured, what):
+    """Of 16: the one being read, its copies on the device and the host, and its fingerprint's."""
+    assert measured["state"] == 16 * measured["array"]
+    assert measured[what] < 5 * measured["array"], measured
