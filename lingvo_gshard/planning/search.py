@@ -86,7 +86,8 @@ def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
 def candidates(request: Request, cores: int) -> Iterator[tuple[str, Request]]:
     """Yields by name the partitionings of the request that are worth compiling."""
     moe = request.params.task.encoder.moe
-    for name, mesh, rows in _partitionings(moe and moe.num_experts, cores):
+    num_experts = None if moe is None else moe.num_experts
+    for name, mesh, rows in _partitionings(num_experts, cores):
         yield name, dataclasses.replace(request, mesh=mesh, table=tuple(sorted(rows.items())))
 
 
