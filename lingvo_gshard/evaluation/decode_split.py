@@ -40,17 +40,20 @@ def decode_split(run: Run, split: str) -> None:
     # Batches mix languages, so that they are full and each length needs one program only.
     lines = (source for pairs in texts.values() for source, _ in pairs)
     translations = Translator(*trained_decoder.make(run)).translate(lines)
-    rows = []
+    hypotheses: dict[str, list[str]] = {}
     for code, pairs in texts.items():
-        hypotheses = [best.text for best, *_ in itertools.islice(translations, len(pairs))]
+        hypotheses[code] = [best.text for best, *_ in itertools.islice(translations, len(pairs))]
         if processes.is_first():
-            (folder / f"{code}.txt").write_text("".join(line + "\n" for line in hypotheses))
+            text = "".join(line + "\n" for line in hypotheses[code])
+            (folder / f"{code}.txt").write_text(text)
+    if processes.is_first():
+        rows = []
+        for code, pairs in texts.items():
             references = [english for _, english in pairs]
-            bleu = quality.corpus_bleu(hypotheses, references)
-            chrf = quality.corpus_chrf(hypotheses, references)
+            bleu = quality.corpus_bleu(hypotheses[code], references)
+            chrf = quality.corpus_chrf(hypotheses[code], references)
             size = data.language(code).num_examples("train")
             rows.append(quality.LanguageQuality(code, size, len(pairs), bleu, chrf))
-    if processes.is_first():
         found = quality.Quality(tuple(rows))
         found.save(folder / "scores.json")
         found.draw(folder / "bleu.png")

@@ -117,7 +117,7 @@ def test_the_signature_names_the_settings(metric, own):
 @pytest.mark.parametrize(("ours", "theirs"), [([], []), (["a"], []), (["a", "b"], ["a"])])
 def test_unequal_numbers_are_refused(ours, theirs):
     message = f"{len(ours)} hypotheses and {len(theirs)} references"
-    with pytest.raises(ValueError, match=f"corpus_bleu: {message}"):
+    with pytest.raises(ValueError, match=f"corpus_bleu: got {message}"):
         corpus_bleu(ours, theirs)
-    with pytest.raises(ValueError, match=f"corpus_chrf: {message}"):
+    with pytest.raises(ValueError, match=f"corpus_chrf: got {message}"):
         corpus_chrf(ours, theirs)
