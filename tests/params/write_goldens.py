@@ -85,8 +85,8 @@ def _full_text(name: str) -> str:
         fixed = [str(n) for n, dim in zip(weight.shape, weight.dims, strict=True) if dim == "_"]
         axes = axes_text(partitioning.axes(weight.dims))
         index = ",".join(re.findall(r"\[(\d+)\]", path))
-        name = re.sub(r"\[\d+\]", "[]", path)
-        found = weights.setdefault(f"weight.{name}", {})
+        all_layers = re.sub(r"\[\d+\]", "[]", path)
+        found = weights.setdefault(f"weight.{all_layers}", {})
         found.setdefault(" ".join([weight.dims, *fixed, axes]), []).append(index)
     mesh = partitioning.mesh
     lines = {

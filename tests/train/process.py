@@ -56,7 +56,7 @@ def main(folder, coordinator, num_processes, process_id, max_steps, dies_at="-1"
     environment.prepare(num_devices=_PARTITIONS // int(num_processes))
     from lingvo_gshard.spmd import processes
 
-    members = processes.Processes(
+    settings = processes.Processes(
         coordinator,
         int(num_processes),
         int(process_id),
@@ -64,7 +64,7 @@ def main(folder, coordinator, num_processes, process_id, max_steps, dies_at="-1"
         heartbeat_timeout_secs=10,
     )
     alone = int(num_processes) == 1
-    with contextlib.nullcontext() if alone else processes.joined(members):
+    with contextlib.nullcontext() if alone else processes.joined(settings):
         _train(folder, int(max_steps), int(dies_at))
 
 
