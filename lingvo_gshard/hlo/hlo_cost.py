@@ -62,7 +62,9 @@ def costs(module: Module) -> tuple[Cost, ...]:
     for computation in _running(module):
         repeated = times[computation]
         if repeated is None:
-            raise ValueError(f"costs: how often {computation.name} runs is unknown: it is in a loop.")
+            raise ValueError(
+                f"costs: how often {computation.name} runs is unknown: it is in a loop."
+            )
         names = _op_names(computation)
         found += [
             _cost(instruction, names[instruction], repeated)

@@ -174,7 +174,5 @@ def test_a_loop_of_unknown_length_is_refused():
     def fn(bound):
         return lax.while_loop(lambda i: i < bound, lambda i: i + i, 1)
 
-    with pytest.raises(
-        ValueError, match="costs: how often .* runs is unknown: it is in a loop"
-    ):
+    with pytest.raises(ValueError, match="costs: how often .* runs is unknown: it is in a loop"):
         hlo_cost.costs(programs.lowered(fn, 9))
