@@ -193,4 +193,4 @@ def test_the_sums_of_a_training_step(name):
     """The loops' gradients of a block of the encoder and the decoder, once for each block."""
     found = [op for op in _find(programs.kept(name)) if op.kind == "all-reduce"]
     large = {(op.result_bytes, op.times) for op in found if op.result_bytes > 2**17}
-    assert large == {(4 * size, 3) for size in programs.BLOCK_WEIGHTS}
+    assert large == {(4 * size, 3) for size in programs.BLOCK_WEIGHTS.values()}

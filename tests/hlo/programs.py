@@ -33,6 +33,11 @@ SETTINGS = (
 )
 MODEL_DIM = 32
 CAPACITY = {"encoder": 8, "decoder": 6}  # Slots of an expert in a group; each core has two groups.
+# A block without experts: attentions, a feed-forward layer, a gate, and norms of two vectors.
+BLOCK_WEIGHTS = {
+    "encoder": 2 * 4 * 32 * 128 + 2 * 32 * 512 + 32 * 8 + 4 * 2 * 32,
+    "decoder": 4 * 4 * 32 * 128 + 2 * 32 * 512 + 32 * 8 + 6 * 2 * 32,
+}
 # M and H of the perceptron with split weights.
 SPLIT_DIMS = 256, 640
 
