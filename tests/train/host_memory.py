@@ -13,7 +13,7 @@ import threading
 
 from lingvo_gshard.spmd import environment
 
-_NUM_ARRAYS, _ROWS, _MODEL = 8, 4096, 1024
+_NUM_ARRAYS, _ROWS, _MODEL = 16, 2048, 1024
 
 
 def _used_bytes():

@@ -21,6 +21,6 @@ def measured(tmp_path_factory):
 
 @pytest.mark.parametrize("what", ["export", "run", "file"])
 def test_a_few_arrays_at_a_time_are_in_memory(measured, what):
-    """Of 16: the one being read, its copies, its fingerprint's, and what malloc keeps."""
-    assert measured["state"] == 16 * measured["array"]
+    """The one being read, its copies, its fingerprint's temporaries, and what malloc keeps."""
+    assert measured["state"] == 32 * measured["array"]
     assert measured[what] < 8 * measured["array"], measured
