@@ -19,8 +19,9 @@ def measured(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["export", "run", "file"])
 def test_a_few_arrays_at_a_time_are_in_memory(measured, what):
-    """The one being read, its copies, its fingerprint's temporaries, and what malloc keeps."""
-    assert measured["state"] == 32 * measured["array"]
-    assert measured[what] < 8 * measured["array"], measured
+    """The one being read, the buffers it comes through, and its fingerprint's temporaries."""
+    assert measured["state"] == 64 * measured["array"]
+    assert measured[what] < 16 * measured["array"], measured
