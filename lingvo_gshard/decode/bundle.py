@@ -28,11 +28,12 @@ from lingvo_gshard.spmd.program import Program
 
 _VERSION = 1
 _SPEC = "bundle.json"
-_REQUIREMENTS = ("jax", "jaxlib", "numpy", "sentencepiece", "flatbuffers")
+_REQUIREMENTS = ("absl-py", "jax", "jaxlib", "numpy", "sentencepiece", "flatbuffers")
 _WEIGHTS = "weights.safetensors"
 _PACKAGE = pathlib.Path(__file__).parents[1]
 # The modules that `translate --bundle` imports; their packages' __init__.py are copied as well.
 _RUNTIME = (
+    "cli.py",
     "translate.py",
     "core/atomic_file.py",
     "core/nested_map.py",

@@ -39,7 +39,7 @@ _TEXT = "\n".join(_LINES).encode()
 _ALONE = """
 import importlib.metadata, sys
 allowed = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy"}
-allowed |= {"sentencepiece", "flatbuffers"}
+allowed |= {"absl-py", "sentencepiece", "flatbuffers"}
 owners = importlib.metadata.packages_distributions()
 
 class Refuse:

@@ -8,6 +8,7 @@ from lingvo_gshard.hlo import collectives, trip_counts
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.hlo_module import Array, Module
 from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering
@@ -28,7 +29,7 @@ def test_a_compiled_loop_over_two_axes():
     def fn(state: NestedMap) -> NestedMap:
         def body(i, x_BM):
             product = tf.einsum("bm,mn->bn", x_BM, state.w_MM)
-            return i + 1, parts.annotate(tf.tanh(product), "BM")
+            return i + 1, Annotator(parts).annotate(tf.tanh(product), "BM")
 
         _, x_BM = tf.while_loop(lambda i, _: i < 5, body, [tf.constant(0), state.x_BM])
         return NestedMap(whole=annotate.replicate(x_BM))

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import slices
+from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building
 from tests.spmd import functions
@@ -22,7 +23,7 @@ def executable(request):
 
     def fn(state):
         cache = slices.write_at(state.cache, state.new, state.start)
-        return NestedMap(cache=parts.annotate(cache, "BLM"))
+        return NestedMap(cache=Annotator(parts).annotate(cache, "BLM"))
 
     specs = NestedMap(
         cache=functions.f32((B, L, M), "BLM"),

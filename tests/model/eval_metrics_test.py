@@ -11,13 +11,15 @@ from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
 from tests.layers import building
 from tests.model import small_task
+from tests.spmd import functions
 
 
 def test_every_routing_scalar_is_reported_by_layer():
     params = small_task.Experiment.params()
     for stack in (params.task.encoder, params.task.decoder):
         stack.moe.group_size = 2
-    model = TranslationModel(params, building.Unannotated())
+    model = TranslationModel(params, functions.partitioning(1))
+    model.task = params.task.Instantiate(building.Unannotated())  # Runs eagerly.
     state = NestedMap(theta=building.random_theta(model.task).Transform(tf.constant))
     batch = small_task.random_batch(3).Transform(tf.constant)
     found = model.model_fn(state, batch.features, batch.labels, ModeKeys.EVAL, None).eval_metrics
