@@ -48,10 +48,9 @@ def main(argv: list[str]) -> None:
         )
     runs, modes = cli.load("lingvo_gshard.train.run"), cli.load("lingvo_gshard.train.modes")
     with _joined():
-        launch, facts = runs.launch_of(
-            _MODEL.value, tuple(_SET.value), _DATA_DIR.value, _LOGDIR.value
-        )
-        run = runs.open_run(launch, facts, _LOGDIR.value, _NUM_PARTITIONS.value)
+        asked = _MODEL.value, tuple(_SET.value), _DATA_DIR.value
+        launch = runs.launch_of(*asked, _LOGDIR.value)
+        run = runs.open_run(launch, _LOGDIR.value, _NUM_PARTITIONS.value)
         match _MODE.value:
             case "train":
                 modes.train(run)

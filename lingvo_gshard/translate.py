@@ -103,7 +103,8 @@ def _trained_run() -> Any:
     if _BEAM_SIZE.value is not None:
         decode["beam_size"] = _BEAM_SIZE.value
     runs = cli.load("lingvo_gshard.train.run")
-    return runs.open_trained(_LOGDIR.value, _NUM_PARTITIONS.value, **decode)
+    launch = runs.recorded(_LOGDIR.value)
+    return runs.open_run(launch, _LOGDIR.value, _NUM_PARTITIONS.value, **decode)
 
 
 def _server() -> Any:

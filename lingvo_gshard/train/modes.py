@@ -45,7 +45,7 @@ def evaluate(run: Run) -> None:
     """Evaluates the latest checkpoint on dev, then on each language; prints the metrics."""
     _print_metrics(run.estimator.evaluate(_input_fn(run, "eval_input"), name="dev"))
     data = manifest.load(run.params.eval_input.data_dir)
-    for code in run.facts.languages:
+    for code in run.launch.facts.languages:
         if data.language(code).num_examples("dev"):
             input_fn = _input_fn(run, "eval_input", languages=(code,))
             metrics = run.estimator.evaluate(input_fn, name=f"dev_{code}")
@@ -114,7 +114,7 @@ def _announce(run: Run) -> None:
         return
     # Before anything in a folder of another model, or of another process, is written over.
     with model_dir.claimed(run.logdir, run.params.ToText(), MODEL_PREFIXES):
-        record(run.launch, run.facts, run.logdir)
+        record(run.launch, run.logdir)
     done = max(run.estimator.checkpoint_steps(), default=0)
     wanted = run.params.train.max_steps
     steps = f"step {done} to {wanted}" if done < wanted else f"step {wanted} is done already"

@@ -28,21 +28,6 @@ MODEL_PREFIXES = ("task", "optimizer.cls")
 
 
 @dataclasses.dataclass(frozen=True)
-class Launch:
-    """What the user asked for.
-
-    Attributes:
-      model: a registered name.
-      overrides: `path=value` settings, applied in order to the experiment's Params.
-      data_dir: a folder that data_prep prepared.
-    """
-
-    model: str
-    overrides: tuple[str, ...]
-    data_dir: str
-
-
-@dataclasses.dataclass(frozen=True)
 class DataFacts:
     """What a model must know about its data: vocabulary sizes in pieces, and language codes."""
 
@@ -52,11 +37,27 @@ class DataFacts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Launch:
+    """What the user asked for.
+
+    Attributes:
+      model: a registered name.
+      overrides: `path=value` settings, applied in order to the experiment's Params.
+      data_dir: a folder that data_prep prepared.
+      facts: what the model must know about that data.
+    """
+
+    model: str
+    overrides: tuple[str, ...]
+    data_dir: str
+    facts: DataFacts
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
-    """A launch, the facts of its data, and the estimator that carries it out."""
+    """A launch and the estimator that carries it out."""
 
     launch: Launch
-    facts: DataFacts
     estimator: TPUEstimator
 
     @property
@@ -70,26 +71,21 @@ class Run:
         return self.estimator.model_dir
 
 
-def open_run(launch: Launch, facts: DataFacts, logdir: str, num_partitions: int) -> Run:
+def open_run(launch: Launch, logdir: str, num_partitions: int, **decode: object) -> Run:
     """Returns a run over `num_partitions` devices; nothing is written yet.
+
+    Args:
+      launch: the experiment and its data.
+      logdir: the run's folder.
+      num_partitions: the number of devices.
+      decode: values that replace some of the experiment's `decode` settings.
 
     Raises:
       ValueError: as experiment_params and make_estimator.
     """
-    params = experiment_params(launch, facts)
-    return Run(launch, facts, make_estimator(params, logdir, num_partitions))
-
-
-def open_trained(logdir: str, num_partitions: int, **decode: object) -> Run:
-    """Returns the run that a folder holds, with some of its `decode` settings changed.
-
-    Raises:
-      ValueError: the folder holds no run; or as make_estimator.
-    """
-    launch, facts = recorded(logdir)
-    params = experiment_params(launch, facts)
+    params = experiment_params(launch)
     params.decode.Set(**decode)
-    return Run(launch, facts, make_estimator(params, logdir, num_partitions))
+    return Run(launch, make_estimator(params, logdir, num_partitions))
 
 
 def data_facts(data_dir: str) -> DataFacts:
@@ -101,7 +97,7 @@ def data_facts(data_dir: str) -> DataFacts:
 
 def launch_of(
     model: str | None, overrides: tuple[str, ...], data_dir: str | None, logdir: str
-) -> tuple[Launch, DataFacts]:
+) -> Launch:
     """Completes what the user asked for with what the folder's run was last trained with.
 
     The settings recorded with a run hold unless its model is named again.
@@ -110,15 +106,15 @@ def launch_of(
       ValueError: model or data_dir is missing and logdir holds no run; or as data_facts.
     """
     if model is not None and data_dir is not None:
-        return Launch(model, overrides, data_dir), data_facts(data_dir)
+        return Launch(model, overrides, data_dir, data_facts(data_dir))
     if not pathlib.Path(logdir, _EXPERIMENT).is_file():
         raise ValueError(f"{logdir} holds no run yet (no {_EXPERIMENT}): give --model, --data_dir.")
-    before, facts = recorded(logdir)
+    launch = recorded(logdir)
     if data_dir is not None:
-        facts = data_facts(data_dir)
+        launch = dataclasses.replace(launch, data_dir=data_dir, facts=data_facts(data_dir))
     if model is None:
-        model, overrides = before.model, _merged(before.overrides, overrides)
-    return Launch(model, overrides, data_dir or before.data_dir), facts
+        model, overrides = launch.model, _merged(launch.overrides, overrides)
+    return dataclasses.replace(launch, model=model, overrides=overrides)
 
 
 def _merged(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[str, ...]:
@@ -127,7 +123,7 @@ def _merged(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(last.values())
 
 
-def experiment_params(launch: Launch, facts: DataFacts) -> Params:
+def experiment_params(launch: Launch) -> Params:
     """Returns the experiment's Params with its settings and the data's vocabulary sizes.
 
     Raises:
@@ -137,8 +133,8 @@ def experiment_params(launch: Launch, facts: DataFacts) -> Params:
     params = registry.get_params(launch.model, launch.overrides)
     for name in ("input", "eval_input"):
         params.Get(name).data_dir = launch.data_dir
-    _bind_vocabulary(params, "source_vocab_size", facts.source_vocab_size)
-    _bind_vocabulary(params, "target_vocab_size", facts.target_vocab_size)
+    _bind_vocabulary(params, "source_vocab_size", launch.facts.source_vocab_size)
+    _bind_vocabulary(params, "target_vocab_size", launch.facts.target_vocab_size)
     return params
 
 
@@ -165,7 +161,7 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
     )
 
 
-def record(launch: Launch, facts: DataFacts, logdir: str) -> None:
+def record(launch: Launch, logdir: str) -> None:
     """Writes into the run's folder what `translate` needs: the launch and the vocabularies.
 
     Raises:
@@ -182,11 +178,13 @@ def record(launch: Launch, facts: DataFacts, logdir: str) -> None:
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
     for source, copy in zip(sources, copies, strict=True):
         atomic_file.write(copy, source.read_bytes())
-    fields = {"launch": dataclasses.asdict(launch), "data": dataclasses.asdict(facts)}
+    asked = dataclasses.asdict(launch)
+    facts = asked.pop("facts")
+    fields = {"launch": asked, "data": facts}
     atomic_file.write(folder / _EXPERIMENT, json.dumps(fields, indent=2) + "\n")
 
 
-def recorded(logdir: str) -> tuple[Launch, DataFacts]:
+def recorded(logdir: str) -> Launch:
     """Returns what `record` wrote; the data itself may be gone.
 
     Raises:
@@ -197,11 +195,11 @@ def recorded(logdir: str) -> tuple[Launch, DataFacts]:
         raise ValueError(f"{logdir}: no {_EXPERIMENT}; give the --logdir of a trained model.")
     try:
         fields = json.loads(path.read_text())
-        launch, facts = Launch(**fields["launch"]), DataFacts(**fields["data"])
+        asked, data = fields["launch"], fields["data"]
+        asked["overrides"], data["languages"] = tuple(asked["overrides"]), tuple(data["languages"])
+        return Launch(**asked, facts=DataFacts(**data))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error!r}.") from error
-    launch = dataclasses.replace(launch, overrides=tuple(launch.overrides))
-    return launch, dataclasses.replace(facts, languages=tuple(facts.languages))
 
 
 def vocabulary_files(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:

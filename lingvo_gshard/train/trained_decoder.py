@@ -38,7 +38,7 @@ def _spec(run: Run) -> DecoderSpec:
     p = run.params.decode
     return DecoderSpec(
         model=run.launch.model,
-        languages=run.facts.languages,
+        languages=run.launch.facts.languages,
         batch_size=p.batch_size,
         source_lengths=sentences.lengths(p.max_source_len),
         num_best=p.num_best,
