@@ -6,14 +6,13 @@ is an argument and a result of every training call.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import itertools
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -139,7 +138,8 @@ class TPUEstimator:
         _check_steps("train", steps=steps, max_steps=max_steps)
         began_secs = time.monotonic()
         contents = Contents(self.params.ToText(), self.partitioning, self.state_spec)
-        with self._claimed(contents.params), self._open(contents) as saved:
+        keep = config.retention(self.params.train)
+        with self.claimed(), Checkpoints(self.model_dir, contents, keep) as saved:
             restored = saved.restore_newest(self.state_spec, self._shardings())
             start = restored.step if restored else 0
             stop = max_steps if steps is None else start + steps
@@ -162,6 +162,7 @@ class TPUEstimator:
         steps: int | None = None,
         checkpoint_step: int | None = None,
         name: str = "eval",
+        best_by: BestBy | None = None,
     ) -> dict[str, float]:
         """Returns the metrics of a checkpoint over an input's batches.
 
@@ -170,16 +171,20 @@ class TPUEstimator:
           steps: the largest number of batches; None for all.
           checkpoint_step: which checkpoint; the latest by default.
           name: names the result in model_dir: eval_NAME/ and eval_metrics.jsonl.
+          best_by: the checkpoint is marked as the best, to be kept, if it is by this metric.
 
         Returns:
           Each metric's sum over all batches divided by its weight over all batches; also
           `step`, `num_batches` and `secs`.
 
         Raises:
-          ValueError: no such checkpoint, no batches, steps below 1, or a metric of weight 0.
+          ValueError: no such checkpoint, no batches, steps below 1, a metric of weight 0, or no
+            metric that `best_by` names.
         """
         restored = self._restore(checkpoint_step)
-        return self.evaluate_state(restored.state, restored.step, input_fn, steps=steps, name=name)
+        return self.evaluate_state(
+            restored.state, restored.step, input_fn, steps=steps, name=name, best_by=best_by
+        )
 
     def evaluate_state(
         self,
@@ -189,38 +194,31 @@ class TPUEstimator:
         *,
         steps: int | None = None,
         name: str = "eval",
+        best_by: BestBy | None = None,
     ) -> dict[str, float]:
         """Evaluates a state on the devices after `step` steps, in the same way as `evaluate`."""
         _check_steps(f"evaluate {name}", steps=steps)
-        began_secs, num_batches = time.monotonic(), 0
-        sums: dict[str, float] = collections.defaultdict(float)
-        weights: dict[str, float] = collections.defaultdict(float)
+        began_secs = time.monotonic()
         with self._input(input_fn) as source:
-            for result in self._results(ModeKeys.EVAL, state, source, steps):
-                for totals, values in ((sums, result.sums), (weights, result.weights)):
-                    for metric, value in values.FlattenItems():
-                        totals[metric] += float(value)
-                num_batches += 1
-        if not num_batches:
+            results = [
+                result.Transform(float)
+                for result in self._results(ModeKeys.EVAL, state, source, steps)
+            ]
+        if not results:
             raise ValueError(f"evaluate {name}: the input holds no batches.")
-        for metric, weight in weights.items():
+        metrics: dict[str, float] = {}
+        for metric in results[0].weights:
+            weight = sum(result.weights[metric] for result in results)
             if weight == 0.0:
                 raise ValueError(f"evaluate {name}: {metric} has weight 0 over all batches.")
-        metrics: dict[str, float] = {metric: sums[metric] / weights[metric] for metric in sums}
+            metrics[metric] = sum(result.sums[metric] for result in results) / weight
         secs = time.monotonic() - began_secs
-        metrics |= {"step": step, "num_batches": num_batches, "secs": secs}
+        metrics |= {"step": step, "num_batches": len(results), "secs": secs}
         if processes.is_first():
             summaries.write_evaluation(self.model_dir, name, metrics)
+            if best_by is not None:
+                retention.note_best(checkpoints.folder(self.model_dir), best_by, step, metrics)
         return metrics
-
-    def note_best(self, by: BestBy, step: int, metrics: Mapping[str, float]) -> None:
-        """Marks the checkpoint of `step` as the best, to be kept, if its metrics are the best.
-
-        Raises:
-          ValueError: the metrics lack the one that `by` names.
-        """
-        if processes.is_first():
-            retention.note_best(checkpoints.folder(self.model_dir), by, step, metrics)
 
     def export_weights(self, path: str | pathlib.Path, prefix: str = "theta.") -> str:
         """Writes the newest checkpoint's arrays under `prefix` into one .safetensors file.
@@ -233,7 +231,7 @@ class TPUEstimator:
         Raises:
           ValueError: there is no checkpoint, or nothing under `prefix`.
         """
-        with self._open_existing() as saved:
+        with self._saved() as saved:
             newest = saved.newest(lambda step: (step, saved.arrays(step)))
         step, arrays = self._present(newest)
         weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
@@ -242,6 +240,16 @@ class TPUEstimator:
         if processes.is_first():
             weights_file.write(path, weights, step)
         return weights_file.summary(weights)
+
+    def check_folder(self) -> None:
+        """Checks that model_dir holds this model, or none yet; ValueError otherwise."""
+        model_dir.check(self.model_dir, self.params.ToText(), self._model_prefixes)
+
+    def claimed(self) -> contextlib.AbstractContextManager[None]:
+        """Locks model_dir to train in it, which process 0 does for all; see model_dir.claimed."""
+        if not processes.is_first():
+            return contextlib.nullcontext()
+        return model_dir.claimed(self.model_dir, self.params.ToText(), self._model_prefixes)
 
     def checkpoint_steps(self) -> list[int]:
         """Returns the steps of whole checkpoints, oldest first; empty before the first one."""
@@ -290,12 +298,6 @@ class TPUEstimator:
         finally:
             getattr(source, "close", lambda: None)()
 
-    def _claimed(self, text: str) -> contextlib.AbstractContextManager[None]:
-        """Locks the folder, which process 0 does for all."""
-        if not processes.is_first():
-            return contextlib.nullcontext()
-        return model_dir.claimed(self.model_dir, text, self._model_prefixes)
-
     def _own_hooks(self, stop: int | None, began_secs: float) -> list[TrainHook]:
         nonfinite = NonFiniteHook(self.params.train.on_nonfinite)
         if not processes.is_first():
@@ -317,19 +319,15 @@ class TPUEstimator:
         return state
 
     def _restore(self, step: int | None) -> Restored:
-        with self._open_existing() as saved:
+        with self._saved() as saved:
             if step is not None:
                 return saved.restore(step, self.state_spec, self._shardings())
             return self._present(saved.restore_newest(self.state_spec, self._shardings()))
 
-    def _open(self, contents: Contents | None = None) -> Checkpoints:
-        """Opens the checkpoints: to save if `contents` describes what, otherwise only to read."""
-        return Checkpoints(self.model_dir, contents, config.retention(self.params.train))
-
-    def _open_existing(self) -> Checkpoints:
-        """Opens this model's checkpoints to read; ValueError if there are none."""
-        model_dir.check(self.model_dir, self.params.ToText(), self._model_prefixes)
-        return self._present(self._open() if checkpoints.exist(self.model_dir) else None)
+    def _saved(self) -> Checkpoints:
+        """Opens this model's checkpoints to read them."""
+        self.check_folder()
+        return Checkpoints(self.model_dir)
 
     def _present(self, found: _Found | None) -> _Found:
         if found is None:

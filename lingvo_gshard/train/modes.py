@@ -9,12 +9,12 @@ from lingvo_gshard.core import table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import expert_load, model_dir, train_and_evaluate
+from lingvo_gshard.train import expert_load, train_and_evaluate
 from lingvo_gshard.train.estimator import InputFn
 from lingvo_gshard.train.retention import BestBy
-from lingvo_gshard.train.run import MODEL_PREFIXES, Run, record
+from lingvo_gshard.train.run import Run, record
 from lingvo_gshard.train.stopping import EXIT_STATUS, StopOnSignal
-from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec
+from lingvo_gshard.train.train_and_evaluate import EvalSpec
 
 
 def train(run: Run) -> None:
@@ -33,8 +33,10 @@ def train_and_eval(run: Run) -> None:
     with StopOnSignal() as stop:
         metrics = train_and_evaluate.train_and_evaluate(
             run.estimator,
-            TrainSpec(_input_fn(run, "input"), run.params.train.max_steps, hooks=[stop]),
+            _input_fn(run, "input"),
             _dev(run),
+            max_steps=run.params.train.max_steps,
+            hooks=[stop],
         )
     if metrics is not None:
         _print_metrics(metrics)
@@ -113,7 +115,7 @@ def _announce(run: Run) -> None:
     if not processes.is_first():
         return
     # Before anything in a folder of another model, or of another process, is written over.
-    with model_dir.claimed(run.logdir, run.params.ToText(), MODEL_PREFIXES):
+    with run.estimator.claimed():
         record(run.launch, run.logdir)
     done = max(run.estimator.checkpoint_steps(), default=0)
     wanted = run.params.train.max_steps

@@ -24,7 +24,7 @@ from lingvo_gshard.train.warm_start import Rule, WarmStart, old_ids
 
 _EXPERIMENT = "experiment.json"
 # The settings in which a folder's checkpoints and the model that reads them must agree.
-MODEL_PREFIXES = ("task", "optimizer.cls")
+_MODEL_PREFIXES = ("task", "optimizer.cls")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,7 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
         partitioning=partitioning,
         state_spec=model.state_spec,
         init_fn=model.init_state,
-        model_prefixes=MODEL_PREFIXES,
+        model_prefixes=_MODEL_PREFIXES,
         # A run that has checkpoints continues from those.
         warm_start=None if checkpoints.exist(logdir) else _warm_start(params),
     )

@@ -18,15 +18,6 @@ from lingvo_gshard.train.retention import BestBy
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainSpec:
-    """The arguments of TPUEstimator.train."""
-
-    input_fn: InputFn
-    max_steps: int
-    hooks: Sequence[TrainHook] = ()
-
-
-@dataclasses.dataclass(frozen=True)
 class EvalSpec:
     """The arguments of TPUEstimator.evaluate.
 
@@ -44,22 +35,33 @@ class EvalSpec:
 
 
 def train_and_evaluate(
-    estimator: TPUEstimator, train_spec: TrainSpec, eval_spec: EvalSpec
+    estimator: TPUEstimator,
+    input_fn: InputFn,
+    evaluation: EvalSpec,
+    *,
+    max_steps: int,
+    hooks: Sequence[TrainHook] = (),
 ) -> dict[str, float] | None:
     """Trains to max_steps and evaluates every checkpoint on the way.
+
+    Args:
+      estimator: the estimator.
+      input_fn: the input of training; as `max_steps` and `hooks`, see TPUEstimator.train.
+      evaluation: what to evaluate on.
+      max_steps: the step to train to.
+      hooks: called before each evaluation.
 
     Returns:
       The last checkpoint's metrics, as TPUEstimator.evaluate; None if a hook stopped training.
     """
-    evaluation = _EvaluationHook(estimator, eval_spec)
-    hooks = [*train_spec.hooks, evaluation]
-    estimator.train(train_spec.input_fn, max_steps=train_spec.max_steps, hooks=hooks)
-    if evaluation.stopped:
+    evaluator = _EvaluationHook(estimator, evaluation)
+    estimator.train(input_fn, max_steps=max_steps, hooks=[*hooks, evaluator])
+    if evaluator.stopped:
         return None
-    if evaluation.last is not None:
-        return evaluation.last
+    if evaluator.last is not None:
+        return evaluator.last
     # max_steps was reached before this run began.
-    return estimator.evaluate(eval_spec.input_fn, steps=eval_spec.steps, name=eval_spec.name)
+    return estimator.evaluate(evaluation.input_fn, steps=evaluation.steps, name=evaluation.name)
 
 
 def evaluate_continuously(
@@ -107,9 +109,7 @@ def _evaluate_if_whole(
     estimator: TPUEstimator, spec: EvalSpec, step: int
 ) -> dict[str, float] | None:
     try:
-        metrics = estimator.evaluate(
-            spec.input_fn, steps=spec.steps, checkpoint_step=step, name=spec.name
-        )
+        return estimator.evaluate(checkpoint_step=step, **vars(spec))
     except Exception as error:
         if step not in estimator.checkpoint_steps():  # It was deleted in the meantime.
             return None
@@ -117,9 +117,6 @@ def _evaluate_if_whole(
             raise
         logging.warning("%s It is not evaluated.", error)
         return None
-    if spec.best_by is not None:
-        estimator.note_best(spec.best_by, step, metrics)
-    return metrics
 
 
 class _EvaluationHook(TrainHook):
@@ -131,12 +128,7 @@ class _EvaluationHook(TrainHook):
         self.stopped = False
 
     def after_save(self, step: int, state: NestedMap) -> None:
-        spec = self._spec
-        self.last = self._estimator.evaluate_state(
-            state, step, spec.input_fn, steps=spec.steps, name=spec.name
-        )
-        if spec.best_by is not None:
-            self._estimator.note_best(spec.best_by, step, self.last)
+        self.last = self._estimator.evaluate_state(state, step, **vars(self._spec))
 
     def on_stop(self, step: int) -> None:
         self.stopped = True

@@ -11,7 +11,6 @@ from lingvo_gshard.train.hooks import TrainHook
 from lingvo_gshard.train.retention import BestBy
 from lingvo_gshard.train.train_and_evaluate import (
     EvalSpec,
-    TrainSpec,
     evaluate_continuously,
     train_and_evaluate,
 )
@@ -36,8 +35,7 @@ def _train(folder, max_steps, hooks=()):
 
 def test_the_best_checkpoint_is_kept(tmp_path):
     estimator = _estimator(tmp_path, keep_checkpoint_max=1)
-    train = TrainSpec(lambda p: regression.Batches(), max_steps=12)
-    last = train_and_evaluate(estimator, train, _DEV)
+    last = train_and_evaluate(estimator, lambda p: regression.Batches(), _DEV, max_steps=12)
     errors = _evaluated(tmp_path)
     assert sorted(errors) == [2, 4, 6, 8, 10, 12] and last["error"] == errors[12]
     best = min(errors, key=errors.get)
