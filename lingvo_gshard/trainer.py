@@ -12,8 +12,6 @@ To train with several processes, give each the same command with --coordinator=H
 dies, the others name it and exit with status 69; started again, all of them continue.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 from absl import flags

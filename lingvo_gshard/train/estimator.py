@@ -4,8 +4,6 @@ Unlike TensorFlow's, it holds no variables. The state, a tree of arrays split ov
 is an argument and a result of every training call.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools
@@ -13,7 +11,7 @@ import logging
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -114,7 +112,7 @@ class TPUEstimator:
         steps: int | None = None,
         max_steps: int | None = None,
         hooks: Sequence[TrainHook] = (),
-    ) -> TPUEstimator:
+    ) -> Self:
         """Trains from the last checkpoint, or from new weights, and saves at the end.
 
         Args:

@@ -1,7 +1,5 @@
 """Pictures of how a run routed its tokens: the load of every expert, every statistic by layer."""
 
-from __future__ import annotations
-
 import pathlib
 import string
 from collections.abc import Sequence

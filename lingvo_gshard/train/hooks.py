@@ -1,7 +1,5 @@
 """Hooks of the training loop: the interface, the progress bar, and hooks in the background."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The training loop: calls of K steps, hooks after each, and checkpoints in between."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """The trainer's modes that train, evaluate and export a run, and what they print."""
 
-from __future__ import annotations
-
 import pathlib
 import sys
 

@@ -5,8 +5,6 @@ logdir/vocab/*.model     the vocabularies it was trained with
 logdir/params.txt, checkpoints, summaries: written by the estimator
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib

@@ -4,8 +4,6 @@ Each is an AnnotatedFn; Programs exports and compiles them when they are first n
 K steps of one call, B batch, L length.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Evaluation at every checkpoint, during training or in a process of its own."""
 
-from __future__ import annotations
-
 import dataclasses
 import logging
 import math

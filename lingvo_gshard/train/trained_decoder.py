@@ -1,7 +1,5 @@
 """A decoder made from a run's latest checkpoint, for this process or as a bundle for others."""
 
-from __future__ import annotations
-
 import pathlib
 
 from lingvo_gshard.core.nested_map import NestedMap
