@@ -50,8 +50,7 @@ def main(argv: list[str]) -> None:
     """
     del argv
     if _EXPORT.value:
-        decoders = cli.load("lingvo_gshard.train.trained_decoder")
-        decoders.export(_trained_run(), _EXPORT.value)
+        _trained_run().export_bundle(_EXPORT.value)
         print(
             f"Wrote {_EXPORT.value}: cd {_EXPORT.value} && python -m lingvo_gshard.translate "
             "--bundle=. < in.txt > out.txt"
@@ -91,8 +90,7 @@ def _translator() -> tuple[Translator, DecoderSpec]:
         decoder, source, target = cli.load("lingvo_gshard.decode.bundle").load(_BUNDLE.value)
         _check_bundle(decoder.spec.num_best)
     else:
-        decoders = cli.load("lingvo_gshard.train.trained_decoder")
-        decoder, source, target = decoders.make(_trained_run())
+        decoder, source, target = _trained_run().decoder()
     _check_language(_SOURCE_LANG.value, decoder.spec.languages)
     translator = cli.load("lingvo_gshard.decode.translator")
     return translator.Translator(decoder, source, target), decoder.spec

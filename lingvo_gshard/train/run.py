@@ -12,11 +12,17 @@ import pathlib
 from lingvo_gshard import registry
 from lingvo_gshard.core import atomic_file
 from lingvo_gshard.core.hyperparams import Params, parse_setting
-from lingvo_gshard.input import manifest
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decode import bundle
+from lingvo_gshard.decode.decoder import Decoder, DecoderSpec
+from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.train import checkpoints
+from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd.program import Program
+from lingvo_gshard.train import checkpoints, steps
 from lingvo_gshard.train.estimator import TPUEstimator
 from lingvo_gshard.train.warm_start import Rule, WarmStart, old_ids
 
@@ -67,6 +73,42 @@ class Run:
     def logdir(self) -> str:
         """The run's folder."""
         return self.estimator.model_dir
+
+    def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
+        """Returns a decoder of the latest checkpoint, and the source and target tokenizers.
+
+        Raises:
+          ValueError: the run has no checkpoint.
+        """
+        theta = self.estimator.restore().theta
+        source, target = (Tokenizer(path) for path in vocabulary_files(self.logdir))
+        return Decoder(self._decoder_spec(), theta, self._predict_program), source, target
+
+    def export_bundle(self, folder: str | pathlib.Path) -> None:
+        """Writes a bundle of the latest checkpoint; ValueError as `decoder`."""
+        theta, vocabularies = self.estimator.restore().theta, vocabulary_files(self.logdir)
+        bundle.save(folder, self._decoder_spec(), self._predict_program, theta, vocabularies)
+
+    def _decoder_spec(self) -> DecoderSpec:
+        p = self.params.decode
+        return DecoderSpec(
+            model=self.launch.model,
+            languages=self.launch.facts.languages,
+            batch_size=p.batch_size,
+            source_lengths=sentences.lengths(p.max_source_len),
+            num_best=p.num_best,
+            num_partitions=self.estimator.partitioning.num_partitions,
+        )
+
+    def _predict_program(self, source_len: int) -> Program:
+        """Exports the program that decodes sources of one length; its state is theta alone."""
+        model = TranslationModel(self.params, self.estimator.partitioning)
+        rows = TensorSpec((self.params.decode.batch_size, source_len), "int32", "BL")
+        names = ("source_ids", "source_segment_ids", "source_positions")
+        batch = NestedMap(features=NestedMap({name: rows for name in names}))
+        state = NestedMap(theta=model.state_spec.theta)
+        annotated = steps.predictor(model.model_fn, self.params, state, batch)
+        return lowering.export(annotated, model.partitioning)
 
 
 def open_run(launch: Launch, logdir: str, num_partitions: int, **decode: object) -> Run:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import math
 import time
 from collections.abc import Sequence
 
@@ -63,12 +62,7 @@ def train_and_evaluate(
 
 
 def evaluate_continuously(
-    estimator: TPUEstimator,
-    spec: EvalSpec,
-    *,
-    until_step: int,
-    poll_secs: float = 5.0,
-    idle_timeout_secs: float | None = None,
+    estimator: TPUEstimator, spec: EvalSpec, *, until_step: int, poll_secs: float = 5.0
 ) -> dict[str, float] | None:
     """Evaluates the newest checkpoint again and again while another process trains.
 
@@ -80,24 +74,17 @@ def evaluate_continuously(
       spec: what to evaluate on.
       until_step: the last checkpoint to wait for.
       poll_secs: how often to look for a new one.
-      idle_timeout_secs: how long to wait for a new one; None for ever.
 
     Returns:
       The last evaluation's metrics; None if there was none.
     """
     seen = set(summaries.evaluated_steps(estimator.model_dir, spec.name))
-    metrics, last_new_secs = None, time.monotonic()
-    limit_secs = math.inf if idle_timeout_secs is None else idle_timeout_secs
+    metrics = None
     while max(seen, default=-1) < until_step:
         newest = processes.of_first(max(estimator.checkpoint_steps(), default=-1))
-        idle_secs = time.monotonic() - last_new_secs
         if newest >= 0 and newest not in seen:
             metrics = _evaluate_if_whole(estimator, spec, newest) or metrics
             seen.add(newest)
-            last_new_secs = time.monotonic()
-        elif processes.largest([idle_secs >= limit_secs])[0]:
-            logging.warning("evaluate: ends, no new checkpoint for %g s", limit_secs)
-            break
         else:
             time.sleep(poll_secs)
     return metrics

@@ -78,17 +78,12 @@ def test_an_evaluator_follows_a_run_to_its_end(tmp_path):
     assert sorted(_evaluated(tmp_path)) == [2, 4, 6]
 
 
-def test_an_evaluator_passes_over_a_damaged_checkpoint_and_ends_when_nothing_comes(
-    tmp_path, caplog
-):
+def test_an_evaluator_passes_over_a_damaged_checkpoint(tmp_path, caplog):
     _train(tmp_path, 4)
     (tmp_path / "checkpoints/4/about/metadata").write_text("{}")
-    result = evaluate_continuously(
-        _estimator(tmp_path), _DEV, until_step=6, poll_secs=0.05, idle_timeout_secs=0.3
-    )
-    assert result is None and not (tmp_path / "eval_metrics.jsonl").exists()
+    assert evaluate_continuously(_estimator(tmp_path), _DEV, until_step=4) is None
+    assert not (tmp_path / "eval_metrics.jsonl").exists()
     assert "checkpoints/4: the checkpoint is damaged: about/metadata was changed" in caplog.text
-    assert "no new checkpoint for 0.3 s" in caplog.text
 
 
 def test_an_evaluators_own_mistake_is_raised(tmp_path):
