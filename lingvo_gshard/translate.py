@@ -115,13 +115,6 @@ def _server() -> Any:
         ) from error
 
 
-def _check_flags() -> None:
-    if (_LOGDIR.value is None) == (_BUNDLE.value is None):
-        raise ValueError("give either --logdir or --bundle; see --help.")
-    if _EXPORT.value and not _LOGDIR.value:
-        raise ValueError("--export needs --logdir.")
-
-
 def _check_bundle(num_best: int) -> None:
     if _BEAM_SIZE.value is not None or _NBEST.value > num_best:
         raise ValueError(
@@ -146,9 +139,13 @@ def _line(translations: Iterable[Translation], scores: bool) -> str:
 
 
 def _num_devices() -> int:
-    _check_flags()
-    if not _BUNDLE.value:
+    """Returns how many devices the translator needs, after checking the flags."""
+    if (_LOGDIR.value is None) == (_BUNDLE.value is None):
+        raise ValueError("give either --logdir or --bundle; see --help.")
+    if _BUNDLE.value is None:
         return _NUM_PARTITIONS.value
+    if _EXPORT.value:
+        raise ValueError("--export needs --logdir.")
     return cli.load("lingvo_gshard.decode.bundle").load_spec(_BUNDLE.value).num_partitions
 
 

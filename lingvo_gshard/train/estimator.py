@@ -60,7 +60,7 @@ class TPUEstimator:
         init_fn: InitFn,
         model_prefixes: tuple[str, ...] = (),
         warm_start: WarmStart | None = None,
-        log_step_count_steps: int | None = None,
+        log_step_count_steps: int = 1,
         show_progress: bool = True,
     ) -> None:
         """Keeps its arguments; nothing is compiled yet.
@@ -77,7 +77,7 @@ class TPUEstimator:
             trained with other values there is refused. By default, all but `train`.
           warm_start: initial weights for a folder without checkpoints; None: those of init_fn.
           log_step_count_steps: write a TensorBoard summary after the call that reaches a multiple
-            of it; None: after every call.
+            of it; by default after every call.
           show_progress: whether train draws a progress bar.
 
         Raises:
@@ -96,8 +96,7 @@ class TPUEstimator:
         self.model_dir, self.params, self.partitioning = model_dir, params, partitioning
         self.state_spec, self._init_fn = state_spec, init_fn
         self._model_prefixes, self._warm_start = model_prefixes, warm_start
-        self._log_steps = log_step_count_steps or params.train.iterations_per_loop
-        self._show_progress = show_progress
+        self._log_steps, self._show_progress = log_step_count_steps, show_progress
         self._programs = Programs(model_fn, params, partitioning, state_spec)
 
     @property

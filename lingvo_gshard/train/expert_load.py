@@ -35,7 +35,7 @@ def by_layer(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if path.startswith(_ROUTING):
             field, layer = path.removeprefix(_ROUTING).split(".", 1)
             layers.setdefault(layer, {})[field] = value
-    return dict(sorted(layers.items(), key=lambda item: _natural(item[0])))
+    return {layer: layers[layer] for layer in sorted(layers, key=_natural)}
 
 
 def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
