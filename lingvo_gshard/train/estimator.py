@@ -5,6 +5,7 @@ is an argument and a result of every training call.
 """
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
@@ -40,6 +41,23 @@ from lingvo_gshard.train.warm_start import WarmStart
 
 InputFn = Callable[[Any], Input]
 _Found = TypeVar("_Found")
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalSpec:
+    """What to evaluate on.
+
+    Attributes:
+      input_fn: given params, returns an Input that ends.
+      steps: the largest number of batches; None for all.
+      name: names the result in model_dir: eval_NAME/ and eval_metrics.jsonl.
+      best_by: the metric by which the best checkpoint is kept; None disables it.
+    """
+
+    input_fn: InputFn
+    steps: int | None = None
+    name: str = "eval"
+    best_by: BestBy | None = None
 
 
 class TPUEstimator:
@@ -159,47 +177,34 @@ class TPUEstimator:
         steps: int | None = None,
         checkpoint_step: int | None = None,
         name: str = "eval",
-        best_by: BestBy | None = None,
     ) -> dict[str, float]:
-        """Returns the metrics of a checkpoint over an input's batches.
+        """Returns the metrics of a checkpoint, by default the latest one, as `evaluate_state` does.
 
-        Args:
-          input_fn: given params, returns an Input that ends.
-          steps: the largest number of batches; None for all.
-          checkpoint_step: which checkpoint; the latest by default.
-          name: names the result in model_dir: eval_NAME/ and eval_metrics.jsonl.
-          best_by: the checkpoint is marked as the best, to be kept, if it is by this metric.
+        `input_fn`, `steps` and `name` are those of EvalSpec.
+
+        Raises:
+          ValueError: no such checkpoint; or as evaluate_state.
+        """
+        restored = self._restore(checkpoint_step)
+        return self.evaluate_state(restored.state, restored.step, EvalSpec(input_fn, steps, name))
+
+    def evaluate_state(self, state: NestedMap, step: int, spec: EvalSpec) -> dict[str, float]:
+        """Evaluates a state that is on the devices, after `step` steps.
 
         Returns:
           Each metric's sum over all batches divided by its weight over all batches; also
           `step`, `num_batches` and `secs`.
 
         Raises:
-          ValueError: no such checkpoint, no batches, steps below 1, a metric of weight 0, or no
-            metric that `best_by` names.
+          ValueError: no batches, steps below 1, a metric of weight 0, or no metric `best_by`.
         """
-        restored = self._restore(checkpoint_step)
-        return self.evaluate_state(
-            restored.state, restored.step, input_fn, steps=steps, name=name, best_by=best_by
-        )
-
-    def evaluate_state(
-        self,
-        state: NestedMap,
-        step: int,
-        input_fn: InputFn,
-        *,
-        steps: int | None = None,
-        name: str = "eval",
-        best_by: BestBy | None = None,
-    ) -> dict[str, float]:
-        """Evaluates a state on the devices after `step` steps, in the same way as `evaluate`."""
-        _check_steps(f"evaluate {name}", steps=steps)
+        name = spec.name
+        _check_steps(f"evaluate {name}", steps=spec.steps)
         began_secs = time.monotonic()
-        with self._input(input_fn) as source:
+        with self._input(spec.input_fn) as source:
             results = [
                 result.Transform(float)
-                for result in self._results(ModeKeys.EVAL, state, source, steps)
+                for result in self._results(ModeKeys.EVAL, state, source, spec.steps)
             ]
         if not results:
             raise ValueError(f"evaluate {name}: the input holds no batches.")
@@ -213,8 +218,9 @@ class TPUEstimator:
         metrics |= {"step": step, "num_batches": len(results), "secs": secs}
         if processes.is_first():
             summaries.write_evaluation(self.model_dir, name, metrics)
-            if best_by is not None:
-                retention.note_best(checkpoints.folder(self.model_dir), best_by, step, metrics)
+            if spec.best_by is not None:
+                folder = checkpoints.folder(self.model_dir)
+                retention.note_best(folder, spec.best_by, step, metrics)
         return metrics
 
     def export_weights(self, path: str | pathlib.Path, prefix: str = "theta.") -> str:
@@ -252,9 +258,13 @@ class TPUEstimator:
         """Returns the steps of whole checkpoints, oldest first; empty before the first one."""
         return checkpoints.whole_steps(self.model_dir)
 
-    def restore(self) -> NestedMap:
-        """Returns the state of the latest checkpoint, on the devices; ValueError without one."""
-        return self._restore(None).state
+    def restore(self, checkpoint_step: int | None = None) -> NestedMap:
+        """Returns a checkpoint's state, by default the latest one's, on the devices.
+
+        Raises:
+          ValueError: no such checkpoint.
+        """
+        return self._restore(checkpoint_step).state
 
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
@@ -267,7 +277,7 @@ class TPUEstimator:
         Raises:
           ValueError: no such checkpoint.
         """
-        return self._predictions(self._restore(checkpoint_step).state, input_fn)
+        return self._predictions(self.restore(checkpoint_step), input_fn)
 
     def _predictions(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
         with self._input(input_fn) as source:

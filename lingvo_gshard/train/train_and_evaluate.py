@@ -1,6 +1,5 @@
 """Evaluation at every checkpoint, during training or in a process of its own."""
 
-import dataclasses
 import logging
 import time
 from collections.abc import Sequence
@@ -9,26 +8,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import summaries
 from lingvo_gshard.train.digests import DamagedCheckpointError
-from lingvo_gshard.train.estimator import InputFn, TPUEstimator
+from lingvo_gshard.train.estimator import EvalSpec, InputFn, TPUEstimator
 from lingvo_gshard.train.hooks import TrainHook
-from lingvo_gshard.train.retention import BestBy
-
-
-@dataclasses.dataclass(frozen=True)
-class EvalSpec:
-    """The arguments of TPUEstimator.evaluate.
-
-    Attributes:
-      input_fn: given params, returns an Input that ends.
-      steps: the largest number of batches; None for all.
-      name: names the results.
-      best_by: the metric by which the best checkpoint is kept; None disables it.
-    """
-
-    input_fn: InputFn
-    steps: int | None = None
-    name: str = "eval"
-    best_by: BestBy | None = None
 
 
 def train_and_evaluate(
@@ -94,7 +75,7 @@ def _evaluate_if_whole(
     estimator: TPUEstimator, spec: EvalSpec, step: int
 ) -> dict[str, float] | None:
     try:
-        return estimator.evaluate(checkpoint_step=step, **vars(spec))
+        return estimator.evaluate_state(estimator.restore(step), step, spec)
     except Exception as error:
         if step not in estimator.checkpoint_steps():  # It was deleted in the meantime.
             return None
@@ -113,7 +94,7 @@ class _EvaluationHook(TrainHook):
         self.stopped = False
 
     def after_save(self, step: int, state: NestedMap) -> None:
-        self.last = self._estimator.evaluate_state(state, step, **vars(self._spec))
+        self.last = self._estimator.evaluate_state(state, step, self._spec)
 
     def on_stop(self, step: int) -> None:
         self.stopped = True
