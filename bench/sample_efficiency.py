@@ -152,8 +152,9 @@ def _params(model: _Model, seed: int):
         f"input.seed={seed}",
         "optimizer.schedule.cool_down_steps=0",  # The losses on the way count.
     )
-    launch = run.Launch(model.experiment, overrides, _DATA_DIR.value)
-    return run.experiment_params(launch, run.data_facts(_DATA_DIR.value))
+    facts = run.data_facts(_DATA_DIR.value)
+    launch = run.Launch(model.experiment, overrides, _DATA_DIR.value, facts)
+    return run.experiment_params(launch)
 
 
 def _trained(model: _Model, seed: int) -> pathlib.Path:

@@ -4,8 +4,6 @@ TensorFlow and JAX read the environment while they are imported. So a binary def
 calls `run`, and names in `load` the modules that do its work.
 """
 
-from __future__ import annotations
-
 import importlib
 import os
 import re

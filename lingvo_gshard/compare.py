@@ -6,8 +6,6 @@
 Each run is a logdir that `trainer --mode=decode` wrote scores into; a baseline has one language.
 """
 
-from __future__ import annotations
-
 import pathlib
 from collections.abc import Iterable
 from typing import Any

@@ -5,8 +5,6 @@ params/toy.py. The package is found by name and imported on the first look-up, s
 depends on no experiment.
 """
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import pkgutil

@@ -12,8 +12,6 @@ To train with several processes, give each the same command with --coordinator=H
 dies, the others name it and exit with status 69; started again, all of them continue.
 """
 
-from __future__ import annotations
-
 import contextlib
 
 from absl import flags
@@ -48,10 +46,9 @@ def main(argv: list[str]) -> None:
         )
     runs, modes = cli.load("lingvo_gshard.train.run"), cli.load("lingvo_gshard.train.modes")
     with _joined():
-        launch, facts = runs.launch_of(
-            _MODEL.value, tuple(_SET.value), _DATA_DIR.value, _LOGDIR.value
-        )
-        run = runs.open_run(launch, facts, _LOGDIR.value, _NUM_PARTITIONS.value)
+        asked = _MODEL.value, tuple(_SET.value), _DATA_DIR.value
+        launch = runs.launch_of(*asked, _LOGDIR.value)
+        run = runs.open_run(launch, _LOGDIR.value, _NUM_PARTITIONS.value)
         match _MODE.value:
             case "train":
                 modes.train(run)

@@ -50,8 +50,7 @@ def main(argv: list[str]) -> None:
     """
     del argv
     if _EXPORT.value:
-        decoders = cli.load("lingvo_gshard.train.trained_decoder")
-        decoders.export(_trained_run(), _EXPORT.value)
+        _trained_run().export_bundle(_EXPORT.value)
         print(
             f"Wrote {_EXPORT.value}: cd {_EXPORT.value} && python -m lingvo_gshard.translate "
             "--bundle=. < in.txt > out.txt"
@@ -91,8 +90,7 @@ def _translator() -> tuple[Translator, DecoderSpec]:
         decoder, source, target = cli.load("lingvo_gshard.decode.bundle").load(_BUNDLE.value)
         _check_bundle(decoder.spec.num_best)
     else:
-        decoders = cli.load("lingvo_gshard.train.trained_decoder")
-        decoder, source, target = decoders.make(_trained_run())
+        decoder, source, target = _trained_run().decoder()
     _check_language(_SOURCE_LANG.value, decoder.spec.languages)
     translator = cli.load("lingvo_gshard.decode.translator")
     return translator.Translator(decoder, source, target), decoder.spec
@@ -103,7 +101,8 @@ def _trained_run() -> Any:
     if _BEAM_SIZE.value is not None:
         decode["beam_size"] = _BEAM_SIZE.value
     runs = cli.load("lingvo_gshard.train.run")
-    return runs.open_trained(_LOGDIR.value, _NUM_PARTITIONS.value, **decode)
+    launch = runs.recorded(_LOGDIR.value)
+    return runs.open_run(launch, _LOGDIR.value, _NUM_PARTITIONS.value, **decode)
 
 
 def _server() -> Any:
@@ -114,13 +113,6 @@ def _server() -> Any:
             f"--serve needs {error.name}: pip install 'lingvo_gshard[serve]', or -r "
             "requirements-serve.txt."
         ) from error
-
-
-def _check_flags() -> None:
-    if (_LOGDIR.value is None) == (_BUNDLE.value is None):
-        raise ValueError("give either --logdir or --bundle; see --help.")
-    if _EXPORT.value and not _LOGDIR.value:
-        raise ValueError("--export needs --logdir.")
 
 
 def _check_bundle(num_best: int) -> None:
@@ -147,9 +139,13 @@ def _line(translations: Iterable[Translation], scores: bool) -> str:
 
 
 def _num_devices() -> int:
-    _check_flags()
-    if not _BUNDLE.value:
+    """Returns how many devices the translator needs, after checking the flags."""
+    if (_LOGDIR.value is None) == (_BUNDLE.value is None):
+        raise ValueError("give either --logdir or --bundle; see --help.")
+    if _BUNDLE.value is None:
         return _NUM_PARTITIONS.value
+    if _EXPORT.value:
+        raise ValueError("--export needs --logdir.")
     return cli.load("lingvo_gshard.decode.bundle").load_spec(_BUNDLE.value).num_partitions
 
 

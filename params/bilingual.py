@@ -7,8 +7,6 @@ weights with 64000 pieces, batches of 260 thousand tokens. The baselines of Ariv
 Transformer-Base, for languages with little text, is from Vaswani et al. 2017 (arXiv:1706.03762).
 """
 
-from __future__ import annotations
-
 from lingvo_gshard import registry
 from params.experiment import TranslationExperiment
 

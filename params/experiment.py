@@ -3,8 +3,6 @@
 The tree is: task (layers and loss), optimizer, input, eval_input, train, decode, sharding.
 """
 
-from __future__ import annotations
-
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.layers.dispatch import Dispatch

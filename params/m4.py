@@ -5,8 +5,6 @@ This compiles one of them for its TPU topology without a TPU:
     python -m lingvo_gshard.plan --model=m4.MoE2048E36L --topology=v3:32x32 --out=PLAN
 """
 
-from __future__ import annotations
-
 from lingvo_gshard import registry
 from lingvo_gshard.layers.repeat import Layers, Remat
 from params.experiment import TranslationExperiment

@@ -1,7 +1,5 @@
 """Models for real text on a CPU. Weights are counted with vocabularies of 8000 and 5000."""
 
-from __future__ import annotations
-
 from lingvo_gshard import registry
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers

@@ -1,7 +1,5 @@
 """Models that train on a CPU in minutes. Weights are counted with vocabularies of 4000 and 2000."""
 
-from __future__ import annotations
-
 from lingvo_gshard import registry
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers

@@ -36,7 +36,7 @@ def data_dir(tmp_path_factory):
 
 
 def _run(launch, logdir, num_partitions):
-    return run.open_run(launch, run.data_facts(launch.data_dir), str(logdir), num_partitions)
+    return run.open_run(launch, str(logdir), num_partitions)
 
 
 def test_the_demo_model_learns_to_translate(data_dir, tmp_path):
@@ -47,7 +47,7 @@ def test_the_demo_model_learns_to_translate(data_dir, tmp_path):
         "optimizer.schedule.cool_down_steps=250",
         "decode.max_sentences=20",
     )
-    demo = _run(Launch("toy.MoE8E4L", overrides, data_dir), tmp_path, 4)
+    demo = _run(run.launch_of("toy.MoE8E4L", overrides, data_dir, str(tmp_path)), tmp_path, 4)
     modes.train_and_eval(demo)
     evaluation = json.loads((tmp_path / "eval_metrics.jsonl").read_text().splitlines()[-1])
     assert evaluation["step"] == 500
@@ -62,7 +62,8 @@ def test_the_demo_model_learns_to_translate(data_dir, tmp_path):
 
 def _launch_to_train(data_dir):
     overrides = ("train.iterations_per_loop=5", "train.save_checkpoints_steps=10")
-    return Launch("toy.MoE8E4L", (*overrides, f"train.max_steps={_STEPS}"), data_dir)
+    overrides += (f"train.max_steps={_STEPS}",)
+    return Launch("toy.MoE8E4L", overrides, data_dir, run.data_facts(data_dir))
 
 
 def _train_process(launch, logdir):

@@ -65,8 +65,8 @@ def data_dir(tmp_path_factory):
 
 
 def _run(data_dir, logdir, *overrides, num_partitions=2):
-    launch = Launch("toy.MoE8E4L", (*_SMALL, *overrides), data_dir)
-    return runs.open_run(launch, runs.data_facts(data_dir), str(logdir), num_partitions)
+    launch = runs.launch_of("toy.MoE8E4L", (*_SMALL, *overrides), data_dir, str(logdir))
+    return runs.open_run(launch, str(logdir), num_partitions)
 
 
 @pytest.fixture(scope="module")
@@ -94,8 +94,8 @@ def test_training_leaves_metrics_and_a_picture(run_dir):
     lines = (run_dir / "train_metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [2, 4]
     assert (run_dir / "expert_load.png").read_bytes().startswith(b"\x89PNG")
-    launch, facts = runs.recorded(str(run_dir))
-    assert launch.model == "toy.MoE8E4L" and facts.languages == ("aa", "br")
+    launch = runs.recorded(str(run_dir))
+    assert launch.model == "toy.MoE8E4L" and launch.facts.languages == ("aa", "br")
 
 
 def test_evaluation_prints_its_metrics(data_dir, run_dir, capsys):
@@ -118,12 +118,12 @@ def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, caps
 
 def test_a_run_says_itself_what_it_is_of(run_dir, data_dir):
     anew = "train.max_steps=9"
-    launch, facts = runs.launch_of(None, (anew,), None, str(run_dir))
+    facts = runs.data_facts(data_dir)
     kept = tuple(anew if given.startswith("train.max_steps=") else given for given in _SMALL)
-    assert launch == Launch("toy.MoE8E4L", kept, data_dir)
-    assert facts == runs.data_facts(data_dir)
-    named = runs.launch_of("toy.Dense4L", (), data_dir, str(run_dir))[0]
-    assert named == Launch("toy.Dense4L", (), data_dir)
+    launch = runs.launch_of(None, (anew,), None, str(run_dir))
+    assert launch == Launch("toy.MoE8E4L", kept, data_dir, facts)
+    named = runs.launch_of("toy.Dense4L", (), data_dir, str(run_dir))
+    assert named == Launch("toy.Dense4L", (), data_dir, facts)
 
 
 @pytest.mark.slow

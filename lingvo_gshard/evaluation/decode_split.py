@@ -9,7 +9,6 @@ from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.evaluation import quality
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import trained_decoder
 from lingvo_gshard.train.run import Run, recorded
 
 
@@ -39,7 +38,7 @@ def decode_split(run: Run, split: str) -> None:
     folder.mkdir(exist_ok=True)
     # Batches mix languages, so that they are full and each length needs one program only.
     lines = (source for pairs in texts.values() for source, _ in pairs)
-    translations = Translator(*trained_decoder.make(run)).translate(lines)
+    translations = Translator(*run.decoder()).translate(lines)
     hypotheses: dict[str, list[str]] = {}
     for code, pairs in texts.items():
         hypotheses[code] = [best.text for best, *_ in itertools.islice(translations, len(pairs))]

@@ -19,8 +19,8 @@ from lingvo_gshard.input import manifest
 from lingvo_gshard.model import flops
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import plan
-from lingvo_gshard.train import expert_load, model_dir
-from lingvo_gshard.train.run import MODEL_PREFIXES, Run
+from lingvo_gshard.train import expert_load
+from lingvo_gshard.train.run import Run
 from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
 
 _PAGE = "report.html"
@@ -59,7 +59,7 @@ def report(run: Run) -> pathlib.Path:
       ValueError: the run has not trained a step yet, or the folder holds another model.
     """
     params, p = run.params, run.params.input
-    model_dir.check(run.logdir, params.ToText(), MODEL_PREFIXES)
+    run.estimator.check_folder()
     task = TranslationModel(params, run.estimator.partitioning).task
     languages = manifest.load(run.launch.data_dir).languages
     facts = RunFacts(

@@ -1,7 +1,5 @@
 """The settings of a training run: `train` in the Params of an experiment."""
 
-from __future__ import annotations
-
 from lingvo_gshard.core.hyperparams import REQUIRED, Params
 from lingvo_gshard.train.nonfinite import NonFinite
 from lingvo_gshard.train.retention import Retention

@@ -4,17 +4,15 @@ Unlike TensorFlow's, it holds no variables. The state, a tree of arrays split ov
 is an argument and a result of every training call.
 """
 
-from __future__ import annotations
-
-import collections
 import contextlib
+import dataclasses
 import functools
 import itertools
 import logging
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Self, TypeVar
 
 import numpy as np
 
@@ -45,6 +43,23 @@ InputFn = Callable[[Any], Input]
 _Found = TypeVar("_Found")
 
 
+@dataclasses.dataclass(frozen=True)
+class EvalSpec:
+    """What to evaluate on.
+
+    Attributes:
+      input_fn: given params, returns an Input that ends.
+      steps: the largest number of batches; None for all.
+      name: names the result in model_dir: eval_NAME/ and eval_metrics.jsonl.
+      best_by: the metric by which the best checkpoint is kept; None disables it.
+    """
+
+    input_fn: InputFn
+    steps: int | None = None
+    name: str = "eval"
+    best_by: BestBy | None = None
+
+
 class TPUEstimator:
     """Trains, evaluates and predicts with a model_fn.
 
@@ -63,7 +78,7 @@ class TPUEstimator:
         init_fn: InitFn,
         model_prefixes: tuple[str, ...] = (),
         warm_start: WarmStart | None = None,
-        log_step_count_steps: int | None = None,
+        log_step_count_steps: int = 1,
         show_progress: bool = True,
     ) -> None:
         """Keeps its arguments; nothing is compiled yet.
@@ -80,7 +95,7 @@ class TPUEstimator:
             trained with other values there is refused. By default, all but `train`.
           warm_start: initial weights for a folder without checkpoints; None: those of init_fn.
           log_step_count_steps: write a TensorBoard summary after the call that reaches a multiple
-            of it; None: after every call.
+            of it; by default after every call.
           show_progress: whether train draws a progress bar.
 
         Raises:
@@ -99,8 +114,7 @@ class TPUEstimator:
         self.model_dir, self.params, self.partitioning = model_dir, params, partitioning
         self.state_spec, self._init_fn = state_spec, init_fn
         self._model_prefixes, self._warm_start = model_prefixes, warm_start
-        self._log_steps = log_step_count_steps or params.train.iterations_per_loop
-        self._show_progress = show_progress
+        self._log_steps, self._show_progress = log_step_count_steps, show_progress
         self._programs = Programs(model_fn, params, partitioning, state_spec)
 
     @property
@@ -115,7 +129,7 @@ class TPUEstimator:
         steps: int | None = None,
         max_steps: int | None = None,
         hooks: Sequence[TrainHook] = (),
-    ) -> TPUEstimator:
+    ) -> Self:
         """Trains from the last checkpoint, or from new weights, and saves at the end.
 
         Args:
@@ -139,7 +153,8 @@ class TPUEstimator:
         _check_steps("train", steps=steps, max_steps=max_steps)
         began_secs = time.monotonic()
         contents = Contents(self.params.ToText(), self.partitioning, self.state_spec)
-        with self._claimed(contents.params), self._open(contents) as saved:
+        keep = config.retention(self.params.train)
+        with self.claimed(), Checkpoints(self.model_dir, contents, keep) as saved:
             restored = saved.restore_newest(self.state_spec, self._shardings())
             start = restored.step if restored else 0
             stop = max_steps if steps is None else start + steps
@@ -163,64 +178,50 @@ class TPUEstimator:
         checkpoint_step: int | None = None,
         name: str = "eval",
     ) -> dict[str, float]:
-        """Returns the metrics of a checkpoint over an input's batches.
+        """Returns the metrics of a checkpoint, by default the latest one, as `evaluate_state` does.
 
-        Args:
-          input_fn: given params, returns an Input that ends.
-          steps: the largest number of batches; None for all.
-          checkpoint_step: which checkpoint; the latest by default.
-          name: names the result in model_dir: eval_NAME/ and eval_metrics.jsonl.
+        `input_fn`, `steps` and `name` are those of EvalSpec.
+
+        Raises:
+          ValueError: no such checkpoint; or as evaluate_state.
+        """
+        restored = self._restore(checkpoint_step)
+        return self.evaluate_state(restored.state, restored.step, EvalSpec(input_fn, steps, name))
+
+    def evaluate_state(self, state: NestedMap, step: int, spec: EvalSpec) -> dict[str, float]:
+        """Evaluates a state that is on the devices, after `step` steps.
 
         Returns:
           Each metric's sum over all batches divided by its weight over all batches; also
           `step`, `num_batches` and `secs`.
 
         Raises:
-          ValueError: no such checkpoint, no batches, steps below 1, or a metric of weight 0.
+          ValueError: no batches, steps below 1, a metric of weight 0, or no metric `best_by`.
         """
-        restored = self._restore(checkpoint_step)
-        return self.evaluate_state(restored.state, restored.step, input_fn, steps=steps, name=name)
-
-    def evaluate_state(
-        self,
-        state: NestedMap,
-        step: int,
-        input_fn: InputFn,
-        *,
-        steps: int | None = None,
-        name: str = "eval",
-    ) -> dict[str, float]:
-        """Evaluates a state on the devices after `step` steps, in the same way as `evaluate`."""
-        _check_steps(f"evaluate {name}", steps=steps)
-        began_secs, num_batches = time.monotonic(), 0
-        sums: dict[str, float] = collections.defaultdict(float)
-        weights: dict[str, float] = collections.defaultdict(float)
-        with self._input(input_fn) as source:
-            for result in self._results(ModeKeys.EVAL, state, source, steps):
-                for totals, values in ((sums, result.sums), (weights, result.weights)):
-                    for metric, value in values.FlattenItems():
-                        totals[metric] += float(value)
-                num_batches += 1
-        if not num_batches:
+        name = spec.name
+        _check_steps(f"evaluate {name}", steps=spec.steps)
+        began_secs = time.monotonic()
+        with self._input(spec.input_fn) as source:
+            results = [
+                result.Transform(float)
+                for result in self._results(ModeKeys.EVAL, state, source, spec.steps)
+            ]
+        if not results:
             raise ValueError(f"evaluate {name}: the input holds no batches.")
-        for metric, weight in weights.items():
+        metrics: dict[str, float] = {}
+        for metric in results[0].weights:
+            weight = sum(result.weights[metric] for result in results)
             if weight == 0.0:
                 raise ValueError(f"evaluate {name}: {metric} has weight 0 over all batches.")
-        metrics: dict[str, float] = {metric: sums[metric] / weights[metric] for metric in sums}
+            metrics[metric] = sum(result.sums[metric] for result in results) / weight
         secs = time.monotonic() - began_secs
-        metrics |= {"step": step, "num_batches": num_batches, "secs": secs}
+        metrics |= {"step": step, "num_batches": len(results), "secs": secs}
         if processes.is_first():
             summaries.write_evaluation(self.model_dir, name, metrics)
+            if spec.best_by is not None:
+                folder = checkpoints.folder(self.model_dir)
+                retention.note_best(folder, spec.best_by, step, metrics)
         return metrics
-
-    def note_best(self, by: BestBy, step: int, metrics: Mapping[str, float]) -> None:
-        """Marks the checkpoint of `step` as the best, to be kept, if its metrics are the best.
-
-        Raises:
-          ValueError: the metrics lack the one that `by` names.
-        """
-        if processes.is_first():
-            retention.note_best(checkpoints.folder(self.model_dir), by, step, metrics)
 
     def export_weights(self, path: str | pathlib.Path, prefix: str = "theta.") -> str:
         """Writes the newest checkpoint's arrays under `prefix` into one .safetensors file.
@@ -233,7 +234,7 @@ class TPUEstimator:
         Raises:
           ValueError: there is no checkpoint, or nothing under `prefix`.
         """
-        with self._open_existing() as saved:
+        with self._saved() as saved:
             newest = saved.newest(lambda step: (step, saved.arrays(step)))
         step, arrays = self._present(newest)
         weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
@@ -243,13 +244,27 @@ class TPUEstimator:
             weights_file.write(path, weights, step)
         return weights_file.summary(weights)
 
+    def check_folder(self) -> None:
+        """Checks that model_dir holds this model, or none yet; ValueError otherwise."""
+        model_dir.check(self.model_dir, self.params.ToText(), self._model_prefixes)
+
+    def claimed(self) -> contextlib.AbstractContextManager[None]:
+        """Locks model_dir to train in it, which process 0 does for all; see model_dir.claimed."""
+        if not processes.is_first():
+            return contextlib.nullcontext()
+        return model_dir.claimed(self.model_dir, self.params.ToText(), self._model_prefixes)
+
     def checkpoint_steps(self) -> list[int]:
         """Returns the steps of whole checkpoints, oldest first; empty before the first one."""
         return checkpoints.whole_steps(self.model_dir)
 
-    def restore(self) -> NestedMap:
-        """Returns the state of the latest checkpoint, on the devices; ValueError without one."""
-        return self._restore(None).state
+    def restore(self, checkpoint_step: int | None = None) -> NestedMap:
+        """Returns a checkpoint's state, by default the latest one's, on the devices.
+
+        Raises:
+          ValueError: no such checkpoint.
+        """
+        return self._restore(checkpoint_step).state
 
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
@@ -262,7 +277,7 @@ class TPUEstimator:
         Raises:
           ValueError: no such checkpoint.
         """
-        return self._predictions(self._restore(checkpoint_step).state, input_fn)
+        return self._predictions(self.restore(checkpoint_step), input_fn)
 
     def _predictions(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
         with self._input(input_fn) as source:
@@ -290,12 +305,6 @@ class TPUEstimator:
         finally:
             getattr(source, "close", lambda: None)()
 
-    def _claimed(self, text: str) -> contextlib.AbstractContextManager[None]:
-        """Locks the folder, which process 0 does for all."""
-        if not processes.is_first():
-            return contextlib.nullcontext()
-        return model_dir.claimed(self.model_dir, text, self._model_prefixes)
-
     def _own_hooks(self, stop: int | None, began_secs: float) -> list[TrainHook]:
         nonfinite = NonFiniteHook(self.params.train.on_nonfinite)
         if not processes.is_first():
@@ -317,19 +326,15 @@ class TPUEstimator:
         return state
 
     def _restore(self, step: int | None) -> Restored:
-        with self._open_existing() as saved:
+        with self._saved() as saved:
             if step is not None:
                 return saved.restore(step, self.state_spec, self._shardings())
             return self._present(saved.restore_newest(self.state_spec, self._shardings()))
 
-    def _open(self, contents: Contents | None = None) -> Checkpoints:
-        """Opens the checkpoints: to save if `contents` describes what, otherwise only to read."""
-        return Checkpoints(self.model_dir, contents, config.retention(self.params.train))
-
-    def _open_existing(self) -> Checkpoints:
-        """Opens this model's checkpoints to read; ValueError if there are none."""
-        model_dir.check(self.model_dir, self.params.ToText(), self._model_prefixes)
-        return self._present(self._open() if checkpoints.exist(self.model_dir) else None)
+    def _saved(self) -> Checkpoints:
+        """Opens this model's checkpoints to read them."""
+        self.check_folder()
+        return Checkpoints(self.model_dir)
 
     def _present(self, found: _Found | None) -> _Found:
         if found is None:

@@ -1,7 +1,5 @@
 """Pictures of how a run routed its tokens: the load of every expert, every statistic by layer."""
 
-from __future__ import annotations
-
 import pathlib
 import string
 from collections.abc import Sequence
@@ -37,7 +35,7 @@ def by_layer(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
         if path.startswith(_ROUTING):
             field, layer = path.removeprefix(_ROUTING).split(".", 1)
             layers.setdefault(layer, {})[field] = value
-    return dict(sorted(layers.items(), key=lambda item: _natural(item[0])))
+    return {layer: layers[layer] for layer in sorted(layers, key=_natural)}
 
 
 def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:

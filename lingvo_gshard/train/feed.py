@@ -3,8 +3,6 @@
 With several processes, each one reads its own share of a batch's rows.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import itertools

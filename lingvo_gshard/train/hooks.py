@@ -1,7 +1,5 @@
 """Hooks of the training loop: the interface, the progress bar, and hooks in the background."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from collections.abc import Sequence
@@ -116,18 +114,16 @@ class BackgroundHook(TrainHook):
         self._hook.begin(step)
 
     def after_call(self, call: TrainCall) -> None:
-        while self._waiting and (self._waiting[0].done() or self._is_full()):
-            self._waiting.popleft().result()
-        self._waiting.append(self._thread.submit(self._hook.after_call, call))
+        waiting = self._waiting
+        while waiting and (waiting[0].done() or len(waiting) >= _MAX_WAITING_CALLS):
+            waiting.popleft().result()
+        waiting.append(self._thread.submit(self._hook.after_call, call))
 
     def end(self) -> None:
         self._thread.shutdown()
         self._hook.end()
         while self._waiting:
             self._waiting.popleft().result()
-
-    def _is_full(self) -> bool:
-        return len(self._waiting) >= _MAX_WAITING_CALLS
 
 
 class ProgressHook(TrainHook):

@@ -1,7 +1,5 @@
 """The training loop: calls of K steps, hooks after each, and checkpoints in between."""
 
-from __future__ import annotations
-
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,8 +36,8 @@ class TrainLoop:
         self._checkpoints, self._hooks, self._params = checkpoints, hooks, train_params
         self._last_save_secs = time.monotonic()
 
-    def run(self, state: NestedMap, groups: Iterable[Group]) -> NestedMap:
-        """Trains, and returns the last state once its checkpoint is complete on disk.
+    def run(self, state: NestedMap, groups: Iterable[Group]) -> None:
+        """Trains, and returns once the last checkpoint is complete on disk.
 
         Raises:
           SaveError: a checkpoint could not be written.
@@ -50,12 +48,14 @@ class TrainLoop:
                 at_end.callback(hook.end)
             for hook in self._hooks:
                 hook.begin(step)
-            return self._run(state, groups, step)
+            self._run(state, groups, step)
 
-    def _run(self, state: NestedMap, groups: Iterable[Group], step: int) -> NestedMap:
+    def _run(self, state: NestedMap, groups: Iterable[Group], step: int) -> None:
         saved_step, call_ended, last = step, None, None
         stop, _ = self._requests()
-        for group, wait_secs in _timed(groups) if not stop else ():
+        timed = _timed(groups)
+        while not stop and (following := next(timed, None)):
+            group, wait_secs = following
             if call_ended is None:
                 call_ended, wait_secs = time.monotonic(), 0.0
             result = group.executable(state, group.batches)
@@ -67,21 +67,17 @@ class TrainLoop:
             for hook in self._hooks:
                 hook.after_call(call)
             stop, save_now = self._requests()
-            if stop:
-                break
-            if save_now or call.reaches_multiple_of(self._params.save_checkpoints_steps):
+            due = save_now or call.reaches_multiple_of(self._params.save_checkpoints_steps)
+            if due and not stop:
                 self._save(step, state, group, notify=True)
                 saved_step, call_ended = step, None
                 stop, _ = self._requests()  # A hook may have taken long.
-                if stop:
-                    break
         if last is not None and saved_step != step:
             self._save(step, state, last, notify=not stop)
         self._checkpoints.wait()
         if stop:
             for hook in self._hooks:
                 hook.on_stop(step)
-        return state
 
     def _requests(self) -> tuple[bool, bool]:
         """Returns whether any process wants to stop, and whether any wants to save by time."""

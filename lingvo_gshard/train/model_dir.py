@@ -4,8 +4,6 @@ model_dir/params.txt   the Params of the model whose checkpoints it holds
 model_dir/train.lock   locked by the process that trains in it
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import pathlib

@@ -1,7 +1,5 @@
 """The trainer's modes that train, evaluate and export a run, and what they print."""
 
-from __future__ import annotations
-
 import pathlib
 import sys
 
@@ -9,12 +7,11 @@ from lingvo_gshard.core import table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import expert_load, model_dir, train_and_evaluate
-from lingvo_gshard.train.estimator import InputFn
+from lingvo_gshard.train import expert_load, train_and_evaluate
+from lingvo_gshard.train.estimator import EvalSpec, InputFn
 from lingvo_gshard.train.retention import BestBy
-from lingvo_gshard.train.run import MODEL_PREFIXES, Run, record
+from lingvo_gshard.train.run import Run, record
 from lingvo_gshard.train.stopping import EXIT_STATUS, StopOnSignal
-from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec
 
 
 def train(run: Run) -> None:
@@ -33,8 +30,10 @@ def train_and_eval(run: Run) -> None:
     with StopOnSignal() as stop:
         metrics = train_and_evaluate.train_and_evaluate(
             run.estimator,
-            TrainSpec(_input_fn(run, "input"), run.params.train.max_steps, hooks=[stop]),
+            _input_fn(run, "input"),
             _dev(run),
+            max_steps=run.params.train.max_steps,
+            hooks=[stop],
         )
     if metrics is not None:
         _print_metrics(metrics)
@@ -45,7 +44,7 @@ def evaluate(run: Run) -> None:
     """Evaluates the latest checkpoint on dev, then on each language; prints the metrics."""
     _print_metrics(run.estimator.evaluate(_input_fn(run, "eval_input"), name="dev"))
     data = manifest.load(run.params.eval_input.data_dir)
-    for code in run.facts.languages:
+    for code in run.launch.facts.languages:
         if data.language(code).num_examples("dev"):
             input_fn = _input_fn(run, "eval_input", languages=(code,))
             metrics = run.estimator.evaluate(input_fn, name=f"dev_{code}")
@@ -113,8 +112,8 @@ def _announce(run: Run) -> None:
     if not processes.is_first():
         return
     # Before anything in a folder of another model, or of another process, is written over.
-    with model_dir.claimed(run.logdir, run.params.ToText(), MODEL_PREFIXES):
-        record(run.launch, run.facts, run.logdir)
+    with run.estimator.claimed():
+        record(run.launch, run.logdir)
     done = max(run.estimator.checkpoint_steps(), default=0)
     wanted = run.params.train.max_steps
     steps = f"step {done} to {wanted}" if done < wanted else f"step {wanted} is done already"

@@ -1,7 +1,5 @@
 """What to do when a loss or a gradient is infinite or not a number."""
 
-from __future__ import annotations
-
 import enum
 import logging
 

@@ -5,8 +5,6 @@ logdir/vocab/*.model     the vocabularies it was trained with
 logdir/params.txt, checkpoints, summaries: written by the estimator
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import pathlib
@@ -14,32 +12,23 @@ import pathlib
 from lingvo_gshard import registry
 from lingvo_gshard.core import atomic_file
 from lingvo_gshard.core.hyperparams import Params, parse_setting
-from lingvo_gshard.input import manifest
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decode import bundle
+from lingvo_gshard.decode.decoder import Decoder, DecoderSpec
+from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.train import checkpoints
+from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd.program import Program
+from lingvo_gshard.train import checkpoints, steps
 from lingvo_gshard.train.estimator import TPUEstimator
 from lingvo_gshard.train.warm_start import Rule, WarmStart, old_ids
 
 _EXPERIMENT = "experiment.json"
 # The settings in which a folder's checkpoints and the model that reads them must agree.
-MODEL_PREFIXES = ("task", "optimizer.cls")
-
-
-@dataclasses.dataclass(frozen=True)
-class Launch:
-    """What the user asked for.
-
-    Attributes:
-      model: a registered name.
-      overrides: `path=value` settings, applied in order to the experiment's Params.
-      data_dir: a folder that data_prep prepared.
-    """
-
-    model: str
-    overrides: tuple[str, ...]
-    data_dir: str
+_MODEL_PREFIXES = ("task", "optimizer.cls")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +41,27 @@ class DataFacts:
 
 
 @dataclasses.dataclass(frozen=True)
+class Launch:
+    """What the user asked for.
+
+    Attributes:
+      model: a registered name.
+      overrides: `path=value` settings, applied in order to the experiment's Params.
+      data_dir: a folder that data_prep prepared.
+      facts: what the model must know about that data.
+    """
+
+    model: str
+    overrides: tuple[str, ...]
+    data_dir: str
+    facts: DataFacts
+
+
+@dataclasses.dataclass(frozen=True)
 class Run:
-    """A launch, the facts of its data, and the estimator that carries it out."""
+    """A launch and the estimator that carries it out."""
 
     launch: Launch
-    facts: DataFacts
     estimator: TPUEstimator
 
     @property
@@ -69,27 +74,58 @@ class Run:
         """The run's folder."""
         return self.estimator.model_dir
 
+    def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
+        """Returns a decoder of the latest checkpoint, and the source and target tokenizers.
 
-def open_run(launch: Launch, facts: DataFacts, logdir: str, num_partitions: int) -> Run:
+        Raises:
+          ValueError: the run has no checkpoint.
+        """
+        theta = self.estimator.restore().theta
+        source, target = (Tokenizer(path) for path in vocabulary_files(self.logdir))
+        return Decoder(self._decoder_spec(), theta, self._predict_program), source, target
+
+    def export_bundle(self, folder: str | pathlib.Path) -> None:
+        """Writes a bundle of the latest checkpoint; ValueError as `decoder`."""
+        theta, vocabularies = self.estimator.restore().theta, vocabulary_files(self.logdir)
+        bundle.save(folder, self._decoder_spec(), self._predict_program, theta, vocabularies)
+
+    def _decoder_spec(self) -> DecoderSpec:
+        p = self.params.decode
+        return DecoderSpec(
+            model=self.launch.model,
+            languages=self.launch.facts.languages,
+            batch_size=p.batch_size,
+            source_lengths=sentences.lengths(p.max_source_len),
+            num_best=p.num_best,
+            num_partitions=self.estimator.partitioning.num_partitions,
+        )
+
+    def _predict_program(self, source_len: int) -> Program:
+        """Exports the program that decodes sources of one length; its state is theta alone."""
+        model = TranslationModel(self.params, self.estimator.partitioning)
+        rows = TensorSpec((self.params.decode.batch_size, source_len), "int32", "BL")
+        names = ("source_ids", "source_segment_ids", "source_positions")
+        batch = NestedMap(features=NestedMap({name: rows for name in names}))
+        state = NestedMap(theta=model.state_spec.theta)
+        annotated = steps.predictor(model.model_fn, self.params, state, batch)
+        return lowering.export(annotated, model.partitioning)
+
+
+def open_run(launch: Launch, logdir: str, num_partitions: int, **decode: object) -> Run:
     """Returns a run over `num_partitions` devices; nothing is written yet.
+
+    Args:
+      launch: the experiment and its data.
+      logdir: the run's folder.
+      num_partitions: the number of devices.
+      decode: values that replace some of the experiment's `decode` settings.
 
     Raises:
       ValueError: as experiment_params and make_estimator.
     """
-    params = experiment_params(launch, facts)
-    return Run(launch, facts, make_estimator(params, logdir, num_partitions))
-
-
-def open_trained(logdir: str, num_partitions: int, **decode: object) -> Run:
-    """Returns the run that a folder holds, with some of its `decode` settings changed.
-
-    Raises:
-      ValueError: the folder holds no run; or as make_estimator.
-    """
-    launch, facts = recorded(logdir)
-    params = experiment_params(launch, facts)
+    params = experiment_params(launch)
     params.decode.Set(**decode)
-    return Run(launch, facts, make_estimator(params, logdir, num_partitions))
+    return Run(launch, make_estimator(params, logdir, num_partitions))
 
 
 def data_facts(data_dir: str) -> DataFacts:
@@ -101,7 +137,7 @@ def data_facts(data_dir: str) -> DataFacts:
 
 def launch_of(
     model: str | None, overrides: tuple[str, ...], data_dir: str | None, logdir: str
-) -> tuple[Launch, DataFacts]:
+) -> Launch:
     """Completes what the user asked for with what the folder's run was last trained with.
 
     The settings recorded with a run hold unless its model is named again.
@@ -110,15 +146,15 @@ def launch_of(
       ValueError: model or data_dir is missing and logdir holds no run; or as data_facts.
     """
     if model is not None and data_dir is not None:
-        return Launch(model, overrides, data_dir), data_facts(data_dir)
+        return Launch(model, overrides, data_dir, data_facts(data_dir))
     if not pathlib.Path(logdir, _EXPERIMENT).is_file():
         raise ValueError(f"{logdir} holds no run yet (no {_EXPERIMENT}): give --model, --data_dir.")
-    before, facts = recorded(logdir)
+    launch = recorded(logdir)
     if data_dir is not None:
-        facts = data_facts(data_dir)
+        launch = dataclasses.replace(launch, data_dir=data_dir, facts=data_facts(data_dir))
     if model is None:
-        model, overrides = before.model, _merged(before.overrides, overrides)
-    return Launch(model, overrides, data_dir or before.data_dir), facts
+        model, overrides = launch.model, _merged(launch.overrides, overrides)
+    return dataclasses.replace(launch, model=model, overrides=overrides)
 
 
 def _merged(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[str, ...]:
@@ -127,7 +163,7 @@ def _merged(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(last.values())
 
 
-def experiment_params(launch: Launch, facts: DataFacts) -> Params:
+def experiment_params(launch: Launch) -> Params:
     """Returns the experiment's Params with its settings and the data's vocabulary sizes.
 
     Raises:
@@ -137,8 +173,8 @@ def experiment_params(launch: Launch, facts: DataFacts) -> Params:
     params = registry.get_params(launch.model, launch.overrides)
     for name in ("input", "eval_input"):
         params.Get(name).data_dir = launch.data_dir
-    _bind_vocabulary(params, "source_vocab_size", facts.source_vocab_size)
-    _bind_vocabulary(params, "target_vocab_size", facts.target_vocab_size)
+    _bind_vocabulary(params, "source_vocab_size", launch.facts.source_vocab_size)
+    _bind_vocabulary(params, "target_vocab_size", launch.facts.target_vocab_size)
     return params
 
 
@@ -159,13 +195,13 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
         partitioning=partitioning,
         state_spec=model.state_spec,
         init_fn=model.init_state,
-        model_prefixes=MODEL_PREFIXES,
+        model_prefixes=_MODEL_PREFIXES,
         # A run that has checkpoints continues from those.
         warm_start=None if checkpoints.exist(logdir) else _warm_start(params),
     )
 
 
-def record(launch: Launch, facts: DataFacts, logdir: str) -> None:
+def record(launch: Launch, logdir: str) -> None:
     """Writes into the run's folder what `translate` needs: the launch and the vocabularies.
 
     Raises:
@@ -182,11 +218,13 @@ def record(launch: Launch, facts: DataFacts, logdir: str) -> None:
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
     for source, copy in zip(sources, copies, strict=True):
         atomic_file.write(copy, source.read_bytes())
-    fields = {"launch": dataclasses.asdict(launch), "data": dataclasses.asdict(facts)}
+    asked = dataclasses.asdict(launch)
+    facts = asked.pop("facts")
+    fields = {"launch": asked, "data": facts}
     atomic_file.write(folder / _EXPERIMENT, json.dumps(fields, indent=2) + "\n")
 
 
-def recorded(logdir: str) -> tuple[Launch, DataFacts]:
+def recorded(logdir: str) -> Launch:
     """Returns what `record` wrote; the data itself may be gone.
 
     Raises:
@@ -197,11 +235,11 @@ def recorded(logdir: str) -> tuple[Launch, DataFacts]:
         raise ValueError(f"{logdir}: no {_EXPERIMENT}; give the --logdir of a trained model.")
     try:
         fields = json.loads(path.read_text())
-        launch, facts = Launch(**fields["launch"]), DataFacts(**fields["data"])
+        asked, data = fields["launch"], fields["data"]
+        asked["overrides"], data["languages"] = tuple(asked["overrides"]), tuple(data["languages"])
+        return Launch(**asked, facts=DataFacts(**data))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error!r}.") from error
-    launch = dataclasses.replace(launch, overrides=tuple(launch.overrides))
-    return launch, dataclasses.replace(facts, languages=tuple(facts.languages))
 
 
 def vocabulary_files(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:

@@ -4,8 +4,6 @@ Each is an AnnotatedFn; Programs exports and compiles them when they are first n
 K steps of one call, B batch, L length.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -46,12 +44,12 @@ class Programs:
         """
         exported = lowering.export(initializer(init_fn, self._state_spec), self._partitioning)
         made = dict(exported.results.state.FlattenItems())
-        for path, spec in self._state_spec.FlattenItems():
-            given = made.pop(path)
-            if given != spec:
-                raise ValueError(f"init_fn: {path} is {given}, but state_spec has {spec}.")
-        if made:
-            raise ValueError(f"init_fn: returns {', '.join(made)}, which state_spec lacks.")
+        wanted = dict(self._state_spec.FlattenItems())
+        for path in sorted(made.keys() | wanted.keys()):
+            if made.get(path) != wanted.get(path):
+                raise ValueError(
+                    f"init_fn: {path} is {made.get(path)}, but state_spec has {wanted.get(path)}."
+                )
         return compile_program(exported)(NestedMap(seed=np.array([seed, 0], np.int32))).state
 
     def get(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Executable:

@@ -1,10 +1,9 @@
 """Stops training on SIGTERM or SIGINT: the current call ends, and its state is saved."""
 
-from __future__ import annotations
-
 import os
 import signal
 import threading
+from typing import Self
 
 from lingvo_gshard.train.hooks import TrainHook
 
@@ -28,7 +27,7 @@ class StopOnSignal(TrainHook):
         self.stopped_at: int | None = None
         self._requested = False
 
-    def __enter__(self) -> StopOnSignal:
+    def __enter__(self) -> Self:
         reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
         threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()

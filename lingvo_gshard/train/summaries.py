@@ -1,7 +1,5 @@
 """A run's metrics: TensorBoard summaries, and files with one JSON object per line."""
 
-from __future__ import annotations
-
 import json
 import os
 import pathlib

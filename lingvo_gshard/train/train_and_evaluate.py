@@ -1,10 +1,6 @@
 """Evaluation at every checkpoint, during training or in a process of its own."""
 
-from __future__ import annotations
-
-import dataclasses
 import logging
-import math
 import time
 from collections.abc import Sequence
 
@@ -12,63 +8,42 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import summaries
 from lingvo_gshard.train.digests import DamagedCheckpointError
-from lingvo_gshard.train.estimator import InputFn, TPUEstimator
+from lingvo_gshard.train.estimator import EvalSpec, InputFn, TPUEstimator
 from lingvo_gshard.train.hooks import TrainHook
-from lingvo_gshard.train.retention import BestBy
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainSpec:
-    """The arguments of TPUEstimator.train."""
-
-    input_fn: InputFn
-    max_steps: int
-    hooks: Sequence[TrainHook] = ()
-
-
-@dataclasses.dataclass(frozen=True)
-class EvalSpec:
-    """The arguments of TPUEstimator.evaluate.
-
-    Attributes:
-      input_fn: given params, returns an Input that ends.
-      steps: the largest number of batches; None for all.
-      name: names the results.
-      best_by: the metric by which the best checkpoint is kept; None disables it.
-    """
-
-    input_fn: InputFn
-    steps: int | None = None
-    name: str = "eval"
-    best_by: BestBy | None = None
 
 
 def train_and_evaluate(
-    estimator: TPUEstimator, train_spec: TrainSpec, eval_spec: EvalSpec
+    estimator: TPUEstimator,
+    input_fn: InputFn,
+    evaluation: EvalSpec,
+    *,
+    max_steps: int,
+    hooks: Sequence[TrainHook] = (),
 ) -> dict[str, float] | None:
     """Trains to max_steps and evaluates every checkpoint on the way.
+
+    Args:
+      estimator: the estimator.
+      input_fn: the input of training; as `max_steps` and `hooks`, see TPUEstimator.train.
+      evaluation: what to evaluate on.
+      max_steps: the step to train to.
+      hooks: called before each evaluation.
 
     Returns:
       The last checkpoint's metrics, as TPUEstimator.evaluate; None if a hook stopped training.
     """
-    evaluation = _EvaluationHook(estimator, eval_spec)
-    hooks = [*train_spec.hooks, evaluation]
-    estimator.train(train_spec.input_fn, max_steps=train_spec.max_steps, hooks=hooks)
-    if evaluation.stopped:
+    evaluator = _EvaluationHook(estimator, evaluation)
+    estimator.train(input_fn, max_steps=max_steps, hooks=[*hooks, evaluator])
+    if evaluator.stopped:
         return None
-    if evaluation.last is not None:
-        return evaluation.last
+    if evaluator.last is not None:
+        return evaluator.last
     # max_steps was reached before this run began.
-    return estimator.evaluate(eval_spec.input_fn, steps=eval_spec.steps, name=eval_spec.name)
+    return estimator.evaluate(evaluation.input_fn, steps=evaluation.steps, name=evaluation.name)
 
 
 def evaluate_continuously(
-    estimator: TPUEstimator,
-    spec: EvalSpec,
-    *,
-    until_step: int,
-    poll_secs: float = 5.0,
-    idle_timeout_secs: float | None = None,
+    estimator: TPUEstimator, spec: EvalSpec, *, until_step: int, poll_secs: float = 5.0
 ) -> dict[str, float] | None:
     """Evaluates the newest checkpoint again and again while another process trains.
 
@@ -80,24 +55,17 @@ def evaluate_continuously(
       spec: what to evaluate on.
       until_step: the last checkpoint to wait for.
       poll_secs: how often to look for a new one.
-      idle_timeout_secs: how long to wait for a new one; None for ever.
 
     Returns:
       The last evaluation's metrics; None if there was none.
     """
     seen = set(summaries.evaluated_steps(estimator.model_dir, spec.name))
-    metrics, last_new_secs = None, time.monotonic()
-    limit_secs = math.inf if idle_timeout_secs is None else idle_timeout_secs
+    metrics = None
     while max(seen, default=-1) < until_step:
         newest = processes.of_first(max(estimator.checkpoint_steps(), default=-1))
-        idle_secs = time.monotonic() - last_new_secs
         if newest >= 0 and newest not in seen:
             metrics = _evaluate_if_whole(estimator, spec, newest) or metrics
             seen.add(newest)
-            last_new_secs = time.monotonic()
-        elif processes.largest([idle_secs >= limit_secs])[0]:
-            logging.warning("evaluate: ends, no new checkpoint for %g s", limit_secs)
-            break
         else:
             time.sleep(poll_secs)
     return metrics
@@ -107,9 +75,7 @@ def _evaluate_if_whole(
     estimator: TPUEstimator, spec: EvalSpec, step: int
 ) -> dict[str, float] | None:
     try:
-        metrics = estimator.evaluate(
-            spec.input_fn, steps=spec.steps, checkpoint_step=step, name=spec.name
-        )
+        return estimator.evaluate_state(estimator.restore(step), step, spec)
     except Exception as error:
         if step not in estimator.checkpoint_steps():  # It was deleted in the meantime.
             return None
@@ -117,9 +83,6 @@ def _evaluate_if_whole(
             raise
         logging.warning("%s It is not evaluated.", error)
         return None
-    if spec.best_by is not None:
-        estimator.note_best(spec.best_by, step, metrics)
-    return metrics
 
 
 class _EvaluationHook(TrainHook):
@@ -131,12 +94,7 @@ class _EvaluationHook(TrainHook):
         self.stopped = False
 
     def after_save(self, step: int, state: NestedMap) -> None:
-        spec = self._spec
-        self.last = self._estimator.evaluate_state(
-            state, step, spec.input_fn, steps=spec.steps, name=spec.name
-        )
-        if spec.best_by is not None:
-            self._estimator.note_best(spec.best_by, step, self.last)
+        self.last = self._estimator.evaluate_state(state, step, self._spec)
 
     def on_stop(self, step: int) -> None:
         self.stopped = True

@@ -1,6 +1,7 @@
 """Train, evaluate, predict: resumed equals uninterrupted, K steps a call equal one."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import resource
@@ -15,10 +16,11 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.train.checkpoints import Checkpoints
+from lingvo_gshard.train.estimator import EvalSpec
 from lingvo_gshard.train.hooks import TrainHook
 from lingvo_gshard.train.nonfinite import NonFinite, NonFiniteLossError
 from lingvo_gshard.train.summaries import TRAIN_METRICS
-from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
+from lingvo_gshard.train.train_and_evaluate import train_and_evaluate
 from tests.train import regression
 from tests.train.regression import B, H, V
 
@@ -246,13 +248,15 @@ def test_predict_yields_every_row_in_order(tmp_path):
 
 def test_train_and_evaluate_evaluates_every_checkpoint(tmp_path):
     estimator = regression.make(tmp_path, steps_per_call=2, save_checkpoints_steps=4)
-    train = TrainSpec(lambda p: regression.Batches(), max_steps=10)
     evaluation = EvalSpec(lambda p: regression.Batches(num_batches=2), name="dev")
-    last = train_and_evaluate(estimator, train, evaluation)
+    train = functools.partial(
+        train_and_evaluate, estimator, lambda p: regression.Batches(), evaluation, max_steps=10
+    )
+    last = train()
     lines = [json.loads(line) for line in (tmp_path / "eval_metrics.jsonl").open()]
     assert [line["step"] for line in lines] == [4, 8, 10]
     assert lines[-1]["error"] == last["error"] < lines[0]["error"]
-    again = train_and_evaluate(estimator, train, evaluation)
+    again = train()
     assert again["error"] == last["error"]
     assert estimator.evaluate(evaluation.input_fn, checkpoint_step=8)["error"] == lines[1]["error"]
 

@@ -11,11 +11,11 @@ from lingvo_gshard.train.nonfinite import NonFinite
 from lingvo_gshard.train.run import DataFacts, Launch
 
 _FACTS = DataFacts(4000, 2000, ("de", "fr", "qta"))
-_LAUNCH = Launch("toy.Dense4L", (), "/data")
+_LAUNCH = Launch("toy.Dense4L", (), "/data", _FACTS)
 
 
-def _params(*overrides, model="toy.MoE8E4L", facts=_FACTS):
-    return run.experiment_params(Launch(model, overrides, "/data"), facts)
+def _params(*overrides, model="toy.MoE8E4L"):
+    return run.experiment_params(Launch(model, overrides, "/data", _FACTS))
 
 
 def test_settings_apply_in_order_and_the_data_binds_the_vocabularies():
@@ -57,12 +57,12 @@ def test_what_may_be_none_is_set_to_none_and_an_int_is_a_float():
 
 def test_settings_that_go_on_from_a_run_take_the_place_of_its_own(tmp_path):
     """The same command again and again records each of them once."""
-    launch = Launch("toy.Dense4L", ("train.max_steps=5", "train.seed=2"), "/data")
-    run.record(_prepared(tmp_path / "data", b"ours", b"english", launch), _FACTS, str(tmp_path))
+    launch = dataclasses.replace(_LAUNCH, overrides=("train.max_steps=5", "train.seed=2"))
+    run.record(_prepared(tmp_path / "data", b"ours", b"english", launch), str(tmp_path))
     for _ in range(2):
-        launch, facts = run.launch_of(None, ("train.max_steps=9",), None, str(tmp_path))
+        launch = run.launch_of(None, ("train.max_steps=9",), None, str(tmp_path))
         assert launch.overrides == ("train.max_steps=9", "train.seed=2")
-        run.record(launch, facts, str(tmp_path))
+        run.record(launch, str(tmp_path))
 
 
 def test_an_enum_is_set_by_name():
@@ -138,7 +138,7 @@ def test_sizes_that_cannot_be_or_do_not_divide_are_refused(num_partitions, overr
         (None, "no experiment.json; give the --logdir of a trained model"),
         ("{", "experiment.json is damaged"),
         ("{}", "experiment.json is damaged: KeyError"),
-        ('{"launch": {"model": "m"}, "data": {}}', "experiment.json is damaged: TypeError"),
+        ('{"launch": {"model": "m"}, "data": {}}', "experiment.json is damaged: KeyError"),
     ],
 )
 def test_a_folder_that_is_no_run_is_refused(tmp_path, text, message):
@@ -154,7 +154,7 @@ def test_a_record_reads_back(tmp_path):
         "data": {"source_vocab_size": 3, "target_vocab_size": 4, "languages": ["de"]},
     }
     (tmp_path / "experiment.json").write_text(json.dumps(fields))
-    want = Launch("toy.Dense4L", ("a=1",), "/data"), DataFacts(3, 4, ("de",))
+    want = Launch("toy.Dense4L", ("a=1",), "/data", DataFacts(3, 4, ("de",)))
     assert run.recorded(str(tmp_path)) == want
 
 
@@ -173,10 +173,10 @@ def _prepared(folder, source, target, launch=_LAUNCH):
 def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
     logdir = str(tmp_path / "run")
     launch = _prepared(tmp_path / "a", b"ours", b"english")
-    run.record(launch, _FACTS, logdir)
-    run.record(launch, _FACTS, logdir)  # As when a run goes on.
+    run.record(launch, logdir)
+    run.record(launch, logdir)  # As when a run goes on.
     assert [p.read_bytes() for p in run.vocabulary_files(logdir)] == [b"ours", b"english"]
     with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
-        run.record(_prepared(tmp_path / "b", b"ours", b"other"), _FACTS, logdir)
-    assert run.recorded(logdir) == (launch, _FACTS)
+        run.record(_prepared(tmp_path / "b", b"ours", b"other"), logdir)
+    assert run.recorded(logdir) == launch
     assert [p.read_bytes() for p in run.vocabulary_files(logdir)] == [b"ours", b"english"]

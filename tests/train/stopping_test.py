@@ -7,9 +7,10 @@ import subprocess
 import sys
 import time
 
+from lingvo_gshard.train.estimator import EvalSpec
 from lingvo_gshard.train.hooks import TrainHook
 from lingvo_gshard.train.stopping import StopOnSignal
-from lingvo_gshard.train.train_and_evaluate import EvalSpec, TrainSpec, train_and_evaluate
+from lingvo_gshard.train.train_and_evaluate import train_and_evaluate
 from tests.train import regression
 
 
@@ -59,11 +60,12 @@ def test_stopped_and_started_again_it_trains_as_if_never_stopped(tmp_path):
 def test_a_stop_ends_train_and_evaluate_without_an_evaluation(tmp_path):
     estimator = regression.make(tmp_path, steps_per_call=2, save_checkpoints_steps=4)
     with StopOnSignal() as stop:
-        train = TrainSpec(
-            lambda p: regression.Batches(), max_steps=10, hooks=[stop, _SendsSigterm(6)]
-        )
         evaluation = EvalSpec(lambda p: regression.Batches(num_batches=1))
-        assert train_and_evaluate(estimator, train, evaluation) is None
+        hooks = [stop, _SendsSigterm(6)]
+        metrics = train_and_evaluate(
+            estimator, lambda p: regression.Batches(), evaluation, max_steps=10, hooks=hooks
+        )
+        assert metrics is None
     assert stop.stopped_at == 6
     assert [json.loads(line)["step"] for line in (tmp_path / "eval_metrics.jsonl").open()] == [4]
 
