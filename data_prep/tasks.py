@@ -3,16 +3,14 @@
 import concurrent.futures
 import dataclasses
 import multiprocessing
-import os
 import pathlib
 import pickle
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import tqdm
 
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.core import atomic_file, child_process
 
 _R = TypeVar("_R")
 
@@ -57,7 +55,7 @@ class Runner:
         with concurrent.futures.ProcessPoolExecutor(
             min(self.num_workers, len(left)),
             mp_context=multiprocessing.get_context("spawn"),
-            initializer=_end_with_parent,
+            initializer=child_process.end_with_parent,
         ) as pool:
             futures = [pool.submit(_run, call, path) for call, path in left]
             try:
@@ -71,15 +69,3 @@ class Runner:
 
 def _run(call: Callable[[], Any], path: pathlib.Path) -> None:
     atomic_file.write(path, pickle.dumps(call()))
-
-
-def _end_with_parent() -> None:
-    """Ends this process when its parent is killed; otherwise it would wait forever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
