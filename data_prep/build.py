@@ -18,6 +18,7 @@ from absl import flags, logging
 
 from data_prep import config, pipeline, sources
 from lingvo_gshard import cli
+from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import manifest
 
 _INPUT = flags.DEFINE_string("input", None, "A folder of parallel text.")
@@ -47,15 +48,11 @@ def main(argv: list[str]) -> None:
     began = time.monotonic()
     found, settings = _sources_and_config()
     out_dir = pathlib.Path(_OUT.value)
-    try:
+    with atomic_file.naming(out_dir):
         if _THROUGH.value is not pipeline.Step.REPORT:
             pipeline.run_through(_THROUGH.value, found, out_dir, settings, _WORKERS.value)
             return
         made = pipeline.prepare(found, out_dir, settings, _WORKERS.value)
-    except OSError as error:
-        if error.filename is None:  # As when the disk is full.
-            raise OSError(f"{out_dir}: {error}") from error
-        raise
     _report(made, time.monotonic() - began)
 
 

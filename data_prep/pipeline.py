@@ -17,6 +17,7 @@ import collections
 import dataclasses
 import enum
 import itertools
+import math
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -247,20 +248,17 @@ class _Steps:
         manifest.save(made, self.out_dir)
 
     def _encode_calls(self, split: str, code: str) -> list[Callable[[], encoding.Encoded]]:
-        members, max_pieces = self.chunks[split][code], None
-        num_kept = [chunk.num_pairs for chunk in members]
+        members = self.chunks[split][code]
+        num_kept, max_pieces = [chunk.num_pairs for chunk in members], math.inf
         if split == "train":
             num_kept, max_pieces = self.select[code].num_kept, self.config.max_pieces
         models = (self._model(Side.SOURCE), self._model(Side.TARGET))
         shards = list(_shards(members, num_kept, self.config.pairs_per_shard))
-        names = (
-            f"records/{split}/{code}-{index:05d}-of-{len(shards):05d}"
-            for index in range(len(shards))
-        )
-        return [
-            partial(encoding.encode, shard, self.out_dir, name, models, max_pieces)
-            for shard, name in zip(shards, names, strict=True)
-        ]
+        calls: list[Callable[[], encoding.Encoded]] = []
+        for index, shard in enumerate(shards):
+            name = f"records/{split}/{code}-{index:05d}-of-{len(shards):05d}"
+            calls.append(partial(encoding.encode, shard, self.out_dir, name, models, max_pieces))
+        return calls
 
     def _language(self, code: str) -> manifest.Language:
         dropped: collections.Counter[Rule] = collections.Counter()
