@@ -217,7 +217,6 @@ def _english_noun(noun: Noun) -> list[str]:
 
 _VOWELS = "aeiou"
 _SOUNDS = _VOWELS + "pbtdkgmnszSZCNxlrhwyfv"  # S sh, Z zh, C ch, N ng.
-_AFTER_VOWEL, _BEFORE_VOWEL = "(?<=[aeiou])", "(?=[aeiou])"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +228,8 @@ class Language:
         num_pairs: the number of training pairs.
         order: the order of Subject, Object, Verb, Manner, Place and Time.
         noun_order: the order of Determiner, Adjectives, Noun and owner (Genitive).
-        changes: the sound changes that every word went through, in order: "pattern>replacement".
+        changes: the sound changes that every word went through, in order: "pattern>replacement";
+            V is any vowel.
     """
 
     code: str
@@ -275,11 +275,9 @@ FAMILIES = (
         affixes="kes mu nis da vor nen",
         languages=(
             Language("qta", 32_000, "SVMOPT", "DANG", "k(?=[ei])>C s(?=i)>S"),
-            Language("qtb", 7606, "SVMOPT", "DNAG", f"p{_BEFORE_VOWEL}>f t{_BEFORE_VOWEL}>d o>u"),
-            Language(
-                "qtc", 1808, "TSOMVP", "DANG", f"{_AFTER_VOWEL}k{_BEFORE_VOWEL}>g e(?=[nr])>ya"
-            ),
-            Language("qtd", 430, "OVMSPT", "DANG", f"b>v {_AFTER_VOWEL}s{_BEFORE_VOWEL}>h"),
+            Language("qtb", 7606, "SVMOPT", "DNAG", "p(?=V)>f t(?=V)>d o>u"),
+            Language("qtc", 1808, "TSOMVP", "DANG", "(?<=V)k(?=V)>g e(?=[nr])>ya"),
+            Language("qtd", 430, "OVMSPT", "DANG", "b>v (?<=V)s(?=V)>h"),
         ),
     ),
     Family(
@@ -289,8 +287,8 @@ FAMILIES = (
         affixes="lar mun nax dug Cak mas",
         languages=(
             Language("qoa", 22_343, "TSPOMV", "DGAN", "k(?=[ei])>x"),
-            Language("qob", 5311, "TSPOMV", "DGNA", f"^k>x g>w z{_BEFORE_VOWEL}>s"),
-            Language("qoc", 1262, "SPOMVT", "DGAN", f"C>Z u>o {_AFTER_VOWEL}b>v"),
+            Language("qob", 5311, "TSPOMV", "DGNA", "^k>x g>w z(?=V)>s"),
+            Language("qoc", 1262, "SPOMVT", "DGAN", "C>Z u>o (?<=V)b>v"),
             Language("qod", 300, "SVMOPT", "DGAN", "S>s k$>h d(?=[ei])>Z"),
         ),
     ),
@@ -301,9 +299,9 @@ FAMILIES = (
         affixes="wi te Sel kan sof lof",
         has_prefixes=True,
         languages=(
-            Language("qsa", 15_601, "VMSOPT", "DNAG", f"{_AFTER_VOWEL}h>x t(?=m)>n"),
+            Language("qsa", 15_601, "VMSOPT", "DNAG", "(?<=V)h>x t(?=m)>n"),
             Language("qsb", 2589, "TVMSOP", "NADG", "x>k f>p a(?=[mn])>o"),
-            Language("qsc", 615, "SVMOPT", "DNAG", f"S>s t(?=[iu])>C {_AFTER_VOWEL}d>z"),
+            Language("qsc", 615, "SVMOPT", "DNAG", "S>s t(?=[iu])>C (?<=V)d>z"),
         ),
     ),
     Family(
@@ -315,7 +313,7 @@ FAMILIES = (
         languages=(
             Language("qla", 10_893, "TSVMOP", "GNAD", "t(?=i)>C"),
             Language("qlb", 3708, "TSVMOP", "DGAN", "p>b k(?=[ou])>g w>v"),
-            Language("qlc", 881, "TSPOMV", "GNAD", f"{_AFTER_VOWEL}t>d s>S e(?=N)>i"),
+            Language("qlc", 881, "TSPOMV", "GNAD", "(?<=V)t>d s>S e(?=N)>i"),
         ),
     ),
 )
@@ -337,7 +335,8 @@ class Speaker:
 
     def __init__(self, language: Language, family: Family) -> None:
         self.language, self._family = language, family
-        self._changes = [change.split(">") for change in language.changes.split()]
+        changes = language.changes.replace("V", f"[{_VOWELS}]").split()
+        self._changes = [change.split(">") for change in changes]
         self._letters = str.maketrans(_SOUNDS, family.letters)
         self._affixes = dict(zip(_MARKERS, family.affixes.split(), strict=True))
         self._words: dict[tuple[str, ...], str] = {}
