@@ -220,43 +220,22 @@ _SOUNDS = _VOWELS + "pbtdkgmnszSZCNxlrhwyfv"  # S sh, Z zh, C ch, N ng.
 
 
 @dataclasses.dataclass(frozen=True)
-class Language:
-    """What sets a language apart from its relatives.
-
-    Attributes:
-        code: one of those that ISO 639-3 reserves for private use.
-        num_pairs: the number of training pairs.
-        order: the order of Subject, Object, Verb, Manner, Place and Time.
-        noun_order: the order of Determiner, Adjectives, Noun and owner (Genitive).
-        changes: the sound changes that every word went through, in order: "pattern>replacement";
-            V is any vowel.
-    """
-
-    code: str
-    num_pairs: int
-    order: str
-    noun_order: str
-    changes: str
-
-
-@dataclasses.dataclass(frozen=True)
 class Family:
     """What related languages share.
 
     Attributes:
         letters: the script, in the order of the sounds.
-        onsets, codas: the consonants of a syllable; half of the syllables or more have no coda.
+        onsets: the consonants that a syllable begins with.
+        codas: those that it ends with; half of the syllables or more have none.
         affixes: those of plural, object, owner, past, future and not, in this order.
         has_prefixes: affixes are prefixes, and prepositions and the question word come first;
             otherwise they are suffixes, and both come last.
-        languages: its members.
     """
 
     letters: str
     onsets: str
     codas: str
     affixes: str
-    languages: tuple[Language, ...]
     has_prefixes: bool = False
 
     def root(self, rng: random.Random, is_short: bool) -> str:
@@ -267,55 +246,55 @@ class Family:
         )
 
 
-FAMILIES = (
-    Family(
-        letters="aeioupbtdkgmnszšžčñxlrhwyfv",
-        onsets="ptkbdgmnslrv",
-        codas="nrls",
-        affixes="kes mu nis da vor nen",
-        languages=(
-            Language("qta", 32_000, "SVMOPT", "DANG", "k(?=[ei])>C s(?=i)>S"),
-            Language("qtb", 7606, "SVMOPT", "DNAG", "p(?=V)>f t(?=V)>d o>u"),
-            Language("qtc", 1808, "TSOMVP", "DANG", "(?<=V)k(?=V)>g e(?=[nr])>ya"),
-            Language("qtd", 430, "OVMSPT", "DANG", "b>v (?<=V)s(?=V)>h"),
-        ),
-    ),
-    Family(
-        letters="աեիոըպբտդկգմնսզշժչղխլրհւյֆվ",
-        onsets="kgtdbmnsyrlCS",
-        codas="knrz",
-        affixes="lar mun nax dug Cak mas",
-        languages=(
-            Language("qoa", 22_343, "TSPOMV", "DGAN", "k(?=[ei])>x"),
-            Language("qob", 5311, "TSPOMV", "DGNA", "^k>x g>w z(?=V)>s"),
-            Language("qoc", 1262, "SPOMVT", "DGAN", "C>Z u>o (?<=V)b>v"),
-            Language("qod", 300, "SVMOPT", "DGAN", "S>s k$>h d(?=[ei])>Z"),
-        ),
-    ),
-    Family(
-        letters="ⴰⴻⵉⵄⵓⵒⴱⵜⴷⴽⴳⵎⵏⵙⵣⵛⵊⵞⵖⵅⵍⵔⵀⵡⵢⴼⵠ",
-        onsets="ShnmrltdkbfxwC",
-        codas="mlSt",
-        affixes="wi te Sel kan sof lof",
-        has_prefixes=True,
-        languages=(
-            Language("qsa", 15_601, "VMSOPT", "DNAG", "(?<=V)h>x t(?=m)>n"),
-            Language("qsb", 2589, "TVMSOP", "NADG", "x>k f>p a(?=[mn])>o"),
-            Language("qsc", 615, "SVMOPT", "DNAG", "S>s t(?=[iu])>C (?<=V)d>z"),
-        ),
-    ),
-    Family(
-        letters="аеиоупбтдкгмнсзшжчңхлрһўйфв",
-        onsets="ptkmnlhwysCN",
-        codas="nN",
-        affixes="mena koi noN tele kamai pohu",
-        has_prefixes=True,
-        languages=(
-            Language("qla", 10_893, "TSVMOP", "GNAD", "t(?=i)>C"),
-            Language("qlb", 3708, "TSVMOP", "DGAN", "p>b k(?=[ou])>g w>v"),
-            Language("qlc", 881, "TSPOMV", "GNAD", "(?<=V)t>d s>S e(?=N)>i"),
-        ),
-    ),
+@dataclasses.dataclass(frozen=True)
+class Language:
+    """What sets a language apart from its relatives.
+
+    Attributes:
+        code: one of those that ISO 639-3 reserves for private use.
+        family: what it shares with its relatives.
+        num_pairs: the number of training pairs.
+        order: the order of Subject, Object, Verb, Manner, Place and Time.
+        noun_order: the order of Determiner, Adjectives, Noun and owner (Genitive).
+        changes: the sound changes that every word went through, in order: "pattern>replacement";
+            V is any vowel.
+    """
+
+    code: str
+    family: Family
+    num_pairs: int
+    order: str
+    noun_order: str
+    changes: str
+
+
+_LATIN = Family("aeioupbtdkgmnszšžčñxlrhwyfv", "ptkbdgmnslrv", "nrls", "kes mu nis da vor nen")
+_ARMENIAN = Family(
+    "աեիոըպբտդկգմնսզշժչղխլրհւյֆվ", "kgtdbmnsyrlCS", "knrz", "lar mun nax dug Cak mas"
+)
+_TIFINAGH = Family(
+    "ⴰⴻⵉⵄⵓⵒⴱⵜⴷⴽⴳⵎⵏⵙⵣⵛⵊⵞⵖⵅⵍⵔⵀⵡⵢⴼⵠ", "ShnmrltdkbfxwC", "mlSt", "wi te Sel kan sof lof", True
+)
+_CYRILLIC = Family(
+    "аеиоупбтдкгмнсзшжчңхлрһўйфв", "ptkmnlhwysCN", "nN", "mena koi noN tele kamai pohu", True
+)
+FAMILIES = (_LATIN, _ARMENIAN, _TIFINAGH, _CYRILLIC)
+# From the largest to the smallest, so that every family has large and small languages.
+LANGUAGES = (
+    Language("qta", _LATIN, 32_000, "SVMOPT", "DANG", "k(?=[ei])>C s(?=i)>S"),
+    Language("qoa", _ARMENIAN, 22_343, "TSPOMV", "DGAN", "k(?=[ei])>x"),
+    Language("qsa", _TIFINAGH, 15_601, "VMSOPT", "DNAG", "(?<=V)h>x t(?=m)>n"),
+    Language("qla", _CYRILLIC, 10_893, "TSVMOP", "GNAD", "t(?=i)>C"),
+    Language("qtb", _LATIN, 7_606, "SVMOPT", "DNAG", "p(?=V)>f t(?=V)>d o>u"),
+    Language("qob", _ARMENIAN, 5_311, "TSPOMV", "DGNA", "^k>x g>w z(?=V)>s"),
+    Language("qlb", _CYRILLIC, 3_708, "TSVMOP", "DGAN", "p>b k(?=[ou])>g w>v"),
+    Language("qsb", _TIFINAGH, 2_589, "TVMSOP", "NADG", "x>k f>p a(?=[mn])>o"),
+    Language("qtc", _LATIN, 1_808, "TSOMVP", "DANG", "(?<=V)k(?=V)>g e(?=[nr])>ya"),
+    Language("qoc", _ARMENIAN, 1_262, "SPOMVT", "DGAN", "C>Z u>o (?<=V)b>v"),
+    Language("qlc", _CYRILLIC, 881, "TSPOMV", "GNAD", "(?<=V)t>d s>S e(?=N)>i"),
+    Language("qsc", _TIFINAGH, 615, "SVMOPT", "DNAG", "S>s t(?=[iu])>C (?<=V)d>z"),
+    Language("qtd", _LATIN, 430, "OVMSPT", "DANG", "b>v (?<=V)s(?=V)>h"),
+    Language("qod", _ARMENIAN, 300, "SVMOPT", "DGAN", "S>s k$>h d(?=[ei])>Z"),
 )
 
 _MARKERS = ("plural", "object", "owner", "past", "future", "not")
@@ -333,12 +312,12 @@ def _forms(kind: str) -> _Forms:
 class Speaker:
     """Expresses meanings in one language. Every word that it writes has one meaning."""
 
-    def __init__(self, language: Language, family: Family) -> None:
-        self.language, self._family = language, family
+    def __init__(self, language: Language) -> None:
+        self.language, self._family = language, language.family
         changes = language.changes.replace("V", f"[{_VOWELS}]").split()
         self._changes = [change.split(">") for change in changes]
-        self._letters = str.maketrans(_SOUNDS, family.letters)
-        self._affixes = dict(zip(_MARKERS, family.affixes.split(), strict=True))
+        self._letters = str.maketrans(_SOUNDS, self._family.letters)
+        self._affixes = dict(zip(_MARKERS, self._family.affixes.split(), strict=True))
         self._words: dict[tuple[str, ...], str] = {}
 
     def can_learn(self, root: str, forms: _Forms) -> bool:
@@ -399,11 +378,11 @@ class Speaker:
 
 
 def speakers(seed: int) -> list[Speaker]:
-    """Returns the speakers of all languages."""
-    made = []
+    """Returns the speakers of all languages, from the largest language to the smallest."""
+    made = [Speaker(language) for language in LANGUAGES]
     for family in FAMILIES:
         rng = random.Random(f"{seed} {family.letters}")
-        relatives = [Speaker(language, family) for language in family.languages]
+        relatives = [speaker for speaker in made if speaker.language.family == family]
         for kind, words in _WORDS.items():
             forms = _forms(kind)
             for word in words:
@@ -412,7 +391,6 @@ def speakers(seed: int) -> list[Speaker]:
                     root = family.root(rng, is_short=len(forms) == 1)
                 for speaker in relatives:
                     speaker.learn(word, root, forms)
-        made += relatives
     return made
 
 
