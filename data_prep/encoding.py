@@ -101,14 +101,10 @@ def encode(
     models: tuple[pathlib.Path, pathlib.Path],
     max_pieces: float,
 ) -> Encoded:
-    """Writes one file of records, and one of their lengths.
+    """Writes the chunks' records to `name`.array_record and their lengths to `name`.lengths.npy.
 
-    Args:
-        members: the chunks that the records are made of.
-        data_dir: the prepared folder.
-        name: the files are `name`.array_record and `name`.lengths.npy in it.
-        models: the SentencePiece models of source and target.
-        max_pieces: drops pairs with a longer side, counting EOS; infinity keeps all.
+    Pairs with a side longer than `max_pieces`, counting EOS, are dropped. `models` are the
+    SentencePiece models of source and target.
     """
     source_statistics = target_statistics = NOTHING
     lengths = [np.empty((0, 2), np.int64)]

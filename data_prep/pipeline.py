@@ -232,7 +232,9 @@ class _Steps:
     @cached_property
     def report(self) -> None:
         """Writes the report and, when everything else is complete, the manifest."""
-        described = tuple(map(self._language, sorted(self._codes())))
+        dropped = (one.dropped for one in self.clean)
+        codes = set(self.survey).union(*dropped, *self.chunks.values())
+        described = tuple(map(self._language, sorted(codes)))
         reports = [
             report.LanguageReport(one, *(self._statistics(one.code, side) for side in Side))
             for one in described
@@ -280,10 +282,6 @@ class _Steps:
     def _statistics(self, code: str, side: Side) -> encoding.SideStatistics:
         shards = self.records.get(("train", code), [])
         return sum((getattr(shard, side) for shard in shards), encoding.NOTHING)
-
-    def _codes(self) -> set[str]:
-        dropped = (one.dropped for one in self.clean)
-        return set(self.survey).union(*dropped, *self.chunks.values())
 
     def _model(self, side: Side) -> pathlib.Path:
         return self.out_dir / _model_path(side)

@@ -56,12 +56,7 @@ def clean(
 ) -> Cleaned:
     """Cleans a source. Training text is written normalized, dev and test unchanged.
 
-    Args:
-        source: what is read.
-        chunks_dir: the folder of the chunks.
-        name: the beginning of the chunks' names, unique to the source.
-        own_scripts: the scripts of each language.
-        config: the settings of the build.
+    The chunks' names begin with `name`, which is unique to the source.
 
     Raises:
         ValueError: the source cannot be read, or too many of its lines are malformed.

@@ -146,12 +146,10 @@ class PoFile(Source):
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{self.path} is no gettext catalog: {error}") from error
         for message in catalog.translated_entries():
-            if not message.msgid_plural:
-                yield Row(self.language, Pair.of(message.msgstr, message.msgid))
-                continue
-            forms = [form for _, form in sorted(message.msgstr_plural.items())]
+            forms = [form for _, form in sorted(message.msgstr_plural.items())] or [message.msgstr]
             yield Row(self.language, Pair.of(forms[0], message.msgid))
-            yield Row(self.language, Pair.of(forms[-1], message.msgid_plural))
+            if message.msgid_plural:
+                yield Row(self.language, Pair.of(forms[-1], message.msgid_plural))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -218,15 +216,12 @@ class TfdsSplit(Source):
             yield from _rows_of(self._texts(example), self.languages)
 
     def _texts(self, example: dict[str, Any]) -> list[tuple[str, str]]:
-        """Returns the (language, text) pairs of an example.
-
-        They are a list of languages and one of texts (ted_multi_translate), or a text for each
-        language (wmt*, opus, para_crawl, flores).
-        """
+        """Returns the (language, text) pairs of an example."""
         found = example.get("translations", example)
-        if {"language", "translation"} <= set(found):
+        if {"language", "translation"} <= set(found):  # Two lists, as in ted_multi_translate.
             both = zip(found["language"], found["translation"], strict=True)
             return [(tag.decode(), text.decode()) for tag, text in both]
+        # A text for each language, as in wmt*, opus, para_crawl and flores.
         texts = [(tag, text.decode()) for tag, text in found.items() if isinstance(text, bytes)]
         if len(texts) < 2:
             raise ValueError(f"{self} has features {sorted(example)}: expected a translation set")
