@@ -18,6 +18,7 @@ from absl import flags, logging
 
 from data_prep import config, pipeline, sources
 from lingvo_gshard import cli
+from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import manifest
 
 _INPUT = flags.DEFINE_string("input", None, "A folder of parallel text.")
@@ -47,15 +48,11 @@ def main(argv: list[str]) -> None:
     began = time.monotonic()
     found, settings = _sources_and_config()
     out_dir = pathlib.Path(_OUT.value)
-    try:
+    with atomic_file.naming(out_dir):
         if _THROUGH.value is not pipeline.Step.REPORT:
             pipeline.run_through(_THROUGH.value, found, out_dir, settings, _WORKERS.value)
             return
         made = pipeline.prepare(found, out_dir, settings, _WORKERS.value)
-    except OSError as error:
-        if error.filename is None:  # As when the disk is full.
-            raise OSError(f"{out_dir}: {error}") from error
-        raise
     _report(made, time.monotonic() - began)
 
 
@@ -72,33 +69,29 @@ def _report(made: manifest.Manifest, elapsed_secs: float) -> None:
     for language in made.languages:
         counts = {split: language.num_examples(split) for split in manifest.SPLITS}
         logging.info("%s: %s, dropped %s", language.code, counts, language.dropped or "none")
-        if "train" in language.records:
-            _warn_of_bytes(language.code, language.records["train"])
-    train = [one.records["train"] for one in made.languages if "train" in one.records]
+    train = {one.code: one.records["train"] for one in made.languages if "train" in one.records}
+    for code, records in train.items():
+        share = records.num_source_byte_tokens / max(records.num_source_tokens, 1)
+        if share > _MANY_BYTES:
+            logging.warning(
+                "%s: %.1f %% of the source's tokens are bytes of characters without a piece: a "
+                "larger source vocabulary or character_coverage makes it shorter",
+                code,
+                100 * share,
+            )
     logging.info(
         "%s: %d training pairs of %d languages, %d source and %d target tokens; "
         "vocabularies %d and %d; %.1f s; tables in %s/report",
         _OUT.value,
-        sum(records.num_examples for records in train),
+        sum(records.num_examples for records in train.values()),
         len(train),
-        sum(records.num_source_tokens for records in train),
-        sum(records.num_target_tokens for records in train),
+        sum(records.num_source_tokens for records in train.values()),
+        sum(records.num_target_tokens for records in train.values()),
         made.source_vocabulary.size,
         made.target_vocabulary.size,
         elapsed_secs,
         _OUT.value,
     )
-
-
-def _warn_of_bytes(code: str, records: manifest.Records) -> None:
-    share = records.num_source_byte_tokens / max(records.num_source_tokens, 1)
-    if share > _MANY_BYTES:
-        logging.warning(
-            "%s: %.1f %% of the source's tokens are bytes of characters without a piece: a larger "
-            "source vocabulary or character_coverage makes it shorter",
-            code,
-            100 * share,
-        )
 
 
 if __name__ == "__main__":

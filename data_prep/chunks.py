@@ -61,9 +61,9 @@ class Writer:
     def __init__(
         self, folder: pathlib.Path, split: str, language: str, name: str, pairs_per_chunk: int
     ) -> None:
-        self._folder, self._split, self._language = folder / split / language, split, language
-        self._name, self._pairs_per_chunk = name, pairs_per_chunk
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._stem, self._split, self._language = folder / split / language / name, split, language
+        self._pairs_per_chunk = pairs_per_chunk
+        self._stem.parent.mkdir(parents=True, exist_ok=True)
         self._chunks: list[Chunk] = []
         self._file: IO[str] | None = None
         self._digests = array.array("Q")
@@ -77,25 +77,21 @@ class Writer:
         self._digests.extend(map(cleaning.digest, texts))
         self._file.write(pair.line)
         if len(self._digests) == 3 * self._pairs_per_chunk:
-            self._end_chunk()
+            self.close()
 
     def close(self) -> list[Chunk]:
         """Ends the last chunk and returns all chunks."""
-        self._end_chunk()
+        if self._file is not None:
+            self._file.close()
+            digests = np.array(self._digests, np.uint64).reshape(-1, 3)
+            np.save(_digests_path(self._path), digests)
+            self._chunks.append(Chunk(self._split, self._language, self._path, len(digests)))
+            self._file, self._digests = None, array.array("Q")
         return self._chunks
 
     @property
     def _path(self) -> pathlib.Path:
-        return self._folder / f"{self._name}-{len(self._chunks):05d}.tsv"
-
-    def _end_chunk(self) -> None:
-        if self._file is None:
-            return
-        self._file.close()
-        digests = np.array(self._digests, np.uint64).reshape(-1, 3)
-        np.save(_digests_path(self._path), digests)
-        self._chunks.append(Chunk(self._split, self._language, self._path, len(digests)))
-        self._file, self._digests = None, array.array("Q")
+        return self._stem.with_name(f"{self._stem.name}-{len(self._chunks):05d}.tsv")
 
 
 def _digests_path(path: pathlib.Path) -> pathlib.Path:

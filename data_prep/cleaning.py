@@ -102,13 +102,10 @@ def digest(text: str) -> int:
 def broken_rule(
     pair: Pair, language: str, own_scripts: frozenset[str], config: BuildConfig
 ) -> Rule | None:
-    """Returns the first rule that a pair breaks, among those that need only the pair.
+    """Returns the first rule that a normalized pair breaks, among those that need only the pair.
 
-    Args:
-        pair: a pair with both sides normalized.
-        language: the source's code.
-        own_scripts: the source language's scripts.
-        config: the limits of the rules. Lengths are in characters; a wide one counts as three.
+    `language` and `own_scripts` are the source's. Lengths are in characters; a wide one counts as
+    three.
     """
     sides = (pair.source, pair.english)
     if any("\ufffd" in side for side in sides):

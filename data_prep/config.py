@@ -39,7 +39,7 @@ import glob
 import math
 import pathlib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Set
 from typing import Any
 
 from data_prep import languages, sources
@@ -47,16 +47,10 @@ from data_prep.sources import JsonlFile, MosesFiles, PoFile, Source, TfdsSplit, 
 from lingvo_gshard.input.manifest import SPLITS
 
 MODEL_TYPES = ("bpe", "unigram")
-_FORMATS: dict[str, type] = {
-    "folder": TsvFile,
-    "tsv": TsvFile,
-    "moses": MosesFiles,
-    "tmx": TmxFile,
-    "jsonl": JsonlFile,
-    "po": PoFile,
-    "tfds": TfdsSplit,
-}
-_PATHS = ("source", "english", "data_dir")  # The keys of paths that are not patterns.
+# The formats whose `path` is a pattern, and those with other paths or none.
+_FILE_FORMATS = {"tsv": TsvFile, "tmx": TmxFile, "jsonl": JsonlFile, "po": PoFile}
+_OTHER_FORMATS = {"moses": MosesFiles, "tfds": TfdsSplit}
+_FORMATS = ("folder", *_FILE_FORMATS, *_OTHER_FORMATS)
 # The four special ids, a piece for each byte, and one character.
 _MIN_VOCAB_SIZE = 4 + 256 + 1
 # The least and the greatest value that is allowed.
@@ -122,7 +116,12 @@ class BuildConfig:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            _check_type(field, getattr(self, field.name))
+            value, kind = getattr(self, field.name), field.type
+            fits = type(value) is kind or (kind is float and type(value) is int)
+            if isinstance(kind, type) and not fits:  # `load` checks the scripts.
+                raise ValueError(
+                    f"{field.name} {value!r}: expected a value of type {kind.__name__}"
+                )
         for name, (least, most) in _RANGES.items():
             value = getattr(self, name)
             if not least <= value <= most:
@@ -132,15 +131,6 @@ class BuildConfig:
             raise ValueError(
                 f"model_type {self.model_type!r}: expected one of {', '.join(MODEL_TYPES)}"
             )
-
-
-def _check_type(field: dataclasses.Field, value: Any) -> None:
-    kind = field.type
-    if not isinstance(kind, type):  # The scripts; `load` checks them.
-        return
-    fits = type(value) is kind or (kind is float and type(value) is int)
-    if not fits:
-        raise ValueError(f"{field.name} {value!r}: expected a value of type {kind.__name__}")
 
 
 def load(path: pathlib.Path, settings: Mapping[str, Any]) -> tuple[tuple[Source, ...], BuildConfig]:
@@ -177,38 +167,40 @@ def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
     name = fields.pop("format", None)
     if name not in _FORMATS:
         raise ValueError(f"sources: format {name!r}: expected one of {', '.join(_FORMATS)}")
-    split = fields.get("split")
-    if split is not None and split not in SPLITS:
+    if name == "folder":
+        _check_keys("a folder", fields, {"path"}, ["path"])
+        return list(sources.in_folder(folder / fields["path"]))
+    split = fields.get("split", "train")
+    if split not in SPLITS:
         raise ValueError(f"sources: split {split!r}: expected one of {', '.join(SPLITS)}")
     if "language" in fields:
         fields["language"] = languages.code(fields["language"])
     if "languages" in fields:
         fields["languages"] = tuple(map(languages.code, fields["languages"]))
-    if name == "folder":
-        _check_keys("a folder", fields, {"path"})
-        return list(sources.in_folder(folder / fields["path"]))
-    cls = _FORMATS[name]
-    if cls in (MosesFiles, TfdsSplit):
-        paths = {key: folder / fields[key] for key in _PATHS if key in fields}
-        return [_make(cls, {**fields, **paths})]
+    if name in _OTHER_FORMATS:
+        paths = {"source", "english", "data_dir"} & fields.keys()
+        return [_make(_OTHER_FORMATS[name], fields | {key: folder / fields[key] for key in paths})]
     found = sorted(glob.glob(str(folder / str(fields.get("path", ""))), recursive=True))
     files = [file for file in map(pathlib.Path, found) if file.is_file()]
     if not files:
         raise ValueError(f"sources: no file matches path {fields.get('path')!r}")
-    return [_make(cls, {**fields, "path": file}) for file in files]
+    return [_make(_FILE_FORMATS[name], fields | {"path": file}) for file in files]
 
 
-def _make(cls: type, fields: Mapping[str, Any]) -> Source:
-    known = dataclasses.fields(cls)
-    _check_keys(cls.__name__, fields, {field.name for field in known})
-    missing = [f.name for f in known if f.default is dataclasses.MISSING and f.name not in fields]
-    if missing:
-        raise ValueError(f"sources: {cls.__name__} needs {', '.join(missing)}")
-    source: Source = cls(**fields)
-    return source
+def _make(cls: type[Source], fields: Mapping[str, Any]) -> Source:
+    known = dataclasses.fields(cls)  # type: ignore[arg-type]  # All sources are data classes.
+    required = [field.name for field in known if field.default is dataclasses.MISSING]
+    _check_keys(cls.__name__, fields, {field.name for field in known}, required)
+    return cls(**fields)
 
 
-def _check_keys(what: str, fields: Mapping[str, Any], known: set[str]) -> None:
-    unknown = sorted(set(fields) - known)
+def _check_keys(
+    owner: str, fields: Mapping[str, Any], known: Set[str], required: Collection[str] = ()
+) -> None:
+    unknown, missing = sorted(fields.keys() - known), sorted(set(required) - fields.keys())
     if unknown:
-        raise ValueError(f"{what} has no {', '.join(unknown)}: there is {', '.join(sorted(known))}")
+        raise ValueError(
+            f"{owner} has no {', '.join(unknown)}: there is {', '.join(sorted(known))}"
+        )
+    if missing:
+        raise ValueError(f"{owner} needs {', '.join(missing)}")

@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import errno
 import functools
 import itertools
 import pathlib
@@ -52,9 +51,9 @@ class SideStatistics:
         return int(self.lengths @ np.arange(len(self.lengths)))
 
     def __add__(self, other: "SideStatistics") -> "SideStatistics":
-        lengths = np.zeros(max(len(self.lengths), len(other.lengths)), np.int64)
-        for addend in (self.lengths, other.lengths):
-            lengths[: len(addend)] += addend
+        shorter, longer = sorted((self.lengths, other.lengths), key=len)
+        lengths = longer.copy()
+        lengths[: len(shorter)] += shorter
         return SideStatistics(
             lengths,
             self.num_words + other.num_words,
@@ -100,24 +99,38 @@ def encode(
     data_dir: pathlib.Path,
     name: str,
     models: tuple[pathlib.Path, pathlib.Path],
-    max_pieces: int | None,
+    max_pieces: float,
 ) -> Encoded:
-    """Writes one file of records, and one of their lengths.
+    """Writes the chunks' records to `name`.array_record and their lengths to `name`.lengths.npy.
 
-    Args:
-        members: the chunks that the records are made of.
-        data_dir: the prepared folder.
-        name: the files are `name`.array_record and `name`.lengths.npy in it.
-        models: the SentencePiece models of source and target.
-        max_pieces: drops pairs with a longer side, counting EOS; None keeps all.
+    Pairs with a side longer than `max_pieces`, counting EOS, are dropped. `models` are the
+    SentencePiece models of source and target.
     """
-    encoder = _Encoder(members, *models, max_pieces)
+    source_statistics = target_statistics = NOTHING
+    lengths = [np.empty((0, 2), np.int64)]
+    num_too_long = 0
+
+    def records() -> Iterator[bytes]:
+        nonlocal source_statistics, target_statistics, num_too_long
+        for pairs, source, target in tokenize(_batches(_text(members)), *models):
+            is_short = np.maximum(source.lengths, target.lengths) <= max_pieces
+            num_too_long += int((~is_short).sum())
+            source, target = source.select(is_short), target.select(is_short)
+            pairs = list(itertools.compress(pairs, is_short.tolist()))
+            source_statistics += _statistics([p.source for p in pairs], source, models[0])
+            target_statistics += _statistics([p.english for p in pairs], target, models[1])
+            lengths.append(np.stack([source.lengths, target.lengths], axis=1))
+            yield from example_codec.encode_batch(
+                source.ids, source.splits, target.ids, target.splits
+            )
+
     paths = f"{name}.array_record", f"{name}.lengths.npy"
-    num_examples = write_records(data_dir / paths[0], encoder.records())
-    np.save(data_dir / paths[1], encoder.lengths())
-    file, lengths = (manifest.describe_file(data_dir, path) for path in paths)
-    shard = manifest.Shard(file, lengths, num_examples)
-    return Encoded(shard, encoder.source, encoder.target, encoder.num_too_long)
+    num_examples = write_records(data_dir / paths[0], records())
+    of_all = np.concatenate(lengths)
+    np.save(data_dir / paths[1], of_all.astype(np.min_scalar_type(of_all.max(initial=0))))
+    records_file, lengths_file = (manifest.describe_file(data_dir, path) for path in paths)
+    shard = manifest.Shard(records_file, lengths_file, num_examples)
+    return Encoded(shard, source_statistics, target_statistics, num_too_long)
 
 
 def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
@@ -136,42 +149,8 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
         try:
             writer.close()
         except RuntimeError as error:  # The library reports a full disk only here.
-            raise OSError(errno.EIO, str(error), str(path)) from error
+            raise OSError(str(error)) from error
     return num_records
-
-
-@dataclasses.dataclass
-class _Encoder:
-    """Makes records and counts along the way."""
-
-    members: Sequence[chunks.Chunk]
-    source_model: pathlib.Path
-    target_model: pathlib.Path
-    max_pieces: int | None
-    source: SideStatistics = NOTHING
-    target: SideStatistics = NOTHING
-    num_too_long: int = 0
-    lengths_of_batches: list[np.ndarray] = dataclasses.field(default_factory=list)
-
-    def lengths(self) -> np.ndarray:
-        """Returns the source and target tokens of each record so far, unsigned [n, 2]."""
-        found = np.concatenate([np.empty((0, 2), np.int64), *self.lengths_of_batches])
-        return found.astype(np.min_scalar_type(found.max(initial=0)))
-
-    def records(self) -> Iterator[bytes]:
-        batches = _batches(_text(self.members))
-        for pairs, source, target in tokenize(batches, self.source_model, self.target_model):
-            if self.max_pieces is not None:
-                is_short = np.maximum(source.lengths, target.lengths) <= self.max_pieces
-                self.num_too_long += int((~is_short).sum())
-                source, target = source.select(is_short), target.select(is_short)
-                pairs = list(itertools.compress(pairs, is_short.tolist()))
-            self.source += _statistics([p.source for p in pairs], source, self.source_model)
-            self.target += _statistics([p.english for p in pairs], target, self.target_model)
-            self.lengths_of_batches.append(np.stack([source.lengths, target.lengths], axis=1))
-            yield from example_codec.encode_batch(
-                source.ids, source.splits, target.ids, target.splits
-            )
 
 
 def tokenize(

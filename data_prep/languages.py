@@ -88,10 +88,8 @@ def own_scripts(
 ) -> frozenset[str]:
     """Returns the scripts of a language; the set is empty if its text has no letters.
 
-    Args:
-        language: its code; a script in the code decides.
-        counts: characters of each script in a part of its text.
-        configured: scripts by language; these decide before the code does.
+    The scripts that are `configured` for its code decide, then a script in the code, and then the
+    `counts` of each script's characters in a part of its text.
     """
     in_code = langcodes.Language.get(code(language)).script
     named = configured.get(language) or ([in_code] if in_code else [])

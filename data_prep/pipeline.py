@@ -17,6 +17,7 @@ import collections
 import dataclasses
 import enum
 import itertools
+import math
 import pathlib
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -231,7 +232,9 @@ class _Steps:
     @cached_property
     def report(self) -> None:
         """Writes the report and, when everything else is complete, the manifest."""
-        described = tuple(map(self._language, sorted(self._codes())))
+        dropped = (one.dropped for one in self.clean)
+        codes = set(self.survey).union(*dropped, *self.chunks.values())
+        described = tuple(map(self._language, sorted(codes)))
         reports = [
             report.LanguageReport(one, *(self._statistics(one.code, side) for side in Side))
             for one in described
@@ -247,20 +250,17 @@ class _Steps:
         manifest.save(made, self.out_dir)
 
     def _encode_calls(self, split: str, code: str) -> list[Callable[[], encoding.Encoded]]:
-        members, max_pieces = self.chunks[split][code], None
-        num_kept = [chunk.num_pairs for chunk in members]
+        members = self.chunks[split][code]
+        num_kept, max_pieces = [chunk.num_pairs for chunk in members], math.inf
         if split == "train":
             num_kept, max_pieces = self.select[code].num_kept, self.config.max_pieces
         models = (self._model(Side.SOURCE), self._model(Side.TARGET))
         shards = list(_shards(members, num_kept, self.config.pairs_per_shard))
-        names = (
-            f"records/{split}/{code}-{index:05d}-of-{len(shards):05d}"
-            for index in range(len(shards))
-        )
-        return [
-            partial(encoding.encode, shard, self.out_dir, name, models, max_pieces)
-            for shard, name in zip(shards, names, strict=True)
-        ]
+        calls: list[Callable[[], encoding.Encoded]] = []
+        for index, shard in enumerate(shards):
+            name = f"records/{split}/{code}-{index:05d}-of-{len(shards):05d}"
+            calls.append(partial(encoding.encode, shard, self.out_dir, name, models, max_pieces))
+        return calls
 
     def _language(self, code: str) -> manifest.Language:
         dropped: collections.Counter[Rule] = collections.Counter()
@@ -282,10 +282,6 @@ class _Steps:
     def _statistics(self, code: str, side: Side) -> encoding.SideStatistics:
         shards = self.records.get(("train", code), [])
         return sum((getattr(shard, side) for shard in shards), encoding.NOTHING)
-
-    def _codes(self) -> set[str]:
-        dropped = (one.dropped for one in self.clean)
-        return set(self.survey).union(*dropped, *self.chunks.values())
 
     def _model(self, side: Side) -> pathlib.Path:
         return self.out_dir / _model_path(side)

@@ -47,10 +47,7 @@ def text(sources: Sequence[Source], config: BuildConfig) -> str:
 def claim(out_dir: pathlib.Path, plan: str, made: Sequence[str]) -> None:
     """Writes the plan into a folder without one, or checks that the folder has this plan.
 
-    Args:
-        out_dir: the folder, which is created if necessary.
-        plan: what `text` returned.
-        made: the names of everything that a build makes in the folder.
+    `made` are the names of everything that a build makes in the folder.
 
     Raises:
         ValueError: the folder has another plan, or contains one of `made` without a plan.

@@ -11,7 +11,8 @@ from absl import logging
 from data_prep import chunks, cleaning, languages
 from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
-from data_prep.sources import Row, Source
+from data_prep.sources import Source
+from data_prep.tsv import Pair
 
 _SURVEYED_ROWS = 2000
 _LOGGED_LINES = 10
@@ -30,7 +31,7 @@ def survey(source: Source) -> dict[str, collections.Counter[str]]:
     """Counts the characters of each script in a source's first rows, by language."""
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for row in itertools.islice(source.rows(), _SURVEYED_ROWS):
-        if isinstance(row, Row):
+        if isinstance(row.pair, Pair):
             counts[row.language] += languages.count_scripts(row.pair.source)
     return dict(counts)
 
@@ -55,12 +56,7 @@ def clean(
 ) -> Cleaned:
     """Cleans a source. Training text is written normalized, dev and test unchanged.
 
-    Args:
-        source: what is read.
-        chunks_dir: the folder of the chunks.
-        name: the beginning of the chunks' names, unique to the source.
-        own_scripts: the scripts of each language.
-        config: the settings of the build.
+    The chunks' names begin with `name`, which is unique to the source.
 
     Raises:
         ValueError: the source cannot be read, or too many of its lines are malformed.
@@ -68,9 +64,9 @@ def clean(
     dropped: dict[str, collections.Counter[Rule]] = collections.defaultdict(collections.Counter)
     repaired: collections.Counter[str] = collections.Counter()
     writers: dict[tuple[str, str], chunks.Writer] = {}
-    for row in _well_formed(source, config.max_malformed_share, dropped):
-        language, scripts = row.language, own_scripts.get(row.language, frozenset())
-        fixed = cleaning.repair_pair(row.pair, scripts)
+    for language, pair in _well_formed(source, config.max_malformed_share, dropped):
+        scripts = own_scripts.get(language, frozenset())
+        fixed = cleaning.repair_pair(pair, scripts)
         normalized = cleaning.normalize_pair(fixed)
         split = source.split or held_out_split(
             cleaning.english_key(normalized.english), config.held_out_share
@@ -87,26 +83,26 @@ def clean(
                 chunks_dir, split, language, name, config.pairs_per_chunk
             )
         if split == "train":
-            repaired[language] += fixed != row.pair
-        writers[split, language].add(normalized if split == "train" else row.pair, normalized)
+            repaired[language] += fixed != pair
+        writers[split, language].add(normalized if split == "train" else pair, normalized)
     written = [chunk for writer in writers.values() for chunk in writer.close()]
     return Cleaned(written, dict(dropped), repaired)
 
 
 def _well_formed(
     source: Source, max_malformed_share: float, dropped: dict[str, collections.Counter[Rule]]
-) -> Iterator[Row]:
-    """Yields the rows that are well-formed and counts the others."""
+) -> Iterator[tuple[str, Pair]]:
+    """Yields the language and the pair of each well-formed row and counts the others."""
     num_rows = num_bad = 0
     for row in source.rows():
         num_rows += 1
-        if isinstance(row, Row):
-            yield row
+        if isinstance(row.pair, Pair):
+            yield row.language, row.pair
             continue
         num_bad += 1
         dropped[row.language][Rule.MALFORMED] += 1
         if num_bad <= _LOGGED_LINES:
-            logging.warning("%s:%d: skipped: %s", source, row.number, row.reason)
+            logging.warning("%s:%d: skipped: %s", source, row.pair.number, row.pair.reason)
     if not num_rows:
         logging.warning("%s is empty", source)
     if num_bad > max_malformed_share * num_rows:

@@ -40,12 +40,7 @@ def select(members: Sequence[Chunk], english: pathlib.Path, sources: pathlib.Pat
     """Decides which pairs of a language's training chunks are kept, and writes that beside them.
 
     Pairs with held-out English or a held-out source are dropped, and of equal pairs all but the
-    first.
-
-    Args:
-        members: the chunks, in order.
-        english: the file of held-out English digests, which save_held_out wrote.
-        sources: the file of held-out source digests.
+    first. `english` and `sources` are the files of held-out digests, which save_held_out wrote.
     """
     held_out_english, held_out_sources = np.load(english), np.load(sources)
     for chunk in members:

@@ -13,13 +13,14 @@ import json
 import pathlib
 import re
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import polib
 from lxml import etree
 
 from data_prep import languages, tsv
 from data_prep.tsv import Malformed, Pair
+from lingvo_gshard import cli
 from lingvo_gshard.input.manifest import SPLITS
 
 _TSV_NAME = re.compile(r"([A-Za-z0-9_-]+)-en\.tsv(\.gz)?")
@@ -30,69 +31,49 @@ _TMX_TEXT_ELEMENTS = ("hi", "sub")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """A pair and the code of its source language."""
+    """What one line holds, and the code of its source language."""
 
     language: str
-    pair: Pair
+    pair: Pair | Malformed
 
 
-@dataclasses.dataclass(frozen=True)
-class BadRow:
-    """A line without a usable pair: its number, from 1, and what is wrong with it."""
-
-    language: str
-    number: int
-    reason: str
-
-
-class Source(Protocol):
+class Source:
     """One file, or whatever else is read as a whole; sources are read in parallel.
 
     `split` is train, dev or test; None distributes the pairs over the three by their English.
     """
 
-    @property
-    def split(self) -> str | None: ...
+    split: str | None
 
     @property
     def files(self) -> tuple[pathlib.Path, ...]:
         """The files that it reads, as far as they are known in advance."""
-        ...
-
-    def rows(self) -> Iterator[Row | BadRow]:
-        """Yields everything, in order. Raises ValueError if it is not in its format."""
-        ...
-
-
-class _OneFile:
-    """What all sources of a single file have in common."""
-
-    path: pathlib.Path
-
-    @property
-    def files(self) -> tuple[pathlib.Path, ...]:
-        return (self.path,)
+        return tuple(value for value in vars(self).values() if isinstance(value, pathlib.Path))
 
     def __str__(self) -> str:
-        return str(self.path)
+        return " and ".join(map(str, self.files))
+
+    def rows(self) -> Iterator[Row]:
+        """Yields everything, in order. Raises ValueError if it is not in its format."""
+        raise NotImplementedError
 
 
 @dataclasses.dataclass(frozen=True)
-class TsvFile(_OneFile):
+class TsvFile(Source):
     """`source<TAB>english` lines, plain or gzip."""
 
     path: pathlib.Path
     language: str
     split: str | None = None
 
-    def rows(self) -> Iterator[Row | BadRow]:
+    def rows(self) -> Iterator[Row]:
         """See Source."""
         for pair in tsv.read(self.path):
-            yield _row(self.language, pair)
+            yield Row(self.language, pair)
 
 
 @dataclasses.dataclass(frozen=True)
-class MosesFiles:
+class MosesFiles(Source):
     """Two files, plain or gzip, whose lines with the same number are translations."""
 
     source: pathlib.Path
@@ -100,33 +81,26 @@ class MosesFiles:
     language: str
     split: str | None = None
 
-    @property
-    def files(self) -> tuple[pathlib.Path, ...]:
-        return (self.source, self.english)
-
-    def __str__(self) -> str:
-        return f"{self.source} and {self.english}"
-
-    def rows(self) -> Iterator[Row | BadRow]:
+    def rows(self) -> Iterator[Row]:
         """See Source; also raises ValueError if one file has more lines."""
         both = itertools.zip_longest(tsv.read_lines(self.source), tsv.read_lines(self.english))
         for number, (source, english) in enumerate(both, start=1):
             if source is None or english is None:
                 shorter = self.source if source is None else self.english
                 raise ValueError(
-                    f"{self.source} and {self.english} differ in their number of lines: "
+                    f"{self} differ in their number of lines: "
                     f"{shorter.name} ends after {number - 1}"
                 )
             if isinstance(source, Malformed):
-                yield _row(self.language, source)
+                yield Row(self.language, source)
             elif isinstance(english, Malformed):
-                yield _row(self.language, english)
+                yield Row(self.language, english)
             else:
                 yield Row(self.language, Pair.of(source, english))
 
 
 @dataclasses.dataclass(frozen=True)
-class JsonlFile(_OneFile):
+class JsonlFile(Source):
     """One JSON object a line, plain or gzip; dots in a field's name lead into inner objects."""
 
     path: pathlib.Path
@@ -135,11 +109,11 @@ class JsonlFile(_OneFile):
     english_field: str
     split: str | None = None
 
-    def rows(self) -> Iterator[Row | BadRow]:
+    def rows(self) -> Iterator[Row]:
         """See Source."""
         for number, line in enumerate(tsv.read_lines(self.path), start=1):
             pair = line if isinstance(line, Malformed) else self._parse(number, line)
-            yield _row(self.language, pair)
+            yield Row(self.language, pair)
 
     def _parse(self, number: int, line: str) -> Pair | Malformed:
         try:
@@ -153,7 +127,7 @@ class JsonlFile(_OneFile):
 
 
 @dataclasses.dataclass(frozen=True)
-class PoFile(_OneFile):
+class PoFile(Source):
     """A gettext catalog's translated messages, without the fuzzy and the obsolete ones.
 
     For a message with plurals, the first form is the singular and the last one the plural.
@@ -172,16 +146,14 @@ class PoFile(_OneFile):
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{self.path} is no gettext catalog: {error}") from error
         for message in catalog.translated_entries():
-            if not message.msgid_plural:
-                yield Row(self.language, Pair.of(message.msgstr, message.msgid))
-                continue
-            forms = [form for _, form in sorted(message.msgstr_plural.items())]
+            forms = [form for _, form in sorted(message.msgstr_plural.items())] or [message.msgstr]
             yield Row(self.language, Pair.of(forms[0], message.msgid))
-            yield Row(self.language, Pair.of(forms[-1], message.msgid_plural))
+            if message.msgid_plural:
+                yield Row(self.language, Pair.of(forms[-1], message.msgid_plural))
 
 
 @dataclasses.dataclass(frozen=True)
-class TmxFile(_OneFile):
+class TmxFile(Source):
     """A TMX 1.4 translation memory, plain or gzip; `languages` None takes all languages."""
 
     path: pathlib.Path
@@ -208,7 +180,7 @@ class TmxFile(_OneFile):
 
 
 @dataclasses.dataclass(frozen=True)
-class TfdsSplit:
+class TfdsSplit(Source):
     """A split of a TensorFlow Datasets translation set, such as ted_multi_translate.
 
     `name` and `tfds_split` are as for tfds.load; `languages` None takes all languages.
@@ -233,9 +205,8 @@ class TfdsSplit:
 
         TFDS downloads a set that is not prepared yet.
         """
-        # This loads TensorFlow, which takes seconds and which the other sources don't need.
-        import tensorflow_datasets as tfds
-
+        # It loads TensorFlow, which takes seconds and which the other sources don't need.
+        tfds = cli.load("tensorflow_datasets")
         data_dir = None if self.data_dir is None else str(self.data_dir)
         try:
             data = tfds.load(self.name, split=self.tfds_split, data_dir=data_dir)
@@ -245,15 +216,12 @@ class TfdsSplit:
             yield from _rows_of(self._texts(example), self.languages)
 
     def _texts(self, example: dict[str, Any]) -> list[tuple[str, str]]:
-        """Returns the (language, text) pairs of an example.
-
-        They are a list of languages and one of texts (ted_multi_translate), or a text for each
-        language (wmt*, opus, para_crawl, flores).
-        """
+        """Returns the (language, text) pairs of an example."""
         found = example.get("translations", example)
-        if {"language", "translation"} <= set(found):
+        if {"language", "translation"} <= set(found):  # Two lists, as in ted_multi_translate.
             both = zip(found["language"], found["translation"], strict=True)
             return [(tag.decode(), text.decode()) for tag, text in both]
+        # A text for each language, as in wmt*, opus, para_crawl and flores.
         texts = [(tag, text.decode()) for tag, text in found.items() if isinstance(text, bytes)]
         if len(texts) < 2:
             raise ValueError(f"{self} has features {sorted(example)}: expected a translation set")
@@ -268,16 +236,15 @@ def in_folder(folder: pathlib.Path) -> tuple[TsvFile, ...]:
     """
     if not folder.is_dir():
         raise ValueError(f"no input folder {folder}")
-    is_flat = not any((folder / split).is_dir() for split in SPLITS)
-    found: dict[str | None, list[TsvFile]]
-    if is_flat:
-        found = {None: _language_files(folder, None)}
+    if any((folder / split).is_dir() for split in SPLITS):
+        train_dir = folder / "train"
+        by_split = [_language_files(folder / split, split) for split in SPLITS]
     else:
-        found = {split: _language_files(folder / split, split) for split in SPLITS}
-    if not found[None if is_flat else "train"]:
-        where = folder if is_flat else folder / "train"
-        raise ValueError(f"no <lang>-en.tsv or <lang>-en.tsv.gz files in {where}")
-    return tuple(itertools.chain.from_iterable(found.values()))
+        train_dir = folder
+        by_split = [_language_files(folder, None)]
+    if not by_split[0]:
+        raise ValueError(f"no <lang>-en.tsv or <lang>-en.tsv.gz files in {train_dir}")
+    return tuple(itertools.chain.from_iterable(by_split))
 
 
 def _language_files(folder: pathlib.Path, split: str | None) -> list[TsvFile]:
@@ -296,12 +263,6 @@ def _language_files(folder: pathlib.Path, split: str | None) -> list[TsvFile]:
             raise ValueError(f"{path}: language {code} is also in {files[code].path.name}")
         files[code] = TsvFile(path, code, split)
     return list(files.values())
-
-
-def _row(language: str, pair: Pair | Malformed) -> Row | BadRow:
-    if isinstance(pair, Malformed):
-        return BadRow(language, pair.number, pair.reason)
-    return Row(language, pair)
 
 
 def _field(fields: Any, dotted: str) -> str:

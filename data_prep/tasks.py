@@ -3,16 +3,14 @@
 import concurrent.futures
 import dataclasses
 import multiprocessing
-import os
 import pathlib
 import pickle
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import tqdm
 
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.core import atomic_file, child_process
 
 _R = TypeVar("_R")
 
@@ -41,45 +39,30 @@ class Runner:
         left = [(call, path) for call, path in zip(calls, paths, strict=True) if not path.exists()]
         self.folder.mkdir(parents=True, exist_ok=True)
         num_done = len(paths) - len(left)
-        with tqdm.tqdm(total=len(paths), initial=num_done, desc=name, disable=None) as progress:
-            if self.num_workers == 1 or len(left) < 2:
-                for call, path in left:
-                    _run(call, path)
-                    progress.update()
-            else:
-                self._run_in_processes(left, progress)
+        for _ in tqdm.tqdm(self._done(left), name, len(paths), initial=num_done, disable=None):
+            pass
         return [pickle.loads(path.read_bytes()) for path in paths]
 
-    def _run_in_processes(
-        self, left: Sequence[tuple[Callable[[], Any], pathlib.Path]], progress: tqdm.tqdm
-    ) -> None:
+    def _done(self, left: Sequence[tuple[Callable[[], Any], pathlib.Path]]) -> Iterator[None]:
+        """Runs the calls and writes their results; yields whenever one is done."""
+        if self.num_workers == 1 or len(left) < 2:
+            for call, path in left:
+                _run(call, path)
+                yield
+            return
         # A process that has loaded TensorFlow cannot be forked.
         with concurrent.futures.ProcessPoolExecutor(
             min(self.num_workers, len(left)),
             mp_context=multiprocessing.get_context("spawn"),
-            initializer=_end_with_parent,
+            initializer=child_process.end_with_parent,
         ) as pool:
             futures = [pool.submit(_run, call, path) for call, path in left]
             try:
                 for future in concurrent.futures.as_completed(futures):
-                    future.result()
-                    progress.update()
-            except BaseException:
+                    yield future.result()
+            finally:
                 pool.shutdown(cancel_futures=True)
-                raise
 
 
 def _run(call: Callable[[], Any], path: pathlib.Path) -> None:
     atomic_file.write(path, pickle.dumps(call()))
-
-
-def _end_with_parent() -> None:
-    """Ends this process when its parent is killed; otherwise it would wait forever."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()

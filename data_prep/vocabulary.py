@@ -46,14 +46,9 @@ def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> lis
 def draw(
     members: Sequence[Chunk], num_kept: int, quota: int, seed: int, path: pathlib.Path
 ) -> pathlib.Path:
-    """Draws from a language's selected pairs, in one pass, and writes them to `path`.
+    """Draws about `quota` of the `num_kept` selected pairs of a language's chunks, in one pass.
 
-    Args:
-        members: the language's training chunks.
-        num_kept: the number of selected pairs.
-        quota: the expected number of pairs to draw.
-        seed: see num_copies.
-        path: the file to write, which is returned.
+    Writes them to `path` and returns it. The seed decides as in num_copies.
     """
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for chunk in members:

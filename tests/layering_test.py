@@ -30,6 +30,7 @@ _JAX = {"spmd", "train", "input"}
 _SHARED = {
     f"{_LIBRARY}.cli",
     f"{_LIBRARY}.core.atomic_file",
+    f"{_LIBRARY}.core.child_process",
     f"{_LIBRARY}.core.table",
     f"{_LIBRARY}.input.manifest",
     f"{_LIBRARY}.input.example_codec",

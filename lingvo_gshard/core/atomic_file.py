@@ -1,8 +1,7 @@
 """Writes files that are never half written, whenever the process or the machine stops."""
 
-from __future__ import annotations
-
 import contextlib
+import errno
 import os
 import pathlib
 from collections.abc import Iterator
@@ -38,10 +37,14 @@ def replacing(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def naming(path: pathlib.Path) -> Iterator[None]:
-    """Adds the file's name to an OSError that lacks one, as that of a full disk does."""
+    """Adds the file's name to an OSError that lacks one, as that of a full disk does.
+
+    NumPy's error for a full disk has only a message; it becomes an input/output error.
+    """
     try:
         yield
     except OSError as error:
-        if error.filename is None:
-            raise OSError(error.errno, error.strerror, str(path)) from error
-        raise
+        if error.filename is not None:
+            raise
+        reason = error.strerror or str(error)
+        raise OSError(error.errno or errno.EIO, reason, str(path)) from error

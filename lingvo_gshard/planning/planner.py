@@ -11,15 +11,14 @@ import dataclasses
 import hashlib
 import importlib.metadata
 import multiprocessing
-import os
 import pathlib
 import resource
-import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures.process import BrokenProcessPool
 
 from lingvo_gshard import registry
+from lingvo_gshard.core import child_process
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.input import packing
 from lingvo_gshard.layers.moe import group_size
@@ -177,7 +176,8 @@ def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> 
 
 def _in_own_process(request: Request) -> Plan:
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, context, _end_with_parent) as pool:
+    start = child_process.end_with_parent
+    with concurrent.futures.ProcessPoolExecutor(1, context, start) as pool:
         try:
             return pool.submit(make, request).result()
         except BrokenProcessPool as error:
@@ -185,18 +185,6 @@ def _in_own_process(request: Request) -> Plan:
                 f"{request.model} on {request.topology}: the process that made the plan died; "
                 "this machine's memory may be too small."
             ) from error
-
-
-def _end_with_parent() -> None:
-    """Ends this process as soon as its parent has ended, even if the parent was killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def wait() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def _fingerprint(request: Request) -> str:

@@ -27,3 +27,12 @@ def test_an_error_without_a_name_gets_the_files(tmp_path):
         atomic_file.replacing(tmp_path / "a"),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_an_error_without_a_number_keeps_its_message(tmp_path):
+    with (
+        pytest.raises(OSError, match=r"800 requested and 0 written: .*a\.partial") as raised,
+        atomic_file.replacing(tmp_path / "a"),
+    ):
+        raise OSError("800 requested and 0 written")
+    assert raised.value.errno == errno.EIO

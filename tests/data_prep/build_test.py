@@ -55,7 +55,11 @@ def folder(tmp_path_factory):
             None,
             "data_prep.build: [Errno 20] Not a directory: 'file/x'",
         ),
-        (["--input=text", "--out=full"], 5000, "data_prep.build: full: [Errno 27] File too large"),
+        (
+            ["--input=text", "--out=full"],
+            5000,
+            "data_prep.build: [Errno 27] File too large: 'full'",
+        ),
     ],
 )
 def test_a_mistake_is_one_line_and_a_status(folder, flags, file_bytes, line):

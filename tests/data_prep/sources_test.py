@@ -5,7 +5,6 @@ import tensorflow_datasets as tfds
 
 from data_prep import sources
 from data_prep.sources import (
-    BadRow,
     JsonlFile,
     MosesFiles,
     PoFile,
@@ -14,7 +13,7 @@ from data_prep.sources import (
     TmxFile,
     TsvFile,
 )
-from data_prep.tsv import Pair
+from data_prep.tsv import Malformed, Pair
 
 _PO = """
 msgid ""
@@ -58,7 +57,7 @@ def test_tsv(tmp_path):
     (tmp_path / "x.tsv").write_text("ein Haus\ta house\nno tab\n")
     assert list(TsvFile(tmp_path / "x.tsv", "de").rows()) == [
         Row("de", Pair("ein Haus", "a house")),
-        BadRow("de", 2, "expected 1 tab, given 0"),
+        Row("de", Malformed(2, "expected 1 tab, given 0")),
     ]
 
 
@@ -69,7 +68,7 @@ def test_moses(tmp_path):
     assert list(source.rows()) == [
         Row("de", Pair("ein Haus", "a house")),
         Row("de", Pair("", "nothing")),
-        BadRow("de", 3, "not UTF-8: invalid start byte at byte 0"),
+        Row("de", Malformed(3, "not UTF-8: invalid start byte at byte 0")),
         Row("de", Pair("zwei", "two")),
     ]
     assert source.files == (tmp_path / "x.de", tmp_path / "x.en.gz")
@@ -92,7 +91,7 @@ def test_jsonl(tmp_path):
     source = JsonlFile(tmp_path / "x.jsonl", "de", "translation.de", "translation.en")
     rows = list(source.rows())
     assert rows[0] == Row("de", Pair("ein Haus", "a house"))
-    assert [(row.number, row.reason[:28]) for row in rows[1:]] == [
+    assert [(row.pair.number, row.pair.reason[:28]) for row in rows[1:]] == [
         (2, "no text in field 'translatio"),
         (3, "not JSON: Expecting property"),
         (4, "no text in field 'translatio"),

@@ -6,11 +6,6 @@ can be compared with arrays and with the compiled program.
 
 import collections
 import dataclasses
-import os
-import pathlib
-import subprocess
-import sys
-import time
 import types
 
 import jax
@@ -346,18 +341,6 @@ def test_a_tpus_program_is_planned(tpu):
     assert kept.cost.flops_per_core["experts"] == 3 * 2 * (2 * 32) * 2 * 8 * 12
 
 
-_KILLED = """
-import concurrent.futures, multiprocessing, os, time
-from lingvo_gshard.planning import planner
-if __name__ == "__main__":
-    context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(1, context, planner._end_with_parent)
-    print(pool.submit(os.getpid).result(), flush=True)
-    pool.submit(time.sleep, 600)
-    os.kill(os.getpid(), 9)
-"""
-
-
 @pytest.fixture
 def asked(monkeypatch):
     """Makes plans at once in place of processes; returns the list of requests."""
@@ -394,26 +377,3 @@ def test_an_interrupted_plan_is_made_again_and_others_are_kept(asked, monkeypatc
     assert len(asked) == 2
     planner.planned(_request(), tmp_path / "second")
     assert len(asked) == 3
-
-
-def _is_running(pid: int) -> bool:
-    found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
-    return found.stdout.strip()[:1] not in ("", "Z")
-
-
-@pytest.mark.slow
-def test_the_planning_process_ends_with_its_parent(tmp_path):
-    script = tmp_path / "killed.py"
-    script.write_text(_KILLED)
-    run = subprocess.run(
-        [sys.executable, script],
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=300,
-        env={**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).parents[2])},
-    )
-    assert run.returncode == -9
-    pid, deadline = int(run.stdout), time.monotonic() + 60
-    while _is_running(pid) and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert not _is_running(pid)
