@@ -5,8 +5,6 @@ to compile, for 2048 cores than for 8. A stack of layers is a loop, so that the 
 for a training step of 60 layers and of 12. Letters are those of layers/moe.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +17,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.model import placement
 from lingvo_gshard.planning import planner
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.planning.planner import Request
@@ -33,7 +32,7 @@ _FAMILY_CORES = (128, 2048)  # The fewest and the most that the paper trained on
 LAYERS = (12, 36, 60)  # The paper's depths.
 
 # The compiler's time depends little on the sizes of the tensors, so a toy stands for the model.
-_DEEP_MODEL, _DEEP_TOPOLOGY = "toy.MoE8E12L", "v3:2x2"
+_DEEP_MODEL, _DEEP_TOPOLOGY, _DEEP_CORES = "toy.MoE8E12L", "v3:2x2", 8
 _STACKS = ("encoder", "decoder")
 _DEEP_SETTINGS = (
     *("task.source_vocab_size=512", "task.target_vocab_size=512"),
@@ -142,9 +141,11 @@ def cores_table(compiled: Sequence[Compiled]) -> str:
 
 def layers_request(num_layers: int) -> Request:
     """Returns the request for a step of so many layers, half of them in the encoder."""
-    depths = {f"task.{stack}.num_layers": num_layers // 2 for stack in _STACKS}
-    params = registry.get_params(_DEEP_MODEL, _DEEP_SETTINGS).Set(**depths)
-    return Request(_DEEP_MODEL, _DEEP_SETTINGS, params, _DEEP_TOPOLOGY)
+    depths = [f"task.{stack}.num_layers={num_layers // 2}" for stack in _STACKS]
+    settings = (*_DEEP_SETTINGS, *depths)
+    params = registry.get_params(_DEEP_MODEL, settings)
+    parts = placement.partitioning(params, _DEEP_CORES)
+    return Request(_DEEP_MODEL, settings, params, _DEEP_TOPOLOGY, parts)
 
 
 def measure_layers() -> Iterator[Plan]:

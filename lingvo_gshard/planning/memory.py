@@ -1,9 +1,6 @@
 """What a core's memory holds during a training step, split as in Figure 7."""
 
-from __future__ import annotations
-
 import dataclasses
-import enum
 import math
 import re
 from collections.abc import Iterable
@@ -60,25 +57,18 @@ class Buffer:
     source: str
 
 
-class Wanted(enum.Enum):
-    """What the number in a refusal counts."""
-
-    ALL = "all"
-    TEMPORARIES = "temporaries"  # They alone are too large, and the compiler stops there.
-
-
 @dataclasses.dataclass(frozen=True)
 class Refusal:
     """The compiler's refusal of a program that is too large.
 
     Attributes:
       gib: the memory that the program wants on a core.
-      wanted: what that memory is for.
-      buffers: the largest buffers; empty if `wanted` is TEMPORARIES.
+      temporaries_alone: whether that is the memory of temporaries; otherwise it is all memory.
+      buffers: the largest buffers; empty if the temporaries alone are too large.
     """
 
     gib: float
-    wanted: Wanted
+    temporaries_alone: bool
     buffers: tuple[Buffer, ...]
 
 
@@ -88,9 +78,8 @@ def state_gib(state: NestedMap, partitioning: Partitioning) -> tuple[float, floa
     # The gate's [M, E] is replicated, and its dims name no E.
     experts = [spec for spec in weights if "E" in spec.dims]
     others = [spec for spec in weights if "E" not in spec.dims]
-    groups = (others, experts, state.slots.Flatten())
-    others_gib, experts_gib, slots_gib = (_gib(specs, partitioning) for specs in groups)
-    return others_gib, experts_gib, slots_gib
+    slots = state.slots.Flatten()
+    return _gib(others, partitioning), _gib(experts, partitioning), _gib(slots, partitioning)
 
 
 def largest(costs: Iterable[Cost], count: int) -> tuple[Buffer, ...]:
@@ -135,8 +124,7 @@ def parse_refusal(details: str) -> Refusal:
         )
         for found in _ALLOCATION.finditer(details)
     )
-    wanted = Wanted.ALL if used[1] else Wanted.TEMPORARIES
-    return Refusal(_parse_size(used[1] or used[3]) / GIB, wanted, buffers)
+    return Refusal(_parse_size(used[1] or used[3]) / GIB, not used[1], buffers)
 
 
 def _largest(buffers: Iterable[Buffer], count: int) -> tuple[Buffer, ...]:

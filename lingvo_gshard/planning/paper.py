@@ -5,8 +5,6 @@ Table 1 prints 36684 and 12228 experts in total, but 18 and 6 layers of 2048 exp
 weights, as MoE(128E, 36L).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 

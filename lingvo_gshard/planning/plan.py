@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import pathlib
 import typing
 from typing import Any
 
 from lingvo_gshard.core import atomic_file
 from lingvo_gshard.planning.memory import Buffer, Memory
-from lingvo_gshard.planning.roofline import Times
 
 PLAN_JSON = "plan.json"
 
@@ -18,6 +18,29 @@ PLAN_JSON = "plan.json"
 PAPERS_SHARE = 0.48
 _SECS_PER_YEAR = 365.25 * 24 * 3600
 _TRAINING_TOKENS = 1e12
+
+
+@dataclasses.dataclass(frozen=True)
+class Times:
+    """Seconds of a step, or of a part of it, at the roofline.
+
+    Attributes:
+      compute: flops over the peak rate.
+      memory: bytes over the memory's bandwidth.
+      network: the time of collectives on the torus.
+      step: the sum over instructions of the longer of compute and memory time, plus network.
+    """
+
+    compute: float
+    memory: float
+    network: float
+    step: float
+
+    def __add__(self, other: Times) -> Times:
+        return Times(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
+
+
+NOTHING = Times(0.0, 0.0, 0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Plans as text, as report.md, side by side, and as pictures after Figures 7 and 8."""
 
-from __future__ import annotations
-
 import collections
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +9,7 @@ from matplotlib.figure import Figure
 from lingvo_gshard.core import table
 from lingvo_gshard.planning.categories import Category
 from lingvo_gshard.planning.memory import Memory
-from lingvo_gshard.planning.plan import PAPERS_SHARE, Plan, StepCost
-from lingvo_gshard.planning.roofline import NOTHING, Times
+from lingvo_gshard.planning.plan import NOTHING, PAPERS_SHARE, Plan, StepCost, Times
 
 MEMORY_PNG, TIME_PNG, REPORT_MD = "memory.png", "time.png", "report.md"
 

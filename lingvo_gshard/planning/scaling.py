@@ -1,7 +1,5 @@
 """Table 3 and Figures 7 to 9: plans of the paper's models on its own cores, beside its figures."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence

@@ -12,8 +12,6 @@ from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.planning import compilation, planner
 from lingvo_gshard.planning.compilation import Compiled, Sizes
-from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.planning import plans
@@ -125,11 +123,12 @@ def test_the_table_gives_the_growth_over_the_papers_cores():
 
 @pytest.mark.parametrize("num_layers", compilation.LAYERS)
 def test_the_layers_are_two_loops_and_their_groups_divide_evenly(num_layers):
-    params = compilation.layers_request(num_layers).params
+    request = compilation.layers_request(num_layers)
+    params = request.params
     for stack in (params.task.encoder, params.task.decoder):
         assert stack.num_layers == num_layers // 2
         assert stack.layers_as is Layers.LOOP and stack.remat is Remat.ALL_BUT_PRODUCTS
-    planner._check_groups(params, Partitioning.from_dict(Mesh.flat(8), params.sharding))
+    planner._check_groups(params, request.partitioning)
 
 
 def test_the_table_of_layers_gives_the_growth():
