@@ -99,7 +99,6 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
     if kept.is_file() and kept.read_text() == fingerprint:
         return plan.load(folder)
     made = _in_own_process(request)
-    folder.mkdir(parents=True, exist_ok=True)
     kept.unlink(missing_ok=True)
     plan.save(made, folder)
     report.write(made, folder)
