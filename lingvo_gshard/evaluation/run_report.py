@@ -44,12 +44,7 @@ _PANELS = {
 class RunFacts:
     """Facts about a run that its metrics files do not contain.
 
-    Attributes:
-      model: the name of the registered experiment.
-      num_weights: the number of scalars in all weights.
-      max_steps: the last training step.
-      step_flops: the model FLOPs of a step, by model/flops.
-      train_pairs: training pairs by language.
+    `step_flops` are the model flops of a step (model/flops.py); `train_pairs` are by language.
     """
 
     model: str

@@ -44,12 +44,9 @@ _DEEP_SETTINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The layer on each device; the defaults are the paper's.
+    """The layer on each device: M, H, the tokens of its one group, and its experts.
 
-    Attributes:
-      model_dim, hidden_dim: M and H.
-      tokens: tokens of a device, which are one group.
-      experts: experts of a device.
+    The defaults are the paper's.
     """
 
     model_dim: int = 1024
@@ -62,11 +59,8 @@ class Sizes:
 class Compiled:
     """A layer, forward and backward, compiled for a TPU v3.
 
-    Attributes:
-      num_partitions: the number of cores.
-      lower_cpu_secs: CPU time from TensorFlow to the exported program.
-      compile_cpu_secs: CPU time from there to the program of one core.
-      report: what the compiler made.
+    Lowering goes from TensorFlow to the exported program, and compiling from there to the program
+    of one core, which `report` describes.
     """
 
     num_partitions: int
@@ -113,7 +107,7 @@ def measure(num_partitions: int, sizes: Sizes) -> Compiled:
 
 
 def cores_table(compiled: Sequence[Compiled]) -> str:
-    """Returns the layer's figures by cores, and the growth of what should not grow."""
+    """Returns the layer's figures by CORES, and the growth of what should not grow."""
     head = ("cores", "instructions", "lower s", "compile s", "arguments MiB", "temporaries MiB")
     rows: list[Sequence[object]] = [(*head, "sent")]
     for each in compiled:
@@ -127,16 +121,13 @@ def cores_table(compiled: Sequence[Compiled]) -> str:
     instructions = [each.report.num_instructions for each in compiled]
     secs_by_cores = {each.num_partitions: each.compile_cpu_secs for each in compiled}
     slowest = max(secs_by_cores.values()) / min(secs_by_cores.values())
-    lines = [
-        table.text(rows),
-        f"Largest over smallest: {max(instructions) / min(instructions):.2f} instructions, "
-        f"{slowest:.2f} s to compile. Seconds are of one CPU; MiB of one core.",
-    ]
     least, most = _FAMILY_CORES
-    if secs_by_cores.keys() >= {least, most}:
-        ratio = secs_by_cores[most] / secs_by_cores[least]
-        lines.append(f"{most} cores over {least}: {ratio:.2f} s to compile.")
-    return "\n".join(lines)
+    return (
+        f"{table.text(rows)}\n"
+        f"Largest over smallest: {max(instructions) / min(instructions):.2f} instructions, "
+        f"{slowest:.2f} s to compile. Seconds are of one CPU; MiB of one core.\n"
+        f"{most} cores over {least}: {secs_by_cores[most] / secs_by_cores[least]:.2f} s to compile."
+    )
 
 
 def layers_request(num_layers: int) -> Request:

@@ -28,12 +28,9 @@ _EXPECTED = ("all-to-all", "all-reduce", "reduce-scatter")
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A compiled program, read once.
+    """A compiled program, read once: in numbers, and the cost of each instruction.
 
-    Attributes:
-      report: the program in numbers.
-      costs: the cost of each instruction.
-      gathered_bytes: by name, the bytes of each all-reduce that stands for an all-gather.
+    `gathered_bytes` has, by name, the bytes of each all-reduce that stands for an all-gather.
     """
 
     report: CompiledReport

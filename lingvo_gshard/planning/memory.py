@@ -61,10 +61,8 @@ class Buffer:
 class Refusal:
     """The compiler's refusal of a program that is too large.
 
-    Attributes:
-      gib: the memory that the program wants on a core.
-      temporaries_alone: whether that is the memory of temporaries; otherwise it is all memory.
-      buffers: the largest buffers; empty if the temporaries alone are too large.
+    `gib` is what the program wants on a core: all its memory, or its temporaries alone if already
+    these are too large. Only in the first case are the largest buffers known.
     """
 
     gib: float

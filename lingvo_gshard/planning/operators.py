@@ -8,7 +8,7 @@ be at hand. Letters are the table's.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -58,51 +58,40 @@ class Operator:
     communication: str = "0"
 
 
-# D, and the topology that has so many devices; None for JAX's own.
-Places = tuple[tuple[int, str | None], ...]
-OWN_DEVICES: Places = tuple((d, None) for d in (2, 4, 8))
-TPU_V3: Places = tuple((d, topology.v3(d)) for d in (8, 16, 32, 64, 128, 256, 512, 1024, 2048))
+# By the number of partitions D, the topology that has so many, or `own` for JAX's own devices.
+OWN_DEVICES = dict.fromkeys((2, 4, 8), "own")
+TPU_V3 = {d: topology.v3(d) for d in (8, 16, 32, 64, 128, 256, 512, 1024, 2048)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """An operator, compiled.
+    """An operator, compiled for a TPU topology or for JAX's `own` devices.
 
-    Attributes:
-      num_partitions: D.
-      topology: the TPU topology that it is compiled for; None for JAX's own devices.
-      collectives: (kind, count) of those found.
-      flops: flops per partition, by XLA's count.
-      communicated_bytes: the results of all collectives on one partition.
+    `collectives` are (kind, count) of those found. Flops, by XLA's count, and the bytes of the
+    collectives' results are those of one partition.
     """
 
     num_partitions: int
-    topology: str | None
+    place: str
     collectives: tuple[tuple[str, int], ...]
     flops: float
     communicated_bytes: int
 
-    @property
-    def compiler(self) -> str:
-        """The TPU's generation or `own`; only figures of one compiler are comparable."""
-        return "own" if self.topology is None else self.topology.partition(":")[0]
-
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An operator and its measurements, by compiler and then by the number of partitions."""
+    """An operator and its measurements by compiler; only those of one compiler are comparable."""
 
     operator: Operator
-    measured: tuple[Measured, ...]
+    measured: Mapping[str, Sequence[Measured]]
 
     @property
     def difference(self) -> str:
         """How the compilers differ from the table; empty if they do not."""
-        by_compiler = itertools.groupby(self.measured, lambda each: each.compiler)
         return "; ".join(
             f"{compiler}: {reason}"
-            for compiler, measured in by_compiler
-            for reason in _differences(self.operator, tuple(measured))
+            for compiler, measured in self.measured.items()
+            for reason in _differences(self.operator, measured)
         )
 
 
@@ -148,24 +137,28 @@ TABLE_4 = (
 
 def lines() -> Iterator[str]:
     """Yields Table 4 measured on JAX's own devices and, if its compiler is installed, TPU v3."""
-    places = OWN_DEVICES
+    places = {"own": OWN_DEVICES}
     if topology.is_installed():
-        places += TPU_V3
+        places["v3"] = TPU_V3
     else:
         yield "Without TPUs, which `make setup-tpu` installs the compiler for."
-    for row in rows(places):
-        yield text(row)
+    yield from map(text, rows(places))
 
 
-def rows(places: Places) -> tuple[Row, ...]:
-    """Returns Table 4 measured at two or more places of each compiler, one compiler at a time.
+def rows(places: Mapping[str, Mapping[int, str]]) -> list[Row]:
+    """Returns Table 4 measured at the places of each compiler, such as {"own": OWN_DEVICES}.
 
     Raises:
       ValueError: more partitions than devices; or as topology.compile_program.
     """
-    return tuple(
-        Row(operator, tuple(_measure(operator, *place) for place in places)) for operator in TABLE_4
-    )
+    found = []
+    for operator in TABLE_4:
+        measured = {
+            compiler: [_measure(operator, *place) for place in topologies.items()]
+            for compiler, topologies in places.items()
+        }
+        found.append(Row(operator, measured))
+    return found
 
 
 def text(row: Row) -> str:
@@ -173,9 +166,9 @@ def text(row: Row) -> str:
     paper = row.operator
     verdict = f"different: {row.difference}" if row.difference else "equal"
     cells = []
-    for each in row.measured:
+    for each in itertools.chain(*row.measured.values()):
         kinds = " ".join(f"{count} {_ABBREVIATIONS[kind]}" for kind, count in each.collectives)
-        place = f"D={each.num_partitions} {each.topology or 'own'}"
+        place = f"D={each.num_partitions} {each.place}"
         sent = f"{each.communicated_bytes} bytes"
         cells.append((place, kinds or "none", f"{each.flops:.0f} flop", sent))
     return (
@@ -184,16 +177,16 @@ def text(row: Row) -> str:
     )
 
 
-def _measure(operator: Operator, num_partitions: int, topology_name: str | None) -> Measured:
+def _measure(operator: Operator, num_partitions: int, place: str) -> Measured:
     exported = _export(operator, num_partitions)
-    if topology_name is None:
+    if place == "own":
         report = compile_program(exported).report()
     else:
-        report = topology.compile_program(exported, topology_name).report()
+        report = topology.compile_program(exported, place).report()
     found = tuple((kind, count) for kind, count in report.collectives if count)
     # No operator has a loop, so that each collective runs once.
     communicated_bytes = sum(each.result_bytes for each in report.collective_ops)
-    return Measured(num_partitions, topology_name, found, report.flops, communicated_bytes)
+    return Measured(num_partitions, place, found, report.flops, communicated_bytes)
 
 
 def _export(operator: Operator, num_partitions: int) -> program.Program:

@@ -40,14 +40,10 @@ _PACKAGES = ("jax", "libtpu", "tensorflow")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What to plan.
+    """What to plan: a registered experiment on a topology such as `v3:32x32`.
 
-    Attributes:
-      model: the experiment's registered name.
-      settings: the changes to the experiment, `path=value`.
-      params: the experiment with those changes, vocabularies included.
-      topology: a name such as `v3:32x32`.
-      partitioning: how the tensors are split over the cores.
+    `settings` are the changes to the experiment, `path=value`; `params` are the experiment with
+    those changes, vocabularies included.
     """
 
     model: str
