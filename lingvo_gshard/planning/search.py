@@ -182,10 +182,10 @@ def _reason(fitting: Sequence[tuple[str, Times]]) -> str:
 
 def _keeping_the_batch(params: Params) -> Iterator[_Change]:
     """Yields the changes that the experiment has not made yet, the cheapest first."""
-    p, saving = params.input, [Remat.NONE, *_REMATS]
+    saving = [Remat.NONE, *_REMATS]
     for remat, name in _REMATS.items():
-        paths = [f"task.{stack}.remat" for stack in _STACKS]
-        wasteful = [p for p in paths if saving.index(params.Get(p)) < saving.index(remat)]
+        paths = (f"task.{stack}.remat" for stack in _STACKS)
+        wasteful = [path for path in paths if saving.index(params.Get(path)) < saving.index(remat)]
         if wasteful:
             yield name, dict.fromkeys(wasteful, remat.name)
     if params.task.activation_dtype != "bfloat16":
@@ -193,7 +193,7 @@ def _keeping_the_batch(params: Params) -> Iterator[_Change]:
     halves = {}
     for stack, length in _STACKS.items():
         if (moe := params.task.Get(stack).moe) is not None:
-            tokens = p.batch_size * p.Get(length)
+            tokens = params.input.batch_size * params.input.Get(length)
             halves[f"task.{stack}.moe.group_size"] = group_size(moe, tokens) // 2
     if halves and min(halves.values()) > 0:
         yield "groups of half as many tokens", halves
