@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from lingvo_gshard.core import table
 from lingvo_gshard.planning.categories import Category
 from lingvo_gshard.planning.memory import Memory
-from lingvo_gshard.planning.plan import NOTHING, PAPERS_SHARE, Plan, StepCost, Times
+from lingvo_gshard.planning.plan import NOTHING, PAPERS_SHARE, Plan, StepCost
 
 MEMORY_PNG, TIME_PNG, REPORT_MD = "memory.png", "time.png", "report.md"
 
@@ -145,18 +145,13 @@ def _by_kind(cost: StepCost) -> dict[str, tuple[int, float]]:
 
 def _categories(cost: StepCost) -> str:
     """Returns the table of times by category, the longest first."""
-
-    def row(name: str, flops: float, times: Times) -> Sequence[str]:
-        cells = (f"{1e3 * getattr(times, part):.2f}" for part in _TIMES)
-        return name, f"{flops / 1e9:.0f}", *cells
-
     by_category = cost.roofline_secs_by_category
     ranked = sorted(by_category.items(), key=lambda item: -item[1].step)
-    rows = [
-        ("of a step", "Gflop", *(f"{part} ms" for part in _TIMES)),
-        *(row(name, cost.flops_per_core[name], times) for name, times in ranked),
-        row("all", sum(cost.flops_per_core.values()), cost.roofline_secs),
-    ]
+    flops = cost.flops_per_core | {"all": sum(cost.flops_per_core.values())}
+    rows = [["of a step", "Gflop", *(f"{part} ms" for part in _TIMES)]]
+    for name, times in [*ranked, ("all", cost.roofline_secs)]:
+        cells = (f"{1e3 * getattr(times, part):.2f}" for part in _TIMES)
+        rows.append([name, f"{flops[name] / 1e9:.0f}", *cells])
     return table.text(rows, indent="  ")
 
 
