@@ -84,8 +84,8 @@ def test_a_mistake_is_reported_in_one_line(args, message):
         ),
         (
             ["--model=toy.MoE8E4L", "--topology=v3:4x4", *(f"--set={each}" for each in _TINY)],
-            "task.encoder.moe.group_size 32 does not divide the batch's 256 tokens into groups for "
-            "32 cores each alike",
+            "task.encoder.moe.group_size divides the batch into 8 groups, which is not a multiple "
+            "of the 32 cores",
         ),
         (
             [

@@ -1,4 +1,4 @@
-"""Tables as text and as Markdown, and large counts in a short form."""
+"""Tables as text and as Markdown, numbers that may be missing, and large counts in a short form."""
 
 from __future__ import annotations
 
@@ -37,3 +37,8 @@ def markdown(rows: Iterable[Sequence[object]]) -> str:
 def count(number: int) -> str:
     """Returns a count such as a number of weights in billions, or in millions below 10^8."""
     return f"{number / 1e9:.2f} B" if number >= 1e8 else f"{number / 1e6:.2f} M"
+
+
+def number(value: float | None, spec: str = ".2f") -> str:
+    """Returns a number in a format of Python's, or `-` for None."""
+    return "-" if value is None else format(value, spec)

@@ -1,10 +1,8 @@
 """Figure 6: the gain of multilingual models over bilingual baselines, language by language."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from matplotlib.figure import Figure
 
@@ -67,19 +65,18 @@ class Comparison:
     def table(self) -> str:
         """Returns a table of training pairs, baselines' BLEU, and each model's BLEU and gain."""
         header = ["language", "train pairs", "baseline"]
-        averages = ["average", "", _number(_mean(self.baselines.values()))]
-        bleu = {name: _bleu(quality) for name, quality in self.models.items()}
-        gains = {name: self.gains(name) for name in self.models}
+        averages = ["average", "", _mean(self.baselines.values())]
+        rows = [
+            [row.code, str(row.train_pairs), table.number(self.baselines.get(row.code))]
+            for row in self.by_size()
+        ]
         for name, quality in self.models.items():
+            bleu, gains = _bleu(quality), self.gains(name)
             header += [name, "gain"]
-            averages += [f"{quality.average_bleu:.2f}", _number(_mean(gains[name].values()), "+")]
-        rows = [header]
-        for row in self.by_size():
-            cells = [row.code, str(row.train_pairs), _number(self.baselines.get(row.code))]
-            for name in self.models:
-                cells += [f"{bleu[name][row.code]:.2f}", _number(gains[name].get(row.code), "+")]
-            rows.append(cells)
-        return table.text([*rows, averages])
+            averages += [_mean(bleu.values()), _mean(gains.values(), "+.2f")]
+            for row in rows:
+                row += [f"{bleu[row[0]]:.2f}", table.number(gains.get(row[0]), "+.2f")]
+        return table.text([header, *rows, averages])
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Writes a PNG of the gains by language, or of BLEU without baselines, with trend lines."""
@@ -119,10 +116,5 @@ def _bleu(quality: Quality) -> dict[str, float]:
     return {row.code: row.bleu.value for row in quality.languages}
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    values = list(values)
-    return sum(values) / len(values) if values else None
-
-
-def _number(value: float | None, sign: str = "") -> str:
-    return "-" if value is None else format(value, f"{sign}.2f")
+def _mean(values: Collection[float], spec: str = ".2f") -> str:
+    return table.number(sum(values) / len(values) if values else None, spec)

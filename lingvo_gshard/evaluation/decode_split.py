@@ -1,7 +1,5 @@
 """Translates a split of every language with a trained run and scores the translations."""
 
-from __future__ import annotations
-
 import itertools
 import pathlib
 

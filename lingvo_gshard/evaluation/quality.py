@@ -1,7 +1,5 @@
 """Translation quality: BLEU and chrF by sacreBLEU, by language, and against training size."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os
@@ -107,7 +105,9 @@ def load(path: str | os.PathLike[str]) -> Quality:
     """Reads what `Quality.save` wrote. Raises ValueError if the file is missing or damaged."""
     try:
         rows = json.loads(pathlib.Path(path).read_text())["languages"]
-        return Quality(tuple(_language_quality(row) for row in rows))
+        for row in rows:
+            row |= {name: Score(**row[name]) for name in ("bleu", "chrf")}
+        return Quality(tuple(LanguageQuality(**row) for row in rows))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: holds no scores by language ({error!r}); write it with --mode=decode."
@@ -147,8 +147,3 @@ def _score(
         )
     result = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=_BOOTSTRAPS)
     return Score(result.score, result._ci, str(metric.get_signature()))
-
-
-def _language_quality(fields: dict) -> LanguageQuality:
-    scores = {name: Score(**fields[name]) for name in ("bleu", "chrf")}
-    return LanguageQuality(**{**fields, **scores})

@@ -1,7 +1,5 @@
 """The report of a run: LOGDIR/report.html, a single page with pictures."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import html
@@ -31,18 +29,22 @@ table { border-collapse: collapse; } th, td { padding: .2em .8em; text-align: ri
 th { border-bottom: 1px solid; } td:first-child, th:first-child { text-align: left; }
 img { max-width: 100%; }
 """
+# The panels of the curves, and the metrics that each of them shows.
+_PANELS = {
+    "loss": ("loss", "nll"),
+    "gradient norm": ("gradient_norm",),
+    "learning rate": ("learning_rate",),
+    "steps a second": ("steps_per_sec",),
+    "waiting for input, %": ("input_wait",),
+    "padding, %": ("padding.source", "padding.target"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
     """Facts about a run that its metrics files do not contain.
 
-    Attributes:
-      model: the name of the registered experiment.
-      num_weights: the number of scalars in all weights.
-      max_steps: the last training step.
-      step_flops: the model FLOPs of a step, by model/flops.
-      train_pairs: training pairs by language.
+    `step_flops` are the model flops of a step (model/flops.py); `train_pairs` are by language.
     """
 
     model: str
@@ -111,36 +113,28 @@ def _draw_curves(
     figure: Figure, lines: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]
 ) -> None:
     figure.set_size_inches(11, 6.5)
-    axes = figure.subplots(2, 3)
+    grid = figure.subplots(2, 3)
     steps = [line["step"] for line in lines]
-    for name in ("loss", "nll"):
-        if name in lines[-1]["metrics"]:
-            axes[0, 0].plot(steps, [line["metrics"][name] for line in lines], label=name)
+    rates = ("num_steps", "steps_per_sec"), ("input_wait_secs", "input_wait")
+    metrics = [
+        line["metrics"] | {name: line[field] / line["secs"] for field, name in rates}
+        for line in lines
+    ]
     # The first evaluation of a step is training's own, always over as many batches.
     dev = {line["step"]: line["nll"] for line in reversed(evaluations) if line["name"] == "dev"}
-    if dev:
-        axes[0, 0].plot(sorted(dev), [dev[step] for step in sorted(dev)], ".-", label="nll of dev")
-    axes[0, 0].set_title("loss")
-    axes[0, 0].legend(fontsize=7)
-    panels: tuple[tuple[str, Callable[[dict[str, Any]], float | None]], ...] = (
-        ("gradient norm", lambda line: line["metrics"].get("gradient_norm")),
-        ("learning rate", lambda line: line["metrics"].get("learning_rate")),
-        ("steps a second", lambda line: line["num_steps"] / line["secs"]),
-        ("waiting for input, %", lambda line: 100 * line["input_wait_secs"] / line["secs"]),
-    )
-    for panel, (panel_title, value) in zip(axes.flat[1:5], panels, strict=True):
-        values = [value(line) for line in lines]
-        if values[-1] is not None:
-            panel.plot(steps, values)
-        panel.set_title(panel_title)
-    for side in ("source", "target"):
-        if (path := f"padding.{side}") in lines[-1]["metrics"]:
-            shares = [100 * line["metrics"].get(path, np.nan) for line in lines]
-            axes[1, 2].plot(steps, shares, label=side)
-            axes[1, 2].legend(fontsize=7)
-    axes[1, 2].set_title("padding, %")
-    for panel in axes[1]:
-        panel.set_xlabel("step")
+    for axes, (title, names) in zip(grid.flat, _PANELS.items(), strict=True):
+        factor = 100 if title.endswith("%") else 1
+        for name in names:
+            if name in metrics[-1]:
+                values = [factor * each.get(name, np.nan) for each in metrics]
+                axes.plot(steps, values, label=name.removeprefix("padding."))
+        if title == "loss" and dev:
+            axes.plot(sorted(dev), [dev[step] for step in sorted(dev)], ".-", label="nll of dev")
+        if len(names) > 1 and axes.lines:
+            axes.legend(fontsize=7)
+        axes.set_title(title)
+    for axes in grid[1]:
+        axes.set_xlabel("step")
 
 
 def _languages(
@@ -151,16 +145,11 @@ def _languages(
     scores_file = logdir / "decode_test" / "scores.json"
     scored = quality.load(scores_file) if scores_file.exists() else None
     scores = {row.code: row for row in scored.languages} if scored else {}
-    rows = [
-        [
-            code,
-            f"{pairs:,}",
-            f"{nll[code]:.3f}" if code in nll else "",
-            f"{scores[code].bleu.value:.2f}" if code in scores else "",
-            f"{scores[code].chrf.value:.2f}" if code in scores else "",
-        ]
-        for code, pairs in sorted(facts.train_pairs.items(), key=lambda item: (-item[1], item[0]))
-    ]
+    rows = []
+    for code, pairs in sorted(facts.train_pairs.items(), key=lambda item: (-item[1], item[0])):
+        row, loss = scores.get(code), f"{nll[code]:.3f}" if code in nll else ""
+        cells = (f"{row.bleu.value:.2f}", f"{row.chrf.value:.2f}") if row else ("", "")
+        rows.append([code, f"{pairs:,}", loss, *cells])
     yield "<h2>Languages</h2>"
     yield _table(["language", "train pairs", "nll of dev", "BLEU of test", "chrF of test"], rows)
     if not nll.keys() & facts.train_pairs.keys():
@@ -189,26 +178,17 @@ def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]
     # The median ignores the first call after each start, which includes loading.
     measured = float(np.median([line["secs"] / line["num_steps"] for line in lines]))
     tokens = lines[-1]["metrics"].get("num_tokens")
+    gflop = facts.step_flops / 1e9
     rows = [
-        [
-            "measured here",
-            f"{measured:.4g}",
-            _rate(tokens, measured),
-            _rate(facts.step_flops / 1e9, measured),
-        ]
+        ["measured here", f"{measured:.4g}", _rate(tokens, measured), _rate(gflop, measured)],
     ]
     if (logdir / _PLAN_FOLDER / plan.PLAN_JSON).exists():
         planned = plan.load(logdir / _PLAN_FOLDER)
         for name, share in (("roofline", 1.0), ("the paper's share of it", plan.PAPERS_SHARE)):
             steps = planned.steps_per_sec(share)
-            rows.append(
-                [
-                    f"plan for {planned.topology}, {name}",
-                    f"{1 / steps:.4g}" if steps else "does not fit",
-                    f"{planned.tokens_per_sec(share):,.0f}",
-                    f"{facts.step_flops / 1e9 * steps:,.0f}",
-                ]
-            )
+            secs = f"{1 / steps:.4g}" if steps else "does not fit"
+            rates = (f"{planned.tokens_per_sec(share):,.0f}", f"{gflop * steps:,.0f}")
+            rows.append([f"plan for {planned.topology}, {name}", secs, *rates])
     yield "<h2>Speed</h2>"
     yield _table(["", "seconds a step", "target tokens/s", "model GFLOP/s"], rows)
     if len(rows) == 1:
@@ -223,12 +203,12 @@ def _rate(amount: float | None, secs: float) -> str:
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in heads)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>\n"
-        for row in rows
-    )
-    return f"<table>\n<tr>{head}</tr>\n{body}</table>"
+    def row(tag: str, cells: Sequence[str]) -> str:
+        inner = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
+        return f"<tr>{inner}</tr>\n"
+
+    body = "".join(row("td", cells) for cells in rows)
+    return f"<table>\n{row('th', heads)}{body}</table>"
 
 
 def _picture(draw: Callable[..., None], *args: Any) -> str:

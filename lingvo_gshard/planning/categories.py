@@ -4,8 +4,6 @@ Layers name their operations by their path (core/base_layer.py) and by their own
 `encoder/layers_1/feed_forward/dispatch/Einsum`. XLA keeps these names as metadata.
 """
 
-from __future__ import annotations
-
 import enum
 import re
 
@@ -16,7 +14,7 @@ _WRAPPING = re.compile(
 )
 
 
-class Category(enum.Enum):
+class Category(enum.StrEnum):
     """A part of the training step."""
 
     EXPERTS = "experts"

@@ -5,8 +5,6 @@ to compile, for 2048 cores than for 8. A stack of layers is a loop, so that the 
 for a training step of 60 layers and of 12. Letters are those of layers/moe.py.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
@@ -19,6 +17,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.model import placement
 from lingvo_gshard.planning import planner
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.planning.planner import Request
@@ -33,7 +32,7 @@ _FAMILY_CORES = (128, 2048)  # The fewest and the most that the paper trained on
 LAYERS = (12, 36, 60)  # The paper's depths.
 
 # The compiler's time depends little on the sizes of the tensors, so a toy stands for the model.
-_DEEP_MODEL, _DEEP_TOPOLOGY = "toy.MoE8E12L", "v3:2x2"
+_DEEP_MODEL, _DEEP_TOPOLOGY, _DEEP_CORES = "toy.MoE8E12L", "v3:2x2", 8
 _STACKS = ("encoder", "decoder")
 _DEEP_SETTINGS = (
     *("task.source_vocab_size=512", "task.target_vocab_size=512"),
@@ -45,12 +44,9 @@ _DEEP_SETTINGS = (
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """The layer on each device; the defaults are the paper's.
+    """The layer on each device: M, H, the tokens of its one group, and its experts.
 
-    Attributes:
-      model_dim, hidden_dim: M and H.
-      tokens: tokens of a device, which are one group.
-      experts: experts of a device.
+    The defaults are the paper's.
     """
 
     model_dim: int = 1024
@@ -63,11 +59,8 @@ class Sizes:
 class Compiled:
     """A layer, forward and backward, compiled for a TPU v3.
 
-    Attributes:
-      num_partitions: the number of cores.
-      lower_cpu_secs: CPU time from TensorFlow to the exported program.
-      compile_cpu_secs: CPU time from there to the program of one core.
-      report: what the compiler made.
+    Lowering goes from TensorFlow to the exported program, and compiling from there to the program
+    of one core, which `report` describes.
     """
 
     num_partitions: int
@@ -114,7 +107,7 @@ def measure(num_partitions: int, sizes: Sizes) -> Compiled:
 
 
 def cores_table(compiled: Sequence[Compiled]) -> str:
-    """Returns the layer's figures by cores, and the growth of what should not grow."""
+    """Returns the layer's figures by CORES, and the growth of what should not grow."""
     head = ("cores", "instructions", "lower s", "compile s", "arguments MiB", "temporaries MiB")
     rows: list[Sequence[object]] = [(*head, "sent")]
     for each in compiled:
@@ -128,23 +121,22 @@ def cores_table(compiled: Sequence[Compiled]) -> str:
     instructions = [each.report.num_instructions for each in compiled]
     secs_by_cores = {each.num_partitions: each.compile_cpu_secs for each in compiled}
     slowest = max(secs_by_cores.values()) / min(secs_by_cores.values())
-    lines = [
-        table.text(rows),
-        f"Largest over smallest: {max(instructions) / min(instructions):.2f} instructions, "
-        f"{slowest:.2f} s to compile. Seconds are of one CPU; MiB of one core.",
-    ]
     least, most = _FAMILY_CORES
-    if secs_by_cores.keys() >= {least, most}:
-        ratio = secs_by_cores[most] / secs_by_cores[least]
-        lines.append(f"{most} cores over {least}: {ratio:.2f} s to compile.")
-    return "\n".join(lines)
+    return (
+        f"{table.text(rows)}\n"
+        f"Largest over smallest: {max(instructions) / min(instructions):.2f} instructions, "
+        f"{slowest:.2f} s to compile. Seconds are of one CPU; MiB of one core.\n"
+        f"{most} cores over {least}: {secs_by_cores[most] / secs_by_cores[least]:.2f} s to compile."
+    )
 
 
 def layers_request(num_layers: int) -> Request:
     """Returns the request for a step of so many layers, half of them in the encoder."""
-    depths = {f"task.{stack}.num_layers": num_layers // 2 for stack in _STACKS}
-    params = registry.get_params(_DEEP_MODEL, _DEEP_SETTINGS).Set(**depths)
-    return Request(_DEEP_MODEL, _DEEP_SETTINGS, params, _DEEP_TOPOLOGY)
+    depths = [f"task.{stack}.num_layers={num_layers // 2}" for stack in _STACKS]
+    settings = (*_DEEP_SETTINGS, *depths)
+    params = registry.get_params(_DEEP_MODEL, settings)
+    parts = placement.partitioning(params, _DEEP_CORES)
+    return Request(_DEEP_MODEL, settings, params, _DEEP_TOPOLOGY, parts)
 
 
 def measure_layers() -> Iterator[Plan]:

@@ -1,20 +1,23 @@
-"""Reads a compiled training step: what it computes and sends, and what looks wrong in it."""
+"""Reads a compiled training step: what it computes and sends, its roofline, what looks wrong in it.
 
-from __future__ import annotations
+The roofline (section 5.2) is the time of the step if some resource were always at its peak. All
+times are seconds of one core in one step. An instruction takes the longer of its compute and its
+memory time; collectives take their time on the torus; nothing overlaps.
+"""
 
 import collections
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.hlo import gather_sums, hlo_cost, hlo_module
-from lingvo_gshard.hlo.collectives import Collective
+from lingvo_gshard.hlo.collectives import COLLECTIVES, Collective
 from lingvo_gshard.hlo.compiled_report import CompiledReport
-from lingvo_gshard.planning import roofline
+from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.planning.categories import Category, category, source
-from lingvo_gshard.planning.hardware import Torus
-from lingvo_gshard.planning.plan import CollectiveSum, StepCost
+from lingvo_gshard.planning.hardware import Generation, Torus
+from lingvo_gshard.planning.plan import NOTHING, CollectiveSum, StepCost, Times
 from lingvo_gshard.spmd.topology import TopologyExecutable
 
 # Smaller tensors, such as metrics and the gate's losses, are not suspicious.
@@ -25,16 +28,13 @@ _EXPECTED = ("all-to-all", "all-reduce", "reduce-scatter")
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A compiled program, read once.
+    """A compiled program, read once: in numbers, and the cost of each instruction.
 
-    Attributes:
-      report: the program in numbers.
-      costs: the cost of each instruction.
-      gathered_bytes: by name, the bytes of each all-reduce that stands for an all-gather.
+    `gathered_bytes` has, by name, the bytes of each all-reduce that stands for an all-gather.
     """
 
     report: CompiledReport
-    costs: tuple[hlo_cost.Cost, ...]
+    costs: tuple[Cost, ...]
     gathered_bytes: dict[str, int]
 
 
@@ -47,8 +47,8 @@ def read(compiled: TopologyExecutable) -> CompiledStep:
 def cost(step: CompiledStep, torus: Torus, model_flops_per_core: float) -> StepCost:
     """Returns the cost of a step whose partitions lie on `torus`."""
     report = step.report
-    by_category = roofline.times_by_category(step.costs, report.collective_ops, torus)
-    products = dict.fromkeys(Category, 0.0)
+    by_category = times_by_category(step.costs, report.collective_ops, torus)
+    products: dict[str, float] = dict.fromkeys(Category, 0.0)
     for each in step.costs:
         products[category(each.op_name)] += each.times * each.flops
     network_secs: dict[str, float] = collections.defaultdict(float)
@@ -56,15 +56,40 @@ def cost(step: CompiledStep, torus: Torus, model_flops_per_core: float) -> StepC
         network_secs[op.kind] += _times(op) * torus.collective_secs(op)
     return StepCost(
         collectives=_sums(report.collective_ops),
-        flops_per_core={each.value: count for each, count in products.items()},
+        flops_per_core=products,
         model_flops_per_core=model_flops_per_core,
-        roofline_secs=sum(by_category.values(), roofline.NOTHING),
-        roofline_secs_by_category={each.value: secs for each, secs in by_category.items()},
+        roofline_secs=sum(by_category.values(), NOTHING),
+        roofline_secs_by_category=by_category,
         network_secs_by_kind=dict(network_secs),
-        xla_optimal_secs=report.optimal_secs * roofline.loop_factor(step.costs, torus.generation),
+        xla_optimal_secs=report.optimal_secs * loop_factor(step.costs, torus.generation),
         xla_optimal_secs_once=report.optimal_secs,
         instructions=report.num_instructions,
     )
+
+
+def times_by_category(
+    costs: Iterable[Cost], collectives: Iterable[Collective], torus: Torus
+) -> dict[str, Times]:
+    """Returns the roofline of each category that has instructions."""
+    found: dict[str, Times] = collections.defaultdict(lambda: NOTHING)
+    rates = torus.generation.peak_flops, torus.generation.memory_bytes_per_sec
+    for cost in costs:
+        if cost.opcode.removesuffix("-start") not in COLLECTIVES:
+            found[category(cost.op_name)] += _local_times(cost, *rates)
+    for op in collectives:
+        secs = _times(op) * torus.collective_secs(op)
+        found[category(op.op_name)] += Times(0.0, 0.0, secs, secs)
+    return dict(found)
+
+
+def loop_factor(costs: Iterable[Cost], generation: Generation) -> float:
+    """Returns the factor from XLA's optimal_seconds, which run each loop once, to the real ones.
+
+    Both sums take XLA's own rates and count collectives as memory traffic, as XLA does.
+    """
+    rates = generation.xla_peak_flops, generation.xla_memory_bytes_per_sec
+    once = [(_local_times(dataclasses.replace(cost, times=1), *rates).step, cost) for cost in costs]
+    return sum(secs * cost.times for secs, cost in once) / sum(secs for secs, _ in once)
 
 
 def suspicious(step: CompiledStep, params: Params) -> tuple[str, ...]:
@@ -106,6 +131,12 @@ def _sums(ops: Sequence[Collective]) -> tuple[CollectiveSum, ...]:
         sizes[key] += _times(op) * op.result_bytes
     sums = [CollectiveSum(key[0], counts[key], sizes[key], key[1]) for key in counts]
     return tuple(sorted(sums, key=lambda each: -each.bytes))
+
+
+def _local_times(cost: Cost, flops_per_sec: float, bytes_per_sec: float) -> Times:
+    compute = cost.times * cost.flops / flops_per_sec
+    memory = cost.times * cost.accessed_bytes / bytes_per_sec
+    return Times(compute, memory, 0.0, max(compute, memory))
 
 
 def _times(op: Collective) -> int:

@@ -4,8 +4,6 @@ A link joins two neighbouring chips; its rate is that of one direction. The core
 its links.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np
@@ -18,80 +16,67 @@ class Generation:
     """The figures of one core, which is what the compiler sees as a device.
 
     Attributes:
-      name: the prefix of a topology's name.
       cores_per_chip: devices that share a chip's links.
       peak_flops: bfloat16 operations per second.
       memory_bytes_per_sec: the bandwidth of high-bandwidth memory.
       capacity_bytes: the memory that the compiler leaves to a program, by its own account.
       link_bytes_per_sec: the rate of one link in one direction.
-      sources: where the rates were published.
       xla_peak_flops, xla_memory_bytes_per_sec: the rates in XLA's own cost model, measured with
         the optimal_seconds of programs of one instruction.
     """
 
-    name: str
     cores_per_chip: int
     peak_flops: float
     memory_bytes_per_sec: float
     capacity_bytes: float
     link_bytes_per_sec: float
-    sources: tuple[str, ...]
     xla_peak_flops: float
     xla_memory_bytes_per_sec: float
 
 
 _GIB = 2.0**30
-_CLOUD = "https://cloud.google.com/tpu/docs"
 
+# By the prefix of a topology's name. The rates of a chip are published at
+# https://cloud.google.com/tpu/docs/GENERATION; those of v3's and v4's links at
+# https://doi.org/10.1145/3360307 and https://arxiv.org/abs/2304.01433.
 GENERATIONS = {
-    generation.name: generation
-    for generation in (
-        Generation(
-            "v3",
-            cores_per_chip=2,
-            peak_flops=123e12 / 2,
-            memory_bytes_per_sec=900e9 / 2,
-            capacity_bytes=15.48 * _GIB,
-            link_bytes_per_sec=656e9 / 8,
-            # 656 Gbit/s a link; the first source has 340 TB/s for all-reduces of 1024 chips.
-            sources=(f"{_CLOUD}/v3", "https://doi.org/10.1145/3360307 (links)"),
-            xla_peak_flops=61.4e12,
-            xla_memory_bytes_per_sec=400 * _GIB,
-        ),
-        Generation(
-            "v4",
-            cores_per_chip=2,
-            peak_flops=275e12 / 2,
-            memory_bytes_per_sec=1200e9 / 2,
-            capacity_bytes=15.25 * _GIB,
-            link_bytes_per_sec=50e9,
-            sources=(f"{_CLOUD}/v4", "https://arxiv.org/abs/2304.01433 (links)"),
-            xla_peak_flops=137e12,
-            xla_memory_bytes_per_sec=457.5 * _GIB,
-        ),
-        Generation(
-            "v5e",
-            cores_per_chip=1,
-            peak_flops=197e12,
-            memory_bytes_per_sec=819e9,
-            capacity_bytes=15.75 * _GIB,
-            link_bytes_per_sec=400e9 / 4 / 2,  # Published for 4 links and both directions.
-            sources=(f"{_CLOUD}/v5e",),
-            xla_peak_flops=197e12,
-            xla_memory_bytes_per_sec=687 * _GIB,
-        ),
-        Generation(
-            "v5p",
-            cores_per_chip=1,
-            peak_flops=459e12,
-            memory_bytes_per_sec=2765e9,
-            capacity_bytes=95.74 * _GIB,
-            link_bytes_per_sec=1200e9 / 6 / 2,  # Published for 6 links and both directions.
-            sources=(f"{_CLOUD}/v5p",),
-            xla_peak_flops=394e12,
-            xla_memory_bytes_per_sec=2189 * _GIB,
-        ),
-    )
+    # 656 Gbit/s a link; its page has 340 TB/s for all-reduces of 1024 chips.
+    "v3": Generation(
+        cores_per_chip=2,
+        peak_flops=123e12 / 2,
+        memory_bytes_per_sec=900e9 / 2,
+        capacity_bytes=15.48 * _GIB,
+        link_bytes_per_sec=656e9 / 8,
+        xla_peak_flops=61.4e12,
+        xla_memory_bytes_per_sec=400 * _GIB,
+    ),
+    "v4": Generation(
+        cores_per_chip=2,
+        peak_flops=275e12 / 2,
+        memory_bytes_per_sec=1200e9 / 2,
+        capacity_bytes=15.25 * _GIB,
+        link_bytes_per_sec=50e9,
+        xla_peak_flops=137e12,
+        xla_memory_bytes_per_sec=457.5 * _GIB,
+    ),
+    "v5e": Generation(
+        cores_per_chip=1,
+        peak_flops=197e12,
+        memory_bytes_per_sec=819e9,
+        capacity_bytes=15.75 * _GIB,
+        link_bytes_per_sec=400e9 / 4 / 2,  # Published for 4 links and both directions.
+        xla_peak_flops=197e12,
+        xla_memory_bytes_per_sec=687 * _GIB,
+    ),
+    "v5p": Generation(
+        cores_per_chip=1,
+        peak_flops=459e12,
+        memory_bytes_per_sec=2765e9,
+        capacity_bytes=95.74 * _GIB,
+        link_bytes_per_sec=1200e9 / 6 / 2,  # Published for 6 links and both directions.
+        xla_peak_flops=394e12,
+        xla_memory_bytes_per_sec=2189 * _GIB,
+    ),
 }
 
 
@@ -153,17 +138,15 @@ class Torus:
 
     def _links(self, dim: int) -> int:
         """Returns the number of directed links that leave a chip along a dim."""
-        return min(2, self.sizes[dim] - 1)
+        return 2 if self.sizes[dim] > 2 else 1
 
     def _all_to_all_load(self, groups: Groups) -> float:
         """Returns the bytes that cross each link of the busiest dim, per byte of a partition."""
         places = np.array([self.places[i] for i in groups[0]])
-        load = 0.0
-        for dim, size in enumerate(self.sizes):
-            if self._links(dim):
-                distance = _mean_distance(places[:, dim], size)
-                load = max(load, self.generation.cores_per_chip * distance / self._links(dim))
-        return load
+        return max(
+            self.generation.cores_per_chip * _mean_distance(places[:, dim], size) / self._links(dim)
+            for dim, size in enumerate(self.sizes)
+        )
 
     def _ring_load(self, groups: Groups) -> float:
         """Returns the bytes that cross each link of rings through a group, per byte of a partition.

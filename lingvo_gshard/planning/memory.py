@@ -1,9 +1,6 @@
 """What a core's memory holds during a training step, split as in Figure 7."""
 
-from __future__ import annotations
-
 import dataclasses
-import enum
 import math
 import re
 from collections.abc import Iterable
@@ -20,12 +17,12 @@ GIB = 2.0**30
 
 # The compiler's refusal says `Used 16.50G of 15.48G hbm`, or names the temporaries alone; then it
 # lists its largest buffers.
-_USED = re.compile(r"Used (\S+) of (\S+) hbm|\((\S+)\) exceeds available HBM \((\S+?)\)")
+_USED = re.compile(r"Used (\S+) of \S+ hbm|\((\S+)\) exceeds available HBM")
 _ALLOCATION = re.compile(
     r"Size: (?P<size>\S+)\n(?:\s+Operator: op_name=\"(?P<op_name>[^\"]*)\".*\n)?"
     r"\s+Shape: (?P<shape>[\w\[\],]+)"
 )
-_UNITS = {"": 1.0, "K": 2.0**10, "M": 2.0**20, "G": GIB, "T": 2.0**40}
+_UNITS = {"B": 1.0, "K": 2.0**10, "M": 2.0**20, "G": GIB, "T": 2.0**40}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,25 +57,16 @@ class Buffer:
     source: str
 
 
-class Wanted(enum.Enum):
-    """What the number in a refusal counts."""
-
-    ALL = "all"
-    TEMPORARIES = "temporaries"  # They alone are too large, and the compiler stops there.
-
-
 @dataclasses.dataclass(frozen=True)
 class Refusal:
     """The compiler's refusal of a program that is too large.
 
-    Attributes:
-      gib: the memory that the program wants on a core.
-      wanted: what that memory is for.
-      buffers: the largest buffers; empty if `wanted` is TEMPORARIES.
+    `gib` is what the program wants on a core: all its memory, or its temporaries alone if already
+    these are too large. Only in the first case are the largest buffers known.
     """
 
     gib: float
-    wanted: Wanted
+    temporaries_alone: bool
     buffers: tuple[Buffer, ...]
 
 
@@ -88,9 +76,8 @@ def state_gib(state: NestedMap, partitioning: Partitioning) -> tuple[float, floa
     # The gate's [M, E] is replicated, and its dims name no E.
     experts = [spec for spec in weights if "E" in spec.dims]
     others = [spec for spec in weights if "E" not in spec.dims]
-    groups = (others, experts, state.slots.Flatten())
-    others_gib, experts_gib, slots_gib = (_gib(specs, partitioning) for specs in groups)
-    return others_gib, experts_gib, slots_gib
+    slots = state.slots.Flatten()
+    return _gib(others, partitioning), _gib(experts, partitioning), _gib(slots, partitioning)
 
 
 def largest(costs: Iterable[Cost], count: int) -> tuple[Buffer, ...]:
@@ -127,16 +114,11 @@ def parse_refusal(details: str) -> Refusal:
     used = _USED.search(details)
     if used is None:
         raise ValueError(f"the compiler's refusal is in no known form: {details[:300]}")
-    buffers = tuple(
-        Buffer(
-            _parse_size(found["size"]) / GIB,
-            found["shape"],
-            categories.source(found["op_name"] or ""),
-        )
+    buffers = [
+        Buffer(_parse_gib(found["size"]), found["shape"], categories.source(found["op_name"] or ""))
         for found in _ALLOCATION.finditer(details)
-    )
-    wanted = Wanted.ALL if used[1] else Wanted.TEMPORARIES
-    return Refusal(_parse_size(used[1] or used[3]) / GIB, wanted, buffers)
+    ]
+    return Refusal(_parse_gib(used[1] or used[2]), not used[1], tuple(buffers))
 
 
 def _largest(buffers: Iterable[Buffer], count: int) -> tuple[Buffer, ...]:
@@ -148,6 +130,8 @@ def _gib(specs: Iterable[TensorSpec], partitioning: Partitioning) -> float:
     return sum(size * np.dtype(dtype).itemsize for size, dtype in shards) / GIB
 
 
-def _parse_size(text: str) -> float:
-    number, unit = re.fullmatch(r"([\d.]+)([KMGT]?)B?", text).groups()  # type: ignore[union-attr]
-    return float(number) * _UNITS[unit]
+def _parse_gib(size: str) -> float:
+    """Reads a number of bytes such as `512`, `16.50G` or `17.02GB`."""
+    number = size.rstrip("BKMGT")
+    unit = size[len(number) :] or "B"
+    return float(number) * _UNITS[unit[0]] / GIB

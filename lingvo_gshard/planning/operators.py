@@ -5,13 +5,10 @@ all others stay. The partitions are JAX's own devices, or the cores of TPU v3 po
 be at hand. Letters are the table's.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -60,52 +57,22 @@ class Operator:
     compute: str = "O(1)"
     communication: str = "0"
 
-    @property
-    def collectives(self) -> tuple[str, ...]:
-        """The abbreviations of the collectives that the table allows."""
-        return tuple(sorted(set(_ABBREVIATIONS.values()) & set(self.communication.split())))
 
-    @property
-    def powers(self) -> dict[str, int]:
-        """The powers of D in flops and bytes per partition.
-
-        The table's O(sqrt(D)) for AllToAll is its time on a 2-D torus; its bytes are O(1).
-        """
-        return {
-            "flops": int(self.compute == "O(D)"),
-            "bytes": int(self.communication.startswith("O(D)")),
-        }
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """What an operator is compiled for: D, and a TPU topology or None for JAX's own devices."""
-
-    num_partitions: int
-    topology: str | None = None
-
-    @property
-    def compiler(self) -> str:
-        """The TPU's generation or `own`; only figures of one compiler are comparable."""
-        return "own" if self.topology is None else self.topology.partition(":")[0]
-
-
-OWN_DEVICES = tuple(Place(d) for d in (2, 4, 8))
-TPU_V3 = tuple(Place(d, topology.v3(d)) for d in (8, 16, 32, 64, 128, 256, 512, 1024, 2048))
+# By the number of partitions D, the topology that has so many, or `own` for JAX's own devices.
+OWN_DEVICES = dict.fromkeys((2, 4, 8), "own")
+TPU_V3 = {d: topology.v3(d) for d in (8, 16, 32, 64, 128, 256, 512, 1024, 2048)}
 
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """One operator, compiled for a place.
+    """An operator, compiled for a TPU topology or for JAX's `own` devices.
 
-    Attributes:
-      place: the number of partitions and what they are.
-      collectives: (kind, count) of those found.
-      flops: flops per partition, by XLA's count.
-      communicated_bytes: the results of all collectives on one partition.
+    `collectives` are (kind, count) of those found. Flops, by XLA's count, and the bytes of the
+    collectives' results are those of one partition.
     """
 
-    place: Place
+    num_partitions: int
+    place: str
     collectives: tuple[tuple[str, int], ...]
     flops: float
     communicated_bytes: int
@@ -113,19 +80,18 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An operator and its measurements, by compiler and then by the number of partitions."""
+    """An operator and its measurements by compiler; only those of one compiler are comparable."""
 
     operator: Operator
-    measured: tuple[Measured, ...]
+    measured: Mapping[str, Sequence[Measured]]
 
     @property
     def difference(self) -> str:
         """How the compilers differ from the table; empty if they do not."""
-        by_compiler = itertools.groupby(self.measured, lambda each: each.place.compiler)
         return "; ".join(
             f"{compiler}: {reason}"
-            for compiler, measured in by_compiler
-            for reason in _differences(self.operator, tuple(measured))
+            for compiler, measured in self.measured.items()
+            for reason in _differences(self.operator, measured)
         )
 
 
@@ -133,26 +99,22 @@ def _einsum(equation: str) -> Callable[..., tf.Tensor]:
     return lambda *operands: tf.einsum(equation, *operands)
 
 
-def _convolution(x_BXYI: tf.Tensor, kernel_xyIO: tf.Tensor) -> tf.Tensor:
-    return tf.nn.conv2d(x_BXYI, kernel_xyIO, 1, "SAME")
-
-
-def _product(split: str, **columns: Any) -> Operator:
+def _product(split: str, *columns: str) -> Operator:
     name = f"Matmul(AB,BC->AC) {','.join(split)}"
-    return Operator(name, _einsum("AB,BC->AC"), ("AB", "BC"), "AC", split, **columns)
+    return Operator(name, _einsum("AB,BC->AC"), ("AB", "BC"), "AC", split, *columns)
 
 
-_SUMMED = {"communication": "O(1) AR"}
-_UNMATCHED = {"total_compute": "O(D^2)", "compute": "O(D)", "communication": "O(D) AG or CP"}
+_SUMMED = ("O(D)", "O(1)", "O(1) AR")
+_UNMATCHED = ("O(D^2)", "O(D)", "O(D) AG or CP")
 
 TABLE_4 = (
     Operator("Add(A,A->A) A", lambda a, b: a + b, ("A", "A"), "A", "A"),
-    _product("B", **_SUMMED),
+    _product("B", *_SUMMED),
     _product("A"),
-    _product("AB", **_UNMATCHED),
-    _product("AC", **_UNMATCHED),
+    _product("AB", *_UNMATCHED),
+    _product("AC", *_UNMATCHED),
     Operator("Reduce(AB->A) A", lambda a: tf.reduce_sum(a, 1), ("AB",), "A", "A"),
-    Operator("Reduce(AB->B) A", lambda a: tf.reduce_sum(a, 0), ("AB",), "B", "A", **_SUMMED),
+    Operator("Reduce(AB->B) A", lambda a: tf.reduce_sum(a, 0), ("AB",), "B", "A", *_SUMMED),
     Operator(
         "Einsum(GSEC,GSM->EGCM) G,E",
         _einsum("GSEC,GSM->EGCM"),
@@ -164,7 +126,7 @@ TABLE_4 = (
     # In TensorFlow's order of dims; x and y are the kernel's.
     Operator(
         "Convolution(BIXY,xyIO->BOXY) X",
-        _convolution,
+        lambda x_BXYI, kernel_xyIO: tf.nn.conv2d(x_BXYI, kernel_xyIO, 1, "SAME"),
         ("BXYI", "xyIO"),
         "BXYO",
         "X",
@@ -175,25 +137,28 @@ TABLE_4 = (
 
 def lines() -> Iterator[str]:
     """Yields Table 4 measured on JAX's own devices and, if its compiler is installed, TPU v3."""
-    places = OWN_DEVICES
+    places = {"own": OWN_DEVICES}
     if topology.is_installed():
-        places += TPU_V3
+        places["v3"] = TPU_V3
     else:
         yield "Without TPUs, which `make setup-tpu` installs the compiler for."
-    for row in rows(places):
-        yield text(row)
+    yield from map(text, rows(places))
 
 
-def rows(places: Sequence[Place]) -> tuple[Row, ...]:
-    """Returns Table 4 measured; each compiler needs two or more numbers of partitions.
+def rows(places: Mapping[str, Mapping[int, str]]) -> list[Row]:
+    """Returns Table 4 measured at the places of each compiler, such as {"own": OWN_DEVICES}.
 
     Raises:
       ValueError: more partitions than devices; or as topology.compile_program.
     """
-    ordered = sorted(places, key=lambda place: (place.compiler, place.num_partitions))
-    return tuple(
-        Row(operator, tuple(_measure(operator, place) for place in ordered)) for operator in TABLE_4
-    )
+    found = []
+    for operator in TABLE_4:
+        measured = {
+            compiler: [_measure(operator, *place) for place in topologies.items()]
+            for compiler, topologies in places.items()
+        }
+        found.append(Row(operator, measured))
+    return found
 
 
 def text(row: Row) -> str:
@@ -201,9 +166,9 @@ def text(row: Row) -> str:
     paper = row.operator
     verdict = f"different: {row.difference}" if row.difference else "equal"
     cells = []
-    for each in row.measured:
+    for each in itertools.chain(*row.measured.values()):
         kinds = " ".join(f"{count} {_ABBREVIATIONS[kind]}" for kind, count in each.collectives)
-        place = f"D={each.place.num_partitions} {each.place.topology or 'own'}"
+        place = f"D={each.num_partitions} {each.place}"
         sent = f"{each.communicated_bytes} bytes"
         cells.append((place, kinds or "none", f"{each.flops:.0f} flop", sent))
     return (
@@ -212,18 +177,16 @@ def text(row: Row) -> str:
     )
 
 
-def _measure(operator: Operator, place: Place) -> Measured:
-    exported = _export(operator, place.num_partitions)
-    if place.topology is None:
+def _measure(operator: Operator, num_partitions: int, place: str) -> Measured:
+    exported = _export(operator, num_partitions)
+    if place == "own":
         report = compile_program(exported).report()
     else:
-        report = topology.compile_program(exported, place.topology).report()
+        report = topology.compile_program(exported, place).report()
     found = tuple((kind, count) for kind, count in report.collectives if count)
-    communicated_bytes = 0
-    for each in report.collective_ops:
-        assert each.times is not None, operator.name  # No operator has a loop of unknown length.
-        communicated_bytes += each.times * each.result_bytes
-    return Measured(place, found, report.flops, communicated_bytes)
+    # No operator has a loop, so that each collective runs once.
+    communicated_bytes = sum(each.result_bytes for each in report.collective_ops)
+    return Measured(num_partitions, place, found, report.flops, communicated_bytes)
 
 
 def _export(operator: Operator, num_partitions: int) -> program.Program:
@@ -252,25 +215,27 @@ def _size(letter: str, operator: Operator, num_partitions: int) -> int:
 
 def _differences(operator: Operator, measured: Sequence[Measured]) -> Iterator[str]:
     """Yields how one compiler's programs differ from the table's row."""
+    expected = set(_ABBREVIATIONS.values()) & set(operator.communication.split())
     for each in measured:
         found = {_ABBREVIATIONS[kind] for kind, _ in each.collectives}
-        if not found <= set(operator.collectives) or bool(found) != bool(operator.collectives):
-            yield f"{_communication(found, operator)} from D={each.place.num_partitions}"
+        if not found <= expected or bool(found) != bool(expected):
+            yield f"{_communication(found, expected)} from D={each.num_partitions}"
             break
     first, last = measured[0], measured[-1]
-    growth = last.place.num_partitions / first.place.num_partitions
-    for name, start, end in (
-        ("flops", first.flops, last.flops),
-        ("bytes", first.communicated_bytes, last.communicated_bytes),
+    growth = last.num_partitions / first.num_partitions
+    # The table's O(sqrt(D)) for AllToAll is its time on a 2-D torus; its bytes are O(1).
+    for name, start, end, column in (
+        ("flops", first.flops, last.flops, operator.compute),
+        ("bytes", first.communicated_bytes, last.communicated_bytes, operator.communication),
     ):
-        expected = operator.powers[name]
+        expected_power = int(column.startswith("O(D)"))
         power = math.log(end / start, growth) if start and end else 0.0
-        if abs(power - expected) > _POWER_TOLERANCE:
-            yield f"{name} grow as D^{power:.2f}, not D^{expected}"
+        if abs(power - expected_power) > _POWER_TOLERANCE:
+            yield f"{name} grow as D^{power:.2f}, not D^{expected_power}"
 
 
-def _communication(found: Iterable[str], operator: Operator) -> str:
-    if found == {"AR"} and "AG" in operator.collectives:
+def _communication(found: set[str], expected: set[str]) -> str:
+    if found == {"AR"} and "AG" in expected:
         return "gathers by AR, a sum of parts that are zero in each other's places,"
-    expected = "/".join(operator.collectives) or "nothing"
-    return f"communicates by {'+'.join(sorted(found)) or 'nothing'}, not {expected},"
+    allowed = "/".join(sorted(expected)) or "nothing"
+    return f"communicates by {'+'.join(sorted(found)) or 'nothing'}, not {allowed},"

@@ -5,26 +5,16 @@ Table 1 prints 36684 and 12228 experts in total, but 18 and 6 layers of 2048 exp
 weights, as MoE(128E, 36L).
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class PaperRun:
-    """A row of Tables 1 to 3. What the paper does not print is None.
+    """A row of Tables 1 to 3, and the experiment registered for it. What is not printed is None.
 
-    Attributes:
-      name: the name as printed.
-      model: the registered experiment.
-      cores: TPU v3 cores.
-      layers: layers of the encoder and the decoder together.
-      experts: experts of a layer.
-      total_experts: experts of all layers, as printed.
-      weights: the number of weights as printed.
-      batch_tokens: tokens of a batch; 4M and 1M are taken as 2^22 and 2^20.
-      steps_per_sec, core_years, days: figures of training with 10^12 tokens.
-      bleu: the average over the languages.
+    `layers` are those of the encoder and the decoder together, `experts` those of a layer, and
+    `total_experts` those of all layers, as printed. Batches of 4M and 1M tokens are taken as 2^22
+    and 2^20. Core-years and days are those of 10^12 tokens; `bleu` is the average of the languages.
     """
 
     name: str

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import pathlib
 import typing
 from typing import Any
 
 from lingvo_gshard.core import atomic_file
 from lingvo_gshard.planning.memory import Buffer, Memory
-from lingvo_gshard.planning.roofline import Times
 
 PLAN_JSON = "plan.json"
 
@@ -21,14 +21,33 @@ _TRAINING_TOKENS = 1e12
 
 
 @dataclasses.dataclass(frozen=True)
-class CollectiveSum:
-    """All collectives of one kind from one layer.
+class Times:
+    """Seconds of a step, or of a part of it, at the roofline.
 
     Attributes:
-      kind: the kind as the compiled program names it.
-      count: how many run in a step, loops included.
-      bytes: the bytes of their results on one core in a step.
-      source: the layer.
+      compute: flops over the peak rate.
+      memory: bytes over the memory's bandwidth.
+      network: the time of collectives on the torus.
+      step: the sum over instructions of the longer of compute and memory time, plus network.
+    """
+
+    compute: float
+    memory: float
+    network: float
+    step: float
+
+    def __add__(self, other: Times) -> Times:
+        return Times(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
+
+
+NOTHING = Times(0.0, 0.0, 0.0, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class CollectiveSum:
+    """All collectives of one kind from one layer in a step, loops included.
+
+    `kind` is the compiled program's name; `bytes` are those of the results on one core.
     """
 
     kind: str
@@ -126,13 +145,13 @@ def save(plan: Plan, folder: pathlib.Path) -> None:
     If the plan does not fit, the fields of the cost and the rates are null.
     """
     values = dataclasses.asdict(plan)
-    cost = values.pop("cost") or {field.name: None for field in dataclasses.fields(StepCost)}
-    values |= cost
-    for name, rate in (
-        ("steps_per_sec", plan.steps_per_sec),
-        ("tokens_per_sec", plan.tokens_per_sec),
-        ("core_years_of_1e12_tokens", plan.core_years),
-    ):
+    values |= values.pop("cost") or {field.name: None for field in dataclasses.fields(StepCost)}
+    rates = {
+        "steps_per_sec": plan.steps_per_sec,
+        "tokens_per_sec": plan.tokens_per_sec,
+        "core_years_of_1e12_tokens": plan.core_years,
+    }
+    for name, rate in rates.items():
         at_shares = {"at_roofline": rate(1.0), "at_papers_share": rate(PAPERS_SHARE)}
         values[name] = at_shares if plan.cost else None
     folder.mkdir(parents=True, exist_ok=True)

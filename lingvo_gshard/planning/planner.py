@@ -4,8 +4,6 @@ No arrays are made. A plan is kept in its folder, and made again only if the exp
 or the compilers have changed.
 """
 
-from __future__ import annotations
-
 import concurrent.futures
 import dataclasses
 import hashlib
@@ -21,16 +19,15 @@ from lingvo_gshard import registry
 from lingvo_gshard.core import child_process
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.input import packing
-from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import compiled_step, hardware, memory, plan, report
 from lingvo_gshard.planning.compiled_step import CompiledStep
 from lingvo_gshard.planning.hardware import Torus
-from lingvo_gshard.planning.memory import GIB, Refusal
+from lingvo_gshard.planning.memory import GIB, Buffer, Memory, Refusal
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
+from lingvo_gshard.sharding.mesh import names_of
 from lingvo_gshard.spmd import lowering, program, topology
 from lingvo_gshard.train import steps
 
@@ -42,23 +39,17 @@ _PACKAGES = ("jax", "libtpu", "tensorflow")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What to plan.
+    """What to plan: a registered experiment on a topology such as `v3:32x32`.
 
-    Attributes:
-      model: the experiment's registered name.
-      settings: the changes to the experiment, `path=value`.
-      params: the experiment with those changes, vocabularies included.
-      topology: a name such as `v3:32x32`.
-      mesh: axes; None for one axis over all cores of the topology.
-      table: from letters of dims to axes; None for the experiment's own.
+    `settings` are the changes to the experiment, `path=value`; `params` are the experiment with
+    those changes, vocabularies included.
     """
 
     model: str
     settings: tuple[str, ...]
     params: Params
     topology: str
-    mesh: Mesh | None = None
-    table: tuple[tuple[str, Axis], ...] | None = None
+    partitioning: Partitioning
 
 
 def request(
@@ -87,7 +78,7 @@ def request(
             f"--topology={topology_name}: {params.task.encoder.moe.num_experts} experts can't lie "
             f"evenly on its {cores} cores; choose a multiple or a divisor of them."
         )
-    return Request(model, settings, params, topology_name, parts.mesh, parts.table)
+    return Request(model, settings, params, topology_name, parts)
 
 
 def planned(request: Request, folder: pathlib.Path) -> Plan:
@@ -103,7 +94,6 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
     if kept.is_file() and kept.read_text() == fingerprint:
         return plan.load(folder)
     made = _in_own_process(request)
-    folder.mkdir(parents=True, exist_ok=True)
     kept.unlink(missing_ok=True)
     plan.save(made, folder)
     report.write(made, folder)
@@ -119,11 +109,10 @@ def make(request: Request) -> Plan:
         without a size, groups that do not divide evenly over the cores, or a dim that the mesh
         does not divide.
     """
-    params = request.params
+    params, p, parts = request.params, request.params.input, request.partitioning
     _check_vocabularies(params)
     places = topology.chip_places(request.topology)
     generation = hardware.generation(request.topology)
-    parts = _partitioning(request, len(places))
     _check_groups(params, parts)
     model = TranslationModel(params, parts)
     started = time.monotonic()
@@ -133,7 +122,13 @@ def make(request: Request) -> Plan:
     compile_secs, compile_cpu_secs = time.monotonic() - lowered, time.process_time() - lowered_cpu
 
     outcome = compiled if isinstance(compiled, Refusal) else compiled_step.read(compiled)
-    step = outcome if isinstance(outcome, CompiledStep) else None
+    memory_gib, largest_buffers = _memory(model, generation.capacity_bytes, outcome)
+    cost, suspicious = None, tuple[str, ...]()
+    if isinstance(outcome, CompiledStep):
+        needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
+        torus = _torus(generation, places, parts)
+        cost = compiled_step.cost(outcome, torus, needed / parts.num_partitions)
+        suspicious = compiled_step.suspicious(outcome, params)
     return Plan(
         model=request.model,
         settings=request.settings,
@@ -142,23 +137,17 @@ def make(request: Request) -> Plan:
         sharding={letter: "+".join(names_of([axis])) for letter, axis in parts.table},
         cores=parts.num_partitions,
         weights=model.task.num_weights,
-        tokens_per_core=stacks_tokens(params)["decoder"] / parts.num_partitions,
-        fits=step is not None,
-        memory_gib=_memory(model, generation.capacity_bytes, outcome),
-        largest_buffers=_largest_buffers(model, outcome),
-        suspicious=compiled_step.suspicious(step, params) if step else (),
-        cost=_cost(step, model, params, _torus(generation, places, parts)) if step else None,
+        tokens_per_core=p.batch_size * p.target_len / parts.num_partitions,
+        fits=cost is not None,
+        memory_gib=memory_gib,
+        largest_buffers=largest_buffers,
+        suspicious=suspicious,
+        cost=cost,
         lower_secs=lowered - started,
         compile_secs=compile_secs,
         compile_cpu_secs=compile_cpu_secs,
         host_peak_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB,
     )
-
-
-def stacks_tokens(params: Params) -> dict[str, int]:
-    """Returns the tokens of a batch, padding included, for the encoder and the decoder."""
-    p = params.input
-    return {"encoder": p.batch_size * p.source_len, "decoder": p.batch_size * p.target_len}
 
 
 def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> str:
@@ -189,21 +178,16 @@ def _in_own_process(request: Request) -> Plan:
 
 def _fingerprint(request: Request) -> str:
     """Returns a digest of all that a plan depends on: the request, our code, the compilers."""
-    library = pathlib.Path(__file__).parent.parent
-    paths = sorted(library.glob("*/*.py"))
-    asked = [request.model, request.params.ToText(), request.topology]
-    asked += [repr(request.mesh), repr(request.table), *map(_version, _PACKAGES)]
-    digest = hashlib.sha256()
-    for part in [*map(pathlib.Path.read_bytes, paths), *map(str.encode, asked)]:
-        digest.update(hashlib.sha256(part).digest())
+    versions = [
+        (package, found.version)
+        for package in _PACKAGES
+        for found in importlib.metadata.distributions(name=package)
+    ]
+    asked = (request.model, request.params.ToText(), request.topology, request.partitioning)
+    digest = hashlib.sha256(repr((asked, versions)).encode())
+    for path in sorted(pathlib.Path(__file__).parent.parent.glob("*/*.py")):
+        digest.update(path.read_bytes())
     return digest.hexdigest()
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "none"  # Whatever needs the package reports that it is missing.
 
 
 def _check_vocabularies(params: Params) -> None:
@@ -218,23 +202,13 @@ def _check_vocabularies(params: Params) -> None:
 def _check_groups(params: Params, parts: Partitioning) -> None:
     """Refuses groups that do not divide evenly: cores would be idle and tokens gathered."""
     (ways,) = parts.factor("G")
-    for stack, tokens in stacks_tokens(params).items():
-        moe = params.task.Get(stack).moe
-        if moe is None:
-            continue
-        size = group_size(moe, tokens)
-        if tokens % (size * ways):
+    for stack, count in placement.num_groups(params).items():
+        if count % ways:
             raise ValueError(
-                f"task.{stack}.moe.group_size {size} does not divide the batch's {tokens} tokens "
-                f"into groups for {ways} cores each alike; choose smaller groups or more tokens."
+                f"task.{stack}.moe.group_size divides the batch into {count} groups, which is not "
+                f"a multiple of the {ways} cores that share them; choose smaller groups or more "
+                "tokens."
             )
-
-
-def _partitioning(request: Request, num_devices: int) -> Partitioning:
-    mesh = Mesh.flat(num_devices) if request.mesh is None else request.mesh
-    if request.table is None:
-        return Partitioning.from_dict(mesh, request.params.sharding)
-    return Partitioning(mesh, request.table)
 
 
 def _export(model: TranslationModel, params: Params) -> program.Program:
@@ -259,34 +233,18 @@ def _torus(
     return Torus(generation, sizes, tuple(places[i] for i in parts.mesh.devices))
 
 
-def _cost(
-    step: CompiledStep, model: TranslationModel, params: Params, torus: Torus
-) -> plan.StepCost:
-    p = params.input
-    needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
-    return compiled_step.cost(step, torus, needed / model.partitioning.num_partitions)
-
-
 def _memory(
     model: TranslationModel, capacity_bytes: float, outcome: CompiledStep | Refusal
-) -> memory.Memory:
-    replicated, experts, slots = memory.state_gib(model.state_spec, model.partitioning)
-    if isinstance(outcome, Refusal):
-        peak = temporaries = outcome.gib
-        if outcome.wanted is memory.Wanted.ALL:
-            temporaries -= replicated + experts + slots
-    else:
-        peak = outcome.report.peak_bytes / GIB
-        temporaries = outcome.report.temp_bytes / GIB
-    return memory.Memory(capacity_bytes / GIB, replicated, experts, slots, temporaries, peak)
-
-
-def _largest_buffers(
-    model: TranslationModel, outcome: CompiledStep | Refusal
-) -> tuple[memory.Buffer, ...]:
-    """Returns the compiler's largest buffers, or those of the state if it names none."""
+) -> tuple[Memory, tuple[Buffer, ...]]:
+    """Returns the memory of one core and its largest buffers."""
+    state = memory.state_gib(model.state_spec, model.partitioning)
     if isinstance(outcome, CompiledStep):
-        return memory.largest(outcome.costs, _NUM_BUFFERS)
-    if outcome.buffers:
-        return outcome.buffers[:_NUM_BUFFERS]
-    return memory.largest_of_state(model.state_spec, model.partitioning, _NUM_BUFFERS)
+        peak, temporaries = outcome.report.peak_bytes / GIB, outcome.report.temp_bytes / GIB
+        buffers = memory.largest(outcome.costs, _NUM_BUFFERS)
+    else:
+        peak = outcome.gib
+        temporaries = peak if outcome.temporaries_alone else peak - sum(state)
+        buffers = outcome.buffers[:_NUM_BUFFERS] or memory.largest_of_state(
+            model.state_spec, model.partitioning, _NUM_BUFFERS
+        )
+    return Memory(capacity_bytes / GIB, *state, temporaries, peak), buffers

@@ -1,18 +1,15 @@
 """Plans as text, as report.md, side by side, and as pictures after Figures 7 and 8."""
 
-from __future__ import annotations
-
-import collections
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from lingvo_gshard.core import table
 from lingvo_gshard.planning.categories import Category
 from lingvo_gshard.planning.memory import Memory
-from lingvo_gshard.planning.plan import PAPERS_SHARE, Plan, StepCost
-from lingvo_gshard.planning.roofline import NOTHING, Times
+from lingvo_gshard.planning.plan import NOTHING, PAPERS_SHARE, Plan, StepCost
 
 MEMORY_PNG, TIME_PNG, REPORT_MD = "memory.png", "time.png", "report.md"
 
@@ -20,11 +17,6 @@ MEMORY_PNG, TIME_PNG, REPORT_MD = "memory.png", "time.png", "report.md"
 MEMORY_PARTS = ("replicated_weights", "expert_weights", "optimizer_slots", "temporaries")
 _TIMES = ("compute", "memory", "network", "step")
 _NUM_BUFFERS = 5
-
-
-def text(plan: Plan) -> str:
-    """Returns a plan as one screen of text."""
-    return "\n".join(_lines(plan))
 
 
 def write(plan: Plan, folder: pathlib.Path) -> None:
@@ -54,9 +46,9 @@ def comparison(plans: Sequence[Plan]) -> str:
     for name in dict.fromkeys(name for column in columns for name in column):
         values = [column.get(name) for column in columns]
         first, last = values[0], values[-1]
-        ratio = f"{last / first:.3f}" if first and last is not None else "-"
-        cells = ("-" if value is None else f"{value:.4g}" for value in values)
-        rows.append((name, *cells, ratio))
+        ratio = last / first if first and last is not None else None
+        cells = (table.number(value, ".4g") for value in values)
+        rows.append((name, *cells, table.number(ratio, ".3f")))
     return "\n".join([*titles, table.text(rows)])
 
 
@@ -74,28 +66,30 @@ def draw_memory(memories: Mapping[str, Memory], path: pathlib.Path) -> None:
 
 def draw_times(costs: Mapping[str, StepCost], path: pathlib.Path) -> None:
     """Draws Figure 8: a bar of the roofline's milliseconds by category for each plan."""
-    parts = {
-        each.value.replace("_", ", "): [_local_ms(cost, each) for cost in costs.values()]
-        for each in Category
-    }
+    parts = {}
+    for category in Category:
+        times = [cost.roofline_secs_by_category.get(category, NOTHING) for cost in costs.values()]
+        parts[category.replace("_", ", ")] = [1e3 * (each.step - each.network) for each in times]
     parts["collectives"] = [1e3 * cost.roofline_secs.network for cost in costs.values()]
     _stacked(list(costs), parts, "ms a step at the roofline").savefig(path, dpi=130)
 
 
-def _lines(plan: Plan) -> Iterator[str]:
-    yield (
+def text(plan: Plan) -> str:
+    """Returns a plan as one screen of text."""
+    lines = [
         f"{plan.model} on {plan.topology}: {plan.cores} cores, {table.count(plan.weights)} "
         f"weights, {plan.tokens_per_core:.0f} target tokens a core"
-    )
+    ]
     if plan.settings:
-        yield "settings: " + ", ".join(plan.settings)
-    yield from _memory_lines(plan)
+        lines.append("settings: " + ", ".join(plan.settings))
+    lines += _memory_lines(plan)
     if plan.cost:
-        yield from _cost_lines(plan, plan.cost)
-    yield (
+        lines += _cost_lines(plan, plan.cost)
+    lines.append(
         f"lowered in {plan.lower_secs:.1f} s, compiled in {plan.compile_secs:.1f} s "
         f"({plan.compile_cpu_secs:.1f} of CPU), {plan.host_peak_gib:.1f} GiB of this machine"
     )
+    return "\n".join(lines)
 
 
 def _memory_lines(plan: Plan) -> Iterator[str]:
@@ -142,27 +136,22 @@ def _collectives(cost: StepCost) -> str:
 
 def _by_kind(cost: StepCost) -> dict[str, tuple[int, float]]:
     """Returns the number of collectives of each kind and their MiB."""
-    counts, sizes = collections.Counter[str](), collections.Counter[str]()
+    sums: dict[str, tuple[int, float]] = {}
     for each in cost.collectives:
-        counts[each.kind] += each.count
-        sizes[each.kind] += each.bytes
-    return {kind: (count, sizes[kind] / 2**20) for kind, count in counts.items()}
+        count, mib = sums.get(each.kind, (0, 0.0))
+        sums[each.kind] = count + each.count, mib + each.bytes / 2**20
+    return sums
 
 
 def _categories(cost: StepCost) -> str:
     """Returns the table of times by category, the longest first."""
-
-    def row(name: str, flops: float, times: Times) -> Sequence[str]:
-        cells = (f"{1e3 * getattr(times, part):.2f}" for part in _TIMES)
-        return name, f"{flops / 1e9:.0f}", *cells
-
     by_category = cost.roofline_secs_by_category
     ranked = sorted(by_category.items(), key=lambda item: -item[1].step)
-    rows = [
-        ("of a step", "Gflop", *(f"{part} ms" for part in _TIMES)),
-        *(row(name, cost.flops_per_core[name], times) for name, times in ranked),
-        row("all", sum(cost.flops_per_core.values()), cost.roofline_secs),
-    ]
+    flops = cost.flops_per_core | {"all": sum(cost.flops_per_core.values())}
+    rows = [["of a step", "Gflop", *(f"{part} ms" for part in _TIMES)]]
+    for name, times in [*ranked, ("all", cost.roofline_secs)]:
+        cells = (f"{1e3 * getattr(times, part):.2f}" for part in _TIMES)
+        rows.append([name, f"{flops[name] / 1e9:.0f}", *cells])
     return table.text(rows, indent="  ")
 
 
@@ -193,19 +182,14 @@ def _figures(plan: Plan) -> Iterator[tuple[str, float]]:
         yield f"{kind} MiB", mib
 
 
-def _local_ms(cost: StepCost, category: Category) -> float:
-    times = cost.roofline_secs_by_category.get(category.value, NOTHING)
-    return 1e3 * (times.step - times.network)
-
-
 def _stacked(names: Sequence[str], parts: Mapping[str, Sequence[float]], label: str) -> Figure:
     """Draws a bar for each name; each part has a height for every name."""
     figure = Figure(figsize=(2.5 + 1.2 * len(names), 4.5), layout="constrained")
     axes = figure.subplots()
-    bottoms = [0.0] * len(names)
+    bottom = np.zeros(len(names))
     for part, heights in parts.items():
-        axes.bar(names, heights, bottom=bottoms, label=part)
-        bottoms = [low + height for low, height in zip(bottoms, heights, strict=True)]
+        axes.bar(names, heights, bottom=bottom, label=part)
+        bottom = bottom + heights
     axes.set_ylabel(label)
     axes.tick_params(axis="x", labelrotation=30)
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -1,10 +1,10 @@
 """Table 3 and Figures 7 to 9: plans of the paper's models on its own cores, beside its figures."""
 
-from __future__ import annotations
-
 import dataclasses
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
 
 from lingvo_gshard.core import table
 from lingvo_gshard.hlo.collectives import Collective
@@ -58,11 +58,9 @@ def lines(settings: Sequence[str], batch_tokens: int | None, folder: pathlib.Pat
 
 def text(rows: Sequence[Row]) -> str:
     """Returns all tables, and how they differ from the paper and why."""
-    sections = (
-        *(_table_3(rows), _figure_7(rows), _figure_8(rows)),
-        *("\n".join(_growth(rows)), "\n".join(_compiling(rows)), _figure_9(), _DIFFERENCES),
-    )
-    return "\n\n".join(sections)
+    growth, compiling = "\n".join(_growth(rows)), "\n".join(_compiling(rows))
+    figures = (_figure_7(rows), _figure_8(rows), growth, compiling, _figure_9())
+    return "\n\n".join((_table_3(rows), *figures, _DIFFERENCES))
 
 
 def draw(rows: Sequence[Row], folder: pathlib.Path) -> None:
@@ -89,25 +87,18 @@ def _table_3_row(row: Row) -> Sequence[object]:
     cells = (run.name, run.cores, f"{plan.weights / 1e9:.2f}", f"{run.weights / 1e9:g}")
     if plan.cost is None:
         return *cells, "does not fit", *[""] * 5
-    steps_per_sec, share = "-", "-"
-    if run.steps_per_sec:
-        steps_per_sec = f"{run.steps_per_sec:.2f}"
-        share = f"{run.steps_per_sec / plan.steps_per_sec():.0%}"
-    return (
-        *(*cells, f"{1e3 * plan.cost.roofline_secs.step:.0f}", f"{plan.steps_per_sec():.2f}"),
-        *(steps_per_sec, share, f"{plan.core_years():.1f}"),
-        f"{run.core_years:.1f}" if run.core_years else "-",
-    )
+    ours, theirs = plan.steps_per_sec(), run.steps_per_sec
+    rates = (f"{1e3 * plan.cost.roofline_secs.step:.0f}", f"{ours:.2f}", table.number(theirs))
+    share = table.number(theirs and theirs / ours, ".0%")
+    return *cells, *rates, share, f"{plan.core_years():.1f}", table.number(run.core_years, ".1f")
 
 
 def _figure_7(rows: Iterable[Row]) -> str:
     parts = (*report.MEMORY_PARTS, "peak", "capacity")
-    cells: list[Sequence[str]] = [
-        ("model", "replicated", "experts", "slots", "temporaries", "peak", "capacity")
-    ]
+    cells = [["model", "replicated", "experts", "slots", "temporaries", "peak", "capacity"]]
     for row in rows:
         gib = (f"{getattr(row.plan.memory_gib, part):.2f}" for part in parts)
-        cells.append((row.run.name, *gib))
+        cells.append([row.run.name, *gib])
     return "Figure 7: GiB of a core\n" + table.text(cells)
 
 
@@ -116,9 +107,9 @@ def _figure_8(rows: Sequence[Row]) -> str:
     names = sorted({name for cost in costs.values() for name in cost.roofline_secs_by_category})
     cells = [("model", *names, "AllToAll")]
     for model, cost in costs.items():
-        times = [cost.roofline_secs_by_category.get(name) for name in names]
-        ms = [f"{1e3 * each.step:.1f}" if each else "-" for each in times]
-        cells.append((model, *ms, f"{1e3 * _all_to_all_secs(cost):.1f}"))
+        ms = {name: 1e3 * each.step for name, each in cost.roofline_secs_by_category.items()}
+        exchange = f"{1e3 * _all_to_all_secs(cost):.1f}"
+        cells.append((model, *(table.number(ms.get(name), ".1f") for name in names), exchange))
     title = "Figure 8: ms of a step at the roofline, by category (the paper shows the forward pass)"
     return f"{title}\n{table.text(cells)}"
 
@@ -128,13 +119,11 @@ def _growth(rows: Sequence[Row]) -> Iterator[str]:
     yield "From 128 to 2048 cores, the same layers (tokens a core as the paper's batches give them)"
     found = {(row.run.layers, row.run.cores): row for row in rows}
     for layers in sorted({row.run.layers for row in rows}):
-        if (layers, 128) not in found or (layers, 2048) not in found:
+        small, large = found.get((layers, 128)), found.get((layers, 2048))
+        if small is None or large is None:
             continue
-        small, large = found[layers, 128], found[layers, 2048]
-        before, after = (
-            plan.memory_gib.replicated_weights + plan.memory_gib.expert_weights
-            for plan in (small.plan, large.plan)
-        )
+        memories = [row.plan.memory_gib for row in (small, large)]
+        before, after = (each.replicated_weights + each.expert_weights for each in memories)
         cpu_secs = large.plan.compile_cpu_secs / small.plan.compile_cpu_secs
         yield (
             f"  {layers} layers: weights' GiB x{after / before:.3f}, "
@@ -163,17 +152,14 @@ def _cost_growth(small: Row, at_128: StepCost, large: Row, at_2048: StepCost) ->
 def _compiling(rows: Sequence[Row]) -> Iterator[str]:
     yield "Compiling, in this machine's seconds, and XLA's own roofline of what it made"
     head = ("model", "lower s", "compile s", "CPU s", "instructions", "host GiB", "XLA's ms")
-    cells: list[Sequence[object]] = [head]
+    cells: list[Sequence[str]] = [head]
     for row in rows:
         plan, cost = row.plan, row.plan.cost
         secs = (plan.lower_secs, plan.compile_secs, plan.compile_cpu_secs)
-        cells.append(
-            (
-                *(row.run.name, *(f"{each:.1f}" for each in secs)),
-                *(cost.instructions if cost else "-", f"{plan.host_peak_gib:.1f}"),
-                f"{1e3 * cost.xla_optimal_secs:.0f}" if cost else "-",
-            )
-        )
+        instructions = str(cost.instructions) if cost else "-"
+        xla_ms = f"{1e3 * cost.xla_optimal_secs:.0f}" if cost else "-"
+        figures = (*(f"{each:.1f}" for each in secs), instructions, f"{plan.host_peak_gib:.1f}")
+        cells.append((row.run.name, *figures, xla_ms))
     yield table.text(cells)
     fitting = {r.run.layers: r.plan for r in rows if r.run.cores == 2048 and r.plan.fits}
     least = min(fitting, default=0)
@@ -204,10 +190,9 @@ def _figure_9() -> str:
 def _collective_secs(kind: str, size: int, partitions: int) -> float:
     generation = hardware.GENERATIONS["v3"]
     sizes = tuple(map(int, topology.v3(partitions).partition(":")[2].split("x")))
-    chips = [(x, y) for y in range(sizes[1]) for x in range(sizes[0])]
-    places = tuple(chip for chip in chips for _ in range(generation.cores_per_chip))
+    places = [chip for chip in np.ndindex(sizes) for _ in range(generation.cores_per_chip)]
     whole = Collective(kind, size, (tuple(range(partitions)),), times=1)
-    return Torus(generation, sizes, places).collective_secs(whole)
+    return Torus(generation, sizes, tuple(places)).collective_secs(whole)
 
 
 def _costs(rows: Iterable[Row]) -> dict[str, StepCost]:

@@ -4,30 +4,27 @@ The paper left the automatic choice of a partitioning to future work (section 6)
 compiler judges every candidate by the program it makes.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import enum
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from lingvo_gshard.core import table
+from lingvo_gshard.core import hyperparams, table
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.layers.repeat import Remat
 from lingvo_gshard.planning import planner, report
-from lingvo_gshard.planning.plan import Plan
+from lingvo_gshard.planning.plan import Plan, Times
 from lingvo_gshard.planning.planner import Request
-from lingvo_gshard.planning.roofline import Times
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Axis, Mesh
-from lingvo_gshard.spmd import topology
 
+# Each keeps less than the one before; NONE keeps everything.
 _REMATS = {
     Remat.ALL_BUT_PRODUCTS: "all but large products computed again",
     Remat.BLOCK: "whole blocks computed again",
 }
-_SAVING = (Remat.NONE, *_REMATS)  # Each keeps less than the one before.
+_STACKS = {"encoder": "source_len", "decoder": "target_len"}
 
 # A description, and values of settings by path.
 _Change = tuple[str, Mapping[str, object]]
@@ -76,60 +73,54 @@ def plan_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
 
 def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
     """Yields each candidate as soon as it is planned, then their ranking."""
+    moe = request.params.task.encoder.moe
+    num_experts = None if moe is None else moe.num_experts
     trials = []
-    for name, candidate in candidates(request, len(topology.devices(request.topology))):
-        trials.append(_trial(name, candidate, folder))
+    for name, parts in candidates(num_experts, request.partitioning.num_partitions):
+        trials.append(_trial(name, dataclasses.replace(request, partitioning=parts), folder))
         yield str(trials[-1])
     yield "\n" + ranking(trials)
 
 
-def candidates(request: Request, cores: int) -> Iterator[tuple[str, Request]]:
-    """Yields by name the partitionings of the request that are worth compiling."""
-    moe = request.params.task.encoder.moe
-    num_experts = None if moe is None else moe.num_experts
-    for name, mesh, rows in _partitionings(num_experts, cores):
-        yield name, dataclasses.replace(request, mesh=mesh, table=tuple(sorted(rows.items())))
-
-
-def _partitionings(
-    num_experts: int | None, cores: int
-) -> Iterator[tuple[str, Mesh, dict[str, Axis]]]:
-    """Yields (name, mesh, table); `num_experts` is None for a dense model."""
-    flat = Mesh.flat(cores)
-    rows: dict[str, Axis] = {"B": "d", "G": "d"}
-    yield "data parallel only", flat, rows
-    yield "data parallel, all weights split over M (ZeRO)", flat, {**rows, "M": "d"}
-    yield "data parallel, dense weights split over H", flat, {**rows, "H": "d"}
-    if num_experts is None:
-        return
-    if num_experts % cores == 0:
-        paper: dict[str, Axis] = {**rows, "E": "d"}
-        yield "experts on the batch's axis (the paper's)", flat, paper
-        yield "the paper's, dense weights split over H", flat, {**paper, "H": "d"}
-        yield "the paper's, dense weights split over M (ZeRO)", flat, {**paper, "M": "d"}
+def candidates(num_experts: int | None, cores: int) -> Iterator[tuple[str, Partitioning]]:
+    """Yields by name the partitionings that are worth compiling; a dense model has no experts."""
+    data: dict[str, Axis] = {"B": "d", "G": "d"}
+    tables = {
+        "data parallel only": data,
+        "data parallel, all weights split over M (ZeRO)": {**data, "M": "d"},
+        "data parallel, dense weights split over H": {**data, "H": "d"},
+    }
+    if num_experts is not None and num_experts % cores == 0:
+        paper: dict[str, Axis] = {**data, "E": "d"}
+        tables |= {
+            "experts on the batch's axis (the paper's)": paper,
+            "the paper's, dense weights split over H": {**paper, "H": "d"},
+            "the paper's, dense weights split over M (ZeRO)": {**paper, "M": "d"},
+        }
+    for name, rows in tables.items():
+        yield name, Partitioning.from_dict(Mesh.flat(cores), rows)
+    both = ("data", "experts")
     for ways in (cores // 2, cores // 4, cores // 8):
-        if 1 < ways < cores and num_experts % ways == 0:
-            mesh = Mesh(("data", "experts"), (cores // ways, ways))
-            both = ("data", "experts")
-            rows = {"B": both, "G": both, "E": "experts"}
-            yield f"experts x data, {ways} x {cores // ways}", mesh, rows
+        if num_experts is not None and 1 < ways < cores and num_experts % ways == 0:
+            mesh = Mesh(both, (cores // ways, ways))
+            split = Partitioning.from_dict(mesh, {"B": both, "G": both, "E": "experts"})
+            yield f"experts x data, {ways} x {cores // ways}", split
 
 
 def ranking(trials: Sequence[Trial]) -> str:
     """Returns the partitionings that fit, the fastest first, the others, and why one is chosen."""
     ranked = sorted(trials, key=lambda trial: trial.step_secs)
-    fitting = [
-        (each.name, each.plan, each.plan.cost) for each in ranked if each.plan and each.plan.cost
-    ]
-    rows: list[Sequence[str]] = [("partitioning", "GiB", "step ms", "compute", "memory", "network")]
-    for name, plan, cost in fitting:
-        secs = cost.roofline_secs
-        times = (secs.step, secs.compute, secs.memory, secs.network)
-        cells = (f"{1e3 * each:.2f}" for each in times)
-        rows.append((name, f"{plan.memory_gib.peak:.2f}", *cells))
+    rows = [["partitioning", "GiB", "step ms", "compute", "memory", "network"]]
+    fitting = []
+    for trial in ranked:
+        if trial.plan and trial.plan.cost:
+            secs = trial.plan.cost.roofline_secs
+            fitting.append((trial.name, secs))
+            times = (secs.step, secs.compute, secs.memory, secs.network)
+            ms = (f"{1e3 * each:.2f}" for each in times)
+            rows.append([trial.name, f"{trial.plan.memory_gib.peak:.2f}", *ms])
     others = [str(trial) for trial in ranked if not trial.fits]
-    reason = _reason([(name, cost.roofline_secs) for name, _, cost in fitting])
-    return "\n".join([table.text(rows), *others, reason])
+    return "\n".join([table.text(rows), *others, _reason(fitting)])
 
 
 def remedies(request: Request, folder: pathlib.Path) -> Iterator[Trial]:
@@ -162,17 +153,16 @@ def _trial(name: str, request: Request, folder: pathlib.Path) -> Trial:
 
 def _changed(request: Request, change: _Change, folder: pathlib.Path) -> Trial:
     name, values = change
-    settings = tuple(
-        f"{path}={value.name if isinstance(value, enum.Enum) else value}"
-        for path, value in values.items()
-    )
-    params = request.params.Copy().Set(**values)
+    settings = tuple(f"{path}={value}" for path, value in values.items())
+    params = request.params.Copy()
+    for setting in settings:
+        hyperparams.apply_setting(params, setting)
     asked = dataclasses.replace(request, params=params, settings=request.settings + settings)
     return _trial(name, asked, folder)
 
 
 def _reason(fitting: Sequence[tuple[str, Times]]) -> str:
-    """Says what the first gains over the second."""
+    """Returns what the first gains over the second."""
     if not fitting:
         return "chosen: none, for none fits."
     (name, best), *others = fitting
@@ -192,18 +182,19 @@ def _reason(fitting: Sequence[tuple[str, Times]]) -> str:
 
 def _keeping_the_batch(params: Params) -> Iterator[_Change]:
     """Yields the changes that the experiment has not made yet, the cheapest first."""
+    saving = [Remat.NONE, *_REMATS]
     for remat, name in _REMATS.items():
-        paths = ["task.encoder.remat", "task.decoder.remat"]
-        wasteful = [p for p in paths if _SAVING.index(params.Get(p)) < _SAVING.index(remat)]
+        paths = (f"task.{stack}.remat" for stack in _STACKS)
+        wasteful = [path for path in paths if saving.index(params.Get(path)) < saving.index(remat)]
         if wasteful:
-            yield name, dict.fromkeys(wasteful, remat)
+            yield name, dict.fromkeys(wasteful, remat.name)
     if params.task.activation_dtype != "bfloat16":
         yield "activations in bfloat16", {"task.activation_dtype": "bfloat16"}
-    halves = {
-        f"task.{stack}.moe.group_size": group_size(params.task.Get(stack).moe, tokens) // 2
-        for stack, tokens in planner.stacks_tokens(params).items()
-        if params.task.Get(stack).moe is not None
-    }
+    halves = {}
+    for stack, length in _STACKS.items():
+        if (moe := params.task.Get(stack).moe) is not None:
+            tokens = params.input.batch_size * params.input.Get(length)
+            halves[f"task.{stack}.moe.group_size"] = group_size(moe, tokens) // 2
     if halves and min(halves.values()) > 0:
         yield "groups of half as many tokens", halves
 
@@ -214,19 +205,14 @@ def _half_the_batch(params: Params) -> list[_Change]:
     return [] if rest else [("half as many tokens a core", {"input.batch_size": half})]
 
 
-def _combined(gentle: Sequence[_Change], half: Sequence[_Change]) -> Iterator[_Change]:
+def _combined(gentle: Sequence[_Change], half: list[_Change]) -> Iterator[_Change]:
     """Yields all changes that keep the batch as one, then with half of the batch as well."""
     kept = [
         (name, values)
         for i, (name, values) in enumerate(gentle)
         if not any(values.keys() <= later.keys() for _, later in gentle[i + 1 :])
     ]
-    if len(kept) > 1:
-        yield _joined(kept)
-    if kept and half:
-        yield _joined([*kept, *half])
-
-
-def _joined(changes: Sequence[_Change]) -> _Change:
-    values = {path: value for _, values in changes for path, value in values.items()}
-    return ", ".join(name for name, _ in changes), values
+    for changes in [kept, kept + half] if half else [kept]:
+        if len(changes) > 1:
+            joined = {path: value for _, values in changes for path, value in values.items()}
+            yield ", ".join(name for name, _ in changes), joined

@@ -6,7 +6,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.hlo.hlo_module import Array
 from lingvo_gshard.planning import memory
-from lingvo_gshard.planning.memory import GIB, Buffer, Wanted
+from lingvo_gshard.planning.memory import GIB, Buffer
 from tests.spmd import functions
 
 _REFUSAL = """RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory \
@@ -59,7 +59,7 @@ def test_the_largest_weights_and_slots():
 
 def test_a_refusal_gives_the_memory_wanted_and_the_largest_buffers():
     refusal = memory.parse_refusal(_REFUSAL)
-    assert (refusal.gib, refusal.wanted) == (16.5, Wanted.ALL)
+    assert refusal.gib == 16.5 and not refusal.temporaries_alone
     assert refusal.buffers == (
         Buffer(2.25, "f32[9,1,1024,8192]", "encoder/layers_1/feed_forward/experts/einsum"),
         Buffer(0.5, "bf16[8,256,32000]", "unnamed"),
@@ -72,7 +72,7 @@ def test_a_refusal_may_count_temporaries_alone():
         "temporaries (149.15G) exceeds available HBM (15.48G)."
     )
     assert refusal.gib == pytest.approx(149.15)
-    assert refusal.wanted is Wanted.TEMPORARIES and refusal.buffers == ()
+    assert refusal.temporaries_alone and refusal.buffers == ()
 
 
 def test_an_unknown_refusal_is_an_error():

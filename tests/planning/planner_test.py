@@ -52,7 +52,8 @@ def _params(num_layers=2):
 
 
 def _request(**changes):
-    return dataclasses.replace(Request("toy.MoE8E4L", (), _params(), "v3:2x2"), **changes)
+    parts = Partitioning.from_dict(Mesh.flat(8), _params().sharding)
+    return dataclasses.replace(Request("toy.MoE8E4L", (), _params(), "v3:2x2", parts), **changes)
 
 
 _COMPILE_PROGRAM, _CHIP_PLACES = topology.compile_program, topology.chip_places
@@ -90,8 +91,7 @@ def made(cpu):
 
 @pytest.fixture(scope="module")
 def model():
-    parts = Partitioning.from_dict(Mesh.flat(8), _params().sharding)
-    return TranslationModel(_params(), parts)
+    return TranslationModel(_params(), _request().partitioning)
 
 
 def test_memory_is_the_size_of_the_arrays(made, model):
@@ -205,8 +205,8 @@ def test_the_plan_of_a_loop_is_that_of_the_unrolled_program(cpu):
 @pytest.mark.slow
 def test_another_partitioning(cpu):
     both = ("data", "experts")
-    table = (("B", both), ("E", "experts"), ("G", both))
-    kept = planner.make(_request(mesh=Mesh(("data", "experts"), (2, 4)), table=table))
+    parts = Partitioning.from_dict(Mesh(both, (2, 4)), {"B": both, "E": "experts", "G": both})
+    kept = planner.make(_request(partitioning=parts))
     assert kept.mesh == {"data": 2, "experts": 4}
     assert kept.sharding == {"B": "data+experts", "E": "experts", "G": "data+experts"}
     # Two experts a core instead of one.
@@ -217,8 +217,9 @@ def test_impossible_requests_are_refused(cpu):
     with pytest.raises(ValueError, match="task.source_vocab_size is as large as the data's.*--set"):
         planner.make(_request(params=_params().Set(**{"task.source_vocab_size": None})))
     with pytest.raises(ValueError, match="E=8 is not divisible by the 16 partitions"):
-        planner.make(_request(mesh=Mesh.flat(16)))
-    with pytest.raises(ValueError, match="task.decoder.moe.group_size 32 does not .* 8 cores each"):
+        sixteen = Partitioning.from_dict(Mesh.flat(16), _params().sharding)
+        planner.make(_request(partitioning=sixteen))
+    with pytest.raises(ValueError, match="decoder.moe.group_size .* 4 groups, .* 8 cores that"):
         params = _params()
         params.task.decoder.moe.group_size = 32
         planner.make(_request(params=params))
@@ -310,7 +311,8 @@ def _small_m4():
         stack = params.task.Get(name).Set(dim=128, num_layers=4)
         stack.dense.hidden_dim = stack.moe.hidden_dim = 128
         stack.layer.attention.Set(num_heads=2, head_dim=32)
-    return Request("m4.MoE128E36L", (), params, "v3:8x8")
+    parts = Partitioning.from_dict(Mesh.flat(128), params.sharding)
+    return Request("m4.MoE128E36L", (), params, "v3:8x8", parts)
 
 
 @pytest.mark.slow
@@ -327,8 +329,8 @@ def test_the_family_gathers_no_weights_experts_or_tokens(tpu, monkeypatch):
 def test_weights_that_are_gathered_are_suspicious(tpu):
     """The same model with all weights split over M."""
     _need_the_tpus_compiler()
-    table = tuple((letter, "d") for letter in "BEGM")
-    kept = planner.make(dataclasses.replace(_small_m4(), mesh=Mesh.flat(128), table=table))
+    parts = Partitioning.from_dict(Mesh.flat(128), dict.fromkeys("BEGM", "d"))
+    kept = planner.make(dataclasses.replace(_small_m4(), partitioning=parts))
     assert any("all-reduce in place of an all-gather" in each for each in kept.suspicious)
 
 

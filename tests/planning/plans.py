@@ -1,8 +1,7 @@
 """Plans made by hand, for tests of the code that reads plans."""
 
 from lingvo_gshard.planning.memory import GIB, Buffer, Memory
-from lingvo_gshard.planning.plan import CollectiveSum, Plan, StepCost
-from lingvo_gshard.planning.roofline import Times
+from lingvo_gshard.planning.plan import CollectiveSum, Plan, StepCost, Times
 
 
 def cost(step_secs: float = 0.5, network_secs: float = 0.1, instructions: int = 1000) -> StepCost:

@@ -7,10 +7,9 @@ import pytest
 
 from lingvo_gshard import registry
 from lingvo_gshard.layers.repeat import Remat
+from lingvo_gshard.model import placement
 from lingvo_gshard.planning import planner, search
 from lingvo_gshard.planning.planner import Request
-from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.spmd import topology
 from tests.planning import plans
 
 _MODEL = "toy.MoE8E4L"
@@ -24,19 +23,12 @@ _FOLDERS = [
 
 
 def _request(**settings):
-    return Request(_MODEL, (), registry.get_params(_MODEL).Set(**settings), "v3:2x2")
-
-
-def _candidates(num_experts, cores):
-    request = _request()
-    moe = request.params.task.encoder.moe
-    request.params.task.encoder.moe = moe if num_experts else None
-    moe.num_experts = num_experts
-    return dict(search.candidates(request, cores))
+    params = registry.get_params(_MODEL).Set(**settings)
+    return Request(_MODEL, (), params, "v3:2x2", placement.partitioning(params, 8))
 
 
 def _names(num_experts, cores):
-    return list(_candidates(num_experts, cores))
+    return [name for name, _ in search.candidates(num_experts, cores)]
 
 
 def test_as_many_experts_as_cores():
@@ -58,8 +50,7 @@ def test_a_dense_model_has_no_experts_to_place():
 
 @pytest.mark.parametrize("num_experts", [128, 32, None])
 def test_every_candidate_splits_the_batch_over_all_cores(num_experts):
-    for each in _candidates(num_experts, 128).values():
-        parts = Partitioning(each.mesh, each.table)
+    for _, parts in search.candidates(num_experts, 128):
         assert parts.num_partitions == parts.factor("BLM")[0] == 128
 
 
@@ -73,7 +64,6 @@ def _searched(monkeypatch, tmp_path, step_secs):
         return plans.plan(plans.cost(secs) if secs else None)
 
     monkeypatch.setattr(planner, "planned", planned)
-    monkeypatch.setattr(topology, "devices", lambda name: range(8))
     *progress, ranking = search.search_lines(_request(), tmp_path)
     assert [line.partition(":")[0] for line in progress] == _names(8, 8)
     return progress, ranking.splitlines()[1:]

@@ -9,9 +9,10 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import hlo_cost
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.hlo_cost import Cost
-from lingvo_gshard.planning import roofline
+from lingvo_gshard.planning import compiled_step
 from lingvo_gshard.planning.categories import Category
 from lingvo_gshard.planning.hardware import GENERATIONS, Torus
+from lingvo_gshard.planning.plan import NOTHING
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
@@ -34,22 +35,22 @@ def test_the_scarcer_resource_decides_for_each_instruction():
         _cost(_EXPERTS, 0, 1e12, opcode="all-to-all"),  # Counted on the network.
     ]
     exchange = Collective("all-to-all", 2**20, (tuple(range(8)),), times=3, op_name=_EXPERTS)
-    found = roofline.times_by_category(costs, [exchange], _TORUS)
+    found = compiled_step.times_by_category(costs, [exchange], _TORUS)
     network = 3 * _TORUS.collective_secs(exchange)
     assert set(found) == {Category.EXPERTS, Category.OPTIMIZER}
     experts = found[Category.EXPERTS]
     assert experts.compute == pytest.approx(2.1) and experts.memory == pytest.approx(1.2)
     assert experts.network == network
     assert experts.step == pytest.approx(3.0 + network)
-    whole = sum(found.values(), roofline.NOTHING)
+    whole = sum(found.values(), NOTHING)
     assert whole.step == pytest.approx(3.5 + network) and whole.memory == pytest.approx(1.7)
 
 
 def test_the_loop_factor_uses_xlas_rates():
     once = _cost("a", _V3.xla_peak_flops, 0)
     often = _cost("b", 0, _V3.xla_memory_bytes_per_sec, times=9)
-    assert roofline.loop_factor([once, often], _V3) == pytest.approx((1 + 9) / 2)
-    assert roofline.loop_factor([once], _V3) == 1.0
+    assert compiled_step.loop_factor([once, often], _V3) == pytest.approx((1 + 9) / 2)
+    assert compiled_step.loop_factor([once], _V3) == 1.0
 
 
 def _powers(unrolled: bool) -> AnnotatedFn:
@@ -87,5 +88,5 @@ def test_costs_add_up_to_the_compilers_optimal_seconds(unrolled):
     rates = _V3.xla_peak_flops, _V3.xla_memory_bytes_per_sec
     once = [max(cost.flops / rates[0], cost.accessed_bytes / rates[1]) for cost in costs]
     assert sum(once) == pytest.approx(compiled.report().optimal_secs, rel=0.15)
-    factor = roofline.loop_factor(costs, _V3)
+    factor = compiled_step.loop_factor(costs, _V3)
     assert factor == 1.0 if unrolled else 3 < factor <= _TRIPS
