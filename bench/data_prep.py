@@ -33,9 +33,8 @@ def main(argv: list[str]) -> None:
         num_examples, num_tokens, plain_secs = _run_tf_data(text, data)
     own_secs = sum(secs for step, secs in step_secs.items() if step is not Step.VOCAB)
     print(f"{num_examples} pairs, {num_tokens} tokens of both sides; CPU seconds of one core")
-    print(
-        "data_prep by step: " + ", ".join(f"{step} {secs:.1f}" for step, secs in step_secs.items())
-    )
+    by_step = ", ".join(f"{step} {secs:.1f}" for step, secs in step_secs.items())
+    print(f"data_prep by step: {by_step}")
     rows = [
         (name, f"{secs:.1f}", f"{num_examples / secs:.0f}", f"{num_tokens / secs:.0f}")
         for name, secs in (("data_prep", own_secs), ("tf.data", plain_secs))
