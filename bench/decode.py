@@ -91,7 +91,7 @@ def main(argv: list[str]) -> None:
 def _compare(decoders: dict[str, Callable[[Case], Call]]) -> None:
     """Prints a line for every case as soon as it is measured; the flat decoder comes first."""
     names = list(decoders)
-    print(f"{_MODEL.value}, {_PARTITIONS.value} devices, {_CLOCK.value} time")
+    print(f"{_MODEL.value}; devices: {_PARTITIONS.value}; {_CLOCK.value} time")
     header = "".join(f"{name + ' tok/s':>15}{'MiB':>7}" for name in names)
     ratios = "".join(f"{'flat/' + name:>14}" for name in names[1:])
     print(f"{'beam':>5}{'batch':>6}{'length':>7}{header}{ratios}")

@@ -43,7 +43,7 @@ _SAVES = flags.DEFINE_integer("saves", 5, "The number of timed saves, restores a
 def main(argv: list[str]) -> None:
     environment.prepare(_PARTITIONS.value)
     logging.set_verbosity(logging.WARNING)  # Orbax logs every save.
-    print(f"{_MODEL.value}, {_PARTITIONS.value} devices, {_ITERATIONS.value} steps a call")
+    print(f"{_MODEL.value}; devices: {_PARTITIONS.value}; steps in a call: {_ITERATIONS.value}")
     with tempfile.TemporaryDirectory() as folder:
         loop, bare = _time_loop(folder)
         overhead = f"{loop / bare - 1:+.1%}"
