@@ -1,17 +1,18 @@
-# Every target sets up what it needs.
+# Every target first sets up what it needs.
 PY := .venv/bin/python
-# A folder of {train,dev,test}/<lang>-<lang>.tsv[.gz]; by default constructed languages.
+# The corpus of the demo: a folder of {train,dev,test}/<lang>-<lang>.tsv[.gz]. By default it is
+# generated, in constructed languages.
 CORPUS ?=
 DEMO := out/$(if $(CORPUS),demo-$(notdir $(abspath $(CORPUS))),demo)
 DEMO_CORPUS := $(if $(CORPUS),$(CORPUS),$(DEMO)/corpus)
 DEMO_MODEL := toy.MoE8E4L
-# Of the constructed languages; a real corpus gets data_prep's own sizes.
+# Sizes for the constructed languages; another corpus gets data_prep's defaults.
 DEMO_VOCABULARIES := $(if $(CORPUS),,--source_vocab_size=8000 --target_vocab_size=2000)
 DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$(DEMO)/data \
 	--logdir=$(DEMO)/run --num_partitions=4 --set=decode.max_sentences=100
 
 .PHONY: setup setup-tpu setup-chromium demo test test-slow bazel-test wheel-test check bench clean-demo
-# Of those that bazel-test runs: one of each kind.
+# The tests that bazel-test runs: one of each kind.
 BAZEL_TESTS := //tests:core/hyperparams_test //tests:sharding/mesh_test //tests:layers/gating_test \
 	//tests:params/experiments_test //tests:layering_test //tests:tools/disturbed_run_test
 
@@ -20,11 +21,11 @@ setup: .venv/ready
 .venv/ready: requirements.txt requirements-serve.txt requirements-dev.txt constraints.txt tools/setup.sh
 	tools/setup.sh
 
-# To compile for TPU topologies without one; nothing else needs it.
+# Needed only to compile for TPU topologies.
 setup-tpu: setup
 	$(PY) -m pip install --quiet -r requirements-tpu.txt -c constraints.txt
 
-# The tests of the server's page run in it.
+# The tests of the server's page run in Chromium.
 setup-chromium:
 	tools/setup_chromium.sh
 
@@ -34,7 +35,7 @@ test: setup setup-chromium
 test-slow: setup
 	$(PY) -m pytest -q -n 2 -m slow
 
-# All of them: `bazel test --config=offline //...` after it.
+# Afterwards, `bazel test --config=offline //...` runs all tests.
 bazel-test: setup
 	tools/setup_bazel.sh
 	PATH=$(CURDIR)/.venv/bin:$$PATH bazel test --config=offline $(BAZEL_TESTS)
@@ -47,7 +48,7 @@ check: setup
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-# The peer of bench.step, in an environment of its own.
+# The environment of the benchmarks' PyTorch peers.
 .venv-torch/ready: bench/torch_peer/requirements.txt | setup
 	.venv/bin/python -m venv .venv-torch
 	.venv-torch/bin/pip install --quiet -r $<
@@ -62,7 +63,7 @@ bench: setup .venv-torch/ready
 	$(PY) -m bench.data_prep_memory --set=max_vocab_sentences=30000
 	$(PY) -m bench.input
 
-# Interrupted, it goes on where it was; `make clean-demo` starts afresh.
+# After an interruption the demo continues; `make clean-demo` deletes it.
 demo: $(DEMO)/data/manifest.json
 	$(DEMO_TRAINER) --mode=train_and_eval
 	$(DEMO_TRAINER) --mode=decode

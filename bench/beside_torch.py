@@ -1,43 +1,57 @@
-"""Work of ours beside PyTorch's, for several group sizes, ways of dispatch and device counts.
+"""Times a function of ours beside PyTorch's, for several group sizes, dispatches and device counts.
 
-The peer (bench/torch_peer) does the same mathematics on the same weights with 2 threads. Calls of
-ours, of the peer and numpy's products alternate, so that all see the same machine; the best of each
-counts.
+The peer (bench/torch_peer) does the same mathematics with the same weights on 2 threads. Calls of
+ours, calls of the peer and matrix products by NumPy alternate, so that all of them run under the
+same load. The best time of each counts.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import itertools
-import pathlib
 import tempfile
 import time
 from collections.abc import Callable
 
+import numpy as np
 from absl import flags
 
-from bench.machine import NumpyRate
+from bench import peer, synthetic
+from lingvo_gshard.core import table
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.spmd import environment
 
 _MODEL = flags.DEFINE_string("model", "toy.MoE8E8L", "A registered experiment.")
-_PARTITIONS = flags.DEFINE_list("partitions", ["1", "2", "4"], "Device counts to try.")
-_GROUP_SIZES = flags.DEFINE_list("group_sizes", ["64", "256"], "Tokens of a group to try.")
-_DISPATCHES = flags.DEFINE_list("dispatches", ["einsum", "gather"], "Ways of dispatch to try.")
-_CALLS = flags.DEFINE_integer("calls", 6, "Timed calls of each.")
+_PARTITIONS = flags.DEFINE_list("partitions", ["1", "2", "4"], "The device counts to try.")
+_GROUP_SIZES = flags.DEFINE_list("group_sizes", ["64", "256"], "The group sizes to try, in tokens.")
+_DISPATCHES = flags.DEFINE_list("dispatches", ["einsum", "gather"], "The dispatches to try.")
+_CALLS = flags.DEFINE_integer("calls", 6, "The number of timed calls of each.")
+
+_PRODUCT_SIZE = 2048
+_HEADER = (
+    "group size",
+    "dispatch",
+    "devices",
+    "ours s",
+    "GFLOP/s",
+    "of NumPy's",
+    "tokens/s",
+    "torch s",
+    "torch / ours",
+    "torch bfloat16 s",
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Work:
-    """What one call does.
+    """A function to time.
 
     Attributes:
-      call: does it, and returns when the devices have done.
-      theta: the model's weights; the first call may take their memory over.
-      batch: what it is done on.
-      gflop: its matrix products, as analysis.flops counts them.
-      tokens: target tokens.
+      call: does the work, and returns when the devices have finished.
+      theta: the model's weights; the first call may donate their memory.
+      batch: the batch that the peer works on.
+      gflop: the work's matrix products, as model.flops counts them.
+      tokens: the number of target tokens.
     """
 
     call: Callable[[], None]
@@ -48,88 +62,88 @@ class Work:
 
 
 def compare(title: str, command: str, prepare: Callable[[Params, int], Work]) -> None:
-    """Prints a line of times and ratios for every setting that the flags ask for.
+    """Prints a table of times and ratios with a line for every setting that the flags select.
 
     Args:
       title: what is compared.
-      command: the peer's name for it.
+      command: the peer's command for it.
       prepare: (params, number of devices) -> the Work.
     """
-    environment.prepare(max(int(n) for n in _PARTITIONS.value))
-    rate = NumpyRate()
+    environment.prepare(max(map(int, _PARTITIONS.value)))
+    numpy_rate = _NumpyRate()
     settings = itertools.product(_GROUP_SIZES.value, _DISPATCHES.value, _PARTITIONS.value)
-    rows = [
-        _time(rate, command, prepare, int(size), way, int(count)) for size, way, count in settings
-    ]
-    limit = rate.gflop_per_sec
-    print(f"{_MODEL.value}, {title}; numpy's product: {limit:.0f} GFLOP/s")
-    head = f"{'group':>6}{'dispatch':>10}{'devices':>9}{'ours s':>9}{'GFLOP/s':>9}{'of numpy':>10}"
-    print(f"{head}{'tokens/s':>10}{'torch s':>9}{'faster':>8}{'torch bf16 s':>14}")
-    for row in rows:
-        speed = row.gflop / row.secs
-        print(
-            f"{row.group_size:>6}{row.dispatch:>10}{row.devices:>9}{row.secs:>9.3f}{speed:>9.0f}"
-            f"{speed / limit:>10.0%}{row.tokens / row.secs:>10.0f}{row.peer_secs:>9.3f}"
-            f"{row.peer_secs / row.secs:>8.2f}{row.peer_bfloat16_secs:>14.3f}"
-        )
+    timings = {setting: _time(numpy_rate, command, prepare, *setting) for setting in settings}
+    limit = numpy_rate.gflop_per_sec()
+    rows = [(*setting, *timing.cells(limit)) for setting, timing in timings.items()]
+    print(f"{_MODEL.value}, {title}; NumPy's matrix product: {limit:.0f} GFLOP/s")
+    print(table.text([_HEADER, *rows]))
 
 
 @dataclasses.dataclass(frozen=True)
-class _Row:
-    """One setting's best times."""
+class _Timing:
+    """The best times of one setting, in seconds."""
 
-    group_size: int
-    dispatch: str
-    devices: int
-    secs: float
     gflop: float
     tokens: int
-    peer_secs: float
-    peer_bfloat16_secs: float
+    ours: float
+    torch: float
+    torch_bfloat16: float
+
+    def cells(self, limit: float) -> list[str]:
+        """Returns the times and ratios of a row; the limit is in GFLOP/s."""
+        rate = self.gflop / self.ours
+        return [
+            f"{self.ours:.3f}",
+            f"{rate:.0f}",
+            f"{rate / limit:.0%}",
+            f"{self.tokens / self.ours:.0f}",
+            f"{self.torch:.3f}",
+            f"{self.torch / self.ours:.2f}",
+            f"{self.torch_bfloat16:.3f}",
+        ]
+
+
+class _NumpyRate:
+    """The rate of NumPy's float32 matrix products: the machine's limit in this run."""
+
+    def __init__(self) -> None:
+        shape = (2, _PRODUCT_SIZE, _PRODUCT_SIZE)
+        self._factors = np.random.default_rng(0).standard_normal(shape, np.float32)
+        self._best_secs = float("inf")
+
+    def measure(self) -> None:
+        """Times one product."""
+        began = time.perf_counter()
+        _ = self._factors[0] @ self._factors[1]
+        self._best_secs = min(self._best_secs, time.perf_counter() - began)
+
+    def gflop_per_sec(self) -> float:
+        """Returns the best rate measured so far."""
+        return 2 * _PRODUCT_SIZE**3 / self._best_secs / 1e9
 
 
 def _time(
-    rate: NumpyRate,
+    numpy_rate: _NumpyRate,
     command: str,
     prepare: Callable[[Params, int], Work],
-    group_size: int,
+    group_size: str,
     dispatch: str,
-    devices: int,
-) -> _Row:
-    from bench.peer import Peer
-
-    params = _params(group_size, dispatch)
-    work = prepare(params, devices)
-    bfloat16_command = f"{command}_bfloat16"
-    best = dict.fromkeys(("ours", command, bfloat16_command), float("inf"))
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        Peer(pathlib.Path(folder), params, work.theta, work.batch) as peer,
-    ):
-        for _ in range(1 + _CALLS.value):
-            rate.measure()
-            began = time.perf_counter()
-            work.call()
-            best["ours"] = min(best["ours"], time.perf_counter() - began)
-            for each in (command, bfloat16_command):
-                best[each] = min(best[each], peer.ask(each)["secs"])
-    return _Row(
-        group_size,
-        dispatch,
-        devices,
-        best["ours"],
-        work.gflop,
-        work.tokens,
-        best[command],
-        best[bfloat16_command],
-    )
-
-
-def _params(group_size: int, dispatch: str) -> Params:
-    from bench import synthetic
-    from lingvo_gshard.layers.dispatch import Dispatch
-
+    devices: str,
+) -> _Timing:
     params = synthetic.experiment(_MODEL.value)
     for stack in (params.task.encoder, params.task.decoder):
-        stack.moe.Set(group_size=group_size, dispatch=Dispatch(dispatch))
-    return params
+        stack.moe.Set(group_size=int(group_size), dispatch=Dispatch(dispatch))
+    work = prepare(params, int(devices))
+    ours, torch, torch_bfloat16 = [], [], []
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        peer.start_worker(folder, params, work.theta, work.batch) as worker,
+    ):
+        for _ in range(1 + _CALLS.value):
+            numpy_rate.measure()
+            began = time.perf_counter()
+            work.call()
+            ours.append(time.perf_counter() - began)
+            torch.append(worker.ask(command)["secs"])
+            torch_bfloat16.append(worker.ask(f"{command}_bfloat16")["secs"])
+    return _Timing(work.gflop, work.tokens, min(ours), min(torch), min(torch_bfloat16))

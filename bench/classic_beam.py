@@ -1,9 +1,9 @@
-"""The same model and search with classic caches: one row a hypothesis, reordered at every step.
+"""Beam search with classic caches: a row for each hypothesis, and rows reordered at every step.
 
-B batch, k beam, T steps, P = T * k places of the flat sequence that it does without.
+The model and the search are those of the flat beam, which needs no reordering.
+
+B batch, k beam, T steps, P = T * k places of the flat sequence.
 """
-
-from __future__ import annotations
 
 import tensorflow as tf
 
@@ -18,20 +18,20 @@ _REORDERED = ("self_keys", "self_values")
 def init_state(
     task: TranslationTask, theta: NestedMap, features: NestedMap, config: BeamSearch
 ) -> NestedMap:
-    """Encodes each source once; caches of the first stage's steps for each of B * k rows."""
+    """Encodes each source once; returns B * k rows of caches for the steps of the first stage."""
     state = task.InitDecode(theta, features, config.stage_ends[0])
     return state.Transform(lambda x: tf.repeat(x, config.beam_size, axis=0))
 
 
 def grow(task: TranslationTask, config: BeamSearch) -> Grow:
-    """What flat_beam_search.search takes: places of the flat sequence, k for each of a row's."""
+    """Returns flat_beam_search.search's `grow`: a row's cache has one place for k flat ones."""
     return lambda state, places: task.GrowDecode(state, places // config.beam_size)
 
 
 def decode_step(task: TranslationTask, theta: NestedMap, config: BeamSearch) -> DecodeStep:
-    """What flat_beam_search.search takes, over a state of init_state.
+    """Returns flat_beam_search.search's `decode_step` for the state from init_state.
 
-    The newest place but one of a hypothesis' mask tells whose continuation it is.
+    The last step before this one, in a hypothesis' mask, shows which hypothesis it continues.
     """
     k = config.beam_size
 

@@ -1,52 +1,50 @@
-"""Examples and tokens that data_prep makes of text in a second of CPU, beside plain tf.data.
+"""Examples and tokens that data_prep prepares in a second of CPU time, beside plain tf.data.
 
     python -m bench.data_prep
 
 Both read the same gzip files, normalize, drop by length, tokenize with the same two vocabularies
-and write records; data_prep alone repairs, looks at scripts and repetition, and finds duplicates.
-The training of the vocabularies counts for neither.
+and write records. Only data_prep repairs text, examines scripts and repetition, and finds
+duplicates. Training the vocabularies counts for neither.
 """
-
-from __future__ import annotations
 
 import pathlib
 import tempfile
 import time
 
+import tensorflow as tf
+import tensorflow_text
 from absl import app, logging
 
 from bench import corpus
 from data_prep import config, pipeline, sources
 from data_prep.pipeline import Step
-from lingvo_gshard.spmd import environment
+from lingvo_gshard.core import table
 
 _CONFIG = config.BuildConfig(source_vocab_size=8000, target_vocab_size=4000)
+_BATCH_LINES = 2048
 
 
 def main(argv: list[str]) -> None:
-    environment.prepare()
     logging.set_verbosity(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         text, data = pathlib.Path(folder, "text"), pathlib.Path(folder, "data")
         corpus.write(text)
-        secs = _step_secs(text, data)
-        num_examples, num_tokens, plain_secs = _plain(text, data)
-    own_secs = sum(secs[step] for step in Step if step is not Step.VOCAB)
+        step_secs = _step_secs(text, data)
+        num_examples, num_tokens, plain_secs = _run_tf_data(text, data)
+    own_secs = sum(secs for step, secs in step_secs.items() if step is not Step.VOCAB)
     print(f"{num_examples} pairs, {num_tokens} tokens of both sides; CPU seconds of one core")
-    print("data_prep by step: " + ", ".join(f"{step} {secs[step]:.1f}" for step in Step))
-    print(f"{'':<12}{'CPU s':>8}{'examples/s':>12}{'tokens/s':>12}")
-    for name, cpu_secs in (("data_prep", own_secs), ("tf.data", plain_secs)):
-        rates = (num_examples / cpu_secs, num_tokens / cpu_secs)
-        print(f"{name:<12}{cpu_secs:>8.1f}{rates[0]:>12.0f}{rates[1]:>12.0f}")
+    by_step = ", ".join(f"{step} {secs:.1f}" for step, secs in step_secs.items())
+    print(f"data_prep by step: {by_step}")
+    rows = [
+        (name, f"{secs:.1f}", f"{num_examples / secs:.0f}", f"{num_tokens / secs:.0f}")
+        for name, secs in (("data_prep", own_secs), ("tf.data", plain_secs))
+    ]
+    print(table.text([("", "CPU s", "examples/s", "tokens/s"), *rows]))
 
 
 def _step_secs(text: pathlib.Path, data: pathlib.Path) -> dict[Step, float]:
-    """CPU seconds of each step in this process."""
+    """Prepares the corpus in this process; returns the CPU seconds of each step."""
     found = sources.in_folder(text)
-    # Loading TensorFlow is no part of the work.
-    import tensorflow_text
-
-    assert tensorflow_text.SentencepieceTokenizer
     secs = {}
     for step in Step:
         began = time.process_time()
@@ -55,44 +53,25 @@ def _step_secs(text: pathlib.Path, data: pathlib.Path) -> dict[Step, float]:
     return secs
 
 
-def _plain(text: pathlib.Path, data: pathlib.Path) -> tuple[int, int, float]:
-    """(examples, tokens, CPU seconds) of a tf.data pipeline over the same files."""
-    import tensorflow as tf
-    import tensorflow_text
+def _run_tf_data(text: pathlib.Path, data: pathlib.Path) -> tuple[int, int, float]:
+    """Prepares the corpus with tf.data; returns the number of examples, of tokens, CPU seconds."""
+    tokenizers = [_tokenizer(data / "vocab" / f"{side}.model") for side in ("source", "target")]
 
-    source, target = (
-        tensorflow_text.SentencepieceTokenizer(
-            model=(data / "vocab" / f"{name}.model").read_bytes(), add_eos=True
-        )
-        for name in ("source", "target")
-    )
-
-    def split(lines):
-        sides = tf.strings.split(lines, "\t").to_tensor()
-        return tuple(tensorflow_text.normalize_utf8(sides[:, i], "NFKC") for i in (0, 1))
-
-    def is_usable(source_text, english):
-        lengths = [tf.strings.length(side, "UTF8_CHAR") + 10 for side in (source_text, english)]
-        longest, shortest = tf.maximum(*lengths), tf.minimum(*lengths)
-        return (longest <= _CONFIG.max_chars) & (
-            tf.cast(longest, tf.float32) <= _CONFIG.max_length_ratio * tf.cast(shortest, tf.float32)
-        )
-
-    def serialize(source_text, english):
-        ids = [source.tokenize(source_text), target.tokenize(english)]
-        number = sum(tf.size(side.flat_values) for side in ids)
+    def serialize(*sides):
+        ids = [tokenizer.tokenize(side) for tokenizer, side in zip(tokenizers, sides, strict=True)]
         lines = [
             tf.strings.reduce_join(tf.strings.as_string(side), axis=-1, separator=" ")
             for side in ids
         ]
-        return tf.strings.join(lines, "\t"), number
+        num_tokens = sum(tf.size(side.flat_values) for side in ids)
+        return tf.strings.join(lines, "\t"), num_tokens
 
     began = time.process_time()
     num_examples = num_tokens = 0
     for path in sorted((text / "train").iterdir()):
-        lines = tf.data.TextLineDataset(str(path), compression_type="GZIP").batch(2048)
-        pairs = lines.map(split, tf.data.AUTOTUNE).unbatch().filter(is_usable).batch(2048)
-        records = pairs.map(serialize, tf.data.AUTOTUNE).prefetch(1)
+        lines = tf.data.TextLineDataset(str(path), compression_type="GZIP").batch(_BATCH_LINES)
+        pairs = lines.map(_split, tf.data.AUTOTUNE).unbatch().filter(_has_usable_lengths)
+        records = pairs.batch(_BATCH_LINES).map(serialize, tf.data.AUTOTUNE).prefetch(1)
         with tf.io.TFRecordWriter(str(data / f"{path.name}.tfrecord")) as writer:
             for serialized, number in records.as_numpy_iterator():
                 for record in serialized:
@@ -100,6 +79,23 @@ def _plain(text: pathlib.Path, data: pathlib.Path) -> tuple[int, int, float]:
                 num_examples += len(serialized)
                 num_tokens += int(number)
     return num_examples, num_tokens, time.process_time() - began
+
+
+def _tokenizer(path: pathlib.Path) -> tensorflow_text.SentencepieceTokenizer:
+    return tensorflow_text.SentencepieceTokenizer(model=path.read_bytes(), add_eos=True)
+
+
+def _split(lines):
+    sides = tf.strings.split(lines, "\t").to_tensor()
+    return tuple(tensorflow_text.normalize_utf8(sides[:, i], "NFKC") for i in (0, 1))
+
+
+def _has_usable_lengths(source, english):
+    lengths = [tf.strings.length(side, "UTF8_CHAR") + 10 for side in (source, english)]
+    longest, shortest = tf.maximum(*lengths), tf.minimum(*lengths)
+    return (longest <= _CONFIG.max_chars) & (
+        tf.cast(longest, tf.float32) <= _CONFIG.max_length_ratio * tf.cast(shortest, tf.float32)
+    )
 
 
 if __name__ == "__main__":

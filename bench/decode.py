@@ -1,47 +1,59 @@
-"""Decoded tokens/s and memory: the flat beam, the same search with reordered caches, and a peer.
+"""Decoded tokens/s and memory of the flat beam, of classic reordered caches and of a peer.
 
     python -m bench.decode [--model=toy.MoE8E4L] [--beams=1,4,8] [--batches=1,32] [--lengths=32,128]
 
 The peer is Hugging Face transformers' beam search over a PyTorch MoE model of the same sizes
-(bench/torch_peer/beam_worker.py), if --torch_python is there. The calls of all three alternate, and
-the best of each counts: of many, where a call is short. Weights are untrained and no hypothesis may
-end early: the work is the same in every run. A token counts once, for the best hypothesis. MiB are
-those beside the weights: the program's temporaries and results, as XLA allots them, and what the
-peer's process grows by.
+(bench/torch_peer/beam_worker.py); it runs if --torch_python exists. Calls of all three alternate,
+more of them where a call is short, and the best time of each counts. The weights are untrained and
+no hypothesis may end early, so the work is the same in every run. Tokens are those of the best
+hypotheses. MiB are memory beside the weights: for ours, the temporaries and results that XLA
+allocates; for the peer, the growth of its process.
 """
 
-from __future__ import annotations
-
+import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import pathlib
-import subprocess
 import time
 from collections.abc import Callable
 
 from absl import app, flags
 
-from lingvo_gshard.spmd import environment
+from bench import classic_beam, peer, synthetic
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.decode import flat_beam_search
+from lingvo_gshard.decode.beam import BeamSearch, Requests
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.sharding.annotator import Annotator
+from lingvo_gshard.spmd import environment, lowering
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 
 _MODEL = flags.DEFINE_string("model", "toy.MoE8E4L", "A registered experiment.")
-_PARTITIONS = flags.DEFINE_integer("partitions", 2, "Devices; 1 where these don't divide a batch.")
-_BEAMS = flags.DEFINE_list("beams", ["1", "4", "8"], "Beam sizes to try.")
-_BATCHES = flags.DEFINE_list("batches", ["1", "32"], "Sentences decoded together.")
+_PARTITIONS = flags.DEFINE_integer(
+    "partitions", 2, "Devices; 1 is used where they do not divide the batch."
+)
+_BEAMS = flags.DEFINE_list("beams", ["1", "4", "8"], "The beam sizes to try.")
+_BATCHES = flags.DEFINE_list("batches", ["1", "32"], "The numbers of sentences in a batch to try.")
 _LENGTHS = flags.DEFINE_list("lengths", ["32", "128"], "Tokens of a source and of a hypothesis.")
-_CALLS = flags.DEFINE_integer("calls", 3, "Timed calls of each, or more.")
-_SECS = flags.DEFINE_float("secs", 8.0, "The least time for the calls of a case.")
+_CALLS = flags.DEFINE_integer("calls", 3, "The least number of timed calls of each.")
+_SECS = flags.DEFINE_float("secs", 8.0, "The least time to spend on a case, in seconds.")
 _TORCH = flags.DEFINE_string(
-    "torch_python", ".venv-torch/bin/python", "Of an environment with torch_peer's requirements."
+    "torch_python", peer.PYTHON, "The Python of an environment with torch_peer's requirements."
 )
 _CLOCK = flags.DEFINE_enum(
-    "clock", "wall", ["wall", "cpu"], "cpu, for a busy machine: the process' seconds on all cores."
+    "clock",
+    "wall",
+    ["wall", "cpu"],
+    "What is measured; cpu, the process' seconds on all cores, suits a busy machine.",
 )
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """What is decoded: k hypotheses of each of `batch` sentences, all of `length` tokens."""
+    """A batch of sentences to decode into `beam` hypotheses each, all with `length` tokens."""
 
     beam: int
     batch: int
@@ -49,38 +61,50 @@ class Case:
 
 
 @dataclasses.dataclass
-class Measured:
-    """The best of its calls so far, and the memory of one beside the weights."""
+class Cost:
+    """The best time of the calls so far, and the memory of a call beside the weights."""
 
     secs: float
     mib: float
 
 
-# (case) -> a call that gives its Measured
-Way = Callable[[Case], Callable[[], Measured]]
+# Decodes one batch and returns the cost.
+Call = Callable[[], Cost]
 
 
 def main(argv: list[str]) -> None:
     environment.prepare(_PARTITIONS.value)
-    ways: dict[str, Way] = {"flat": lambda c: _ours(c, True), "classic": lambda c: _ours(c, False)}
-    if pathlib.Path(_TORCH.value).exists():
-        ways["peer"] = _peer()
-    else:
-        print(f"No {_TORCH.value}: no peer is run.")
-    print(f"{_MODEL.value}, {_PARTITIONS.value} devices, {_CLOCK.value} time")
-    header = "".join(f"{name + ' tok/s':>15}{'MiB':>7}" for name in ways)
-    ratios = "".join(f"{'flat/' + name:>14}" for name in list(ways)[1:])
+    decoders: dict[str, Callable[[Case], Call]] = {
+        "flat": functools.partial(_our_decoder, is_flat=True),
+        "classic": functools.partial(_our_decoder, is_flat=False),
+    }
+    with contextlib.ExitStack() as stack:
+        if pathlib.Path(_TORCH.value).exists():
+            sizes = peer.sizes_json(synthetic.experiment(_MODEL.value))
+            worker = stack.enter_context(peer.Peer("beam_worker", sizes, _TORCH.value))
+            decoders["peer"] = functools.partial(_peer_decoder, worker)
+        else:
+            print(f"There is no {_TORCH.value}, so no peer runs.")
+        _compare(decoders)
+
+
+def _compare(decoders: dict[str, Callable[[Case], Call]]) -> None:
+    """Prints a line for every case as soon as it is measured; the flat decoder comes first."""
+    names = list(decoders)
+    print(f"{_MODEL.value}; devices: {_PARTITIONS.value}; {_CLOCK.value} time")
+    header = "".join(f"{name + ' tok/s':>15}{'MiB':>7}" for name in names)
+    ratios = "".join(f"{'flat/' + name:>14}" for name in names[1:])
     print(f"{'beam':>5}{'batch':>6}{'length':>7}{header}{ratios}")
     for length, batch, beam in itertools.product(_LENGTHS.value, _BATCHES.value, _BEAMS.value):
         case = Case(int(beam), int(batch), int(length))
-        best = _best_of_each({name: way(case) for name, way in ways.items()})
+        best = _best_costs({name: decoder(case) for name, decoder in decoders.items()})
         tokens = case.batch * case.length
         rates = "".join(f"{tokens / m.secs:>15.0f}{m.mib:>7.0f}" for m in best.values())
-        gains = "".join(f"{best[name].secs / best['flat'].secs:>14.2f}" for name in list(ways)[1:])
-        print(f"{beam:>5}{batch:>6}{length:>7}{rates}{gains}", flush=True)
+        speedups = "".join(f"{best[name].secs / best['flat'].secs:>14.2f}" for name in names[1:])
+        print(f"{beam:>5}{batch:>6}{length:>7}{rates}{speedups}", flush=True)
 
 
-def _best_of_each(calls: dict[str, Callable[[], Measured]]) -> dict[str, Measured]:
+def _best_costs(calls: dict[str, Call]) -> dict[str, Cost]:
     best = {name: call() for name, call in calls.items()}
     began, num_calls = time.monotonic(), 0
     while num_calls < _CALLS.value or time.monotonic() - began < _SECS.value:
@@ -90,19 +114,14 @@ def _best_of_each(calls: dict[str, Callable[[], Measured]]) -> dict[str, Measure
     return best
 
 
-def _ours(case: Case, is_flat: bool) -> Callable[[], Measured]:
-    from bench import synthetic
-    from lingvo_gshard.core.nested_map import NestedMap
-    from lingvo_gshard.sharding.layout import TensorSpec
-    from lingvo_gshard.spmd import lowering
-    from lingvo_gshard.spmd.executable import compile_program
-
+def _our_decoder(case: Case, is_flat: bool) -> Call:
     num_partitions = _PARTITIONS.value if case.batch % _PARTITIONS.value == 0 else 1
     model, state = synthetic.model_and_state(synthetic.experiment(_MODEL.value), num_partitions)
-    annotated = _search_fn(case, is_flat, model)
-    run = compile_program(lowering.export(annotated, model.partitioning))
     features = synthetic.source_features(case.batch, case.length)
-    assert features.Transform(lambda x: TensorSpec(x.shape, "int32", "BL")) == annotated.args[1]
+    args = (model.state_spec.theta, synthetic.specs_of(features))
+    fn = functools.partial(_search, case, is_flat, model)
+    annotated = AnnotatedFn("decode", fn, ("theta", "features"), args, unnamed_dims="B")
+    run = compile_program(lowering.export(annotated, model.partitioning))
     theta, features = run.place("theta", state.theta), run.place("features", features)
 
     def decode() -> None:
@@ -114,94 +133,36 @@ def _ours(case: Case, is_flat: bool) -> Callable[[], Measured]:
     report = run.report()
     mib = num_partitions * (report.temp_bytes + report.output_bytes) / 2**20
 
-    def measure() -> Measured:
+    def call() -> Cost:
         began = clock()
         decode()
-        return Measured(clock() - began, mib)
+        return Cost(clock() - began, mib)
 
-    return measure
+    return call
 
 
-def _search_fn(case: Case, is_flat: bool, model):
-    """The search over the source's features, as an AnnotatedFn of theta and features."""
-    from bench import classic_beam, synthetic
-    from lingvo_gshard.core.nested_map import NestedMap
-    from lingvo_gshard.decode import flat_beam_search
-    from lingvo_gshard.decode.beam import BeamSearch, Requests
-    from lingvo_gshard.sharding.annotator import Annotator
-    from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-
+def _search(
+    case: Case, is_flat: bool, model: TranslationModel, theta: NestedMap, features: NestedMap
+) -> NestedMap:
+    """Searches for the best hypothesis of each source, with flat or with classic caches."""
     config, task = BeamSearch(case.beam, case.length, num_best=1), model.task
-
-    def fn(theta: NestedMap, features: NestedMap) -> NestedMap:
-        if is_flat:
-            grow = task.GrowDecode
-            state = task.InitDecode(theta, features, config.first_places)
-
-            def step(state, *args):
-                return task.DecodeStep(theta, state, *args)
-
-        else:
-            grow = classic_beam.grow(task, config)
-            state = classic_beam.init_state(task, theta, features, config)
-            step = classic_beam.decode_step(task, theta, config)
-        requests = Requests.alike(case.batch, case.length, case.length)
-        found = flat_beam_search.search(
-            config, step, state, requests, Annotator(model.partitioning).annotate, grow
-        )
-        return NestedMap(ids=found.ids, lengths=found.lengths, scores=found.scores)
-
-    args = (
-        model.state_spec.theta,
-        synthetic.specs_of(synthetic.source_features(case.batch, case.length)),
-    )
-    return AnnotatedFn("decode", fn, ("theta", "features"), args, unnamed_dims="B")
+    if is_flat:
+        grow = task.GrowDecode
+        state = task.InitDecode(theta, features, config.first_places)
+        step = functools.partial(task.DecodeStep, theta)
+    else:
+        grow = classic_beam.grow(task, config)
+        state = classic_beam.init_state(task, theta, features, config)
+        step = classic_beam.decode_step(task, theta, config)
+    requests = Requests.alike(case.batch, case.length, case.length)
+    annotate = Annotator(model.partitioning).annotate
+    found = flat_beam_search.search(config, step, state, requests, annotate, grow)
+    return NestedMap(ids=found.ids, lengths=found.lengths, scores=found.scores)
 
 
-def _peer() -> Way:
-    worker = subprocess.Popen(
-        [_TORCH.value, "-m", "bench.torch_peer.beam_worker", _sizes_json()],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert worker.stdin is not None and worker.stdout is not None
-    to_worker, from_worker = worker.stdin, worker.stdout
-
-    def way(case: Case) -> Callable[[], Measured]:
-        def measure() -> Measured:
-            asked = {**dataclasses.asdict(case), "clock": _CLOCK.value}
-            print(json.dumps(asked), file=to_worker, flush=True)
-            return Measured(**json.loads(from_worker.readline()))
-
-        return measure
-
-    return way
-
-
-def _sizes_json() -> str:
-    from bench import synthetic
-    from bench.torch_peer.sizes import Sizes
-
-    task = synthetic.experiment(_MODEL.value).task
-    stack = task.decoder
-    sizes = Sizes(
-        num_layers=stack.num_layers,
-        model_dim=task.dim,
-        hidden_dim=stack.moe.hidden_dim,
-        num_heads=stack.layer.attention.num_heads,
-        head_dim=stack.layer.attention.head_dim,
-        num_experts=stack.moe.num_experts,
-        group_size=1,
-        capacity=1,
-        source_vocab_size=task.source_vocab_size,
-        target_vocab_size=task.target_vocab_size,
-        dropout=0.0,
-        label_smoothing=0.0,
-        aux_loss_weight=0.0,
-        random_second=False,
-    )
-    return json.dumps(dataclasses.asdict(sizes))
+def _peer_decoder(worker: peer.Peer, case: Case) -> Call:
+    question = json.dumps({**dataclasses.asdict(case), "clock": _CLOCK.value})
+    return lambda: Cost(**worker.ask(question))
 
 
 if __name__ == "__main__":

@@ -1,17 +1,26 @@
-"""An MoE layer forward and backward beside PyTorch's and numpy's matrix-product rate.
+"""Times an MoE layer forward and backward beside PyTorch and NumPy's matrix-product rate.
 
     python -m bench.moe_layer [--model=toy.MoE8E8L] [--partitions=1,2,4] [--group_sizes=64,256]
 
-The layer is the encoder's first with experts. That both compute the same, bench.step checks.
+The layer is the encoder's first one with experts. bench.step checks that both sides compute the
+same.
 """
 
-from __future__ import annotations
-
+import jax
+import numpy as np
+import tensorflow as tf
 from absl import app
 
+from bench import synthetic
 from bench.beside_torch import Work, compare
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 
 
 def main(argv: list[str]) -> None:
@@ -19,35 +28,25 @@ def main(argv: list[str]) -> None:
 
 
 def _layer(params: Params, num_partitions: int) -> Work:
-    import jax
-    import numpy as np
-
-    from bench import synthetic
-    from lingvo_gshard.sharding.layout import TensorSpec
-    from lingvo_gshard.spmd import lowering
-    from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-    from lingvo_gshard.spmd.executable import compile_program
-
     model, state = synthetic.model_and_state(params, num_partitions)
-    layer, theta = (tree.encoder.layers[1].feed_forward for tree in (model.task, state.theta))
+    layer, theta, theta_spec = (
+        tree.encoder.layers[1].feed_forward
+        for tree in (model.task, state.theta, model.state_spec.theta)
+    )
     rows, length = params.input.batch_size, params.input.source_len
     shape = (rows, length, params.task.dim)
     x, d_y = np.random.default_rng(0).standard_normal((2, *shape), np.float32)
     batch = NestedMap(x=x, d_y=d_y, valid=np.ones((rows, length), np.float32))
-    specs = batch.Transform(lambda a: TensorSpec(a.shape, "float32", "BLM"[: a.ndim]))
-    seed = NestedMap(seed=np.array([1, 0], np.int32))
+    batch_spec = batch.Transform(lambda a: TensorSpec(a.shape, "float32", "BLM"[: a.ndim]))
     annotated = AnnotatedFn(
         "moe_layer",
         _forward_and_backward(layer),
         ("theta", "batch", "seed"),
-        (
-            model.state_spec.theta.encoder.layers[1].feed_forward,
-            specs,
-            NestedMap(seed=TensorSpec((2,), "int32", "_")),
-        ),
+        (theta_spec, batch_spec, NestedMap(seed=TensorSpec((2,), "int32", "_"))),
         {"x": "BLM"} | {f"theta.{path}": s.dims for path, s in layer.weight_specs.FlattenItems()},
     )
     run = compile_program(lowering.export(annotated, model.partitioning))
+    seed = NestedMap(seed=np.array([1, 0], np.int32))
     args = [
         run.place(name, tree) for name, tree in (("theta", theta), ("batch", batch), ("seed", seed))
     ]
@@ -60,11 +59,8 @@ def _layer(params: Params, num_partitions: int) -> Work:
     )
 
 
-def _forward_and_backward(layer):
-    """(theta, batch, seed) -> the gradients of both outputs to the weights and x."""
-    import tensorflow as tf
-
-    from lingvo_gshard.layers.context import Context, Mode
+def _forward_and_backward(layer: MoELayer):
+    """Returns a function (theta, batch, seed) -> both outputs' gradients to x and the weights."""
 
     def fn(theta: NestedMap, batch: NestedMap, seed: NestedMap) -> NestedMap:
         leaves = [batch.x, *theta.Flatten()]
@@ -79,11 +75,11 @@ def _forward_and_backward(layer):
     return fn
 
 
-def _gflop(layer, tokens: int) -> float:
-    """The products with the gate and with two experts a token; backward is twice forward."""
+def _gflop(layer: MoELayer, tokens: int) -> float:
+    """Counts the products with the gate and with a token's two experts; backward takes twice."""
     weights = layer.weight_specs
-    of_experts = 2 * (weights.wi.size + weights.wo.size) / layer.p.num_experts
-    return 3 * 2 * tokens * (weights.wg.size + of_experts) / 1e9
+    two_experts = 2 * (weights.wi.size + weights.wo.size) / layer.p.num_experts
+    return 3 * 2 * tokens * (weights.wg.size + two_experts) / 1e9
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The PyTorch peer beside ours: the same weights and batch, in a process of its own."""
+"""Starts the PyTorch peers of bench/torch_peer and exchanges lines with them."""
 
 from __future__ import annotations
 
@@ -15,42 +15,39 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.gating import SecondExpert
 
-PYTHON = pathlib.Path(".venv-torch/bin/python")
+PYTHON = ".venv-torch/bin/python"
 
 
 class Peer:
-    """The worker's process; a context manager."""
+    """The process of a module of bench.torch_peer; a context manager that ends it.
 
-    def __init__(self, folder: pathlib.Path, params: Params, theta: NestedMap, batch: NestedMap):
-        """Starts it.
+    The process answers each line of its standard input with one line of JSON; otherwise it is idle.
+    """
+
+    def __init__(self, module: str, argument: str, python: str = PYTHON) -> None:
+        """Starts the process.
 
         Args:
-          folder: for what it reads.
-          params: the experiment's, of a group size that is set.
-          theta: the weights, of layers that are not stacked.
-          batch: full rows, as synthetic.training_batch makes them.
+          module: the module's name in bench.torch_peer.
+          argument: its only argument.
+          python: the Python of a virtual environment with torch_peer's requirements.
 
         Raises:
-          FileNotFoundError: the peer's virtual environment is missing.
+          FileNotFoundError: there is no such Python.
         """
-        if not PYTHON.exists():
-            raise FileNotFoundError(
-                f"{PYTHON} is missing; `make {PYTHON.parts[0]}/ready` makes it."
-            )
-        sizes = dataclasses.asdict(_sizes(params))
-        (folder / "sizes.json").write_text(json.dumps(sizes))
-        np.savez(folder / "weights.npz", **_state_dict(theta))
-        labels = batch.labels.target_labels
-        np.savez(folder / "batch.npz", **batch.features, target_labels=labels)
-        command = [str(PYTHON), "-m", "bench.torch_peer.worker", str(folder)]
+        if not pathlib.Path(python).exists():
+            raise FileNotFoundError(f"{python} is missing; `make .venv-torch/ready` makes it.")
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [python, "-m", f"bench.torch_peer.{module}", argument],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
-    def ask(self, command: str) -> dict[str, float]:
-        """The worker's answer; it stands still until asked again."""
+    def ask(self, question: str) -> dict[str, float]:
+        """Sends one line and returns the answer."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        print(command, file=self._process.stdin, flush=True)
+        print(question, file=self._process.stdin, flush=True)
         return json.loads(self._process.stdout.readline())
 
     def __enter__(self) -> Peer:
@@ -60,10 +57,31 @@ class Peer:
         self._process.communicate()
 
 
-def _sizes(params: Params) -> Sizes:
+def start_worker(folder: str, params: Params, theta: NestedMap, batch: NestedMap) -> Peer:
+    """Starts the peer that trains the same model from the same weights on the same batch.
+
+    Args:
+      folder: an empty folder, in which the peer finds its files.
+      params: the experiment's Params, with a group size.
+      theta: the weights of a model whose layers are not stacked.
+      batch: full rows, as from synthetic.training_batch.
+
+    Raises:
+      FileNotFoundError: the peer's virtual environment is missing.
+    """
+    path = pathlib.Path(folder)
+    (path / "sizes.json").write_text(sizes_json(params))
+    np.savez(path / "weights.npz", **_state_dict(theta))
+    labels = batch.labels.target_labels
+    np.savez(path / "batch.npz", **batch.features, target_labels=labels)
+    return Peer("worker", folder)
+
+
+def sizes_json(params: Params) -> str:
+    """Returns the Sizes of an experiment with a group size, as JSON."""
     task, stack = params.task, params.task.encoder
     attention, moe = stack.layer.attention, stack.moe
-    return Sizes(
+    sizes = Sizes(
         num_layers=stack.num_layers,
         model_dim=task.dim,
         hidden_dim=moe.hidden_dim,
@@ -79,10 +97,11 @@ def _sizes(params: Params) -> Sizes:
         aux_loss_weight=task.aux_loss_weight,
         random_second=moe.second_expert is SecondExpert.RANDOM,
     )
+    return json.dumps(dataclasses.asdict(sizes))
 
 
 def _state_dict(theta: NestedMap) -> dict[str, np.ndarray]:
-    """Ours by the peer's names and in its layouts: a Linear holds [out, in]."""
+    """Returns the weights under the peer's names and in its layouts; a Linear has [out, in]."""
     weights = {
         path.replace("[", ".").replace("]", ""): np.asarray(leaf)
         for path, leaf in theta.FlattenItems()
@@ -107,6 +126,6 @@ def _state_dict(theta: NestedMap) -> dict[str, np.ndarray]:
     return result
 
 
-def _linear(weight: np.ndarray, num_axes: int) -> np.ndarray:
-    """[out, in] of a weight whose first num_axes dims are contracted."""
-    return weight.reshape(np.prod(weight.shape[:num_axes], dtype=int), -1).T
+def _linear(weight: np.ndarray, num_input_axes: int) -> np.ndarray:
+    """Returns [out, in] of a weight whose first num_input_axes axes are contracted."""
+    return weight.reshape(np.prod(weight.shape[:num_input_axes], dtype=int), -1).T

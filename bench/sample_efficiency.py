@@ -1,11 +1,9 @@
-"""The paper's Table 2 in miniature: tokens to a loss, MoE beside dense at equal flops per token.
+"""The paper's Table 2 in miniature: tokens to a loss, MoE and dense at equal flops per token.
 
     python -m bench.sample_efficiency --data_dir=out/demo/data --out=out/sample_efficiency
 
-An interrupted run continues from its last checkpoint; a finished one is only read.
+An interrupted run continues from its last checkpoint. A finished run is only read.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import pathlib
@@ -14,13 +12,19 @@ from collections.abc import Sequence
 from absl import app, flags
 
 from lingvo_gshard.core import table
-from lingvo_gshard.spmd import environment
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.model import flops
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.train import run
+from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "What data_prep prepared.", required=True)
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "A prepared folder.", required=True)
 _OUT = flags.DEFINE_string("out", None, "A folder for the runs.", required=True)
-_STEPS = flags.DEFINE_integer("steps", 800, "Training steps of each run.")
-_SEEDS = flags.DEFINE_integer("seeds", 3, "Runs of each model.")
-_EXPERTS = flags.DEFINE_list("experts", ["8", "32"], "Of a layer; a model for each number.")
+_STEPS = flags.DEFINE_integer("steps", 800, "The training steps of each run.")
+_SEEDS = flags.DEFINE_integer("seeds", 3, "The number of runs of each model.")
+_EXPERTS = flags.DEFINE_list("experts", ["8", "32"], "The numbers of experts to try.")
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 # A loss is the mean over this many steps, because batches differ more than two models do.
 _WINDOW_STEPS = 100
@@ -32,7 +36,7 @@ class Curve:
 
     Attributes:
       tokens: target tokens seen, rising.
-      nll: nats per token, the mean over the window before.
+      nll: nats per token, the mean over the window that ends there.
     """
 
     tokens: tuple[float, ...]
@@ -46,7 +50,7 @@ class Curve:
 
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """The runs of one model, one for each seed, and what a token costs."""
+    """The runs of one model, one for each seed, and its flops per target token."""
 
     name: str
     flops_per_token: float
@@ -63,7 +67,7 @@ class _Model:
 
 
 def _moe(num_experts: int) -> _Model:
-    # A token goes to two experts, each half as wide as the dense layer that they stand for.
+    # A token goes to two experts, each half as wide as the dense layer that they replace.
     settings = {"hidden_dim": 256, "num_experts": num_experts, "group_size": 32}
     moe = [
         f"task.{stack}.moe.{name}={value}"
@@ -78,8 +82,7 @@ _DENSE = _Model("T(4L)", "toy.Dense4L")
 
 
 def main(argv: list[str]) -> None:
-    environment.prepare()
-    # Seed by seed, so that finished runs can be compared at any time.
+    # All models train with one seed before the next, so that finished runs can be compared early.
     curves: dict[_Model, list[Curve]] = {
         model: [] for model in (_DENSE, *(_moe(int(count)) for count in _EXPERTS.value))
     }
@@ -99,8 +102,6 @@ def read_curve(logdir: str | pathlib.Path) -> Curve:
     Raises:
       ValueError: the run is shorter than a window.
     """
-    from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
-
     tokens, points, window = 0.0, [], []
     for line in read_lines(pathlib.Path(logdir, TRAIN_METRICS)):
         metrics, steps = line["metrics"], line["num_steps"]
@@ -125,16 +126,16 @@ def text(baseline: Runs, others: Sequence[Runs], shares: Sequence[float]) -> str
     """
     rows = [("model", "MFLOP/token", "seed", *(f"loss at {share:.0%}" for share in shares))]
     for runs in (baseline, *others):
-        flops = f"{runs.flops_per_token / 1e6:.2f}"
+        mflop = f"{runs.flops_per_token / 1e6:.2f}"
         for seed, (curve, base) in enumerate(zip(runs.curves, baseline.curves, strict=True), 1):
             cells = (_cell(curve, base, share) for share in shares)
-            rows.append((runs.name, flops, str(seed), *cells))
+            rows.append((runs.name, mflop, str(seed), *cells))
     return table.text(rows)
 
 
 def _cell(curve: Curve, base: Curve, share: float) -> str:
     index = max(round(share * len(base.nll)) - 1, 0)
-    # Losses rise and fall, and the baseline may have reached this one before.
+    # Losses rise and fall, so the baseline may have reached this one earlier.
     first = base.tokens_to(base.nll[index])
     needed = curve.tokens_to(base.nll[index])
     if needed is None or first is None:
@@ -142,15 +143,13 @@ def _cell(curve: Curve, base: Curve, share: float) -> str:
     return f"{needed / 1e6:.2f}M ({needed / first:.2f})"
 
 
-def _params(model: _Model, seed: int):
-    from lingvo_gshard.train import run
-
+def _params(model: _Model, seed: int) -> Params:
     overrides = (
         *model.overrides,
         f"train.max_steps={_STEPS.value}",
         f"train.seed={seed}",
         f"input.seed={seed}",
-        "optimizer.schedule.cool_down_steps=0",  # The losses on the way count.
+        "optimizer.schedule.cool_down_steps=0",  # It would lower the last losses only.
     )
     facts = run.data_facts(_DATA_DIR.value)
     launch = run.Launch(model.experiment, overrides, _DATA_DIR.value, facts)
@@ -158,10 +157,7 @@ def _params(model: _Model, seed: int):
 
 
 def _trained(model: _Model, seed: int) -> pathlib.Path:
-    """Returns the folder of a finished run, after training it if necessary."""
-    from lingvo_gshard.train import run
-    from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
-
+    """Returns the folder of a finished run; trains the model first if necessary."""
     logdir = pathlib.Path(_OUT.value, f"{model.name}-seed{seed}")
     lines = read_lines(logdir / TRAIN_METRICS)
     if not lines or lines[-1]["step"] < _STEPS.value:
@@ -172,12 +168,8 @@ def _trained(model: _Model, seed: int) -> pathlib.Path:
 
 def _flops_per_token(model: _Model) -> float:
     """Returns the flops of a training step on full rows, per target token."""
-    from lingvo_gshard.model import flops
-    from lingvo_gshard.sharding.layout import Partitioning
-    from lingvo_gshard.sharding.mesh import Mesh
-
     params = _params(model, seed=1)
-    task = params.task.Instantiate(Partitioning(Mesh.flat(1), ()))
+    task = TranslationModel(params, Partitioning(Mesh.flat(1), ())).task
     p = params.input
     step_flops = flops.train_step_flops(task, p.batch_size, p.source_len, p.target_len)
     return step_flops / (p.batch_size * p.target_len)

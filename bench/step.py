@@ -1,22 +1,23 @@
-"""A train step beside PyTorch's and numpy's matrix-product rate.
+"""Times a train step beside PyTorch and NumPy's matrix-product rate.
 
     python -m bench.step [--model=toy.MoE8E8L] [--partitions=1,2,4] [--group_sizes=64,256]
 
-Without randomness, ours has the peer's loss and gradient norm: that is checked first.
+A first step without randomness checks that the loss and the gradient's norm are the peer's.
 """
 
-from __future__ import annotations
-
-import pathlib
 import tempfile
 
 from absl import app
 
+from bench import peer, synthetic
 from bench.beside_torch import Work, compare
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.gating import SecondExpert
+from lingvo_gshard.model import flops
+from lingvo_gshard.model.spec import ModeKeys
 
-_TOLERANCE = 1e-4  # Of the loss and the gradient's norm, relative.
+_TOLERANCE = 1e-4  # Relative, for the loss and the gradient's norm.
 
 
 def main(argv: list[str]) -> None:
@@ -24,14 +25,10 @@ def main(argv: list[str]) -> None:
 
 
 def _step(params: Params, num_partitions: int) -> Work:
-    from bench import synthetic
-    from lingvo_gshard.model import flops
-
     _check_peer(params, num_partitions)
-    run, model, state = _compiled(params, num_partitions)
     batch = synthetic.training_batch(params)
+    run, model, state = _compiled(params, num_partitions, batch)
     batches = run.place("batches", batch.Transform(lambda x: x[None]))
-
     newest = state
 
     def call() -> None:
@@ -46,28 +43,23 @@ def _step(params: Params, num_partitions: int) -> Work:
 
 
 def _check_peer(params: Params, num_partitions: int) -> None:
-    """One step without dropout or random routing: ours has the peer's loss and gradient norm."""
-    from bench import synthetic
-    from bench.peer import Peer
-
+    """Compares the loss and the gradient's norm of a step without dropout or random routing."""
     params = _without_randomness(params)
-    run, _, state = _compiled(params, num_partitions)
     batch = synthetic.training_batch(params)
+    run, _, state = _compiled(params, num_partitions, batch)
     with (
         tempfile.TemporaryDirectory() as folder,
-        Peer(pathlib.Path(folder), params, state.theta, batch) as peer,
+        peer.start_worker(folder, params, state.theta, batch) as worker,
     ):
-        theirs = peer.ask("loss")
+        expected_metrics = worker.ask("loss")
     metrics = run(NestedMap(state), batch.Transform(lambda x: x[None])).metrics
-    for name, expected in theirs.items():
-        got = float(metrics[name][0])
-        if abs(got - expected) > _TOLERANCE * abs(expected):
-            raise AssertionError(f"{name}: {got} is ours, {expected} the peer's.")
+    for name, expected in expected_metrics.items():
+        actual = float(metrics[name][0])
+        if abs(actual - expected) > _TOLERANCE * abs(expected):
+            raise AssertionError(f"{name}: ours is {actual}, the peer's {expected}.")
 
 
 def _without_randomness(params: Params) -> Params:
-    from lingvo_gshard.layers.gating import SecondExpert
-
     params = params.Copy()
     for stack in (params.task.encoder, params.task.decoder):
         stack.moe.second_expert = SecondExpert.ALL
@@ -76,18 +68,11 @@ def _without_randomness(params: Params) -> Params:
     return params
 
 
-def _compiled(params: Params, num_partitions: int):
-    """The compiled step of a single batch, the model and its first state."""
-    from bench import synthetic
-    from lingvo_gshard.spmd import lowering
-    from lingvo_gshard.spmd.executable import compile_program
-    from lingvo_gshard.train import steps
-
+def _compiled(params: Params, num_partitions: int, batch: NestedMap):
+    """Returns the compiled program of one step, the model and its initial state."""
     model, state = synthetic.model_and_state(params, num_partitions)
-    batch_spec = synthetic.specs_of(synthetic.training_batch(params))
-    step = steps.train_step(model.model_fn, params)
-    annotated = steps.trainer(step, model.state_spec, batch_spec, 1, model.partitioning)
-    return compile_program(lowering.export(annotated, model.partitioning)), model, state
+    programs = synthetic.programs(params, model)
+    return programs.get(ModeKeys.TRAIN, synthetic.specs_of(batch)), model, state
 
 
 if __name__ == "__main__":

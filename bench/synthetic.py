@@ -1,6 +1,4 @@
-"""A run of a registered experiment on made-up tokens: no data is needed to time a program."""
-
-from __future__ import annotations
+"""Runs of registered experiments on random tokens, so that timing a program needs no data."""
 
 import itertools
 from collections.abc import Iterator
@@ -14,36 +12,42 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import lowering
-from lingvo_gshard.spmd.executable import compile_program
-from lingvo_gshard.train import steps
+from lingvo_gshard.train.steps import Programs
 
 SOURCE_VOCAB_SIZE, TARGET_VOCAB_SIZE = 8000, 4000
 
 
 def experiment(name: str) -> Params:
-    """A registered experiment's Params with vocabularies of 8000 and 4000."""
+    """Returns a registered experiment's Params with the vocabulary sizes of this module."""
     params = registry.get_params(name)
     params.task.Set(source_vocab_size=SOURCE_VOCAB_SIZE, target_vocab_size=TARGET_VOCAB_SIZE)
     return params
 
 
-def model_and_state(params: Params, num_partitions: int) -> tuple[TranslationModel, NestedMap]:
-    """The experiment's model over `num_partitions` devices and its first state."""
+def partitioned_model(params: Params, num_partitions: int) -> TranslationModel:
+    """Returns the experiment's model, partitioned over `num_partitions` devices."""
     partitioning = Partitioning.from_dict(Mesh.flat(num_partitions), params.sharding)
-    model = TranslationModel(params, partitioning)
-    initializer = steps.initializer(model.init_state, model.state_spec)
-    make = compile_program(lowering.export(initializer, partitioning))
-    return model, make(NestedMap(seed=np.array([1, 0], np.int32))).state
+    return TranslationModel(params, partitioning)
+
+
+def programs(params: Params, model: TranslationModel) -> Programs:
+    """Returns the programs of the experiment's model."""
+    return Programs(model.model_fn, params, model.partitioning, model.state_spec)
+
+
+def model_and_state(params: Params, num_partitions: int) -> tuple[TranslationModel, NestedMap]:
+    """Returns the experiment's partitioned model and its initial state on the devices."""
+    model = partitioned_model(params, num_partitions)
+    return model, programs(params, model).initialize(model.init_state, seed=1)
 
 
 def source_features(batch: int, length: int, seed: int = 0) -> NestedMap:
-    """source_ids, source_segment_ids and source_positions of full rows, int32 [batch, length]."""
+    """Returns the source features of full rows, each int32 [batch, length]."""
     return _side("source", batch, length, SOURCE_VOCAB_SIZE, seed)
 
 
 def training_batch(params: Params, seed: int = 0) -> NestedMap:
-    """A batch of full rows, as TranslationInput gives it."""
+    """Returns a batch of full rows with the structure of TranslationInput's batches."""
     p = params.input
     features = source_features(p.batch_size, p.source_len, seed)
     features |= _side("target", p.batch_size, p.target_len, TARGET_VOCAB_SIZE, seed + 1)
@@ -52,25 +56,25 @@ def training_batch(params: Params, seed: int = 0) -> NestedMap:
     return NestedMap(features=NestedMap(features), labels=labels)
 
 
-class Endless:
-    """An estimator's input that gives one batch again and again."""
+class RepeatedBatch:
+    """An input for the estimator that repeats one batch without end."""
 
-    def __init__(self, batch: NestedMap, specs: NestedMap) -> None:
-        self._batch, self.specs = batch, specs
+    def __init__(self, batch: NestedMap) -> None:
+        self._batch, self.specs = batch, specs_of(batch)
 
     def __iter__(self) -> Iterator[NestedMap]:
         return itertools.repeat(self._batch)
 
     def get_state(self) -> dict[str, Any]:
-        """It has none."""
+        """Returns an empty state."""
         return {}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Goes on as before."""
+        """Changes nothing."""
 
 
 def specs_of(batch: NestedMap) -> NestedMap:
-    """The TensorSpecs of a batch of [B, L] arrays."""
+    """Returns the TensorSpecs of a batch of [B, L] arrays."""
     return batch.Transform(lambda x: TensorSpec(x.shape, x.dtype.name, "BL"))
 
 

@@ -22,9 +22,6 @@ from absl import flags, logging
 from data_prep import cleaning, tsv
 from lingvo_gshard import cli
 
-_OUT = flags.DEFINE_string("out", None, "The folder to write.", required=True)
-_SEED = flags.DEFINE_integer("seed", 1, "Decides the words and the sentences.")
-
 _NUM_MEANINGS = 40_000
 _NUM_HELD_OUT = 100
 _MIN_WORDS, _MAX_WORDS = 4, 16
@@ -421,9 +418,14 @@ def write_corpus(out_dir: pathlib.Path, seed: int) -> None:
 
 
 def main(argv: list[str]) -> None:
+    """Writes the corpus that the flags ask for."""
+    del argv
     logging.set_verbosity(logging.INFO)
-    write_corpus(pathlib.Path(_OUT.value), _SEED.value)
+    write_corpus(pathlib.Path(flags.FLAGS.out), flags.FLAGS.seed)
 
 
 if __name__ == "__main__":
+    # Defined here because tests import this module beside others that have a flag --out.
+    flags.DEFINE_string("out", None, "The folder to write.", required=True)
+    flags.DEFINE_integer("seed", 1, "Decides the words and the sentences.")
     cli.run("data_prep.constructed", main)

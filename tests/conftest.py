@@ -1,6 +1,6 @@
 """Eight virtual CPU devices for every test, set before anything loads TensorFlow or JAX.
 
-Each test compiles what it tests: what another run left in the cache shows nothing.
+The compilation cache is off, so that each test compiles its own programs.
 """
 
 import os

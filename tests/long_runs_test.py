@@ -1,12 +1,8 @@
-"""What takes minutes: a model that learns the constructed languages, and one that is killed."""
+"""Runs of several minutes: one learns the constructed languages, another is killed repeatedly."""
 
 import json
-import os
-import pathlib
 import random
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
@@ -18,11 +14,10 @@ from lingvo_gshard.spmd import specs
 from lingvo_gshard.train import modes, run
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.run import Launch
-from lingvo_gshard.train.summaries import read_lines
+from tools.disturbed_run import Layout, Run
 
 pytestmark = pytest.mark.slow
 
-_ROOT = pathlib.Path(__file__).parent.parent
 _STEPS = 60
 
 
@@ -40,7 +35,7 @@ def _run(launch, logdir, num_partitions):
 
 
 def test_the_demo_model_learns_to_translate(data_dir, tmp_path):
-    """500 of the demo's 2000 steps; the frequencies of English words leave 5 nats a token."""
+    """Trains for 500 of the demo's 2000 steps. Word frequencies alone would give 5 nats a token."""
     overrides = (
         "train.max_steps=500",
         "optimizer.schedule.total_steps=500",
@@ -55,28 +50,20 @@ def test_the_demo_model_learns_to_translate(data_dir, tmp_path):
     decode_split.decode_split(demo, "test")
     report = json.loads((tmp_path / "decode_test" / "scores.json").read_text())
     assert len(report["languages"]) == 14
-    assert report["languages"][0]["bleu"]["value"] > 5  # Of the largest language.
+    assert report["languages"][0]["bleu"]["value"] > 5  # The largest language comes first.
     lines = [json.loads(line) for line in (tmp_path / "train_metrics.jsonl").open()]
     assert lines[-1]["metrics"]["routing.overflow.encoder_1"] < 0.02
 
 
-def _launch_to_train(data_dir):
+def _launch(data_dir):
     overrides = ("train.iterations_per_loop=5", "train.save_checkpoints_steps=10")
     overrides += (f"train.max_steps={_STEPS}",)
     return Launch("toy.MoE8E4L", overrides, data_dir, run.data_facts(data_dir))
 
 
-def _train_process(launch, logdir):
-    flags = [f"--set={override}" for override in launch.overrides]
-    command = [sys.executable, "-m", "lingvo_gshard.trainer", "--mode=train", *flags]
-    command += [f"--model={launch.model}", f"--data_dir={launch.data_dir}", f"--logdir={logdir}"]
-    return subprocess.Popen(
-        [*command, "--num_partitions=2"],
-        cwd=_ROOT,
-        env={**os.environ, "PYTHONPATH": str(_ROOT)},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+def _start_trainer(run):
+    [process] = run.start(Layout(partitions=2))
+    return process
 
 
 def _last_state(launch, logdir):
@@ -89,27 +76,32 @@ def _last_state(launch, logdir):
     return {path: np.asarray(array) for path, array in state.FlattenItems()}
 
 
-def _kill_at(process, logdir, step):
-    """Kills the process once its log says that `step` is done: in the next call, or in a save."""
-    log = logdir / "train_metrics.jsonl"
-    while not (log.exists() and any(line["step"] >= step for line in read_lines(log))):
-        assert process.poll() is None, "it ended before it was to be killed"
+def _kill_after(process, run, step):
+    """Kills the process once it has logged `step`, which is in the next call or in a save."""
+    while max(run.losses(), default=0) < step:
+        assert process.poll() is None, "the process ended before it was killed"
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
 
 
-def test_killed_again_and_again_it_ends_as_if_never_stopped(data_dir, tmp_path):
-    launch, killed = _launch_to_train(data_dir), tmp_path / "killed"
-    assert _train_process(launch, tmp_path / "whole").wait() == 0
+def test_a_run_that_is_killed_repeatedly_ends_in_the_same_state(data_dir, tmp_path):
+    launch = _launch(data_dir)
+    trainer_flags = (
+        f"--model={launch.model}",
+        f"--data_dir={launch.data_dir}",
+        *(f"--set={override}" for override in launch.overrides),
+    )
+    whole, killed = (Run(tmp_path / name, trainer_flags) for name in ("whole", "killed"))
+    assert _start_trainer(whole).wait() == 0
 
     rng = random.Random(7)
     for earliest in (5, 20, 35):
-        process = _train_process(launch, killed)
-        _kill_at(process, killed, earliest + rng.randrange(10))
+        process = _start_trainer(killed)
+        _kill_after(process, killed, earliest + rng.randrange(10))
         assert process.returncode == -signal.SIGKILL
-    assert _train_process(launch, killed).wait() == 0
+    assert _start_trainer(killed).wait() == 0
 
-    whole = _last_state(launch, tmp_path / "whole")
-    for path, array in _last_state(launch, killed).items():
-        np.testing.assert_array_equal(array, whole[path], err_msg=path)
+    expected = _last_state(launch, whole.folder)
+    for path, array in _last_state(launch, killed.folder).items():
+        np.testing.assert_array_equal(array, expected[path], err_msg=path)

@@ -1,4 +1,4 @@
-"""A training run that is killed: its processes, what is seen of it from outside, and its story."""
+"""Starts the processes of a training run, watches their progress, and logs how they are killed."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from lingvo_gshard.train import checkpoints, digests, stopping, summaries
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How many partitions, over how many processes."""
+    """The number of partitions, and of the processes that share them."""
 
     partitions: int
     processes: int = 1
 
     @staticmethod
     def parse(text: str) -> Layout:
-        """`4`, or `4/2` for two processes; ValueError if it is neither."""
+        """Parses `PARTITIONS` or `PARTITIONS/PROCESSES`; ValueError for anything else."""
         return Layout(*map(int, text.split("/")))
 
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A run that trainers write and this process reads.
+    """A run that trainer processes write and this process reads.
 
     Attributes:
-      folder: its logdir; what the trainers print goes to folder.log.
-      trainer_flags: of the trainer, besides the folder and the layout.
+      folder: its logdir. The trainers' output goes to a file beside it, with the suffix .log.
+      trainer_flags: the trainer's flags other than the folder and the layout.
     """
 
     folder: pathlib.Path
     trainer_flags: tuple[str, ...] = ()
 
     def start(self, layout: Layout) -> list[subprocess.Popen]:
-        """The trainer's processes, going on where the run is."""
+        """Starts the trainer's processes, which continue the run."""
         command = [sys.executable, "-m", "lingvo_gshard.trainer", "--mode=train"]
         command += [f"--logdir={self.folder}", f"--num_partitions={layout.partitions}"]
         command += self.trainer_flags
@@ -57,76 +57,77 @@ class Run:
             ]
 
     def calls(self) -> list[dict[str, Any]]:
-        """What was logged of each call."""
+        """Returns the logged line of every call."""
         return summaries.read_lines(self.folder / summaries.TRAIN_METRICS)
 
     def log_inode(self) -> int | None:
-        """Which file the log is; None if there is none."""
+        """Returns the inode of the log of calls; None if there is no log."""
         path = self.folder / summaries.TRAIN_METRICS
         return path.stat().st_ino if path.exists() else None
 
     def losses(self) -> dict[int, float]:
-        """The mean loss of each call that was logged, by its last step."""
+        """Returns the mean loss of every logged call, keyed by the call's last step."""
         return {call["step"]: call["metrics"]["loss"] for call in self.calls()}
 
-    def partial_checkpoints(self) -> set[int]:
-        """The inodes of checkpoints that are not whole."""
+    def incomplete_checkpoints(self) -> set[int]:
+        """Returns the inodes of the checkpoints that are not complete."""
         folder = checkpoints.folder(self.folder)
         found = set()
         for path in folder.iterdir() if folder.exists() else ():
-            with contextlib.suppress(FileNotFoundError):  # It is given another name just now.
+            with contextlib.suppress(FileNotFoundError):  # The trainer may be renaming it.
                 if path.is_dir() and not digests.exist(path):
                     found.add(path.stat().st_ino)
         return found
 
     def saved_step(self) -> int:
-        """Of the newest whole checkpoint; 0 if there is none."""
+        """Returns the step of the newest complete checkpoint; 0 if there is none."""
         return max(checkpoints.whole_steps(self.folder), default=0)
 
     def num_damaged(self) -> int:
-        """Checkpoints that were found damaged."""
+        """Returns the number of checkpoints that the trainers found damaged."""
         return len(list((self.folder / "damaged_checkpoints").glob("*")))
 
     def fingerprints(self) -> dict[str, list[str]]:
-        """Of the newest checkpoint's every array and expert."""
+        """Returns the newest checkpoint's fingerprints of every array and expert."""
         newest = self.folder / "checkpoints" / str(self.saved_step())
         return json.loads((newest / "about/metadata").read_text())["fingerprints"]
 
 
-class News:
-    """What a process adds to its run.
+class ProgressWatcher:
+    """Watches what a new process adds to its run; create it before the process starts.
 
-    As it begins, it puts another file in the log's place, with those calls that were saved.
+    As it begins, a trainer replaces the log by a new file, which keeps the calls that were saved.
     """
 
     def __init__(self, run: Run) -> None:
-        self._run, self._log_before = run, run.log_inode()
-        self._partial_before = run.partial_checkpoints()
+        self._run, self._old_log = run, run.log_inode()
+        self._old_incomplete = run.incomplete_checkpoints()
         self._num_kept: int | None = None
 
     def calls(self) -> list[dict[str, Any]]:
-        """Those that it has logged."""
-        inode, calls = self._run.log_inode(), self._run.calls()
-        if self._num_kept is None and inode != self._log_before:
+        """Returns the lines of the calls that the process has logged."""
+        log, calls = self._run.log_inode(), self._run.calls()
+        if self._num_kept is None and log != self._old_log:
             self._num_kept = len(calls)
         return [] if self._num_kept is None else calls[self._num_kept :]
 
-    def has_partial_checkpoint(self) -> bool:
-        """Whether it has begun a checkpoint that is not whole."""
-        return bool(self._run.partial_checkpoints() - self._partial_before)
+    def has_incomplete_checkpoint(self) -> bool:
+        """Returns whether the process has begun a checkpoint that is not complete."""
+        return bool(self._run.incomplete_checkpoints() - self._old_incomplete)
 
 
 @dataclasses.dataclass(frozen=True)
 class Kill:
-    """One kill.
+    """One kill. The field names are those of the log's lines.
 
     Attributes:
-      moment: start, step or save.
-      before, after: the last step that was logged before the process started and when it ended.
-      secs: it lived.
-      others_secs: that the others lived on.
-      first_call_secs: from its start to the end of its first call; None if it came to none.
-      cut_short: whether it left a checkpoint that is not whole.
+      moment: "start", "step" or "save".
+      before: the last logged step when the process started.
+      after: the last logged step when it ended.
+      secs: how long the process lived.
+      others_secs: how long the other processes lived on.
+      first_call_secs: the time from the start to the end of the first call; None if none ended.
+      cut_short: whether the process left an incomplete checkpoint.
       status: the exit status of the process that was killed.
     """
 
@@ -140,64 +141,70 @@ class Kill:
     status: int
 
 
-class Story:
-    """What was asked for, and what has happened so far, in a file: a JSON line each."""
+class KillLog:
+    """The settings of a soak test, its kills and finished runs, in a file of JSON lines.
 
-    def __init__(self, path: pathlib.Path, asked: dict[str, Any]) -> None:
-        """Goes on with the file, if there is one.
+    Attributes:
+      run_secs: how long each finished run took, or its part after the last kill, by the run's name.
+      kills: all kills so far.
+    """
+
+    def __init__(self, path: pathlib.Path, settings: dict[str, Any]) -> None:
+        """Continues the file if there is one.
 
         Raises:
-          ValueError: something else was asked for then.
+          ValueError: the file has other settings.
         """
         self._path = path
         lines = summaries.read_lines(path)
-        if lines and lines[0] != asked:
-            raise ValueError(f"{path} is of {lines[0]}; choose another --out.")
+        if lines and lines[0] != settings:
+            raise ValueError(f"{path} has the settings {lines[0]}; choose another --out.")
         if not lines:
-            self._append(asked)
-        self.secs = {line["run"]: line["secs"] for line in lines[1:] if "run" in line}
+            summaries.append_line(path, settings)
+        self.run_secs = {line["run"]: line["secs"] for line in lines[1:] if "run" in line}
         self.kills = [Kill(**line) for line in lines[1:] if "moment" in line]
 
-    def note_run(self, name: str, secs: float) -> None:
-        """A run, or its last part, came to its end after so long."""
-        self.secs[name] = secs
-        self._append({"run": name, "secs": secs})
+    def add_run(self, name: str, secs: float) -> None:
+        """Records that a run has finished."""
+        self.run_secs[name] = secs
+        summaries.append_line(self._path, {"run": name, "secs": secs})
 
-    def note_kill(self, kill: Kill) -> None:
-        """One more."""
+    def add_kill(self, kill: Kill) -> None:
+        """Records a kill."""
         self.kills.append(kill)
-        self._append(dataclasses.asdict(kill))
+        summaries.append_line(self._path, dataclasses.asdict(kill))
 
-    def start_secs(self, at_first: float) -> float:
-        """The least time to a process's first call, so far; `at_first` until that is known."""
+    def start_secs(self, default: float) -> float:
+        """Returns the least time from a start to the end of the first call; if unknown, default."""
         known = [kill.first_call_secs for kill in self.kills if kill.first_call_secs is not None]
-        return min(known, default=at_first)
-
-    def _append(self, line: dict[str, Any]) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps(line) + "\n")
+        return min(known, default=default)
 
 
-def check_ended(sent: signal.Signals, moment: str, status: int, others: Sequence[int]) -> None:
-    """Checks that each process ended as it should; any may have been done just then.
+def check_exit_statuses(
+    sent: signal.Signals, moment: str, status: int, other_statuses: Sequence[int]
+) -> None:
+    """Checks that each process ended as it should. Any process may have finished just before.
 
     Args:
-      sent: SIGKILL or SIGTERM.
-      moment: start, step or save.
-      status: of the process that it was sent to.
-      others: of the others, which had met it unless it was starting.
+      sent: the signal, SIGKILL or SIGTERM.
+      moment: "start", "step" or "save".
+      status: the exit status of the process that received the signal.
+      other_statuses: those of the other processes. They are not checked for "start", because the
+        processes may not have met yet.
 
     Raises:
-      RuntimeError: one did not.
+      RuntimeError: a process ended with another status.
     """
-    of_it = {0, -signal.SIGKILL if sent == signal.SIGKILL else stopping.EXIT_STATUS}
-    of_others = {0, processes.EXIT_STATUS if sent == signal.SIGKILL else stopping.EXIT_STATUS}
-    if moment == "start":  # SIGTERM ends it at once before training has begun.
-        of_it.add(-sent)
-    if status not in of_it:
-        raise RuntimeError(f"{sent.name} in a {moment} ended it with status {status}.")
-    if moment != "start" and not of_others.issuperset(others):
-        raise RuntimeError(f"{sent.name} in a {moment}: the others' statuses are {others}.")
+    expected = {0, -signal.SIGKILL if sent == signal.SIGKILL else stopping.EXIT_STATUS}
+    others_expected = {0, processes.EXIT_STATUS if sent == signal.SIGKILL else stopping.EXIT_STATUS}
+    if moment == "start":  # Before training has begun, SIGTERM ends a process at once.
+        expected.add(-sent)
+    if status not in expected:
+        raise RuntimeError(f"{sent.name} in a {moment}: the process exited with status {status}.")
+    if moment != "start" and not others_expected.issuperset(other_statuses):
+        raise RuntimeError(
+            f"{sent.name} in a {moment}: the other processes exited with {other_statuses}."
+        )
 
 
 def _free_port() -> int:

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Makes .venv with the pinned packages; on Debian, as root, installs python3.11 if it lacks.
+# Makes .venv with the pinned packages. As root on Debian, it first installs Python 3.11 if needed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=${PYTHON:-python3.11}
 
-can_make_venv() { command -v "$python" >/dev/null && "$python" -c 'import ensurepip, venv' 2>/dev/null; }
+has_python() { command -v "$python" >/dev/null && "$python" -c 'import ensurepip, venv' 2>/dev/null; }
 
-if ! can_make_venv; then
+if ! has_python; then
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-    echo "setup: $python with venv is needed; install it (Debian: apt-get install python3.11-venv)," \
-      "or name another with PYTHON=..." >&2
+    echo "setup: $python with the venv module is missing; install it (Debian:" \
+      "apt-get install python3.11-venv) or set PYTHON to another Python 3.11." >&2
     exit 1
   fi
   apt-get update

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# On Debian, as root, installs its Bazel if there is none; makes --config=offline work here.
+# Sets up `bazel --config=offline`. As root on Debian, it first installs Bazel if needed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 java_rules=/usr/share/bazel/rules/java
 
 if ! command -v bazel >/dev/null || [ ! -d "$java_rules" ]; then
   if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then
-    echo "setup_bazel: bazel with $java_rules is needed; install it" \
+    echo "setup_bazel: bazel or $java_rules is missing; install it" \
       "(Debian: apt-get install bazel-bootstrap bazel-rules-java)." >&2
     exit 1
   fi

@@ -1,4 +1,4 @@
-"""Kills a training run again and again, and compares what it ends in with an undisturbed run.
+"""Kills a training run again and again and compares its result with that of an undisturbed run.
 
     python -m tools.soak --data_dir=DATA --out=OUT --kills=30 --set=train.max_steps=200 \
         --set=train.iterations_per_loop=5 --set=train.save_checkpoints_steps=10
@@ -6,16 +6,16 @@
     python -m tools.soak --data_dir=DATA --out=OUT --kills=8 --layouts=2,4/2,1,4 \
         --tolerance=1e-3 --set=optimizer.schedule.multiplier=0.1
 
-A third of the kills come while the process starts, a third in a step, a third in a save, each at a
-random moment of it. With one layout the losses of every call and the final state must be equal bit
-for bit; with several, which take turns, the losses agree within --tolerance: sums in another order
-differ in their last bits, and training lets that grow, the more the faster it learns. SIGTERM,
-besides, must lose no step. Of several processes one is killed, and the others must end by
-themselves. Exit status 1 if not so; with --max_secs, 75 once they are over: the same command goes
-on.
-"""
+A third of the kills hits a process while it starts, a third in a step and a third in a save, each
+at a random moment. With one layout, the losses of all calls and the final state must be equal bit
+for bit. Several layouts take turns, and the losses must agree within --tolerance: sums in another
+order differ in their last bits, and training amplifies this, more so at a higher learning rate.
+SIGTERM must not lose a step. If there are several processes, one is killed, and the others must end
+by themselves.
 
-from __future__ import annotations
+The exit status is 0 if the runs agree, 1 if they do not, and 75 if --max_secs passed before that.
+The same command continues after an interruption.
+"""
 
 import collections
 import contextlib
@@ -32,42 +32,49 @@ from collections.abc import Iterator, Sequence
 from absl import app, flags
 
 from tools import disturbed_run
-from tools.disturbed_run import Kill, Layout, News, Run, Story
+from tools.disturbed_run import Kill, KillLog, Layout, ProgressWatcher, Run
 
 _MODEL = flags.DEFINE_string("model", "toy.MoE8E4L", "A registered experiment.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "A prepared data folder.", required=True)
-_OUT = flags.DEFINE_string("out", None, "A folder for both runs.", required=True)
+_OUT = flags.DEFINE_string("out", None, "The folder for both runs.", required=True)
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
-_KILLS = flags.DEFINE_integer("kills", 30, "How often.")
-_SIGNAL = flags.DEFINE_enum("signal", "KILL", ["KILL", "TERM"], "By which signal.")
-_LAYOUTS = flags.DEFINE_list("layouts", ["2"], "Partitions, or partitions/processes; in turn.")
-_TOLERANCE = flags.DEFINE_float("tolerance", 0.02, "Of losses, relative, if layouts change.")
-_SEED = flags.DEFINE_integer("seed", 1, "Of the moments.")
-_MAX_SECS = flags.DEFINE_float("max_secs", math.inf, "End after the kill in which they are over.")
+_KILLS = flags.DEFINE_integer("kills", 30, "The number of kills.")
+_SIGNAL = flags.DEFINE_enum("signal", "KILL", ["KILL", "TERM"], "The signal that is sent.")
+_LAYOUTS = flags.DEFINE_list(
+    "layouts", ["2"], "Numbers of partitions, or partitions/processes, that take turns."
+)
+_TOLERANCE = flags.DEFINE_float(
+    "tolerance", 0.02, "The largest relative difference of losses between layouts."
+)
+_SEED = flags.DEFINE_integer("seed", 1, "The seed of the random moments.")
+_MAX_SECS = flags.DEFINE_float(
+    "max_secs", math.inf, "Stop after the kill during which this time has passed, in seconds."
+)
 
 _MOMENTS = ("start", "step", "save")
-_GOES_ON = 75  # The exit status before it is done.
+_UNFINISHED = 75  # The exit status if --max_secs has passed.
 _OTHERS_END_SECS = 60.0
-_MOST_CALLS = 4  # Of a process before it is killed.
-_SHARE_OF_CALL = {"step": 1.0, "save": 0.2}  # How long after it is in that moment, at most.
+_MAX_CALLS = 4  # The most calls of a process before it is killed.
+# The longest delay of a kill after its moment has begun, as a share of a call's time.
+_MAX_DELAY = {"step": 1.0, "save": 0.2}
 _POLL_SECS = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
-class _Wish:
-    """When a process shall end.
+class _KillPlan:
+    """The moment at which a process is to be killed.
 
     Attributes:
-      moment: start, step or save.
-      start_secs: after its start, if it is in that.
-      num_calls: after so many calls, otherwise;
-      share: and that much of one more.
+      moment: "start", "step" or "save".
+      start_secs: for "start", the time since the process started.
+      num_calls: otherwise, the least number of calls before the moment.
+      delay: and then the delay, as a share of the moment's longest delay.
     """
 
     moment: str
     start_secs: float
     num_calls: int
-    share: float
+    delay: float
 
 
 def main(argv: list[str]) -> None:
@@ -75,8 +82,8 @@ def main(argv: list[str]) -> None:
     began = time.monotonic()
     out = pathlib.Path(_OUT.value)
     out.mkdir(parents=True, exist_ok=True)
-    asked = (_MODEL, _DATA_DIR, _SET, _KILLS, _SIGNAL, _LAYOUTS, _SEED)
-    story = Story(out / "soak.jsonl", {flag.name: flag.value for flag in asked})
+    settings = (_MODEL, _DATA_DIR, _SET, _KILLS, _SIGNAL, _LAYOUTS, _SEED)
+    log = KillLog(out / "soak.jsonl", {flag.name: flag.value for flag in settings})
     trainer_flags = (
         f"--model={_MODEL.value}",
         f"--data_dir={_DATA_DIR.value}",
@@ -84,48 +91,48 @@ def main(argv: list[str]) -> None:
     )
     whole, disturbed = (Run(out / name, trainer_flags) for name in ("whole", "disturbed"))
     layouts = [Layout.parse(text) for text in _LAYOUTS.value]
-    if "whole" not in story.secs:
-        story.note_run("whole", _finish(whole, layouts[0]))
-    print(f"Undisturbed: {story.secs['whole']:.0f} s.", flush=True)
-    while "disturbed" not in story.secs:
+    if "whole" not in log.run_secs:
+        log.add_run("whole", _run_to_end(whole, layouts[0]))
+    print(f"The undisturbed run took {log.run_secs['whole']:.0f} s.", flush=True)
+    while "disturbed" not in log.run_secs:
+        number = len(log.kills)
         if time.monotonic() - began > _MAX_SECS.value:
-            print(f"{len(story.kills)} kills so far; the same command goes on.")
-            sys.exit(_GOES_ON)
-        number = len(story.kills)
+            print(f"{number} kills so far; run the same command again to continue.")
+            sys.exit(_UNFINISHED)
         layout = layouts[number % len(layouts)]
         if number >= _KILLS.value or disturbed.saved_step() == whole.saved_step():
-            story.note_run("disturbed", _finish(disturbed, layout))
+            log.add_run("disturbed", _run_to_end(disturbed, layout))
             break
         rng = random.Random(f"{_SEED.value} {number}")
-        wish = _wish(number, rng, story.start_secs(whole.calls()[0]["wall_secs"]))
-        kill = _kill(disturbed, layout, wish, rng)
-        story.note_kill(kill)
+        plan = _kill_plan(number, rng, log.start_secs(whole.calls()[0]["wall_secs"]))
+        kill = _run_and_kill(disturbed, layout, plan, rng)
+        log.add_kill(kill)
         steps = f"steps {kill.before} to {kill.after}"
-        print(f"{number + 1}: in a {kill.moment}, {steps}, status {kill.status}", flush=True)
-    _tell(story)
-    sys.exit(0 if _agree(whole, disturbed) else 1)
+        print(f"Kill {number + 1}: in a {kill.moment}, {steps}, status {kill.status}", flush=True)
+    _print_summary(log)
+    sys.exit(0 if _runs_agree(whole, disturbed) else 1)
 
 
-def _kill(run: Run, layout: Layout, wish: _Wish, rng: random.Random) -> Kill:
-    """Starts the run, ends one of its processes when it is wished, and sees to the others."""
+def _run_and_kill(run: Run, layout: Layout, plan: _KillPlan, rng: random.Random) -> Kill:
+    """Continues the run, kills one of its processes as planned, and checks how all of them end."""
     sent = signal.Signals[f"SIG{_SIGNAL.value}"]
-    before, news = max(run.losses(), default=0), News(run)
+    before, watcher = max(run.losses(), default=0), ProgressWatcher(run)
     processes = run.start(layout)
-    with _ended(processes):
+    with _killed_at_exit(processes):
         began = time.monotonic()
-        moment, first_call_secs = _wait(wish, news, processes)
+        moment, first_call_secs = _wait_for_moment(plan, watcher, processes)
         killed = rng.choice(processes)
-        # Those that have not met yet would wait for each other: there all are killed.
+        # Processes that have not met yet would wait for each other, so all of them are killed.
         for process in processes if moment == "start" else [killed]:
             process.send_signal(sent)
         status, ended = killed.wait(), time.monotonic()
-        others = [
+        other_statuses = [
             process.wait(timeout=_OTHERS_END_SECS) for process in processes if process is not killed
         ]
     after = max(run.losses(), default=0)
-    disturbed_run.check_ended(sent, moment, status, others)
+    disturbed_run.check_exit_statuses(sent, moment, status, other_statuses)
     if sent == signal.SIGTERM and run.saved_step() != after:
-        raise app.Error(f"Step {after} was done, but the last one saved is {run.saved_step()}.")
+        raise app.Error(f"Step {after} was completed, but only step {run.saved_step()} was saved.")
     return Kill(
         moment,
         before,
@@ -133,49 +140,50 @@ def _kill(run: Run, layout: Layout, wish: _Wish, rng: random.Random) -> Kill:
         secs=ended - began,
         others_secs=time.monotonic() - ended,
         first_call_secs=first_call_secs,
-        cut_short=news.has_partial_checkpoint(),
+        cut_short=watcher.has_incomplete_checkpoint(),
         status=status,
     )
 
 
-def _wish(number: int, rng: random.Random, start_secs: float) -> _Wish:
-    return _Wish(
+def _kill_plan(number: int, rng: random.Random, start_secs: float) -> _KillPlan:
+    return _KillPlan(
         _MOMENTS[number % len(_MOMENTS)],
         start_secs * rng.random(),
-        rng.randint(1, _MOST_CALLS),
+        rng.randint(1, _MAX_CALLS),
         rng.random(),
     )
 
 
-def _wait(
-    wish: _Wish, news: News, processes: Sequence[subprocess.Popen]
+def _wait_for_moment(
+    plan: _KillPlan, watcher: ProgressWatcher, processes: Sequence[subprocess.Popen]
 ) -> tuple[str, float | None]:
-    """Waits until the wish is fulfilled, or a process has ended.
+    """Waits until the planned moment, or until a process has ended.
 
     Returns:
-      The moment that it came to be, and the seconds from the start to the first call's end; None
-      if there was none.
+      The moment that it has actually become, and the seconds from the start to the end of the
+      first call; None if no call has ended.
     """
     began, first_call_secs = time.monotonic(), None
     while all(process.poll() is None for process in processes):
         time.sleep(_POLL_SECS)
-        calls = news.calls()
+        calls = watcher.calls()
         if calls and first_call_secs is None:
             first_call_secs = time.monotonic() - began
-        if wish.moment == "start":
-            if calls or time.monotonic() - began >= wish.start_secs:
+        if plan.moment == "start":
+            if calls or time.monotonic() - began >= plan.start_secs:
                 return "step" if calls else "start", first_call_secs
-        elif len(calls) >= wish.num_calls and news.has_partial_checkpoint() == (
-            wish.moment == "save"
-        ):
-            time.sleep(wish.share * calls[-1]["secs"] * _SHARE_OF_CALL[wish.moment])
-            return "save" if news.has_partial_checkpoint() else "step", first_call_secs
+        elif len(calls) >= plan.num_calls:
+            is_saving = watcher.has_incomplete_checkpoint()
+            if is_saving == (plan.moment == "save"):
+                time.sleep(plan.delay * calls[-1]["secs"] * _MAX_DELAY[plan.moment])
+                is_saving = watcher.has_incomplete_checkpoint()
+                return "save" if is_saving else "step", first_call_secs
     return "step" if first_call_secs else "start", first_call_secs
 
 
 @contextlib.contextmanager
-def _ended(processes: Sequence[subprocess.Popen]) -> Iterator[None]:
-    """None of them outlives this."""
+def _killed_at_exit(processes: Sequence[subprocess.Popen]) -> Iterator[None]:
+    """Kills the processes that are still running when the context ends."""
     try:
         yield
     finally:
@@ -184,50 +192,52 @@ def _ended(processes: Sequence[subprocess.Popen]) -> Iterator[None]:
             process.wait()
 
 
-def _finish(run: Run, layout: Layout) -> float:
-    """Lets the run come to its end; how long that took."""
+def _run_to_end(run: Run, layout: Layout) -> float:
+    """Continues the run until it finishes; returns the seconds that this took."""
     began, processes = time.monotonic(), run.start(layout)
-    with _ended(processes):
+    with _killed_at_exit(processes):
         statuses = [process.wait() for process in processes]
     if any(statuses):
         log = run.folder.with_suffix(".log").read_text()
-        raise app.Error(f"The trainer ended with {statuses}: {log[-2000:]}")
+        raise app.Error(f"The trainer exited with {statuses}: {log[-2000:]}")
     return time.monotonic() - began
 
 
-def _tell(story: Story) -> None:
-    """Prints what was done to the run, and what it cost."""
-    kills = story.kills
-    moments = collections.Counter(kill.moment for kill in kills)
-    secs = story.secs["disturbed"] + sum(kill.secs + kill.others_secs for kill in kills)
-    lost = secs - story.secs["whole"]
-    print(
-        f"SIG{_SIGNAL.value} {len(kills)} times: "
-        f"{', '.join(f'{count} in a {moment}' for moment, count in sorted(moments.items()))}; "
-        f"{sum(kill.cut_short for kill in kills)} left a checkpoint cut short."
-    )
-    print(f"{secs:.0f} s in all, {lost:.0f} s lost, {lost / max(len(kills), 1):.1f} s each time.")
+def _print_summary(log: KillLog) -> None:
+    """Prints how often the run was killed in which moment, and the time that it lost."""
+    num_kills = len(log.kills)
+    counts = collections.Counter(kill.moment for kill in log.kills)
+    moments = ", ".join(f"{count} in a {moment}" for moment, count in sorted(counts.items()))
+    cut_short = sum(kill.cut_short for kill in log.kills)
+    print(f"SIG{_SIGNAL.value} was sent {num_kills} times: {moments}.")
+    print(f"{cut_short} of the kills left an incomplete checkpoint.")
+    killed_secs = sum(kill.secs + kill.others_secs for kill in log.kills)
+    secs = log.run_secs["disturbed"] + killed_secs
+    lost = secs - log.run_secs["whole"]
+    print(f"The disturbed run took {secs:.0f} s, {lost:.0f} s longer than the undisturbed one,")
+    print(f"which is {lost / max(num_kills, 1):.1f} s for each kill.")
     if any(Layout.parse(text).processes > 1 for text in _LAYOUTS.value):
-        slowest = max(kill.others_secs for kill in kills)
+        slowest = max((kill.others_secs for kill in log.kills), default=0.0)
         print(f"The other processes ended within {slowest:.1f} s.")
 
 
-def _agree(whole: Run, disturbed: Run) -> bool:
-    """Prints how the two runs compare; whether they are as they should be."""
-    want, got = whole.losses(), disturbed.losses()
-    apart = max((abs(got[s] - want[s]) / abs(want[s]) for s in want if s in got), default=math.inf)
-    same_calls = want.keys() == got.keys()
-    print(
-        f"Losses of {len(want)} calls: largest relative difference {apart:.3g}; "
-        f"{disturbed.num_damaged()} checkpoints were found damaged."
-    )
-    if not same_calls:
-        print("The logged steps are not the same.")
+def _runs_agree(whole: Run, disturbed: Run) -> bool:
+    """Prints how the two runs compare; returns whether they agree as they should."""
+    expected, actual = whole.losses(), disturbed.losses()
+    differences = [
+        abs(actual[step] - loss) / abs(loss) for step, loss in expected.items() if step in actual
+    ]
+    largest = max(differences, default=math.inf)
+    print(f"Losses of {len(expected)} calls: the largest relative difference is {largest:.3g}.")
+    print(f"{disturbed.num_damaged()} checkpoints were found damaged.")
+    has_same_steps = expected.keys() == actual.keys()
+    if not has_same_steps:
+        print("The runs logged different steps.")
     if len(set(_LAYOUTS.value)) > 1:
-        return same_calls and apart <= _TOLERANCE.value
-    equal = whole.fingerprints() == disturbed.fingerprints()
-    print(f"Final state: {'bit for bit equal' if equal else 'DIFFERENT'}.")
-    return same_calls and equal and apart == 0.0
+        return has_same_steps and largest <= _TOLERANCE.value
+    is_equal = whole.fingerprints() == disturbed.fingerprints()
+    print(f"Final state: {'equal bit for bit' if is_equal else 'DIFFERENT'}.")
+    return has_same_steps and is_equal and largest == 0.0
 
 
 if __name__ == "__main__":

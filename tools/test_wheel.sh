@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the wheel, installs it in an environment of its own and uses it from another folder.
+# Builds the wheel, installs it in a fresh environment, and uses it from another folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
@@ -7,7 +7,7 @@ constraints=$PWD/constraints.txt
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-rm -rf build # What setuptools left there before would get into the wheel.
+rm -rf build # Files from an earlier build would get into the wheel.
 "$python" -m pip wheel --quiet --no-deps --wheel-dir "$folder" .
 "$python" -m venv "$folder/venv"
 wheels=("$folder"/*.whl)
@@ -15,8 +15,7 @@ wheels=("$folder"/*.whl)
 cd "$folder"
 bin=$folder/venv/bin
 for command in trainer translate plan compare; do
-  "$bin/$command" --help >help.txt || [ $? = 1 ] # absl exits so.
-  grep -qi usage help.txt
+  "$bin/$command" --help | grep -i "usage" >/dev/null
 done
 "$bin/python" -m data_prep.constructed --out=corpus
 "$bin/python" -m data_prep.build --input=corpus --out=data --source_vocab_size=2000 \

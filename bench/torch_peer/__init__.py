@@ -1,4 +1,4 @@
-"""The peer that the benchmark runs beside: a plain PyTorch MoE Transformer of the same mathematics.
+"""The benchmarks' peer: a plain PyTorch MoE Transformer with the same mathematics.
 
-It imports nothing of lingvo_gshard, and runs in a virtual environment of its own.
+Its modules use nothing from lingvo_gshard. They run in a virtual environment of their own.
 """

@@ -1,30 +1,32 @@
-"""Hugging Face transformers' beam search over a PyTorch MoE model (NLLB-MoE's layers).
+"""The peer of bench.decode: Hugging Face transformers' beam search over NLLB-MoE's layers.
 
     .venv-torch/bin/python -m bench.torch_peer.beam_worker SIZES_JSON
 
 Each line of standard input, {"beam", "batch", "length", "clock": "wall" | "cpu"}, is answered with
-{"secs", "mib"}: the time of a call, and the memory that it took. Every hypothesis has full length.
+{"secs", "mib"}: the time of a call, and the growth of the process's memory during the call. Every
+hypothesis has the full length.
 """
-
-from __future__ import annotations
 
 import functools
 import json
+import pathlib
+import re
 import sys
 import time
+from collections.abc import Callable
 
 import torch
 from transformers import GenerationConfig, NllbMoeConfig, NllbMoeForConditionalGeneration
 
-from bench import peak_memory
 from bench.torch_peer.sizes import Sizes
 
 _THREADS = 2
 _CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+_PROCESS = pathlib.Path("/proc/self")
 
 
 def model(sizes: Sizes) -> NllbMoeForConditionalGeneration:
-    """Random weights; one vocabulary for both sides, as NLLB has, of the target's size."""
+    """Returns a model with random weights. Both sides share one vocabulary of the target's size."""
     assert sizes.head_dim * sizes.num_heads == sizes.model_dim, sizes
     config = NllbMoeConfig(
         vocab_size=sizes.target_vocab_size,
@@ -52,11 +54,11 @@ def main(sizes_json: str) -> None:
     sizes = Sizes(**json.loads(sizes_json))
     peer = model(sizes)
     for line in sys.stdin:
-        asked = json.loads(line)
-        ids = torch.randint(4, sizes.target_vocab_size, (asked["batch"], asked["length"]))
-        clock = _CLOCKS[asked["clock"]]
+        case = json.loads(line)
+        ids = torch.randint(4, sizes.target_vocab_size, (case["batch"], case["length"]))
+        clock = _CLOCKS[case["clock"]]
         began = clock()
-        mib = peak_memory.extra_mib(functools.partial(_generate, peer, ids, asked["beam"]))
+        mib = _extra_mib(functools.partial(_generate, peer, ids, case["beam"]))
         print(json.dumps({"secs": clock() - began, "mib": mib}), flush=True)
 
 
@@ -75,6 +77,21 @@ def _generate(peer: NllbMoeForConditionalGeneration, ids: torch.Tensor, beam: in
     with torch.inference_mode():
         found = peer.generate(ids, generation_config=config)
     assert found.shape == (batch, length + 1), found.shape
+
+
+def _extra_mib(call: Callable[[], object]) -> float:
+    """Returns how far the process's resident memory rose during the call, in MiB."""
+    (_PROCESS / "clear_refs").write_text("5")  # Resets the peak to the present memory.
+    before = _status_kib("VmRSS")
+    call()
+    return (_status_kib("VmHWM") - before) / 1024
+
+
+def _status_kib(field: str) -> int:
+    status = (_PROCESS / "status").read_text()
+    found = re.search(rf"^{field}:\s+(\d+) kB", status, re.MULTILINE)
+    assert found, field
+    return int(found[1])
 
 
 if __name__ == "__main__":

@@ -1,9 +1,7 @@
-"""A pre-norm encoder-decoder Transformer in PyTorch, every other feed-forward layer an MoE layer.
+"""A pre-norm encoder-decoder Transformer in PyTorch with experts in every other feed-forward layer.
 
 B batch, L target length, T source length, M model, H hidden, N heads, D head size, V vocabulary.
 """
-
-from __future__ import annotations
 
 import math
 
@@ -18,7 +16,7 @@ _EPSILON = 1e-6
 
 
 class Attention(nn.Module):
-    """Multi-head attention, its three input projections in one product where they share it."""
+    """Multi-head attention; projections of the same input share one product."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -28,7 +26,10 @@ class Attention(nn.Module):
         self.out = nn.Linear(self.width, sizes.model_dim, bias=False)
 
     def forward(self, x: Tensor, memory: Tensor | None, mask: Tensor) -> Tensor:
-        """x [B, L, M] attends to memory [B, T, M], None for itself, where mask [B, 1, L, T]."""
+        """Attends from x [B, L, M] to memory [B, T, M] where mask [B, 1, L, T] is true.
+
+        Without memory, x attends to itself.
+        """
         if memory is None:
             q, k, v = self.project(x).chunk(3, -1)
         else:
@@ -41,7 +42,7 @@ class Attention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Two products with a relu between."""
+    """Two projections with a ReLU between them."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -49,12 +50,12 @@ class FeedForward(nn.Module):
         self.wo = nn.Linear(sizes.hidden_dim, sizes.model_dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, L, M] -> [B, L, M]."""
+        """Returns the output, [B, L, M] like x."""
         return self.wo(F.relu(self.wi(x)))
 
 
 class Layer(nn.Module):
-    """Self-attention, attention to a source in a decoder, and a feed-forward or MoE layer."""
+    """Self-attention, a decoder's attention to the source, and a feed-forward or MoE layer."""
 
     def __init__(self, sizes: Sizes, *, has_source: bool, has_experts: bool) -> None:
         super().__init__()
@@ -70,7 +71,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, mask: Tensor, source: Tensor | None, source_mask: Tensor | None
     ) -> tuple[Tensor, Tensor | float]:
-        """[B, L, M] -> [B, L, M] and the auxiliary loss, 0 without experts."""
+        """Returns the output, [B, L, M] like x, and the auxiliary loss, 0 without experts."""
         x = x + self.dropout(self.self_attention(self.self_norm(x), None, mask))
         if source is not None:
             attended = self.source_attention(self.source_norm(x), source, source_mask)
@@ -83,7 +84,7 @@ class Layer(nn.Module):
 
 
 class Stack(nn.Module):
-    """Layers and a final norm."""
+    """A stack of layers and a final norm."""
 
     def __init__(self, sizes: Sizes, *, has_source: bool) -> None:
         super().__init__()
@@ -94,7 +95,7 @@ class Stack(nn.Module):
         self.norm = nn.LayerNorm(sizes.model_dim, _EPSILON)
 
     def forward(self, x: Tensor, *args: Tensor | None) -> tuple[Tensor, Tensor]:
-        """As Layer, the auxiliary losses summed."""
+        """Takes and returns the same as Layer; the auxiliary loss is the sum over layers."""
         losses = []
         for layer in self.layers:
             x, aux_loss = layer(x, *args)
@@ -103,7 +104,7 @@ class Stack(nn.Module):
 
 
 class Translator(nn.Module):
-    """The translation model and its loss, on packed rows."""
+    """The translation model and its loss on packed rows."""
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -116,14 +117,14 @@ class Translator(nn.Module):
         self.softmax = nn.Linear(sizes.model_dim, sizes.target_vocab_size, bias=False)
 
     def forward(self, batch: dict[str, Tensor]) -> Tensor:
-        """The training loss of int64 [B, T] source_* and [B, L] target_*, all rows full."""
+        """Returns the training loss of full rows: int64 [B, T] source_* and [B, L] target_*."""
         source_ids, target_ids = batch["source_segment_ids"], batch["target_segment_ids"]
         x = self._embed(self.source_embedding, batch["source_ids"], batch["source_positions"])
-        encoded, encoder_aux = self.encoder(x, _same(source_ids, source_ids), None, None)
+        encoded, encoder_aux = self.encoder(x, _same_example(source_ids, source_ids), None, None)
         x = self._embed(self.target_embedding, batch["target_ids"], batch["target_positions"])
         causal = torch.ones(2 * target_ids.shape[1:], dtype=torch.bool).tril()
-        mask = _same(target_ids, target_ids) & causal
-        x, decoder_aux = self.decoder(x, mask, encoded, _same(target_ids, source_ids))
+        mask = _same_example(target_ids, target_ids) & causal
+        x, decoder_aux = self.decoder(x, mask, encoded, _same_example(target_ids, source_ids))
         nll = F.cross_entropy(
             self.softmax(x).flatten(0, 1),
             batch["target_labels"].flatten(),
@@ -136,13 +137,13 @@ class Translator(nn.Module):
         return self.dropout(x + _sinusoids(positions, self.sizes.model_dim))
 
 
-def _same(queries: Tensor, keys: Tensor) -> Tensor:
-    """bool [B, 1, L, T]: whether query and key are of one example."""
+def _same_example(queries: Tensor, keys: Tensor) -> Tensor:
+    """Returns whether a query and a key belong to the same example, bool [B, 1, L, T]."""
     return (queries[:, :, None] == keys[:, None, :])[:, None]
 
 
 def _sinusoids(positions: Tensor, dim: int) -> Tensor:
-    """Sines and cosines of wavelengths 2 pi to 20000 pi, [B, L, dim]."""
+    """Returns sines and cosines with wavelengths from 2 pi to 20000 pi, [B, L, dim]."""
     rates = 10000.0 ** (-torch.arange(dim // 2) / (dim // 2 - 1))
     angles = positions[..., None] * rates
     return torch.cat([angles.sin(), angles.cos()], -1)

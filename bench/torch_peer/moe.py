@@ -1,9 +1,8 @@
 """The Mixture-of-Experts layer in PyTorch: top-2 gating, dispatch by index, batched experts.
 
-G groups, S tokens of a group, E experts, C capacity, M model, H hidden.
+B batch, L length, T = B * L tokens, G groups, S tokens of a group, E experts, C capacity, M model,
+H hidden.
 """
-
-from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +12,10 @@ from bench.torch_peer.sizes import Sizes
 
 
 class MoE(nn.Module):
-    """Top-2 experts of capacity C in each group; all tokens are real."""
+    """Sends each token to its top two experts, which have capacity C in each group.
+
+    No token is padding.
+    """
 
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
@@ -24,11 +26,11 @@ class MoE(nn.Module):
         self.wo = nn.Parameter(torch.empty(e, h, m))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """[B, L, M] -> [B, L, M] and the auxiliary loss."""
+        """Returns the output, [B, L, M] like x, and the auxiliary loss."""
         sizes = self.sizes
         tokens = x.reshape(-1, sizes.model_dim)
         slots, weights, aux_loss = self._route(tokens)
-        # One more row takes what overflows, and is empty when read.
+        # The last of the num_slots + 1 rows takes the tokens that overflow; it reads as zeros.
         num_slots = sizes.num_experts * tokens.shape[0] // sizes.group_size * sizes.capacity
         rows = tokens.expand(2, *tokens.shape).reshape(-1, sizes.model_dim)
         inputs = rows.new_zeros(num_slots + 1, sizes.model_dim).index_copy(0, slots, rows)
@@ -40,13 +42,17 @@ class MoE(nn.Module):
         return y.view(x.shape), aux_loss
 
     def _route(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Slots int64 [2 * T], weights [2, T] of both choices, and the auxiliary loss."""
+        """Routes tokens [T, M] to their first and second choices.
+
+        Returns:
+          The choices' slots, int64 [2 * T], and weights, [2, T], and the auxiliary loss.
+        """
         sizes = self.sizes
         logits = tokens.float() @ self.wg
         gates = torch.softmax(logits, -1).view(-1, sizes.group_size, sizes.num_experts)
         top, experts = gates.topk(2)
         weights = top / top.sum(-1, keepdim=True)
-        # [G, 2, S]: second choices take their places after all first ones.
+        # In [G, 2, S] order, second choices get their places after all first choices.
         experts, weights = experts.transpose(1, 2), weights.transpose(1, 2)
         chosen = F.one_hot(experts.flatten(1), sizes.num_experts)
         places = ((chosen.cumsum(1) - 1) * chosen).sum(-1).view(experts.shape)

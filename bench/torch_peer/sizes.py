@@ -1,29 +1,27 @@
-"""The sizes of the peer's model: plain numbers that cross a process boundary as JSON."""
-
-from __future__ import annotations
+"""The sizes of the peer's model: plain numbers that are passed to its process as JSON."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-    """An MoE Transformer's sizes, in the paper's words.
+    """The sizes and settings of an MoE Transformer, under the paper's names.
 
     Attributes:
-      num_layers: of the encoder, and as many of the decoder; odd ones have experts.
+      num_layers: the layers of the encoder, and of the decoder; odd ones have experts.
       model_dim: M.
       hidden_dim: H.
       num_heads: N.
       head_dim: D.
       num_experts: E.
-      group_size: S, tokens.
-      capacity: C, of an expert in a group.
-      source_vocab_size: pieces.
-      target_vocab_size: pieces.
-      dropout: its rate, everywhere.
-      label_smoothing: the share spread over all pieces.
-      aux_loss_weight: k.
-      random_second: second experts with probability 2 * g2, otherwise always.
+      group_size: S, in tokens.
+      capacity: C, the tokens of a group that an expert can take.
+      source_vocab_size: the number of source pieces.
+      target_vocab_size: the number of target pieces.
+      dropout: the rate of every dropout.
+      label_smoothing: the probability that is spread over all pieces.
+      aux_loss_weight: k, the weight of the auxiliary loss.
+      random_second: whether a second expert is used with probability 2 * g2, or always.
     """
 
     num_layers: int

@@ -1,13 +1,14 @@
-"""The peer's process: answers each line of standard input with one line of JSON.
+"""The peer of bench.step and bench.moe_layer: trains a model of the same mathematics in PyTorch.
 
     .venv-torch/bin/python -m bench.torch_peer.worker FOLDER
 
-FOLDER holds sizes.json (Sizes), weights.npz (this model's state_dict) and batch.npz. The lines:
-`step` and `step_bfloat16` time a train step, `layer` and `layer_bfloat16` an MoE layer forward and
-backward ({"secs": s}); `loss` gives the loss and the norm of its gradient.
-"""
+FOLDER contains sizes.json (Sizes), weights.npz (this model's state_dict) and batch.npz. Each line
+of standard input is a command, which is answered with one line of JSON:
 
-from __future__ import annotations
+- `step` and `step_bfloat16` time a train step: {"secs": s};
+- `layer` and `layer_bfloat16` time an MoE layer forward and backward: {"secs": s};
+- `loss` computes {"loss": nats, "gradient_norm": norm}.
+"""
 
 import json
 import pathlib
@@ -30,7 +31,7 @@ class Worker:
     """A model, its optimizer and one batch."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Reads the folder's sizes, weights and batch."""
+        """Reads the sizes, the weights and the batch from the folder."""
         torch.set_num_threads(_THREADS)
         torch.manual_seed(0)
         sizes = Sizes(**json.loads((folder / "sizes.json").read_text()))
@@ -42,13 +43,13 @@ class Worker:
         self._layer = next(m for m in self._model.modules() if isinstance(m, MoE))
 
     def step(self) -> None:
-        """One train step."""
+        """Does one train step."""
         self._optimizer.zero_grad()
         self._model(self._batch).backward()
         self._optimizer.step()
 
     def layer(self) -> None:
-        """An MoE layer forward and backward, to its weights and its input."""
+        """Computes an MoE layer and the gradients of its weights and its input."""
         x = self._x.requires_grad_()
         weights = [x, *self._layer.parameters()]
         y, aux_loss = self._layer(x)
@@ -56,7 +57,7 @@ class Worker:
         torch.autograd.grad([y, aux_loss], weights, [d_y, d_aux_loss])
 
     def loss(self) -> dict[str, float]:
-        """The loss, and the norm of its gradient."""
+        """Returns the loss and the norm of its gradient."""
         loss = self._model(self._batch)
         loss.backward()
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._model.parameters()])

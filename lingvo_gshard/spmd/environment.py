@@ -173,7 +173,8 @@ def _set_jax(option: str, value: object) -> None:
 
 
 def _set_cpu_devices(num_devices: int) -> None:
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    if "JAX_PLATFORMS" not in os.environ:
+        _set_jax("jax_platforms", "cpu")
     flags = re.sub(rf"{_DEVICE_COUNT}=\S*", "", os.environ.get("XLA_FLAGS", "")).split()
     if not any(flag.startswith(_COLLECTIVE_TIMEOUT) for flag in flags):
         flags.append(f"{_COLLECTIVE_TIMEOUT}={_COLLECTIVE_TIMEOUT_SECS}")

@@ -13,5 +13,5 @@ def test_copies_hold_the_same_words_in_another_order(tmp_path):
     for pair, original in zip(found, pairs * 3, strict=True):
         assert sorted(pair.source) == sorted(original.source)
         assert sorted(pair.english.split()) == sorted(original.english.split())
-    # Few words' places are their own again, on both sides.
+    # Only a few copies equal their original, because both moved words returned to their places.
     assert len(set(found)) > 140

@@ -1,4 +1,4 @@
-"""Tokens to a loss, from runs' metrics."""
+"""The tokens that runs need to reach a loss, read from their metrics."""
 
 import json
 
@@ -8,8 +8,8 @@ from bench import sample_efficiency
 from bench.sample_efficiency import Curve, Runs
 
 
-def _run(folder, losses, steps=50, tokens=10.0):
-    """A run of calls of `steps` steps with `tokens` tokens each."""
+def _write_run(folder, losses, steps=50, tokens=10.0):
+    """Writes the metrics of a run whose calls have `steps` steps of `tokens` tokens each."""
     folder.mkdir()
     lines = [
         {"step": (i + 1) * steps, "num_steps": steps, "metrics": {"nll": nll, "num_tokens": tokens}}
@@ -21,18 +21,18 @@ def _run(folder, losses, steps=50, tokens=10.0):
 
 
 def test_a_curve_is_a_moving_mean_over_its_window(tmp_path):
-    curve = sample_efficiency.read_curve(_run(tmp_path / "run", [6.0, 4.0, 3.0, 1.0]))
+    curve = sample_efficiency.read_curve(_write_run(tmp_path / "run", [6.0, 4.0, 3.0, 1.0]))
     assert curve == Curve(tokens=(1000.0, 1500.0, 2000.0), nll=(5.0, 3.5, 2.0))
 
 
 def test_calls_that_do_not_fill_a_window_exactly_make_a_longer_one(tmp_path):
-    curve = sample_efficiency.read_curve(_run(tmp_path / "run", [6.0, 4.0, 2.0], steps=70))
+    curve = sample_efficiency.read_curve(_write_run(tmp_path / "run", [6.0, 4.0, 2.0], steps=70))
     assert curve == Curve(tokens=(1400.0, 2100.0), nll=(5.0, 3.0))
 
 
 def test_a_run_shorter_than_a_window_is_refused(tmp_path):
     with pytest.raises(ValueError, match="fewer than 100 steps"):
-        sample_efficiency.read_curve(_run(tmp_path / "run", [6.0]))
+        sample_efficiency.read_curve(_write_run(tmp_path / "run", [6.0]))
 
 
 def test_tokens_to_a_loss():

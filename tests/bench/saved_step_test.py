@@ -1,4 +1,4 @@
-"""A train step saved by one process and run by another, where TensorFlow cannot be imported."""
+"""A train step saved by one process runs in another, which cannot import TensorFlow."""
 
 import os
 import re
@@ -9,7 +9,7 @@ import pytest
 
 _WITHOUT_TENSORFLOW = """
 import runpy, sys
-sys.modules["tensorflow"] = None  # Any import of it fails from here on.
+sys.modules["tensorflow"] = None  # Makes any import of it fail.
 runpy.run_module("bench.saved_step", run_name="__main__", alter_sys=True)
 """
 
@@ -25,8 +25,8 @@ def _python(*args: str) -> str:
 def test_it_learns_without_tensorflow(tmp_path):
     small = ["--model=toy.MoE8E4L", "--batch_size=8", "--steps_per_call=5"]
     _python("-m", "bench.saved_step", f"--make={tmp_path}", *small)
-    said = _python("-c", _WITHOUT_TENSORFLOW, f"--run={tmp_path}", "--calls=2")
-    found = re.search(r"^([\d.]+) steps/s; loss ([\d.]+) at first, ([\d.]+) at 15$", said, re.M)
-    assert found, said
+    printed = _python("-c", _WITHOUT_TENSORFLOW, f"--run={tmp_path}", "--calls=2")
+    found = re.search(r"^([\d.]+) steps/s; loss ([\d.]+) at first, ([\d.]+) at 15$", printed, re.M)
+    assert found, printed
     rate, first, last = map(float, found.groups())
     assert rate > 0 and last < 0.95 * first

@@ -1,4 +1,4 @@
-"""The documents' Python blocks run as they stand, in order, in a process of their own."""
+"""The Python blocks of each document run unchanged, in order, in one process."""
 
 import re
 

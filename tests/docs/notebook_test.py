@@ -20,5 +20,5 @@ def test_every_cell_runs(tmp_path):
     assert "routing." in printed
 
 
-def test_it_is_kept_without_outputs():
+def test_it_is_stored_without_outputs():
     assert not any(cell.get("outputs") for cell in _notebook()["cells"])

@@ -1,4 +1,4 @@
-"""Every file that a document names is there."""
+"""Every file that a document names exists."""
 
 import pathlib
 import re
@@ -7,7 +7,7 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _DOCUMENTS = sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")])
-# `lingvo_gshard/x.py`, `L:x.py`, `docs/`: what looks like a path of the project.
+# Matches the paths of the project, such as `lingvo_gshard/x.py`, `L:x.py` and `docs/`.
 _PATH = re.compile(
     r"`((?:L:|T:|(?:lingvo_gshard|params|data_prep|bench|tools|tests|docs)/)[\w/.]*)`"
 )
@@ -21,5 +21,5 @@ def test_every_path_exists(document):
         assert (_ROOT / full).exists(), f"{document.name}: {path}"
 
 
-def test_the_paper_is_told_by_paths():
+def test_the_guide_to_the_paper_names_many_paths():
     assert len(_PATH.findall((_ROOT / "docs/paper.md").read_text())) > 50

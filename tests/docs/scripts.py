@@ -1,4 +1,4 @@
-"""What the documents' code runs in: a process of its own, in a folder of its own."""
+"""Runs the documents' code in its own process and folder."""
 
 import os
 import pathlib
@@ -9,7 +9,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def output(source: str, folder: pathlib.Path) -> str:
-    """What the Python source prints; AssertionError: it failed."""
+    """Runs Python source and returns what it prints; AssertionError if it fails."""
     script = folder / "script.py"
     script.write_text(source)
     result = subprocess.run(

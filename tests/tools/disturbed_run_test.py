@@ -1,15 +1,15 @@
-"""A run that is killed: what is seen of it, how its processes shall end, and its story."""
+"""The log of a run that is killed, the watcher of its progress, and the checks of how it ends."""
 
 import json
 from signal import SIGABRT, SIGKILL, SIGTERM
 
 import pytest
 
-from tools.disturbed_run import Kill, Layout, News, Run, Story, check_ended
+from tools.disturbed_run import Kill, KillLog, Layout, ProgressWatcher, Run, check_exit_statuses
 
 
-def _log(folder, steps):
-    """Another log in the old one's place, as a trainer begins; then a line a step."""
+def _replace_log(folder, steps):
+    """Replaces the log as a trainer does when it begins, with a line for each step."""
     path = folder / "train_metrics.jsonl"
     path.unlink(missing_ok=True)
     lines = [json.dumps({"step": step, "metrics": {"loss": 1 / step}}) for step in steps]
@@ -22,64 +22,68 @@ def test_layouts():
     assert [Layout.parse(text) for text in ("4", "4/2")] == [Layout(4, 1), Layout(4, 2)]
 
 
-def test_calls_are_new_once_the_log_is_another(tmp_path):
+def test_only_calls_after_the_log_was_replaced_are_new(tmp_path):
     run = Run(tmp_path)
-    assert run.losses() == {} and News(run).calls() == []
-    _log(tmp_path, (5, 10, 15))
+    assert run.losses() == {} and ProgressWatcher(run).calls() == []
+    _replace_log(tmp_path, (5, 10, 15))
     assert run.losses() == {5: 0.2, 10: 0.1, 15: 1 / 15}
-    news = News(run)
-    assert news.calls() == []
-    (tmp_path / "kept").hardlink_to(tmp_path / "train_metrics.jsonl")  # Its inode stays taken.
-    _log(tmp_path, (5, 10))
-    assert news.calls() == []
+    watcher = ProgressWatcher(run)
+    assert watcher.calls() == []
+    (tmp_path / "kept").hardlink_to(tmp_path / "train_metrics.jsonl")  # Its inode stays in use.
+    _replace_log(tmp_path, (5, 10))
+    assert watcher.calls() == []
     with (tmp_path / "train_metrics.jsonl").open("w") as file:
         file.write("".join(json.dumps({"step": step}) + "\n" for step in (5, 10, 15)))
-    assert [call["step"] for call in news.calls()] == [15]
+    assert [call["step"] for call in watcher.calls()] == [15]
 
 
-def test_a_partial_checkpoint_of_an_earlier_process_is_no_news(tmp_path):
+def test_an_earlier_process_incomplete_checkpoint_is_not_new(tmp_path):
     run, folder = Run(tmp_path), tmp_path / "checkpoints"
     (folder / "10").mkdir(parents=True)
     (folder / "10/digests.json").touch()
     (folder / "20").mkdir()
-    news = News(run)
-    assert len(run.partial_checkpoints()) == 1 and not news.has_partial_checkpoint()
+    watcher = ProgressWatcher(run)
+    assert len(run.incomplete_checkpoints()) == 1 and not watcher.has_incomplete_checkpoint()
     assert run.saved_step() == 10
     (folder / "30.partial").mkdir()
-    assert news.has_partial_checkpoint()
+    assert watcher.has_incomplete_checkpoint()
 
 
-def _kill(**fields):
-    return Kill(
-        **{
-            "moment": "step",
-            "before": 0,
-            "after": 5,
-            "secs": 1.0,
-            "others_secs": 0.0,
-            "first_call_secs": None,
-            "cut_short": False,
-            "status": -9,
-            **fields,
-        }
-    )
+def _kill(first_call_secs):
+    return Kill("step", 0, 5, 1.0, 0.0, first_call_secs, cut_short=False, status=-9)
 
 
-def test_a_story_goes_on_and_is_of_one_command(tmp_path):
-    story = Story(tmp_path / "soak.jsonl", {"kills": 3})
-    story.note_run("whole", 7.0)
-    story.note_kill(_kill(first_call_secs=4.0))
-    story.note_kill(_kill(first_call_secs=3.0))
-    again = Story(tmp_path / "soak.jsonl", {"kills": 3})
-    assert (again.secs, again.kills) == (story.secs, story.kills)
+def test_a_log_of_kills_continues_for_the_same_settings_only(tmp_path):
+    log = KillLog(tmp_path / "soak.jsonl", {"kills": 3})
+    log.add_run("whole", 7.0)
+    log.add_kill(_kill(first_call_secs=4.0))
+    log.add_kill(_kill(first_call_secs=3.0))
+    again = KillLog(tmp_path / "soak.jsonl", {"kills": 3})
+    assert (again.run_secs, again.kills) == (log.run_secs, log.kills)
     assert again.start_secs(9.0) == 3.0
-    assert Story(tmp_path / "other.jsonl", {}).start_secs(9.0) == 9.0
-    with pytest.raises(ValueError, match="is of {'kills': 3}; choose another --out"):
-        Story(tmp_path / "soak.jsonl", {"kills": 4})
+    assert KillLog(tmp_path / "other.jsonl", {}).start_secs(9.0) == 9.0
+    with pytest.raises(ValueError, match="has the settings {'kills': 3}; choose another --out"):
+        KillLog(tmp_path / "soak.jsonl", {"kills": 4})
+
+
+def test_the_lines_of_a_log_of_kills(tmp_path):
+    path = tmp_path / "soak.jsonl"
+    lines = [
+        '{"kills": 3}',
+        '{"run": "whole", "secs": 7.0}',
+        '{"moment": "save", "before": 0, "after": 5, "secs": 1.0, "others_secs": 0.0, '
+        '"first_call_secs": null, "cut_short": true, "status": -9}',
+    ]
+    path.write_text("".join(line + "\n" for line in lines))
+    log = KillLog(path, {"kills": 3})
+    assert log.run_secs == {"whole": 7.0}
+    assert log.kills == [Kill("save", 0, 5, 1.0, 0.0, None, cut_short=True, status=-9)]
+    log.add_kill(log.kills[0])
+    assert path.read_text().splitlines() == [*lines, lines[2]]
 
 
 @pytest.mark.parametrize(
-    ("sent", "moment", "status", "others"),
+    ("sent", "moment", "status", "other_statuses"),
     [
         (SIGKILL, "step", 1, []),  # It failed by itself.
         (SIGKILL, "save", -SIGKILL, [1]),
@@ -88,13 +92,13 @@ def test_a_story_goes_on_and_is_of_one_command(tmp_path):
         (SIGTERM, "step", 75, [69]),
     ],
 )
-def test_processes_that_end_otherwise_than_they_should_are_told(sent, moment, status, others):
+def test_unexpected_exit_statuses_are_reported(sent, moment, status, other_statuses):
     with pytest.raises(RuntimeError, match=f"{sent.name} in a {moment}"):
-        check_ended(sent, moment, status, others)
+        check_exit_statuses(sent, moment, status, other_statuses)
 
 
-def test_processes_that_end_as_they_should():
-    check_ended(SIGKILL, "step", -SIGKILL, [69])
-    check_ended(SIGKILL, "start", -SIGKILL, [-SIGKILL])
-    check_ended(SIGTERM, "save", 75, [75])
-    check_ended(SIGTERM, "start", -SIGTERM, [])
+def test_expected_exit_statuses_pass():
+    check_exit_statuses(SIGKILL, "step", -SIGKILL, [69])
+    check_exit_statuses(SIGKILL, "start", -SIGKILL, [-SIGKILL])
+    check_exit_statuses(SIGTERM, "save", 75, [75])
+    check_exit_statuses(SIGTERM, "start", -SIGTERM, [])

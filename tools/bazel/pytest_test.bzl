@@ -1,9 +1,9 @@
-"""Targets that run files of tests by pytest, as `make test` does."""
+"""Targets that run test files with pytest, as `make test` does."""
 
 load("@rules_python//python:defs.bzl", "py_library", "py_test")
 
 def pytest_tests(deps, data):
-    """Declares a py_test for each *_test.py below this package.
+    """Declares a py_test for each *_test.py file in and below this package.
 
     Args:
       deps: the libraries that the tests import.

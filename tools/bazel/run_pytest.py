@@ -1,4 +1,4 @@
-"""Runs pytest on the files named, as `make test` does; a file of slow tests alone passes."""
+"""Runs pytest on the given files, as `make test` does. A file with only slow tests passes."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Bazel's own C++ rules under the names that rules_cc gives them; its built-in rules load them."""
+"""Bazel's native C++ rules under their names in rules_cc, where Bazel's own files load them."""
 
 cc_binary = native.cc_binary
 cc_flags_supplier = native.cc_toolchain_alias

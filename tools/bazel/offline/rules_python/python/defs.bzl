@@ -1,4 +1,4 @@
-"""Bazel's own Python rules under the names that rules_python gives them."""
+"""Bazel's native Python rules under their names in rules_python."""
 
 py_binary = native.py_binary
 py_library = native.py_library

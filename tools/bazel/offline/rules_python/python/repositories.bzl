@@ -1,4 +1,4 @@
-"""What rules_python's own rules need; Bazel's own need nothing."""
+"""The repositories that rules_python needs; Bazel's native rules need none."""
 
 def py_repositories():
-    """Declares no repository."""
+    """Declares no repositories."""
