@@ -9,8 +9,6 @@ python -m lingvo_gshard.plan --table=layers
 python -m lingvo_gshard.plan --table=scaling --out=FAMILY
 """
 
-from __future__ import annotations
-
 import os
 import pathlib
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Safetensors files: 8 bytes with the header's length, a JSON header, and each array's bytes."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

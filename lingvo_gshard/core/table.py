@@ -1,7 +1,5 @@
 """Tables as text and as Markdown, numbers that may be missing, and large counts in a short form."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 

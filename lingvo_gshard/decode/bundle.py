@@ -10,8 +10,6 @@ requirements.txt               the packages that they need
 cd BUNDLE && python -m lingvo_gshard.translate --bundle=.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import importlib.metadata
 import json

@@ -3,8 +3,6 @@
 B batch, L source length, n hypotheses, T target length.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

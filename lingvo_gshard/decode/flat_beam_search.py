@@ -9,8 +9,6 @@ B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, 
 the places of the current stage.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 

@@ -5,8 +5,6 @@ Partitioned along B, all of these work without communication.
 B batch, n rows to select from, k selected rows, P places, W numbers.
 """
 
-from __future__ import annotations
-
 import math
 
 import tensorflow as tf

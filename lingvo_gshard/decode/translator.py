@@ -1,7 +1,5 @@
 """Translates lines of text: splits long ones, batches them by length, and keeps their order."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

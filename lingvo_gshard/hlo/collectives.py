@@ -1,7 +1,5 @@
 """The collectives of a compiled program: who exchanges how many bytes with whom, and how often."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math

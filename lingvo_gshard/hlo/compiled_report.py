@@ -1,7 +1,5 @@
 """What the compiler made of a program: its collectives, memory and arithmetic."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 from typing import Any

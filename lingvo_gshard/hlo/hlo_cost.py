@@ -4,8 +4,6 @@ Counted as in XLA's own cost analysis, except that a loop's body counts as often
 for each instruction, so that costs can be summed by the operations they come from.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping

@@ -5,8 +5,6 @@ TPU's never does. What the program itself determines is found by running the par
 decides when it ends: counters, bounds and flags, all scalar integers. Other values are unknown.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import operator

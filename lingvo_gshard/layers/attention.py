@@ -3,8 +3,6 @@
 B batch, L queries, T keys, M model, N heads, D head size.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 

@@ -1,7 +1,5 @@
 """Cross entropy over a vocabulary. B batch, L length, V vocabulary."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 

@@ -5,8 +5,6 @@ P = E * C buffer positions, and J = 2 * S assignments of a token to an expert, t
 choices before those of all second ones.
 """
 
-from __future__ import annotations
-
 import enum
 from collections.abc import Callable
 from typing import Protocol

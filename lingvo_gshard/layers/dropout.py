@@ -1,7 +1,5 @@
 """Dropout. Each partition makes only its own part of the mask."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from lingvo_gshard.core import hyperparams

@@ -1,7 +1,5 @@
 """Token embedding with sinusoidal positions. B batch, L length, M model, V vocabulary."""
 
-from __future__ import annotations
-
 import math
 
 import tensorflow as tf

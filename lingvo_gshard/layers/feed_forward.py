@@ -1,7 +1,5 @@
 """The dense feed-forward layer. B batch, L length, M model, H hidden."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from lingvo_gshard.core import hyperparams

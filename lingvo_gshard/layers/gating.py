@@ -5,8 +5,6 @@ gives its dims: `gates_GSE`. All floats are float32; masks are floats that hold 
 numbers are those of Algorithm 1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import math

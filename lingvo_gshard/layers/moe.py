@@ -3,8 +3,6 @@
 B batch, L length, G groups, S tokens of a group, E experts, C capacity, M model, H hidden.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import tensorflow as tf

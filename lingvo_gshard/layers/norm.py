@@ -1,7 +1,5 @@
 """Layer normalization."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from lingvo_gshard.core import hyperparams

@@ -4,8 +4,6 @@ A layer computes such a product by `context.product("BLH", project, x, weight)`.
 pass, the product is computed, computed and recorded, or replaced by the recorded result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Protocol
 

@@ -1,7 +1,5 @@
 """Products of rows with weights: one matrix product for all tokens, or one for each expert."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

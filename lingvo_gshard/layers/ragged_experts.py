@@ -14,8 +14,6 @@ rows of outputs, since the last tile may run over the end. A name's suffix gives
 `start_WQ`.
 """
 
-from __future__ import annotations
-
 import functools
 
 import tensorflow as tf

@@ -5,8 +5,6 @@ element i is a hash of (seed, i), computed from an iota, which is split like any
 numbers are the same for any partitioning.
 """
 
-from __future__ import annotations
-
 import math
 
 import tensorflow as tf

@@ -10,8 +10,6 @@ the size of the program nor the time to compile it grows with R. A loop should b
 otherwise it keeps stacks of all intermediates, which take more memory than unrolled layers do.
 """
 
-from __future__ import annotations
-
 import enum
 import functools
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """Reads and writes of tensors at an index that is known only when the program runs."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 

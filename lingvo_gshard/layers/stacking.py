@@ -5,8 +5,6 @@ UNROLLED, a stack's theta has a list `layers` with one item for each layer. As a
 blocks. The functions convert all stacks in a tree: theta, an optimizer's slots, a whole state.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ B batch, L length (of the target in a decoder), T source length, M model, N head
 k beam size, P cache length: the positions of the flat beam.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence

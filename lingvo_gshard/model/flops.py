@@ -4,8 +4,6 @@ These are the matrix products alone, with two experts for each token. They leave
 program does besides: unused capacity, dispatch and combine by einsum, softmaxes, the optimizer.
 """
 
-from __future__ import annotations
-
 import math
 
 from lingvo_gshard.model.translation import TranslationTask

@@ -1,7 +1,5 @@
 """The norms of a step's gradients by layer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import tensorflow as tf

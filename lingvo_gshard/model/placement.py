@@ -1,7 +1,5 @@
 """How an experiment's model lies on its devices."""
 
-from __future__ import annotations
-
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.sharding.layout import Partitioning

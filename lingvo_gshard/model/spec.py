@@ -1,7 +1,5 @@
 """The modes of a model_fn, and its result."""
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from collections.abc import Mapping

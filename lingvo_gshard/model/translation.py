@@ -4,8 +4,6 @@ B batch, L target length, T source length, M model, V target vocabulary, k beam 
 length: the positions of the flat beam.
 """
 
-from __future__ import annotations
-
 import dataclasses
 
 import tensorflow as tf

@@ -1,7 +1,5 @@
 """The translation task in the estimator's terms: a state, its initializer and a model_fn."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

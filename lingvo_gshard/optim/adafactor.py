@@ -6,8 +6,6 @@ A slot has its weight's dims without the averaged one, and so its sharding. The 
 are updated like single weights: each has its own clipping and its own scale.
 """
 
-from __future__ import annotations
-
 import math
 
 import tensorflow as tf

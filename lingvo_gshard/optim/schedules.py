@@ -1,7 +1,5 @@
 """Learning-rate schedules: pure functions of the step."""
 
-from __future__ import annotations
-
 import tensorflow as tf
 
 from lingvo_gshard.core import hyperparams

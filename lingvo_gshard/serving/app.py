@@ -12,8 +12,6 @@ Errors are answered as {"error": ...}, with status 400 for a wrong request, 413 
 large, 415 for one of another type, and 503 if the queue is full and the client should retry.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import logging

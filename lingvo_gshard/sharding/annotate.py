@@ -6,8 +6,6 @@ the same annotation. Annotations are never dropped: one CPU runs the same progra
 All tensors must belong to a traced function, since an eager value has no partitions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

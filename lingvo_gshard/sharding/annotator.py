@@ -1,7 +1,5 @@
 """Annotator: what a layer knows of the partitioning. Layers name dims, and the table decides."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 

@@ -20,8 +20,6 @@ A region may also hold loops over tensors that have entered; each partition runs
 iterations. Loop bodies may hold reductions, and are not checked.
 """
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Callable, Iterator, Sequence

@@ -3,8 +3,6 @@
 B batch, X and Y space, C channels.
 """
 
-from __future__ import annotations
-
 import enum
 import itertools
 

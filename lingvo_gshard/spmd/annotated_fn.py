@@ -1,7 +1,5 @@
 """AnnotatedFn: a pure TensorFlow function with the dims of its arguments and results."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping
 

@@ -5,8 +5,6 @@ They are the XlaSharding operations of its graph.
 print(describe(annotated_fn, partitioning).table())
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterator

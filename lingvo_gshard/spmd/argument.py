@@ -1,7 +1,5 @@
 """One argument of a compiled program: checks a tree of arrays and puts it on the devices."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -3,8 +3,6 @@
 print(describe(program).table())
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import json

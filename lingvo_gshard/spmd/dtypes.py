@@ -1,7 +1,5 @@
 """The dtypes that arguments and results may have."""
 
-from __future__ import annotations
-
 import jax
 import ml_dtypes  # noqa: F401  (it registers the name bfloat16 with NumPy)
 import numpy as np

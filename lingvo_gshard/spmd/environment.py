@@ -8,8 +8,6 @@ LINGVO_GSHARD_COMPILATION_CACHE to another folder, or to `off`. JAX's own JAX_CO
 takes precedence over both.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import hashlib

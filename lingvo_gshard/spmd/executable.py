@@ -1,7 +1,5 @@
 """Executable: a Program compiled ahead of time for devices, called with trees of arrays."""
 
-from __future__ import annotations
-
 import functools
 import struct
 from collections.abc import Sequence

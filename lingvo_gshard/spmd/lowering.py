@@ -1,7 +1,5 @@
 """TensorFlow to XLA: exports an AnnotatedFn over an abstract mesh as a Program."""
 
-from __future__ import annotations
-
 import jax
 from jax import export as jax_export
 from jax.experimental import jax2tf

@@ -8,8 +8,6 @@ itself, JAX aborts a process whose peer is gone. Here each process prints one li
 process that died or failed, and exits with EXIT_STATUS.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import logging

@@ -1,7 +1,5 @@
 """Program: the exported artifact in one file, which loads and runs without TensorFlow."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Converts trees of TensorSpec to JAX shardings and to JSON."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 The compiler is XLA's own, from the optional package libtpu (`make setup-tpu`).
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -9,8 +9,6 @@ every partitioning gives the same. It detects elements that were changed, moved 
 not detect forgery.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import json

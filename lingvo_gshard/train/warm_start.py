@@ -10,8 +10,6 @@ The first rule whose pattern matches an array's whole path applies to it. Arrays
 initialized as in any new run: usually the optimizer's slots and the step.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import re

@@ -3,8 +3,6 @@
 A name is, for example, theta.encoder.layers[1].feed_forward.wi.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import pathlib
