@@ -87,13 +87,14 @@ def test_every_format(tmp_path):
         ("scripts = {sr = 'Cyrl'}", r"scripts 'Cyrl': expected a list"),
         ("scripts = {sr = ['Cyrillic']}", r"script 'Cyrillic': expected an ISO 15924 code"),
         ("sources = 'x'", r"expected tables, each under \[\[sources\]\]"),
-        ("[[sources]]\nformat = 'csv'", r"format 'csv': expected one of folder, tsv, moses, "),
+        ("[[sources]]\nformat = 'csv'", r"format 'csv': expected one of folder, tsv, tmx, "),
         ("[[sources]]\nformat = 'tsv'\npath = '*.tsv'", r"no file matches path '\*.tsv'"),
         ("[[sources]]\nformat = 'tsv'\nsplit = 'valid'", r"split 'valid': expected one of train"),
         ("[[sources]]\nformat = 'po'\nlanguage = 'xx'", r"'xx' is no language"),
         ("[[sources]]\nformat = 'moses'\nsource = 'x'", r"MosesFiles needs english, language"),
         ("[[sources]]\nformat = 'moses'\nfile = 'x'", r"MosesFiles has no file: there is english"),
         ("[[sources]]\nformat = 'folder'\npath = 'none'", r"no input folder .*none"),
+        ("[[sources]]\nformat = 'folder'", r"a folder needs path"),
     ],
 )
 def test_mistakes_are_named(tmp_path, text, message):
