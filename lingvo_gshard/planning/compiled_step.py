@@ -28,7 +28,7 @@ _EXPECTED = ("all-to-all", "all-reduce", "reduce-scatter")
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A compiled program, read once: in numbers, and the cost of each instruction.
+    """A compiled program in numbers, and the cost of each instruction.
 
     `gathered_bytes` has, by name, the bytes of each all-reduce that stands for an all-gather.
     """

@@ -61,8 +61,8 @@ class Buffer:
 class Refusal:
     """The compiler's refusal of a program that is too large.
 
-    `gib` is what the program wants on a core: all its memory, or its temporaries alone if already
-    these are too large. Only in the first case are the largest buffers known.
+    `gib` is what the program wants on a core: all its memory, or the temporaries alone if they are
+    too large already. The largest buffers are known only in the first case.
     """
 
     gib: float

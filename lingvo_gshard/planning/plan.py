@@ -47,7 +47,7 @@ NOTHING = Times(0.0, 0.0, 0.0, 0.0)
 class CollectiveSum:
     """All collectives of one kind from one layer in a step, loops included.
 
-    `kind` is the compiled program's name; `bytes` are those of the results on one core.
+    `kind` is named as in the compiled program; `bytes` are those of the results on one core.
     """
 
     kind: str
