@@ -39,7 +39,7 @@ _TEXT = "\n".join(_LINES).encode()
 _ALONE = """
 import importlib.metadata, sys
 allowed = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy"}
-allowed |= {"absl-py", "sentencepiece", "flatbuffers"}
+allowed |= {"absl", "sentencepiece", "flatbuffers"}
 owners = importlib.metadata.packages_distributions()
 
 class Refuse:
