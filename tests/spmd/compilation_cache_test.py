@@ -95,10 +95,10 @@ def test_off_and_elsewhere(files, tmp_path):
     variable = "LINGVO_GSHARD_COMPILATION_CACHE"
     off = _run(files, HOME=str(tmp_path / "home"), **{variable: "off"})
     assert not {"cache_hits", "cache_misses"} & off["counts"].keys()
-    assert not (tmp_path / "home" / ".cache").exists()
+    assert not (tmp_path / "home" / ".cache" / "lingvo_gshard").exists()
     other = _run(files, HOME=str(tmp_path / "home"), **{variable: str(tmp_path / "other")})
     assert len(list((tmp_path / "other").glob("*/*-cache"))) == other["counts"]["cache_misses"]
     jaxs = _run(files, HOME=str(tmp_path / "home"), JAX_COMPILATION_CACHE_DIR=str(tmp_path / "own"))
     assert len(list((tmp_path / "own").glob("*-cache"))) == jaxs["counts"]["cache_misses"]
-    assert not (tmp_path / "home" / ".cache").exists()
+    assert not (tmp_path / "home" / ".cache" / "lingvo_gshard").exists()
     assert off["leaves"] == other["leaves"] == jaxs["leaves"]
