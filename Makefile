@@ -32,7 +32,8 @@ setup-chromium:
 test: setup setup-chromium
 	$(PY) -m pytest -q -n 2
 
-test-slow: setup
+# Without the TPU compiler some slow tests would be skipped.
+test-slow: setup-tpu
 	$(PY) -m pytest -q -n 2 -m slow
 
 # Afterwards, `bazel test --config=offline //...` runs all tests.
