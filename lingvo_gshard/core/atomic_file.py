@@ -8,11 +8,7 @@ from collections.abc import Iterator
 
 
 def write(path: str | pathlib.Path, content: str | bytes) -> None:
-    """Writes `content` so that `path` holds either all of it or what it held before.
-
-    Raises:
-      OSError: the file cannot be written; the error names it.
-    """
+    """Writes `content` so that `path` holds either all of it or what it held before."""
     with replacing(path) as partial:
         partial.write_bytes(content.encode() if isinstance(content, str) else content)
 
@@ -21,10 +17,7 @@ def write(path: str | pathlib.Path, content: str | bytes) -> None:
 def replacing(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields the path of a temporary file that replaces `path` once the block succeeds.
 
-    The temporary file lies in the same folder. If the block raises, `path` stays as it was.
-
-    Raises:
-      OSError: the file cannot be written; the error names it.
+    It lies in the same folder. If the block raises, `path` stays as it was.
     """
     path = pathlib.Path(path)
     partial = path.with_name(path.name + ".partial")

@@ -7,7 +7,6 @@ A layer holds no tensors. It knows its weights' specs; `InitTheta` makes them, a
 from __future__ import annotations
 
 import dataclasses
-import enum
 import functools
 import math
 import zlib
@@ -40,28 +39,18 @@ class Annotator(Protocol):
 STACKED = "R"
 
 
-class Init(enum.Enum):
-    """How a weight starts."""
-
-    CONSTANT = "constant"
-    GAUSSIAN = "gaussian"
-
-
 @dataclasses.dataclass(frozen=True)
 class WeightSpec:
-    """A weight's shape, dims and initial distribution.
+    """A weight's logical shape, its dims, and how it starts.
 
-    Attributes:
-      shape: the logical shape.
-      dims: one letter for each dim, for the table from letters to mesh axes.
-      init: the distribution.
-      scale: the constant, or the standard deviation.
+    `dims` has a letter for each dim, for the table from letters to mesh axes. The weight starts as
+    `scale` everywhere, or, if `is_gaussian`, with that standard deviation around 0.
     """
 
     shape: tuple[int, ...]
     dims: str
-    init: Init
     scale: float
+    is_gaussian: bool
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.dims):
@@ -83,21 +72,17 @@ class WeightSpec:
 
 
 def gaussian(shape: tuple[int, ...], dims: str, *, fan_in: int) -> WeightSpec:
-    """A weight with standard deviation fan_in^-1/2, which keeps the scale of activations.
-
-    Raises:
-      ValueError: a size is less than 1.
-    """
+    """A weight with standard deviation fan_in^-1/2, which keeps the scale of activations."""
     if min(*shape, fan_in) < 1:
         raise ValueError(
             f"A weight's sizes must be 1 or more, got {dims} = {list(shape)}, fan_in {fan_in}."
         )
-    return WeightSpec(shape, dims, Init.GAUSSIAN, fan_in**-0.5)
+    return WeightSpec(shape, dims, fan_in**-0.5, is_gaussian=True)
 
 
 def constant(shape: tuple[int, ...], dims: str, value: float) -> WeightSpec:
     """A weight that starts as `value` everywhere."""
-    return WeightSpec(shape, dims, Init.CONSTANT, value)
+    return WeightSpec(shape, dims, value, is_gaussian=False)
 
 
 class BaseLayer:
@@ -119,13 +104,7 @@ class BaseLayer:
         return InstantiableParams(cls)
 
     def __init__(self, params: hyperparams.Params, annotator: Annotator, path: str = "") -> None:
-        """Makes a layer.
-
-        Args:
-          params: kept as a frozen copy.
-          annotator: usually sharding.annotator.Annotator, over the experiment's partitioning.
-          path: the dotted path in the tree, empty for the root.
-        """
+        """Makes a layer with a frozen copy of `params`; `path` is dotted, empty for the root."""
         self.p = params.Copy().Freeze()
         self.path = path
         self._annotator = annotator
@@ -141,8 +120,8 @@ class BaseLayer:
     def CreateChild(self, name: str, params: InstantiableParams) -> None:
         """Makes child `name`, an attribute of this layer; its weights are theta.<name>."""
         self._check_new(name)
-        self._children[name] = child = params.Instantiate(self._annotator, self._join(name))
-        setattr(self, name, child)
+        self._children[name] = self._make(name, params)
+        setattr(self, name, self._children[name])
 
     def CreateChildren(
         self, name: str, params: list[InstantiableParams], stacked: int | None = None
@@ -155,10 +134,8 @@ class BaseLayer:
         self._check_new(name)
         if stacked is not None:
             self._stacked[name] = stacked
-        self._children[name] = children = [
-            p.Instantiate(self._annotator, self._join(f"{name}[{i}]")) for i, p in enumerate(params)
-        ]
-        setattr(self, name, children)
+        self._children[name] = [self._make(f"{name}[{i}]", p) for i, p in enumerate(params)]
+        setattr(self, name, self._children[name])
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Annotates the tensor with the sharding that the experiment gives its dims."""
@@ -183,13 +160,10 @@ class BaseLayer:
         return sum(spec.size for spec in self.weight_specs.Flatten())
 
     def InitTheta(self, seed: tf.Tensor) -> NestedMap:
-        """Makes the weights, annotated so that each partition makes only its own part.
+        """Makes the weights, float32 tensors in theta's structure, from `seed`, int32 [2].
 
-        Args:
-          seed: int32 [2].
-
-        Returns:
-          float32 tensors in theta's structure, which do not depend on the partitioning.
+        They are annotated so that each partition makes only its own part, and do not depend on the
+        partitioning.
         """
         specs = self.weight_specs
         return specs.Pack(
@@ -201,8 +175,8 @@ class BaseLayer:
         """The layer's pure function."""
         raise NotImplementedError(f"{type(self).__name__} defines no FProp.")
 
-    def _join(self, name: str) -> str:
-        return f"{self.path}.{name}" if self.path else name
+    def _make(self, name: str, params: InstantiableParams) -> BaseLayer:
+        return params.Instantiate(self._annotator, f"{self.path}.{name}" if self.path else name)
 
     def _check_new(self, name: str) -> None:
         if name in self._weights or hasattr(self, name):
@@ -223,16 +197,13 @@ def _named_by_path(fprop: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fold_seed(seed: tf.Tensor, name: str) -> tf.Tensor:
-    """A separate seed, int32 [2], for each name; `name` is part of the program, not its data."""
+    """A separate seed, int32 [2], for each name."""
     salt = zlib.crc32(name.encode()) & 0x7FFFFFFF
     return tf.stack([seed[0], tf.bitwise.bitwise_xor(seed[1], salt)])
 
 
 def _initial(spec: WeightSpec, seed: tf.Tensor) -> tf.Tensor:
-    match spec.init:
-        case Init.CONSTANT:
-            return tf.fill(spec.shape, tf.constant(spec.scale, tf.float32))
-        case Init.GAUSSIAN:
-            # Among TensorFlow's generators, only threefry stays local to a shard.
-            normal = tf.random.stateless_normal(spec.shape, seed, alg="threefry")
-            return spec.scale * normal
+    if not spec.is_gaussian:
+        return tf.fill(spec.shape, tf.constant(spec.scale, tf.float32))
+    # Among TensorFlow's generators, only threefry stays local to a shard.
+    return spec.scale * tf.random.stateless_normal(spec.shape, seed, alg="threefry")

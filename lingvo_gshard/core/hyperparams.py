@@ -41,16 +41,10 @@ class Params:
     def Define(
         self, name: str, default: Any, description: str, *, optional: type | None = None
     ) -> None:
-        """Defines hyperparameter `name`.
+        """Defines hyperparameter `name`, an identifier that is not taken yet.
 
-        Args:
-          name: an identifier.
-          default: its value until it is set, which also determines the type of other values.
-          description: its meaning.
-          optional: the type of its values other than None, if it may be None.
-
-        Raises:
-          ValueError: the name is taken, or is not an identifier.
+        `default` also determines the type of other values. If None is one of them, `optional` is
+        the type of the rest.
         """
         self._check_mutable()
         if not name.isidentifier() or name.startswith("_"):
@@ -64,9 +58,8 @@ class Params:
     def Set(self, **values: Any) -> Self:
         """Sets hyperparameters by name, dotted for nested ones; returns self.
 
-        Raises:
-          AttributeError: there is no such hyperparameter; the error names similar ones.
-          ValueError: these Params are frozen.
+        Raises AttributeError, which names similar ones, if there is no such hyperparameter, and
+        ValueError if these Params are frozen.
         """
         for path, value in values.items():
             owner, name = self._owner(path)
@@ -77,12 +70,6 @@ class Params:
         """The value at a dotted path; AttributeError as for Set."""
         owner, name = self._owner(path)
         return getattr(owner, name)
-
-    def OptionalType(self, path: str) -> type | None:
-        """The `optional` type of the hyperparameter at a dotted path; AttributeError as for Set."""
-        owner, name = self._owner(path)
-        owner._check_defined(name)
-        return owner._optional[name]
 
     def Copy(self) -> Self:
         """A deep, unfrozen copy."""
@@ -148,18 +135,8 @@ class Params:
         self._check_defined(name)
         return self._values[name]
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._values
-
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._values]
-
-    def __deepcopy__(self, memo: dict) -> Self:
-        other = type(self).__new__(type(self))
-        memo[id(self)] = other
-        for key, value in self.__dict__.items():
-            other.__dict__[key] = copy.deepcopy(value, memo)
-        return other
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Params) and self.ToText() == other.ToText()
@@ -178,11 +155,7 @@ class InstantiableParams(Params):
         self.Define("cls", cls, "The class these Params configure.")
 
     def Instantiate(self, *args: Any, **kwargs: Any) -> Any:
-        """Builds `cls(params, ...)`.
-
-        Raises:
-          ValueError: a REQUIRED hyperparameter of this level is not set.
-        """
+        """Builds `cls(params, ...)`; ValueError if a REQUIRED value of this level is not set."""
         missing = [name for name, value in self._values.items() if value is REQUIRED]
         if missing:
             raise ValueError(f"{self.cls.__name__}: set {', '.join(missing)} before Instantiate().")
@@ -213,8 +186,7 @@ def differences(ours: str, theirs: str) -> list[str]:
 def parse_setting(setting: str) -> tuple[str, object]:
     """Splits `path=value`; a value that is no Python literal is taken as a string.
 
-    Raises:
-      ValueError: there is no `=`, or no path before it.
+    Raises ValueError if there is no `=`, or no path before it.
     """
     path, separator, text = setting.partition("=")
     if not separator or not path:
@@ -228,33 +200,31 @@ def parse_setting(setting: str) -> tuple[str, object]:
 def apply_setting(params: Params, setting: str) -> None:
     """Changes the hyperparameter that a `path=value` setting names.
 
-    Raises:
-      ValueError: there is no such hyperparameter, or the value is not of its type.
+    Raises ValueError if there is no such hyperparameter or the value is not of its type.
     """
     path, value = parse_setting(setting)
     try:
-        old = params.Get(path)
+        owner, name = params._owner(path)
+        old = getattr(owner, name)
     except AttributeError as error:
         raise ValueError(f"--set={setting}: {error}") from error
     if isinstance(old, Params):
-        inner = ", ".join(name for name, _ in old.Leaves(f"{path}."))
+        inner = ", ".join(inner for inner, _ in old.Leaves(f"{path}."))
         raise ValueError(f"--set={setting}: {path} is a group of settings; set one of {inner}.")
     if isinstance(old, enum.Enum):
         members = type(old).__members__
         if str(value) not in members:
             raise ValueError(f"--set={setting}: {path} is one of {', '.join(members)}.")
         value = members[str(value)]
-    optional = params.OptionalType(path)
-    kind, or_none = (type(old), "") if optional is None else (optional, " or None")
-    is_untyped = old is None and optional is None
-    if not (is_untyped or _is_a(value, kind) or (optional and value is None)):
+    optional = owner._optional[name]
+    kind = optional or type(old)
+    # An int passes for a float, a bool for no number, and without a type anything does.
+    accepted = {kind, int} if kind is float else {kind}
+    if optional:
+        accepted.add(type(None))
+    if type(value) not in accepted and kind is not type(None):
         raise ValueError(
-            f"--set={setting}: {path} is {old!r}; expected {kind.__name__}{or_none}, "
-            f"got {type(value).__name__}."
+            f"--set={setting}: {path} is {old!r}; expected {kind.__name__}"
+            f"{' or None' * bool(optional)}, got {type(value).__name__}."
         )
-    params.Set(**{path: value})
-
-
-def _is_a(value: object, kind: type) -> bool:
-    """Returns whether a literal has a type; an int passes for a float, a bool for no number."""
-    return type(value) in ((int, float) if kind is float else (kind,))
+    setattr(owner, name, value)

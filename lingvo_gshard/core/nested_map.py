@@ -33,8 +33,7 @@ class NestedMap(dict):
     def Pack(self, leaves: Iterable[Any]) -> NestedMap:
         """A tree of the same structure with other leaves, given in Flatten's order.
 
-        Raises:
-          ValueError: the number of leaves differs from this tree's.
+        Raises ValueError if their number differs from this tree's.
         """
         leaves = list(leaves)
         expected = len(self.Flatten())
@@ -46,24 +45,6 @@ class NestedMap(dict):
     def Transform(self, fn: Callable[[Any], Any]) -> NestedMap:
         """A tree of the same structure with fn applied to every leaf."""
         return _rebuild(self, fn)
-
-    def Filter(self, keep: Callable[[Any], bool]) -> NestedMap:
-        """The tree of the leaves that `keep` accepts, without maps that become empty.
-
-        Raises:
-          ValueError: the tree holds a list.
-        """
-        result = NestedMap()
-        for key, value in self.items():
-            if isinstance(value, NestedMap):
-                value = value.Filter(keep)
-                if value:
-                    result[key] = value
-            elif isinstance(value, list):
-                raise ValueError(f"Filter: {key!r} is a list, whose positions would shift.")
-            elif keep(value):
-                result[key] = value
-        return result
 
     def IsCompatible(self, other: Any) -> bool:
         """Whether `other` has the same paths."""

@@ -14,18 +14,12 @@ import numpy as np
 from lingvo_gshard.core import atomic_file
 
 _METADATA = "__metadata__"
+# fmt: off
 _DTYPES = {
-    "F64": "float64",
-    "F32": "float32",
-    "F16": "float16",
-    "BF16": "bfloat16",
-    "I64": "int64",
-    "I32": "int32",
-    "I8": "int8",
-    "U32": "uint32",
-    "U8": "uint8",
-    "BOOL": "bool",
+    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
+    "I32": "int32", "I8": "int8", "U32": "uint32", "U8": "uint8", "BOOL": "bool",
 }
+# fmt: on
 _CODES = {np.dtype(name): code for code, name in _DTYPES.items()}
 
 
@@ -40,11 +34,9 @@ class Contents:
 def write(path: str | pathlib.Path, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
     """Writes a file; `path` holds all of it or what it held before.
 
-    Args:
-      path: the file.
-      arrays: values have a shape and a dtype. np.asarray converts them one at a time, so that
-        arrays that lie on devices or on disk need not be in memory together.
-      metadata: gets an entry `sha256`, which maps each name to its array's digest, as JSON.
+    `arrays` have a shape and a dtype. np.asarray converts them one at a time, so that those on
+    devices or on disk need not be in memory together. In the file, the metadata also have an entry
+    `sha256`, which maps each name to its array's digest, as JSON.
     """
     header: dict[str, Any] = {}
     end = 0
@@ -68,9 +60,8 @@ def write(path: str | pathlib.Path, arrays: Mapping[str, Any], metadata: Mapping
 def read(path: str | pathlib.Path) -> Contents:
     """Maps a file into memory; changes to the arrays are not written to it.
 
-    Raises:
-      ValueError: the file is missing, is not a safetensors file, is cut short, or has a dtype that
-        is not supported.
+    Raises ValueError if the file is missing, is not a safetensors file, is cut short, or has a
+    dtype that is not supported.
     """
     try:
         data = np.memmap(path, np.uint8, mode="c")
@@ -91,7 +82,7 @@ def read(path: str | pathlib.Path) -> Contents:
 
 
 def sha256(array: np.ndarray) -> str:
-    """Returns the digest of an array's bytes, as `write` records it."""
+    """The digest of an array's bytes, as `write` records it."""
     return hashlib.sha256(_bytes_of(array)).hexdigest()
 
 

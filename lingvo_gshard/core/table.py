@@ -6,12 +6,8 @@ from collections.abc import Iterable, Sequence
 def text(rows: Iterable[Sequence[object]], indent: str = "") -> str:
     """Returns rows of cells as aligned columns: the first flush left, the others flush right.
 
-    Args:
-      rows: the header, then the body. All have the same number of cells, each shown by `str`.
-      indent: what every line begins with.
-
-    Raises:
-      ValueError: the rows differ in length.
+    Each cell is shown by `str`, and each line begins with `indent`. Raises ValueError if the rows
+    differ in length.
     """
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

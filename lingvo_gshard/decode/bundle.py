@@ -34,6 +34,7 @@ _RUNTIME = (
     "cli.py",
     "translate.py",
     "core/atomic_file.py",
+    "core/json_records.py",
     "core/nested_map.py",
     "core/safetensors_file.py",
     "hlo/*.py",

@@ -21,7 +21,7 @@ import pathlib
 from collections.abc import Iterable
 from typing import Any
 
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.core import atomic_file, json_records
 
 FILE_NAME = "manifest.json"
 VERSION = 3
@@ -69,7 +69,6 @@ class Records:
 
     @property
     def num_examples(self) -> int:
-        """The number of records in all files."""
         return sum(shard.num_examples for shard in self.shards)
 
 
@@ -93,7 +92,7 @@ class Language:
     scripts: tuple[str, ...] = ()
 
     def num_examples(self, split: str) -> int:
-        """Returns the number of records in a split, 0 if the language has none there."""
+        """The number of records in a split, 0 if the language has none there."""
         return self.records[split].num_examples if split in self.records else 0
 
 
@@ -109,15 +108,14 @@ class Manifest:
     version: int = VERSION
 
     def language(self, code: str) -> Language:
-        """Returns one language. Raises ValueError if the folder does not hold it."""
-        for language in self.languages:
-            if language.code == code:
-                return language
-        known = ", ".join(language.code for language in self.languages)
-        raise ValueError(f"language {code!r} is not in the data: it holds {known}")
+        """One language; ValueError if the folder does not hold it."""
+        by_code = {language.code: language for language in self.languages}
+        if code not in by_code:
+            raise ValueError(f"language {code!r} is not in the data: it holds {', '.join(by_code)}")
+        return by_code[code]
 
     def files(self) -> tuple[DataFile, ...]:
-        """Returns every file that the manifest names."""
+        """Every file that the manifest names."""
         found = [self.source_vocabulary.file, self.target_vocabulary.file]
         for language in self.languages:
             for records in language.records.values():
@@ -128,7 +126,7 @@ class Manifest:
 
 
 def describe_file(data_dir: str | os.PathLike[str], path: str) -> DataFile:
-    """Returns the size and hash of `data_dir/path`."""
+    """The size and hash of `data_dir/path`."""
     full_path = pathlib.Path(data_dir, path)
     return DataFile(path, full_path.stat().st_size, _sha256(full_path))
 
@@ -142,38 +140,43 @@ def save(manifest: Manifest, data_dir: str | os.PathLike[str]) -> None:
 def load(data_dir: str | os.PathLike[str]) -> Manifest:
     """Reads a folder's manifest and checks that its files exist and have the right sizes.
 
-    Raises:
-        ValueError: the folder or its manifest is missing, the manifest is damaged or of another
-            version, or a file is missing or has another size.
+    Raises ValueError if the folder or its manifest is missing, if the manifest is damaged or of
+    another version, or if a file is missing or has another size.
     """
     folder = pathlib.Path(data_dir)
     path = folder / FILE_NAME
+    command = f"python -m data_prep.build --input=TEXT_DIR --out={folder}"
     if not path.is_file():
         problem = f"no {FILE_NAME} in {folder}" if folder.is_dir() else f"no data folder {folder}"
-        raise ValueError(f"{problem}: prepare it with {_command(folder)}")
+        raise ValueError(f"{problem}: prepare it with {command}")
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         if fields["version"] == VERSION:
-            manifest = _manifest(fields)
+            manifest = json_records.read(Manifest, fields)
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a manifest: {error!r}") from error
     if fields["version"] != VERSION:
         raise ValueError(
             f"{path} has version {fields['version']}, expected {VERSION}: "
-            f"prepare the data again with {_command(folder)}"
+            f"prepare the data again with {command}"
         )
     for file in manifest.files():
-        _check_size(folder / file.path, file.size_bytes)
+        found = folder / file.path
+        if not found.is_file():
+            raise ValueError(f"{found} is missing: the manifest names it, prepare the data again")
+        if (size := found.stat().st_size) != file.size_bytes:
+            raise ValueError(
+                f"{found} has {size} bytes, the manifest says {file.size_bytes}: "
+                "prepare the data again"
+            )
     return manifest
 
 
 def verify(data_dir: str | os.PathLike[str], files: Iterable[DataFile]) -> None:
     """Checks the SHA-256 of files that a manifest of `data_dir` names.
 
-    A process reads each file only once, unless the file is modified.
-
-    Raises:
-        ValueError: the hash of a file differs; the error names the first one.
+    Raises ValueError for the first one that differs. A process reads each file only once, unless
+    the file is modified.
     """
 
     def check(file: DataFile) -> None:
@@ -189,44 +192,6 @@ def verify(data_dir: str | os.PathLike[str], files: Iterable[DataFile]) -> None:
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
         for _ in threads.map(check, files):
             pass
-
-
-def _command(folder: pathlib.Path) -> str:
-    return f"python -m data_prep.build --input=TEXT_DIR --out={folder}"
-
-
-def _manifest(fields: dict[str, Any]) -> Manifest:
-    languages = tuple(_language(entry) for entry in fields["languages"])
-    vocabularies = {
-        name: Vocabulary(DataFile(**fields[name]["file"]), fields[name]["size"])
-        for name in ("source_vocabulary", "target_vocabulary")
-    }
-    return Manifest(**{**fields, **vocabularies, "languages": languages})
-
-
-def _language(entry: dict[str, Any]) -> Language:
-    records = {split: _records(one) for split, one in entry["records"].items()}
-    text = {split: DataFile(**file) for split, file in entry["text"].items()}
-    scripts = tuple(entry["scripts"])
-    return Language(**{**entry, "records": records, "text": text, "scripts": scripts})
-
-
-def _records(entry: dict[str, Any]) -> Records:
-    shards = tuple(
-        Shard(DataFile(**shard["file"]), DataFile(**shard["lengths"]), shard["num_examples"])
-        for shard in entry["shards"]
-    )
-    return Records(**{**entry, "shards": shards})
-
-
-def _check_size(path: pathlib.Path, size_bytes: int) -> None:
-    if not path.is_file():
-        raise ValueError(f"{path} is missing: the manifest names it, prepare the data again")
-    if path.stat().st_size != size_bytes:
-        raise ValueError(
-            f"{path} has {path.stat().st_size} bytes, the manifest says {size_bytes}: "
-            "prepare the data again"
-        )
 
 
 @functools.cache

@@ -6,10 +6,8 @@ import dataclasses
 import json
 import operator
 import pathlib
-import typing
-from typing import Any
 
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.core import atomic_file, json_records
 from lingvo_gshard.planning.memory import Buffer, Memory
 
 PLAN_JSON = "plan.json"
@@ -169,20 +167,7 @@ def load(folder: pathlib.Path) -> Plan:
         raise ValueError(f"{folder}: no {PLAN_JSON} there; `plan --out={folder}` makes one.")
     try:
         values = json.loads(path.read_text())
-        cost = _decoded(StepCost, values) if values["fits"] else None
-        return _decoded(Plan, {**values, "cost": cost})
+        cost = json_records.read(StepCost, values) if values["fits"] else None
+        return json_records.read(Plan, {**values, "cost": cost})
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: is damaged or of another version: {error!r}.") from error
-
-
-def _decoded(kind: Any, value: Any) -> Any:
-    """Rebuilds an instance of a type, a dataclass for one, from JSON's objects and lists."""
-    inner = typing.get_args(kind)
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        types = typing.get_type_hints(kind)
-        return kind(**{name: _decoded(each, value[name]) for name, each in types.items()})
-    if typing.get_origin(kind) is tuple:
-        return tuple(_decoded(inner[0], each) for each in value)
-    if typing.get_origin(kind) is dict:
-        return {name: _decoded(inner[1], each) for name, each in value.items()}
-    return value

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core import base_layer
-from lingvo_gshard.core.base_layer import BaseLayer, Init, WeightSpec
+from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
@@ -119,7 +119,7 @@ def test_a_child_takes_no_name_of_the_layers_own(name):
 
 def test_dims_must_fit_the_shape():
     with pytest.raises(ValueError, match=r"WeightSpec: shape \(2, 3\) does not fit dims 'M'"):
-        WeightSpec((2, 3), "M", Init.CONSTANT, 0.0)
+        base_layer.constant((2, 3), "M", 0.0)
 
 
 def test_a_layer_without_fprop_says_so():

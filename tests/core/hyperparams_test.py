@@ -40,7 +40,7 @@ def test_set_and_get_by_dotted_path():
     assert (p.lamp.watts, p.Get("lamp.watts"), p.size) == (40, 40, (5, 6))
     p.lamp.watts = 25
     assert p.Get("lamp.watts") == 25
-    assert "lamp" in p and "watts" not in p and "lamp" in dir(p)
+    assert "lamp" in dir(p) and "watts" not in dir(p)
     assert p.Describe("lamp") == "The lamp."
 
 
@@ -147,10 +147,14 @@ def test_what_may_be_none_says_what_else_it_is():
     p.Define("inner", Params(), "")
     p.inner.Define("timeout", None, "", optional=float)
     p.inner.Define("count", 3, "")
-    assert p.Copy().OptionalType("inner.timeout") is float
-    assert p.OptionalType("inner.count") is None
-    with pytest.raises(AttributeError, match="No hyperparameter 'timeouts'"):
-        p.OptionalType("inner.timeouts")
+    p = p.Copy()
+    for text, value in (("2", 2), ("0.5", 0.5), ("None", None)):
+        hyperparams.apply_setting(p, f"inner.timeout={text}")
+        assert p.inner.timeout == value
+    with pytest.raises(ValueError, match="is None; expected float or None, got bool"):
+        hyperparams.apply_setting(p, "inner.timeout=True")
+    with pytest.raises(ValueError, match="is 3; expected int, got NoneType"):
+        hyperparams.apply_setting(p, "inner.count=None")
 
 
 @pytest.mark.parametrize(

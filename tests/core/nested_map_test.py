@@ -1,4 +1,4 @@
-"""NestedMap: order, packing, filtering."""
+"""NestedMap: order, packing."""
 
 import copy
 
@@ -43,13 +43,6 @@ def test_pack_counts_the_leaves(count):
 
 def test_transform():
     assert _tree().Transform(lambda x: 10 * x).Flatten() == [30, 40, 10, 20, 50]
-
-
-def test_filter_drops_leaves_and_maps_left_empty():
-    tree = NestedMap(a=1, b=NestedMap(c=1), d=NestedMap(e=1, f=2))
-    assert tree.Filter(lambda x: x > 1) == NestedMap(d=NestedMap(f=2))
-    with pytest.raises(ValueError, match="'a' is a list"):
-        _tree().Filter(bool)
 
 
 def test_compatible_is_of_the_same_paths():
