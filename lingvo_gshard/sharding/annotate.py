@@ -2,8 +2,8 @@
 
 Each function returns the tensor with an annotation; logical shapes never change. The gradient gets
 the same annotation. Annotations are never dropped: one CPU runs the same program as 2048 cores.
-
-All tensors must belong to a traced function, since an eager value has no partitions.
+All tensors must belong to a traced function, since an eager value has no partitions. The functions
+raise ValueError for such a value and for an annotation that does not fit the tensor.
 """
 
 from collections.abc import Sequence
@@ -16,18 +16,13 @@ from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 
 
 def replicate(tensor: tf.Tensor) -> tf.Tensor:
-    """Annotates `tensor` as whole on every partition; raises a ValueError for a value."""
+    """Annotates `tensor` as whole on every partition."""
     check_in_graph("replicate", tensor)
     return xla_sharding.replicate(tensor, use_sharding_op=True)
 
 
 def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
-    """Annotates `tensor` as split along one dimension; partition i is placed on device i.
-
-    Raises:
-      ValueError: `tensor` is a value or has no static rank, there is no such dimension, or
-        num_partitions is less than 1.
-    """
+    """Annotates `tensor` as split along one dimension; partition i is placed on device i."""
     check_in_graph("split", tensor)
     rank = tensor.shape.rank
     if rank is None:
@@ -47,14 +42,8 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
 def shard(tensor: tf.Tensor, device_assignment: Sequence | np.ndarray) -> tf.Tensor:
     """Annotates `tensor` as split over the grid `device_assignment` (appendix A.3).
 
-    Args:
-      tensor: a tensor of rank R.
-      device_assignment: integers, of rank R: the device of each slice. A [3, 16, 64] tensor with an
-        assignment of shape [1, 2, 4] has partitions of shape [3, 8, 16].
-
-    Raises:
-      ValueError: `tensor` is a value, the ranks differ, or the devices are no permutation of
-        0, 1, 2, ...
+    The grid has the tensor's rank and holds the device of each slice, a permutation of 0, 1, 2, ...
+    A [3, 16, 64] tensor with an assignment of shape [1, 2, 4] has partitions of shape [3, 8, 16].
     """
     check_in_graph("shard", tensor)
     devices = np.asarray(device_assignment)
@@ -74,11 +63,7 @@ def shard(tensor: tf.Tensor, device_assignment: Sequence | np.ndarray) -> tf.Ten
 
 
 def mesh_split(tensor: tf.Tensor, mesh: Mesh, axes: Sequence[Axis | None]) -> tf.Tensor:
-    """Annotates dimension i of `tensor` as split along axes[i], or as whole if that is None.
-
-    Raises:
-      ValueError: `tensor` is a value, the ranks differ, or an axis is unknown or used twice.
-    """
+    """Annotates dimension i of `tensor` as split along axes[i], or as whole if that is None."""
     check_axes("mesh_split", tensor, mesh, axes)
     return mesh_sharding(mesh, axes).apply_to_tensor(tensor, use_sharding_op=True)
 
@@ -111,28 +96,19 @@ def check_axes(
             f"{len(axes)} axes {tuple(axes)} were given."
         )
     used = names_of([*axes, *more_axes])
-    known = ", ".join(
-        f"{axis} of {size}" for axis, size in zip(mesh.axis_names, mesh.axis_sizes, strict=True)
-    )
-    for axis in used:
-        if axis not in mesh.axis_names:
-            raise ValueError(
-                f"{what}: {tensor.name} of shape {tensor.shape}: no axis {axis!r} in "
-                f"{tuple(used)}; the axes are {known}."
-            )
-        if used.count(axis) > 1:
-            raise ValueError(
-                f"{what}: {tensor.name} of shape {tensor.shape}: an axis is used twice, {axis!r} "
-                f"in {tuple(used)}; the axes are {known}."
-            )
+    problems = [f"no axis {axis!r}" for axis in used if axis not in mesh.axis_names]
+    problems += [f"an axis is used twice, {axis!r}" for axis in used if used.count(axis) > 1]
+    if problems:
+        sizes = zip(mesh.axis_names, mesh.axis_sizes, strict=True)
+        known = ", ".join(f"{axis} of {size}" for axis, size in sizes)
+        raise ValueError(
+            f"{what}: {tensor.name} of shape {tensor.shape}: {problems[0]} in {tuple(used)}; the "
+            f"axes are {known}."
+        )
 
 
 def mesh_sharding(mesh: Mesh, axes: Sequence[Axis | None]) -> xla_sharding.Sharding:
-    """The sharding of a tensor whose dimension i is split along axes[i], or whole if None.
-
-    Raises:
-      ValueError: an axis is unknown.
-    """
+    """The sharding of a tensor whose dimension i is split along axes[i], or whole if None."""
     grid = [mesh.size(axis) if axis is not None else 1 for axis in axes]
     if int(np.prod(grid)) == 1:
         return xla_sharding.Sharding.replicate()

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from lingvo_gshard.sharding import annotate, manual
+from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.layout import Partitioning, check_named_once
+from lingvo_gshard.sharding.manual import Region
 
 # The attribute of an annotation's operation that keeps its letters, for readers of the graph.
 DIMS_ATTRIBUTE = "_dims"
@@ -21,9 +22,8 @@ class Annotator:
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Annotates `tensor` of rank len(dims) with the sharding that the table gives its dims.
 
-        Raises:
-          ValueError: `tensor` is a value, not a tensor of a traced function; or `dims` have
-            another rank, or a letter twice.
+        Raises ValueError if it is not a tensor of a traced function, or if `dims` have another rank
+        or a letter twice.
         """
         annotate.check_in_graph("annotate", tensor)
         if tensor.shape.rank != len(dims):
@@ -43,19 +43,14 @@ class Annotator:
         arguments: Sequence[tuple[tf.Tensor, str]],
         dims: str,
     ) -> tf.Tensor:
-        """Applies `fn` to each partition's own parts, with no communication.
+        """Applies `fn` to each partition's own parts of the arguments, with no communication.
 
-        Args:
-          fn: takes one tensor for each argument; `manual` says what it may hold.
-          arguments: whole tensors and their dims.
-          dims: the result's.
-
-        Returns:
-          The whole tensor of the partitions' results.
+        `arguments` are whole tensors and their dims, `dims` those of the whole result. The
+        docstring of manual.py lists the operations that `fn` may use.
         """
-        with manual.region(self.partitioning) as region:
-            parts = [region.enter(*argument) for argument in arguments]
-            return region.leave(fn(*parts), dims)
+        region = Region(self.partitioning)
+        parts = [region.enter(*argument) for argument in arguments]
+        return region.leave(fn(*parts), dims)
 
     def factor(self, dims: str) -> tuple[int, ...]:
         """How many ways each dim is split."""

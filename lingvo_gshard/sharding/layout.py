@@ -46,12 +46,8 @@ def check_named_once(what: str, dims: str) -> None:
 class Partitioning:
     """A mesh and the table from letters to its axes.
 
-    Attributes:
-      mesh: the devices.
-      table: (letter, axis) or (letter, axes) pairs; a letter without a pair is not split.
-
-    Raises:
-      ValueError: a key is no letter or occurs twice, or the mesh lacks an axis.
+    The table holds (letter, axis) or (letter, axes) pairs; a letter without a pair is not split.
+    Raises ValueError if a key is no letter or occurs twice, or if the mesh lacks an axis.
     """
 
     mesh: Mesh

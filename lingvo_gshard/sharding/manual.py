@@ -2,7 +2,6 @@
 
 Between `auto_to_manual_spmd_partition` and `manual_to_auto_spmd_partition`, code is written for one
 partition: it sees that partition's parts of the tensors, and the compiler adds no communication.
-
 Either all axes of the mesh become manual, or only those that one dim lies along. In the second
 case the compiler still partitions the code over the other axes, as it does elsewhere.
 
@@ -18,11 +17,14 @@ broadcasting operation is a reduction, too: write the operation as an einsum.
 
 A region may also hold loops over tensors that have entered; each partition runs its own number of
 iterations. Loop bodies may hold reductions, and are not checked.
+
+The functions raise ValueError for what breaks these rules, for shapes that are not static, and for
+axes that do not fit a tensor.
 """
 
-import contextlib
+import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 from tensorflow.python.compiler.xla.experimental import xla_sharding
@@ -48,27 +50,23 @@ def auto_to_manual_spmd_partition(
 ) -> tf.Tensor:
     """Begins manual partitioning: converts a whole tensor to this partition's part.
 
-    Args:
-      tensor: a tensor of static shape and rank R.
-      mesh: the devices.
-      axes: R mesh axes. Dimension i is split along axes[i], or whole if that is None. Along manual
-        axes that are not among them, every partition gets a copy.
-      manual_axis: the only axis that becomes manual, whether among `axes` or not; None for all.
-
-    Returns:
-      The part. The size of dimension i is divided by that of axes[i] if that axis is manual.
-
-    Raises:
-      ValueError: the ranks differ, an axis is unknown or used twice, a size is not static or is
-        not divisible by that of its manual axis.
+    Dimension i is split along axes[i], or whole if that is None. If the axis is manual, the size is
+    divided by the axis's, and must be divisible by it. Along other manual axes, every partition
+    gets a copy. `manual_axis`, which need not be among `axes`, is the only axis that becomes
+    manual; None means all.
     """
     what = "auto_to_manual_spmd_partition"
     shape = _static_shape(what, tensor)
-    annotate.check_axes(
-        what, tensor, mesh, axes, [] if manual_axis in axes else names_of([manual_axis])
-    )
+    more_axes = [] if manual_axis in axes else names_of([manual_axis])
+    annotate.check_axes(what, tensor, mesh, axes, more_axes)
     ways = _ways(mesh, axes, manual_axis)
-    _check_even(what, tensor, axes, ways)
+    for i, (size, way) in enumerate(zip(shape, ways, strict=True)):
+        # Manual code could not distinguish an uneven part's padding from its data.
+        if size % way:
+            raise ValueError(
+                f"{what}: {tensor.name} of shape {tensor.shape}: dimension {i} of size {size} is "
+                f"not divisible by the {way} partitions of mesh axis {axes[i]!r}."
+            )
     if _is_one_part(mesh, manual_axis):
         return tf.identity(tensor)
     # A new dimension, split along the axis, holds one copy for each partition. It is made without
@@ -95,20 +93,13 @@ def manual_to_auto_spmd_partition(
     """Ends manual partitioning: converts this partition's part to the whole tensor.
 
     Args:
-      part: a tensor of static shape and rank R.
+      part: a tensor of rank R.
       mesh: the devices.
-      axes: R mesh axes. The parts of dimension i lie along axes[i]; None for a whole dimension.
+      axes: R mesh axes. The parts of dimension i lie along axes[i]; None for a whole dimension. If
+        the axis is manual, the size is multiplied by the axis's.
       sum_axes: manual axes along which the parts are the terms of a sum, which is computed here
         with one all-reduce. Along manual axes in neither argument, the parts must be equal.
       manual_axis: as at the region's beginning; one of `axes`, or the only one of `sum_axes`.
-
-    Returns:
-      The tensor. The size of dimension i is multiplied by that of axes[i] if that axis is manual.
-
-    Raises:
-      ValueError: the ranks differ, an axis is unknown or used twice, `manual_axis` is not used, or
-        a size is not static; or the part depends on a tensor that did not enter, on an
-        annotation, or, if all axes are manual, on a reduction or a pad.
     """
     what = "manual_to_auto_spmd_partition"
     shape = _static_shape(what, part)
@@ -139,61 +130,27 @@ def manual_to_auto_spmd_partition(
     return annotate.mesh_split(tf.reduce_sum(whole, list(range(len(sum_axes)))), mesh, axes)
 
 
+@dataclasses.dataclass(frozen=True)
 class Region:
-    """Begins and ends manual partitioning by a table's letters; see `region`."""
+    """Manual partitioning by a table's letters: `y = r.leave(f(r.enter(x, "GSM")), "GSM")`.
 
-    def __init__(self, partitioning: Partitioning, manual_axis: Axis | None) -> None:
-        """Makes an open region over the mesh of `partitioning`."""
-        self._partitioning, self._manual_axis = partitioning, manual_axis
-        self._mesh = partitioning.mesh.grid
-        self._open = True
+    `manual_axis` is the only manual axis; None means all.
+    """
+
+    partitioning: Partitioning
+    manual_axis: Axis | None = None
 
     def enter(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
-        """This partition's part of a tensor; see auto_to_manual_spmd_partition.
-
-        Raises:
-          ValueError: the region has ended, or as there.
-        """
-        self._check_open("enter", tensor)
-        axes = self._partitioning.axes(dims)
-        return auto_to_manual_spmd_partition(
-            tensor, self._mesh, axes, manual_axis=self._manual_axis
-        )
+        """This partition's part of a tensor; see auto_to_manual_spmd_partition."""
+        mesh, axes = self.partitioning.mesh.grid, self.partitioning.axes(dims)
+        return auto_to_manual_spmd_partition(tensor, mesh, axes, manual_axis=self.manual_axis)
 
     def leave(self, part: tf.Tensor, dims: str, *, sum_axes: Sequence[str] = ()) -> tf.Tensor:
-        """The whole tensor of a part; see manual_to_auto_spmd_partition.
-
-        Raises:
-          ValueError: the region has ended, or as there.
-        """
-        self._check_open("leave", part)
-        axes = self._partitioning.axes(dims)
+        """The whole tensor of a part; see manual_to_auto_spmd_partition."""
+        mesh, axes = self.partitioning.mesh.grid, self.partitioning.axes(dims)
         return manual_to_auto_spmd_partition(
-            part, self._mesh, axes, sum_axes=sum_axes, manual_axis=self._manual_axis
+            part, mesh, axes, sum_axes=sum_axes, manual_axis=self.manual_axis
         )
-
-    def close(self) -> None:
-        """Ends the region: no tensor may enter or leave after it."""
-        self._open = False
-
-    def _check_open(self, what: str, tensor: tf.Tensor) -> None:
-        if not self._open:
-            raise ValueError(f"{what}: the manual region has ended before {tensor.name}.")
-
-
-@contextlib.contextmanager
-def region(partitioning: Partitioning, manual_axis: Axis | None = None) -> Iterator[Region]:
-    """A manual region: `with manual.region(p) as r: y = r.leave(f(r.enter(x, "GSM")), "GSM")`.
-
-    Args:
-      partitioning: the mesh, and the table that gives the axes of `dims`.
-      manual_axis: the only manual axis; None for all.
-    """
-    made = Region(partitioning, manual_axis)
-    try:
-        yield made
-    finally:
-        made.close()
 
 
 def _share_gradient(part: tf.Tensor, num_copies: int) -> tf.Tensor:
@@ -272,28 +229,14 @@ def _check_operations(part: tf.Tensor, refused: frozenset[str]) -> None:
 
 def _upstream(op: tf.Operation) -> list[tf.Operation]:
     """`op` and its inputs, theirs, and so on, up to the borders of regions; inputs first."""
-    ordered: list[tf.Operation] = []
-    opened, done, stack = set[str](), set[str](), [op]
+    ordered: dict[str, tf.Operation] = {}
+    opened, stack = set[str](), [op]
     while stack:
-        top = stack.pop()
-        if top.name in done:
-            continue
-        if top.name in opened:
-            done.add(top.name)
-            ordered.append(top)
+        top = stack[-1]
+        if top.name in opened:  # Its inputs are done.
+            ordered.setdefault(stack.pop().name, top)
             continue
         opened.add(top.name)
-        stack.append(top)
         if top.type not in (_ENTRY, _EXIT):
             stack += [tensor.op for tensor in top.inputs if tensor.op.name not in opened]
-    return ordered
-
-
-def _check_even(what: str, tensor: tf.Tensor, axes: Axes, ways: Sequence[int]) -> None:
-    for i, (size, way) in enumerate(zip(tensor.shape.as_list(), ways, strict=True)):
-        # Manual code could not distinguish an uneven part's padding from its data.
-        if size % way:
-            raise ValueError(
-                f"{what}: {tensor.name} of shape {tensor.shape}: dimension {i} of size {size} is "
-                f"not divisible by the {way} partitions of mesh axis {axes[i]!r}."
-            )
+    return list(ordered.values())

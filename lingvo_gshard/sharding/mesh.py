@@ -14,14 +14,9 @@ Axis = str | tuple[str, ...]
 class Mesh:
     """Partitions arranged in a grid of named axes.
 
-    Attributes:
-      axis_names: the axes' names, all different.
-      axis_sizes: the number of partitions along each axis, 1 or more.
-      device_assignment: the device of each partition, in row-major order; None for 0, 1, 2, ...
-        It is the paper's `device_assignment`, flattened.
-
-    Raises:
-      ValueError: names and sizes don't match, or the assignment is no permutation.
+    `axis_sizes` are the numbers of partitions along the axes. `device_assignment` is the paper's,
+    flattened: the device of each partition, in row-major order; None for 0, 1, 2, ... Raises
+    ValueError if names and sizes don't match or the assignment is no permutation.
     """
 
     axis_names: tuple[str, ...]

@@ -43,15 +43,13 @@ class Partial:
                 f"Partial: {self.dims!r} over axis {self.axis!r} can't be added to "
                 f"{other.dims!r} over axis {other.axis!r}."
             )
-        return dataclasses.replace(self, terms=self._split(self.terms + other.terms, self.dims))
+        return _partial(self.terms + other.terms, self.dims, self.axis, self.partitioning)
 
     def einsum(self, equation: str, other: tf.Tensor) -> Partial:
         """tf.einsum(equation, sum, other), not yet computed.
 
-        `other` is the same for every term, and is therefore whole along the axis.
-
-        Raises:
-          ValueError: the equation does not have two operands, or the first has other dims.
+        `other` is the same for every term, and is therefore whole along the axis. Raises ValueError
+        if the equation does not have two operands, or if the first has other dims.
         """
         left, right, out = _operands("Partial.einsum", equation)
         if left != self.dims:
@@ -59,40 +57,26 @@ class Partial:
                 f"Partial.einsum: {equation!r} begins with {left!r}, but the partial result has "
                 f"dims {self.dims!r}."
             )
-        p = _free_letter(equation)
-        whole = annotate.mesh_split(
-            other, self.partitioning.mesh.grid, _axes_without(self.partitioning, right, self.axis)
-        )
+        p, axes = _free_letter(equation), _axes_without(self.partitioning, right, self.axis)
+        whole = annotate.mesh_split(other, self.partitioning.mesh.grid, axes)
         terms = tf.einsum(f"{p}{left},{right}->{p}{out}", self.terms, whole)
-        return dataclasses.replace(self, terms=self._split(terms, out), dims=out)
+        return _partial(terms, out, self.axis, self.partitioning)
 
     def reduce(self) -> tf.Tensor:
         """The sum, whole along the axis: one all-reduce."""
         axes = _axes_without(self.partitioning, self.dims, self.axis)
         return annotate.mesh_split(tf.reduce_sum(self.terms, 0), self.partitioning.mesh.grid, axes)
 
-    def _split(self, terms: tf.Tensor, dims: str) -> tf.Tensor:
-        return _split_terms(terms, self.partitioning, dims, self.axis)
-
 
 def einsum(
     partitioning: Partitioning, equation: str, a: tf.Tensor, b: tf.Tensor, *, letter: str
 ) -> Partial:
-    """tf.einsum(equation, a, b) without the sum over the partitions of `letter`.
+    """tf.einsum(equation, a, b) as terms: without the sum over the partitions of `letter`.
 
-    Args:
-      partitioning: the mesh, and the table that gives the axis of `letter` and of other dims.
-      equation: an equation of two operands, without an ellipsis.
-      a, b: tensors of static shapes.
-      letter: a contracting dim, of any size.
-
-    Returns:
-      The result as terms along the axis of `letter`.
-
-    Raises:
-      ValueError: the equation does not have two operands or does not contract `letter`, the table
-        does not split it along one axis, a shape is not static or does not fit the equation, or
-        the operands' sizes of `letter` differ.
+    `letter` is a contracting dim of any size; the table gives its axis. Raises ValueError if the
+    equation does not have two operands or does not contract `letter`, if the table does not split
+    it along one axis, if a shape is not static or does not fit the equation, or if the operands'
+    sizes of `letter` differ.
     """
     left, right, out = _operands("partial.einsum", equation)
     if letter not in left or letter not in right or letter in out:
@@ -110,7 +94,7 @@ def einsum(
     a = _divide(a, left, letter, axis, partitioning)
     b = _divide(b, right, letter, axis, partitioning)
     terms = tf.einsum(f"{p}{left},{p}{right}->{p}{out}", a, b)
-    return Partial(_split_terms(terms, partitioning, out, axis), out, axis, partitioning)
+    return _partial(terms, out, axis, partitioning)
 
 
 def _size(tensor: tf.Tensor, dims: str, letter: str) -> int:
@@ -136,12 +120,13 @@ def _divide(
     padded = annotate.mesh_split(tf.pad(tensor, pads), partitioning.mesh.grid, axes)
     divided = tf.reshape(padded, [*shape[:index], ways, part, *shape[index + 1 :]])
     order = [index, *range(index), *range(index + 1, len(shape) + 1)]
-    return _split_terms(tf.transpose(divided, order), partitioning, dims, axis)
+    return _partial(tf.transpose(divided, order), dims, axis, partitioning).terms
 
 
-def _split_terms(terms: tf.Tensor, partitioning: Partitioning, dims: str, axis: str) -> tf.Tensor:
+def _partial(terms: tf.Tensor, dims: str, axis: str, partitioning: Partitioning) -> Partial:
     axes = [axis, *_axes_without(partitioning, dims, axis)]
-    return annotate.mesh_split(terms, partitioning.mesh.grid, axes)
+    split = annotate.mesh_split(terms, partitioning.mesh.grid, axes)
+    return Partial(split, dims, axis, partitioning)
 
 
 def _axes_without(partitioning: Partitioning, dims: str, axis: str) -> list[Axis | None]:

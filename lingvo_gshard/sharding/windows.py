@@ -1,7 +1,4 @@
-"""Max pooling whose gradient may be split over space (appendix A.4).
-
-B batch, X and Y space, C channels.
-"""
+"""Max pooling whose gradient may be split over space (appendix A.4)."""
 
 import enum
 import itertools
@@ -19,23 +16,15 @@ class Padding(enum.Enum):
 def max_pool2d(
     x_BXYC: tf.Tensor, window: tuple[int, int], strides: tuple[int, int], padding: Padding
 ) -> tf.Tensor:
-    """The maximum of every window, as tf.nn.max_pool2d.
+    """The maximum of every window, [B, X', Y', C], as tf.nn.max_pool2d.
 
     The gradient consists of slices, which are partitioned by halo exchange. The gradient of
     tf.nn.max_pool2d is XLA's SelectAndScatter, which today's partitioner gets wrong if windows
     overlap. The first of several equal elements gets the gradient.
 
-    Args:
-      x_BXYC: [B, X, Y, C], floats, of static shape.
-      window: the window's sizes along X and Y.
-      strides: the steps between windows along X and Y.
-      padding: SAME gives ceil(size / stride) windows; VALID gives those that lie inside.
-
-    Returns:
-      [B, X', Y', C] of the same dtype.
-
-    Raises:
-      ValueError: the shape is not static or not of rank 4, or no window lies inside.
+    `x_BXYC` holds floats, [batch, X, Y, channels], and has a static shape. `window` and `strides`
+    are sizes along X and Y. SAME padding gives ceil(size / stride) windows, VALID those that lie
+    inside. Raises ValueError if the shape is another, or if no window lies inside.
     """
     if not x_BXYC.shape.is_fully_defined() or x_BXYC.shape.rank != 4:
         raise ValueError(f"max_pool2d: a static [B, X, Y, C] is expected, got {x_BXYC.shape}.")

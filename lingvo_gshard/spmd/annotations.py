@@ -1,47 +1,35 @@
 """Describes an AnnotatedFn before it is compiled, with the annotations inside it.
 
-They are the XlaSharding operations of its graph.
-
 print(describe(annotated_fn, partitioning).table())
 """
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.compiler.xla import xla_data_pb2
+from jax._src.lib import xla_client  # JAX has no public reader of XLA's shardings.
 
 from lingvo_gshard.sharding.annotator import DIMS_ATTRIBUTE
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
+from lingvo_gshard.sharding.mesh import Axis, Mesh
 from lingvo_gshard.spmd import annotated_fn, specs
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-from lingvo_gshard.spmd.describe import (
-    REPLICATED,
-    Description,
-    Role,
-    TensorDescription,
-    axes_text,
-    interface,
-    tensor,
-)
+from lingvo_gshard.spmd.describe import Description, Role, TensorDescription, axes_text, interface
 
 _OP = "XlaSharding"
-_OpSharding = xla_data_pb2.OpSharding
 
 
 def describe(annotated: AnnotatedFn, partitioning: Partitioning) -> Description:
     """Describes what `annotated` would hold where: arguments, results and annotated tensors.
 
-    Raises:
-      ValueError: an annotated tensor's shape is not static; or as annotated_fn.trace.
+    Raises ValueError if an annotated tensor's shape is not static, or as annotated_fn.trace.
     """
     traced = annotated_fn.trace(annotated, partitioning)
     arguments = specs.named_leaves(annotated.arg_names, annotated.args)
-    outside = interface(annotated.name, partitioning, arguments, traced.results)
+    outside = interface(annotated.name, partitioning, arguments, traced.results.FlattenItems())
     inside = _read(traced.function, partitioning.mesh)
     return dataclasses.replace(outside, tensors=(*outside.tensors, *inside))
 
@@ -55,12 +43,11 @@ def _read(function: Callable[..., Any], mesh: Mesh) -> list[TensorDescription]:
     proto = graph.as_graph_def(add_shapes=True)
     placeholders = {node.name for node in proto.node if node.op == "Placeholder"}
     results = {output.op.inputs[0].op.name for output in graph.outputs}
-    outer = (
-        node
+    found = [
+        _annotation(node, "", mesh)
         for node in proto.node
         if node.op == _OP and node.name not in results and node.input[0] not in placeholders
-    )
-    found = [_annotation(node, "", mesh) for node in outer]
+    ]
     for body in proto.library.function:
         nodes = (node for node in body.node_def if node.op == _OP)
         found += [_annotation(node, f"{body.signature.name}: ", mesh) for node in nodes]
@@ -73,63 +60,46 @@ def _annotation(node: Any, prefix: str, mesh: Mesh) -> TensorDescription:
         raise ValueError(
             f"describe: {prefix}{node.name} has shape {shape}; a static one is expected."
         )
-    sharding = _OpSharding.FromString(node.attr["sharding"].s)
-    text, ways = _read_sharding(sharding, shape.rank, mesh)
-    dims = node.attr[DIMS_ATTRIBUTE].s.decode() if DIMS_ATTRIBUTE in node.attr else ""
-    return tensor(
+    sharding, ways = _read_sharding(node.attr["sharding"].s, shape.rank, mesh)
+    return TensorDescription(
         Role.INSIDE,
         prefix + node.input[0].split(":")[0],
         tf.as_dtype(node.attr["T"].type).as_numpy_dtype.__name__,
         tuple(shape.as_list()),
-        dims,
-        sharding=text,
-        ways=ways,
+        node.attr[DIMS_ATTRIBUTE].s.decode() if DIMS_ATTRIBUTE in node.attr else "",
+        sharding,
+        ways,
     )
 
 
-def _read_sharding(sharding: Any, rank: int, mesh: Mesh) -> tuple[str, tuple[int, ...]]:
-    """TensorDescription.sharding, and how many ways each dim is split: 1 if whole or manual."""
-    whole = (1,) * rank
-    if sharding.type == _OpSharding.REPLICATED:
-        return REPLICATED, whole
-    if sharding.type != _OpSharding.OTHER:
-        return _OpSharding.Type.Name(sharding.type).lower(), whole
-    ways = tuple(sharding.tile_assignment_dimensions)[:rank]
-    devices = _devices(sharding)
-    for axes in _candidates(ways, mesh):
-        if devices == _devices_along(axes, mesh):
+def _read_sharding(serialized: bytes, rank: int, mesh: Mesh) -> tuple[str, tuple[int, ...]]:
+    """The `sharding` and `ways` of a TensorDescription."""
+    proto = xla_client.OpSharding()
+    proto.ParseFromString(serialized)
+    if proto.type != xla_client.OpSharding.Type.OTHER:
+        return proto.type.name.lower(), (1,) * rank
+    sharding = xla_client.HloSharding.from_proto(proto)
+    ways = tuple(sharding.tile_assignment_dimensions())[:rank]
+    devices = list(sharding.tile_assignment_devices())
+    names = [name for name in mesh.axis_names if mesh.size(name) > 1]
+    grid = np.arange(mesh.num_partitions).reshape([mesh.size(name) for name in names])
+    for order in itertools.permutations(names):
+        in_order = grid.transpose([names.index(name) for name in order]).ravel().tolist()
+        axes = _axes(ways, order, mesh)
+        if in_order == devices and axes is not None:
             return axes_text(axes), ways
     text = ",".join("-" if way == 1 else str(way) for way in ways)
     return f"{text} ways on {','.join(map(str, devices))}", ways
 
 
-def _devices(sharding: Any) -> list[int]:
-    """The devices in the order of the tiles."""
-    if sharding.iota_reshape_dims:
-        ids = np.arange(np.prod(sharding.iota_reshape_dims)).reshape(sharding.iota_reshape_dims)
-        return ids.transpose(sharding.iota_transpose_perm).ravel().tolist()
-    return list(sharding.tile_assignment_devices)
-
-
-def _candidates(ways: tuple[int, ...], mesh: Mesh) -> Iterator[tuple[Axis | None, ...]]:
-    """All choices of an axis for each dim, none used twice, whose sizes are `ways`."""
-    known: list[Axis] = [
-        names if len(names) > 1 else names[0]
-        for count in range(1, len(mesh.axis_names) + 1)
-        for names in itertools.permutations(mesh.axis_names, count)
-    ]
-    choices: list[list[Axis | None]] = [
-        [None] if way == 1 else [axis for axis in known if mesh.size(axis) == way] for way in ways
-    ]
-    for axes in itertools.product(*choices):
-        used = names_of(axes)
-        if len(set(used)) == len(used):
-            yield axes
-
-
-def _devices_along(axes: tuple[Axis | None, ...], mesh: Mesh) -> list[int]:
-    """The partitions in the order of the tiles when dims lie along `axes`."""
-    used = [mesh.axis_names.index(name) for name in names_of(axes)]
-    rest = [i for i in range(len(mesh.axis_names)) if i not in used]
-    places = np.arange(mesh.num_partitions).reshape(mesh.axis_sizes)
-    return places.transpose(used + rest).ravel().tolist()
+def _axes(ways: tuple[int, ...], order: tuple[str, ...], mesh: Mesh) -> tuple[Axis, ...] | None:
+    """Deals the mesh axes out to the dims, in order; None if they don't fit."""
+    axes: list[Axis] = []
+    for way in ways:
+        sizes = [mesh.size(order[:count]) for count in range(len(order) + 1)]
+        if way not in sizes:
+            return None
+        count = sizes.index(way)
+        axes.append(order[:count])
+        order = order[count:]
+    return tuple(axes)

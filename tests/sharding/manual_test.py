@@ -23,12 +23,12 @@ _G, _S, _E, _C, _M = 8, 7, 5, 3, 6
 
 def _gather_dispatch(parts, x_GSM, indices_EGC):
     """The paper's pseudocode: a local Gather in place of the one-hot einsum."""
-    with manual.region(parts) as region:
-        part_GSM = region.enter(x_GSM, "GSM")
-        part_EGC = region.enter(indices_EGC, "_GC")
-        local_G = tf.range(part_EGC.shape[1])[None, :, None]
-        gs_EGC2 = tf.stack([tf.broadcast_to(local_G, part_EGC.shape), part_EGC], axis=-1)
-        return region.leave(tf.gather_nd(part_GSM, gs_EGC2), "_GCM")
+    region = manual.Region(parts)
+    part_GSM = region.enter(x_GSM, "GSM")
+    part_EGC = region.enter(indices_EGC, "_GC")
+    local_G = tf.range(part_EGC.shape[1])[None, :, None]
+    gs_EGC2 = tf.stack([tf.broadcast_to(local_G, part_EGC.shape), part_EGC], axis=-1)
+    return region.leave(tf.gather_nd(part_GSM, gs_EGC2), "_GCM")
 
 
 def _dispatch_fn(parts):
@@ -127,16 +127,16 @@ def _check_equal(parts, specs, results, unpartitioned):
 
 def _manually(batch):
     """A product summed over H, scaled by what each partition reads whole; a copy; partial rows."""
-    with manual.region(_GRID) as region:
-        x_BH, w_HM = region.enter(batch.x_BH, "BH"), region.enter(batch.w_HM, "HM")
-        scale_M = region.enter(batch.scale_M, "M")
-        y_BM = tf.einsum("bm,m->bm", x_BH @ w_HM, tf.sin(scale_M))
-        rows_BH = tf.ones([1, x_BH.shape[0]]) @ x_BH
-        return (
-            region.leave(y_BM, "BM", sum_axes=["y"]),
-            region.leave(tf.exp(scale_M), "M"),
-            region.leave(rows_BH, "BH"),
-        )
+    region = manual.Region(_GRID)
+    x_BH, w_HM = region.enter(batch.x_BH, "BH"), region.enter(batch.w_HM, "HM")
+    scale_M = region.enter(batch.scale_M, "M")
+    y_BM = tf.einsum("bm,m->bm", x_BH @ w_HM, tf.sin(scale_M))
+    rows_BH = tf.ones([1, x_BH.shape[0]]) @ x_BH
+    return (
+        region.leave(y_BM, "BM", sum_axes=["y"]),
+        region.leave(tf.exp(scale_M), "M"),
+        region.leave(rows_BH, "BH"),
+    )
 
 
 def _whole(batch):
@@ -167,18 +167,18 @@ def _by_rows(parts, manual_axis):
     """What each partition does with its rows, reductions and slices too; the sum of its rows."""
 
     def results(batch):
-        with manual.region(parts, manual_axis) as region:
-            x_BH, w_HM = region.enter(batch.x_BH, "BH"), region.enter(batch.w_HM, "_H")
-            scale_M = region.enter(batch.scale_M, "_")
-            y_BM = tf.nn.softmax(tf.nn.relu(2.0 * x_BH @ w_HM) * tf.sin(scale_M))
-            first_BH = tf.cumsum(x_BH, 1)[:, 1:7] - tf.reduce_sum(x_BH, 1, keepdims=True)
-            return (
-                region.leave(y_BM, "B_"),
-                region.leave(tf.einsum("bm,m->m", y_BM, scale_M), "_", sum_axes=["x"])
-                if manual_axis == "x"
-                else tf.einsum("bm,m->m", region.leave(y_BM, "B_"), batch.scale_M),
-                region.leave(first_BH, "BH"),
-            )
+        region = manual.Region(parts, manual_axis)
+        x_BH, w_HM = region.enter(batch.x_BH, "BH"), region.enter(batch.w_HM, "_H")
+        scale_M = region.enter(batch.scale_M, "_")
+        y_BM = tf.nn.softmax(tf.nn.relu(2.0 * x_BH @ w_HM) * tf.sin(scale_M))
+        first_BH = tf.cumsum(x_BH, 1)[:, 1:7] - tf.reduce_sum(x_BH, 1, keepdims=True)
+        return (
+            region.leave(y_BM, "B_"),
+            region.leave(tf.einsum("bm,m->m", y_BM, scale_M), "_", sum_axes=["x"])
+            if manual_axis == "x"
+            else tf.einsum("bm,m->m", region.leave(y_BM, "B_"), batch.scale_M),
+            region.leave(first_BH, "BH"),
+        )
 
     return results
 
@@ -201,9 +201,9 @@ def test_a_region_of_one_axis_is_partitioned_over_the_others(parts, manual_axis)
 
 def test_inside_a_region_of_one_axis_the_others_sum_among_themselves():
     def fn(batch):
-        with manual.region(_GRID, "x") as region:
-            x_BH, w_HM = region.enter(batch.x_BH, "BH"), region.enter(batch.w_HM, "H_")
-            return NestedMap(y_BM=region.leave(x_BH @ w_HM, "B_"))
+        region = manual.Region(_GRID, "x")
+        x_BH, w_HM = region.enter(batch.x_BH, "BH"), region.enter(batch.w_HM, "H_")
+        return NestedMap(y_BM=region.leave(x_BH @ w_HM, "B_"))
 
     specs = NestedMap(x_BH=functions.f32((6, 12), "BH"), w_HM=functions.f32((12, 5), "H_"))
     made = AnnotatedFn("product", fn, ("batch",), (specs,), {"y_BM": "B_"})
@@ -259,16 +259,6 @@ def test_a_dynamic_shape_is_refused(graph_tensor):
         manual.auto_to_manual_spmd_partition(dynamic, _MESH, ("x", None))
     with pytest.raises(ValueError, match=r"has shape \(None, 6\); a static shape is expected"):
         manual.manual_to_auto_spmd_partition(dynamic, _MESH, ("x", None))
-
-
-def test_a_region_that_has_ended_takes_no_more(graph_tensor):
-    with manual.region(_GRID) as region:
-        part = region.enter(graph_tensor, "B_")
-    assert part.shape == (2, 6)
-    with pytest.raises(ValueError, match="enter: the manual region has ended before states:0"):
-        region.enter(graph_tensor, "B_")
-    with pytest.raises(ValueError, match="leave: the manual region has ended before"):
-        region.leave(part, "B_")
 
 
 def test_a_reduction_inside_is_refused(graph_tensor):
