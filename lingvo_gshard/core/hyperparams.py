@@ -135,6 +135,9 @@ class Params:
         self._check_defined(name)
         return self._values[name]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._values
+
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *self._values]
 
@@ -143,8 +146,7 @@ class Params:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def __str__(self) -> str:
-        return self.ToText()
+    __str__ = ToText
 
 
 class InstantiableParams(Params):

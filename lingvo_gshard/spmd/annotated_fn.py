@@ -1,6 +1,8 @@
 """AnnotatedFn: a pure TensorFlow function with the dims of its arguments and results."""
 
 import dataclasses
+import itertools
+import re
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
@@ -18,17 +20,13 @@ class AnnotatedFn:
       name: the program's name.
       fn: takes one NestedMap of tf.Tensors per argument and returns one NestedMap. It uses no
         tf.Variable: every weight is an argument, and every new weight a result.
-      arg_names: one name per argument.
-      args: one NestedMap of TensorSpec per argument.
+      arg_names, args: one name and one NestedMap of TensorSpec for each argument.
       result_dims: dims by the result's dotted path. The results of a donated argument have its
         dims; other results without an entry have `unnamed_dims`.
       unnamed_dims: the dims of those results' leading dimensions. `B` splits their rows; the empty
         string keeps them whole on every device.
       donate: names of the arguments whose memory the results take over. A donated argument `state`
         is returned as result.state, with the same paths, shapes and dtypes.
-
-    Raises:
-      ValueError: the numbers of names and arguments differ, or a donated name is unknown.
     """
 
     name: str
@@ -56,9 +54,8 @@ class AnnotatedFn:
 class TracedFn:
     """An AnnotatedFn traced for one partitioning.
 
-    Attributes:
-      function: takes the arguments' leaves in FlattenItems' order and returns the results' leaves.
-      results: NestedMap of TensorSpec, with the results' logical shapes.
+    `function` takes the arguments' leaves in FlattenItems' order and returns the results' leaves.
+    `results` is a NestedMap of TensorSpec, with the results' logical shapes.
     """
 
     function: Callable[..., list[tf.Tensor]]
@@ -68,10 +65,9 @@ class TracedFn:
 def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
     """Traces `annotated` into a graph in which every argument and result is annotated.
 
-    Raises:
-      ValueError: an argument or result is not divisible by its mesh axis, a result's shape is not
-        static, a donated argument is returned with another shape or dtype, or not at all, or
-        `fn` reads a tf.Variable.
+    Raises ValueError if an argument or result is not divisible by its mesh axis, if a result's
+    shape is not static, if a donated argument is returned with another shape or dtype, or not at
+    all, or if `fn` reads a tf.Variable.
     """
     leaves = [leaf for arg in annotated.args for leaf in arg.Flatten()]
     for name, arg in zip(annotated.arg_names, annotated.args, strict=True):
@@ -81,11 +77,11 @@ def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
     annotate = Annotator(partitioning).annotate
 
     def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        annotated_args = [
-            annotate(tensor, spec.dims) for tensor, spec in zip(tensors, leaves, strict=True)
-        ]
-        result = annotated.fn(*_pack(annotated.args, annotated_args))
-        result = result.Transform(tf.convert_to_tensor)
+        given = iter(
+            [annotate(tensor, spec.dims) for tensor, spec in zip(tensors, leaves, strict=True)]
+        )
+        args = [arg.Pack(itertools.islice(given, len(arg.Flatten()))) for arg in annotated.args]
+        result = annotated.fn(*args).Transform(tf.convert_to_tensor)
         specs = _result_specs(annotated, result)
         traced_results.append(specs)
         return [
@@ -107,31 +103,32 @@ def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
     return TracedFn(function, results)
 
 
-def _pack(trees: tuple[NestedMap, ...], leaves: list[tf.Tensor]) -> list[NestedMap]:
-    packed, start = [], 0
-    for tree in trees:
-        count = len(tree.Flatten())
-        packed.append(tree.Pack(leaves[start : start + count]))
-        start += count
-    return packed
-
-
 def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
     """The TensorSpec of every result; ValueError as for `trace`."""
-    _check_donated(annotated, result)
+    returned = result.FlattenItems()
     donated = {
-        f"{name}.{path}": spec.dims
+        f"{name}.{path}": spec
         for name, arg in zip(annotated.arg_names, annotated.args, strict=True)
         if name in annotated.donate
         for path, spec in arg.FlattenItems()
     }
-    known = {**donated, **annotated.result_dims}
-    unused = known.keys() - {path for path, _ in result.FlattenItems()}
+    given = {path: (tuple(spec.shape), spec.dtype) for path, spec in donated.items()}
+    back = {
+        path: (tuple(tensor.shape), _dtype(tensor))
+        for path, tensor in returned
+        if re.split(r"[.\[]", path)[0] in annotated.donate
+    }
+    for path in sorted(given.keys() | back.keys()):
+        if given.get(path) != back.get(path):
+            raise ValueError(
+                f"{annotated.name}: donated argument {path} is {given.get(path)} but comes back "
+                f"as {back.get(path)}."
+            )
+    known = {path: spec.dims for path, spec in donated.items()} | dict(annotated.result_dims)
+    unused = known.keys() - dict(returned).keys()
     if unused:
         raise ValueError(f"{annotated.name}: no result {', '.join(sorted(unused))} is returned.")
-    return result.Pack(
-        _spec(annotated, path, tensor, known.get(path)) for path, tensor in result.FlattenItems()
-    )
+    return result.Pack(_spec(annotated, path, tensor, known.get(path)) for path, tensor in returned)
 
 
 def _spec(annotated: AnnotatedFn, path: str, tensor: tf.Tensor, dims: str | None) -> TensorSpec:
@@ -139,28 +136,15 @@ def _spec(annotated: AnnotatedFn, path: str, tensor: tf.Tensor, dims: str | None
         raise ValueError(
             f"{annotated.name}: result {path} has shape {tensor.shape}; a static shape is expected."
         )
-    shape = tuple(size for size in tensor.shape.as_list() if size is not None)
+    shape = tuple(tensor.shape.as_list())
     if dims is None:
         dims = annotated.unnamed_dims[: len(shape)].ljust(len(shape), "_")
     if len(dims) != len(shape):
         raise ValueError(
             f"{annotated.name}: result {path} has shape {shape}, but its dims are {dims!r}."
         )
-    return TensorSpec(shape, tensor.dtype.as_numpy_dtype.__name__, dims)
+    return TensorSpec(shape, _dtype(tensor), dims)
 
 
-def _check_donated(annotated: AnnotatedFn, result: NestedMap) -> None:
-    for name, arg in zip(annotated.arg_names, annotated.args, strict=True):
-        if name not in annotated.donate:
-            continue
-        given = {path: (tuple(s.shape), s.dtype) for path, s in arg.FlattenItems()}
-        back = {
-            path: (tuple(t.shape), t.dtype.as_numpy_dtype.__name__)
-            for path, t in result.get(name, NestedMap()).FlattenItems()
-        }
-        for path in sorted(given.keys() | back.keys()):
-            if given.get(path) != back.get(path):
-                raise ValueError(
-                    f"{annotated.name}: donated argument {name}.{path} is {given.get(path)} but "
-                    f"comes back as {back.get(path)}."
-                )
+def _dtype(tensor: tf.Tensor) -> str:
+    return tensor.dtype.as_numpy_dtype.__name__

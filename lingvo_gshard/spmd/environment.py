@@ -23,17 +23,10 @@ from collections.abc import Iterator
 # jax2tf.call_tf lowers a function that holds anything foldable.
 _NO_CONSTANT_FOLDING = "--tf_xla_disable_constant_folding=true"
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
-# Many devices on few cores may reach a collective minutes apart; XLA aborts after 40 s.
 _COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds"
-_COLLECTIVE_TIMEOUT_SECS = 600
-# The number of threads that a CPU client's devices share, besides one each.
-_CPU_THREADS = "PJRT_NPROC"
 # Options of glibc's mallopt: one heap for all blocks, whose end is never returned to the kernel.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _KEEP_MEMORY = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_ARENA_MAX: 1}
-_CACHE_VARIABLE = "LINGVO_GSHARD_COMPILATION_CACHE"
-_CACHE_OFF = "off"
-_DEFAULT_CACHE = "~/.cache/lingvo_gshard"
 _LOG_LEVEL, _ERRORS_ONLY = "TF_CPP_MIN_LOG_LEVEL", "3"
 # C++ log lines at severity I or W, in either of TensorFlow's formats, and absl's preamble to them.
 _GREETING = (
@@ -54,16 +47,13 @@ for line in sys.stdin.buffer:
 def prepare(num_devices: int | None = None) -> None:
     """Sets the environment variables that TensorFlow and JAX read when they are loaded.
 
-    Args:
-      num_devices: the number of virtual CPU devices of this process; None leaves the devices as
-        they are. With a number, JAX_PLATFORMS becomes `cpu` unless it is set already, and the
-        process keeps the memory that it has freed. With at least as many devices as cores, each
-        device has one thread, unless PJRT_NPROC is set.
+    `num_devices` is the number of virtual CPU devices of this process; None leaves the devices as
+    they are. With a number, JAX_PLATFORMS becomes `cpu` unless it is set already, and the process
+    keeps the memory that it has freed. With at least as many devices as cores, each device has one
+    thread, unless PJRT_NPROC is set.
 
-    Raises:
-      RuntimeError: TensorFlow was imported earlier without the flag that it needs, or JAX has
-        started with fewer devices.
-      ValueError: num_devices is less than 1.
+    Raises RuntimeError if TensorFlow was imported earlier without the flag that it needs, or if JAX
+    has started with fewer devices.
     """
     if num_devices is not None and num_devices < 1:
         raise ValueError(f"prepare: num_devices must be 1 or more, got {num_devices}.")
@@ -72,7 +62,6 @@ def prepare(num_devices: int | None = None) -> None:
     _set_compilation_cache()
     if num_devices is not None:
         _set_cpu_devices(num_devices)
-        _set_cpu_threads(num_devices)
         _keep_freed_memory()
 
 
@@ -120,17 +109,6 @@ def _disable_constant_folding() -> None:
     os.environ["TF_XLA_FLAGS"] = " ".join([*flags, _NO_CONSTANT_FOLDING])
 
 
-def _set_cpu_threads(num_devices: int) -> None:
-    """Gives each device one thread if the devices keep all cores busy anyway.
-
-    Handing small operations to other threads would cost 8 to 14 % of a decoding step.
-    """
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it.
-    num_cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    if num_devices >= num_cores:
-        os.environ.setdefault(_CPU_THREADS, "1")
-
-
 def _keep_freed_memory() -> None:
     """Lets each call reuse the memory of the last one's temporaries, if the C library is glibc.
 
@@ -143,8 +121,8 @@ def _keep_freed_memory() -> None:
 
 
 def _set_compilation_cache() -> None:
-    folder = os.environ.get(_CACHE_VARIABLE, _DEFAULT_CACHE)
-    if folder == _CACHE_OFF:
+    folder = os.environ.get("LINGVO_GSHARD_COMPILATION_CACHE", "~/.cache/lingvo_gshard")
+    if folder == "off":
         _set_jax("jax_enable_compilation_cache", False)
         return
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
@@ -175,8 +153,13 @@ def _set_cpu_devices(num_devices: int) -> None:
         _set_jax("jax_platforms", "cpu")
     flags = re.sub(rf"{_DEVICE_COUNT}=\S*", "", os.environ.get("XLA_FLAGS", "")).split()
     if not any(flag.startswith(_COLLECTIVE_TIMEOUT) for flag in flags):
-        flags.append(f"{_COLLECTIVE_TIMEOUT}={_COLLECTIVE_TIMEOUT_SECS}")
+        # Many devices on few cores may reach a collective minutes apart; XLA aborts after 40 s.
+        flags.append(f"{_COLLECTIVE_TIMEOUT}=600")
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"{_DEVICE_COUNT}={num_devices}"])
+    # Handing small operations to other threads would cost 8 to 14 % of a decoding step.
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it.
+    if num_devices >= (len(affinity(0)) if affinity else os.cpu_count() or 1):
+        os.environ.setdefault("PJRT_NPROC", "1")
     jax = sys.modules.get("jax")
     # device_count() starts JAX if it hasn't started yet, with the flags set above.
     if jax is not None and jax.device_count() < num_devices:

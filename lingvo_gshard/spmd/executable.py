@@ -2,17 +2,24 @@
 
 import functools
 import struct
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax import export as jax_export
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import compiled_report, hlo_module
-from lingvo_gshard.spmd import dtypes, specs
-from lingvo_gshard.spmd.argument import ONE_AT_A_TIME, Argument
+from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.spmd import specs
 from lingvo_gshard.spmd.program import Program
+
+# The CPU devices of one process share a thread pool, and at each collective every device of a
+# program waits in it for the others. Two programs at once can take each other's threads and
+# deadlock, so one runs at a time.
+ONE_AT_A_TIME = threading.Lock()
 
 
 class Executable:
@@ -22,7 +29,7 @@ class Executable:
         """Compiles `program` for the devices of `mesh`; use compile_program."""
         self.program = program
         self._arguments = {
-            name: Argument(
+            name: _Argument(
                 f"{program.name}: argument {name}",
                 spec,
                 specs.shardings(program.partitioning, spec, mesh),
@@ -34,27 +41,20 @@ class Executable:
         self._compiled = _compile(program, mesh)
 
     def __call__(self, *args: NestedMap) -> NestedMap:
-        """Runs the program on all devices.
+        """Runs the program on all devices and returns its results, a NestedMap of JAX arrays.
 
-        Args:
-          *args: one NestedMap of numpy or JAX arrays per argument. Numpy arrays are placed as by
-            `place`. Donated JAX arrays are deleted.
-
-        Returns:
-          The results, a NestedMap of JAX arrays. The call returns before they are computed, except
-          on several CPU devices, where it waits.
-
-        Raises:
-          ValueError: a wrong number of arguments, missing or unexpected paths, or a wrong shape or
-            dtype; the error names the path, the given value and the expected one.
+        Takes one NestedMap of numpy or JAX arrays per argument; numpy arrays are placed as by
+        `place`, and donated JAX arrays are deleted. The call returns before the results are
+        computed, except on several CPU devices, where it waits. Raises ValueError for a wrong
+        number of arguments, missing or unexpected paths, and a wrong shape or dtype.
         """
         if len(args) != len(self._arguments):
             raise ValueError(
                 f"{self.program.name}: {len(args)} arguments given, {len(self._arguments)} "
                 f"expected: {', '.join(self._arguments)}."
             )
-        placed = zip(self._arguments.values(), args, strict=True)
-        flat = [leaf for argument, tree in placed for leaf in argument.place(tree)]
+        placed = map(self._placed, self._arguments.values(), args)
+        flat = [leaf for leaves in placed for leaf in leaves]
         if not self._shares_threads:
             return self.program.results.Pack(self._compiled(*flat))
         with ONE_AT_A_TIME:
@@ -64,17 +64,12 @@ class Executable:
     def place(self, name: str, tree: NestedMap) -> NestedMap:
         """Checks the tree of argument `name` and puts it on the devices ahead of a call.
 
-        With several processes, a numpy array is either the whole, the same in all of them, or this
-        process's share: the part that its devices hold, such as its rows of a batch. Its shape
-        decides. All processes must call it.
-
-        Returns:
-          A NestedMap of JAX arrays of the whole shapes.
-
-        Raises:
-          ValueError: as for a call; or an unknown name.
+        The result holds JAX arrays of the whole shapes. With several processes, a numpy array is
+        either the whole, the same in all of them, or this process's share: the part that its
+        devices hold, such as its rows of a batch. Its shape decides. All processes must call it.
+        Raises ValueError as a call, or for an unknown name.
         """
-        return tree.Pack(self._argument(name).place(tree))
+        return tree.Pack(self._placed(self._argument(name), tree))
 
     def spec(self, arg_name: str) -> NestedMap:
         """The TensorSpec of every leaf of an argument; ValueError for an unknown name."""
@@ -97,20 +92,22 @@ class Executable:
         """XLA's text of the compiled program of one partition."""
         return self._compiled.as_text()
 
-    def _argument(self, name: str) -> Argument:
+    def _argument(self, name: str) -> "_Argument":
         if name not in self._arguments:
             raise ValueError(
                 f"{self.program.name}: no argument {name!r}, only {', '.join(self._arguments)}."
             )
         return self._arguments[name]
 
+    def _placed(self, argument: "_Argument", tree: NestedMap) -> list[jax.Array]:
+        return argument.place(tree)
+
 
 def compile_program(program: Program, devices: Sequence[Any] | None = None) -> Executable:
     """Compiles `program` for the first of `devices`, which are jax.devices() by default.
 
-    Raises:
-      ValueError: there are more partitions than devices, they lack a dtype, or this version of JAX
-        cannot read the export.
+    Raises ValueError if there are more partitions than devices, if they lack a dtype, or if this
+    version of JAX cannot read the export.
     """
     mesh = specs.device_mesh(program.partitioning, devices, f"program {program.name}")
     return Executable(program, mesh)
@@ -119,8 +116,8 @@ def compile_program(program: Program, devices: Sequence[Any] | None = None) -> E
 def _compile(program: Program, mesh: jax.sharding.Mesh) -> Any:
     leaves = specs.named_leaves(program.arg_names, program.args)
     platform = mesh.devices.flat[0].platform
-    dtypes.check(program.name, "argument", leaves, platform)
-    dtypes.check(program.name, "result", program.results.FlattenItems(), platform)
+    specs.check_dtypes(f"{program.name}: argument", leaves, platform)
+    specs.check_dtypes(f"{program.name}: result", program.results.FlattenItems(), platform)
     exported = _deserialize(program)
     ins = [specs.sharding(program.partitioning, spec, mesh) for _, spec in leaves]
     jitted = jax.jit(
@@ -137,7 +134,6 @@ def _compile(program: Program, mesh: jax.sharding.Mesh) -> Any:
 
 
 def _deserialize(program: Program) -> jax_export.Exported:
-    """Reads the export; ValueError if JAX can't read or call it."""
     if not jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
         raise ValueError(
             f"program {program.name}: an exported program needs JAX's Shardy partitioner, which "
@@ -150,3 +146,78 @@ def _deserialize(program: Program) -> jax_export.Exported:
             f"program {program.name}: JAX {jax.__version__} cannot read its export; another "
             f"version made it, or it is damaged ({error})."
         ) from error
+
+
+class _Argument:
+    """What one argument must be, and where its arrays go.
+
+    `spec` and `shardings` are NestedMaps of TensorSpec and NamedSharding; `name` is for messages.
+    """
+
+    def __init__(self, name: str, spec: NestedMap, shardings: NestedMap, donated: bool) -> None:
+        self.spec, self.shardings = spec, shardings
+        self._name, self._donated = name, donated
+        self._paths = [path for path, _ in spec.FlattenItems()]
+        self._leaves = list(zip(spec.Flatten(), shardings.Flatten(), strict=True))
+
+    def place(self, tree: NestedMap) -> list[jax.Array]:
+        """The leaves of `tree` on their devices; an array that lies there already is kept."""
+        paths = [path for path, _ in tree.FlattenItems()]
+        if paths != self._paths:
+            missing = sorted(set(self._paths) - set(paths))[:3] or "nothing"
+            extra = sorted(set(paths) - set(self._paths))[:3] or "nothing"
+            raise ValueError(f"{self._name}: missing {missing}, unexpected {extra}.")
+        leaves = tree.Flatten()
+        for path, leaf, (spec, sharding) in zip(paths, leaves, self._leaves, strict=True):
+            _check(f"{self._name}.{path}", leaf, spec, sharding)
+        return [
+            _put(leaf, spec, sharding, self._donated)
+            for leaf, (spec, sharding) in zip(leaves, self._leaves, strict=True)
+        ]
+
+
+def _check(what: str, leaf: Any, spec: TensorSpec, sharding: jax.sharding.Sharding) -> None:
+    shape = getattr(leaf, "shape", None)
+    if shape == spec.shape and leaf.dtype == spec.dtype:
+        return
+    own = _own_shape(spec, sharding)
+    if shape == own and leaf.dtype == spec.dtype:
+        return
+    given = f"a {type(leaf).__name__}" if shape is None else f"{leaf.dtype}{list(shape)}"
+    expected = f"{spec.dtype}{list(spec.shape)}"
+    if own != spec.shape:
+        expected += f", or {list(own)}, this process's share,"
+    raise ValueError(f"{what}: {given} given, {expected} expected.")
+
+
+def _own_shape(spec: TensorSpec, sharding: jax.sharding.Sharding) -> tuple[int, ...]:
+    """The shape of the part of an array that the devices of this process hold together."""
+    if sharding.is_fully_addressable:
+        return spec.shape
+    indices = sharding.addressable_devices_indices_map(spec.shape).values()
+    spans = zip(*(index for index in indices if index is not None), strict=True)
+    return tuple(
+        sum(len(range(*span)) for span in {one.indices(size) for one in along})
+        for size, along in zip(spec.shape, spans, strict=True)
+    )
+
+
+def _put(
+    leaf: Any, spec: TensorSpec, sharding: jax.sharding.NamedSharding, donated: bool
+) -> jax.Array:
+    # The program overwrites a donated array's memory: it must not be the caller's own.
+    may_alias = False if donated else None
+    if isinstance(leaf, jax.Array) and leaf.shape == spec.shape:
+        if leaf.sharding == sharding or leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
+            return leaf
+        if leaf.sharding.num_devices > 1:
+            with ONE_AT_A_TIME:  # Moving between shardings is a program with collectives.
+                moved = jax.device_put(leaf, sharding, may_alias=may_alias)
+                return jax.block_until_ready(moved)
+    elif not sharding.is_fully_addressable:
+        # device_put would first ask all processes whether they have the same array.
+        own = np.array(leaf) if donated else np.asarray(leaf)
+        if leaf.shape != spec.shape:
+            return jax.make_array_from_process_local_data(sharding, own, spec.shape)
+        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: own[index])
+    return jax.device_put(leaf, sharding, may_alias=may_alias)

@@ -6,27 +6,25 @@ from jax.experimental import jax2tf
 from jax.sharding import AbstractMesh
 
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.spmd import annotated_fn, dtypes, specs
+from lingvo_gshard.spmd import annotated_fn, specs
 from lingvo_gshard.spmd.program import Program
 
 
 def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> Program:
     """Traces, annotates and lowers `annotated` for all partitions at once; needs no devices.
 
-    Raises:
-      ValueError: as annotated_fn.trace and dtypes.check.
+    Raises ValueError as annotated_fn.trace and specs.check_dtypes.
     """
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
-    dtypes.check(annotated.name, "argument", leaves)
+    specs.check_dtypes(f"{annotated.name}: argument", leaves)
     traced = annotated_fn.trace(annotated, partitioning)
-    dtypes.check(annotated.name, "result", traced.results.FlattenItems())
+    specs.check_dtypes(f"{annotated.name}: result", traced.results.FlattenItems())
     mesh = AbstractMesh(partitioning.mesh.axis_sizes, partitioning.mesh.axis_names)
     ins = tuple(specs.sharding(partitioning, spec, mesh) for _, spec in leaves)
-    outs = specs.shardings(partitioning, traced.results, mesh).Flatten()
     jitted = jax.jit(
         jax2tf.call_tf(traced.function, has_side_effects=False),
         in_shardings=ins,
-        out_shardings=outs,
+        out_shardings=specs.shardings(partitioning, traced.results, mesh).Flatten(),
     )
     # TensorFlow can lower for the CPU alone. The result is plain XLA, which may be compiled for
     # another platform, so the export must not be tied to the CPU.

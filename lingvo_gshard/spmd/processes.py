@@ -43,14 +43,10 @@ class Processes:
 
     Attributes:
       coordinator: `host:port` of process 0, which the others can reach.
-      num_processes: the number of processes.
       process_id: this process's number, from 0.
       timeout_secs: how long to wait for the others.
       heartbeat_timeout_secs: a process that sends no heartbeat for so long counts as dead. JAX's
         own threads send them, even while Python is busy.
-
-    Raises:
-      ValueError: the coordinator is not `host:port`, or process_id is out of range.
     """
 
     coordinator: str
@@ -81,10 +77,7 @@ def joined(processes: Processes) -> Iterator[None]:
     If not all processes come in time, or if one of them dies or fails, this process prints one
     line and exits with EXIT_STATUS. If this process fails, it prints its own error in one line and
     exits with status 1 at once: to leave in order, it would have to wait for the others, and they
-    wait for it in a collective.
-
-    Raises:
-      RuntimeError: JAX has started already.
+    wait for it in a collective. Raises RuntimeError if JAX has started already.
     """
     watch = _Watch(processes)
     watch.join()

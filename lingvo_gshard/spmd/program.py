@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import pathlib
-from typing import Any
 
 from lingvo_gshard.core import atomic_file
 from lingvo_gshard.core.nested_map import NestedMap
@@ -23,7 +22,6 @@ class Program:
     """An XLA program for all partitions, with its arguments and results.
 
     Attributes:
-      name: the function's name.
       exported: JAX's serialized, versioned export.
       partitioning: the mesh, and the table from the letters of the dims below to its axes.
       arg_names, args: one name and one NestedMap of TensorSpec for each argument.
@@ -41,7 +39,18 @@ class Program:
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes one file: magic, sha256, header length, header (JSON), export."""
-        header = json.dumps(_header(self), sort_keys=True).encode()
+        mesh = self.partitioning.mesh
+        fields = {
+            "version": _VERSION,
+            "name": self.name,
+            "mesh": [mesh.axis_names, mesh.axis_sizes, mesh.device_assignment],
+            "table": self.partitioning.table,
+            "arg_names": self.arg_names,
+            "args": [specs.to_json(arg) for arg in self.args],
+            "results": specs.to_json(self.results),
+            "donate": self.donate,
+        }
+        header = json.dumps(fields, sort_keys=True).encode()
         body = len(header).to_bytes(_LENGTH_BYTES, "little") + header + self.exported
         atomic_file.write(path, _MAGIC + hashlib.sha256(body).digest() + body)
 
@@ -49,62 +58,36 @@ class Program:
 def load(path: str | pathlib.Path) -> Program:
     """Reads a Program that `save` wrote.
 
-    Raises:
-      FileNotFoundError: there is no such file.
-      ValueError: the file holds no program, is of another version, or is damaged.
+    Raises FileNotFoundError if there is no such file, and ValueError if the file holds no program,
+    is of another version, or is damaged.
     """
     data = pathlib.Path(path).read_bytes()
     if not data.startswith(_MAGIC):
         raise ValueError(f"{path}: this is no program of lingvo_gshard.")
-    digest, body = (
-        data[len(_MAGIC) :][:_DIGEST_BYTES],
-        data[len(_MAGIC) + _DIGEST_BYTES :],
-    )
+    rest = data[len(_MAGIC) :]
+    digest, body = rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
         raise ValueError(f"{path}: the program is damaged; its checksum does not match.")
     size = int.from_bytes(body[:_LENGTH_BYTES], "little")
-    header = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + size])
-    version = header["version"]
-    if version > _VERSION:
-        raise ValueError(
-            f"{path}: the program has version {version}, made by a newer lingvo_gshard; this one "
-            f"reads version {_VERSION}."
+    fields = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + size])
+    if fields["version"] != _VERSION:
+        advice = (
+            f", made by a newer lingvo_gshard; this one reads version {_VERSION}."
+            if fields["version"] > _VERSION
+            else f", not {_VERSION}; export it again."
         )
-    if version < _VERSION:
-        raise ValueError(
-            f"{path}: the program has version {version}, not {_VERSION}; export it again."
-        )
-    return _from_header(header, body[_LENGTH_BYTES + size :])
-
-
-def _header(program: Program) -> dict[str, Any]:
-    mesh = program.partitioning.mesh
-    return {
-        "version": _VERSION,
-        "name": program.name,
-        "mesh": [mesh.axis_names, mesh.axis_sizes, mesh.device_assignment],
-        "table": program.partitioning.table,
-        "arg_names": program.arg_names,
-        "args": [specs.to_json(arg) for arg in program.args],
-        "results": specs.to_json(program.results),
-        "donate": program.donate,
-    }
-
-
-def _from_header(header: dict[str, Any], exported: bytes) -> Program:
-    axis_names, axis_sizes, assignment = header["mesh"]
-    mesh = Mesh(
-        tuple(axis_names), tuple(axis_sizes), None if assignment is None else tuple(assignment)
-    )
+        raise ValueError(f"{path}: the program has version {fields['version']}{advice}")
+    axis_names, axis_sizes, assignment = fields["mesh"]
     table = tuple(
-        (letter, axis if isinstance(axis, str) else tuple(axis)) for letter, axis in header["table"]
+        (letter, axis if isinstance(axis, str) else tuple(axis)) for letter, axis in fields["table"]
     )
+    mesh = Mesh(tuple(axis_names), tuple(axis_sizes), assignment and tuple(assignment))
     return Program(
-        name=header["name"],
-        exported=exported,
+        name=fields["name"],
+        exported=body[_LENGTH_BYTES + size :],
         partitioning=Partitioning(mesh, table),
-        arg_names=tuple(header["arg_names"]),
-        args=tuple(specs.from_json(arg) for arg in header["args"]),
-        results=specs.from_json(header["results"]),
-        donate=tuple(header["donate"]),
+        arg_names=tuple(fields["arg_names"]),
+        args=tuple(specs.from_json(arg) for arg in fields["args"]),
+        results=specs.from_json(fields["results"]),
+        donate=tuple(fields["donate"]),
     )

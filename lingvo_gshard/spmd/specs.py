@@ -1,4 +1,4 @@
-"""Converts trees of TensorSpec to JAX shardings and to JSON."""
+"""Trees of TensorSpec: their JAX shardings, their JSON, and the dtypes that they may have."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,6 +13,16 @@ from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 Named = list[tuple[str, TensorSpec]]
 
+# fmt: off
+_DTYPES = (
+    "bool", "int8", "int16", "int32", "uint8", "uint16", "uint32",
+    "float16", "bfloat16", "float32", "complex64",
+    "int64", "uint64", "float64", "complex128",
+)
+# fmt: on
+# A TPU's compiler aborts the process when it meets one of these.
+_LACKING = {"tpu": ("complex128",)}
+
 
 def named_leaves(names: tuple[str, ...], trees: tuple[NestedMap, ...]) -> Named:
     """[(name.path, spec)] of all trees, in the order of a program's flat arguments."""
@@ -23,6 +33,25 @@ def named_leaves(names: tuple[str, ...], trees: tuple[NestedMap, ...]) -> Named:
     ]
 
 
+def check_dtypes(what: str, leaves: Named, platform: str | None = None) -> None:
+    """Refuses dtypes that JAX would narrow silently or that `platform` lacks.
+
+    Raises ValueError, prefixed by `what`, if a dtype is unknown, has 64 bits while JAX's 64-bit
+    types are off, or is one that the platform, such as `cpu`, lacks.
+    """
+    for name, spec in leaves:
+        which = f"{what} {name} {list(spec.shape)} is of dtype {spec.dtype}"
+        if spec.dtype not in _DTYPES:
+            raise ValueError(f"{which}; expected one of {', '.join(_DTYPES)}.")
+        if np.dtype(spec.dtype) != jax.dtypes.canonicalize_dtype(spec.dtype):
+            raise ValueError(
+                f"{which}, but JAX's 64-bit types are off: cast it to a narrower one, or set "
+                "JAX_ENABLE_X64=1."
+            )
+        if spec.dtype in _LACKING.get(platform or "", ()):
+            raise ValueError(f"{which}, which a {platform} lacks.")
+
+
 def sharding(
     partitioning: Partitioning, spec: TensorSpec, mesh: jax.sharding.Mesh | AbstractMesh
 ) -> NamedSharding:
@@ -30,20 +59,22 @@ def sharding(
     return NamedSharding(mesh, PartitionSpec(*partitioning.axes(spec.dims)))
 
 
+def shardings(
+    partitioning: Partitioning, tree: NestedMap, mesh: jax.sharding.Mesh | AbstractMesh
+) -> NestedMap:
+    """The sharding over `mesh` of every spec in `tree`."""
+    return tree.Transform(lambda spec: sharding(partitioning, spec, mesh))
+
+
 def device_mesh(
     partitioning: Partitioning,
     devices: Sequence[Any] | None = None,
     name: str = "device_mesh",
 ) -> jax.sharding.Mesh:
-    """The partitioning's mesh as JAX's.
+    """The partitioning's mesh as JAX's: partition i runs on devices[mesh.devices[i]].
 
-    Args:
-      partitioning: its partition i runs on devices[mesh.devices[i]].
-      devices: jax.devices() by default.
-      name: the name in messages.
-
-    Raises:
-      ValueError: there are more partitions than devices.
+    The devices are jax.devices() by default. Raises ValueError, prefixed by `name`, if there are
+    more partitions than devices.
     """
     devices = list(jax.devices() if devices is None else devices)
     mesh = partitioning.mesh
@@ -54,13 +85,6 @@ def device_mesh(
         )
     grid = np.array([devices[i] for i in mesh.devices], dtype=object).reshape(mesh.axis_sizes)
     return jax.sharding.Mesh(grid, mesh.axis_names)
-
-
-def shardings(
-    partitioning: Partitioning, tree: NestedMap, mesh: jax.sharding.Mesh | AbstractMesh
-) -> NestedMap:
-    """The sharding over `mesh` of every spec in `tree`."""
-    return tree.Transform(lambda spec: sharding(partitioning, spec, mesh))
 
 
 def abstract_array(spec: TensorSpec, placed: NamedSharding) -> jax.ShapeDtypeStruct:

@@ -11,22 +11,21 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import executable, specs
 from lingvo_gshard.spmd.program import Program
 
 # X, Y and Z count chips. A chip has two devices in generations 2 to 4, and one in the others.
-_FORMS = "v2:XxY, v3:XxY, v4:XxYxZ, v5e:XxY, v5p:XxYxZ, v6e:XxY"
-_FLAT = ("v2", "v3", "v5e", "v6e")
-_TORUS = ("v4", "v5p")
-_EXAMPLES = "v3:2x2 is 8 cores, v3:32x32 the 2048 of the paper"
+_SIZES = {"v2": "XxY", "v3": "XxY", "v4": "XxYxZ", "v5e": "XxY", "v5p": "XxYxZ", "v6e": "XxY"}
+_KNOWN = (
+    f"known are {', '.join(f'{generation}:{sizes}' for generation, sizes in _SIZES.items())}; "
+    "v3:2x2 is 8 cores, v3:32x32 the 2048 of the paper."
+)
 
 
 class OutOfMemoryError(ValueError):
     """A program needs more memory than a device has.
 
-    Attributes:
-      details: the compiler's message: how much it needs, and its largest buffers.
+    `details` is the compiler's message: how much it needs, and its largest buffers.
     """
 
     def __init__(self, message: str, details: str) -> None:
@@ -35,18 +34,13 @@ class OutOfMemoryError(ValueError):
 
 
 class TopologyExecutable(executable.Executable):
-    """A program compiled for a topology, with a report and a text; it can't be run."""
+    """A program compiled for a topology, with a report and a text.
 
-    def __call__(self, *args: NestedMap) -> NestedMap:
-        """Raises a ValueError, since there is no device to run on."""
-        raise ValueError(self._refusal())
+    It can't be called, and nothing can be placed, since there is no device; both raise ValueError.
+    """
 
-    def place(self, name: str, tree: NestedMap) -> NestedMap:
-        """Raises a ValueError, since there is no device to place anything on."""
-        raise ValueError(self._refusal())
-
-    def _refusal(self) -> str:
-        return (
+    def _placed(self, *_: Any) -> list[jax.Array]:
+        raise ValueError(
             f"{self.program.name}: compiled for a topology, it can be read but not run; "
             "executable.compile_program is for devices at hand."
         )
@@ -60,10 +54,11 @@ def is_installed() -> bool:
 def devices(name: str) -> list[Any]:
     """The devices of a topology in its own order, such as the 128 cores of `v3:8x8`.
 
-    Raises:
-      ValueError: libtpu is not installed, or does not know the topology.
+    Raises ValueError if libtpu is not installed or does not know the topology.
     """
-    _check_form(name)
+    form = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
+    if form is None or _SIZES.get(form[1], "").count("x") != form[2].count("x"):
+        raise ValueError(f"topology {name!r} is unknown; {_KNOWN}")
     if not is_installed():
         raise ValueError(
             f"topology {name}: the TPU compiler is not installed; `make setup-tpu` installs libtpu."
@@ -76,14 +71,13 @@ def devices(name: str) -> list[Any]:
         return list(topologies.get_topology_desc(topology_name=name, platform="tpu").devices)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
-        raise ValueError(f"topology {name}: {reason}; known are {_FORMS}; {_EXAMPLES}.") from error
+        raise ValueError(f"topology {name}: {reason}; {_KNOWN}") from error
 
 
 def v3(num_cores: int) -> str:
     """The topology of a TPU v3 with that many cores, as square as possible: v3(2048) is `v3:32x32`.
 
-    Raises:
-      ValueError: num_cores is not a power of two of 8 or more.
+    Raises ValueError unless num_cores is a power of two of 8 or more.
     """
     exponent = num_cores.bit_length() - 1
     if num_cores < 8 or num_cores != 2**exponent:
@@ -100,10 +94,8 @@ def chip_places(name: str) -> tuple[tuple[int, ...], ...]:
 def compile_program(program: Program, name: str) -> TopologyExecutable:
     """Compiles `program` for the first of a topology's devices.
 
-    Raises:
-      OutOfMemoryError: the program needs more memory than a device has.
-      ValueError: as for `devices`; or the topology has fewer devices than the program has
-        partitions; or its devices can't run the program.
+    Raises OutOfMemoryError if the program needs more memory than a device has, and ValueError as
+    `devices`, or if there are fewer devices than partitions, or if they can't run the program.
     """
     found = devices(name)
     if len(found) < program.partitioning.num_partitions:
@@ -119,10 +111,3 @@ def compile_program(program: Program, name: str) -> TopologyExecutable:
         if details.startswith("RESOURCE_EXHAUSTED"):
             raise OutOfMemoryError(message, details) from error
         raise ValueError(message) from error
-
-
-def _check_form(name: str) -> None:
-    found = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
-    rank = {**dict.fromkeys(_FLAT, 2), **dict.fromkeys(_TORUS, 3)}
-    if found is None or rank.get(found[1]) != len(found[2].split("x")):
-        raise ValueError(f"topology {name!r} is unknown; known are {_FORMS}; {_EXAMPLES}.")

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_gshard.core import atomic_file
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd.argument import ONE_AT_A_TIME
+from lingvo_gshard.spmd.executable import ONE_AT_A_TIME
 
 _DIGESTS = "digests.json"
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)  # Two independent sums make 64 bits.

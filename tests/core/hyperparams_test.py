@@ -40,7 +40,7 @@ def test_set_and_get_by_dotted_path():
     assert (p.lamp.watts, p.Get("lamp.watts"), p.size) == (40, 40, (5, 6))
     p.lamp.watts = 25
     assert p.Get("lamp.watts") == 25
-    assert "lamp" in dir(p) and "watts" not in dir(p)
+    assert "lamp" in p and "watts" not in p and "lamp" in dir(p)
     assert p.Describe("lamp") == "The lamp."
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import dtypes, lowering, program
+from lingvo_gshard.spmd import lowering, program, specs
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
@@ -44,10 +44,10 @@ def test_what_a_platform_lacks():
 import jax
 jax.config.update("jax_enable_x64", True)
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import dtypes
+from lingvo_gshard.spmd import specs
 leaves = [("state.x", TensorSpec((2, 3), "complex128", "__"))]
-dtypes.check("f", "argument", leaves, "cpu")
-dtypes.check("f", "argument", leaves, "tpu")
+specs.check_dtypes("f: argument", leaves, "cpu")
+specs.check_dtypes("f: argument", leaves, "tpu")
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stderr.splitlines()[-1] == (
@@ -59,7 +59,7 @@ def test_every_dtype_of_32_bits_or_less_passes_through():
     names = ["bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"]
     names += ["float16", "bfloat16", "float32", "complex64"]
     tree = NestedMap({name: TensorSpec((8,), name, "B") for name in names})
-    dtypes.check("f", "argument", tree.FlattenItems(), "tpu")
+    specs.check_dtypes("f: argument", tree.FlattenItems(), "tpu")
     annotated = AnnotatedFn("f", lambda s: s, ("state",), (tree,), {n: "B" for n in names})
     executable = compile_program(lowering.export(annotated, functions.partitioning(2)))
     ones = tree.Transform(lambda spec: tf.ones(spec.shape, spec.dtype).numpy())
