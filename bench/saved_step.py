@@ -72,7 +72,7 @@ def _run(folder: pathlib.Path) -> None:
     )
     device, compile_secs = jax.devices()[0], time.perf_counter() - began
     print(f"{device.platform} {device.device_kind}: compiled in {compile_secs:.1f} s")
-    spec = train.spec("batches")
+    spec = train.program.args[train.program.arg_names.index("batches")]
     with np.load(folder / _BATCHES) as arrays:
         batches = spec.Pack(arrays[path] for path, _ in spec.FlattenItems())
     batches = train.place("batches", batches)

@@ -88,7 +88,7 @@ class Translator:
         found: list[tuple[Translation, ...]] = [_NOTHING] * len(parts)
         spec = self._decoder.spec
         batches = sentences.decode_batches(
-            parts, self._source, spec.batch_size, spec.source_lengths[-1], spec.source_lengths
+            parts, self._source, spec.batch_size, spec.source_lengths
         )
         for batch in batches:
             hypotheses = self._decoder(batch.features)

@@ -11,7 +11,7 @@ from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import manifest, mixture, packing
 from lingvo_gshard.input.one_pass import OnePassBatches
-from lingvo_gshard.input.packing import RowBatch, Rows
+from lingvo_gshard.input.packing import Arrays, Rows
 from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.training_rows import TrainingBatches
 
@@ -30,10 +30,11 @@ class TranslationInput:
         labels:   target_labels, target_weights
 
     With `repeat` the stream is endless, and batch s depends on the data, these settings and s
-    alone: neither on what was read before nor on the number of processes. Without it, every
-    example of the split appears exactly once, and rows of weight 0 fill up the last batch. With
-    BUCKETED rows, batches of short pairs have shape [2B, L/2] or [4B, L/4], so that every batch
-    holds the same number of tokens.
+    alone: neither on what was read before nor on the number of processes. Examples that are too
+    long for a row are left out. Without `repeat`, every example of the split appears exactly once,
+    truncated if it is too long, and rows of weight 0 fill up the last batch. With BUCKETED rows,
+    batches of short pairs have shape [2B, L/2] or [4B, L/4], so that every batch holds the same
+    number of tokens.
     """
 
     @classmethod
@@ -70,14 +71,9 @@ class TranslationInput:
     ):
         """Opens the data and checks the hashes of all files that will be read.
 
-        Args:
-            params: see `Params`.
-            process_index: p; this process gets rows [p*B/n, (p+1)*B/n) of each batch.
-            num_processes: n, the number of processes that share each batch.
-
-        Raises:
-            ValueError: the folder is not a prepared one or is damaged; it lacks the split or a
-                language; a size is below 1; or n processes cannot share the batches.
+        If n processes share the batches, process p gets rows [p*B/n, (p+1)*B/n) of each. Raises
+        ValueError if the folder is not a prepared one or is damaged, if it lacks the split or a
+        language, if a size is below 1, or if n processes cannot share the batches.
         """
         self.p = p = params.Copy().Freeze()
         if p.batch_size < 1:
@@ -93,21 +89,26 @@ class TranslationInput:
             )
         if not 0 <= process_index < num_processes:
             raise ValueError(f"process_index {process_index}: expected 0 to {num_processes - 1}")
-        self._shape = packing.RowShape(p.source_len, p.target_len)
-        self._manifest = manifest.load(p.data_dir)
-        self._languages = mixture.languages_of(self._manifest, p.split, p.languages)
-        manifest.verify(p.data_dir, self._files())
-        records = [language.records[p.split] for language in self._languages]
-        batches: grain.MapDataset[RowBatch]
+        shape = packing.RowShape(p.source_len, p.target_len)
+        # The TensorSpecs of a batch of all processes.
+        self.specs = packing.batch_specs(p.batch_size, shape)
+        data = manifest.load(p.data_dir)
+        languages = mixture.languages_of(data, p.split, p.languages)
+        records = [language.records[p.split] for language in languages]
+        files = [data.source_vocabulary.file, data.target_vocabulary.file]
+        for shard in (shard for one in records for shard in one.shards):
+            files += [shard.file] if p.repeat else [shard.file, shard.lengths]
+        manifest.verify(p.data_dir, files)
+        batches: grain.MapDataset[Arrays]
         if p.repeat:
             sources = [RecordSource(p.data_dir, one) for one in records]
             mixed = mixture.Mixture(sources, p.temperature, p.max_repeats, p.shuffle, p.seed)
             size = num_lanes // num_processes
             lanes = range(process_index * size, (process_index + 1) * size)
-            batches = TrainingBatches(mixed, p, self._shape, num_lanes, lanes)
+            batches = TrainingBatches(mixed, p, shape, num_lanes, lanes)
         else:
             source = RecordSource(p.data_dir, *records)
-            batches = OnePassBatches(source, p, self._shape, process_index, num_processes)
+            batches = OnePassBatches(source, p, shape, process_index, num_processes)
         # The prefetch thread reads; Grain's own readers would add more threads.
         one_thread = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         prefetched = grain_experimental.ThreadPrefetchIterDataset(
@@ -117,64 +118,23 @@ class TranslationInput:
         # Grain's own clean-up at exit runs after modules that it uses have been unloaded.
         weakref.finalize(self, _close, self._open)
         self._start_state = self._iterator.get_state()
-        self._num_too_long = 0
-
-    @property
-    def specs(self) -> NestedMap:
-        """The TensorSpecs of a batch of all processes."""
-        return packing.batch_specs(self.p.batch_size, self._shape)
-
-    @property
-    def languages(self) -> tuple[str, ...]:
-        """The codes of the languages that are read."""
-        return tuple(language.code for language in self._languages)
-
-    @property
-    def num_examples(self) -> int:
-        """The number of examples in one pass over the split."""
-        return sum(language.num_examples(self.p.split) for language in self._languages)
-
-    @property
-    def source_vocab_size(self) -> int:
-        """The number of pieces in the source vocabulary."""
-        return self._manifest.source_vocabulary.size
-
-    @property
-    def target_vocab_size(self) -> int:
-        """The number of pieces in the target vocabulary."""
-        return self._manifest.target_vocabulary.size
-
-    @property
-    def num_too_long(self) -> int:
-        """How many examples did not fit into a row so far.
-
-        An endless stream leaves them out; one pass truncates them.
-        """
-        return self._num_too_long
 
     def __iter__(self) -> "TranslationInput":
         return self
 
     def __next__(self) -> NestedMap:
-        batch = next(self._iterator)
-        self._num_too_long = batch.num_too_long
-        return packing.batch_of(batch.arrays)
+        return packing.batch_of(next(self._iterator))
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position of the next batch, JSON-able and the same in all processes."""
         return dict(self._iterator.get_state())
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues, bit for bit, where `get_state` returned `state`.
-
-        Raises:
-            ValueError: `state` does not come from this class.
-        """
+        """Continues, bit for bit, where `get_state` returned `state`."""
         expected = sorted(self._start_state)
         if sorted(state) != expected:
             raise ValueError(f"input state has {sorted(state)}, expected {expected}")
         self._iterator.set_state({name: int(value) for name, value in state.items()})
-        self._num_too_long = 0
 
     def reset(self) -> None:
         """Starts again from the first batch, for example for a second evaluation."""
@@ -184,15 +144,8 @@ class TranslationInput:
         """Stops the prefetch thread."""
         _close(self._open)
 
-    def _files(self) -> list[manifest.DataFile]:
-        data = self._manifest
-        shards = [shard for one in self._languages for shard in one.records[self.p.split].shards]
-        files = [data.source_vocabulary.file, data.target_vocabulary.file]
-        files += [shard.file for shard in shards]
-        return files if self.p.repeat else files + [shard.lengths for shard in shards]
-
     @property
-    def _iterator(self) -> grain.DatasetIterator[RowBatch]:
+    def _iterator(self) -> grain.DatasetIterator[Arrays]:
         if not self._open:
             raise ValueError("this input is closed")
         return self._open[0]

@@ -49,11 +49,8 @@ def encode_batch(
 ) -> list[bytes]:
     """Encodes n pairs at once.
 
-    Args:
-        source_ids: int [total tokens], the ids of all sources, concatenated.
-        source_splits: int [n + 1], the start of each source, then the end of the last.
-        target_ids: as source_ids.
-        target_splits: as source_splits.
+    The ids, int [total tokens], are those of all sources or targets, concatenated. The splits, int
+    [n + 1], are the start of each, then the end of the last.
     """
     largest = max(int(ids.max(initial=0)) for ids in (source_ids, target_ids))
     if min(int(ids.min(initial=0)) for ids in (source_ids, target_ids)) < 0 or largest >= 2**16:

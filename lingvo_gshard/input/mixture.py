@@ -26,13 +26,10 @@ _MAX_PERMUTED = 1 << 16
 def sampling_weights(
     counts: Sequence[int], temperature: float, max_repeats: float | None
 ) -> np.ndarray:
-    """Returns the sampling probabilities p_l, float64 [len(counts)], which sum to 1.
+    """The sampling probabilities p_l, float64 [len(counts)], which sum to 1.
 
     If p_l would repeat a language more than `max_repeats` times in sum(counts) draws, it is
     lowered to that limit, and the other languages share the rest in their proportions.
-
-    Raises:
-        ValueError: the temperature or the limit is below 1, or a language has no examples.
     """
     if temperature < 1:
         raise ValueError(f"temperature {temperature}: expected at least 1")
@@ -56,17 +53,16 @@ def sampling_weights(
 def languages_of(
     data: manifest.Manifest, split: str, codes: Sequence[str] | None
 ) -> tuple[manifest.Language, ...]:
-    """Returns the languages with these codes, or all that have examples in the split.
+    """The languages with these codes, or all that have examples in the split.
 
-    Raises:
-        ValueError: the split or a language does not exist, or has no examples.
+    Raises ValueError if the split or a language does not exist or has no examples.
     """
     if split not in manifest.SPLITS:
         raise ValueError(f"split {split!r}: expected one of {', '.join(manifest.SPLITS)}")
-    if codes is None:
-        found = tuple(language for language in data.languages if language.num_examples(split))
-    else:
+    if codes is not None:
         found = tuple(data.language(code) for code in codes)
+    else:
+        found = tuple(language for language in data.languages if language.num_examples(split))
     if not found:
         raise ValueError(f"no language has examples in split {split!r}")
     for language in found:
@@ -90,11 +86,7 @@ class Mixture:
         shuffle: bool,
         seed: int,
     ) -> None:
-        """With `shuffle` each language has a new order every time it starts over.
-
-        Raises:
-            ValueError: as `sampling_weights`.
-        """
+        """With `shuffle` each language has a new order every time it starts over."""
         self._sources, self._shuffle = sources, shuffle
         counts = [len(source) for source in sources]
         self.weights = sampling_weights(counts, temperature, max_repeats)
@@ -105,7 +97,7 @@ class Mixture:
         self._seeds = rng.integers(0, 2**32, len(sources))
 
     def read(self, start: int, end: int) -> list[Example]:
-        """Returns the examples between two positions, in order: about end - start of them."""
+        """The examples between two positions, in order: about end - start of them."""
         first, last = self._given_before(start), self._given_before(end)
         positions, examples = [], []
         for language, source in enumerate(self._sources):

@@ -10,7 +10,6 @@ of its sides, and a batch of half the length has twice the rows. So an evaluatio
 three programs, and a pair costs at most twice its own tokens.
 """
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 
@@ -19,23 +18,18 @@ import numpy as np
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.input import packing
-from lingvo_gshard.input.packing import RowBatch, Rows, RowShape
+from lingvo_gshard.input.packing import Arrays, Rows, RowShape
 from lingvo_gshard.input.records import RecordSource
 
 _POOL_EXAMPLES = 2048
 _BUCKET_SCALES = (4, 2, 1)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Plan:
-    """One batch: the record indices in each row; too long examples in all batches so far."""
-
-    shape: RowShape
-    rows: list[list[int]]
-    num_too_long: int
+# The lengths of a batch's rows, and the record indices in each of them.
+_Plan = tuple[RowShape, list[list[int]]]
 
 
-class OnePassBatches(grain.MapDataset[RowBatch]):
+class OnePassBatches(grain.MapDataset[Arrays]):
     """Batches by index. Batches are planned when they are first needed."""
 
     def __init__(
@@ -46,7 +40,7 @@ class OnePassBatches(grain.MapDataset[RowBatch]):
         process_index: int,
         num_processes: int,
     ) -> None:
-        """Args: the records of all languages; TranslationInput's settings; as there."""
+        """`source` holds the records of all languages; the rest is as in TranslationInput."""
         super().__init__()
         self._source, self._params, self._shape = source, params, shape
         self._process_index, self._num_processes = process_index, num_processes
@@ -56,36 +50,37 @@ class OnePassBatches(grain.MapDataset[RowBatch]):
         bucketed = params.rows is Rows.BUCKETED
         self._upcoming = self._plan_buckets() if bucketed else self._plan_rows()
         self._plans: list[_Plan] = []
-        self._num_too_long = 0
 
     def __len__(self) -> int:
         """An upper bound: packed rows hold several examples, and each bucket fills up a batch."""
         return -(-len(self._source) // self._params.batch_size) + len(_BUCKET_SCALES)
 
-    def __getitem__(self, index: int) -> RowBatch | None:  # type: ignore[override]
+    def __getitem__(self, index: int) -> Arrays | None:  # type: ignore[override]
         """This process's rows of batch `index`; None, which Grain skips, after the last batch."""
         missing = index + 1 - len(self._plans)
         self._plans += itertools.islice(self._upcoming, max(0, missing))
         if index >= len(self._plans):
             return None
-        plan = self._plans[index]
-        size = len(plan.rows) // self._num_processes
-        rows = plan.rows[self._process_index * size : (self._process_index + 1) * size]
+        shape, rows = self._plans[index]
+        # Empty rows fill up a batch; one with shorter rows has more of them.
+        num_rows = self._params.batch_size * (self._shape.source_len // shape.source_len)
+        rows = rows + [[]] * (num_rows - len(rows))
+        size = num_rows // self._num_processes
+        rows = rows[self._process_index * size : (self._process_index + 1) * size]
         numbers = np.array([number for row in rows for number in row], np.int64)
-        examples = [plan.shape.truncate(example) for example in self._source.read(numbers)]
+        examples = [shape.truncate(example) for example in self._source.read(numbers)]
         position = itertools.count()
-        arrays = packing.fill([[next(position) for _ in row] for row in rows], examples, plan.shape)
-        return RowBatch(arrays, plan.num_too_long)
+        return packing.fill([[next(position) for _ in row] for row in rows], examples, shape)
 
     def _plan_rows(self) -> Iterator[_Plan]:
         """Packs pools of adjacent examples, or gives each example a row of its own."""
         waiting: list[list[int]] = []
         for start in range(0, len(self._order), _POOL_EXAMPLES):
             pool = self._order[start : start + _POOL_EXAMPLES]
-            lengths = self._source.lengths[pool]
             if self._params.rows is Rows.PACKED:
                 longest = [self._shape.source_len, self._shape.target_len]
-                rows = packing.plan_rows(np.minimum(lengths, longest), self._shape)
+                lengths = np.minimum(self._source.lengths[pool], longest)
+                rows = packing.plan_rows(lengths, self._shape)
             else:
                 rows = [[index] for index in range(len(pool))]
             if self._params.shuffle:
@@ -94,10 +89,10 @@ class OnePassBatches(grain.MapDataset[RowBatch]):
                 rows.sort()
             waiting += [pool[row].tolist() for row in rows]
             while len(waiting) >= self._params.batch_size:
-                yield self._plan(waiting[: self._params.batch_size], self._shape)
+                yield self._shape, waiting[: self._params.batch_size]
                 del waiting[: self._params.batch_size]
         if waiting:
-            yield self._plan(waiting, self._shape)
+            yield self._shape, waiting
 
     def _plan_buckets(self) -> Iterator[_Plan]:
         """Deals all examples out to buckets by the longer of their two sides."""
@@ -110,23 +105,13 @@ class OnePassBatches(grain.MapDataset[RowBatch]):
         ]
         # Examples that fit no bucket are truncated to the longest one.
         bucket_of = np.minimum(np.maximum(*bucket_of_side), len(scales) - 1)
-        batches = []
+        batches: list[_Plan] = []
         for bucket, scale in enumerate(scales):
             shape = RowShape(sides[0] // scale, sides[1] // scale)
-            members = self._order[bucket_of == bucket].tolist()
+            rows = [[member] for member in self._order[bucket_of == bucket].tolist()]
             size = self._params.batch_size * scale
-            batches += [(shape, members[i : i + size]) for i in range(0, len(members), size)]
+            batches += [(shape, rows[i : i + size]) for i in range(0, len(rows), size)]
         if self._params.shuffle:  # So that the first batches already have all lengths.
             order = np.random.default_rng(self._params.seed).permutation(len(batches))
             batches = [batches[i] for i in order]
-        for shape, members in batches:
-            yield self._plan([[member] for member in members], shape)
-
-    def _plan(self, rows: list[list[int]], shape: RowShape) -> _Plan:
-        """The plan of a batch of these rows, filled up with empty ones."""
-        numbers = [number for row in rows for number in row]
-        longest = [self._shape.source_len, self._shape.target_len]
-        self._num_too_long += int((self._source.lengths[numbers] > longest).any(axis=1).sum())
-        num_rows = self._params.batch_size * (self._shape.source_len // shape.source_len)
-        empty: list[list[int]] = [[] for _ in range(num_rows - len(rows))]
-        return _Plan(shape, rows + empty, self._num_too_long)
+        yield from batches

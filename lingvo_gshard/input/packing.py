@@ -23,6 +23,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, Example
 from lingvo_gshard.sharding.layout import TensorSpec
 
+Arrays = dict[str, np.ndarray]
+
 _LABEL_NAMES = ("target_labels", "target_weights")
 
 
@@ -48,11 +50,9 @@ class RowShape:
             )
 
     def fits(self, example: Example) -> bool:
-        """Returns whether a pair fits into an empty row."""
-        return (
-            len(example.source_ids) <= self.source_len
-            and len(example.target_ids) <= self.target_len
-        )
+        """Whether a pair fits into an empty row."""
+        source, target = len(example.source_ids), len(example.target_ids)
+        return source <= self.source_len and target <= self.target_len
 
     def truncate(self, example: Example) -> Example:
         """Cuts both sides to the row's lengths; a side that is cut still ends with EOS."""
@@ -62,16 +62,8 @@ class RowShape:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class RowBatch:
-    """The arrays that `fill` returns; how many examples so far were too long for a row."""
-
-    arrays: dict[str, np.ndarray]
-    num_too_long: int
-
-
 def lengths_of(examples: Sequence[Example]) -> np.ndarray:
-    """Returns int64 [n, 2], the number of tokens in each source and each target."""
+    """The number of tokens in each source and each target, int64 [n, 2]."""
     pairs = [(len(example.source_ids), len(example.target_ids)) for example in examples]
     return np.array(pairs, np.int64).reshape(-1, 2)
 
@@ -79,12 +71,10 @@ def lengths_of(examples: Sequence[Example]) -> np.ndarray:
 def plan_rows(lengths: np.ndarray, shape: RowShape) -> list[list[int]]:
     """Packs pairs of int64 [n, 2] lengths, each of which must fit alone, into rows.
 
-    A row starts with the pair that takes the largest share of both sides together. Then, as long
-    as a pair fits, we add the one after which the emptier side has the least room left, so that
-    both sides fill up evenly.
-
-    Returns the indices of each row's pairs, ascending. The first rows hold the long pairs, so the
-    caller should reorder the rows.
+    Returns the indices of each row's pairs, ascending. A row starts with the pair that takes the
+    largest share of both sides together. Then, as long as a pair fits, we add the one after which
+    the emptier side has the least room left, so that both sides fill up evenly. The first rows hold
+    the long pairs, so the caller should reorder the rows.
     """
     # Count lengths in units that make both sides of a row equally long.
     capacity = shape.source_len * shape.target_len
@@ -100,7 +90,7 @@ def plan_rows(lengths: np.ndarray, shape: RowShape) -> list[list[int]]:
 
 
 def _take_row(source: np.ndarray, target: np.ndarray, capacity: int) -> list[int]:
-    """Returns the indices of the pairs that fill one row; marks their source as too long."""
+    """The indices of the pairs that fill one row; marks their source as too long."""
     taken, free_source, free_target = [0], capacity, capacity
     while True:
         free_source, free_target = free_source - source[taken[-1]], free_target - target[taken[-1]]
@@ -126,10 +116,8 @@ def plan_at_most(lengths: np.ndarray, shape: RowShape, num_rows: int) -> list[li
     return rows
 
 
-def fill(
-    rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowShape
-) -> dict[str, np.ndarray]:
-    """Returns the arrays shown in the module's docstring for planned rows, each [len(rows), L].
+def fill(rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowShape) -> Arrays:
+    """The arrays of planned rows, each [len(rows), L], as shown in the module's docstring.
 
     target_weights is float32; the others are int32.
     """
@@ -177,14 +165,14 @@ def _side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> _Sid
 
 
 def _shifted(target: _Side, is_token: np.ndarray) -> np.ndarray:
-    """Returns the decoder's input: the labels shifted right, with BOS first in each segment."""
+    """The decoder's input: the labels shifted right, with BOS first in each segment."""
     inputs = np.roll(target.ids, 1, axis=1)
     inputs[target.positions == 0] = BOS_ID
     inputs[~is_token] = PAD_ID
     return inputs
 
 
-def batch_of(arrays: dict[str, np.ndarray]) -> NestedMap:
+def batch_of(arrays: Arrays) -> NestedMap:
     """Arranges the arrays as the features and labels of a model."""
     features = {name: array for name, array in arrays.items() if name not in _LABEL_NAMES}
     labels = {name: arrays[name] for name in _LABEL_NAMES}
@@ -192,7 +180,7 @@ def batch_of(arrays: dict[str, np.ndarray]) -> NestedMap:
 
 
 def batch_specs(batch_size: int, shape: RowShape) -> NestedMap:
-    """Returns the TensorSpecs of `batch_of`, with dims BL throughout."""
+    """The TensorSpecs of `batch_of`, with dims BL throughout."""
     arrays = fill([], [], shape)
     return batch_of(arrays).Transform(
         lambda array: TensorSpec((batch_size, array.shape[1]), array.dtype.name, "BL")

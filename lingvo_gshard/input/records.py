@@ -34,11 +34,10 @@ class RecordSource:
         return self.read(np.array([index]))[0]
 
     def read(self, indices: np.ndarray) -> list[Example]:
-        """Returns the examples at int [n] indices, in their order; reads each file once.
+        """The examples at int [n] indices, in their order; reads each file once.
 
-        Raises:
-            IndexError: an index outside [0, len).
-            ValueError: a file does not hold as many records as the manifest says, or is damaged.
+        Raises IndexError for an index outside [0, len), and ValueError if a file is damaged or does
+        not hold as many records as the manifest says.
         """
         outside = indices[(indices < 0) | (indices >= len(self))]
         if len(outside):

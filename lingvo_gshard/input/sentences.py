@@ -2,6 +2,7 @@
 
 import dataclasses
 import gzip
+import itertools
 import logging
 import os
 import pathlib
@@ -14,17 +15,16 @@ from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.tokenizer import Tokenizer
 
 # A program is compiled for each length; at most half of a row beyond the first bucket is padding.
-DEFAULT_BUCKETS = (16, 32, 64, 128)
+_BUCKETS = (16, 32, 64, 128)
 
 
 @dataclasses.dataclass(frozen=True)
 class DecodeBatch:
     """Source sentences of similar length, one in each row.
 
-    Attributes:
-        features: source_ids, source_segment_ids (1 for tokens, 0 for padding) and
-            source_positions, all int32 [B, L], where L is one of the buckets.
-        line_indices: int32 [B], the index of each row's line; -1 in empty rows.
+    The features are source_ids, source_segment_ids (1 for tokens, 0 for padding) and
+    source_positions, all int32 [B, L], where L is one of the buckets. `line_indices`, int32 [B], is
+    the index of each row's line, -1 in empty rows.
     """
 
     features: NestedMap
@@ -32,10 +32,10 @@ class DecodeBatch:
 
 
 def eval_text(data_dir: str | os.PathLike[str], split: str, language: str) -> list[tuple[str, str]]:
-    """Returns the raw (source, English) pairs of dev or test, in order.
+    """The raw (source, English) pairs of dev or test, in order.
 
-    Raises:
-        ValueError: not a prepared folder, or it has no text for this split and language.
+    Raises ValueError if the folder is not a prepared one or has no text for this split and
+    language.
     """
     texts = manifest.load(data_dir).language(language).text
     if split not in texts:
@@ -47,40 +47,31 @@ def eval_text(data_dir: str | os.PathLike[str], split: str, language: str) -> li
     return [(source, english) for source, english in lines]
 
 
-def lengths(max_len: int, buckets: Sequence[int] = DEFAULT_BUCKETS) -> tuple[int, ...]:
-    """Returns the row lengths that `decode_batches` uses, shortest first."""
-    return tuple(sorted({min(bucket, max_len) for bucket in buckets} | {max_len}))
+def lengths(max_len: int) -> tuple[int, ...]:
+    """The row lengths for sentences of at most `max_len` pieces, shortest first."""
+    return tuple(sorted({min(bucket, max_len) for bucket in _BUCKETS} | {max_len}))
 
 
 def decode_batches(
-    lines: Sequence[str],
-    tokenizer: Tokenizer,
-    batch_size: int,
-    max_len: int,
-    buckets: Sequence[int] = DEFAULT_BUCKETS,
+    lines: Sequence[str], tokenizer: Tokenizer, batch_size: int, row_lengths: Sequence[int]
 ) -> Iterator[DecodeBatch]:
-    """Yields every line once, shortest first. All rows of a batch have the length of one bucket.
+    """Yields every line once, shortest first.
 
-    The longest bucket is `max_len`. Lines longer than that are truncated, with a warning.
-
-    Raises:
-        ValueError: batch_size, max_len or a bucket is below 1.
+    All rows of a batch have the same length, the shortest that fits. `row_lengths` ascend; longer
+    lines are truncated, with a warning.
     """
-    if min(batch_size, max_len, *buckets) < 1:
+    if min(batch_size, *row_lengths) < 1:
         raise ValueError(
-            f"batch_size {batch_size}, max_len {max_len}, buckets {tuple(buckets)}: "
-            "expected at least 1"
+            f"batch_size {batch_size}, row lengths {tuple(row_lengths)}: expected at least 1"
         )
-    encoded = _encode(lines, tokenizer, max_len)
+    encoded = _encode(lines, tokenizer, row_lengths[-1])
     sizes = np.array([len(ids) for ids in encoded], np.int64)
     shortest_first = np.argsort(sizes, kind="stable")
-    bounds = lengths(max_len, buckets)
-    for shorter, length in zip([0, *bounds], bounds, strict=False):
+    for shorter, length in itertools.pairwise([0, *row_lengths]):
         in_bucket = (sizes[shortest_first] > shorter) & (sizes[shortest_first] <= length)
         members = shortest_first[in_bucket].tolist()
         for start in range(0, len(members), batch_size):
-            rows = members[start : start + batch_size]
-            yield _batch(rows, encoded, batch_size, length)
+            yield _batch(members[start : start + batch_size], encoded, batch_size, length)
 
 
 def _encode(lines: Sequence[str], tokenizer: Tokenizer, max_len: int) -> list[list[int]]:
@@ -89,13 +80,8 @@ def _encode(lines: Sequence[str], tokenizer: Tokenizer, max_len: int) -> list[li
     for index in too_long:
         encoded[index] = [*encoded[index][: max_len - 1], example_codec.EOS_ID]
     if too_long:
-        logging.warning(
-            "Truncated %d of %d lines to %d pieces, the first is line %d",
-            len(too_long),
-            len(lines),
-            max_len,
-            too_long[0] + 1,
-        )
+        counts = f"{len(too_long)} of {len(lines)} lines to {max_len} pieces"
+        logging.warning("Truncated %s, the first is line %d", counts, too_long[0] + 1)
     return encoded
 
 
@@ -104,11 +90,11 @@ def _batch(
 ) -> DecodeBatch:
     ids, segments, positions = np.zeros((3, batch_size, length), np.int32)
     line_indices = np.full(batch_size, -1, np.int32)
+    line_indices[: len(rows)] = rows
     for row, index in enumerate(rows):
         size = len(encoded[index])
         ids[row, :size] = encoded[index]
         segments[row, :size] = 1
         positions[row, :size] = np.arange(size)
-        line_indices[row] = index
     features = NestedMap(source_ids=ids, source_segment_ids=segments, source_positions=positions)
     return DecodeBatch(features, line_indices)

@@ -46,11 +46,7 @@ class Tokenizer:
         return [self._processor.id_to_piece(int(token)) for token in ids]
 
     def decode(self, ids: Iterable[int]) -> str:
-        """Returns the text up to the first EOS, ignoring padding and BOS.
-
-        Raises:
-            ValueError: an id outside [0, vocab_size).
-        """
+        """Returns the text up to the first EOS, ignoring padding and BOS."""
         kept: list[int] = []
         for token in ids:
             token = int(token)

@@ -18,7 +18,7 @@ import numpy as np
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.input import packing
 from lingvo_gshard.input.mixture import Mixture
-from lingvo_gshard.input.packing import RowBatch, Rows, RowShape
+from lingvo_gshard.input.packing import Arrays, Rows, RowShape
 
 # In a larger pool it is likelier that some pair fits the room that a row has left.
 _MIN_POOL_ROWS = 512
@@ -27,7 +27,7 @@ _PROBED_EXAMPLES = 2000
 _SPARE_DRAWS = 0.03
 
 
-class TrainingBatches(grain.MapDataset[RowBatch]):
+class TrainingBatches(grain.MapDataset[Arrays]):
     """Batches by index. If they are read in order, each pool is made once."""
 
     def __init__(
@@ -40,15 +40,8 @@ class TrainingBatches(grain.MapDataset[RowBatch]):
     ) -> None:
         """Reads some examples to estimate how many of them fill a pool.
 
-        Args:
-            mixture: the examples.
-            params: TranslationInput's settings.
-            shape: the lengths of a row.
-            num_lanes: V, a divisor of the batch size.
-            lanes: this process's lanes.
-
-        Raises:
-            ValueError: none of the examples fits a row.
+        `params` are TranslationInput's, `num_lanes` is V, a divisor of the batch size, and `lanes`
+        are this process's. Raises ValueError if none of the examples fits a row.
         """
         super().__init__()
         self._mixture, self._params, self._shape = mixture, params, shape
@@ -57,13 +50,12 @@ class TrainingBatches(grain.MapDataset[RowBatch]):
         self._pool_batches = math.ceil(_MIN_POOL_ROWS / self._lane_rows)
         self._pool_rows = self._pool_batches * self._lane_rows
         self._pool_draws = self._draws_for(self._pool_rows)
-        self._pools: dict[int, tuple[int, dict[str, np.ndarray]]] = {}
-        self._num_too_long = 0
+        self._pools: dict[int, tuple[int, Arrays]] = {}
 
     def __len__(self) -> int:
         return sys.maxsize
 
-    def __getitem__(self, index: int) -> RowBatch:  # type: ignore[override]
+    def __getitem__(self, index: int) -> Arrays:  # type: ignore[override]
         """This process's rows of batch `index`."""
         parts = []
         for lane in self._lanes:
@@ -73,20 +65,18 @@ class TrainingBatches(grain.MapDataset[RowBatch]):
             start = batch_in_pool * self._lane_rows
             pool = self._pool(lane, pool_index)
             parts.append({k: array[start : start + self._lane_rows] for k, array in pool.items()})
-        arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        return RowBatch(arrays, self._num_too_long)
+        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
-    def _pool(self, lane: int, pool_index: int) -> dict[str, np.ndarray]:
+    def _pool(self, lane: int, pool_index: int) -> Arrays:
         """A pool of one lane; the lane's last pool is kept."""
         if lane not in self._pools or self._pools[lane][0] != pool_index:
             arrays = self._make_pool(pool_index * self._num_lanes + lane)
             self._pools[lane] = (pool_index, arrays)
         return self._pools[lane][1]
 
-    def _make_pool(self, number: int) -> dict[str, np.ndarray]:
+    def _make_pool(self, number: int) -> Arrays:
         drawn = self._mixture.read(number * self._pool_draws, (number + 1) * self._pool_draws)
         examples = [example for example in drawn if self._shape.fits(example)]
-        self._num_too_long += len(drawn) - len(examples)
         if self._params.rows is Rows.PACKED:
             rows = packing.plan_at_most(packing.lengths_of(examples), self._shape, self._pool_rows)
         else:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import re
 from collections.abc import Callable, Mapping
 
 import tensorflow as tf
@@ -10,6 +9,7 @@ import tensorflow as tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.spmd import specs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,27 +69,22 @@ def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
     shape is not static, if a donated argument is returned with another shape or dtype, or not at
     all, or if `fn` reads a tf.Variable.
     """
-    leaves = [leaf for arg in annotated.args for leaf in arg.Flatten()]
-    for name, arg in zip(annotated.arg_names, annotated.args, strict=True):
-        for path, spec in arg.FlattenItems():
-            partitioning.check(f"{annotated.name}: argument {name}.{path}", spec)
+    leaves = specs.named_leaves(annotated.arg_names, annotated.args)
+    for path, spec in leaves:
+        partitioning.check(f"{annotated.name}: argument {path}", spec)
     traced_results: list[NestedMap] = []
     annotate = Annotator(partitioning).annotate
 
     def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        given = iter(
-            [annotate(tensor, spec.dims) for tensor, spec in zip(tensors, leaves, strict=True)]
-        )
+        given = iter([annotate(x, spec.dims) for x, (_, spec) in zip(tensors, leaves, strict=True)])
         args = [arg.Pack(itertools.islice(given, len(arg.Flatten()))) for arg in annotated.args]
         result = annotated.fn(*args).Transform(tf.convert_to_tensor)
-        specs = _result_specs(annotated, result)
-        traced_results.append(specs)
-        return [
-            annotate(tensor, spec.dims)
-            for tensor, spec in zip(result.Flatten(), specs.Flatten(), strict=True)
-        ]
+        returned = _result_specs(annotated, result)
+        traced_results.append(returned)
+        pairs = zip(result.Flatten(), returned.Flatten(), strict=True)
+        return [annotate(x, spec.dims) for x, spec in pairs]
 
-    signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in leaves]
+    signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for _, spec in leaves]
     function = tf.function(flat, input_signature=signature, autograph=False, jit_compile=True)
     concrete = function.get_concrete_function()
     if concrete.graph.variables:
@@ -106,17 +101,13 @@ def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
 def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
     """The TensorSpec of every result; ValueError as for `trace`."""
     returned = result.FlattenItems()
-    donated = {
-        f"{name}.{path}": spec
-        for name, arg in zip(annotated.arg_names, annotated.args, strict=True)
-        if name in annotated.donate
-        for path, spec in arg.FlattenItems()
-    }
+    arguments = specs.named_leaves(annotated.arg_names, annotated.args)
+    donated = {path: spec for path, spec in arguments if _root(path) in annotated.donate}
     given = {path: (tuple(spec.shape), spec.dtype) for path, spec in donated.items()}
     back = {
         path: (tuple(tensor.shape), _dtype(tensor))
         for path, tensor in returned
-        if re.split(r"[.\[]", path)[0] in annotated.donate
+        if _root(path) in annotated.donate
     }
     for path in sorted(given.keys() | back.keys()):
         if given.get(path) != back.get(path):
@@ -144,6 +135,10 @@ def _spec(annotated: AnnotatedFn, path: str, tensor: tf.Tensor, dims: str | None
             f"{annotated.name}: result {path} has shape {shape}, but its dims are {dims!r}."
         )
     return TensorSpec(shape, _dtype(tensor), dims)
+
+
+def _root(path: str) -> str:
+    return path.partition(".")[0]
 
 
 def _dtype(tensor: tf.Tensor) -> str:

@@ -69,15 +69,11 @@ class Executable:
         devices hold, such as its rows of a batch. Its shape decides. All processes must call it.
         Raises ValueError as a call, or for an unknown name.
         """
-        return tree.Pack(self._placed(self._argument(name), tree))
-
-    def spec(self, arg_name: str) -> NestedMap:
-        """The TensorSpec of every leaf of an argument; ValueError for an unknown name."""
-        return self._argument(arg_name).spec
-
-    def shardings(self, arg_name: str) -> NestedMap:
-        """The NamedSharding of every leaf of an argument; ValueError for an unknown name."""
-        return self._argument(arg_name).shardings
+        if name not in self._arguments:
+            raise ValueError(
+                f"{self.program.name}: no argument {name!r}, only {', '.join(self._arguments)}."
+            )
+        return tree.Pack(self._placed(self._arguments[name], tree))
 
     def report(self) -> compiled_report.CompiledReport:
         """The compiled program's collectives, memory and operations."""
@@ -91,13 +87,6 @@ class Executable:
     def as_text(self) -> str:
         """XLA's text of the compiled program of one partition."""
         return self._compiled.as_text()
-
-    def _argument(self, name: str) -> "_Argument":
-        if name not in self._arguments:
-            raise ValueError(
-                f"{self.program.name}: no argument {name!r}, only {', '.join(self._arguments)}."
-            )
-        return self._arguments[name]
 
     def _placed(self, argument: "_Argument", tree: NestedMap) -> list[jax.Array]:
         return argument.place(tree)
@@ -155,7 +144,6 @@ class _Argument:
     """
 
     def __init__(self, name: str, spec: NestedMap, shardings: NestedMap, donated: bool) -> None:
-        self.spec, self.shardings = spec, shardings
         self._name, self._donated = name, donated
         self._paths = [path for path, _ in spec.FlattenItems()]
         self._leaves = list(zip(spec.Flatten(), shardings.Flatten(), strict=True))

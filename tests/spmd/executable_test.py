@@ -55,11 +55,12 @@ def test_an_array_placed_otherwise_is_moved(executable):
 
 
 def test_shardings_are_the_tables(executable):
-    shard = executable.shardings("batch").x_BM.shard_shape((16, 5))
-    assert shard == (4, 5)
-    assert executable.shardings("weights").wi_MH.is_fully_replicated
+    weights, batch = _args(executable)
+    x_BM = executable.place("batch", batch).x_BM
+    assert x_BM.sharding.shard_shape(x_BM.shape) == (4, 5)
+    assert executable.place("weights", weights).wi_MH.is_fully_replicated
     with pytest.raises(ValueError, match="no argument 'state', only weights, batch"):
-        executable.shardings("state")
+        executable.place("state", weights)
 
 
 def test_a_wrong_shape_names_the_path(executable):
