@@ -29,11 +29,7 @@ _experiments: dict[str, type[Experiment]] = {}
 
 
 def register(cls: _Class) -> _Class:
-    """Registers an experiment class as `<module>.<Class>`, without the module's package.
-
-    Raises:
-      ValueError: another class has that name.
-    """
+    """Registers an experiment class as `<module>.<Class>`, without the module's package."""
     name = f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}"
     taken = _experiments.get(name)
     if taken is not None and taken is not cls:
@@ -51,11 +47,7 @@ def registered_names() -> list[str]:
 
 
 def get_class(name: str) -> type[Experiment]:
-    """Returns the class registered as `name`.
-
-    Raises:
-      ValueError: there is no such experiment; the error suggests the nearest name and lists all.
-    """
+    """Returns the class registered as `name`; ValueError, with the nearest name, if none is."""
     names = registered_names()
     if name not in _experiments:
         near = difflib.get_close_matches(name, names, n=1)
@@ -67,8 +59,7 @@ def get_class(name: str) -> type[Experiment]:
 def get_params(name: str, settings: Iterable[str] = ()) -> Params:
     """Returns a registered experiment's Params with `path=value` settings applied in order.
 
-    Raises:
-      ValueError: the experiment, a setting, or its value is unknown.
+    Raises ValueError if the experiment, a setting, or its value is unknown.
     """
     params = get_class(name).params()
     for setting in settings:

@@ -57,11 +57,6 @@ class WeightSpec:
             raise ValueError(f"WeightSpec: shape {self.shape} does not fit dims {self.dims!r}.")
 
     @property
-    def size(self) -> int:
-        """The number of scalars."""
-        return math.prod(self.shape)
-
-    @property
     def axes(self) -> tuple[int, ...]:
         """The axes of a single weight, which are all but that of a stack."""
         return tuple(i for i, letter in enumerate(self.dims) if letter != STACKED)
@@ -157,7 +152,7 @@ class BaseLayer:
     @property
     def num_weights(self) -> int:
         """The number of scalars in all weights together."""
-        return sum(spec.size for spec in self.weight_specs.Flatten())
+        return sum(math.prod(spec.shape) for spec in self.weight_specs.Flatten())
 
     def InitTheta(self, seed: tf.Tensor) -> NestedMap:
         """Makes the weights, float32 tensors in theta's structure, from `seed`, int32 [2].

@@ -13,15 +13,10 @@ def read(kind: Any, value: Any) -> Any:
     """
     inner = typing.get_args(kind)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        types = typing.get_type_hints(kind)
-        defaults = {f.name: f.default for f in dataclasses.fields(kind)}
-        return kind(
-            **{
-                name: read(each, value[name])
-                for name, each in types.items()
-                if name in value or defaults[name] is dataclasses.MISSING
-            }
-        )
+        types = typing.get_type_hints(kind).items()
+        # A field's default is an attribute of the class.
+        given = {name: each for name, each in types if name in value or not hasattr(kind, name)}
+        return kind(**{name: read(each, value[name]) for name, each in given.items()})
     if typing.get_origin(kind) is tuple:
         return tuple(read(inner[0], each) for each in value)
     if typing.get_origin(kind) is dict:

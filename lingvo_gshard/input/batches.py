@@ -46,20 +46,10 @@ class TranslationInput:
         p.Define("source_len", hyperparams.REQUIRED, "L of the source side, tokens per row.")
         p.Define("target_len", hyperparams.REQUIRED, "L of the target side, tokens per row.")
         p.Define("split", "train", "train, dev or test.")
-        p.Define(
-            "languages",
-            None,
-            "Language codes; None reads every language of the split.",
-            optional=tuple,
-        )
+        p.Define("languages", None, "Language codes; None for all of the split.", optional=tuple)
         p.Define("temperature", 5.0, "T of the mixture: p_l is proportional to n_l**(1/T).")
-        p.Define(
-            "max_repeats",
-            20.0,
-            "How often the mixture may draw an example of a small language in as many draws as "
-            "there are examples; None removes the limit.",
-            optional=float,
-        )
+        limit = "The most passes over a language in one pass over all of them; None for any number."
+        p.Define("max_repeats", 20.0, limit, optional=float)
         p.Define("repeat", True, "Endless and mixed, or one pass over all languages in turn.")
         p.Define("shuffle", True, "Shuffle the examples and the rows.")
         p.Define("rows", Rows.PACKED, "PACKED, SINGLE or, for one pass only, BUCKETED.")

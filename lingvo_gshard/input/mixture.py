@@ -28,15 +28,14 @@ def sampling_weights(
 ) -> np.ndarray:
     """The sampling probabilities p_l, float64 [len(counts)], which sum to 1.
 
-    If p_l would repeat a language more than `max_repeats` times in sum(counts) draws, it is
-    lowered to that limit, and the other languages share the rest in their proportions.
+    `counts` are the languages' numbers of examples, 1 or more. If p_l would repeat a language more
+    than `max_repeats` times in sum(counts) draws, it is lowered to that limit, and the other
+    languages share the rest in their proportions.
     """
     if temperature < 1:
         raise ValueError(f"temperature {temperature}: expected at least 1")
     if max_repeats is not None and max_repeats < 1:
         raise ValueError(f"max_repeats {max_repeats}: expected at least 1")
-    if not counts or min(counts) < 1:
-        raise ValueError(f"example counts {list(counts)}: expected at least 1 of each language")
     sizes = np.asarray(counts, np.float64)
     weights = sizes ** (1 / temperature)
     limits = (math.inf if max_repeats is None else max_repeats) * sizes / sizes.sum()

@@ -9,6 +9,7 @@ So the rows of batch s follow from s by counting, however the run got there. Eac
 owns V/n lanes, and no two processes read the same examples.
 """
 
+import functools
 import math
 import sys
 
@@ -50,7 +51,7 @@ class TrainingBatches(grain.MapDataset[Arrays]):
         self._pool_batches = math.ceil(_MIN_POOL_ROWS / self._lane_rows)
         self._pool_rows = self._pool_batches * self._lane_rows
         self._pool_draws = self._draws_for(self._pool_rows)
-        self._pools: dict[int, tuple[int, Arrays]] = {}
+        self._pool = functools.lru_cache(len(lanes))(self._make_pool)  # The last one of each lane.
 
     def __len__(self) -> int:
         return sys.maxsize
@@ -63,16 +64,9 @@ class TrainingBatches(grain.MapDataset[Arrays]):
             offset = lane * self._pool_batches // self._num_lanes
             pool_index, batch_in_pool = divmod(index + offset, self._pool_batches)
             start = batch_in_pool * self._lane_rows
-            pool = self._pool(lane, pool_index)
+            pool = self._pool(pool_index * self._num_lanes + lane)
             parts.append({k: array[start : start + self._lane_rows] for k, array in pool.items()})
         return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-    def _pool(self, lane: int, pool_index: int) -> Arrays:
-        """A pool of one lane; the lane's last pool is kept."""
-        if lane not in self._pools or self._pools[lane][0] != pool_index:
-            arrays = self._make_pool(pool_index * self._num_lanes + lane)
-            self._pools[lane] = (pool_index, arrays)
-        return self._pools[lane][1]
 
     def _make_pool(self, number: int) -> Arrays:
         drawn = self._mixture.read(number * self._pool_draws, (number + 1) * self._pool_draws)

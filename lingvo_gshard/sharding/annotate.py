@@ -6,6 +6,7 @@ All tensors must belong to a traced function, since an eager value has no partit
 raise ValueError for such a value and for an annotation that does not fit the tensor.
 """
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -99,8 +100,7 @@ def check_axes(
     problems = [f"no axis {axis!r}" for axis in used if axis not in mesh.axis_names]
     problems += [f"an axis is used twice, {axis!r}" for axis in used if used.count(axis) > 1]
     if problems:
-        sizes = zip(mesh.axis_names, mesh.axis_sizes, strict=True)
-        known = ", ".join(f"{axis} of {size}" for axis, size in sizes)
+        known = ", ".join(f"{axis} of {size}" for axis, size in mesh.shape.items())
         raise ValueError(
             f"{what}: {tensor.name} of shape {tensor.shape}: {problems[0]} in {tuple(used)}; the "
             f"axes are {known}."
@@ -109,13 +109,13 @@ def check_axes(
 
 def mesh_sharding(mesh: Mesh, axes: Sequence[Axis | None]) -> xla_sharding.Sharding:
     """The sharding of a tensor whose dimension i is split along axes[i], or whole if None."""
-    grid = [mesh.size(axis) if axis is not None else 1 for axis in axes]
-    if int(np.prod(grid)) == 1:
+    grid = list(map(mesh.size, axes))
+    if math.prod(grid) == 1:
         return xla_sharding.Sharding.replicate()
     devices = np.array(mesh.devices).reshape(mesh.axis_sizes)
     order = [mesh.axis_names.index(name) for name in names_of(axes)]
     rest = [i for i in range(len(mesh.axis_names)) if i not in order]
     grouped = devices.transpose(order + rest)
-    if int(np.prod(grid)) == mesh.num_partitions:
+    if math.prod(grid) == mesh.num_partitions:
         return xla_sharding.Sharding.tile(grouped.reshape(grid))
     return xla_sharding.Sharding.partial_tile(grouped.reshape([*grid, -1]))

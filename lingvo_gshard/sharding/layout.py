@@ -90,7 +90,7 @@ class Partitioning:
 
     def factor(self, dims: str) -> tuple[int, ...]:
         """How many ways each dim is split."""
-        return tuple(1 if axis is None else self.mesh.size(axis) for axis in self.axes(dims))
+        return tuple(map(self.mesh.size, self.axes(dims)))
 
     def shard_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """The shape of one partition's part; an uneven dim is rounded up."""
@@ -101,7 +101,7 @@ class Partitioning:
     def check(self, name: str, spec: TensorSpec) -> None:
         """Raises a ValueError if a dim of an argument or result is not divisible by its axis."""
         for letter, size, axis in zip(spec.dims, spec.shape, self.axes(spec.dims), strict=True):
-            if axis is not None and size % self.mesh.size(axis):
+            if size % self.mesh.size(axis):
                 raise ValueError(
                     f"{name} {list(spec.shape)} with dims {spec.dims}: {letter}={size} is not "
                     f"divisible by the {self.mesh.size(axis)} partitions of mesh axis {axis!r}; "

@@ -178,9 +178,7 @@ def _copied(mesh: Mesh, axes: Axes, manual_axis: Axis | None) -> list[Axis]:
 
 def _ways(mesh: Mesh, axes: Axes, manual_axis: Axis | None) -> list[int]:
     """How many manual parts each dimension has."""
-    return [
-        1 if axis is None or manual_axis not in (None, axis) else mesh.size(axis) for axis in axes
-    ]
+    return [mesh.size(axis) if manual_axis in (None, axis) else 1 for axis in axes]
 
 
 def _is_one_part(mesh: Mesh, manual_axis: Axis | None) -> bool:

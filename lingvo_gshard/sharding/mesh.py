@@ -59,20 +59,23 @@ class Mesh:
         """
         return Mesh(self.axis_names, self.axis_sizes)
 
-    def size(self, axis: Axis) -> int:
-        """The number of partitions along `axis`; ValueError if it is unknown or named twice."""
-        if not isinstance(axis, str | tuple | list):
+    @property
+    def shape(self) -> dict[str, int]:
+        """The size of each axis by name."""
+        return dict(zip(self.axis_names, self.axis_sizes, strict=True))
+
+    def size(self, axis: Axis | None) -> int:
+        """The number of partitions along `axis`, 1 for None; ValueError if it makes no sense."""
+        if not isinstance(axis, str | tuple | list | None):
             raise ValueError(f"Mesh: an axis is a name or a tuple of names, got {axis!r}.")
         names = names_of([axis])
-        if len(set(names)) != len(names):
-            raise ValueError(f"Mesh: an axis is used twice in {tuple(names)}.")
-        size = 1
         for name in names:
             if name not in self.axis_names:
                 known = ", ".join(self.axis_names)
                 raise ValueError(f"Mesh: no axis {name!r}; the axes are {known}.")
-            size *= self.axis_sizes[self.axis_names.index(name)]
-        return size
+            if names.count(name) > 1:
+                raise ValueError(f"Mesh: an axis is used twice in {tuple(names)}.")
+        return math.prod(self.shape[name] for name in names)
 
     @staticmethod
     def flat(num_partitions: int) -> Mesh:

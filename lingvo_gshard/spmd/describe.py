@@ -80,8 +80,7 @@ class Description:
             rows.append((each.role, each.name, each.dtype, shape, dims, each.sharding, part, size))
         for role in (Role.ARGUMENT, Role.RESULT):
             rows.append((role, "all", "", "", "", "", "", self.total_bytes(role)))
-        sizes = zip(self.mesh.axis_names, self.mesh.axis_sizes, strict=True)
-        axes = ", ".join(f"{name}={size}" for name, size in sizes)
+        axes = ", ".join(f"{name}={size}" for name, size in self.mesh.shape.items())
         return f"{self.name} on {self.mesh.num_partitions} devices: {axes}\n{table.text(rows)}"
 
 

@@ -81,7 +81,7 @@ def device_mesh(
     if mesh.num_partitions > len(devices):
         raise ValueError(
             f"{name}: {mesh.num_partitions} partitions need as many devices, {len(devices)} were "
-            f"found; its mesh is {dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))}."
+            f"found; its mesh is {mesh.shape}."
         )
     grid = np.array([devices[i] for i in mesh.devices], dtype=object).reshape(mesh.axis_sizes)
     return jax.sharding.Mesh(grid, mesh.axis_names)
