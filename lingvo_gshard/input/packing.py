@@ -125,30 +125,29 @@ def fill(rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowS
     sizes = np.array([len(row) for row in rows], np.int64)
     source = _side([example.source_ids for example in members], sizes, shape.source_len)
     target = _side([example.target_ids for example in members], sizes, shape.target_len)
-    is_token = target.segment_ids > 0
+    labels, segment_ids, positions = target
+    is_token = segment_ids > 0
+    # The decoder's input: the labels shifted right, with BOS first in each segment.
+    inputs = np.roll(labels, 1, axis=1)
+    inputs[positions == 0] = BOS_ID
+    inputs[~is_token] = PAD_ID
     return {
-        "source_ids": source.ids,
-        "source_segment_ids": source.segment_ids,
-        "source_positions": source.positions,
-        "target_ids": _shifted(target, is_token),
-        "target_segment_ids": target.segment_ids,
-        "target_positions": target.positions,
-        "target_labels": target.ids,
+        "source_ids": source[0],
+        "source_segment_ids": source[1],
+        "source_positions": source[2],
+        "target_ids": inputs,
+        "target_segment_ids": segment_ids,
+        "target_positions": positions,
+        "target_labels": labels,
         "target_weights": is_token.astype(np.float32),
     }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Side:
-    """The rows of one side, all int32 [rows, L]."""
+def _side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.ndarray:
+    """One side's ids, segment ids and positions, int32 [3, rows, L].
 
-    ids: np.ndarray
-    segment_ids: np.ndarray
-    positions: np.ndarray
-
-
-def _side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> _Side:
-    """Lays out the pairs' ids, row after row; sizes, int64 [rows], counts the pairs of each row."""
+    The pairs lie one after the other; `sizes`, int64 [rows], counts those of each row.
+    """
     lengths = np.array([len(ids) for ids in members], np.int64)
     starts = np.cumsum(lengths) - lengths  # Index of each pair's first token.
     firsts = np.cumsum(sizes) - sizes  # Index of each row's first pair.
@@ -156,20 +155,11 @@ def _side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> _Sid
     columns = starts - starts[firsts[row]]
     token = np.arange(lengths.sum())
     index = np.repeat(row * length + columns - starts, lengths) + token
-    side = _Side(*(np.zeros((len(sizes), length), np.int32) for _ in range(3)))
-    side.ids.reshape(-1)[index] = np.concatenate([np.empty(0, np.int32), *members])
-    segments = np.arange(len(members)) - firsts[row] + 1
-    side.segment_ids.reshape(-1)[index] = np.repeat(segments, lengths)
-    side.positions.reshape(-1)[index] = token - np.repeat(starts, lengths)
-    return side
-
-
-def _shifted(target: _Side, is_token: np.ndarray) -> np.ndarray:
-    """The decoder's input: the labels shifted right, with BOS first in each segment."""
-    inputs = np.roll(target.ids, 1, axis=1)
-    inputs[target.positions == 0] = BOS_ID
-    inputs[~is_token] = PAD_ID
-    return inputs
+    side = np.zeros((3, len(sizes) * length), np.int32)
+    side[0, index] = np.concatenate([np.empty(0, np.int32), *members])
+    side[1, index] = np.repeat(np.arange(len(members)) - firsts[row] + 1, lengths)
+    side[2, index] = token - np.repeat(starts, lengths)
+    return side.reshape(3, len(sizes), length)
 
 
 def batch_of(arrays: Arrays) -> NestedMap:
