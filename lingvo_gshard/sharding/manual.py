@@ -92,14 +92,11 @@ def manual_to_auto_spmd_partition(
 ) -> tf.Tensor:
     """Ends manual partitioning: converts this partition's part to the whole tensor.
 
-    Args:
-      part: a tensor of rank R.
-      mesh: the devices.
-      axes: R mesh axes. The parts of dimension i lie along axes[i]; None for a whole dimension. If
-        the axis is manual, the size is multiplied by the axis's.
-      sum_axes: manual axes along which the parts are the terms of a sum, which is computed here
-        with one all-reduce. Along manual axes in neither argument, the parts must be equal.
-      manual_axis: as at the region's beginning; one of `axes`, or the only one of `sum_axes`.
+    The parts of dimension i lie along axes[i]; None means a whole dimension. If the axis is manual,
+    the size is multiplied by the axis's. Along `sum_axes`, which are manual, the parts are the
+    terms of a sum, which is computed here with one all-reduce. Along manual axes in neither
+    argument, the parts must be equal. `manual_axis` is as at the region's beginning; it is one of
+    `axes`, or the only one of `sum_axes`.
     """
     what = "manual_to_auto_spmd_partition"
     shape = _static_shape(what, part)

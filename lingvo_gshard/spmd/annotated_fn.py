@@ -17,7 +17,6 @@ class AnnotatedFn:
     """A pure function of trees of tensors, ready to be partitioned.
 
     Attributes:
-      name: the program's name.
       fn: takes one NestedMap of tf.Tensors per argument and returns one NestedMap. It uses no
         tf.Variable: every weight is an argument, and every new weight a result.
       arg_names, args: one name and one NestedMap of TensorSpec for each argument.
@@ -100,46 +99,31 @@ def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
 
 def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
     """The TensorSpec of every result; ValueError as for `trace`."""
-    returned = result.FlattenItems()
+    prefixes = tuple(f"{name}." for name in annotated.donate)
     arguments = specs.named_leaves(annotated.arg_names, annotated.args)
-    donated = {path: spec for path, spec in arguments if _root(path) in annotated.donate}
-    given = {path: (tuple(spec.shape), spec.dtype) for path, spec in donated.items()}
-    back = {
-        path: (tuple(tensor.shape), _dtype(tensor))
-        for path, tensor in returned
-        if _root(path) in annotated.donate
+    donated = {path: spec for path, spec in arguments if path.startswith(prefixes)}
+    dims = {path: spec.dims for path, spec in donated.items()} | dict(annotated.result_dims)
+    returned = {
+        path: _spec(f"{annotated.name}: result {path}", tensor, dims.get(path), annotated)
+        for path, tensor in result.FlattenItems()
     }
-    for path in sorted(given.keys() | back.keys()):
-        if given.get(path) != back.get(path):
+    for path in sorted(donated.keys() | {path for path in returned if path.startswith(prefixes)}):
+        if donated.get(path) != returned.get(path):
             raise ValueError(
-                f"{annotated.name}: donated argument {path} is {given.get(path)} but comes back "
-                f"as {back.get(path)}."
+                f"{annotated.name}: donated argument {path} is {donated.get(path)} but comes back "
+                f"as {returned.get(path)}."
             )
-    known = {path: spec.dims for path, spec in donated.items()} | dict(annotated.result_dims)
-    unused = known.keys() - dict(returned).keys()
-    if unused:
+    if unused := dims.keys() - returned.keys():
         raise ValueError(f"{annotated.name}: no result {', '.join(sorted(unused))} is returned.")
-    return result.Pack(_spec(annotated, path, tensor, known.get(path)) for path, tensor in returned)
+    return result.Pack(returned.values())
 
 
-def _spec(annotated: AnnotatedFn, path: str, tensor: tf.Tensor, dims: str | None) -> TensorSpec:
+def _spec(what: str, tensor: tf.Tensor, dims: str | None, annotated: AnnotatedFn) -> TensorSpec:
     if not tensor.shape.is_fully_defined():
-        raise ValueError(
-            f"{annotated.name}: result {path} has shape {tensor.shape}; a static shape is expected."
-        )
+        raise ValueError(f"{what} has shape {tensor.shape}; a static shape is expected.")
     shape = tuple(tensor.shape.as_list())
     if dims is None:
         dims = annotated.unnamed_dims[: len(shape)].ljust(len(shape), "_")
     if len(dims) != len(shape):
-        raise ValueError(
-            f"{annotated.name}: result {path} has shape {shape}, but its dims are {dims!r}."
-        )
-    return TensorSpec(shape, _dtype(tensor), dims)
-
-
-def _root(path: str) -> str:
-    return path.partition(".")[0]
-
-
-def _dtype(tensor: tf.Tensor) -> str:
-    return tensor.dtype.as_numpy_dtype.__name__
+        raise ValueError(f"{what} has shape {shape}, but its dims are {dims!r}.")
+    return TensorSpec(shape, tensor.dtype.as_numpy_dtype.__name__, dims)

@@ -29,10 +29,7 @@ class TensorDescription:
     """One tensor and its part on one device.
 
     Attributes:
-      role: argument, result or inside.
       name: `argument.path`, a result's path, or the operation that an inner annotation is on.
-      dtype: numpy's name for it.
-      shape: the logical shape.
       dims: one letter for each dim; empty if an inner annotation was made without letters.
       sharding: the mesh axis of each dim, `-` for a whole one, such as `d,-,-`; or `replicated`,
         or `manual`; or, if no axes of the mesh fit, the ways of each dim and the devices in order.
