@@ -107,7 +107,6 @@ class TranslationInput:
         self._open = [iter(prefetched)]
         # Grain's own clean-up at exit runs after modules that it uses have been unloaded.
         weakref.finalize(self, _close, self._open)
-        self._start_state = self._iterator.get_state()
 
     def __iter__(self) -> "TranslationInput":
         return self
@@ -121,14 +120,10 @@ class TranslationInput:
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Continues, bit for bit, where `get_state` returned `state`."""
-        expected = sorted(self._start_state)
+        expected = sorted(self.get_state())
         if sorted(state) != expected:
             raise ValueError(f"input state has {sorted(state)}, expected {expected}")
         self._iterator.set_state({name: int(value) for name, value in state.items()})
-
-    def reset(self) -> None:
-        """Starts again from the first batch, for example for a second evaluation."""
-        self.set_state(self._start_state)
 
     def close(self) -> None:
         """Stops the prefetch thread."""

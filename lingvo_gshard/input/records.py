@@ -30,29 +30,22 @@ class RecordSource:
         return int(self._ends[-1])
 
     def __getitem__(self, index: int) -> Example:
-        """Reads one example. Raises as `read`."""
+        """Reads one example."""
         return self.read(np.array([index]))[0]
 
     def read(self, indices: np.ndarray) -> list[Example]:
         """The examples at int [n] indices, in their order; reads each file once.
 
-        Raises IndexError for an index outside [0, len), and ValueError if a file is damaged or does
-        not hold as many records as the manifest says.
+        Raises ValueError if a file is damaged or does not hold as many records as the manifest
+        says.
         """
-        outside = indices[(indices < 0) | (indices >= len(self))]
-        if len(outside):
-            raise IndexError(
-                f"{self._data_dir / self._shards[0].file.path} and {len(self._shards) - 1} more "
-                f"files: no record {outside[0]} of {len(self)}"
-            )
-        found: dict[int, Example] = {}
+        found = np.empty(len(indices), object)
         shard_of = np.searchsorted(self._ends, indices, side="right")
         for number in np.unique(shard_of):
-            positions = np.flatnonzero(shard_of == number)
+            in_shard = shard_of == number
             start = self._ends[number] - self._shards[number].num_examples
-            examples = self._read_shard(int(number), indices[positions] - start)
-            found |= dict(zip(positions.tolist(), examples, strict=True))
-        return [found[position] for position in range(len(indices))]
+            found[in_shard] = self._read_shard(int(number), indices[in_shard] - start)
+        return found.tolist()
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:

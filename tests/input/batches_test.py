@@ -177,7 +177,7 @@ def test_one_pass_has_every_example_once(data_dir, rows, shuffle):
         assert len(batches) == 8
     if rows is not Rows.PACKED:
         assert batches[0].features.source_segment_ids.max() == 1
-    source.reset()
+    source.set_state({"next_index": 0})
     _assert_equal(next(source), batches[0])
 
 

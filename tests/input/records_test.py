@@ -40,14 +40,6 @@ def test_reads_what_was_written_in_any_order(written):
     assert source.lengths.tolist() == [[len(s), len(t)] for s, t in examples]
 
 
-def test_indices_out_of_range_are_refused(written):
-    folder, entry, _ = written
-    source = records.RecordSource(folder, entry)
-    for index in (-1, 57):
-        with pytest.raises(IndexError, match=f"de-0.* and 2 more files: no record {index} of 57"):
-            source[index]
-
-
 def test_a_wrong_number_of_records_is_refused(written):
     folder, entry, _ = written
     shards = (dataclasses.replace(entry.shards[0], num_examples=21),)
