@@ -58,14 +58,13 @@ def encode_batch(
         sources = np.split(source_ids, source_splits[1:-1])
         targets = np.split(target_ids, target_splits[1:-1])
         return [encode(*pair) for pair in zip(sources, targets, strict=True)]
-    source, target = (ids.astype(_DTYPES[2]).tobytes() for ids in (source_ids, target_ids))
-    source_starts, target_starts = (2 * source_splits).tolist(), (2 * target_splits).tolist()
-    return [
-        _HEADER.pack(2, (s_end - s_start) // 2) + source[s_start:s_end] + target[t_start:t_end]
-        for (s_start, s_end), (t_start, t_end) in zip(
-            itertools.pairwise(source_starts), itertools.pairwise(target_starts), strict=True
-        )
-    ]
+    sides = []
+    for ids, splits in ((source_ids, source_splits), (target_ids, target_splits)):
+        encoded = ids.astype(_DTYPES[2]).tobytes()
+        bounds = itertools.pairwise((2 * splits).tolist())
+        sides.append([encoded[start:end] for start, end in bounds])
+    pairs = zip(*sides, strict=True)
+    return [_HEADER.pack(2, len(source) // 2) + source + target for source, target in pairs]
 
 
 def decode(record: bytes) -> Example:
