@@ -89,7 +89,7 @@ class Executable:
         return self._compiled.as_text()
 
     def _placed(self, argument: "_Argument", tree: NestedMap) -> list[jax.Array]:
-        return argument.place(tree)
+        return argument.place(tree)  # topology.TopologyExecutable refuses instead.
 
 
 def compile_program(program: Program, devices: Sequence[Any] | None = None) -> Executable:
