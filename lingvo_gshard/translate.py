@@ -23,7 +23,7 @@ from absl import flags
 from lingvo_gshard import cli
 
 if TYPE_CHECKING:
-    from lingvo_gshard.decode.decoder import DecoderSpec
+    from lingvo_gshard.decode.bundle import DecoderSpec
     from lingvo_gshard.decode.translator import Translation, Translator
 
 _LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.")

@@ -69,18 +69,10 @@ class MultiHeadAttention(BaseLayer):
         mask: tf.Tensor,
         context: Context,
     ) -> tf.Tensor:
-        """Attends from x to a memory.
+        """Attends from x [B, L, M] to a memory of T tokens, from Project; returns [B, L, M].
 
-        Args:
-          theta: the weights.
-          x: [B, L, M], the source of the queries.
-          memory: the keys and values of T tokens, from Project.
-          mask: float32 [B, L, T], 1 where the query may attend to the key, else 0. A query that may
-            attend to no key gets the mean of all values.
-          context: the mode, the dropout's seed, and how to compute the output projection.
-
-        Returns:
-          [B, L, M].
+        `mask` is float32 [B, L, T], 1 where the query may attend to the key, else 0. A query that
+        may attend to no key gets the mean of all values.
         """
         weights = tf.cast(self.Weights(theta, x, memory, mask), x.dtype)
         weights = self.dropout.FProp(theta.dropout, weights, "BNLT", context)

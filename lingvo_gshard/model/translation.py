@@ -13,14 +13,12 @@ from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import causal_mask, segment_mask
-from lingvo_gshard.layers.context import Context, Mode
-from lingvo_gshard.layers.cross_entropy import cross_entropies
+from lingvo_gshard.layers.context import Context, LayerReport, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
-from lingvo_gshard.layers.embedding import EmbeddingLayer
 from lingvo_gshard.layers.gating import Routing
-from lingvo_gshard.layers.layer_report import LayerReport
 from lingvo_gshard.layers.projection import project
 from lingvo_gshard.layers.transformer import Source, TransformerStack
+from lingvo_gshard.layers.vocabulary import EmbeddingLayer, cross_entropies
 
 _SIDES = ("source", "target")
 _ACTIVATION_DTYPES = ("float32", "bfloat16")
