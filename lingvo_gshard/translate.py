@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import io
-import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -45,8 +44,8 @@ _READ_BYTES = 1 << 20
 def main(argv: list[str]) -> None:
     """Translates, serves, or exports a bundle.
 
-    Raises:
-      ValueError: there is no trained run or bundle, the language is unknown, or sizes don't fit.
+    Raises ValueError if there is no trained run or bundle, the language is unknown, or sizes don't
+    fit.
     """
     del argv
     if _EXPORT.value:
@@ -134,8 +133,7 @@ def _check_language(code: str | None, languages: Sequence[str]) -> None:
 
 def _line(translations: Iterable[Translation], scores: bool) -> str:
     """Joins a line's translations by tabs; `scores` puts each one's score before it."""
-    fields = [[f"{t.score:.4f}", t.text] if scores else [t.text] for t in translations]
-    return "\t".join(itertools.chain(*fields))
+    return "\t".join(f"{t.score:.4f}\t{t.text}" if scores else t.text for t in translations)
 
 
 def _num_devices() -> int:

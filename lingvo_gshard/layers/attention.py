@@ -56,18 +56,11 @@ class MultiHeadAttention(BaseLayer):
 
     def Project(self, theta: NestedMap, x: tf.Tensor) -> KeysValues:
         """Projects x [B, T, M] to its keys and values."""
-        return KeysValues(
-            self.annotate(_swap_heads_and_tokens(project(x, theta.wk)), "BNTD"),
-            self.annotate(_swap_heads_and_tokens(project(x, theta.wv)), "BNTD"),
-        )
+        keys, values = (_swap_heads_and_tokens(project(x, w)) for w in (theta.wk, theta.wv))
+        return KeysValues(self.annotate(keys, "BNTD"), self.annotate(values, "BNTD"))
 
     def FProp(
-        self,
-        theta: NestedMap,
-        x: tf.Tensor,
-        memory: KeysValues,
-        mask: tf.Tensor,
-        context: Context,
+        self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor, context: Context
     ) -> tf.Tensor:
         """Attends from x [B, L, M] to a memory of T tokens, from Project; returns [B, L, M].
 

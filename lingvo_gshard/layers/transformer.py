@@ -100,20 +100,15 @@ class TransformerLayer(BaseLayer):
     ) -> tuple[tf.Tensor, NestedMap, tf.Tensor]:
         """Decodes one step of a flat beam (A.1): appends k positions to the cache and attends.
 
+        x [B, k, M] is the newest token of every hypothesis; positions begin at step * k. `mask`,
+        float [B, k, P], is 1 at the positions of each hypothesis, including this step's, and
+        `source_mask`, float [B, k, T], at the source's tokens. `valid_mask`, float [B, k], is 0 for
+        a token that should take no expert. The cache holds self_keys [B, N, D, P] and self_values
+        [B, N, P, D], in the layout of their products, since any other would be transposed in full
+        at every step; source_keys and source_values likewise, with T for P.
+
         Returns [B, k, M]; the cache with this step's keys and values; and the attention to the
         source, averaged over the heads, float32 [B, k, T].
-
-        Args:
-          theta: the weights.
-          x: [B, k, M], the newest token of every hypothesis.
-          cache: self_keys [B, N, D, P] and self_values [B, N, P, D], in the layout of their
-            products, since any other would be transposed in full at every step; source_keys and
-            source_values likewise, with T for P.
-          mask: float [B, k, P], 1 at the positions of each hypothesis, including this step's.
-          source_mask: float [B, k, T], 1 at the source's tokens.
-          valid_mask: float [B, k], 0 for a token that should take no expert.
-          step: int32 scalar; this step's positions begin at step * k.
-          context: the mode.
         """
         h = self.self_norm.FProp(theta.self_norm, x)
         new = self.self_attention.Project(theta.self_attention, h)
