@@ -60,13 +60,8 @@ _RUNTIME = (
 class DecoderSpec:
     """What the caller of a decoder must know.
 
-    Attributes:
-      model: the name of the registered experiment.
-      languages: codes of the languages that it was trained on.
-      batch_size: B, the rows of every batch.
-      source_lengths: the lengths L that have a program, shortest first.
-      num_best: n.
-      num_partitions: the number of devices.
+    `model` is a registered name; `languages` are codes. There is a program for each of the
+    `source_lengths`, shortest first.
     """
 
     model: str
@@ -83,9 +78,7 @@ class Decoder:
     def __init__(
         self, spec: DecoderSpec, theta: NestedMap, program_for: Callable[[int], Program]
     ) -> None:
-        """Takes the weights, arrays of NumPy or JAX, and a function from a source length to the
-        program `predict` of (state.theta, batch.features). Compiles nothing yet.
-        """
+        """`program_for` a source length is the program of (state.theta, batch.features)."""
         self.spec, self._program_for = spec, program_for
         self._state = NestedMap(theta=theta)
         self._compiled: dict[int, Executable] = {}

@@ -182,10 +182,9 @@ class _Loop:
 
         An example that has none gets its best active one, which reached the last step without EOS.
         """
-        found, n = s.done, self.config.num_found
-        max_steps = self.requests.max_steps
+        found, max_steps = s.done, self.requests.max_steps
         none = (found.lengths[:, 0] == 0) & (max_steps > 0)
-        unended = none[:, None] & (tf.range(n) == 0)  # [B, n]
+        unended = none[:, None] & (tf.range(self.config.num_found) == 0)  # [B, n]
         best = s.active.Transform(lambda x: x[:, :1])
         score = best.log_probs / self._length_penalty(max_steps)[:, None]
         found = NestedMap(

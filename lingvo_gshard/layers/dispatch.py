@@ -137,4 +137,7 @@ def _sum_choices(x_GJM: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.reshape(x_GJM, [num_groups, 2, num_assignments // 2, dim]), 1)
 
 
-DISPATCHERS = {Dispatch.EINSUM: OneHotDispatcher, Dispatch.GATHER: IndexedDispatcher}
+DISPATCHERS: dict[Dispatch, type[OneHotDispatcher] | type[IndexedDispatcher]] = {
+    Dispatch.EINSUM: OneHotDispatcher,
+    Dispatch.GATHER: IndexedDispatcher,
+}

@@ -27,11 +27,7 @@ _LEAST_TILE, _LARGEST_TILE = 8, 128
 
 
 def ragged_experts(
-    x_GSM: tf.Tensor,
-    gates: Gating,
-    wi_EMH: tf.Tensor,
-    wo_EHM: tf.Tensor,
-    annotator: Annotator,
+    x_GSM: tf.Tensor, gates: Gating, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor, annotator: Annotator
 ) -> tf.Tensor:
     """Applies each token's experts and sums their outputs, weighted by its gates: [G, S, M].
 

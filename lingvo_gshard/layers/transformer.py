@@ -157,7 +157,7 @@ class TransformerLayer(BaseLayer):
         mask: tf.Tensor,
         context: Context,
     ) -> tf.Tensor:
-        """x plus the attention of its norm h, for the block `self` or `source`."""
+        """Adds to x what h, its norm, attends to; `block` is `self` or `source`."""
         name = f"{block}_attention"
         h = getattr(self, name).FProp(theta[name], h, memory, mask, context)
         return self._residual(block, theta, x, h, context)

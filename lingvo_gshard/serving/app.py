@@ -57,7 +57,7 @@ class Server:
         app = web.Application(
             client_max_size=_MAX_BODY_BYTES, middlewares=[self._count_requests, _errors_as_json]
         )
-        app.cleanup_ctx.append(lambda _: self._batcher)
+        app.cleanup_ctx.append(lambda _: self._batcher)  # type: ignore[arg-type]
         app.router.add_get("/", _page)
         app.router.add_post("/translate", self._translate)
         app.router.add_get("/languages", self._languages)

@@ -42,14 +42,12 @@ class Batcher:
         self._translate, self._limits = translate, limits
         self._queue: collections.deque[_Request] = collections.deque()
         self._arrived = asyncio.Event()
-        self._worker: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Batcher:
         self._worker = asyncio.create_task(self._work())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._worker is not None
         self._worker.cancel()
         await asyncio.gather(self._worker, return_exceptions=True)
         for request in self._queue:
