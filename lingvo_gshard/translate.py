@@ -42,18 +42,12 @@ _READ_BYTES = 1 << 20
 
 
 def main(argv: list[str]) -> None:
-    """Translates, serves, or exports a bundle.
-
-    Raises ValueError if there is no trained run or bundle, the language is unknown, or sizes don't
-    fit.
-    """
+    """Translates, serves, or exports a bundle; raises ValueError for a user's mistake."""
     del argv
     if _EXPORT.value:
         _trained_run().export_bundle(_EXPORT.value)
-        print(
-            f"Wrote {_EXPORT.value}: cd {_EXPORT.value} && python -m lingvo_gshard.translate "
-            "--bundle=. < in.txt > out.txt"
-        )
+        command = "python -m lingvo_gshard.translate --bundle=. < in.txt > out.txt"
+        print(f"Wrote {_EXPORT.value}: cd {_EXPORT.value} && {command}")
         return
     translator, spec = _translator()
     if _SERVE.value is not None:
@@ -87,7 +81,12 @@ def read_lines(stream: io.BufferedIOBase) -> Iterator[list[str]]:
 def _translator() -> tuple[Translator, DecoderSpec]:
     if _BUNDLE.value:
         decoder, source, target = cli.load("lingvo_gshard.decode.bundle").load(_BUNDLE.value)
-        _check_bundle(decoder.spec.num_best)
+        num_best = decoder.spec.num_best
+        if _BEAM_SIZE.value is not None or _NBEST.value > num_best:
+            raise ValueError(
+                f"{_BUNDLE.value}: its beam is fixed and gives {num_best} translations of a line; "
+                "export it again with another --beam_size or --nbest."
+            )
     else:
         decoder, source, target = _trained_run().decoder()
     _check_language(_SOURCE_LANG.value, decoder.spec.languages)
@@ -112,14 +111,6 @@ def _server() -> Any:
             f"--serve needs {error.name}: pip install 'lingvo_gshard[serve]', or -r "
             "requirements-serve.txt."
         ) from error
-
-
-def _check_bundle(num_best: int) -> None:
-    if _BEAM_SIZE.value is not None or _NBEST.value > num_best:
-        raise ValueError(
-            f"{_BUNDLE.value}: its beam is fixed and gives {num_best} translations of a line; "
-            "export it again with another --beam_size or --nbest."
-        )
 
 
 def _check_language(code: str | None, languages: Sequence[str]) -> None:

@@ -97,7 +97,7 @@ class Requests:
     def alike(
         cls, batch_size: int, max_steps: int, min_steps: int = 1, seed: tuple[int, int] = (0, 0)
     ) -> Requests:
-        """Returns the same limits for every example; ValueError unless they are in order."""
+        """Returns the same limits for every example; ValueError unless 1 <= min <= max_steps."""
         if not 1 <= min_steps <= max_steps:
             raise ValueError(
                 f"Requests: min_steps must be 1 to max_steps {max_steps}, got {min_steps}."

@@ -248,10 +248,10 @@ class TransformerStack(BaseLayer):
             memory = None if source is None else Source(rest[0], source.mask)
             thetas = weights.Pack(rest[len(shared) :]).layers
             reported = []
-            for j, (layer, theta) in enumerate(zip(layers, thetas, strict=True)):
-                own = context.in_layer(self.path, first + j, layer.path)
-                own = dataclasses.replace(own, product=products)
-                x, report = layer.FProp(theta, x, mask, valid_mask, memory, own)
+            for j, (layer, own) in enumerate(zip(layers, thetas, strict=True)):
+                inner = context.in_layer(self.path, first + j, layer.path)
+                inner = dataclasses.replace(inner, product=products)
+                x, report = layer.FProp(own, x, mask, valid_mask, memory, inner)
                 reported += report.tensors()
             return [x, *reported]
 
@@ -266,8 +266,8 @@ class TransformerStack(BaseLayer):
 
     def GrowCache(self, cache: NestedMap, cache_len: int) -> NestedMap:
         """Pads the caches of all layers to length P."""
-        grow = (self.layers if self.p.layers_as is Layers.UNROLLED else self.block)[0].GrowCache
-        return NestedMap(layers=[grow(layer, cache_len) for layer in cache.layers])
+        any_layer = (self.layers if self.p.layers_as is Layers.UNROLLED else self.block)[0]
+        return NestedMap(layers=[any_layer.GrowCache(c, cache_len) for c in cache.layers])
 
     def ExtendStep(
         self, theta: NestedMap, x: tf.Tensor, cache: NestedMap, *args
