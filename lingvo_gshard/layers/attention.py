@@ -8,7 +8,6 @@ import functools
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
@@ -46,7 +45,7 @@ class MultiHeadAttention(BaseLayer):
         p.Define("dropout", DropoutLayer.Params(), "Dropout of the attention probabilities.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         m, n, d = self.p.dim, self.p.num_heads, self.p.head_dim
         for name in ("wq", "wk", "wv"):

@@ -5,7 +5,6 @@ B batch, L length, M model, H hidden.
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
@@ -25,7 +24,7 @@ class FeedForwardLayer(BaseLayer):
         p.Define("hidden_dim", REQUIRED, "H, the hidden dimension.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         m, h = self.p.dim, self.p.hidden_dim
         self.CreateVariable("wi", gaussian((m, h), "MH", fan_in=m))
@@ -46,7 +45,7 @@ class LayerNorm(BaseLayer):
         p.Define("dim", REQUIRED, "M, the model dimension.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         self.CreateVariable("scale", constant((self.p.dim,), "M", 1.0))
         self.CreateVariable("bias", constant((self.p.dim,), "M", 0.0))

@@ -11,7 +11,6 @@ import math
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import InstantiableParams
 
 ALWAYS = -1.0  # Below any gate: every token asks for its second expert.
@@ -41,7 +40,7 @@ class Capacity:
         p.Define("factor", 2.0, "For FACTOR; 2 in the paper (section 2.2: 2N / (G * E)).")
         return p
 
-    def __init__(self, params: hyperparams.Params) -> None:
+    def __init__(self, params: InstantiableParams) -> None:
         self.p = params.Copy().Freeze()
         if self.p.factor <= 0:
             raise ValueError(f"Capacity: factor must be above 0, got {self.p.factor}.")

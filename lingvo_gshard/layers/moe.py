@@ -7,7 +7,6 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
 from lingvo_gshard.core.nested_map import NestedMap
@@ -41,7 +40,7 @@ class MoELayer(BaseLayer):
         p.Define("dispatch", Dispatch.EINSUM, "How tokens reach experts of limited capacity.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         m, h, e = self.p.dim, self.p.hidden_dim, self.p.num_experts
         # `_`, not E: the gate is replicated, although experts are split (section 3.2).

@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
@@ -52,7 +51,7 @@ class TransformerLayer(BaseLayer):
         p.Define("residual_dropout", DropoutLayer.Params(), "Dropout before each residual sum.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         p = self.p
         blocks = ["self", "source", "feed_forward"] if p.has_source else ["self", "feed_forward"]
@@ -202,7 +201,7 @@ class TransformerStack(BaseLayer):
         p.Define("remat", Remat.NONE, "What the backward pass recomputes.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         p = self.p
         if p.num_layers < 1:

@@ -7,7 +7,6 @@ import math
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
@@ -23,7 +22,7 @@ class EmbeddingLayer(BaseLayer):
         p.Define("dim", REQUIRED, "M, the model dimension, which must be even.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         p = self.p
         if p.dim % 2:

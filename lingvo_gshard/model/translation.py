@@ -6,7 +6,6 @@ length: the positions of the flat beam.
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
@@ -40,7 +39,7 @@ class TranslationTask(BaseLayer):
         p.Define("aux_loss_weight", REQUIRED, "k, the weight of the sum of all l_aux.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         p = self.p
         if p.activation_dtype not in _ACTIVATION_DTYPES:

@@ -10,7 +10,6 @@ import math
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
@@ -33,7 +32,7 @@ class Adafactor:
         p.Define("clipping_threshold", 1.0, "The maximum root mean square of an update (A.2d).")
         return p
 
-    def __init__(self, params: hyperparams.Params) -> None:
+    def __init__(self, params: InstantiableParams) -> None:
         self.p = params.Copy().Freeze()
         self._schedule = self.p.schedule.Instantiate()
 

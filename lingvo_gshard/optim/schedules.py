@@ -2,7 +2,6 @@
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import InstantiableParams
 
 
@@ -22,7 +21,7 @@ class SqrtDecay:
         p.Define("total_steps", 0, "The step at which the fall ends; 0 without one.")
         return p
 
-    def __init__(self, params: hyperparams.Params) -> None:
+    def __init__(self, params: InstantiableParams) -> None:
         self.p = p = params.Copy().Freeze()
         if p.cool_down_steps > p.total_steps:
             raise ValueError(
