@@ -213,9 +213,8 @@ class _Loop:
 
     def _permitted(self, log_probs: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Returns the log-probabilities [B, k, V] without EOS before the minimum length."""
-        vocab_size = log_probs.shape[-1]
         too_soon = (step + 1 < self.requests.min_steps)[:, None]
-        forbidden = too_soon & (tf.range(vocab_size) == self.config.eos_id)  # [B, V]
+        forbidden = too_soon & (tf.range(log_probs.shape[-1]) == self.config.eos_id)  # [B, V]
         return tf.where(forbidden[:, None], _NEVER, tf.maximum(log_probs, _NEVER))
 
     def _ranks(self, log_probs: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
@@ -337,9 +336,8 @@ class _Loop:
 
     def _by_step(self, found: NestedMap) -> tf.Tensor:
         """Returns the masks as [B, n, T, k], with at most one place in each step."""
-        batch_size, num_found, _ = found.mask.shape
         c = self.config
-        return tf.reshape(found.mask, [batch_size, num_found, c.max_steps, c.beam_size])
+        return tf.reshape(found.mask, [*found.mask.shape[:2], c.max_steps, c.beam_size])
 
     def _annotated(self, s: NestedMap) -> NestedMap:
         def by_batch(x: tf.Tensor) -> tf.Tensor:
