@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import difflib
 import io
-import itertools
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -23,7 +22,7 @@ from absl import flags
 from lingvo_gshard import cli
 
 if TYPE_CHECKING:
-    from lingvo_gshard.decode.decoder import DecoderSpec
+    from lingvo_gshard.decode.bundle import DecoderSpec
     from lingvo_gshard.decode.translator import Translation, Translator
 
 _LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.")
@@ -43,18 +42,12 @@ _READ_BYTES = 1 << 20
 
 
 def main(argv: list[str]) -> None:
-    """Translates, serves, or exports a bundle.
-
-    Raises:
-      ValueError: there is no trained run or bundle, the language is unknown, or sizes don't fit.
-    """
+    """Translates, serves, or exports a bundle; raises ValueError for a user's mistake."""
     del argv
     if _EXPORT.value:
         _trained_run().export_bundle(_EXPORT.value)
-        print(
-            f"Wrote {_EXPORT.value}: cd {_EXPORT.value} && python -m lingvo_gshard.translate "
-            "--bundle=. < in.txt > out.txt"
-        )
+        command = "python -m lingvo_gshard.translate --bundle=. < in.txt > out.txt"
+        print(f"Wrote {_EXPORT.value}: cd {_EXPORT.value} && {command}")
         return
     translator, spec = _translator()
     if _SERVE.value is not None:
@@ -88,7 +81,12 @@ def read_lines(stream: io.BufferedIOBase) -> Iterator[list[str]]:
 def _translator() -> tuple[Translator, DecoderSpec]:
     if _BUNDLE.value:
         decoder, source, target = cli.load("lingvo_gshard.decode.bundle").load(_BUNDLE.value)
-        _check_bundle(decoder.spec.num_best)
+        num_best = decoder.spec.num_best
+        if _BEAM_SIZE.value is not None or _NBEST.value > num_best:
+            raise ValueError(
+                f"{_BUNDLE.value}: its beam is fixed and gives {num_best} translations of a line; "
+                "export it again with another --beam_size or --nbest."
+            )
     else:
         decoder, source, target = _trained_run().decoder()
     _check_language(_SOURCE_LANG.value, decoder.spec.languages)
@@ -115,14 +113,6 @@ def _server() -> Any:
         ) from error
 
 
-def _check_bundle(num_best: int) -> None:
-    if _BEAM_SIZE.value is not None or _NBEST.value > num_best:
-        raise ValueError(
-            f"{_BUNDLE.value}: its beam is fixed and gives {num_best} translations of a line; "
-            "export it again with another --beam_size or --nbest."
-        )
-
-
 def _check_language(code: str | None, languages: Sequence[str]) -> None:
     if code is not None and code not in languages:
         near = difflib.get_close_matches(code, languages, n=1)
@@ -134,8 +124,7 @@ def _check_language(code: str | None, languages: Sequence[str]) -> None:
 
 def _line(translations: Iterable[Translation], scores: bool) -> str:
     """Joins a line's translations by tabs; `scores` puts each one's score before it."""
-    fields = [[f"{t.score:.4f}", t.text] if scores else [t.text] for t in translations]
-    return "\t".join(itertools.chain(*fields))
+    return "\t".join(f"{t.score:.4f}\t{t.text}" if scores else t.text for t in translations)
 
 
 def _num_devices() -> int:

@@ -1,4 +1,4 @@
-"""The settings, requests, results and scores of a beam search.
+"""The settings, requests and results of a beam search.
 
 B batch, k beam, n wanted hypotheses, S source length, T steps, P = T * k places.
 """
@@ -6,7 +6,6 @@ B batch, k beam, n wanted hypotheses, S source length, T steps, P = T * k places
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import tensorflow as tf
 
@@ -32,12 +31,6 @@ class BeamSearch:
         sampled EOS ends the hypothesis; beam_size must be 1. None searches for the best.
       min_stage_places: the flat sequence grows in at most 4 stages of at least this many places.
         A stage does not attend to the places of later stages, but compiles a loop of its own.
-      bos_id: the token before the first token of a hypothesis.
-      eos_id: the token that ends a hypothesis.
-
-    Raises:
-      ValueError: a size is below 1, alpha or a weight is negative, num_best is above beam_size,
-        or the temperature is not above 0 or is set for a beam of several hypotheses.
     """
 
     beam_size: int
@@ -51,29 +44,20 @@ class BeamSearch:
     eos_id: int = 2
 
     def __post_init__(self) -> None:
-        if self.beam_size < 1 or self.max_steps < 1 or self.length_norm_alpha < 0:
-            raise ValueError(
-                "BeamSearch: beam_size and max_steps must be at least 1 and length_norm_alpha at "
-                f"least 0, got {self.beam_size}, {self.max_steps}, {self.length_norm_alpha}."
-            )
-        if self.min_stage_places < 1:
-            raise ValueError(
-                f"BeamSearch: min_stage_places must be at least 1, got {self.min_stage_places}."
-            )
-        if self.num_best is not None and not 1 <= self.num_best <= self.beam_size:
-            raise ValueError(
-                f"BeamSearch: num_best must be 1 to beam_size {self.beam_size}, got "
-                f"{self.num_best}."
-            )
-        if self.coverage_weight < 0:
-            raise ValueError(
-                f"BeamSearch: coverage_weight must be at least 0, got {self.coverage_weight}."
-            )
-        if self.temperature is not None and (self.temperature <= 0 or self.beam_size > 1):
-            raise ValueError(
-                "BeamSearch: temperature must be above 0 and needs beam_size 1, got "
-                f"{self.temperature} and {self.beam_size}."
-            )
+        k, n, temperature = self.beam_size, self.num_best, self.temperature
+        for name, is_valid, expected in (
+            ("beam_size", k >= 1, "at least 1"),
+            ("max_steps", self.max_steps >= 1, "at least 1"),
+            ("length_norm_alpha", self.length_norm_alpha >= 0, "at least 0"),
+            ("num_best", n is None or 1 <= n <= k, f"1 to beam_size {k}"),
+            ("coverage_weight", self.coverage_weight >= 0, "at least 0"),
+            ("temperature", temperature is None or temperature > 0, "above 0"),
+            ("temperature", temperature is None or k == 1, f"None for beam_size {k}"),
+            ("min_stage_places", self.min_stage_places >= 1, "at least 1"),
+        ):
+            if not is_valid:
+                given = getattr(self, name)
+                raise ValueError(f"BeamSearch: {name} must be {expected}, got {given}.")
 
     @property
     def places(self) -> int:
@@ -83,8 +67,8 @@ class BeamSearch:
     @property
     def stage_ends(self) -> tuple[int, ...]:
         """The number of steps taken at the end of each stage; the last is T."""
-        num_stages = min(_MAX_STAGES, self.places // self.min_stage_places, self.max_steps)
-        num_stages = max(1, num_stages)
+        stages = min(_MAX_STAGES, self.places // self.min_stage_places, self.max_steps)
+        num_stages = max(1, stages)
         return tuple(-(-self.max_steps * i // num_stages) for i in range(1, num_stages + 1))
 
     @property
@@ -100,12 +84,9 @@ class BeamSearch:
 
 @dataclasses.dataclass(frozen=True)
 class Requests:
-    """The limits of each example. Lengths are in tokens, including EOS.
+    """The limits of each example's length in tokens, including EOS, both int32 [B].
 
-    Attributes:
-      min_steps: int32 [B], the minimum length.
-      max_steps: int32 [B], the maximum length, at most T; 0 skips the example.
-      seed: int32 [2], for sampling with a temperature.
+    `max_steps` is at most T; 0 skips the example. The seed, int32 [2], is for sampling.
     """
 
     min_steps: tf.Tensor
@@ -116,11 +97,7 @@ class Requests:
     def alike(
         cls, batch_size: int, max_steps: int, min_steps: int = 1, seed: tuple[int, int] = (0, 0)
     ) -> Requests:
-        """Returns the same limits for every example.
-
-        Raises:
-          ValueError: min_steps is not 1 to max_steps.
-        """
+        """Returns the same limits for every example; ValueError unless 1 <= min <= max_steps."""
         if not 1 <= min_steps <= max_steps:
             raise ValueError(
                 f"Requests: min_steps must be 1 to max_steps {max_steps}, got {min_steps}."
@@ -128,11 +105,6 @@ class Requests:
         return cls(
             tf.fill([batch_size], min_steps), tf.fill([batch_size], max_steps), tf.constant(seed)
         )
-
-    @property
-    def batch_size(self) -> int:
-        """B."""
-        return self.max_steps.shape[0]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,40 +125,3 @@ class Hypotheses:
     scores: tf.Tensor
     token_log_probs: tf.Tensor
     attention: tf.Tensor | None
-
-
-def length_penalty(length: Any, alpha: float) -> Any:
-    """Returns lp = ((5 + length) / 6)^alpha, at least 1, of float tensors or numbers."""
-    return ((5.0 + length) / 6.0) ** alpha
-
-
-def coverage_penalty(attention: tf.Tensor, source_mask: tf.Tensor, beta: float) -> tf.Tensor:
-    """Returns cp = beta * sum_i log(min(sum_j p_ij, 1)) over source tokens i, at most 0.
-
-    A score is log P / lp + cp (Wu et al. 2016, equation 14).
-
-    Args:
-      attention: float32 [B, k, S], summed over a hypothesis' tokens j.
-      source_mask: float32 [B, S], 1 for tokens, 0 for padding.
-      beta: the weight.
-
-    Returns:
-      float32 [B, k].
-    """
-    covered = tf.clip_by_value(attention, 1e-9, 1.0)  # Keeps the logarithm finite.
-    return beta * tf.einsum("BKS,BS->BK", tf.math.log(covered), source_mask)
-
-
-def best_possible(log_prob: tf.Tensor, max_length: tf.Tensor, alpha: float) -> tf.Tensor:
-    """Returns an upper bound on the scores of all continuations of an active hypothesis.
-
-    Let p <= 0 be its log-probability, and let a continuation end with q <= p at a length l <= L.
-    Since q <= 0 and 0 < lp(l) <= lp(L) (alpha is not negative), q / lp(l) <= q / lp(L) <=
-    p / lp(L). As cp <= 0, its score q / lp(l) + cp is at most p / lp(L).
-
-    Args:
-      log_prob: p.
-      max_length: float, L, the maximum length.
-      alpha: of the length penalty.
-    """
-    return log_prob / length_penalty(max_length, alpha)

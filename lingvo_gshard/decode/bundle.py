@@ -1,4 +1,6 @@
-"""A bundle: a folder that translates with jax, numpy and sentencepiece alone.
+"""A decoder: a trained model that decodes batches. A bundle: the folder that one is saved in.
+
+A bundle translates with jax, numpy and sentencepiece alone:
 
 bundle.json                    the decoder's spec
 programs/source_<L>.program    the search over a batch of sources of length L
@@ -8,6 +10,8 @@ lingvo_gshard/                 the modules that run it
 requirements.txt               the packages that they need
 
 cd BUNDLE && python -m lingvo_gshard.translate --bundle=.
+
+B batch, L source length, n hypotheses, T target length.
 """
 
 import dataclasses
@@ -17,11 +21,13 @@ import pathlib
 import shutil
 from collections.abc import Callable
 
+import numpy as np
+
 from lingvo_gshard.core import safetensors_file
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decode.decoder import Decoder, DecoderSpec
 from lingvo_gshard.input.tokenizer import Tokenizer
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import processes, program
+from lingvo_gshard.spmd.executable import Executable, compile_program
 from lingvo_gshard.spmd.program import Program
 
 _VERSION = 1
@@ -46,10 +52,55 @@ _RUNTIME = (
     "input/manifest.py",
     "input/tokenizer.py",
     "decode/bundle.py",
-    "decode/decoder.py",
     "decode/translator.py",
     "serving/*",
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderSpec:
+    """What the caller of a decoder must know.
+
+    `model` is a registered name; `languages` are codes. There is a program for each of the
+    `source_lengths`, shortest first.
+    """
+
+    model: str
+    languages: tuple[str, ...]
+    batch_size: int
+    source_lengths: tuple[int, ...]
+    num_best: int
+    num_partitions: int
+
+
+class Decoder:
+    """Decodes batches; compiles the program of a length when it is first needed."""
+
+    def __init__(
+        self, spec: DecoderSpec, theta: NestedMap, program_for: Callable[[int], Program]
+    ) -> None:
+        """`program_for` a source length is the program of (state.theta, batch.features)."""
+        self.spec, self._program_for = spec, program_for
+        self._state = NestedMap(theta=theta)
+        self._compiled: dict[int, Executable] = {}
+
+    def __call__(self, features: NestedMap) -> dict[str, np.ndarray]:
+        """Decodes a batch of int32 [B, L] source_ids, source_segment_ids and source_positions.
+
+        Returns ids int32 [B, n, T], lengths int32 [B, n], scores float32 [B, n], token_log_probs
+        float32 [B, n, T] and, if the model records it, attention [B, n, T, L]: see Hypotheses.
+        """
+        run = self._executable(features.source_ids.shape[1])
+        found = run(self._state, NestedMap(features=features)).predictions
+        return dict(processes.to_host(found).FlattenItems())
+
+    def _executable(self, source_len: int) -> Executable:
+        if source_len not in self._compiled:
+            run = compile_program(self._program_for(source_len))
+            # The programs of all lengths need the weights on the same devices.
+            self._state = run.place("state", self._state)
+            self._compiled[source_len] = run
+        return self._compiled[source_len]
 
 
 def save(
@@ -59,16 +110,10 @@ def save(
     theta: NestedMap,
     vocabularies: tuple[pathlib.Path, pathlib.Path],
 ) -> None:
-    """Writes a bundle. bundle.json comes last, so that a folder without it is incomplete.
+    """Writes a decoder and its source and target SentencePiece models, creating the folder.
 
-    Overwriting a bundle first invalidates the old one.
-
-    Args:
-      folder: created if missing.
-      spec: the decoder's.
-      program_for: see Decoder.
-      theta: the weights.
-      vocabularies: the files of the source and target SentencePiece models.
+    bundle.json comes last, so that a folder without it is incomplete. Overwriting a bundle first
+    invalidates the old one.
     """
     folder = pathlib.Path(folder)
     for name in ("programs", "vocab"):
@@ -87,11 +132,7 @@ def save(
 
 
 def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
-    """Reads the spec of a bundle.
-
-    Raises:
-      ValueError: the folder is not a bundle, is damaged or has another version.
-    """
+    """Reads a bundle's spec; ValueError if it is missing, damaged or of another version."""
     path = pathlib.Path(folder, _SPEC)
     if not path.is_file():
         raise ValueError(f"{folder}: no {_SPEC}; give a folder that `translate --export` wrote.")
@@ -109,8 +150,7 @@ def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
 def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
     """Returns the decoder and the source and target tokenizers of a bundle.
 
-    Raises:
-      ValueError: as load_spec; or the weights are damaged or do not match the programs.
+    Raises ValueError as load_spec, or if the weights are damaged or do not match the programs.
     """
     folder, spec = pathlib.Path(folder), load_spec(folder)
     programs = {n: program.load(_program_file(folder, n)) for n in spec.source_lengths}

@@ -15,7 +15,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decode import beam, selection
+from lingvo_gshard.decode import selection
 from lingvo_gshard.decode.beam import BeamSearch, Hypotheses, Requests
 from lingvo_gshard.layers.random import random_uniform
 from lingvo_gshard.layers.slices import lengthened, write_at
@@ -44,8 +44,9 @@ def search(
     continuations that do not end stay active. A continuation that ends is finished, and scored by
     its length, if it is among the k most probable of all, or if this is its last step. (If every
     ending counted, the empty hypothesis would win whenever the model is unsure.) An example is
-    done when none of its active hypotheses can still become one of its n best finished ones, by
-    the bound that `beam.best_possible` proves. The loop ends when all examples are done.
+    done when none of its active hypotheses can still become one of its n best finished ones. The
+    loop ends when all examples are done. Raises ValueError if the coverage penalty lacks the
+    model's attention.
 
     Args:
       config: the settings.
@@ -59,9 +60,6 @@ def search(
       grow: if given, the search runs in stages, one loop for each of config.stage_ends. The model's
         state and the masks then have places for the current stage only, at first
         config.first_places. Otherwise they have all P places.
-
-    Raises:
-      ValueError: the coverage penalty lacks the model's attention.
     """
     if config.coverage_weight and not {"attention", "source_real"} <= set(model_state):
         raise ValueError(
@@ -74,21 +72,8 @@ def search(
     for begin, end in zip((0, *ends), ends, strict=False):
         if grow and begin:
             s = loop.grown(s, end * config.beam_size, grow)
-        s = _repeated(loop.advance, s, end - begin)
+        s = loop.run(s, end - begin)
     return loop.results(s)
-
-
-def _repeated(
-    advance: Callable[[NestedMap], NestedMap], s: NestedMap, most_times: int
-) -> NestedMap:
-    """Applies `advance` while any example is alive."""
-    leaves = tf.while_loop(
-        lambda *leaves: tf.reduce_any(s.Pack(leaves).alive),
-        lambda *leaves: advance(s.Pack(leaves)).Flatten(),
-        s.Flatten(),
-        maximum_iterations=most_times,
-    )
-    return s.Pack(leaves)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +97,7 @@ class _Loop:
 
     def start(self, model_state: NestedMap, places: int) -> NestedMap:
         """Returns the state before the first step, with P places."""
-        c, b = self.config, self.requests.batch_size
+        c, b = self.config, self.requests.max_steps.shape[0]
         k, n = c.beam_size, c.num_found
         alone = tf.constant([[0.0] + [_NEVER] * (k - 1)])  # k equal ones would never differ.
         flat = NestedMap(
@@ -152,7 +137,17 @@ class _Loop:
             grown.flat.attention = lengthened(s.flat.attention, places)
         return self._annotated(grown)
 
-    def advance(self, s: NestedMap) -> NestedMap:
+    def run(self, s: NestedMap, most_steps: int) -> NestedMap:
+        """Advances while any example is alive."""
+        leaves = tf.while_loop(
+            lambda *leaves: tf.reduce_any(s.Pack(leaves).alive),
+            lambda *leaves: self._advance(s.Pack(leaves)).Flatten(),
+            s.Flatten(),
+            maximum_iterations=most_steps,
+        )
+        return s.Pack(leaves)
+
+    def _advance(self, s: NestedMap) -> NestedMap:
         """Extends each active hypothesis by one token."""
         active, flat = self._write(s)
         exists = s.alive[:, None] & (active.log_probs > _NEVER / 2)
@@ -165,8 +160,10 @@ class _Loop:
         log_probs = logits - tf.reduce_logsumexp(logits, -1, keepdims=True)
         token_log_probs = self._permitted(log_probs, s.step)  # [B, k, V]
         ranks = self._ranks(active.log_probs[..., None] + token_log_probs, s.step)
-        ends, going_on = self._split_off_ends(ranks)
+        is_end = tf.range(ranks.shape[-1]) == self.config.eos_id
+        going_on = tf.reshape(tf.where(is_end, _NEVER, ranks), [ranks.shape[0], -1])
         best, index = selection.top_k(going_on, self.config.beam_size)
+        ends = ranks[..., self.config.eos_id]
         done = self._finish(s, active, flat, token_log_probs, ends, best)
         active = self._branch(active, token_log_probs, best, index)
         return self._annotated(
@@ -183,13 +180,11 @@ class _Loop:
     def results(self, s: NestedMap) -> Hypotheses:
         """Returns the finished hypotheses.
 
-        If an example has none, returns its best active hypothesis, which reached the last step
-        without an EOS.
+        An example that has none gets its best active one, which reached the last step without EOS.
         """
-        found, n = s.done, self.config.num_found
-        max_steps = self.requests.max_steps
+        found, max_steps = s.done, self.requests.max_steps
         none = (found.lengths[:, 0] == 0) & (max_steps > 0)
-        unended = none[:, None] & (tf.range(n) == 0)  # [B, n]
+        unended = none[:, None] & (tf.range(self.config.num_found) == 0)  # [B, n]
         best = s.active.Transform(lambda x: x[:, :1])
         score = best.log_probs / self._length_penalty(max_steps)[:, None]
         found = NestedMap(
@@ -209,24 +204,17 @@ class _Loop:
 
     def _write(self, s: NestedMap) -> tuple[NestedMap, NestedMap]:
         """Adds a place to each active hypothesis and writes its newest token there."""
-        c = self.config
-        place = s.step * c.beam_size + tf.range(c.beam_size)
-        here = tf.one_hot(place, s.active.mask.shape[-1])
-        active = NestedMap(s.active, mask=s.active.mask + here[None])
-        flat = NestedMap(
-            s.flat,
-            ids=write_at(s.flat.ids, s.active.ids[:, None], s.step),
-            token_log_probs=write_at(
-                s.flat.token_log_probs, s.active.token_log_probs[:, None], s.step
-            ),
-        )
+        k = self.config.beam_size
+        here = tf.one_hot(s.step * k + tf.range(k), s.active.mask.shape[-1])
+        active, flat = NestedMap(s.active, mask=s.active.mask + here[None]), NestedMap(s.flat)
+        for name in ("ids", "token_log_probs"):
+            flat[name] = write_at(s.flat[name], s.active[name][:, None], s.step)
         return active, flat
 
     def _permitted(self, log_probs: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """Returns the log-probabilities [B, k, V] without EOS before the minimum length."""
-        vocab_size = log_probs.shape[-1]
         too_soon = (step + 1 < self.requests.min_steps)[:, None]
-        forbidden = too_soon & (tf.range(vocab_size) == self.config.eos_id)  # [B, V]
+        forbidden = too_soon & (tf.range(log_probs.shape[-1]) == self.config.eos_id)  # [B, V]
         return tf.where(forbidden[:, None], _NEVER, tf.maximum(log_probs, _NEVER))
 
     def _ranks(self, log_probs: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
@@ -243,13 +231,6 @@ class _Loop:
         uniform = tf.maximum(self.annotate(uniform, "B__"), 2.0**-25)
         drawn = log_probs / self.config.temperature - tf.math.log(-tf.math.log(uniform))
         return tf.where(log_probs > _NEVER / 2, drawn, _NEVER)
-
-    def _split_off_ends(self, ranks: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Splits ranks into those of endings [B, k] and of other continuations [B, k * V]."""
-        batch_size, beam_size, vocab_size = ranks.shape
-        ending = tf.range(vocab_size) == self.config.eos_id
-        going_on = tf.reshape(tf.where(ending, _NEVER, ranks), [batch_size, beam_size * vocab_size])
-        return ranks[..., self.config.eos_id], going_on
 
     def _branch(
         self, active: NestedMap, token_log_probs: tf.Tensor, ranks: tf.Tensor, index: tf.Tensor
@@ -279,13 +260,8 @@ class _Loop:
     ) -> NestedMap:
         """Merges the hypotheses that end at this step into the finished ones.
 
-        Args:
-          s: the state before this step.
-          active: the active hypotheses with this step's places.
-          flat: the flat sequence with this step's tokens.
-          token_log_probs: float [B, k, V].
-          ends: float [B, k], the rank of each active hypothesis followed by EOS.
-          going_on: float [B, k], the ranks of the k best continuations that do not end.
+        `s` is the state before this step; `active` and `flat` include it. `ends` [B, k] ranks each
+        active hypothesis followed by EOS, `going_on` [B, k] the k best continuations without EOS.
         """
         length = s.step + 1
         ending = token_log_probs[..., self.config.eos_id]
@@ -295,10 +271,7 @@ class _Loop:
         valid &= _competes(ends, going_on) | (length == self.requests.max_steps)[:, None]
         score = log_probs / self._length_penalty(length)
         if self.config.coverage_weight:
-            covered = tf.einsum("BKP,BPS->BKS", active.mask, flat.attention)
-            score += beam.coverage_penalty(
-                covered, s.model.source_real, self.config.coverage_weight
-            )
+            score += self._coverage_penalty(active.mask, flat.attention, s.model.source_real)
         new = NestedMap(
             mask=active.mask,
             scores=tf.where(valid, score, _NEVER),
@@ -316,29 +289,37 @@ class _Loop:
         )
 
     def _undecided(self, active: NestedMap, done: NestedMap, step: tf.Tensor) -> tf.Tensor:
-        """Returns bool [B]: whether the active hypotheses can still change the n best."""
+        """Returns bool [B]: whether the active hypotheses can still change the n best.
+
+        Let p <= 0 be an active hypothesis' log-probability, and let a continuation end with q <= p
+        at a length l <= L. Since q <= 0 and 0 < lp(l) <= lp(L) (alpha is not negative),
+        q / lp(l) <= q / lp(L) <= p / lp(L). As cp <= 0, its score q / lp(l) + cp is at most
+        p / lp(L).
+        """
         may_go_on = step < self.requests.max_steps
         if self.config.temperature is not None:
             return may_go_on & (done.lengths[:, 0] == 0)
-        bound = beam.best_possible(
-            active.log_probs[:, 0],
-            tf.cast(self.requests.max_steps, tf.float32),
-            self.config.length_norm_alpha,
-        )
+        bound = active.log_probs[:, 0] / self._length_penalty(self.requests.max_steps)
         return may_go_on & (bound > done.scores[:, -1])
 
     def _length_penalty(self, length: tf.Tensor) -> tf.Tensor:
-        return beam.length_penalty(tf.cast(length, tf.float32), self.config.length_norm_alpha)
+        """lp = ((5 + length) / 6)^alpha; a score is log P / lp + cp (Wu et al., equation 14)."""
+        return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** self.config.length_norm_alpha
+
+    def _coverage_penalty(
+        self, mask: tf.Tensor, attention: tf.Tensor, source_real: tf.Tensor
+    ) -> tf.Tensor:
+        """cp = beta * sum_i log(min(sum_j p_ij, 1)) over source tokens i and a hypothesis' j."""
+        covered = tf.einsum("BKP,BPS->BKS", mask, attention)
+        covered = tf.clip_by_value(covered, 1e-9, 1.0)  # Keeps the logarithm finite.
+        penalty = tf.einsum("BKS,BS->BK", tf.math.log(covered), source_real)
+        return self.config.coverage_weight * penalty
 
     def _read(self, found: NestedMap, written: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
         """Returns [B, n, T] values of each hypothesis' tokens.
 
-        The last token of a hypothesis is never written to the flat sequence, as no step follows.
-
-        Args:
-          found: the hypotheses.
-          written: [B, T, k], values by step, those of BOS first.
-          last: [B, n], the values of the last tokens.
+        `written`, [B, T, k], are values by step, those of BOS first. The last token of a hypothesis
+        is never written to the flat sequence, as no step follows; its values are `last`, [B, n].
         """
         inputs = tf.reduce_sum(tf.cast(self._by_step(found), written.dtype) * written[:, None], -1)
         outputs = tf.concat([inputs[..., 1:], tf.zeros_like(inputs[..., :1])], -1)
@@ -349,16 +330,14 @@ class _Loop:
     def _read_attention(self, found: NestedMap, flat: NestedMap) -> tf.Tensor | None:
         if "attention" not in flat:
             return None
-        batch_size, _, source_len = flat.attention.shape
-        by_step = [batch_size, self.config.max_steps, self.config.beam_size, source_len]
-        written = tf.reshape(flat.attention, by_step)
+        c, (batch_size, _, source_len) = self.config, flat.attention.shape
+        written = tf.reshape(flat.attention, [batch_size, c.max_steps, c.beam_size, source_len])
         return tf.einsum("BNTK,BTKS->BNTS", self._by_step(found), written)
 
     def _by_step(self, found: NestedMap) -> tf.Tensor:
         """Returns the masks as [B, n, T, k], with at most one place in each step."""
-        batch_size, num_found, _ = found.mask.shape
         c = self.config
-        return tf.reshape(found.mask, [batch_size, num_found, c.max_steps, c.beam_size])
+        return tf.reshape(found.mask, [*found.mask.shape[:2], c.max_steps, c.beam_size])
 
     def _annotated(self, s: NestedMap) -> NestedMap:
         def by_batch(x: tf.Tensor) -> tf.Tensor:

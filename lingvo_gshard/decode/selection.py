@@ -37,24 +37,18 @@ def gathered(x: tf.Tensor, index: tf.Tensor, *, axis: int = 1) -> tf.Tensor:
 
 def where(condition: tf.Tensor, new: NestedMap, old: NestedMap) -> NestedMap:
     """Takes the examples where bool [B] is true from `new` and the others from `old`."""
-
-    def pick(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        return tf.where(tf.reshape(condition, [-1] + [1] * (a.shape.rank - 1)), a, b)
-
     pairs = zip(new.Flatten(), old.Flatten(), strict=True)
-    return new.Pack(pick(a, b) for a, b in pairs)
+    return new.Pack(
+        tf.where(tf.reshape(condition, [-1] + [1] * (a.shape.rank - 1)), a, b) for a, b in pairs
+    )
 
 
 def top_k(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns the values and int32 indices [B, k] of the k largest numbers, as tf.math.top_k.
+    """Returns the values and int32 indices [B, k] of the k <= W largest numbers, as tf.math.top_k.
 
-    The numbers are arranged in columns. The k columns with the largest maxima contain the k
-    largest numbers. So a maximum over rows, which runs at the speed of memory, leaves few numbers
-    to sort. Equal numbers come in any order.
-
-    Args:
-      x: float32 [B, W], all above the lowest float32.
-      k: at most W.
+    The numbers, float32 [B, W] and all above the lowest float32, are arranged in columns. The k
+    columns with the largest maxima contain the k largest numbers. So a maximum over rows, which
+    runs at the speed of memory, leaves few numbers to sort. Equal numbers come in any order.
     """
     batch_size, width = x.shape
     columns = _num_columns(width, k)
@@ -71,7 +65,6 @@ def top_k(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def _sorted(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns top_k of a few numbers."""
     if k > 1:
         return tf.math.top_k(x, k)
     index = tf.argmax(x, 1, output_type=tf.int32)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.decode.decoder import Decoder
+from lingvo_gshard.decode.bundle import Decoder
 from lingvo_gshard.input import sentences
 from lingvo_gshard.input.tokenizer import Tokenizer
 
@@ -24,11 +24,9 @@ _BREAKS = (
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """The attention from target pieces to source pieces, averaged over layers and heads.
+    """The attention from target pieces to source pieces, EOS included, over all layers and heads.
 
-    Attributes:
-      source_pieces, target_pieces: pieces of the vocabularies, including EOS.
-      weights: a row for each target piece with a weight for each source piece; rows sum to 1.
+    `weights` has a row for each target piece with a weight for each source piece; rows sum to 1.
     """
 
     source_pieces: tuple[str, ...]
@@ -38,14 +36,10 @@ class Attention:
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """One hypothesis for a line.
+    """One hypothesis for a line. Its text has no tabs or line breaks; `num_tokens` counts EOS.
 
-    Attributes:
-      text: the translation, without tabs or line breaks.
-      score: its length-normalized log-probability; for a line that was translated in parts, the
-        mean over tokens.
-      num_tokens: its length, including EOS.
-      attention: None if the decoder does not report it or the line was translated in parts.
+    The score is the length-normalized log-probability. A line that was translated in parts has the
+    mean over its tokens as its score, and no attention. A decoder may not report attention at all.
     """
 
     text: str
@@ -61,7 +55,6 @@ class Translator:
     """Translates lines with a decoder."""
 
     def __init__(self, decoder: Decoder, source: Tokenizer, target: Tokenizer) -> None:
-        """Takes a decoder and the tokenizers of its two vocabularies."""
         self._decoder, self._source, self._target = decoder, source, target
 
     def translate(self, lines: Iterable[str]) -> Iterator[tuple[Translation, ...]]:
@@ -71,15 +64,11 @@ class Translator:
         is too long for the model is translated in parts. Lines are read, and results returned,
         several batches at a time.
         """
-        window = _WINDOW_BATCHES * self._decoder.spec.batch_size
-        lines = iter(lines)
+        lines, window = iter(lines), _WINDOW_BATCHES * self._decoder.spec.batch_size
         while some := list(itertools.islice(lines, window)):
-            yield from self._window(some)
-
-    def _window(self, lines: Sequence[str]) -> list[tuple[Translation, ...]]:
-        parts = [split(line, self._fits) if line.strip() else [] for line in lines]
-        found = iter(self._parts(list(itertools.chain(*parts))))
-        return [_joined([next(found) for _ in of_line]) for of_line in parts]
+            parts = [split(line, self._fits) if line.strip() else [] for line in some]
+            found = iter(self._parts(list(itertools.chain(*parts))))
+            yield from [_joined([next(found) for _ in of_line]) for of_line in parts]
 
     def _fits(self, text: str) -> bool:
         return len(self._source.encode(text)) <= self._decoder.spec.source_lengths[-1]
@@ -99,19 +88,15 @@ class Translator:
         return found
 
     def _translations(self, part: str, row: dict[str, np.ndarray]) -> tuple[Translation, ...]:
-        return tuple(
-            Translation(
-                # Byte pieces can spell line breaks and tabs.
-                " ".join(self._target.decode(row["ids"][i]).split()),
-                float(row["scores"][i]),
-                int(length),
-                self._attention(part, row["ids"][i, :length], row["attention"][i])
-                if "attention" in row
-                else None,
-            )
-            for i, length in enumerate(row["lengths"])
-            if length > 0
-        )
+        found = []
+        for i in np.flatnonzero(row["lengths"]):
+            ids, length, attention = row["ids"][i], int(row["lengths"][i]), None
+            if "attention" in row:
+                attention = self._attention(part, ids[:length], row["attention"][i])
+            # Byte pieces can spell line breaks and tabs.
+            text = " ".join(self._target.decode(ids).split())
+            found.append(Translation(text, float(row["scores"][i]), length, attention))
+        return tuple(found)
 
     def _attention(self, part: str, ids: np.ndarray, weights: np.ndarray) -> Attention:
         source = self._source.pieces(self._source.encode(part))

@@ -8,7 +8,6 @@ import functools
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
@@ -46,7 +45,7 @@ class MultiHeadAttention(BaseLayer):
         p.Define("dropout", DropoutLayer.Params(), "Dropout of the attention probabilities.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         m, n, d = self.p.dim, self.p.num_heads, self.p.head_dim
         for name in ("wq", "wk", "wv"):
@@ -56,31 +55,16 @@ class MultiHeadAttention(BaseLayer):
 
     def Project(self, theta: NestedMap, x: tf.Tensor) -> KeysValues:
         """Projects x [B, T, M] to its keys and values."""
-        return KeysValues(
-            self.annotate(_swap_heads_and_tokens(project(x, theta.wk)), "BNTD"),
-            self.annotate(_swap_heads_and_tokens(project(x, theta.wv)), "BNTD"),
-        )
+        keys, values = (_swap_heads_and_tokens(project(x, w)) for w in (theta.wk, theta.wv))
+        return KeysValues(self.annotate(keys, "BNTD"), self.annotate(values, "BNTD"))
 
     def FProp(
-        self,
-        theta: NestedMap,
-        x: tf.Tensor,
-        memory: KeysValues,
-        mask: tf.Tensor,
-        context: Context,
+        self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor, context: Context
     ) -> tf.Tensor:
-        """Attends from x to a memory.
+        """Attends from x [B, L, M] to a memory of T tokens, from Project; returns [B, L, M].
 
-        Args:
-          theta: the weights.
-          x: [B, L, M], the source of the queries.
-          memory: the keys and values of T tokens, from Project.
-          mask: float32 [B, L, T], 1 where the query may attend to the key, else 0. A query that may
-            attend to no key gets the mean of all values.
-          context: the mode, the dropout's seed, and how to compute the output projection.
-
-        Returns:
-          [B, L, M].
+        `mask` is float32 [B, L, T], 1 where the query may attend to the key, else 0. A query that
+        may attend to no key gets the mean of all values.
         """
         weights = tf.cast(self.Weights(theta, x, memory, mask), x.dtype)
         weights = self.dropout.FProp(theta.dropout, weights, "BNLT", context)

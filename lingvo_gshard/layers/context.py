@@ -1,14 +1,23 @@
-"""The context of an FProp call: the mode, the step's seed, and how to compute large products."""
+"""What FProp takes besides weights and inputs, and what it reports besides its output.
+
+A layer computes a product with a large weight by `context.product("BLH", project, x, weight)`: the
+dims of the result, a function that is linear in each of its factors, so that its gradients don't
+need its result, and all factors that have gradients. Depending on the pass, the product is
+computed, computed and recorded, or replaced by the recorded result.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
 from lingvo_gshard.core.base_layer import fold_seed
-from lingvo_gshard.layers.products import Products, computed
+from lingvo_gshard.layers.gating import Routing
+
+Products = Callable[..., tf.Tensor]
 
 # Odd, so that its multiples are all distinct in int32, whose arithmetic wraps around.
 _INDEX_STRIDE = 0x3779B1B5
@@ -22,6 +31,50 @@ class Mode(enum.Enum):
     DECODE = "decode"
 
 
+def computed(dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:
+    """Computes the product and records nothing."""
+    del dims
+    return product(*factors)
+
+
+class Recorded:
+    """Computes products and appends the (dims, tensor) of each to `results`."""
+
+    def __init__(self) -> None:
+        self.results: list[tuple[str, tf.Tensor]] = []
+
+    def __call__(
+        self, dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor
+    ) -> tf.Tensor:
+        result = product(*factors)
+        self.results.append((dims, result))
+        return result
+
+
+class Replayed:
+    """Returns recorded results in the same order, with the gradients of the products."""
+
+    def __init__(self, results: Sequence[tf.Tensor]) -> None:
+        self._remaining = list(results)
+
+    def __call__(
+        self, dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor
+    ) -> tf.Tensor:
+        result, scope = self._remaining.pop(0), tf.get_current_name_scope()
+
+        @tf.custom_gradient
+        def replayed(*factors: tf.Tensor):
+            def gradient(d_result: tf.Tensor) -> list[tf.Tensor]:
+                with tf.name_scope(scope and f"{scope}/"), tf.GradientTape() as tape:
+                    tape.watch(factors)
+                    again = product(*factors)  # The value is unused, so it is never computed.
+                    return tape.gradient(again, factors, d_result)
+
+            return tf.identity(result), gradient
+
+        return replayed(*factors)
+
+
 @dataclasses.dataclass(frozen=True)
 class Context:
     """What FProp needs besides weights and inputs.
@@ -30,7 +83,7 @@ class Context:
       mode: what the program is for.
       seed: int32 [2], different at every step; None unless training.
       scope: the path of the layer that the seed belongs to; empty for the whole model's seed.
-      product: computes products with large weights: `context.product(dims, function, *factors)`.
+      product: computes products with large weights.
     """
 
     mode: Mode
@@ -51,15 +104,10 @@ class Context:
         return self.mode is Mode.TRAIN
 
     def in_layer(self, stack: str, index: int | tf.Tensor, path: str) -> Context:
-        """The context of one layer of a stack.
+        """The context of layer `index` (an int or an int32 scalar) of the stack at path `stack`.
 
         The seed depends on the layer's index in the stack, not on its path. So a layer draws the
         same numbers whether the stack is unrolled or a loop, in which layers share one path.
-
-        Args:
-          stack: the path of the stack.
-          index: the layer's index, an int or an int32 scalar.
-          path: the path of the layer.
         """
         if self.seed is None:
             return self
@@ -71,3 +119,26 @@ class Context:
         """The seed, int32 [2], for the layer at `path`; only when training."""
         assert self.seed is not None and path.startswith(self.scope), (path, self.scope)
         return fold_seed(self.seed, path.removeprefix(self.scope))
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerReport:
+    """The statistics of one layer and batch.
+
+    `rms` is the root mean square of the layer's output, a float32 scalar. `routing` is how an MoE
+    layer routed its tokens; None for other layers.
+    """
+
+    rms: tf.Tensor
+    routing: Routing | None
+
+    def tensors(self) -> list[tf.Tensor]:
+        """All fields as a flat list. Only l_aux has a gradient; the others are metrics."""
+        fields = {"rms": self.rms, **(vars(self.routing) if self.routing else {})}
+        return [x if name == "aux_loss" else tf.stop_gradient(x) for name, x in fields.items()]
+
+    @classmethod
+    def from_tensors(cls, tensors: Iterator[tf.Tensor], *, has_experts: bool) -> LayerReport:
+        """Rebuilds a report from the next tensors of the iterator; the inverse of `tensors`."""
+        rms, fields = next(tensors), dataclasses.fields(Routing)
+        return cls(rms, Routing(*(next(tensors) for _ in fields)) if has_experts else None)

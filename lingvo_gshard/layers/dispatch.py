@@ -6,8 +6,8 @@ choices before those of all second ones.
 """
 
 import enum
+import functools
 from collections.abc import Callable
-from typing import Protocol
 
 import tensorflow as tf
 
@@ -22,25 +22,6 @@ class Dispatch(enum.Enum):
     GATHER = "gather"  # Indices and a manually partitioned Gather: section 3.2.
 
 
-class Dispatcher(Protocol):
-    """Moves the tokens of one batch, according to its gating."""
-
-    def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-        """[E, G, C, M]: the tokens in expert buffers. Unused positions hold arbitrary values."""
-
-    def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
-        """[G, S, M]: each token's expert outputs, summed with its gates as weights."""
-
-
-def make_dispatcher(
-    way: Dispatch, gates: Gating, num_experts: int, capacity: int, annotator: Annotator
-) -> Dispatcher:
-    """The Dispatcher for one batch's gating."""
-    if way is Dispatch.EINSUM:
-        return _OneHot(gates, capacity, annotator)
-    return _Indexed(gates, num_experts, capacity, annotator)
-
-
 def combine_weights(gates: Gating, capacity: int) -> tf.Tensor:
     """[G, S, E, C]: the gate where token S is at position C in the buffer of expert E, else 0."""
 
@@ -52,32 +33,32 @@ def combine_weights(gates: Gating, capacity: int) -> tf.Tensor:
     return part(gates.first) + part(gates.second)
 
 
-class _OneHot:
-    """The einsums of Algorithm 2. A token whose gate is 0 is not dispatched."""
+class OneHotDispatcher:
+    """Dispatch.EINSUM, for one batch's gating. A token whose gate is 0 is not dispatched."""
 
     def __init__(self, gates: Gating, capacity: int, annotator: Annotator) -> None:
         self._combine_GSEC = annotator.annotate(combine_weights(gates, capacity), "GSEC")
 
     def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
+        """[E, G, C, M]: the tokens in expert buffers. Unused positions hold arbitrary values."""
         mask_GSEC = tf.cast(self._combine_GSEC > 0.0, x_GSM.dtype)
         return tf.einsum("GSEC,GSM->EGCM", mask_GSEC, x_GSM, name="dispatch")
 
     def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
+        """[G, S, M]: each token's expert outputs, summed with its gates as weights."""
         weights_GSEC = tf.cast(self._combine_GSEC, y_GECM.dtype)
         return tf.einsum("GSEC,GECM->GSM", weights_GSEC, y_GECM, name="combine")
 
 
-class _Indexed:
-    """Gathers rows by index; each partition moves the rows of its own groups.
+class IndexedDispatcher:
+    """Dispatch.GATHER, for one batch's gating; each partition moves the rows of its own groups.
 
     A buffer position holds at most one assignment, and an assignment has at most one position. So
     the gradient of either gather is a gather by the inverse index, and needs no scatter.
     """
 
-    def __init__(
-        self, gates: Gating, num_experts: int, capacity: int, annotator: Annotator
-    ) -> None:
-        self._annotator = annotator
+    def __init__(self, gates: Gating, capacity: int, annotator: Annotator) -> None:
+        self._annotator, num_experts = annotator, gates.first.mask_GSE.shape[-1]
         self._buffer_shape = [num_experts, capacity]
         choices = (gates.first, gates.second)
         self._kept_GJ = tf.concat([choice.kept_GS for choice in choices], 1)
@@ -91,31 +72,28 @@ class _Indexed:
         self._occupied_GP = tf.cast(assigned_GP > 0, tf.float32)
 
     def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-        @tf.custom_gradient
-        def move(x_GSM: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            def gradient(d_GPM: tf.Tensor) -> tf.Tensor:
-                return _sum_choices(self._rows(d_GPM, self._position_GJ, self._kept_GJ))
+        """As OneHotDispatcher.dispatch."""
 
-            token_GP = self._assignment_GP % x_GSM.shape[1]
-            return self._rows(x_GSM, token_GP), gradient
+        def gradient(d_GPM: tf.Tensor) -> tf.Tensor:
+            return _sum_choices(self._rows(d_GPM, self._position_GJ, self._kept_GJ))
 
         with tf.name_scope("dispatch"):
-            x_GPM = move(x_GSM)
+            token_GP = self._assignment_GP % x_GSM.shape[1]
+            x_GPM = self._moved(x_GSM, token_GP, gradient)
             num_groups, _, dim = x_GPM.shape
             x_GECM = tf.reshape(x_GPM, [num_groups, *self._buffer_shape, dim])
             return tf.transpose(x_GECM, [1, 0, 2, 3])
 
     def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
-        @tf.custom_gradient
-        def move(y_GPM: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-            def gradient(d_GJM: tf.Tensor) -> tf.Tensor:
-                return self._rows(d_GJM, self._assignment_GP, self._occupied_GP)
+        """As OneHotDispatcher.combine."""
 
-            return self._rows(y_GPM, self._position_GJ), gradient
+        def gradient(d_GJM: tf.Tensor) -> tf.Tensor:
+            return self._rows(d_GJM, self._assignment_GP, self._occupied_GP)
 
         with tf.name_scope("combine"):
             num_groups, *_, dim = y_GECM.shape
-            y_GJM = move(tf.reshape(y_GECM, [num_groups, -1, dim]))
+            y_GPM = tf.reshape(y_GECM, [num_groups, -1, dim])
+            y_GJM = self._moved(y_GPM, self._position_GJ, gradient)
             weight_GJ = tf.cast(self._gate_GJ * self._kept_GJ, y_GJM.dtype)
             return _sum_choices(y_GJM * weight_GJ[..., None])
 
@@ -136,14 +114,17 @@ class _Indexed:
         kept_GJ = tf.cast(self._kept_GJ, tf.int32)
         return self._annotator.locally(local, [(self._position_GJ, "G_"), (kept_GJ, "G_")], "G_")
 
+    def _moved(
+        self, x: tf.Tensor, index: tf.Tensor, gradient: Callable[[tf.Tensor], tf.Tensor]
+    ) -> tf.Tensor:
+        """The rows of x at these indices, with the gradient that gathers by the inverse index."""
+        return tf.custom_gradient(lambda x: (self._rows(x, index), gradient))(x)
+
     def _rows(
         self, x_GAM: tf.Tensor, index_GQ: tf.Tensor, weight_GQ: tf.Tensor | None = None
     ) -> tf.Tensor:
         """[G, Q, M]: the rows of x_GAM at these indices, within each group, times the weights."""
-
-        def local(x_GAM: tf.Tensor, index_GQ: tf.Tensor) -> tf.Tensor:
-            return tf.gather(x_GAM, index_GQ, batch_dims=1)
-
+        local = functools.partial(tf.gather, batch_dims=1)
         rows_GQM = self._annotator.locally(local, [(x_GAM, "G_M"), (index_GQ, "G_")], "G_M")
         if weight_GQ is None:
             return rows_GQM
@@ -154,3 +135,9 @@ def _sum_choices(x_GJM: tf.Tensor) -> tf.Tensor:
     """[G, S, M]: the sum of the tokens' first and second choices."""
     num_groups, num_assignments, dim = x_GJM.shape
     return tf.reduce_sum(tf.reshape(x_GJM, [num_groups, 2, num_assignments // 2, dim]), 1)
+
+
+DISPATCHERS: dict[Dispatch, type[OneHotDispatcher] | type[IndexedDispatcher]] = {
+    Dispatch.EINSUM: OneHotDispatcher,
+    Dispatch.GATHER: IndexedDispatcher,
+}

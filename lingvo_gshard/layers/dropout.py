@@ -2,7 +2,6 @@
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.layers.context import Context
@@ -18,7 +17,7 @@ class DropoutLayer(BaseLayer):
         p.Define("rate", 0.1, "The share of elements that are zeroed, in [0, 1).")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         if not 0 <= self.p.rate < 1:
             raise ValueError(f"{self.path}: rate must be in [0, 1), got {self.p.rate}.")

@@ -1,13 +1,17 @@
-"""The dense feed-forward layer. B batch, L length, M model, H hidden."""
+"""The dense position-wise layers: feed-forward and layer normalization.
+
+B batch, L length, M model, H hidden.
+"""
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
-from lingvo_gshard.core.base_layer import BaseLayer, gaussian
+from lingvo_gshard.core.base_layer import BaseLayer, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.projection import project
+
+_EPSILON = 1e-6  # added to the variance
 
 
 class FeedForwardLayer(BaseLayer):
@@ -20,7 +24,7 @@ class FeedForwardLayer(BaseLayer):
         p.Define("hidden_dim", REQUIRED, "H, the hidden dimension.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         m, h = self.p.dim, self.p.hidden_dim
         self.CreateVariable("wi", gaussian((m, h), "MH", fan_in=m))
@@ -30,3 +34,26 @@ class FeedForwardLayer(BaseLayer):
         """Maps x [B, L, M] to [B, L, M], computed in the dtype of x."""
         hidden = self.annotate(tf.nn.relu(context.product("BLH", project, x, theta.wi)), "BLH")
         return self.annotate(context.product("BLM", project, hidden, theta.wo), "BLM")
+
+
+class LayerNorm(BaseLayer):
+    """Normalizes the last dim to mean 0 and variance 1, then applies a learned scale and bias."""
+
+    @classmethod
+    def Params(cls) -> InstantiableParams:
+        p = super().Params()
+        p.Define("dim", REQUIRED, "M, the model dimension.")
+        return p
+
+    def __init__(self, params: InstantiableParams, *args) -> None:
+        super().__init__(params, *args)
+        self.CreateVariable("scale", constant((self.p.dim,), "M", 1.0))
+        self.CreateVariable("bias", constant((self.p.dim,), "M", 0.0))
+
+    def FProp(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
+        """Normalizes x [..., M], in float32; the result has the dtype of x."""
+        wide = tf.cast(x, tf.float32)
+        centred = wide - tf.reduce_mean(wide, axis=-1, keepdims=True)
+        variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
+        normalized = centred * tf.math.rsqrt(variance + _EPSILON)
+        return tf.cast(normalized * theta.scale + theta.bias, x.dtype)

@@ -11,7 +11,6 @@ import math
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import InstantiableParams
 
 ALWAYS = -1.0  # Below any gate: every token asks for its second expert.
@@ -41,8 +40,7 @@ class Capacity:
         p.Define("factor", 2.0, "For FACTOR; 2 in the paper (section 2.2: 2N / (G * E)).")
         return p
 
-    def __init__(self, params: hyperparams.Params) -> None:
-        """Raises ValueError unless the factor is positive."""
+    def __init__(self, params: InstantiableParams) -> None:
         self.p = params.Copy().Freeze()
         if self.p.factor <= 0:
             raise ValueError(f"Capacity: factor must be above 0, got {self.p.factor}.")
@@ -118,20 +116,16 @@ def top2_gating(
     *,
     second_above: tf.Tensor | float = ALWAYS,
 ) -> Gating:
-    """Algorithm 1. Padding chooses no expert and takes no capacity.
+    """Algorithm 1. Padding, where `valid_GS` is 0, chooses no expert and takes no capacity.
 
-    Args:
-      logits_GSE: wg * x.
-      valid_GS: 1 for a token, 0 for padding.
-      capacity: C.
-      second_above: a token asks for its second expert where g2 exceeds this: [G, S], the rnd / 2
-        of lines 17 and 19; or ALWAYS.
+    The logits are wg * x. A token asks for its second expert where g2 exceeds `second_above`:
+    [G, S], the rnd / 2 of lines 17 and 19; or ALWAYS.
     """
     gates_GSE = tf.nn.softmax(logits_GSE)  # line 2
-    first_GS, second_GS = top2(gates_GSE)
-    first_GSE = _mask(first_GS, valid_GS, gates_GSE)
-    second_GSE = _mask(second_GS, valid_GS, gates_GSE)
-    if gates_GSE.shape[-1] == 1:  # A single expert leaves no second choice.
+    first_GS, second_GS = experts = top2(gates_GSE)
+    num_experts = gates_GSE.shape[-1]
+    first_GSE, second_GSE = (tf.one_hot(e, num_experts) * valid_GS[..., None] for e in experts)
+    if num_experts == 1:  # A single expert leaves no second choice.
         second_GSE = tf.zeros_like(second_GSE)
     g1_GS = tf.reduce_sum(gates_GSE * first_GSE, -1)
     g2_GS = tf.reduce_sum(gates_GSE * second_GSE, -1)
@@ -156,14 +150,11 @@ def top2(gates_GSE: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def positions(mask_GSE: tf.Tensor, taken_GE: tf.Tensor) -> tf.Tensor:
-    """Positions in the chosen experts' buffers, int32 [G, S].
+    """Positions in the buffers of the experts that the mask chooses, int32 [G, S].
 
-    These are the counters c_E of lines 7 to 11 and 18 to 22. In the order of the sequence, a
-    counter advances for each token that chose the expert, whether or not it is then dispatched.
-
-    Args:
-      mask_GSE: 1 at the chosen expert.
-      taken_GE: where the counters start.
+    These are the counters c_E of lines 7 to 11 and 18 to 22, which start at `taken_GE`. In the
+    order of the sequence, a counter advances for each token that chose the expert, whether or not
+    it is then dispatched.
     """
     before_GSE = tf.cumsum(mask_GSE, axis=1, exclusive=True) + taken_GE[:, None]
     return tf.cast(tf.reduce_sum(before_GSE * mask_GSE, -1), tf.int32)
@@ -186,10 +177,6 @@ def entropy(logits_GSE: tf.Tensor, gates_GSE: tf.Tensor) -> tf.Tensor:
     """[G, S]: the entropy of gates = softmax(logits) in nats, log sum exp z - sum g * z."""
     log_sum_exp_GS = tf.reduce_max(logits_GSE, -1) - tf.math.log(tf.reduce_max(gates_GSE, -1))
     return log_sum_exp_GS - tf.reduce_sum(gates_GSE * logits_GSE, -1)
-
-
-def _mask(expert_GS: tf.Tensor, valid_GS: tf.Tensor, gates_GSE: tf.Tensor) -> tf.Tensor:
-    return tf.one_hot(expert_GS, gates_GSE.shape[-1]) * valid_GS[..., None]
 
 
 def _choice(

@@ -7,13 +7,12 @@ import dataclasses
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.context import Context, Mode
-from lingvo_gshard.layers.dispatch import Dispatch, make_dispatcher
+from lingvo_gshard.layers.dispatch import DISPATCHERS, Dispatch
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Gating, Routing, SecondExpert
 from lingvo_gshard.layers.projection import matmul, project
 from lingvo_gshard.layers.ragged_experts import ragged_experts
@@ -41,7 +40,7 @@ class MoELayer(BaseLayer):
         p.Define("dispatch", Dispatch.EINSUM, "How tokens reach experts of limited capacity.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         m, h, e = self.p.dim, self.p.hidden_dim, self.p.num_experts
         # `_`, not E: the gate is replicated, although experts are split (section 3.2).
@@ -52,25 +51,19 @@ class MoELayer(BaseLayer):
     def FProp(
         self, theta: NestedMap, x: tf.Tensor, valid_mask: tf.Tensor, context: Context
     ) -> tuple[tf.Tensor, Routing]:
-        """Routes a batch through its experts.
+        """Routes x [B, L, M] through the experts, in its dtype; the router computes in float32.
 
-        Args:
-          theta: the weights.
-          x: [B, L, M]. The experts compute in its dtype, the router in float32.
-          valid_mask: float32 [B, L], 1 for a token, 0 for padding.
-          context: the mode, and the seed that decides who asks for the second expert.
-
-        Returns:
-          [B, L, M], zero where a token overflowed, and how the tokens were routed.
-
-        Raises:
-          ValueError: the group size does not divide the batch's tokens, or the partitions do not
-            divide the number of groups while dispatch is GATHER.
+        `valid_mask` is float32 [B, L], 1 for a token, 0 for padding. The result, [B, L, M], is zero
+        where a token overflowed. Raises ValueError if the group size does not divide the batch's
+        tokens, or if dispatch is GATHER and the partitions do not divide the number of groups.
         """
-        num_groups = self._num_groups(x, context)
-        x_GSM = self.annotate(tf.reshape(x, [num_groups, -1, self.p.dim]), "GSM")
-        valid_GS = self.annotate(tf.reshape(valid_mask, [num_groups, -1]), "GS")
-        capacity = self._capacity(x_GSM.shape[1], context)
+        count = x.shape[0]  # When decoding, a group is the hypotheses of one example.
+        if context.mode is not Mode.DECODE:
+            count = num_groups(self.p, f"{self.path}: group_size", *x.shape[:2])
+        x_GSM = self.annotate(tf.reshape(x, [count, -1, self.p.dim]), "GSM")
+        valid_GS = self.annotate(tf.reshape(valid_mask, [count, -1]), "GS")
+        p = self.p.train_capacity if context.training else self.p.eval_capacity
+        capacity = p.Instantiate().places(x_GSM.shape[1], self.p.num_experts)
         with tf.name_scope("gate"):
             # In float32, because in 16 bits many logits would tie.
             logits_GSE = self.annotate(project(tf.cast(x_GSM, tf.float32), theta.wg), "GSE")
@@ -87,49 +80,22 @@ class MoELayer(BaseLayer):
         return self.annotate(tf.reshape(y_GSM, x.shape), "BLM"), routing
 
     def _dispatched(
-        self,
-        theta: NestedMap,
-        x_GSM: tf.Tensor,
-        gates: Gating,
-        capacity: int,
-        context: Context,
+        self, theta: NestedMap, x_GSM: tf.Tensor, gates: Gating, capacity: int, context: Context
     ) -> tf.Tensor:
         """Algorithm 2: dispatches the tokens, applies the experts and combines; [G, S, M]."""
-        self._check_groups(x_GSM.shape[0])
-        with tf.name_scope("gate"):
-            dispatcher = make_dispatcher(
-                self.p.dispatch, gates, self.p.num_experts, capacity, self._annotator
+        (count, *_), (ways,) = x_GSM.shape, self._annotator.factor("G")
+        if self.p.dispatch is Dispatch.GATHER and count % ways:
+            raise ValueError(
+                f"{self.path}: dispatch GATHER needs the same number of groups on each of {ways} "
+                f"partitions, got {count} groups in all; choose a smaller group_size, a larger "
+                "batch, or EINSUM."
             )
+        with tf.name_scope("gate"):
+            dispatcher = DISPATCHERS[self.p.dispatch](gates, capacity, self._annotator)
         inputs_EGCM = context.product("EGCM", dispatcher.dispatch, x_GSM)
         inputs_EGCM = self.annotate(inputs_EGCM, "EGCM")
         outputs_GECM = self._experts(theta, inputs_EGCM, context)
         return self.annotate(dispatcher.combine(outputs_GECM), "GSM")
-
-    def _num_groups(self, x: tf.Tensor, context: Context) -> int:
-        batch, length, _ = x.shape
-        if context.mode is Mode.DECODE:
-            return batch  # A group is the hypotheses of one example.
-        tokens = batch * length
-        size = group_size(self.p, tokens)
-        if tokens % size:
-            raise ValueError(
-                f"{self.path}: group_size {size} does not divide the batch's {tokens} tokens "
-                f"({batch} x {length}); choose a divisor."
-            )
-        return tokens // size
-
-    def _check_groups(self, num_groups: int) -> None:
-        (ways,) = self._annotator.factor("G")
-        if self.p.dispatch is Dispatch.GATHER and num_groups % ways:
-            raise ValueError(
-                f"{self.path}: dispatch GATHER needs the same number of groups on each of {ways} "
-                f"partitions, got {num_groups} groups in all; choose a smaller group_size, a "
-                "larger batch, or EINSUM."
-            )
-
-    def _capacity(self, size: int, context: Context) -> int:
-        p = self.p.train_capacity if context.training else self.p.eval_capacity
-        return p.Instantiate().places(size, self.p.num_experts)
 
     def _second_above(self, valid_GS: tf.Tensor, context: Context) -> tf.Tensor | float:
         """What g2 must exceed for a token to ask for its second expert; see top2_gating."""
@@ -159,18 +125,26 @@ class MoELayer(BaseLayer):
 
 
 def group_size(p: Params, tokens: int) -> int:
-    """S for a batch of `tokens` tokens: p.group_size if it is set, else a default.
+    """S for a batch of `tokens` tokens with padding: MoELayer's p.group_size if set, or a default.
 
     Per token, dispatch and combine by einsum take 4 * E * C * M flops, and the experts take
     (E * C / S) * 4 * M * H: the former are S / H of the latter. So the default is the largest
     divisor of `tokens` that is at most H / 10. With so many experts that C would be below 1, and
     be rounded up, the default is the largest divisor that is at most E / factor.
-
-    Args:
-      p: MoELayer.Params().
-      tokens: the number of tokens in the batch, padding included.
     """
     if p.group_size is not None:
         return p.group_size
     most = max(1.0, p.hidden_dim / 10, p.num_experts / p.train_capacity.factor)
     return max(size for size in range(1, min(tokens, int(most)) + 1) if tokens % size == 0)
+
+
+def num_groups(p: Params, name: str, batch: int, length: int) -> int:
+    """G for a batch [B, L]. Raises ValueError if S, called `name`, does not divide the tokens."""
+    tokens = batch * length
+    size = group_size(p, tokens)
+    if size < 1 or tokens % size:
+        raise ValueError(
+            f"{name} {size} does not divide the batch's {tokens} tokens "
+            f"({batch} x {length}); choose a divisor."
+        )
+    return tokens // size

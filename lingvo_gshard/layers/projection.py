@@ -10,13 +10,9 @@ from tensorflow.compiler.tf2xla.python import xla
 def project(x: tf.Tensor, weight: tf.Tensor, num_axes: int = 1) -> tf.Tensor:
     """Contracts x's last dims with the weight's first ones: `BLM,MH->BLH`, or `BLND,NDM->BLM`.
 
-    This is one matrix product for all tokens. The gradient of the einsum would contract two dims,
-    B and L, for which XLA transposes both operands on a CPU: a tenth of the time of a train step.
-
-    Args:
-      x: float [..., contracted dims].
-      weight: float32 [contracted dims, ...], cast to the dtype of x.
-      num_axes: the number of contracted dims.
+    The float32 weight is cast to the dtype of x; `num_axes` dims are contracted. This is one matrix
+    product for all tokens. The gradient of the einsum would contract two dims, B and L, for which
+    XLA transposes both operands on a CPU: a tenth of the time of a train step.
     """
     depth = math.prod(weight.shape[:num_axes])
     with tf.name_scope("project"):

@@ -27,23 +27,11 @@ _LEAST_TILE, _LARGEST_TILE = 8, 128
 
 
 def ragged_experts(
-    x_GSM: tf.Tensor,
-    gates: Gating,
-    wi_EMH: tf.Tensor,
-    wo_EHM: tf.Tensor,
-    annotator: Annotator,
+    x_GSM: tf.Tensor, gates: Gating, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor, annotator: Annotator
 ) -> tf.Tensor:
-    """Applies each token's experts and sums their outputs, weighted by its gates.
+    """Applies each token's experts and sums their outputs, weighted by its gates: [G, S, M].
 
-    Args:
-      x_GSM: the tokens. The products are computed in their dtype.
-      gates: both choices of each token; a choice that is not kept is left out.
-      wi_EMH: the experts' input weights.
-      wo_EHM: the experts' output weights.
-      annotator: the experiment's annotator.
-
-    Returns:
-      [G, S, M].
+    The products are computed in the dtype of the tokens. A choice that is not kept is left out.
     """
     num_experts, dim = wi_EMH.shape[:2]
     ways, _ = annotator.factor("EG")
@@ -107,8 +95,7 @@ def _expert_outputs(
     annotator: Annotator,
 ) -> tf.Tensor:
     """[W, Q, J, M]: the outputs of partition W's experts; 0 for assignments to other experts."""
-    ways, parts, num_assignments = expert_WQJ.shape
-    num_experts = wi_EMH.shape[0]
+    (ways, parts, num_assignments), num_experts = expert_WQJ.shape, wi_EMH.shape[0]
     size, num_own = tile_size(num_assignments, num_experts), num_experts // ways
     index_WQJ = tf.broadcast_to(tf.range(num_assignments), expert_WQJ.shape)
     by_expert = xla.key_value_sort(expert_WQJ, index_WQJ)
@@ -149,16 +136,9 @@ def _local_outputs(
 ) -> tf.Tensor:
     """One partition's _expert_outputs; arbitrary for assignments to other partitions' experts.
 
-    Args:
-      size: T.
-      bounds_112: where this partition's assignments begin and end in the sorted order.
-      expert_11P: the experts of the sorted assignments.
-      token_11P: the tokens of the sorted assignments.
-      position_11J: each assignment's position in the sorted order.
-      x_11RM: the tokens.
-      rows_11PM: zeros.
-      wi_XMH: the input weights of this partition's experts.
-      wo_XHM: their output weights.
+    `size` is T. The bounds are where this partition's assignments begin and end in the sorted
+    order, in which `expert_11P` and `token_11P` are. `position_11J` is each assignment's position
+    there. The rows are zeros.
     """
     begin, end = tf.unstack(tf.reshape(bounds_112, [2]))
     expert_P, token_P = tf.reshape(expert_11P, [-1]), tf.reshape(token_11P, [-1])

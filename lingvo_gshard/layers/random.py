@@ -18,16 +18,11 @@ def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
     The index goes through murmur3's finalizer twice, keyed by one half of the seed each time.
     That is good enough for dropout and routing, at a third of the cost of a cryptographic
     generator. The index counts the elements of as many last dims as fit 32 bits; the index of the
-    dims before those is added to the second key.
-
-    Args:
-      shape: the last dims may hold up to 2^32 elements, and the dims before those as many.
-      seed: int32 [2].
-
-    Raises:
-      ValueError: the shape has more elements than that.
+    dims before those is added to the second key. The seed is int32 [2]. Raises ValueError if the
+    dims before the last ones hold more than 2^32 elements, too.
     """
-    start = _first_numbered_dim(shape)
+    sizes = [math.prod(shape[start:]) for start in range(len(shape) + 1)]
+    start = next(start for start, size in enumerate(sizes) if size <= _MAX_INDICES)
     before, last = shape[:start], shape[start:]
     if math.prod(before) > _MAX_INDICES:
         raise ValueError(f"random_bits: {shape} has too many elements for two 32-bit indices.")
@@ -48,21 +43,11 @@ def random_mask(shape: tuple[int, ...], seed: tf.Tensor, share: float) -> tf.Ten
     return random_bits(shape, seed) <= _uint32(threshold)
 
 
-def _first_numbered_dim(shape: tuple[int, ...]) -> int:
-    """The first dim from which on 32 bits can index the elements."""
-    for start in range(len(shape)):
-        if math.prod(shape[start:]) <= _MAX_INDICES:
-            return start
-    return len(shape)
-
-
 def _flat_index(shape: tuple[int, ...]) -> tf.Tensor:
     index, stride = tf.zeros(shape, tf.uint32), 1
     for axis in reversed(range(len(shape))):
-        along = [1] * len(shape)
-        along[axis] = shape[axis]
         indices = tf.cast(tf.range(shape[axis]), tf.uint32) * _uint32(stride)
-        index += tf.reshape(indices, along)
+        index += tf.reshape(indices, [n if i == axis else 1 for i, n in enumerate(shape)])
         stride = stride * shape[axis] % 2**32
     return index
 

@@ -10,6 +10,7 @@ the size of the program nor the time to compile it grows with R. A loop should b
 otherwise it keeps stacks of all intermediates, which take more memory than unrolled layers do.
 """
 
+import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Sequence
@@ -18,7 +19,7 @@ import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from lingvo_gshard.core.base_layer import STACKED, Annotator
-from lingvo_gshard.layers.products import Products, Recorded, Replayed, computed
+from lingvo_gshard.layers.context import Products, Recorded, Replayed, computed
 from lingvo_gshard.layers.slices import read_at, write_at
 
 Tensors = Sequence[tf.Tensor]
@@ -63,105 +64,75 @@ def _replayed(kept: Tensors) -> Products:
     return Replayed(kept) if kept else computed
 
 
-class _Keeping:
-    """A block in a loop whose first reports are the tensors that its gradient needs.
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A block applied R times in one while-loop, and in a second one for the gradient.
 
-    Attributes:
-      kept_dims: the dims of each of these tensors; known once the block has been traced.
+    The dims are those of x, of each shared tensor, and of each weight of one block.
     """
 
-    def __init__(self, block: Block, x_dims: str, remat: Remat) -> None:
-        self.kept_dims: list[str] = []
-        self._block, self._x_dims, self._remat = block, x_dims, remat
-
-    def __call__(self, index: tf.Tensor, x: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
-        recorded = Recorded()
-        y, *reports = self._block(recorded, index, x, *rest)
-        kept = [] if self._remat is Remat.NONE else [(self._x_dims, x)]
-        kept += recorded.results if self._remat is Remat.ALL_BUT_PRODUCTS else []
-        self.kept_dims = [dims for dims, _ in kept]
-        return [y, *(tensor for _, tensor in kept), *reports]
-
-
-class Loop:
-    """A block applied R times in one while-loop, and in a second one for the gradient."""
-
-    def __init__(
-        self,
-        block: Block,
-        num_blocks: int,
-        annotator: Annotator,
-        *,
-        x_dims: str,
-        shared_dims: Sequence[str],
-        weight_dims: Sequence[str],
-    ) -> None:
-        """Describes a loop.
-
-        Args:
-          block: see the module's docstring.
-          num_blocks: R.
-          annotator: the experiment's annotator.
-          x_dims: the dims of x.
-          shared_dims: the dims of each shared tensor.
-          weight_dims: the dims of each weight of one block.
-        """
-        self._block, self._num_blocks, self._annotate = block, num_blocks, annotator.annotate
-        self._x_dims, self._shared_dims, self._weight_dims = x_dims, shared_dims, weight_dims
-        self._stack_dims = [STACKED + dims for dims in weight_dims]
+    block: Block
+    num_blocks: int
+    annotator: Annotator
+    x_dims: str
+    shared_dims: Sequence[str]
+    weight_dims: Sequence[str]
 
     def __call__(
         self, x: tf.Tensor, shared: Tensors, stacks: Tensors, remat: Remat
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Applies the block R times.
-
-        Args:
-          x: the first block's input.
-          shared: tensors that all blocks see.
-          stacks: the weights, each [R, ...].
-          remat: what the gradient recomputes.
-
-        Returns:
-          The last block's x, and the reports, each [R, ...].
-        """
-        block = _Keeping(self._block, self._x_dims, remat)
+        """Applies the block R times, from x; returns the last x, and the reports, each [R, ...]."""
         if remat is Remat.NONE:
-            return self._forward(block, x, shared, stacks)
+            y, _, reports = self._forward(x, shared, stacks, remat)
+            return y, reports
 
         @tf.custom_gradient
         def run(x: tf.Tensor, *rest: tf.Tensor):
-            shared, stacks = rest[: len(self._shared_dims)], rest[len(self._shared_dims) :]
-            y, made = self._forward(block, x, shared, stacks)
-            kept = list(zip(made, block.kept_dims, strict=False))
+            shared, stacks = rest[: len(self.shared_dims)], rest[len(self.shared_dims) :]
+            y, kept, reports = self._forward(x, shared, stacks, remat)
 
             def gradient(d_y: tf.Tensor, *d_reports: tf.Tensor) -> list[tf.Tensor]:
                 return self._backward(kept, shared, stacks, d_y, d_reports)
 
-            return [y, *made[len(kept) :]], gradient
+            return [y, *reports], gradient
 
         y, *reports = run(x, *shared, *stacks)
         return y, reports
 
     def _forward(
-        self, block: _Keeping, x: tf.Tensor, shared: Tensors, stacks: Tensors
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Applies the block R times; returns x, and stacks of the kept tensors and the reports."""
-        specs = self._report_specs(block, x, shared, stacks)
-        reports = specs[len(block.kept_dims) :]
-        report_dims = [*block.kept_dims, *("_" * spec.shape.rank for spec in reports)]
-        dims = [self._x_dims, *self._stack_dims, *(STACKED + d for d in report_dims)]
+        self, x: tf.Tensor, shared: Tensors, stacks: Tensors, remat: Remat
+    ) -> tuple[tf.Tensor, list[tuple[tf.Tensor, str]], list[tf.Tensor]]:
+        """Applies the block R times; returns x, and stacks of kept tensors with dims and reports.
+
+        The tensors that the gradient needs are kept as if they were each block's first reports.
+        """
+        kept_dims: list[str] = []
+
+        def keeping(index: tf.Tensor, x: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
+            recorded = Recorded()
+            y, *reports = self.block(recorded, index, x, *rest)
+            kept = [] if remat is Remat.NONE else [(self.x_dims, x)]
+            kept += recorded.results if remat is Remat.ALL_BUT_PRODUCTS else []
+            kept_dims[:] = [dims for dims, _ in kept]
+            return [y, *(tensor for _, tensor in kept), *reports]
+
+        specs = self._report_specs(keeping, x, shared, stacks)
+        report_dims = ["_" * spec.shape.rank for spec in specs[len(kept_dims) :]]
+        stacked = [*self.weight_dims, *kept_dims, *report_dims]
+        dims = [self.x_dims, *(STACKED + each for each in stacked)]
 
         def body(i: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
             x, *rest = self._annotated(carried, dims)
             taken = [_take(stack, i) for stack in rest[: len(stacks)]]
-            weights = self._annotated([weight for _, weight in taken], self._weight_dims)
-            x, *new = block(i, x, *shared, *weights)
+            weights = self._annotated([weight for _, weight in taken], self.weight_dims)
+            x, *new = keeping(i, x, *shared, *weights)
             put = [_put(stack, i, r) for stack, r in zip(rest[len(stacks) :], new, strict=True)]
             return self._annotated([x, *(stack for stack, _ in taken), *put], dims)
 
-        empty = [tf.zeros([self._num_blocks, *s.shape], s.dtype) for s in specs]
+        empty = [tf.zeros([self.num_blocks, *s.shape], s.dtype) for s in specs]
         x, *rest = self._while(body, [x, *stacks, *empty])
-        return x, rest[len(stacks) :]
+        made = rest[len(stacks) :]
+        return x, list(zip(made, kept_dims, strict=False)), made[len(kept_dims) :]
 
     def _backward(
         self,
@@ -172,17 +143,17 @@ class Loop:
         d_reports: Tensors,
     ) -> list[tf.Tensor]:
         """Gradients of x, shared and stacks, given the stacks of kept tensors with their dims."""
-        one_dims = [self._x_dims, *self._shared_dims, *self._weight_dims]
-        dims = [self._x_dims, *self._shared_dims, *self._stack_dims]
+        one_dims = [self.x_dims, *self.shared_dims, *self.weight_dims]
+        dims = [self.x_dims, *self.shared_dims, *(STACKED + each for each in self.weight_dims)]
 
         def body(k: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
-            i = self._num_blocks - 1 - k
+            i = self.num_blocks - 1 - k
             d_x, *sums = self._annotated(carried, dims)
             weights = [_weight(stack, i) for stack in stacks]
-            x, *products = (self._annotate(_item(stack, i), d) for stack, d in kept)
+            x, *products = (self.annotator.annotate(_item(stack, i), d) for stack, d in kept)
             args = self._annotated([x, *shared, *weights], one_dims)
             d_results = [d_x, *(_item(stack, i) for stack in d_reports)]
-            block = functools.partial(self._block, _replayed(products), i)
+            block = functools.partial(self.block, _replayed(products), i)
             d_args = _pull_back(block, args, d_results)
             d_x, *new = self._annotated(d_args, one_dims)
             n = len(shared)
@@ -198,7 +169,7 @@ class Loop:
         return [tf.cast(d, arg.dtype) for d, arg in zip(sums, args, strict=True)]
 
     def _report_specs(
-        self, block: _Keeping, x: tf.Tensor, shared: Tensors, stacks: Tensors
+        self, block: Callable[..., list[tf.Tensor]], x: tf.Tensor, shared: Tensors, stacks: Tensors
     ) -> list[tf.TensorSpec]:
         """The specs of one block's reports, from a trace that is not part of the program."""
         args = [tf.TensorSpec(t.shape, t.dtype) for t in [x, *shared]]
@@ -209,15 +180,15 @@ class Loop:
 
     def _while(self, body: Callable[..., list[tf.Tensor]], start: Tensors) -> list[tf.Tensor]:
         _, *carried = tf.while_loop(
-            lambda k, *_: k < self._num_blocks,
+            lambda k, *_: k < self.num_blocks,
             lambda k, *carried: [k + 1, *body(k, *carried)],
             [tf.constant(0), *start],
-            maximum_iterations=self._num_blocks,
+            maximum_iterations=self.num_blocks,
         )
         return carried
 
     def _annotated(self, tensors: Tensors, dims: Sequence[str]) -> list[tf.Tensor]:
-        return [self._annotate(tensor, d) for tensor, d in zip(tensors, dims, strict=True)]
+        return [self.annotator.annotate(tensor, d) for tensor, d in zip(tensors, dims, strict=True)]
 
 
 def _pull_back(

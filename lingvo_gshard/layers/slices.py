@@ -12,12 +12,8 @@ def read_at(tensor: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
 def write_at(tensor: tf.Tensor, update: tf.Tensor, start: tf.Tensor, *, axis: int = 1) -> tf.Tensor:
     """Returns `tensor` with `update` written over the indices from `start` on, along `axis`.
 
-    Args:
-      tensor: any dtype.
-      update: the same dtype and, except along `axis`, the same shape.
-      start: int32 scalar. Where the update would reach beyond the tensor's end, XLA moves it back
-        so that it fits.
-      axis: the axis that `start` refers to.
+    `update` has the same dtype and, except along `axis`, the same shape. Where it would reach
+    beyond the tensor's end, XLA moves `start`, an int32 scalar, back so that it fits.
     """
     return xla.dynamic_update_slice(tensor, update, _starts(tensor, start, axis))
 

@@ -10,20 +10,16 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import KeysValues, MultiHeadAttention
-from lingvo_gshard.layers.context import Context
+from lingvo_gshard.layers.context import Context, LayerReport, Products
 from lingvo_gshard.layers.dropout import DropoutLayer
-from lingvo_gshard.layers.feed_forward import FeedForwardLayer
+from lingvo_gshard.layers.feed_forward import FeedForwardLayer, LayerNorm
 from lingvo_gshard.layers.gating import Routing
-from lingvo_gshard.layers.layer_report import LayerReport
 from lingvo_gshard.layers.moe import MoELayer
-from lingvo_gshard.layers.norm import LayerNorm
-from lingvo_gshard.layers.products import Products
-from lingvo_gshard.layers.repeat import Layers, Loop, Remat, recomputed
+from lingvo_gshard.layers.repeat import Block, Layers, Loop, Remat, recomputed
 from lingvo_gshard.layers.slices import lengthened, write_at
 
 
@@ -55,7 +51,7 @@ class TransformerLayer(BaseLayer):
         p.Define("residual_dropout", DropoutLayer.Params(), "Dropout before each residual sum.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         p = self.p
         blocks = ["self", "source", "feed_forward"] if p.has_source else ["self", "feed_forward"]
@@ -75,26 +71,18 @@ class TransformerLayer(BaseLayer):
         source: Source | None,
         context: Context,
     ) -> tuple[tf.Tensor, LayerReport]:
-        """Applies the layer to whole sequences.
+        """Applies the layer to whole sequences x [B, L, M].
 
-        Args:
-          theta: the weights.
-          x: [B, L, M].
-          mask: float [B, L, L], 1 where self-attention may attend, else 0.
-          valid_mask: float [B, L], 1 for a token, 0 for padding.
-          source: what a decoder's layer attends to; None in an encoder.
-          context: the mode and seed.
-
-        Returns:
-          [B, L, M], and the layer's report.
+        `mask`, float [B, L, L], is 1 where self-attention may attend; `valid_mask`, float [B, L],
+        is 0 for padding. A decoder's layer attends to the source; in an encoder it is None.
         """
         h = self.self_norm.FProp(theta.self_norm, x)
         memory = self.self_attention.Project(theta.self_attention, h)
-        h = self.self_attention.FProp(theta.self_attention, h, memory, mask, context)
-        x = self._residual("self", theta, x, h, context)
+        x = self._attend("self", theta, x, h, memory, mask, context)
         if source is not None:
+            h = self.source_norm.FProp(theta.source_norm, x)
             memory = self.source_attention.Project(theta.source_attention, source.encoded)
-            x = self._attend_source(theta, x, memory, source.mask, context)
+            x = self._attend("source", theta, x, h, memory, source.mask, context)
         x, routing = self._feed_forward(theta, x, valid_mask, context)
         return x, LayerReport(tf.sqrt(tf.reduce_mean(tf.square(tf.cast(x, tf.float32)))), routing)
 
@@ -111,39 +99,30 @@ class TransformerLayer(BaseLayer):
     ) -> tuple[tf.Tensor, NestedMap, tf.Tensor]:
         """Decodes one step of a flat beam (A.1): appends k positions to the cache and attends.
 
-        Args:
-          theta: the weights.
-          x: [B, k, M], the newest token of every hypothesis.
-          cache: self_keys [B, N, D, P] and self_values [B, N, P, D], in the layout of their
-            products, since any other would be transposed in full at every step; source_keys and
-            source_values likewise, with T for P.
-          mask: float [B, k, P], 1 at the positions of each hypothesis, including this step's.
-          source_mask: float [B, k, T], 1 at the source's tokens.
-          valid_mask: float [B, k], 0 for a token that should take no expert.
-          step: int32 scalar; this step's positions begin at step * k.
-          context: the mode.
+        x [B, k, M] is the newest token of every hypothesis; positions begin at step * k. `mask`,
+        float [B, k, P], is 1 at the positions of each hypothesis, including this step's, and
+        `source_mask`, float [B, k, T], at the source's tokens. `valid_mask`, float [B, k], is 0 for
+        a token that should take no expert. The cache holds self_keys [B, N, D, P] and self_values
+        [B, N, P, D], in the layout of their products, since any other would be transposed in full
+        at every step; source_keys and source_values likewise, with T for P.
 
-        Returns:
-          [B, k, M]; the cache with this step's keys and values; and the attention to the source,
-          averaged over the heads, float32 [B, k, T].
+        Returns [B, k, M]; the cache with this step's keys and values; and the attention to the
+        source, averaged over the heads, float32 [B, k, T].
         """
         h = self.self_norm.FProp(theta.self_norm, x)
         new = self.self_attention.Project(theta.self_attention, h)
         position = step * x.shape[1]
         keys = write_at(cache.self_keys, tf.linalg.matrix_transpose(new.keys), position, axis=3)
         values = write_at(cache.self_values, new.values, position, axis=2)
-        cache = NestedMap(
-            cache,
-            self_keys=self.annotate(keys, "BNDT"),
-            self_values=self.annotate(values, "BNTD"),
-        )
+        cache = NestedMap(cache, **self._own_cache(keys, values))
         memory = KeysValues(tf.linalg.matrix_transpose(cache.self_keys), cache.self_values)
-        h = self.self_attention.FProp(theta.self_attention, h, memory, mask, context)
-        x = self._residual("self", theta, x, h, context)
-        source = KeysValues(tf.linalg.matrix_transpose(cache.source_keys), cache.source_values)
-        attention = self._source_weights(theta, x, source, source_mask)
-        x = self._attend_source(theta, x, source, source_mask, context)
-        return self._feed_forward(theta, x, valid_mask, context)[0], cache, attention
+        x = self._attend("self", theta, x, h, memory, mask, context)
+        h = self.source_norm.FProp(theta.source_norm, x)
+        memory = KeysValues(tf.linalg.matrix_transpose(cache.source_keys), cache.source_values)
+        weights = self.source_attention.Weights(theta.source_attention, h, memory, source_mask)
+        x = self._attend("source", theta, x, h, memory, source_mask, context)
+        x, _ = self._feed_forward(theta, x, valid_mask, context)
+        return x, cache, tf.reduce_mean(weights, 1)
 
     def InitCache(self, theta: NestedMap, encoded: tf.Tensor, cache_len: int) -> NestedMap:
         """An empty cache of length P, and the keys and values of `encoded` [B, T, M]."""
@@ -152,30 +131,35 @@ class TransformerLayer(BaseLayer):
         keys = tf.zeros([batch, heads, head_dim, cache_len], source.keys.dtype)
         values = tf.zeros([batch, heads, cache_len, head_dim], source.keys.dtype)
         return NestedMap(
-            self_keys=self.annotate(keys, "BNDT"),
-            self_values=self.annotate(values, "BNTD"),
+            self._own_cache(keys, values),
             source_keys=self.annotate(tf.linalg.matrix_transpose(source.keys), "BNDT"),
             source_values=source.values,
         )
 
-    def _attend_source(
+    def GrowCache(self, cache: NestedMap, cache_len: int) -> NestedMap:
+        """Pads the cache to length P."""
+        keys = lengthened(cache.self_keys, cache_len, axis=3)
+        values = lengthened(cache.self_values, cache_len, axis=2)
+        return NestedMap(cache, **self._own_cache(keys, values))
+
+    def _own_cache(self, keys: tf.Tensor, values: tf.Tensor) -> NestedMap:
+        keys, values = self.annotate(keys, "BNDT"), self.annotate(values, "BNTD")
+        return NestedMap(self_keys=keys, self_values=values)
+
+    def _attend(
         self,
+        block: str,
         theta: NestedMap,
         x: tf.Tensor,
+        h: tf.Tensor,
         memory: KeysValues,
         mask: tf.Tensor,
         context: Context,
     ) -> tf.Tensor:
-        h = self.source_norm.FProp(theta.source_norm, x)
-        h = self.source_attention.FProp(theta.source_attention, h, memory, mask, context)
-        return self._residual("source", theta, x, h, context)
-
-    def _source_weights(
-        self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor
-    ) -> tf.Tensor:
-        h = self.source_norm.FProp(theta.source_norm, x)
-        weights = self.source_attention.Weights(theta.source_attention, h, memory, mask)
-        return tf.reduce_mean(weights, 1)
+        """Adds to x what h, its norm, attends to; `block` is `self` or `source`."""
+        name = f"{block}_attention"
+        h = getattr(self, name).FProp(theta[name], h, memory, mask, context)
+        return self._residual(block, theta, x, h, context)
 
     def _feed_forward(
         self, theta: NestedMap, x: tf.Tensor, valid_mask: tf.Tensor, context: Context
@@ -193,16 +177,6 @@ class TransformerLayer(BaseLayer):
         name = f"{block}_dropout"
         h = getattr(self, name).FProp(theta[name], h, "BLM", context)
         return self.annotate(x + h, "BLM")
-
-
-@dataclasses.dataclass(frozen=True)
-class _Constants:
-    """The arguments of TransformerLayer.FProp that all layers share and that have no gradient."""
-
-    mask: tf.Tensor
-    valid_mask: tf.Tensor
-    source_mask: tf.Tensor | None
-    context: Context
 
 
 class TransformerStack(BaseLayer):
@@ -227,28 +201,26 @@ class TransformerStack(BaseLayer):
         p.Define("remat", Remat.NONE, "What the backward pass recomputes.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         p = self.p
         if p.num_layers < 1:
             raise ValueError(f"{self.path}: num_layers must be 1 or more, got {p.num_layers}.")
         kinds = [p.dense] if p.moe is None else [p.dense, p.moe]
-        self._block_size = len(kinds)
+        self._block_size = size = len(kinds)
         layers = [
-            p.layer.Copy().Set(dim=p.dim, feed_forward=kinds[i % len(kinds)].Copy())
+            p.layer.Copy().Set(dim=p.dim, feed_forward=kinds[i % size].Copy())
             for i in range(p.num_layers)
         ]
-        match p.layers_as:
-            case Layers.UNROLLED:
-                self.CreateChildren("layers", layers)
-            case Layers.LOOP:
-                num_blocks, rest = divmod(p.num_layers, len(kinds))
-                if rest:
-                    raise ValueError(
-                        f"{self.path}: LOOP needs whole blocks of {len(kinds)} layers, got "
-                        f"num_layers {p.num_layers}; choose a multiple, or UNROLLED."
-                    )
-                self.CreateChildren("block", layers[: len(kinds)], stacked=num_blocks)
+        if p.layers_as is Layers.UNROLLED:
+            self.CreateChildren("layers", layers)
+        elif p.num_layers % size:
+            raise ValueError(
+                f"{self.path}: LOOP needs whole blocks of {size} layers, got num_layers "
+                f"{p.num_layers}; choose a multiple, or UNROLLED."
+            )
+        else:
+            self.CreateChildren("block", layers[:size], stacked=p.num_layers // size)
         self.CreateChild("norm", LayerNorm.Params().Set(dim=p.dim))
 
     def FProp(
@@ -262,12 +234,28 @@ class TransformerStack(BaseLayer):
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         """Applies all layers; see TransformerLayer.FProp. Returns one report for each layer."""
         shared = [] if source is None else [source.encoded]
-        constants = _Constants(mask, valid_mask, None if source is None else source.mask, context)
-        match self.p.layers_as:
-            case Layers.UNROLLED:
-                x, reports = self._unrolled(theta, x, shared, constants)
-            case Layers.LOOP:
-                x, reports = self._loop(theta, x, shared, constants)
+
+        def apply(
+            layers: list[TransformerLayer],
+            weights: NestedMap,
+            first: int | tf.Tensor,
+            products: Products,
+            x: tf.Tensor,
+            *rest: tf.Tensor,
+        ) -> list[tf.Tensor]:
+            """Applies the layers from index `first` on, as a repeat.Block."""
+            memory = None if source is None else Source(rest[0], source.mask)
+            thetas = weights.Pack(rest[len(shared) :]).layers
+            reported = []
+            for j, (layer, own) in enumerate(zip(layers, thetas, strict=True)):
+                inner = context.in_layer(self.path, first + j, layer.path)
+                inner = dataclasses.replace(inner, product=products)
+                x, report = layer.FProp(own, x, mask, valid_mask, memory, inner)
+                reported += report.tensors()
+            return [x, *reported]
+
+        run = self._unrolled if self.p.layers_as is Layers.UNROLLED else self._loop
+        x, reports = run(theta, x, shared, apply)
         return self.norm.FProp(theta.norm, x), reports
 
     def InitCache(self, theta: NestedMap, encoded: tf.Tensor, cache_len: int) -> NestedMap:
@@ -277,17 +265,8 @@ class TransformerStack(BaseLayer):
 
     def GrowCache(self, cache: NestedMap, cache_len: int) -> NestedMap:
         """Pads the caches of all layers to length P."""
-
-        def grown(layer: NestedMap) -> NestedMap:
-            keys = lengthened(layer.self_keys, cache_len, axis=3)
-            values = lengthened(layer.self_values, cache_len, axis=2)
-            return NestedMap(
-                layer,
-                self_keys=self.annotate(keys, "BNDT"),
-                self_values=self.annotate(values, "BNTD"),
-            )
-
-        return NestedMap(layers=[grown(layer) for layer in cache.layers])
+        any_layer = (self.layers if self.p.layers_as is Layers.UNROLLED else self.block)[0]
+        return NestedMap(layers=[any_layer.GrowCache(c, cache_len) for c in cache.layers])
 
     def ExtendStep(
         self, theta: NestedMap, x: tf.Tensor, cache: NestedMap, *args
@@ -303,31 +282,29 @@ class TransformerStack(BaseLayer):
         return self.norm.FProp(theta.norm, x), NestedMap(layers=caches), attention
 
     def _unrolled(
-        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], constants: _Constants
+        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], apply: Block
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         reports: list[LayerReport] = []
         for first in range(0, self.p.num_layers, self._block_size):
             layers = self.layers[first : first + self._block_size]
             weights = NestedMap(layers=theta.layers[first : first + self._block_size])
-            block = functools.partial(self._block, layers, weights, constants, first)
+            block = functools.partial(apply, layers, weights, first)
             x, *tensors = recomputed(block, self.p.remat)(x, *shared, *weights.Flatten())
             reports += _reports(layers, iter(tensors))
         return x, reports
 
     def _loop(
-        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], constants: _Constants
+        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], apply: Block
     ) -> tuple[tf.Tensor, list[LayerReport]]:
-        num_blocks = self.p.num_layers // self._block_size
         weights = NestedMap(layers=theta.block)
         specs = NestedMap(layers=[layer.weight_specs for layer in self.block])
 
         def block(products: Products, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
-            first = index * self._block_size
-            return self._block(self.block, weights, constants, first, products, *args)
+            return apply(self.block, weights, index * self._block_size, products, *args)
 
         loop = Loop(
             block,
-            num_blocks,
+            self.p.num_layers // self._block_size,
             self._annotator,
             x_dims="BLM",
             shared_dims=["BTM"] * len(shared),
@@ -335,31 +312,9 @@ class TransformerStack(BaseLayer):
         )
         x, stacks = loop(x, shared, weights.Flatten(), self.p.remat)
         reports: list[LayerReport] = []
-        for index in range(num_blocks):
+        for index in range(loop.num_blocks):
             reports += _reports(self.block, (stack[index] for stack in stacks))
         return x, reports
-
-    def _block(
-        self,
-        layers: list[TransformerLayer],
-        weights: NestedMap,
-        constants: _Constants,
-        first: int | tf.Tensor,
-        products: Products,
-        x: tf.Tensor,
-        *rest: tf.Tensor,
-    ) -> list[tf.Tensor]:
-        """Applies the layers from index `first` on, as a repeat.Block."""
-        source, leaves = None, list(rest)
-        if constants.source_mask is not None:
-            source = Source(leaves.pop(0), constants.source_mask)
-        reported = []
-        for j, (layer, theta) in enumerate(zip(layers, weights.Pack(leaves).layers, strict=True)):
-            context = constants.context.in_layer(self.path, first + j, layer.path)
-            context = dataclasses.replace(context, product=products)
-            x, report = layer.FProp(theta, x, constants.mask, constants.valid_mask, source, context)
-            reported += report.tensors()
-        return [x, *reported]
 
     def _layers_and_weights(self, theta: NestedMap) -> list[tuple[TransformerLayer, NestedMap]]:
         """Each layer with its weights; in a LOOP, with its slices of the stacks."""

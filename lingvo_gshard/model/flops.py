@@ -14,20 +14,12 @@ _EXPERTS_PER_TOKEN = 2
 
 
 def train_step_flops(task: TranslationTask, batch: int, source_len: int, target_len: int) -> float:
-    """The operations of one step, forward and backward, on rows without padding.
-
-    Args:
-      task: the model.
-      batch: B, the number of rows.
-      source_len: T, the source tokens of a row.
-      target_len: L, the target tokens of a row.
-    """
-    source, target = batch * source_len, batch * target_len
+    """The operations of one step, forward and backward, on rows without padding."""
     products = 0.0
     for path, spec in task.weight_specs.FlattenItems():
         if len(spec.axes) < 2 or "embedding" in path:
             continue  # It is looked up or added, not multiplied.
-        tokens = source if _reads_source(path) else target
+        tokens = batch * (source_len if _reads_source(path) else target_len)
         experts = dict(zip(spec.dims, spec.shape, strict=True)).get("E")
         share = _EXPERTS_PER_TOKEN / experts if experts else 1.0
         products += tokens * math.prod(spec.shape) * share
@@ -42,14 +34,8 @@ def _reads_source(path: str) -> bool:
 
 def _attention(task: TranslationTask, batch: int, source_len: int, target_len: int) -> float:
     """The products of queries with keys, and of probabilities with values."""
-    pairs = {
-        "encoder": source_len * source_len,
-        "decoder": target_len * target_len + target_len * source_len,
-    }
-    total = 0.0
-    for name, count in pairs.items():
-        stack = task.p.Get(name)
-        attention = stack.layer.attention
-        width = attention.num_heads * attention.head_dim
+    total, pairs = 0.0, (source_len * source_len, target_len * (target_len + source_len))
+    for stack, count in zip((task.p.encoder, task.p.decoder), pairs, strict=True):
+        width = stack.layer.attention.num_heads * stack.layer.attention.head_dim
         total += 2.0 * batch * stack.num_layers * count * width
     return total

@@ -5,31 +5,33 @@ from typing import Any
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import stacking
 
 
 def gradient_norms(gradients: NestedMap, weight_specs: NestedMap) -> NestedMap:
-    """The norm of all gradients of each layer. Partitions exchange only scalars.
+    """The norm of all gradients of each layer, float32 scalars. Partitions exchange only scalars.
 
-    Args:
-      gradients: float32, in theta's structure.
-      weight_specs: WeightSpecs, in theta's structure.
-
-    Returns:
-      float32 scalars by name: `encoder_3` for layer 3 of a stack, `encoder_norm` for a stack's
-      other children, `softmax` for weights outside of stacks. A norm is not finite if one of its
-      gradients is not.
+    They are named `encoder_3` for layer 3 of a stack, `encoder_norm` for a stack's other children,
+    and `softmax` for weights outside of stacks. Any gradient that is not finite makes its norm so.
     """
     squares = gradients.Pack(
         tf.reduce_sum(tf.square(gradient), spec.axes)
         for gradient, spec in zip(gradients.Flatten(), weight_specs.Flatten(), strict=True)
     )
     groups: dict[str, Any] = {}
-    for name, part in stacking.unstacked(squares).items():
-        if isinstance(part, NestedMap) and "layers" in part:
-            groups |= {f"{name}_{i}": layer for i, layer in enumerate(part.layers)}
-            groups |= {f"{name}_{other}": part[other] for other in part if other != "layers"}
+    for name, part in squares.items():
+        layers = _layers(part) if isinstance(part, NestedMap) else []
+        groups |= {f"{name}_{i}": layer for i, layer in enumerate(layers)}
+        if layers:
+            groups |= {f"{name}_{k}": v for k, v in part.items() if k not in ("layers", "block")}
         else:
             groups[name] = part
     leaves = {name: NestedMap(group=group).Flatten() for name, group in groups.items()}
     return NestedMap({name: tf.sqrt(tf.add_n(own)) for name, own in leaves.items() if own})
+
+
+def _layers(stack: NestedMap) -> list[NestedMap]:
+    """The layers of a stack, taken apart if it is a loop over blocks; empty if it is no stack."""
+    if "block" not in stack:
+        return stack.get("layers", [])
+    num_blocks = stack.block[0].Flatten()[0].shape[0]
+    return [b.Transform(lambda x, i=i: x[i]) for i in range(num_blocks) for b in stack.block]

@@ -1,7 +1,7 @@
 """How an experiment's model lies on its devices."""
 
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.layers.moe import group_size
+from lingvo_gshard.layers import moe
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -14,10 +14,10 @@ def partitioning(params: Params, num_partitions: int) -> Partitioning:
     With fewer experts than devices, the experts are replicated along a second axis, `r`, which
     every other letter of the experts' axis is split over, too.
     """
-    moe = params.task.encoder.moe
-    if moe is None or num_partitions <= moe.num_experts:
+    p = params.task.encoder.moe
+    if p is None or num_partitions <= p.num_experts:
         return Partitioning.from_dict(Mesh.flat(num_partitions), params.sharding)
-    mesh = Mesh(("r", "d"), (num_partitions // moe.num_experts, moe.num_experts))
+    mesh = Mesh(("r", "d"), (num_partitions // p.num_experts, p.num_experts))
     table = {
         letter: axis if letter == "E" else ("r", axis) for letter, axis in params.sharding.items()
     }
@@ -32,42 +32,32 @@ def num_weights(params: Params) -> int:
 def num_groups(params: Params) -> dict[str, int]:
     """Returns how many groups of tokens a batch has in each stack with experts.
 
-    Raises:
-      ValueError: a stack's group size does not divide its batch's tokens.
+    Raises ValueError if a stack's group size does not divide its batch's tokens.
     """
     groups = {}
     for stack, length in _STACKS.items():
-        moe = params.task.Get(stack).moe
-        if moe is None:
-            continue
-        tokens = params.input.batch_size * params.input.Get(length)
-        size = group_size(moe, tokens)
-        if size < 1 or tokens % size:
-            raise ValueError(
-                f"task.{stack}.moe.group_size {size} does not divide the batch's {tokens} tokens "
-                f"(input.batch_size {params.input.batch_size} x input.{length}); choose a divisor."
-            )
-        groups[stack] = tokens // size
+        if (p := params.task.Get(stack).moe) is not None:
+            sizes = params.input.batch_size, params.input.Get(length)
+            groups[stack] = moe.num_groups(p, f"task.{stack}.moe.group_size", *sizes)
     return groups
 
 
 def check_divisible(params: Params, num_partitions: int) -> None:
-    """Checks that the partitions divide every dimension that is split.
+    """Raises ValueError unless the partitions divide every dimension that is split.
 
-    Raises:
-      ValueError: they don't, and which setting to change; or there are none.
+    The error names the setting to change.
     """
     if num_partitions < 1:
         raise ValueError(f"--num_partitions must be 1 or more, got {num_partitions}.")
-    moe = params.task.encoder.moe
+    p = params.task.encoder.moe
     sizes = {
         "input.batch_size": params.input.batch_size,
         "decode.batch_size": params.decode.batch_size,
     }
-    if moe is not None:
+    if p is not None:
         # Fewer experts than partitions are replicated, and need only divide them.
-        if moe.num_experts < 1 or num_partitions % moe.num_experts:
-            sizes["task.encoder.moe.num_experts"] = moe.num_experts
+        if p.num_experts < 1 or num_partitions % p.num_experts:
+            sizes["task.encoder.moe.num_experts"] = p.num_experts
         for stack, count in num_groups(params).items():
             sizes[f"the {stack}'s groups (tokens / task.{stack}.moe.group_size)"] = count
     for name, size in sizes.items():

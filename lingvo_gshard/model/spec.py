@@ -19,7 +19,7 @@ class ModeKeys(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class TPUEstimatorSpec:
-    """The result of a model_fn.
+    """The result of a model_fn. Raises ValueError if it lacks an attribute that the mode requires.
 
     Attributes:
       mode: the mode it was called with.
@@ -29,9 +29,6 @@ class TPUEstimatorSpec:
       metrics: scalars and small tensors to record in TRAIN; `num_tokens` gives tokens/s.
       eval_metrics: name -> (weighted sum, weight), two scalars; required in EVAL.
       predictions: tensors whose dim 0 is the batch's rows; required in PREDICT.
-
-    Raises:
-      ValueError: an attribute that the mode requires is missing.
     """
 
     mode: ModeKeys
@@ -47,10 +44,7 @@ class TPUEstimatorSpec:
             ModeKeys.EVAL: ("eval_metrics",),
             ModeKeys.PREDICT: ("predictions",),
         }[self.mode]
-        missing = [name for name in required if _is_empty(getattr(self, name))]
+        given = {name: getattr(self, name) for name in required}
+        missing = [k for k, v in given.items() if v is None or (isinstance(v, Mapping) and not v)]
         if missing:
             raise ValueError(f"TPUEstimatorSpec: mode {self.mode.name} needs {', '.join(missing)}.")
-
-
-def _is_empty(value: object) -> bool:
-    return value is None or (isinstance(value, Mapping) and not value)

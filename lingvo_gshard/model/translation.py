@@ -4,25 +4,18 @@ B batch, L target length, T source length, M model, V target vocabulary, k beam 
 length: the positions of the flat beam.
 """
 
-import dataclasses
-
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import causal_mask, segment_mask
-from lingvo_gshard.layers.context import Context, Mode
-from lingvo_gshard.layers.cross_entropy import cross_entropies
+from lingvo_gshard.layers.context import Context, LayerReport, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
-from lingvo_gshard.layers.embedding import EmbeddingLayer
-from lingvo_gshard.layers.gating import Routing
-from lingvo_gshard.layers.layer_report import LayerReport
 from lingvo_gshard.layers.projection import project
 from lingvo_gshard.layers.transformer import Source, TransformerStack
+from lingvo_gshard.layers.vocabulary import EmbeddingLayer, cross_entropies
 
-_SIDES = ("source", "target")
 _ACTIVATION_DTYPES = ("float32", "bfloat16")
 
 
@@ -46,7 +39,7 @@ class TranslationTask(BaseLayer):
         p.Define("aux_loss_weight", REQUIRED, "k, the weight of the sum of all l_aux.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         p = self.p
         if p.activation_dtype not in _ACTIVATION_DTYPES:
@@ -71,17 +64,11 @@ class TranslationTask(BaseLayer):
     def FProp(
         self, theta: NestedMap, features: NestedMap, context: Context
     ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
-        """Computes the logits of every target position, with teacher forcing.
+        """Computes the logits of every target position, with teacher forcing, float32 [B, L, V].
 
-        Args:
-          theta: the weights.
-          features: int32 source_ids, source_segment_ids and source_positions [B, T], and
-            target_ids (the labels shifted right), target_segment_ids and target_positions
-            [B, L]. Segment 0 is padding.
-          context: the mode and seed.
-
-        Returns:
-          float32 [B, L, V], and each layer's report by name, such as `encoder_1`.
+        `features` are int32 source_ids, source_segment_ids and source_positions [B, T], and
+        target_ids (the labels shifted right), target_segment_ids and target_positions [B, L].
+        Segment 0 is padding. Each layer's report has a name such as `encoder_1`.
         """
         encoded, reports = self.Encode(theta, features, context)
         segments = features.target_segment_ids
@@ -96,7 +83,7 @@ class TranslationTask(BaseLayer):
     def Encode(
         self, theta: NestedMap, features: NestedMap, context: Context
     ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
-        """Encodes the source; arguments as for FProp. Returns [B, T, M] and the layers' reports."""
+        """Encodes the source; as FProp, but returns [B, T, M] and the encoder's reports."""
         segments = features.source_segment_ids
         x = self._embed("source", theta, features.source_ids, features.source_positions, context)
         x, reports = self.encoder.FProp(
@@ -107,18 +94,12 @@ class TranslationTask(BaseLayer):
     def Loss(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
     ) -> tuple[tf.Tensor, NestedMap]:
-        """L = l_nll + k * l_aux (section 2.2), with l_aux summed over the MoE layers.
+        """L = l_nll + k * l_aux (section 2.2), with l_aux summed over the MoE layers; a scalar.
 
-        Args:
-          theta: the weights.
-          features: as for FProp.
-          labels: target_labels, int32 [B, L], and target_weights, float32 [B, L], 0 at padding.
-          context: the mode and seed.
-
-        Returns:
-          The scalar loss, and metrics: loss; nll, in nats a token, without smoothing; aux_loss;
-          num_tokens; padding, the share of positions without a token, by side; activation_norms,
-          the root mean square of each layer's output; and routing, by field of Routing and layer.
+        `labels` are target_labels, int32 [B, L], and target_weights, float32 [B, L], 0 at padding.
+        The metrics are loss; nll, in nats a token, without smoothing; aux_loss; num_tokens;
+        padding, the share of positions without a token, by side; activation_norms, the root mean
+        square of each layer's output; and routing, by field of Routing and layer.
         """
         logits, reports = self.FProp(theta, features, context)
         weights = labels.target_weights
@@ -127,17 +108,20 @@ class TranslationTask(BaseLayer):
         smoothed = nll + self.p.label_smoothing * (spread - nll)
         num_tokens = tf.reduce_sum(weights)
         per_token = 1.0 / tf.maximum(num_tokens, 1.0)
-        routings = {name: r.routing for name, r in reports.items() if r.routing is not None}
-        aux_loss = tf.add_n([r.aux_loss for r in routings.values()] or [tf.constant(0.0)])
+        routing = _routing_by_field(reports)
+        aux_loss = tf.add_n([*routing.get("aux_loss", {}).values()] or [tf.constant(0.0)])
         loss = tf.reduce_sum(smoothed * weights) * per_token + self.p.aux_loss_weight * aux_loss
         return loss, NestedMap(
             loss=loss,
             nll=tf.reduce_sum(nll * weights) * per_token,
             aux_loss=aux_loss,
             num_tokens=num_tokens,
-            padding=NestedMap({side: _padding(features, side) for side in _SIDES}),
+            padding=NestedMap(
+                source=1.0 - tf.reduce_mean(_valid_mask(features.source_segment_ids)),
+                target=1.0 - tf.reduce_mean(_valid_mask(features.target_segment_ids)),
+            ),
             activation_norms=NestedMap({name: r.rms for name, r in reports.items()}),
-            routing=_routing_by_field(routings),
+            routing=routing,
         )
 
     def InitDecode(
@@ -148,21 +132,16 @@ class TranslationTask(BaseLayer):
         *,
         attention_beam: int | None = None,
     ) -> NestedMap:
-        """Encodes the source once and makes empty caches for DecodeStep.
+        """Encodes the source once and makes empty caches of length P for DecodeStep.
 
-        Args:
-          theta: the weights.
-          features: the source's features, as for FProp.
-          cache_len: P.
-          attention_beam: k, to make DecodeStep keep the newest tokens' attention to the source as
-            `attention` [B, k, T] in the state; None does not keep it.
+        If `attention_beam`, k, is given, DecodeStep keeps the newest tokens' attention to the
+        source as `attention` [B, k, T] in the state.
         """
         # DECODE makes each row a group, so any number of sentences of any length is allowed.
         encoded, _ = self.Encode(theta, features, Context(Mode.DECODE))
         source_real = _valid_mask(features.source_segment_ids)
-        state = NestedMap(
-            cache=self.decoder.InitCache(theta.decoder, encoded, cache_len), source_real=source_real
-        )
+        cache = self.decoder.InitCache(theta.decoder, encoded, cache_len)
+        state = NestedMap(cache=cache, source_real=source_real)
         if attention_beam is not None:
             batch_size, source_len = source_real.shape
             state.attention = tf.zeros([batch_size, attention_beam, source_len])
@@ -175,18 +154,11 @@ class TranslationTask(BaseLayer):
     def DecodeStep(
         self, theta: NestedMap, state: NestedMap, ids: tf.Tensor, mask: tf.Tensor, step: tf.Tensor
     ) -> tuple[tf.Tensor, NestedMap]:
-        """Decodes one step of a flat beam (A.1).
+        """Decodes one step of a flat beam (A.1): the next token's logits, float32 [B, k, V].
 
-        Args:
-          theta: the weights.
-          state: the state from InitDecode or the previous step.
-          ids: int32 [B, k], the newest token of each hypothesis.
-          mask: float [B, k, P], 1 at the positions that each hypothesis attends to. An all-zero
-            row is an absent hypothesis, which takes no expert.
-          step: int32 scalar, the position of `ids`.
-
-        Returns:
-          The logits of the next token, float32 [B, k, V], and the new state.
+        `ids`, int32 [B, k], are the newest tokens of the hypotheses, at position `step`, an int32
+        scalar. `mask`, float [B, k, P], is 1 at the positions that each one attends to. An all-zero
+        row is an absent hypothesis, which takes no expert.
         """
         context = Context(Mode.DECODE)
         x = self._embed("target", theta, ids, tf.fill(ids.shape, step), context)
@@ -219,20 +191,15 @@ def _valid_mask(segment_ids: tf.Tensor) -> tf.Tensor:
     return tf.cast(segment_ids > 0, tf.float32)
 
 
-def _padding(features: NestedMap, side: str) -> tf.Tensor:
-    return 1.0 - tf.reduce_mean(_valid_mask(features[f"{side}_segment_ids"]))
-
-
 def _by_name(stack: str, reports: list[LayerReport]) -> dict[str, LayerReport]:
     return {f"{stack}_{index}": report for index, report in enumerate(reports)}
 
 
-def _routing_by_field(routings: dict[str, Routing]) -> NestedMap:
+def _routing_by_field(reports: dict[str, LayerReport]) -> NestedMap:
     """Maps each field of Routing to its tensors by layer; empty without MoE layers."""
-    fields = [field.name for field in dataclasses.fields(Routing)] if routings else []
-    return NestedMap(
-        {
-            field: NestedMap({name: getattr(r, field) for name, r in routings.items()})
-            for field in fields
-        }
-    )
+    by_field = NestedMap()
+    for name, report in reports.items():
+        if report.routing is not None:
+            for field, value in vars(report.routing).items():
+                by_field.setdefault(field, NestedMap())[name] = value
+    return by_field

@@ -1,6 +1,7 @@
 """The translation task in the estimator's terms: a state, its initializer and a model_fn."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -19,20 +20,10 @@ from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 class TranslationModel:
     """Binds an experiment's task, optimizer and decoder to a partitioning.
 
-    Attributes:
-      partitioning: the mesh, and the table from dims to its axes.
-      task: the TranslationTask.
-      optimizer: the optimizer of its weights.
-      state_spec: TensorSpecs of the state: step, theta and slots.
+    `state_spec` holds the TensorSpecs of the state: step, theta and slots.
     """
 
     def __init__(self, params: Params, partitioning: Partitioning) -> None:
-        """Builds the layers.
-
-        Args:
-          params: the experiment's Params.
-          partitioning: the mesh, and the table from dims to its axes.
-        """
         self._params = params.Copy().Freeze()
         self.partitioning = partitioning
         self.task = params.task.Instantiate(Annotator(partitioning))
@@ -53,12 +44,7 @@ class TranslationModel:
         )
 
     def model_fn(
-        self,
-        state: NestedMap,
-        features: NestedMap,
-        labels: NestedMap,
-        mode: ModeKeys,
-        params: Any,
+        self, state: NestedMap, features: NestedMap, labels: NestedMap, mode: ModeKeys, params: Any
     ) -> TPUEstimatorSpec:
         """Trains one step, or evaluates or translates one batch."""
         del params  # The layers have their own.
@@ -109,42 +95,23 @@ class TranslationModel:
     ) -> TPUEstimatorSpec:
         _, m = self.task.Loss(state.theta, features, labels, Context(Mode.EVAL))
         one = tf.constant(1.0)
-        by_layer = {
-            f"{field}_{name}": (value, one)
-            for field, values in m.routing.items()
-            for name, value in values.items()
-            if value.shape.rank == 0
-        }
-        return TPUEstimatorSpec(
-            mode=ModeKeys.EVAL,
-            eval_metrics={
-                "nll": (m.nll * m.num_tokens, m.num_tokens),
-                "aux_loss": (m.aux_loss, one),
-                **by_layer,
-            },
-        )
+        metrics = {"nll": (m.nll * m.num_tokens, m.num_tokens), "aux_loss": (m.aux_loss, one)}
+        for field, values in m.routing.items():
+            scalars = {name: value for name, value in values.items() if value.shape.rank == 0}
+            metrics |= {f"{field}_{name}": (value, one) for name, value in scalars.items()}
+        return TPUEstimatorSpec(mode=ModeKeys.EVAL, eval_metrics=metrics)
 
     def _predict(self, state: NestedMap, features: NestedMap) -> TPUEstimatorSpec:
         p = self._params.decode
-        config = BeamSearch(
-            p.beam_size,
-            p.max_target_len,
-            p.length_norm_alpha,
-            num_best=p.num_best,
-            coverage_weight=p.coverage_weight,
-            temperature=p.temperature,
-        )
-
-        def decode_step(model: NestedMap, *args: tf.Tensor) -> tuple[tf.Tensor, NestedMap]:
-            return self.task.DecodeStep(state.theta, model, *args)
-
+        alike = ("beam_size", "length_norm_alpha", "num_best", "coverage_weight", "temperature")
+        config = BeamSearch(max_steps=p.max_target_len, **{name: p.Get(name) for name in alike})
         attention_beam = p.beam_size if p.tell_attention or p.coverage_weight else None
         first = self.task.InitDecode(
             state.theta, features, config.first_places, attention_beam=attention_beam
         )
         found = flat_beam_search.search(
             config,
-            decode_step,
+            functools.partial(self.task.DecodeStep, state.theta),
             first,
             self._requests(features),
             Annotator(self.partitioning).annotate,
@@ -156,10 +123,8 @@ class TranslationModel:
 
     def _requests(self, features: NestedMap) -> Requests:
         """The experiment's length limits. A row without a source gets no steps."""
-        p = self._params.decode
-        alike = Requests.alike(
-            features.source_ids.shape[0], p.max_target_len, p.min_target_len, (p.seed, 0)
-        )
+        p, batch_size = self._params.decode, features.source_ids.shape[0]
+        alike = Requests.alike(batch_size, p.max_target_len, p.min_target_len, (p.seed, 0))
         has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
         return dataclasses.replace(alike, max_steps=alike.max_steps * has_source)
 

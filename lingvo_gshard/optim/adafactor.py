@@ -10,7 +10,6 @@ import math
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
@@ -33,13 +32,13 @@ class Adafactor:
         p.Define("clipping_threshold", 1.0, "The maximum root mean square of an update (A.2d).")
         return p
 
-    def __init__(self, params: hyperparams.Params) -> None:
+    def __init__(self, params: InstantiableParams) -> None:
         self.p = params.Copy().Freeze()
         self._schedule = self.p.schedule.Instantiate()
 
     def slot_specs(self, weight_specs: NestedMap) -> NestedMap:
         """The slots of each weight: `row` and `column`, or `full` for vectors and scalars."""
-        return weight_specs.Transform(_slots_of)
+        return weight_specs.Transform(_slot_specs)
 
     def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
         """The learning rate after `step` updates, an int32 scalar."""
@@ -54,34 +53,24 @@ class Adafactor:
         *,
         weight_specs: NestedMap,
     ) -> tuple[NestedMap, NestedMap]:
-        """Updates all weights once.
+        """Returns the new theta and slots after one update of all weights, which are float32.
 
-        Args:
-          theta: the weights, float32.
-          slots: in the structure of slot_specs.
-          gradients: in theta's structure.
-          step: int32 scalar, the number of earlier updates.
-          weight_specs: in theta's structure.
-
-        Returns:
-          The new theta and slots. They are not annotated, because they are results of a program,
-          for which the caller gives the shardings.
+        `step`, an int32 scalar, is the number of earlier updates. The results are not annotated,
+        because they are results of a program, for which the caller gives the shardings.
         """
         t = tf.cast(step, tf.float32) + 1.0
         decay = tf.minimum(self.p.beta2, 1.0 - t**-self.p.decay_exponent)
         rate = self.learning_rate(step)
-        # A weight's slots are a subtree of `slots`, found by the weight's path.
-        by_path = dict(slots.FlattenItems())
         new_weights: list[tf.Tensor] = []
-        new_slots: dict[str, tf.Tensor] = {}
-        for (path, weight), gradient, spec in zip(
-            theta.FlattenItems(), gradients.Flatten(), weight_specs.Flatten(), strict=True
-        ):
-            own = {k: by_path[f"{path}.{k}"] for k in _kinds(spec)}
+        new_slots: list[tf.Tensor] = []
+        old_slots = iter(slots.Flatten())  # In the order of the weights that they belong to.
+        trees = zip(theta.Flatten(), gradients.Flatten(), weight_specs.Flatten(), strict=True)
+        for weight, gradient, spec in trees:
+            own = {kind: next(old_slots) for kind in _slot_specs(spec)}
             weight, own = self._update_one(spec, weight, own, gradient, decay, rate)
             new_weights.append(weight)
-            new_slots |= {f"{path}.{k}": slot for k, slot in own.items()}
-        return theta.Pack(new_weights), slots.Pack(new_slots[path] for path in by_path)
+            new_slots += own.values()
+        return theta.Pack(new_weights), slots.Pack(new_slots)
 
     def _update_one(
         self,
@@ -105,18 +94,14 @@ class Adafactor:
         return weight - rate * scale * update, slots
 
 
-def _kinds(spec: WeightSpec) -> tuple[str, ...]:
-    return ("column", "row") if len(spec.axes) >= 2 else ("full",)
-
-
-def _slots_of(spec: WeightSpec) -> NestedMap:
+def _slot_specs(spec: WeightSpec) -> NestedMap:
     shape, dims = spec.shape, spec.dims
-    specs = {
-        "row": TensorSpec(shape[:-1], "float32", dims[:-1]),
-        "column": TensorSpec(shape[:-2] + shape[-1:], "float32", dims[:-2] + dims[-1:]),
-        "full": TensorSpec(shape, "float32", dims),
-    }
-    return NestedMap({kind: specs[kind] for kind in _kinds(spec)})
+    if len(spec.axes) < 2:
+        return NestedMap(full=TensorSpec(shape, "float32", dims))
+    return NestedMap(
+        column=TensorSpec(shape[:-2] + shape[-1:], "float32", dims[:-2] + dims[-1:]),
+        row=TensorSpec(shape[:-1], "float32", dims[:-1]),
+    )
 
 
 def _inverse_root(slots: dict[str, tf.Tensor]) -> tf.Tensor:

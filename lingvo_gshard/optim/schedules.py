@@ -2,15 +2,13 @@
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import InstantiableParams
 
 
 class SqrtDecay:
     """multiplier / sqrt(max(t, decay_start)); the paper has 1.0 and 10,000 (A.2e).
 
-    A run of fewer steps than that has a constant rate. `ramp_up_steps` and `cool_down_steps`
-    make the rate rise linearly from zero at the start and fall linearly to zero at the end.
+    A run of fewer steps than that has a constant rate, apart from linear changes at both ends.
     """
 
     @classmethod
@@ -23,7 +21,7 @@ class SqrtDecay:
         p.Define("total_steps", 0, "The step at which the fall ends; 0 without one.")
         return p
 
-    def __init__(self, params: hyperparams.Params) -> None:
+    def __init__(self, params: InstantiableParams) -> None:
         self.p = p = params.Copy().Freeze()
         if p.cool_down_steps > p.total_steps:
             raise ValueError(
@@ -38,6 +36,6 @@ class SqrtDecay:
         if p.ramp_up_steps:
             rate *= tf.minimum(1.0, t / p.ramp_up_steps)
         if p.cool_down_steps:
-            left = tf.maximum(float(p.total_steps) - t, 0.0) / p.cool_down_steps
-            rate *= tf.minimum(1.0, left)
+            left = tf.maximum(float(p.total_steps) - t, 0.0)
+            rate *= tf.minimum(1.0, left / p.cool_down_steps)
         return rate

@@ -12,6 +12,7 @@ Errors are answered as {"error": ...}, with status 400 for a wrong request, 413 
 large, 415 for one of another type, and 503 if the queue is full and the client should retry.
 """
 
+import asyncio
 import dataclasses
 import json
 import logging
@@ -21,22 +22,16 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
-from prometheus_client import (
-    CONTENT_TYPE_LATEST,
-    CollectorRegistry,
-    Counter,
-    Gauge,
-    Histogram,
-    generate_latest,
-)
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client.aiohttp import make_aiohttp_handler
 
-from lingvo_gshard.decode.decoder import DecoderSpec
+from lingvo_gshard.decode.bundle import DecoderSpec
 from lingvo_gshard.decode.translator import Translator
-from lingvo_gshard.serving.batcher import Batcher, Limits, QueueFullError
+from lingvo_gshard.serving.batcher import Batcher, Limits
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _MAX_BODY_BYTES = 1 << 20
-_RETRY_SECS = 1
+_RETRY_AFTER = {"Retry-After": "1"}  # In seconds.
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -46,18 +41,15 @@ class Server:
     def __init__(
         self, translator: Translator, spec: DecoderSpec, limits: Limits | None = None
     ) -> None:
-        """Takes a translator and the spec of its decoder."""
         self._spec, self._limits = spec, limits or Limits()
         self._batcher = Batcher(lambda lines: list(translator.translate(lines)), self._limits)
-        self._registry = CollectorRegistry()
+        self._registry = registry = CollectorRegistry()
         self._requests = Counter(
-            "requests", "Responses by path and status.", ["path", "status"], registry=self._registry
+            "requests", "Responses by path and status.", ["path", "status"], registry=registry
         )
-        self._lines = Counter("lines", "Lines translated.", registry=self._registry)
-        self._secs = Histogram(
-            "translate_seconds", "From request to response.", registry=self._registry
-        )
-        queued = Gauge("queued_lines", "Lines in the queue.", registry=self._registry)
+        self._lines = Counter("lines", "Lines translated.", registry=registry)
+        self._secs = Histogram("translate_seconds", "From request to response.", registry=registry)
+        queued = Gauge("queued_lines", "Lines in the queue.", registry=registry)
         queued.set_function(lambda: self._batcher.queued_lines)
 
     def app(self) -> web.Application:
@@ -65,34 +57,19 @@ class Server:
         app = web.Application(
             client_max_size=_MAX_BODY_BYTES, middlewares=[self._count_requests, _errors_as_json]
         )
-        app.cleanup_ctx.append(self._run_batcher)
-        app.add_routes(
-            [
-                web.get("/", self._page),
-                web.post("/translate", self._translate),
-                web.get("/languages", self._languages),
-                web.get("/health", self._health),
-                web.get("/metrics", self._metrics),
-            ]
-        )
+        app.cleanup_ctx.append(lambda _: self._batcher)  # type: ignore[arg-type]
+        app.router.add_get("/", _page)
+        app.router.add_post("/translate", self._translate)
+        app.router.add_get("/languages", self._languages)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/metrics", make_aiohttp_handler(self._registry))
         return app
-
-    async def _run_batcher(self, app: web.Application):
-        async with self._batcher:
-            yield
-
-    async def _page(self, request: web.Request) -> web.StreamResponse:
-        return web.Response(text=_PAGE.read_text(), content_type="text/html")
 
     async def _languages(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"languages": self._spec.languages})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"model": self._spec.model, "num_best": self._spec.num_best})
-
-    async def _metrics(self, request: web.Request) -> web.StreamResponse:
-        body = generate_latest(self._registry)
-        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _translate(self, request: web.Request) -> web.StreamResponse:
         began, plain = time.monotonic(), request.content_type == "text/plain"
@@ -102,17 +79,12 @@ class Server:
             lines, nbest = self._parse(await _json(request))
         limit = self._limits.queued_lines
         if len(lines) > limit:
-            raise web.HTTPRequestEntityTooLarge(
-                limit,
-                len(lines),
-                text=f"A request can have at most {limit} lines, got {len(lines)}.",
-            )
+            text = f"A request can have at most {limit} lines, got {len(lines)}."
+            raise web.HTTPRequestEntityTooLarge(limit, len(lines), text=text)
         try:
             found = await self._batcher.submit(lines)
-        except QueueFullError as error:
-            raise web.HTTPServiceUnavailable(
-                text=str(error), headers={"Retry-After": str(_RETRY_SECS)}
-            ) from error
+        except asyncio.QueueFull as error:
+            raise web.HTTPServiceUnavailable(text=str(error), headers=_RETRY_AFTER) from error
         self._lines.inc(len(lines))
         self._secs.observe(time.monotonic() - began)
         if plain:
@@ -125,21 +97,19 @@ class Server:
         lines = body.get("lines") if isinstance(body, dict) else None
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise web.HTTPBadRequest(text='Expected {"lines": [...]}, a list of strings.')
-        if not all(map(_is_unicode, lines)):
+        # UTF-8 can't encode half a character, which a JSON string can contain.
+        if any("\ud800" <= letter <= "\udfff" for line in lines for letter in line):
             raise web.HTTPBadRequest(text="lines: a surrogate without its other half is not text.")
         known = ["lines", "nbest", "source_lang"]
         if unknown := ", ".join(sorted(set(body) - set(known))):
             raise web.HTTPBadRequest(text=f"Unknown {unknown}, expected {', '.join(known)}.")
-        nbest, language = body.get("nbest", 1), body.get("source_lang")
-        if type(nbest) is not int or not 1 <= nbest <= self._spec.num_best:
-            raise web.HTTPBadRequest(
-                text=f"nbest: expected 1 to {self._spec.num_best}, got {nbest!r}."
-            )
-        if language is not None and language not in self._spec.languages:
-            languages = ", ".join(self._spec.languages)
-            raise web.HTTPBadRequest(
-                text=f"source_lang: expected one of {languages}, got {language!r}."
-            )
+        nbest, most = body.get("nbest", 1), self._spec.num_best
+        if type(nbest) is not int or not 1 <= nbest <= most:
+            raise web.HTTPBadRequest(text=f"nbest: expected 1 to {most}, got {nbest!r}.")
+        language, codes = body.get("source_lang"), self._spec.languages
+        if language is not None and language not in codes:
+            expected = f"expected one of {', '.join(codes)}"
+            raise web.HTTPBadRequest(text=f"source_lang: {expected}, got {language!r}.")
         return lines, nbest
 
     @web.middleware
@@ -164,6 +134,10 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
         return web.json_response({"error": "The translation failed."}, status=500)
 
 
+async def _page(request: web.Request) -> web.StreamResponse:
+    return web.FileResponse(_PAGE)
+
+
 def _plain_lines(body: bytes) -> list[str]:
     # Lines end only at newlines, as on the standard input of `translate`.
     text = body.decode("utf-8", errors="replace").removesuffix("\n")
@@ -177,11 +151,6 @@ async def _json(request: web.Request) -> Any:
         return json.loads(await request.read())
     except ValueError as error:
         raise web.HTTPBadRequest(text=f"The body is not JSON: {error}.") from error
-
-
-def _is_unicode(line: str) -> bool:
-    """Returns whether UTF-8 can encode the line: JSON strings can contain half a character."""
-    return not any("\ud800" <= letter <= "\udfff" for letter in line)
 
 
 def serve(translator: Translator, spec: DecoderSpec, host: str, port: int) -> None:

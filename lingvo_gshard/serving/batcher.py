@@ -12,18 +12,12 @@ from lingvo_gshard.decode.translator import Translation
 NBest = tuple[Translation, ...]
 
 
-class QueueFullError(Exception):
-    """The queue has no room for the lines of a request, which may be sent again later."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The sizes of batches and of the queue.
+    """The sizes of batches and of the queue, in lines; a larger request forms its own batch.
 
-    Attributes:
-      batch_lines: lines translated together; a larger request forms a batch of its own.
-      queued_lines: lines that may wait; a request that would exceed this is refused.
-      wait_secs: how long the first request of a batch waits for others.
+    A request that would overfill the queue is refused. The first one of a batch waits `wait_secs`
+    for others.
     """
 
     batch_lines: int = 64
@@ -48,14 +42,12 @@ class Batcher:
         self._translate, self._limits = translate, limits
         self._queue: collections.deque[_Request] = collections.deque()
         self._arrived = asyncio.Event()
-        self._worker: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Batcher:
         self._worker = asyncio.create_task(self._work())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        assert self._worker is not None
         self._worker.cancel()
         await asyncio.gather(self._worker, return_exceptions=True)
         for request in self._queue:
@@ -64,19 +56,16 @@ class Batcher:
     @property
     def queued_lines(self) -> int:
         """The number of waiting lines, without those in translation and of cancelled requests."""
-        waiting = (one for one in self._queue if not one.result.cancelled())
-        return sum(len(request.lines) for request in waiting)
+        return sum(len(one.lines) for one in self._queue if not one.result.cancelled())
 
     async def submit(self, lines: Sequence[str]) -> list[NBest]:
         """Returns the translations of a request's lines once they are done.
 
-        Raises:
-          QueueFullError: the queue has no room for the lines.
+        Raises asyncio.QueueFull if there is no room for the lines; they may be sent again later.
         """
-        if self.queued_lines + len(lines) > self._limits.queued_lines:
-            raise QueueFullError(
-                f"{self.queued_lines} lines are waiting, of at most {self._limits.queued_lines}."
-            )
+        waiting, most = self.queued_lines, self._limits.queued_lines
+        if waiting + len(lines) > most:
+            raise asyncio.QueueFull(f"{waiting} lines are waiting, of at most {most}.")
         request = _Request(lines, asyncio.get_running_loop().create_future())
         self._queue.append(request)
         self._arrived.set()
@@ -111,12 +100,11 @@ class Batcher:
         lines = [line for request in batch for line in request.lines]
         try:
             found = iter(await asyncio.to_thread(self._translate, lines))
+            for request in batch:
+                results = [next(found) for _ in request.lines]
+                if not request.result.done():
+                    request.result.set_result(results)
         except Exception as error:  # Reported to each request; the next batch may succeed.
             for request in batch:
                 if not request.result.done():
                     request.result.set_exception(error)
-            return
-        for request in batch:
-            results = [next(found) for _ in request.lines]
-            if not request.result.done():
-                request.result.set_result(results)

@@ -14,7 +14,7 @@ from lingvo_gshard.core import atomic_file
 from lingvo_gshard.core.hyperparams import Params, parse_setting
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import bundle
-from lingvo_gshard.decode.decoder import Decoder, DecoderSpec
+from lingvo_gshard.decode.bundle import Decoder, DecoderSpec
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 from lingvo_gshard.model import placement

@@ -17,7 +17,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.core import safetensors_file
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import bundle
-from lingvo_gshard.decode.decoder import Decoder, DecoderSpec
+from lingvo_gshard.decode.bundle import Decoder, DecoderSpec
 from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model.translation_model import TranslationModel

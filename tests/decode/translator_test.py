@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lingvo_gshard.decode.decoder import DecoderSpec
+from lingvo_gshard.decode.bundle import DecoderSpec
 from lingvo_gshard.decode.translator import Translation, Translator, split
 
 _EOS = 2

@@ -87,9 +87,6 @@ def test_only_padding_gives_zeros():
     assert not _eager(params, _theta(params), batch, Mode.DECODE).any()
 
 
-_DATA = Partitioning.from_dict(
-    Mesh(("r", "d"), (2, 4)), {"B": ("r", "d"), "G": ("r", "d"), "E": "d"}
-)
 _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
 
 

@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers import attention, stacking
+from lingvo_gshard.layers import attention
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.layers.transformer import Source, TransformerStack
-from tests.layers import building
+from tests.layers import building, stacking
 
 B, L, T, M = 2, 4, 6, 8
 

@@ -5,8 +5,8 @@ import pytest
 
 from lingvo_gshard.core.base_layer import gaussian
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import stacking
 from lingvo_gshard.model.gradient_norms import gradient_norms
+from tests.layers import stacking
 
 _M, _H, _LAYERS = 3, 5, 4
 

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import stacking
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train import steps
-from tests.layers import building
+from tests.layers import building, stacking
 from tests.model import small_task
 from tests.spmd import functions
 

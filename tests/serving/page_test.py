@@ -7,7 +7,7 @@ import urllib.parse
 
 from aiohttp.test_utils import TestServer
 
-from lingvo_gshard.decode.decoder import DecoderSpec
+from lingvo_gshard.decode.bundle import DecoderSpec
 from lingvo_gshard.decode.translator import Attention, Translation
 from lingvo_gshard.serving.app import Server
 

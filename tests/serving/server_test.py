@@ -8,10 +8,10 @@ import time
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from lingvo_gshard.decode.decoder import DecoderSpec
+from lingvo_gshard.decode.bundle import DecoderSpec
 from lingvo_gshard.decode.translator import Attention, Translation
 from lingvo_gshard.serving.app import Server
-from lingvo_gshard.serving.batcher import Batcher, Limits, QueueFullError
+from lingvo_gshard.serving.batcher import Batcher, Limits
 
 _SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 2, 1)
 
@@ -242,7 +242,7 @@ def test_a_full_queue_refuses():
         async with Batcher(_results(_Shouter()), Limits(4, 5, 0.05)) as batcher:
             first = asyncio.create_task(batcher.submit(["a"] * 4))
             await asyncio.sleep(0)
-            with pytest.raises(QueueFullError, match="4 lines are waiting, of at most 5"):
+            with pytest.raises(asyncio.QueueFull, match="4 lines are waiting, of at most 5"):
                 await batcher.submit(["b"] * 2)
             return len(await first)
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.products import Recorded, Replayed, computed
+from lingvo_gshard.layers.context import Recorded, Replayed, computed
 
 _X, _W = tf.constant([[1.0, 2.0]]), tf.constant([[3.0], [4.0]])
 

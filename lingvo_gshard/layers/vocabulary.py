@@ -1,10 +1,12 @@
-"""Token embedding with sinusoidal positions. B batch, L length, M model, V vocabulary."""
+"""The model's two ends: embedding of the source's and target's pieces, and cross entropy.
+
+B batch, L length, M model, V vocabulary.
+"""
 
 import math
 
 import tensorflow as tf
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
@@ -20,7 +22,7 @@ class EmbeddingLayer(BaseLayer):
         p.Define("dim", REQUIRED, "M, the model dimension, which must be even.")
         return p
 
-    def __init__(self, params: hyperparams.Params, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         p = self.p
         if p.dim % 2:
@@ -42,3 +44,30 @@ def sinusoids(positions: tf.Tensor, dim: int) -> tf.Tensor:
     rates = tf.constant([10000.0 ** (-i / max(1, count - 1)) for i in range(count)], tf.float32)
     angles = tf.cast(positions, tf.float32)[..., None] * rates
     return tf.concat([tf.sin(angles), tf.cos(angles)], axis=-1)
+
+
+def cross_entropies(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Cross entropy of softmax(logits) with the labels, and with the uniform distribution.
+
+    `logits` are float32 [B, L, V], `labels` int32 [B, L], and both results float32 [B, L], in nats.
+    The loss with label smoothing e is (1 - e) times the first plus e times the second.
+    """
+
+    def is_label(logits: tf.Tensor) -> tf.Tensor:
+        return labels[..., None] == tf.range(logits.shape[-1])
+
+    # TensorFlow's own gradient would keep three more [B, L, V] tensors in memory.
+    @tf.custom_gradient
+    def compute(logits: tf.Tensor):
+        normalizer = tf.reduce_logsumexp(logits, -1)
+        target = tf.reduce_sum(tf.where(is_label(logits), logits, 0.0), -1)
+
+        def gradient(d_label: tf.Tensor, d_uniform: tf.Tensor) -> tf.Tensor:
+            probability = tf.exp(logits - normalizer[..., None])
+            both = (d_label + d_uniform)[..., None] * probability
+            at_label = tf.where(is_label(logits), d_label[..., None], 0.0)
+            return both - at_label - d_uniform[..., None] / logits.shape[-1]
+
+        return (normalizer - target, normalizer - tf.reduce_mean(logits, -1)), gradient
+
+    return compute(logits)
