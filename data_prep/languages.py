@@ -15,7 +15,6 @@ from fontTools import unicodedata as script_data
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 ENGLISH = "en"
-LATIN = "Latn"
 # The ISO 15924 codes that stand for several scripts.
 _MIXED = {
     "Hans": ("Hani",),
@@ -40,11 +39,7 @@ def is_valid(tag: str) -> bool:
 
 @functools.cache
 def code(tag: str) -> str:
-    """Returns the canonical form of a tag, such as de, zh-Hant or pt-BR.
-
-    Raises:
-        ValueError: the tag is not valid.
-    """
+    """Returns a tag in canonical form: de, zh-Hant, pt-BR. Raises ValueError if it is not valid."""
     if not is_valid(tag):
         raise ValueError(f"{tag!r} is no language: expected a BCP-47 code, such as de or zh-Hant")
     return langcodes.standardize_tag(tag)
@@ -109,29 +104,15 @@ def is_mostly_foreign(text: str, own: frozenset[str]) -> bool:
 
     If `own` is empty, nothing is foreign.
     """
-    if not own:
-        return False
-    familiar = _familiar(own)
-    new = set(text) - familiar
-    familiar.update(char for char in new if script_of(char) is None or script_of(char) in own)
-    if new <= familiar:
+    if not own or {script_of(char) for char in set(text)} <= own | {None}:
         return False
     counts = count_scripts(text)
     num_own = sum(counts[script] for script in own)
     return counts.total() - num_own > num_own
 
 
-@functools.cache
-def _familiar(own: frozenset[str]) -> set[str]:
-    """The characters seen so far that are not foreign to `own`: most texts have no others."""
-    return set()
-
-
 def is_surely_another(text: str, language: str) -> bool:
-    """Returns whether py3langid is sure that a text is in another language.
-
-    False if its model does not know `language`.
-    """
+    """Returns whether py3langid, if it knows `language`, is sure that a text is in another."""
     if len(text) < _MIN_IDENTIFIED_CHARS or primary(language) not in _identifier().labels:
         return False
     found, probability = _identifier().classify(text)

@@ -1,7 +1,7 @@
 """The paper's multilingual family (sections 4.3 and A.2, Tables 1 and 3): 100 languages to English.
 
-One of them is trained on the partitions that its docstring states, or compiled for a TPU topology
-without a TPU:
+This trains one of them, or compiles it for a TPU topology without a TPU; the docstring of each
+states its number of partitions:
 
     python -m lingvo_gshard.trainer --model=m4.MoE2048E36L --mode=train_and_eval \
         --data_dir=DATA --logdir=RUN --num_partitions=2048

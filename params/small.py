@@ -1,6 +1,6 @@
 """Models for real text on a CPU. Weights are counted with vocabularies of 8000 and 5000.
 
-One of them is trained on the partitions that its docstring states:
+This trains one of them; the docstring of each states its number of partitions:
 
     python -m lingvo_gshard.trainer --model=small.MoE8E6L --mode=train_and_eval \
         --data_dir=DATA --logdir=RUN --num_partitions=2

@@ -1,6 +1,6 @@
 """Models that train on a CPU in minutes. Weights are counted with vocabularies of 4000 and 2000.
 
-One of them is trained on the partitions that its docstring states:
+This trains one of them; the docstring of each states its number of partitions:
 
     python -m lingvo_gshard.trainer --model=toy.MoE8E4L --mode=train_and_eval \
         --data_dir=DATA --logdir=RUN --num_partitions=4
