@@ -24,9 +24,7 @@ from lingvo_gshard.input import manifest
 _INPUT = flags.DEFINE_string("input", None, "A folder of parallel text.")
 _CONFIG = flags.DEFINE_string("config", None, "A TOML file that names the sources.")
 _OUT = flags.DEFINE_string("out", None, "The folder to prepare.", required=True)
-_THROUGH = flags.DEFINE_enum_class(
-    "through", pipeline.Step.REPORT, pipeline.Step, "The last step to run."
-)
+_THROUGH = flags.DEFINE_enum_class("through", pipeline.Step.REPORT, pipeline.Step, "The last step.")
 _WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "Number of processes.")
 # These override the file.
 _SETTINGS = (
@@ -38,7 +36,6 @@ _SETTINGS = (
     flags.DEFINE_integer("max_pieces", None, "Drops longer training pairs; EOS counts."),
     flags.DEFINE_integer("seed", None, "Decides which sentences the vocabularies learn from."),
 )
-
 _MANY_BYTES = 0.1  # As a share of a language's tokens.
 
 

@@ -39,19 +39,13 @@ class Chunk:
     path: pathlib.Path
     num_pairs: int
 
-    @property
-    def digests_path(self) -> pathlib.Path:
-        """The path of the digests."""
-        return self.path.with_suffix(".digests.npy")
-
-    @property
-    def kept_path(self) -> pathlib.Path:
-        """The path of the selection."""
-        return self.path.with_suffix(".kept.npy")
+    def array_path(self, name: str) -> pathlib.Path:
+        """Returns the path of an array, such as the digests, beside the text."""
+        return self.path.with_suffix(f".{name}.npy")
 
     def digests(self) -> np.ndarray:
         """Maps the digests from their file, uint64 [n, 3]."""
-        return np.load(self.digests_path, mmap_mode="r")
+        return np.load(self.array_path("digests"), mmap_mode="r")
 
     def pairs(self) -> Iterator[Pair]:
         """Yields all pairs, in order."""
@@ -64,16 +58,15 @@ class Chunk:
         if self.split != "train":
             yield from self.pairs()
             return
-        for pair, is_kept in zip(self.pairs(), np.load(self.kept_path).tolist(), strict=True):
-            if is_kept:
-                yield pair
+        is_kept = np.load(self.array_path("kept")).tolist()
+        yield from (pair for pair, keep in zip(self.pairs(), is_kept, strict=True) if keep)
 
 
 class Writer:
-    """Writes the chunks of one source, whose files' names begin with `name`."""
+    """Writes the chunks of one source to `folder`, in which there are no others."""
 
-    def __init__(self, folder: pathlib.Path, name: str, pairs_per_chunk: int) -> None:
-        self._folder, self._name, self._pairs_per_chunk = folder, name, pairs_per_chunk
+    def __init__(self, folder: pathlib.Path, pairs_per_chunk: int) -> None:
+        self._folder, self._pairs_per_chunk = folder, pairs_per_chunk
         self._numbers = itertools.count()
         self._open: dict[tuple[str, str], tuple[IO[str], array.array[int]]] = {}
         self._chunks: list[Chunk] = []
@@ -82,8 +75,8 @@ class Writer:
         """Writes `pair` and the digests of `normalized`."""
         key = (split, language)
         if key not in self._open:
-            path = self._folder / split / language / f"{self._name}-{next(self._numbers):05d}.tsv"
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path = self._folder / f"{split}-{language}-{next(self._numbers):05d}.tsv"
+            self._folder.mkdir(parents=True, exist_ok=True)
             self._open[key] = path.open("w", encoding="utf-8", newline="\n"), array.array("Q")
         file, digests = self._open[key]
         keys = (cleaning.english_key(normalized.english), normalized.source.casefold())
@@ -102,7 +95,7 @@ class Writer:
         file, digests = self._open.pop(key)
         file.close()
         chunk = Chunk(*key, pathlib.Path(file.name), len(digests) // 3)
-        np.save(chunk.digests_path, np.array(digests, np.uint64).reshape(-1, 3))
+        np.save(chunk.array_path("digests"), np.array(digests, np.uint64).reshape(-1, 3))
         self._chunks.append(chunk)
 
 
@@ -125,28 +118,24 @@ def survey(source: Source) -> dict[str, collections.Counter[str]]:
 
 
 def clean(
-    source: Source,
-    chunks_dir: pathlib.Path,
-    name: str,
-    own_scripts: Mapping[str, frozenset[str]],
-    config: BuildConfig,
+    source: Source, folder: pathlib.Path, scripts: Mapping[str, frozenset[str]], config: BuildConfig
 ) -> Cleaned:
-    """Cleans a source. Training text is written normalized, dev and test unchanged.
+    """Cleans a source into chunks in `folder`, given the scripts of each language.
 
-    The names of its files begin with `name`, which is unique to it. Raises ValueError if it cannot
-    be read, or too many of its lines are malformed.
+    Training text is written normalized, dev and test unchanged. Raises ValueError if the source
+    cannot be read, or too many of its lines are malformed.
     """
     dropped: Dropped = collections.Counter()
     repaired: collections.Counter[str] = collections.Counter()
-    writer = Writer(chunks_dir, name, config.pairs_per_chunk)
+    writer = Writer(folder, config.pairs_per_chunk)
     for language, pair in _well_formed(source, config.max_malformed_share, dropped):
-        scripts = own_scripts.get(language, frozenset())
+        own_scripts = scripts.get(language, frozenset())
         english = cleaning.repair(pair.english, cleaning.ENGLISH_SCRIPTS)
-        fixed = Pair(cleaning.repair(pair.source, scripts), english)
+        fixed = Pair(cleaning.repair(pair.source, own_scripts), english)
         normalized = cleaning.normalize_pair(fixed)
         split = source.split or _held_out_split(normalized.english, config.held_out_share)
         if split == "train":
-            rule = cleaning.broken_rule(normalized, language, scripts, config)
+            rule = cleaning.broken_rule(normalized, language, own_scripts, config)
         else:
             rule = None if normalized.source and normalized.english else Rule.EMPTY
         if rule is not None:

@@ -48,15 +48,9 @@ from data_prep.sources import JsonlFile, MosesFiles, PoFile, Source, TfdsSplit, 
 from lingvo_gshard.input.manifest import SPLITS
 
 MODEL_TYPES = ("bpe", "unigram")
-# The formats whose `path` is a pattern, and those with other paths or none.
-_FILE_FORMATS: dict[str, type[Source]] = {
-    "tsv": TsvFile,
-    "tmx": TmxFile,
-    "jsonl": JsonlFile,
-    "po": PoFile,
-}
-_OTHER_FORMATS: dict[str, type[Source]] = {"moses": MosesFiles, "tfds": TfdsSplit}
-_FORMATS = ("folder", *_FILE_FORMATS, *_OTHER_FORMATS)
+_FORMATS: dict[str, type[Source]] = dict(
+    tsv=TsvFile, tmx=TmxFile, jsonl=JsonlFile, po=PoFile, moses=MosesFiles, tfds=TfdsSplit
+)
 # The four special ids, a piece for each byte, and one character.
 _MIN_VOCAB_SIZE = 4 + 256 + 1
 _Made = TypeVar("_Made")
@@ -136,7 +130,7 @@ def load(path: pathlib.Path, settings: Mapping[str, Any]) -> tuple[tuple[Source,
 def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
     fields = dict(table)
     name = fields.pop("format", None)
-    _check_one_of("sources: format", name, _FORMATS)
+    _check_one_of("sources: format", name, ("folder", *_FORMATS))
     if name == "folder":
         return list(_call(lambda path: sources.in_folder(folder / path), "a folder", fields))
     _check_one_of("sources: split", fields.get("split", "train"), SPLITS)
@@ -144,25 +138,22 @@ def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
         fields["language"] = languages.code(fields["language"])
     if "languages" in fields:
         fields["languages"] = tuple(map(languages.code, fields["languages"]))
-    if name in _OTHER_FORMATS:
+    if name in ("moses", "tfds"):
         paths = {"source", "english", "data_dir"} & fields.keys()
-        fields |= {key: folder / fields[key] for key in paths}
-        return [_call(_OTHER_FORMATS[name], name, fields)]
+        return [_call(_FORMATS[name], name, fields | {key: folder / fields[key] for key in paths})]
     found = sorted(glob.glob(str(folder / str(fields.get("path", ""))), recursive=True))
     files = [file for file in map(pathlib.Path, found) if file.is_file()]
     if not files:
         raise ValueError(f"sources: no file matches path {fields.get('path')!r}")
-    return [_call(_FILE_FORMATS[name], name, fields | {"path": file}) for file in files]
+    return [_call(_FORMATS[name], name, fields | {"path": file}) for file in files]
 
 
 def _call(function: Callable[..., _Made], owner: str, fields: Mapping[str, Any]) -> _Made:
     """Calls a function with a table's fields. Raises ValueError if one is missing or unknown."""
     known = inspect.signature(function).parameters
     required = [name for name, one in known.items() if one.default is one.empty]
-    if unknown := sorted(fields.keys() - known):
-        raise ValueError(
-            f"{owner} has no {', '.join(unknown)}: there is {', '.join(sorted(known))}"
-        )
+    if unknown := ", ".join(sorted(fields.keys() - known)):
+        raise ValueError(f"{owner} has no {unknown}: there is {', '.join(sorted(known))}")
     if missing := [name for name in required if name not in fields]:
         raise ValueError(f"{owner} needs {', '.join(missing)}")
     return function(**fields)

@@ -7,8 +7,7 @@ Each sentence is drawn as a meaning and then expressed in English and in fourtee
 families. The languages of a family share a script, roots and grammatical markers; each has its own
 sound changes and word order. Every source sentence has exactly one English translation, so a model
 can reach 100 BLEU. Training sizes fall geometrically from 32,000 pairs to 300. All languages share
-their dev and test sentences, and no English sentence occurs in two splits. The files depend on
-nothing but the seed.
+their dev and test sentences, which don't occur in training. The files depend on the seed alone.
 """
 
 import dataclasses
@@ -263,14 +262,14 @@ LANGUAGES = (
 )
 
 _Forms = list[tuple[str, ...]]  # The markers of each form of a word.
-_NOUN_FORMS = [n + case for n in ((), ("plural",)) for case in ((), ("object",), ("owner",))]
-_VERB_FORMS = [n + tense for n in ((), ("not",)) for tense in ((), ("past",), ("future",))]
 
 
 def _forms(kind: str) -> _Forms:
     if kind.startswith("verb"):
-        return _VERB_FORMS
-    return _NOUN_FORMS if kind in (*_NOUN_KINDS, "pronoun", "name") else [()]
+        return [n + tense for n in ((), ("not",)) for tense in ((), ("past",), ("future",))]
+    if kind in (*_NOUN_KINDS, "pronoun", "name"):
+        return [n + case for n in ((), ("plural",)) for case in ((), ("object",), ("owner",))]
+    return [()]
 
 
 class Speaker:

@@ -67,7 +67,6 @@ class Tokens:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The sentences' lengths, int64 [n]."""
         return np.diff(self.splits)
 
     def select(self, is_kept: np.ndarray) -> "Tokens":
@@ -92,16 +91,14 @@ def encode(
     lengths = [np.empty((0, 2), np.int64)]
 
     def records() -> Iterator[bytes]:
-        for pairs, source, target in tokenize(_batches(_text(members)), *models):
+        for pairs, source, target in tokenize(_batches(members), *models):
             is_short = np.maximum(source.lengths, target.lengths) <= max_pieces
             source, target = source.select(is_short), target.select(is_short)
             kept = list(itertools.compress(pairs, is_short.tolist()))
-            statistics = (
-                _statistics([pair.source for pair in kept], source, models[0]),
-                _statistics([pair.english for pair in kept], target, models[1]),
-            )
+            texts = [pair.source for pair in kept], [pair.english for pair in kept]
+            of_source, of_target = map(_statistics, texts, (source, target), models)
             dropped = {(members[0].language, Rule.TOO_MANY_PIECES): len(pairs) - len(kept)}
-            parts.append(Encoded((), *statistics, collections.Counter(dropped)))
+            parts.append(Encoded((), of_source, of_target, collections.Counter(dropped)))
             lengths.append(np.stack([source.lengths, target.lengths], axis=1))
             yield from example_codec.encode_batch(
                 source.ids, source.splits, target.ids, target.splits
@@ -183,14 +180,11 @@ def _statistics(texts: Sequence[str], tokens: Tokens, model: pathlib.Path) -> Si
     )
 
 
-def _text(members: Sequence[chunks.Chunk]) -> Iterator[tsv.Pair]:
-    for chunk in members:
-        if chunk.split == "train":
-            yield from chunk.kept_pairs()
-        else:  # It was written unchanged.
-            yield from map(cleaning.normalize_pair, chunk.pairs())
-
-
-def _batches(pairs: Iterator[tsv.Pair]) -> Iterator[list[tsv.Pair]]:
+def _batches(members: Sequence[chunks.Chunk]) -> Iterator[list[tsv.Pair]]:
+    pairs = (  # Dev and test were written unchanged.
+        pair if chunk.split == "train" else cleaning.normalize_pair(pair)
+        for chunk in members
+        for pair in chunk.kept_pairs()
+    )
     while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
         yield batch

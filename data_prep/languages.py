@@ -33,8 +33,7 @@ _MIN_IDENTIFIED_PROBABILITY = 0.95
 @functools.cache
 def is_valid(tag: str) -> bool:
     """Returns whether a tag is well-formed and all its parts are registered."""
-    is_private = tag.lower().startswith("x-")
-    return bool(langcodes.tag_is_valid(tag)) and not is_private
+    return bool(langcodes.tag_is_valid(tag)) and not tag.lower().startswith("x-")
 
 
 @functools.cache
@@ -70,12 +69,7 @@ def script_of(char: str) -> str | None:
 
 def count_scripts(text: str) -> collections.Counter[str]:
     """Counts the characters of each script in a text."""
-    found: collections.Counter[str] = collections.Counter()
-    for char, number in collections.Counter(text).items():
-        script = script_of(char)
-        if script is not None:
-            found[script] += number
-    return found
+    return collections.Counter(script for script in map(script_of, text) if script)
 
 
 def own_scripts(

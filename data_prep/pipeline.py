@@ -26,8 +26,7 @@ from typing import Any
 from absl import logging
 
 from data_prep import chunks, encoding, languages, report, runs, selection, sources, tsv, vocabulary
-from data_prep.chunks import Chunk, Cleaned
-from data_prep.cleaning import Rule
+from data_prep.chunks import Chunk, Cleaned, Dropped
 from data_prep.config import BuildConfig
 from data_prep.encoding import Encoded
 from data_prep.selection import Selected
@@ -35,18 +34,8 @@ from data_prep.sources import Source
 from data_prep.vocabulary import Side
 from lingvo_gshard.input import manifest
 
-
-class Step(enum.StrEnum):
-    """The steps, in order."""
-
-    SURVEY = "survey"
-    CLEAN = "clean"
-    SELECT = "select"
-    VOCAB = "vocab"
-    RECORDS = "records"
-    REPORT = "report"
-
-
+# In order; see above.
+Step = enum.StrEnum("Step", ["SURVEY", "CLEAN", "SELECT", "VOCAB", "RECORDS", "REPORT"])
 _UNFINISHED = ".unfinished"
 _MADE = ("records", "report", "text", "vocab", manifest.FILE_NAME, _UNFINISHED)
 _Key = tuple[str, str]  # A split and a language.
@@ -90,16 +79,13 @@ def run_through(
 
 @dataclasses.dataclass(frozen=True)
 class _Steps:
-    """The results of the steps, and what lies between. Each is computed when it is first needed.
-
-    `run` takes a name and the calls of a step by their keys, and returns their results by the keys.
-    """
+    """The results of the steps, and what lies between. Each is computed when it is first needed."""
 
     sources: Sequence[Source]
     out_dir: pathlib.Path
     work_dir: pathlib.Path
     config: BuildConfig
-    run: Callable[[str, Mapping[Any, Callable[[], Any]]], dict[Any, Any]]
+    run: Callable[[str, Mapping[Any, Callable[[], Any]]], dict[Any, Any]]  # See runs.run_tasks.
 
     @cached_property
     def survey(self) -> dict[str, frozenset[str]]:
@@ -116,12 +102,10 @@ class _Steps:
 
     @cached_property
     def clean(self) -> list[Cleaned]:
-        """The cleaned chunks of each source."""
-        text_dir = self.work_dir / "text"
-        calls = {
-            i: partial(chunks.clean, source, text_dir, f"{i:05d}", self.survey, self.config)
-            for i, source in enumerate(self.sources)
-        }
+        calls = {}
+        for i, source in enumerate(self.sources):
+            folder = self.work_dir / "text" / f"{i:05d}"
+            calls[i] = partial(chunks.clean, source, folder, self.survey, self.config)
         return list(self.run("clean", calls).values())
 
     @cached_property
@@ -139,7 +123,6 @@ class _Steps:
 
     @cached_property
     def select(self) -> dict[str, Selected]:
-        """What is selected of each language's training text."""
         folder = self.work_dir / "held_out"
         every_chunk = itertools.chain.from_iterable(self.chunks.values())
         held_out = [chunk for chunk in every_chunk if chunk.split != "train"]
@@ -171,13 +154,12 @@ class _Steps:
 
     @cached_property
     def vocab(self) -> dict[Side, manifest.Vocabulary]:
-        """The two vocabularies."""
         train = partial(vocabulary.train_drawn, self.drawn, self.config, self.out_dir)
         return self.run("vocab", {side: partial(train, side) for side in Side})
 
     @cached_property
     def records(self) -> dict[_Key, Encoded]:
-        """The records, of all shards together."""
+        """What was made of all shards together."""
         models = tuple(self.out_dir / vocab.file.path for vocab in self.vocab.values())
         calls = {}
         for (split, code), members in self.chunks.items():
@@ -224,7 +206,7 @@ class _Steps:
         manifest.save(made, self.out_dir)
         shutil.rmtree(self.work_dir, ignore_errors=True)
 
-    def _language(self, code: str, dropped: Mapping[tuple[str, Rule], int]) -> manifest.Language:
+    def _language(self, code: str, dropped: Dropped) -> manifest.Language:
         encoded = {split: self.records[split, code] for split in manifest.SPLITS}
         return manifest.Language(
             code=code,
@@ -236,12 +218,12 @@ class _Steps:
         )
 
 
-def _dropped(results: Iterable[Cleaned | Selected | Encoded]) -> chunks.Dropped:
+def _dropped(results: Iterable[Cleaned | Selected | Encoded]) -> Dropped:
     return sum((one.dropped for one in results), collections.Counter())
 
 
 def _nothing_left(results: Iterable[Cleaned | Selected | Encoded]) -> ValueError:
-    by_rule: collections.Counter[Rule] = collections.Counter()
+    by_rule: collections.Counter[str] = collections.Counter()
     for (_, rule), number in _dropped(results).items():
         by_rule[rule] += number
     counts = ", ".join(f"{number} {rule}" for rule, number in by_rule.most_common())

@@ -34,8 +34,9 @@ def library_versions() -> dict[str, str]:
 
 def plan(sources: Sequence[Source], config: BuildConfig) -> str:
     """Returns everything that the outcome depends on, one item a line."""
-    files = [path for source in sources for path in source.files]
-    stats = [(path, path.stat()) for path in files if path.exists()]
+    # What TFDS has prepared in a folder, under a name and version, does not change.
+    files = [path for source in sources for path in source.files if path.is_file()]
+    stats = [(path, path.stat()) for path in files]
     lines = [
         f"manifest version = {manifest.VERSION}",
         *(f"{name} = {version}" for name, version in library_versions().items()),

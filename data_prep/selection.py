@@ -1,8 +1,8 @@
 """The rules that need the whole corpus: no pair of dev or test in training, and no pair twice.
 
-Texts are compared by 64-bit digests. Each chunk's digests are sorted once. Duplicates are then
-found over all chunks of a language, one range of digests after another, so that memory holds one
-range however large the corpus is.
+Texts are compared by 64-bit digests. <name>.sorted.npy, uint64 [2, n], holds the digests of a
+chunk's pairs, sorted, and their positions. Duplicates are found over all chunks of a language, one
+range of digests after another, so that memory holds one range however large the corpus is.
 """
 
 import collections
@@ -47,9 +47,9 @@ def select(members: Sequence[Chunk], english: pathlib.Path, sources: pathlib.Pat
         digests = chunk.digests()
         is_held_out = np.isin(digests[:, chunks.ENGLISH], held_out_english)
         is_held_out |= np.isin(digests[:, chunks.SOURCE], held_out_sources)
-        np.save(chunk.kept_path, ~is_held_out)
+        np.save(chunk.array_path("kept"), ~is_held_out)
         order = np.argsort(digests[:, chunks.PAIR], kind="stable").astype(np.uint64)
-        np.save(_sorted_path(chunk), np.stack([digests[order, chunks.PAIR], order]))
+        np.save(chunk.array_path("sorted"), np.stack([digests[order, chunks.PAIR], order]))
     num_pairs = sum(chunk.num_pairs for chunk in members)
     num_not_held_out = sum(_num_kept(members))
     for low, high in _ranges(num_pairs):
@@ -75,7 +75,7 @@ def _drop_duplicates(members: Sequence[Chunk], low: np.uint64, high: np.uint64) 
     """Drops the pairs with digests from `low` to `high` that occur earlier."""
     values, places = [], []
     for index, chunk in enumerate(members):
-        digests, order = np.load(_sorted_path(chunk), mmap_mode="r")
+        digests, order = np.load(chunk.array_path("sorted"), mmap_mode="r")
         found = slice(np.searchsorted(digests, low), np.searchsorted(digests, high, "right"))
         values.append(digests[found])
         places.append(np.stack([np.full_like(order[found], index), order[found]], axis=1))
@@ -83,15 +83,10 @@ def _drop_duplicates(members: Sequence[Chunk], low: np.uint64, high: np.uint64) 
     _, first = np.unique(np.concatenate(values), return_index=True)
     repeated = np.delete(np.concatenate(places), first, axis=0)
     for index in np.unique(repeated[:, 0]):
-        kept = np.load(members[index].kept_path, mmap_mode="r+")
+        kept = np.load(members[index].array_path("kept"), mmap_mode="r+")
         kept[repeated[repeated[:, 0] == index, 1]] = False
         kept.flush()
 
 
 def _num_kept(members: Sequence[Chunk]) -> list[int]:
-    return [int(np.load(chunk.kept_path).sum()) for chunk in members]
-
-
-def _sorted_path(chunk: Chunk) -> pathlib.Path:
-    """The path of the digests of the pairs, sorted, and their positions, uint64 [2, n]."""
-    return chunk.path.with_suffix(".sorted.npy")
+    return [int(np.load(chunk.array_path("kept")).sum()) for chunk in members]

@@ -47,7 +47,7 @@ class Source:
 
     @property
     def files(self) -> tuple[pathlib.Path, ...]:
-        """The files that it reads, as far as they are known in advance."""
+        """The files and folders that it reads, as far as they are known in advance."""
         return tuple(value for value in vars(self).values() if isinstance(value, pathlib.Path))
 
     def __str__(self) -> str:
@@ -176,11 +176,6 @@ class TfdsSplit(Source):
     languages: tuple[str, ...] | None = None
     split: str | None = None
 
-    @property
-    def files(self) -> tuple[pathlib.Path, ...]:
-        """Empty: what TFDS has prepared under a name and version does not change."""
-        return ()
-
     def __str__(self) -> str:
         return f"tfds {self.name}, split {self.tfds_split}"
 
@@ -275,14 +270,10 @@ def _rows_of(texts: list[tuple[str, str]], wanted: tuple[str, ...] | None) -> It
     A wanted code takes its own tag and, if no closer code is wanted, those of its regions: pt
     takes pt-BR. With `wanted` None every language but English counts, without its region.
     """
-    valid = [(tag, text) for tag, text in texts if languages.is_valid(tag)]
-    primaries = [languages.primary(tag) for tag, _ in valid]
-    if languages.ENGLISH not in primaries:
-        return
-    _, english = valid[primaries.index(languages.ENGLISH)]
-    for (tag, text), primary in zip(valid, primaries, strict=True):
-        codes = [primary]
-        if wanted is not None:
-            codes = [code for code in (languages.code(tag), primary) if code in wanted]
-        if codes and primary != languages.ENGLISH:
-            yield Row(codes[0], Pair.of(text, english))
+    valid = [(languages.primary(tag), tag, text) for tag, text in texts if languages.is_valid(tag)]
+    english = [text for primary, _, text in valid if primary == languages.ENGLISH]
+    for primary, tag, text in valid:
+        codes = (languages.code(tag), primary)
+        found = [primary] if wanted is None else [code for code in codes if code in wanted]
+        if english and found and primary != languages.ENGLISH:
+            yield Row(found[0], Pair.of(text, english[0]))

@@ -54,26 +54,23 @@ def read_lines(path: pathlib.Path, parse: Callable[[str], _T]) -> Iterator[_T | 
     A line that is not UTF-8, or for which `parse` raises ValueError, is Malformed. Raises
     ValueError if there is no such file, or it is corrupt gzip, or binary (it holds a NUL byte).
     """
-    for number, line in enumerate(_read_bytes(path), start=1):
-        parsed: _T | Malformed
-        try:
-            parsed = parse(line.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
-        except UnicodeDecodeError as error:
-            parsed = Malformed(number, f"not UTF-8: {error.reason} at byte {error.start}")
-        except ValueError as error:
-            parsed = Malformed(number, str(error))
-        yield parsed
-
-
-def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
     with open_binary(path) as file:
         try:
-            for line in file:
+            for number, line in enumerate(file, start=1):
                 if b"\0" in line:
                     raise ValueError(f"{path} is binary: it holds a NUL byte, expected text")
-                yield line
+                yield _parsed(number, line, parse)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{path} is corrupt gzip: {error}") from error
+
+
+def _parsed(number: int, line: bytes, parse: Callable[[str], _T]) -> _T | Malformed:
+    try:
+        return parse(line.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
+    except UnicodeDecodeError as error:
+        return Malformed(number, f"not UTF-8: {error.reason} at byte {error.start}")
+    except ValueError as error:
+        return Malformed(number, str(error))
 
 
 def open_binary(path: pathlib.Path) -> gzip.GzipFile | BinaryIO:

@@ -2,8 +2,7 @@
 
 After the special ids (example_codec.py) come pieces for the bytes, so that any text can be encoded.
 The models are byte-identical between runs: the text is drawn with a fixed seed, and the number of
-threads, on which the order of floating-point sums depends, is constant. Memory depends on the
-number of sentences drawn, not on the corpus.
+threads, on which the order of floating-point sums depends, is constant.
 """
 
 import enum
@@ -24,13 +23,7 @@ from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 _NUM_THREADS = 2
 _ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: spreads numbers that differ in few bits.
-
-
-class Side(enum.StrEnum):
-    """A side of a pair, and the name of its vocabulary."""
-
-    SOURCE = "source"
-    TARGET = "target"
+Side = enum.StrEnum("Side", ["SOURCE", "TARGET"])  # Of a pair; each has a vocabulary.
 
 
 def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> list[int]:
@@ -53,7 +46,7 @@ def draw(
     """
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for chunk in members:
-            digests = chunk.digests()[np.load(chunk.kept_path), chunks.PAIR]
+            digests = chunk.digests()[np.load(chunk.array_path("kept")), chunks.PAIR]
             copies = num_copies(digests, quota / max(num_kept, 1), seed)
             for pair, number in zip(chunk.kept_pairs(), copies.tolist(), strict=True):
                 file.write(pair.line * number)

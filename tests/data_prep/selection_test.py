@@ -6,7 +6,7 @@ from data_prep.tsv import Pair
 
 
 def _write(folder, split, name, pairs, pairs_per_chunk=100):
-    writer = chunks.Writer(folder, name, pairs_per_chunk)
+    writer = chunks.Writer(folder / split / name, pairs_per_chunk)
     for pair in pairs:
         writer.add(split, "de", pair, pair)
     return writer.close()

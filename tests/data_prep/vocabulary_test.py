@@ -44,12 +44,12 @@ def test_copies_are_floor_or_ceil_and_right_on_average():
 
 
 def test_draws_a_quota_of_what_was_selected(tmp_path):
-    writer = chunks.Writer(tmp_path, "x", 1000)
+    writer = chunks.Writer(tmp_path, 1000)
     for i in range(400):
         pair = Pair(f"Satz {i}", f"sentence {i}")
         writer.add("train", "de", pair, pair)
     (chunk,) = writer.close()
-    np.save(chunk.kept_path, np.arange(400) < 200)
+    np.save(chunk.array_path("kept"), np.arange(400) < 200)
     path = tmp_path / "drawn.tsv"
     vocabulary.draw([chunk], 200, 500, 1, path)
     counts = collections.Counter(tsv.read(path))
