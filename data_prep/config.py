@@ -73,18 +73,18 @@ class BuildConfig:
     # pieces bytes, and 0.9999 only 1 to 5 %; the other languages' sentences become 0.2 % longer
     # with 64000 pieces, and 4 % with 8000.
     character_coverage: float = _number(0.9999, 0.98, 1)
-    max_vocab_sentences: int = _number(300_000, 1)  # The vocabularies learn from these.
-    vocab_temperature: float = _number(5.0, 1)  # T: a language has a share of them like n**(1/T).
+    max_vocab_sentences: int = _number(300_000, 1)  # From which the vocabularies learn.
+    vocab_temperature: float = _number(5.0, 1)  # T: languages share them in proportion to n**(1/T).
     max_pieces: int = _number(128, 1)  # Longer training pairs are dropped.
-    max_malformed_share: float = _number(0.01, 0, 1)  # More malformed lines in a file are an error.
-    held_out_share: float = _number(0.01, 0, 0.5)  # Dev's and test's, of a source without a split.
+    max_malformed_share: float = _number(0.01, 0, 1)  # Of a file's lines; more is an error.
+    held_out_share: float = _number(0.01, 0, 0.5)  # Each of dev's and test's, if there is no split.
     max_chars: int = _number(1000, 1)  # Of the longer side of a training pair.
     max_length_ratio: float = _number(5.0, 1)  # Between the sides' lengths in characters.
     check_language: bool = False  # Whether to drop sentences that are surely in another language.
     # ISO 15924 codes by language, if its text should not decide.
     scripts: Mapping[str, tuple[str, ...]] = dataclasses.field(default_factory=dict)
     pairs_per_chunk: int = _number(32_768, 1)  # A process holds one chunk in memory.
-    # In a file of records, unless a chunk has more. Its writer takes about 200 bytes a pair.
+    # Most pairs in a file of records, if no chunk has more. Its writer takes 200 bytes for each.
     pairs_per_shard: int = _number(32_768, 1)
     seed: int = 1  # Decides which sentences the vocabularies learn from.
 
