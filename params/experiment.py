@@ -57,7 +57,9 @@ class TranslationExperiment:
         p.Define("task", cls._task(), "The model and its loss.")
         p.Define("optimizer", cls._optimizer(), "Adafactor and its learning rate.")
         p.Define("input", cls._input(), "The batches of training.")
-        p.Define("eval_input", cls._eval_input(), "The batches of evaluation.")
+        # Shuffled, so that even the first batches contain all languages.
+        eval_input = cls._input().Set(split="dev", repeat=False, shuffle=True)
+        p.Define("eval_input", eval_input, "The batches of evaluation.")
         p.Define("train", cls._train(), "The training loop.")
         p.Define("decode", cls._decode(), "Flat beam search.")
         # The paper's table: the mesh has one axis, which splits batch, groups and experts.
@@ -120,11 +122,6 @@ class TranslationExperiment:
             source_len=cls.SOURCE_LEN,
             target_len=cls.TARGET_LEN,
         )
-
-    @classmethod
-    def _eval_input(cls) -> Params:
-        # Shuffled, so that even the first batches contain all languages.
-        return cls._input().Set(split="dev", repeat=False, shuffle=True)
 
     @classmethod
     def _train(cls) -> Params:
