@@ -24,9 +24,7 @@ from lingvo_gshard.input import manifest
 _INPUT = flags.DEFINE_string("input", None, "A folder of parallel text.")
 _CONFIG = flags.DEFINE_string("config", None, "A TOML file that names the sources.")
 _OUT = flags.DEFINE_string("out", None, "The folder to prepare.", required=True)
-_THROUGH = flags.DEFINE_enum_class(
-    "through", pipeline.Step.REPORT, pipeline.Step, "The last step to run."
-)
+_THROUGH = flags.DEFINE_enum_class("through", pipeline.Step.REPORT, pipeline.Step, "The last step.")
 _WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "Number of processes.")
 # These override the file.
 _SETTINGS = (
@@ -38,7 +36,6 @@ _SETTINGS = (
     flags.DEFINE_integer("max_pieces", None, "Drops longer training pairs; EOS counts."),
     flags.DEFINE_integer("seed", None, "Decides which sentences the vocabularies learn from."),
 )
-
 _MANY_BYTES = 0.1  # As a share of a language's tokens.
 
 
@@ -49,11 +46,9 @@ def main(argv: list[str]) -> None:
     found, settings = _sources_and_config()
     out_dir = pathlib.Path(_OUT.value)
     with atomic_file.naming(out_dir):
-        if _THROUGH.value is not pipeline.Step.REPORT:
-            pipeline.run_through(_THROUGH.value, found, out_dir, settings, _WORKERS.value)
-            return
-        made = pipeline.prepare(found, out_dir, settings, _WORKERS.value)
-    _report(made, time.monotonic() - began)
+        pipeline.run_through(_THROUGH.value, found, out_dir, settings, _WORKERS.value)
+    if _THROUGH.value is pipeline.Step.REPORT:
+        _report(manifest.load(out_dir), time.monotonic() - began)
 
 
 def _sources_and_config() -> tuple[tuple[sources.Source, ...], config.BuildConfig]:
@@ -74,23 +69,18 @@ def _report(made: manifest.Manifest, elapsed_secs: float) -> None:
         share = records.num_source_byte_tokens / max(records.num_source_tokens, 1)
         if share > _MANY_BYTES:
             logging.warning(
-                "%s: %.1f %% of the source's tokens are bytes of characters without a piece: a "
-                "larger source vocabulary or character_coverage makes it shorter",
-                code,
-                100 * share,
+                f"{code}: {100 * share:.1f} % of the source's tokens are bytes of characters "
+                "without a piece: a larger source vocabulary or character_coverage makes it shorter"
             )
+    pairs, source, target = (
+        sum(getattr(records, name) for records in train.values())
+        for name in ("num_examples", "num_source_tokens", "num_target_tokens")
+    )
+    sizes = f"{made.source_vocabulary.size} and {made.target_vocabulary.size}"
     logging.info(
-        "%s: %d training pairs of %d languages, %d source and %d target tokens; "
-        "vocabularies %d and %d; %.1f s; tables in %s/report",
-        _OUT.value,
-        sum(records.num_examples for records in train.values()),
-        len(train),
-        sum(records.num_source_tokens for records in train.values()),
-        sum(records.num_target_tokens for records in train.values()),
-        made.source_vocabulary.size,
-        made.target_vocabulary.size,
-        elapsed_secs,
-        _OUT.value,
+        f"{_OUT.value}: {pairs} training pairs of {len(train)} languages, {source} source and "
+        f"{target} target tokens; vocabularies {sizes}; {elapsed_secs:.1f} s; "
+        f"tables in {_OUT.value}/report"
     )
 
 

@@ -1,23 +1,33 @@
-"""Chunks: the cleaned text between the steps, a fixed number of pairs a file.
+"""The first steps over one source: survey its scripts, then clean its pairs into chunks.
+
+A chunk is a fixed number of pairs in files, so that a step holds only one in memory:
 
     <name>.tsv          source<TAB>english, in the order of the source
     <name>.digests.npy  uint64 [n, 3]: of the pair, of the English's key, of the source's key
     <name>.kept.npy     bool [n]: the pairs that selection.py keeps; only for training text
-
-However long a source is, a step holds only one chunk of it in memory.
 """
 
 import array
+import collections
 import dataclasses
+import itertools
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import IO
 
 import numpy as np
+from absl import logging
 
-from data_prep import cleaning, tsv
+from data_prep import cleaning, languages
+from data_prep.cleaning import Rule
+from data_prep.config import BuildConfig
+from data_prep.sources import Source
+from data_prep.tsv import Pair
 
 PAIR, ENGLISH, SOURCE = range(3)  # The digests' columns.
+_SURVEYED_ROWS = 2000
+_LOGGED_LINES = 10
+Dropped = collections.Counter[tuple[str, Rule]]  # Numbers of pairs by language and rule.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,70 +39,143 @@ class Chunk:
     path: pathlib.Path
     num_pairs: int
 
-    @property
-    def kept_path(self) -> pathlib.Path:
-        """The path of the selection."""
-        return self.path.with_suffix(".kept.npy")
+    def array_path(self, name: str) -> pathlib.Path:
+        """Returns the path of an array, such as the digests, beside the text."""
+        return self.path.with_suffix(f".{name}.npy")
 
     def digests(self) -> np.ndarray:
         """Maps the digests from their file, uint64 [n, 3]."""
-        return np.load(_digests_path(self.path), mmap_mode="r")
+        return np.load(self.array_path("digests"), mmap_mode="r")
 
-    def pairs(self) -> Iterator[tsv.Pair]:
+    def pairs(self) -> Iterator[Pair]:
         """Yields all pairs, in order."""
         with self.path.open(encoding="utf-8", newline="\n") as file:
             for line in file:
-                source, english = line.rstrip("\n").split("\t")
-                yield tsv.Pair(source, english)
+                yield Pair(*line.rstrip("\n").split("\t"))
 
-    def kept_pairs(self) -> Iterator[tsv.Pair]:
+    def kept_pairs(self) -> Iterator[Pair]:
         """Yields the pairs that were selected: in dev and test, all of them."""
         if self.split != "train":
             yield from self.pairs()
             return
-        for pair, is_kept in zip(self.pairs(), np.load(self.kept_path).tolist(), strict=True):
-            if is_kept:
-                yield pair
+        is_kept = np.load(self.array_path("kept")).tolist()
+        yield from (pair for pair, keep in zip(self.pairs(), is_kept, strict=True) if keep)
 
 
 class Writer:
-    """Writes one split of one language of one source; `close` returns its chunks."""
+    """Writes the chunks of one source to `folder`, in which there are no others."""
 
-    def __init__(
-        self, folder: pathlib.Path, split: str, language: str, name: str, pairs_per_chunk: int
-    ) -> None:
-        self._stem, self._split, self._language = folder / split / language / name, split, language
-        self._pairs_per_chunk = pairs_per_chunk
-        self._stem.parent.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: pathlib.Path, pairs_per_chunk: int) -> None:
+        self._folder, self._pairs_per_chunk = folder, pairs_per_chunk
+        self._numbers = itertools.count()
+        self._open: dict[tuple[str, str], tuple[IO[str], array.array[int]]] = {}
         self._chunks: list[Chunk] = []
-        self._file: IO[str] | None = None
-        self._digests = array.array("Q")
 
-    def add(self, pair: tsv.Pair, normalized: tsv.Pair) -> None:
+    def add(self, split: str, language: str, pair: Pair, normalized: Pair) -> None:
         """Writes `pair` and the digests of `normalized`."""
-        if self._file is None:
-            self._file = self._path.open("w", encoding="utf-8", newline="\n")
-        english, source = normalized.english, normalized.source
-        texts = (normalized.line, cleaning.english_key(english), cleaning.source_key(source))
-        self._digests.extend(map(cleaning.digest, texts))
-        self._file.write(pair.line)
-        if len(self._digests) == 3 * self._pairs_per_chunk:
-            self.close()
+        key = (split, language)
+        if key not in self._open:
+            path = self._folder / f"{split}-{language}-{next(self._numbers):05d}.tsv"
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._open[key] = path.open("w", encoding="utf-8", newline="\n"), array.array("Q")
+        file, digests = self._open[key]
+        keys = (cleaning.english_key(normalized.english), normalized.source.casefold())
+        digests.extend(map(cleaning.digest, (normalized.line, *keys)))
+        file.write(pair.line)
+        if len(digests) == 3 * self._pairs_per_chunk:
+            self._close(key)
 
     def close(self) -> list[Chunk]:
-        """Ends the last chunk and returns all chunks."""
-        if self._file is not None:
-            self._file.close()
-            digests = np.array(self._digests, np.uint64).reshape(-1, 3)
-            np.save(_digests_path(self._path), digests)
-            self._chunks.append(Chunk(self._split, self._language, self._path, len(digests)))
-            self._file, self._digests = None, array.array("Q")
+        """Ends the last chunks and returns all chunks, those of a language in order."""
+        for key in list(self._open):
+            self._close(key)
         return self._chunks
 
-    @property
-    def _path(self) -> pathlib.Path:
-        return self._stem.with_name(f"{self._stem.name}-{len(self._chunks):05d}.tsv")
+    def _close(self, key: tuple[str, str]) -> None:
+        file, digests = self._open.pop(key)
+        file.close()
+        chunk = Chunk(*key, pathlib.Path(file.name), len(digests) // 3)
+        np.save(chunk.array_path("digests"), np.array(digests, np.uint64).reshape(-1, 3))
+        self._chunks.append(chunk)
 
 
-def _digests_path(path: pathlib.Path) -> pathlib.Path:
-    return path.with_suffix(".digests.npy")
+@dataclasses.dataclass(frozen=True)
+class Cleaned:
+    """A source's chunks, and how many pairs were dropped and repaired of each language."""
+
+    chunks: list[Chunk]
+    dropped: Dropped
+    repaired: collections.Counter[str]
+
+
+def survey(source: Source) -> dict[str, collections.Counter[str]]:
+    """Counts the characters of each script in a source's first rows, by language."""
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for row in itertools.islice(source.rows(), _SURVEYED_ROWS):
+        if isinstance(row.pair, Pair):
+            counts[row.language] += languages.count_scripts(row.pair.source)
+    return dict(counts)
+
+
+def clean(
+    source: Source, folder: pathlib.Path, scripts: Mapping[str, frozenset[str]], config: BuildConfig
+) -> Cleaned:
+    """Cleans a source into chunks in `folder`, given the scripts of each language.
+
+    Training text is written normalized, dev and test unchanged. Raises ValueError if the source
+    cannot be read, or too many of its lines are malformed.
+    """
+    dropped: Dropped = collections.Counter()
+    repaired: collections.Counter[str] = collections.Counter()
+    writer = Writer(folder, config.pairs_per_chunk)
+    for language, pair in _well_formed(source, config.max_malformed_share, dropped):
+        own_scripts = scripts.get(language, frozenset())
+        english = cleaning.repair(pair.english, cleaning.ENGLISH_SCRIPTS)
+        fixed = Pair(cleaning.repair(pair.source, own_scripts), english)
+        normalized = cleaning.normalize_pair(fixed)
+        split = source.split or _held_out_split(normalized.english, config.held_out_share)
+        if split == "train":
+            rule = cleaning.broken_rule(normalized, language, own_scripts, config)
+        else:
+            rule = None if normalized.source and normalized.english else Rule.EMPTY
+        if rule is not None:
+            dropped[language, rule] += 1
+            continue
+        if split == "train":
+            repaired[language] += fixed != pair
+        writer.add(split, language, normalized if split == "train" else pair, normalized)
+    return Cleaned(writer.close(), dropped, repaired)
+
+
+def _held_out_split(english: str, held_out_share: float) -> str:
+    """Returns the split of a pair, by a hash of its English, for a source without a split.
+
+    Sentences that differ only in case or punctuation are in the same split, in every language.
+    """
+    position = cleaning.digest(cleaning.english_key(english)) / 2**64
+    if position < held_out_share:
+        return "dev"
+    return "test" if position < 2 * held_out_share else "train"
+
+
+def _well_formed(
+    source: Source, max_malformed_share: float, dropped: Dropped
+) -> Iterator[tuple[str, Pair]]:
+    """Yields the language and the pair of each well-formed row and counts the others."""
+    num_rows = num_bad = 0
+    for row in source.rows():
+        num_rows += 1
+        if isinstance(row.pair, Pair):
+            yield row.language, row.pair
+            continue
+        num_bad += 1
+        dropped[row.language, Rule.MALFORMED] += 1
+        if num_bad <= _LOGGED_LINES:
+            logging.warning("%s:%d: skipped: %s", source, row.pair.number, row.pair.reason)
+    if not num_rows:
+        logging.warning("%s is empty", source)
+    if num_bad > max_malformed_share * num_rows:
+        raise ValueError(
+            f"{source}: {num_bad} of {num_rows} lines are malformed "
+            f"({num_bad / num_rows:.1%}), expected at most {max_malformed_share:.1%}"
+        )

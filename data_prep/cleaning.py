@@ -34,7 +34,7 @@ _LEAD_BYTES = bytes(range(0xC2, 0xF5)).decode("latin-1")
 _NEXT_BYTES = "".join(bytes([b]).decode(e, "ignore") for b in range(0x80, 0xC0) for e in _WESTERN)
 _DAMAGE = re.compile(f"[{_LEAD_BYTES}][{re.escape(_NEXT_BYTES)}]")
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
-_ENGLISH_SCRIPTS = frozenset({languages.LATIN})
+ENGLISH_SCRIPTS = frozenset({"Latn"})
 
 
 class Rule(enum.StrEnum):
@@ -57,19 +57,14 @@ class Rule(enum.StrEnum):
 def repair(text: str, own_scripts: frozenset[str]) -> str:
     """Repairs UTF-8 that was clearly decoded as a western encoding ("schÃ¶n").
 
-    The text is returned unchanged if the repair would add letters of a script that is neither the
-    text's nor its language's: some orthographies have marks that look like damage.
+    Some orthographies have marks that look like damage. So a repair is not made if it would add
+    letters of a script that is neither the text's nor its language's.
     """
     if not _DAMAGE.search(text):
         return text
     repaired = str(ftfy.fix_encoding(text))
     new_scripts = languages.count_scripts(repaired).keys() - languages.count_scripts(text).keys()
     return repaired if new_scripts <= own_scripts else text
-
-
-def repair_pair(pair: Pair, own_scripts: frozenset[str]) -> Pair:
-    """Repairs both sides; `own_scripts` are the source's."""
-    return Pair(repair(pair.source, own_scripts), repair(pair.english, _ENGLISH_SCRIPTS))
 
 
 def normalize(text: str) -> str:
@@ -87,11 +82,6 @@ def normalize_pair(pair: Pair) -> Pair:
 def english_key(normalized: str) -> str:
     """Returns what English sentences are compared by: their letters and digits, without case."""
     return _NOT_ALPHANUMERIC.sub("", normalized.casefold()) or normalized
-
-
-def source_key(normalized: str) -> str:
-    """Returns what source sentences are compared by: their text without case."""
-    return normalized.casefold()
 
 
 def digest(text: str) -> int:
@@ -122,7 +112,7 @@ def broken_rule(
         return Rule.IDENTICAL
     if any(map(_RUN.search, sides)):
         return Rule.REPEATED
-    scripts = (own_scripts, _ENGLISH_SCRIPTS)
+    scripts = (own_scripts, ENGLISH_SCRIPTS)
     if any(map(languages.is_mostly_foreign, sides, scripts)):
         return Rule.WRONG_SCRIPT
     codes = (language, languages.ENGLISH)

@@ -7,8 +7,7 @@ Each sentence is drawn as a meaning and then expressed in English and in fourtee
 families. The languages of a family share a script, roots and grammatical markers; each has its own
 sound changes and word order. Every source sentence has exactly one English translation, so a model
 can reach 100 BLEU. Training sizes fall geometrically from 32,000 pairs to 300. All languages share
-their dev and test sentences, and no English sentence occurs in two splits. The files depend on
-nothing but the seed.
+their dev and test sentences, which don't occur in training. The files depend on the seed alone.
 """
 
 import dataclasses
@@ -65,6 +64,7 @@ _LEXICON = {
 }
 _WORDS = {kind: words.split() for kind, words in _LEXICON.items()}
 _NOUN_KINDS = ("being", "food", "thing", "place")
+_TENSES = ("present", "past", "past", "future")  # The past is drawn twice as often.
 _OBJECT_FORMS = {"I": "me", "he": "him", "she": "her", "we": "us", "they": "them"}
 
 
@@ -108,59 +108,46 @@ class Sentence:
     is_question: bool = False
 
 
-class _Sampler:
-    """Draws meanings in which verbs have objects that suit them."""
+def _sentence(rng: random.Random) -> Sentence:
+    """Draws a meaning in which verbs have objects that suit them."""
+    kind = rng.random()
+    if kind < 0.72:
+        return Sentence(_clause(rng), is_question=kind < 0.12)
+    if kind < 0.84:
+        report = Clause(_noun(rng, "being"), rng.choice(_WORDS["verb that"]), rng.choice(_TENSES))
+        return Sentence(report, "that", _clause(rng))
+    return Sentence(_clause(rng), rng.choice(_WORDS["link"]), _clause(rng))
 
-    def __init__(self, rng: random.Random) -> None:
-        self._rng = rng
 
-    def sentence(self) -> Sentence:
-        """Draws a sentence."""
-        kind = self._rng.random()
-        if kind < 0.72:
-            return Sentence(self._clause(), is_question=kind < 0.12)
-        if kind < 0.84:
-            report = Clause(self._noun("being"), self._word("verb that"), self._tense())
-            return Sentence(report, "that", self._clause())
-        return Sentence(self._clause(), self._word("link"), self._clause())
+def _clause(rng: random.Random) -> Clause:
+    kind = rng.choices(("", *_NOUN_KINDS), (7, 4, 3, 3, 3))[0]
+    tense, has_place = rng.choice(_TENSES), rng.random() < 0.35
+    return Clause(
+        subject=_noun(rng, "being"),
+        verb=rng.choice(_WORDS[f"verb {kind}"]),
+        tense=tense,
+        is_negated=rng.random() < 0.15,
+        object=_noun(rng, kind) if kind else None,
+        manner=rng.choice(_WORDS["manner"]) if rng.random() < 0.2 else "",
+        preposition=rng.choice(_WORDS["preposition"]) if has_place else "",
+        place=_noun(rng, "place") if has_place else None,
+        time=rng.choice(_WORDS[tense]) if rng.random() < 0.2 else "",
+    )
 
-    def _clause(self) -> Clause:
-        kind = self._rng.choices(("", *_NOUN_KINDS), (7, 4, 3, 3, 3))[0]
-        tense, has_place = self._tense(), self._chance(0.35)
-        return Clause(
-            subject=self._noun("being"),
-            verb=self._word(f"verb {kind}"),
-            tense=tense,
-            is_negated=self._chance(0.15),
-            object=self._noun(kind) if kind else None,
-            manner=self._word("manner") if self._chance(0.2) else "",
-            preposition=self._word("preposition") if has_place else "",
-            place=self._noun("place") if has_place else None,
-            time=self._word(tense) if self._chance(0.2) else "",
-        )
 
-    def _noun(self, kind: str) -> Noun:
-        if kind == "being" and self._chance(0.2):
-            return Noun(self._word("pronoun" if self._chance(0.6) else "name"))
-        is_plural = self._chance(0.3)
-        count = self._rng.choices((0, 1, 2), (55, 37, 8))[0]
-        adjectives = tuple(self._rng.sample(_WORDS["adjective"], count))
-        owner = self._noun("being") if self._chance(0.12) else None
-        if owner and owner.head not in _WORDS["pronoun"]:
-            return Noun(self._word(kind), "", is_plural, adjectives, owner)
-        counts = _WORDS["count"] if is_plural else ["every"]
-        determiners = (["the"], ["a"], ["this"], _WORDS["possessive"], counts)
-        determiner = self._rng.choice(self._rng.choices(determiners, (50, 22, 10, 10, 8))[0])
-        return Noun(self._word(kind), determiner, is_plural, adjectives)
-
-    def _tense(self) -> str:
-        return self._rng.choice(("present", "past", "past", "future"))
-
-    def _word(self, kind: str) -> str:
-        return self._rng.choice(_WORDS[kind])
-
-    def _chance(self, probability: float) -> bool:
-        return self._rng.random() < probability
+def _noun(rng: random.Random, kind: str) -> Noun:
+    if kind == "being" and rng.random() < 0.2:
+        return Noun(rng.choice(_WORDS["pronoun" if rng.random() < 0.6 else "name"]))
+    is_plural = rng.random() < 0.3
+    count = rng.choices((0, 1, 2), (55, 37, 8))[0]
+    adjectives = tuple(rng.sample(_WORDS["adjective"], count))
+    owner = _noun(rng, "being") if rng.random() < 0.12 else None
+    if owner and owner.head not in _WORDS["pronoun"]:
+        return Noun(rng.choice(_WORDS[kind]), "", is_plural, adjectives, owner)
+    counts = _WORDS["count"] if is_plural else ["every"]
+    determiners = (["the"], ["a"], ["this"], _WORDS["possessive"], counts)
+    determiner = rng.choice(rng.choices(determiners, (50, 22, 10, 10, 8))[0])
+    return Noun(rng.choice(_WORDS[kind]), determiner, is_plural, adjectives)
 
 
 def english(sentence: Sentence) -> str:
@@ -214,26 +201,18 @@ def _english_noun(noun: Noun) -> list[str]:
 
 _VOWELS = "aeiou"
 _SOUNDS = _VOWELS + "pbtdkgmnszSZCNxlrhwyfv"  # S sh, Z zh, C ch, N ng.
+_MARKERS = ("plural", "object", "owner", "past", "future", "not")
 
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """What related languages share.
+    """What related languages share."""
 
-    Attributes:
-        letters: the script, in the order of the sounds.
-        onsets: the consonants that a syllable begins with.
-        codas: those that it ends with; half of the syllables or more have none.
-        affixes: those of plural, object, owner, past, future and not, in this order.
-        has_prefixes: affixes are prefixes, and prepositions and the question word come first;
-            otherwise they are suffixes, and both come last.
-    """
-
-    letters: str
-    onsets: str
-    codas: str
-    affixes: str
-    has_prefixes: bool = False
+    letters: str  # The script, in the order of the sounds.
+    onsets: str  # The consonants that a syllable begins with.
+    codas: str  # Those that it ends with; half of the syllables or more have none.
+    affixes: str  # In the order of _MARKERS.
+    has_prefixes: bool = False  # Affixes, prepositions and the question word come first, not last.
 
     def root(self, rng: random.Random, is_short: bool) -> str:
         """Draws the root of a word."""
@@ -245,37 +224,25 @@ class Family:
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """What sets a language apart from its relatives.
+    """What sets a language apart from its relatives."""
 
-    Attributes:
-        code: one of those that ISO 639-3 reserves for private use.
-        family: what it shares with its relatives.
-        num_pairs: the number of training pairs.
-        order: the order of Subject, Object, Verb, Manner, Place and Time.
-        noun_order: the order of Determiner, Adjectives, Noun and owner (Genitive).
-        changes: the sound changes that every word went through, in order: "pattern>replacement";
-            V is any vowel.
-    """
-
-    code: str
+    code: str  # One of those that ISO 639-3 reserves for private use.
     family: Family
-    num_pairs: int
-    order: str
-    noun_order: str
+    num_pairs: int  # Of training text.
+    order: str  # Of Subject, Object, Verb, Manner, Place and Time.
+    noun_order: str  # Of Determiner, Adjectives, Noun and owner (Genitive).
+    # The sound changes that every word went through, in order: "pattern>replacement". V is a vowel.
     changes: str
 
 
-_LATIN = Family("aeioupbtdkgmnszšžčñxlrhwyfv", "ptkbdgmnslrv", "nrls", "kes mu nis da vor nen")
-_ARMENIAN = Family(
-    "աեիոըպբտդկգմնսզշժչղխլրհւյֆվ", "kgtdbmnsyrlCS", "knrz", "lar mun nax dug Cak mas"
+_LATIN, _ARMENIAN, _TIFINAGH, _CYRILLIC = FAMILIES = (
+    Family("aeioupbtdkgmnszšžčñxlrhwyfv", "ptkbdgmnslrv", "nrls", "kes mu nis da vor nen"),
+    Family("աեիոըպբտդկգմնսզշժչղխլրհւյֆվ", "kgtdbmnsyrlCS", "knrz", "lar mun nax dug Cak mas"),
+    Family("ⴰⴻⵉⵄⵓⵒⴱⵜⴷⴽⴳⵎⵏⵙⵣⵛⵊⵞⵖⵅⵍⵔⵀⵡⵢⴼⵠ", "ShnmrltdkbfxwC", "mlSt", "wi te Sel kan sof lof", True),
+    Family(
+        "аеиоупбтдкгмнсзшжчңхлрһўйфв", "ptkmnlhwysCN", "nN", "mena koi noN tele kamai pohu", True
+    ),
 )
-_TIFINAGH = Family(
-    "ⴰⴻⵉⵄⵓⵒⴱⵜⴷⴽⴳⵎⵏⵙⵣⵛⵊⵞⵖⵅⵍⵔⵀⵡⵢⴼⵠ", "ShnmrltdkbfxwC", "mlSt", "wi te Sel kan sof lof", True
-)
-_CYRILLIC = Family(
-    "аеиоупбтдкгмнсзшжчңхлрһўйфв", "ptkmnlhwysCN", "nN", "mena koi noN tele kamai pohu", True
-)
-FAMILIES = (_LATIN, _ARMENIAN, _TIFINAGH, _CYRILLIC)
 # From the largest to the smallest, so that every family has large and small languages.
 LANGUAGES = (
     Language("qta", _LATIN, 32_000, "SVMOPT", "DANG", "k(?=[ei])>C s(?=i)>S"),
@@ -294,16 +261,15 @@ LANGUAGES = (
     Language("qod", _ARMENIAN, 300, "SVMOPT", "DGAN", "S>s k$>h d(?=[ei])>Z"),
 )
 
-_MARKERS = ("plural", "object", "owner", "past", "future", "not")
 _Forms = list[tuple[str, ...]]  # The markers of each form of a word.
-_NOUN_FORMS = [n + case for n in ((), ("plural",)) for case in ((), ("object",), ("owner",))]
-_VERB_FORMS = [n + tense for n in ((), ("not",)) for tense in ((), ("past",), ("future",))]
 
 
 def _forms(kind: str) -> _Forms:
     if kind.startswith("verb"):
-        return _VERB_FORMS
-    return _NOUN_FORMS if kind in (*_NOUN_KINDS, "pronoun", "name") else [()]
+        return [n + tense for n in ((), ("not",)) for tense in ((), ("past",), ("future",))]
+    if kind in (*_NOUN_KINDS, "pronoun", "name"):
+        return [n + case for n in ((), ("plural",)) for case in ((), ("object",), ("owner",))]
+    return [()]
 
 
 class Speaker:
@@ -393,10 +359,10 @@ def speakers(seed: int) -> list[Speaker]:
 
 def meanings(seed: int, count: int) -> list[Sentence]:
     """Draws `count` meanings; the English of no two differs only in case or punctuation."""
-    sampler = _Sampler(random.Random(f"{seed} meanings"))
+    rng = random.Random(f"{seed} meanings")
     drawn: dict[str, Sentence] = {}
     while len(drawn) < count:
-        sentence = sampler.sentence()
+        sentence = _sentence(rng)
         text = english(sentence)
         if _MIN_WORDS <= len(text.split()) <= _MAX_WORDS:
             drawn.setdefault(cleaning.english_key(text), sentence)
@@ -418,8 +384,6 @@ def write_corpus(out_dir: pathlib.Path, seed: int) -> None:
 
 
 def main(argv: list[str]) -> None:
-    """Writes the corpus that the flags ask for."""
-    del argv
     logging.set_verbosity(logging.INFO)
     write_corpus(pathlib.Path(flags.FLAGS.out), flags.FLAGS.seed)
 

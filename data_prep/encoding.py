@@ -6,13 +6,14 @@ import functools
 import itertools
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import sentencepiece
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from data_prep import chunks, cleaning, tsv
+from data_prep.cleaning import Rule
 from lingvo_gshard import cli
 from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import example_codec, manifest
@@ -22,58 +23,39 @@ _PAIRS_PER_BATCH = 2048
 _WRITER_OPTIONS = "group_size:1,uncompressed"
 
 
+class _Summable:
+    """A data class of counts; its sum is that of every field."""
+
+    def __add__(self, other: Self) -> Self:
+        both = zip(vars(self).values(), vars(other).values(), strict=True)
+        return type(self)(*(mine + theirs for mine, theirs in both))
+
+
 @dataclasses.dataclass(frozen=True)
-class SideStatistics:
-    """Counts over the text of one side.
+class SideStatistics(_Summable):
+    """Counts over the text of one side."""
 
-    Attributes:
-        lengths: int64 [longest + 1], the number of sentences of each length in pieces, with EOS.
-        num_words: words separated by white space.
-        num_characters: characters other than white space.
-        num_byte_pieces: pieces that stand for one byte of a character without a piece.
-        num_unknown: pieces with the unknown id.
-    """
-
-    lengths: np.ndarray
-    num_words: int
-    num_characters: int
-    num_byte_pieces: int
-    num_unknown: int
-
-    @property
-    def num_sentences(self) -> int:
-        """The number of sentences."""
-        return int(self.lengths.sum())
+    # The number of sentences of each length in pieces, with EOS.
+    lengths: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    num_words: int = 0  # Separated by white space.
+    num_characters: int = 0  # Other than white space.
+    num_byte_pieces: int = 0  # Each stands for one byte of a character without a piece.
+    num_unknown: int = 0  # Pieces with the unknown id.
 
     @property
     def num_pieces(self) -> int:
         """The number of pieces, with an EOS for each sentence."""
-        return int(self.lengths @ np.arange(len(self.lengths)))
-
-    def __add__(self, other: "SideStatistics") -> "SideStatistics":
-        shorter, longer = sorted((self.lengths, other.lengths), key=len)
-        lengths = longer.copy()
-        lengths[: len(shorter)] += shorter
-        return SideStatistics(
-            lengths,
-            self.num_words + other.num_words,
-            self.num_characters + other.num_characters,
-            self.num_byte_pieces + other.num_byte_pieces,
-            self.num_unknown + other.num_unknown,
-        )
-
-
-NOTHING = SideStatistics(np.zeros(1, np.int64), 0, 0, 0, 0)
+        return sum(length * number for length, number in self.lengths.items())
 
 
 @dataclasses.dataclass(frozen=True)
-class Encoded:
-    """A file of records, the statistics of its two sides, and the number of pairs too long."""
+class Encoded(_Summable):
+    """Files of records, the statistics of their two sides, and the number of pairs dropped."""
 
-    shard: manifest.Shard
-    source: SideStatistics
-    target: SideStatistics
-    num_too_long: int
+    shards: tuple[manifest.Shard, ...] = ()
+    source: SideStatistics = SideStatistics()
+    target: SideStatistics = SideStatistics()
+    dropped: chunks.Dropped = dataclasses.field(default_factory=collections.Counter)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +67,6 @@ class Tokens:
 
     @property
     def lengths(self) -> np.ndarray:
-        """The sentences' lengths, int64 [n]."""
         return np.diff(self.splits)
 
     def select(self, is_kept: np.ndarray) -> "Tokens":
@@ -98,7 +79,7 @@ def encode(
     members: Sequence[chunks.Chunk],
     data_dir: pathlib.Path,
     name: str,
-    models: tuple[pathlib.Path, pathlib.Path],
+    models: tuple[pathlib.Path, ...],
     max_pieces: float,
 ) -> Encoded:
     """Writes the chunks' records to `name`.array_record and their lengths to `name`.lengths.npy.
@@ -106,19 +87,18 @@ def encode(
     Pairs with a side longer than `max_pieces`, counting EOS, are dropped. `models` are the
     SentencePiece models of source and target.
     """
-    source_statistics = target_statistics = NOTHING
+    parts: list[Encoded] = []
     lengths = [np.empty((0, 2), np.int64)]
-    num_too_long = 0
 
     def records() -> Iterator[bytes]:
-        nonlocal source_statistics, target_statistics, num_too_long
-        for pairs, source, target in tokenize(_batches(_text(members)), *models):
+        for pairs, source, target in tokenize(_batches(members), *models):
             is_short = np.maximum(source.lengths, target.lengths) <= max_pieces
-            num_too_long += int((~is_short).sum())
             source, target = source.select(is_short), target.select(is_short)
-            pairs = list(itertools.compress(pairs, is_short.tolist()))
-            source_statistics += _statistics([p.source for p in pairs], source, models[0])
-            target_statistics += _statistics([p.english for p in pairs], target, models[1])
+            kept = list(itertools.compress(pairs, is_short.tolist()))
+            texts = [pair.source for pair in kept], [pair.english for pair in kept]
+            of_source, of_target = map(_statistics, texts, (source, target), models)
+            dropped = {(members[0].language, Rule.TOO_MANY_PIECES): len(pairs) - len(kept)}
+            parts.append(Encoded((), of_source, of_target, collections.Counter(dropped)))
             lengths.append(np.stack([source.lengths, target.lengths], axis=1))
             yield from example_codec.encode_batch(
                 source.ids, source.splits, target.ids, target.splits
@@ -128,16 +108,14 @@ def encode(
     num_examples = write_records(data_dir / paths[0], records())
     of_all = np.concatenate(lengths)
     np.save(data_dir / paths[1], of_all.astype(np.min_scalar_type(of_all.max(initial=0))))
-    records_file, lengths_file = (manifest.describe_file(data_dir, path) for path in paths)
-    shard = manifest.Shard(records_file, lengths_file, num_examples)
-    return Encoded(shard, source_statistics, target_statistics, num_too_long)
+    file, lengths_file = (manifest.describe_file(data_dir, path) for path in paths)
+    return sum(parts, Encoded((manifest.Shard(file, lengths_file, num_examples),)))
 
 
 def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
     """Writes an ArrayRecord file of encoded examples; returns their number.
 
-    Raises:
-        OSError: the file cannot be written; the error names it.
+    Raises OSError, which names the file, if it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     num_records = 0
@@ -160,7 +138,6 @@ def tokenize(
     # Only the processes that tokenize load TensorFlow.
     tf = cli.load("tensorflow")
     source_tokenizer, target_tokenizer = _tokenizer(source_model), _tokenizer(target_model)
-
     ahead: collections.deque[list[tsv.Pair]] = collections.deque()
 
     def texts():  # TensorFlow calls it in a thread of its own.
@@ -195,7 +172,7 @@ def _byte_pieces(model: pathlib.Path) -> np.ndarray:
 def _statistics(texts: Sequence[str], tokens: Tokens, model: pathlib.Path) -> SideStatistics:
     words = [text.split() for text in texts]
     return SideStatistics(
-        lengths=np.bincount(tokens.lengths, minlength=1).astype(np.int64),
+        lengths=collections.Counter(tokens.lengths.tolist()),
         num_words=sum(map(len, words)),
         num_characters=sum(len(word) for text in words for word in text),
         num_byte_pieces=int(_byte_pieces(model)[tokens.ids].sum()),
@@ -203,14 +180,11 @@ def _statistics(texts: Sequence[str], tokens: Tokens, model: pathlib.Path) -> Si
     )
 
 
-def _text(members: Sequence[chunks.Chunk]) -> Iterator[tsv.Pair]:
-    for chunk in members:
-        if chunk.split == "train":
-            yield from chunk.kept_pairs()
-        else:  # It was written unchanged.
-            yield from map(cleaning.normalize_pair, chunk.pairs())
-
-
-def _batches(pairs: Iterator[tsv.Pair]) -> Iterator[list[tsv.Pair]]:
+def _batches(members: Sequence[chunks.Chunk]) -> Iterator[list[tsv.Pair]]:
+    pairs = (  # Dev and test were written unchanged.
+        pair if chunk.split == "train" else cleaning.normalize_pair(pair)
+        for chunk in members
+        for pair in chunk.kept_pairs()
+    )
     while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
         yield batch

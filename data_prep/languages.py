@@ -15,7 +15,6 @@ from fontTools import unicodedata as script_data
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 ENGLISH = "en"
-LATIN = "Latn"
 # The ISO 15924 codes that stand for several scripts.
 _MIXED = {
     "Hans": ("Hani",),
@@ -34,17 +33,12 @@ _MIN_IDENTIFIED_PROBABILITY = 0.95
 @functools.cache
 def is_valid(tag: str) -> bool:
     """Returns whether a tag is well-formed and all its parts are registered."""
-    is_private = tag.lower().startswith("x-")
-    return bool(langcodes.tag_is_valid(tag)) and not is_private
+    return bool(langcodes.tag_is_valid(tag)) and not tag.lower().startswith("x-")
 
 
 @functools.cache
 def code(tag: str) -> str:
-    """Returns the canonical form of a tag, such as de, zh-Hant or pt-BR.
-
-    Raises:
-        ValueError: the tag is not valid.
-    """
+    """Returns a tag in canonical form: de, zh-Hant, pt-BR. Raises ValueError if it is not valid."""
     if not is_valid(tag):
         raise ValueError(f"{tag!r} is no language: expected a BCP-47 code, such as de or zh-Hant")
     return langcodes.standardize_tag(tag)
@@ -75,12 +69,7 @@ def script_of(char: str) -> str | None:
 
 def count_scripts(text: str) -> collections.Counter[str]:
     """Counts the characters of each script in a text."""
-    found: collections.Counter[str] = collections.Counter()
-    for char, number in collections.Counter(text).items():
-        script = script_of(char)
-        if script is not None:
-            found[script] += number
-    return found
+    return collections.Counter(script for script in map(script_of, text) if script)
 
 
 def own_scripts(
@@ -109,29 +98,15 @@ def is_mostly_foreign(text: str, own: frozenset[str]) -> bool:
 
     If `own` is empty, nothing is foreign.
     """
-    if not own:
-        return False
-    familiar = _familiar(own)
-    new = set(text) - familiar
-    familiar.update(char for char in new if script_of(char) is None or script_of(char) in own)
-    if new <= familiar:
+    if not own or {script_of(char) for char in set(text)} <= own | {None}:
         return False
     counts = count_scripts(text)
     num_own = sum(counts[script] for script in own)
     return counts.total() - num_own > num_own
 
 
-@functools.cache
-def _familiar(own: frozenset[str]) -> set[str]:
-    """The characters seen so far that are not foreign to `own`: most texts have no others."""
-    return set()
-
-
 def is_surely_another(text: str, language: str) -> bool:
-    """Returns whether py3langid is sure that a text is in another language.
-
-    False if its model does not know `language`.
-    """
+    """Returns whether py3langid, if it knows `language`, is sure that a text is in another."""
     if len(text) < _MIN_IDENTIFIED_CHARS or primary(language) not in _identifier().labels:
         return False
     found, probability = _identifier().classify(text)

@@ -5,65 +5,60 @@ report/report.json  the same numbers
 report/sizes.png    training pairs by language, from high to low resource, as in section 4.1
 """
 
-import dataclasses
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib import figure, ticker
 
-from data_prep.encoding import SideStatistics
+from data_prep.encoding import Encoded, SideStatistics
 from lingvo_gshard.core import table
 from lingvo_gshard.input import manifest
 
-_TEMPERATURES = (1, 5)
 _QUANTILES = {"median": 0.5, "95 %": 0.95, "99 %": 0.99}
+_SIDES = ("source", "target")
+_Row = Mapping[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class LanguageReport:
-    """A language and the statistics of the two sides of its training text."""
-
-    language: manifest.Language
-    source: SideStatistics
-    target: SideStatistics
-
-
-def write(reports: Sequence[LanguageReport], folder: pathlib.Path) -> None:
-    """Writes the report's three files."""
+def write(reports: Iterable[tuple[manifest.Language, Encoded]], folder: pathlib.Path) -> None:
+    """Writes the report's three files, from languages and what was made of their training text."""
     folder.mkdir(parents=True, exist_ok=True)
-    largest_first = sorted(
-        reports, key=lambda one: (-one.language.num_examples("train"), one.language.code)
-    )
-    rows = [as_json(one) for one in largest_first]
+    rows = [_numbers(language, train) for language, train in reports]
+    rows.sort(key=lambda row: (-row["pairs"]["train"], row["code"]))
     (folder / "report.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     (folder / "report.md").write_text(_page(rows))
-    _draw(largest_first, folder / "sizes.png")
+    _draw(rows, folder / "sizes.png")
 
 
-def as_json(report: LanguageReport) -> dict[str, Any]:
+def _numbers(language: manifest.Language, train: Encoded) -> dict[str, Any]:
     """Returns the numbers of one language. Lengths in pieces count EOS; the other numbers don't."""
-    language = report.language
     return {
         "code": language.code,
         "scripts": list(language.scripts),
         "pairs": {split: language.num_examples(split) for split in manifest.SPLITS},
         "dropped": language.dropped,
         "repaired": language.repaired,
-        "source": _side(report.source),
-        "target": _side(report.target),
+        "source": _side(train.source),
+        "target": _side(train.target),
     }
 
 
 def _side(side: SideStatistics) -> dict[str, float]:
-    num_pieces = side.num_pieces - side.num_sentences
+    num_sentences = side.lengths.total()
+    num_pieces = side.num_pieces - num_sentences
+    lengths = sorted(side.lengths)
+    num_shorter = np.cumsum([side.lengths[length] for length in lengths])
+    quantiles = {
+        name: lengths[np.searchsorted(num_shorter, share * num_sentences)] if lengths else 0
+        for name, share in _QUANTILES.items()
+    }
     return {
         "tokens": side.num_pieces,
-        "mean": round(side.num_pieces / max(side.num_sentences, 1), 2),
-        **{name: _quantile(side.lengths, share) for name, share in _QUANTILES.items()},
-        "longest": len(side.lengths) - 1,
+        "mean": round(side.num_pieces / max(num_sentences, 1), 2),
+        **quantiles,  # The shortest length that this share of the sentences do not exceed.
+        "longest": max(lengths, default=0),
         "pieces_per_word": round(num_pieces / max(side.num_words, 1), 3),
         "characters_per_piece": round(side.num_characters / max(num_pieces, 1), 3),
         "byte_rate": round(side.num_byte_pieces / max(num_pieces, 1), 6),
@@ -71,69 +66,59 @@ def _side(side: SideStatistics) -> dict[str, float]:
     }
 
 
-def _quantile(lengths: np.ndarray, share: float) -> int:
-    """Returns the shortest length that `share` of the sentences do not exceed."""
-    return int(np.searchsorted(np.cumsum(lengths), share * lengths.sum()))
+def _page(rows: Sequence[_Row]) -> str:
+    codes = [row["code"] for row in rows]
 
+    def by_language(columns: Mapping[str, Sequence[Any]]) -> str:
+        body = zip(codes, *columns.values(), strict=True)
+        return table.markdown([("language", *columns), *body])
 
-def _page(rows: Sequence[Mapping[str, Any]]) -> str:
+    def of_side(side: str, *names: str) -> str:
+        return by_language(
+            {name.replace("_", " "): [row[side][name] for row in rows] for name in names}
+        )
+
     rules = sorted({rule for row in rows for rule in row["dropped"]})
+    sizes = {"scripts": [" ".join(row["scripts"]) for row in rows]}
+    sizes |= {split: [row["pairs"][split] for row in rows] for split in manifest.SPLITS}
+    sizes |= {f"{side} tokens": [row[side]["tokens"] for row in rows] for side in _SIDES}
+    dropped = {rule: [row["dropped"].get(rule, 0) for row in rows] for rule in rules}
+    dropped["(repaired)"] = [row["repaired"] for row in rows]
+    drawn = [("T", *_SIDES, "target to source: of the rows' lengths, too")]
     lengths = ("mean", *_QUANTILES, "longest")
     coverage = ("pieces_per_word", "characters_per_piece", "byte_rate", "unknown_rate")
-    sizes: list[Sequence[Any]] = [
-        ("language", "scripts", *manifest.SPLITS, "source tokens", "target tokens")
-    ]
-    dropped: list[Sequence[Any]] = [("language", *rules, "(repaired)")]
-    for row in rows:
-        tokens = [row[side]["tokens"] for side in ("source", "target")]
-        sizes.append((row["code"], " ".join(row["scripts"]), *row["pairs"].values(), *tokens))
-        counts = [row["dropped"].get(rule, 0) for rule in rules]
-        dropped.append((row["code"], *counts, row["repaired"]))
-    sections: dict[str, list[Sequence[Any]]] = {
-        "Sizes": sizes,
-        "Tokens of a training pair, as the mixture of temperature T draws them": [
-            ("T", "source", "target", "target to source: of the rows' lengths, too"),
-            *((temperature, *_drawn(rows, temperature)) for temperature in _TEMPERATURES),
-        ],
-        "Training pairs dropped, by rule": dropped,
-        "Lengths in pieces, source": _side_table(rows, "source", lengths),
-        "Lengths in pieces, target": _side_table(rows, "target", lengths),
-        "Coverage of the source vocabulary": _side_table(rows, "source", coverage),
-        "Coverage of the target vocabulary": _side_table(rows, "target", coverage),
+    sections = {
+        "Sizes": by_language(sizes),
+        "Tokens of a training pair, as the mixture of temperature T draws them": table.markdown(
+            drawn + [_drawn(rows, temperature) for temperature in (1, 5)]
+        ),
+        "Training pairs dropped, by rule": by_language(dropped),
+        **{f"Lengths in pieces, {side}": of_side(side, *lengths) for side in _SIDES},
+        **{f"Coverage of the {side} vocabulary": of_side(side, *coverage) for side in _SIDES},
     }
-    tables = "\n".join(f"## {title}\n\n{table.markdown(rows)}" for title, rows in sections.items())
+    tables = "\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
     return f"# Prepared data\n\n![training pairs by language](sizes.png)\n\n{tables}"
 
 
-def _drawn(rows: Sequence[Mapping[str, Any]], temperature: float) -> tuple[str, str, str]:
-    """Returns both sides' mean tokens, and their ratio, if languages are drawn as n**(1/T)."""
+def _drawn(rows: Sequence[_Row], temperature: int) -> tuple[str, str, str, str]:
+    """Returns T, both sides' mean tokens, and their ratio, if languages are drawn as n**(1/T)."""
     weights = np.array([row["pairs"]["train"] for row in rows]) ** (1 / temperature)
     source, target = (
-        float(weights @ [row[side]["mean"] for row in rows] / weights.sum())
-        for side in ("source", "target")
+        float(weights @ [row[side]["mean"] for row in rows] / weights.sum()) for side in _SIDES
     )
-    return f"{source:.2f}", f"{target:.2f}", f"{target / source:.3f}"
+    return f"{temperature}", f"{source:.2f}", f"{target:.2f}", f"{target / source:.3f}"
 
 
-def _side_table(
-    rows: Sequence[Mapping[str, Any]], side: str, names: Sequence[str]
-) -> list[Sequence[Any]]:
-    head = ("language", *(name.replace("_", " ") for name in names))
-    return [head, *((row["code"], *(row[side][name] for name in names)) for row in rows)]
-
-
-def _draw(largest_first: Sequence[LanguageReport], path: pathlib.Path) -> None:
-    sizes = [one.language.num_examples("train") for one in largest_first]
+def _draw(rows: Sequence[_Row], path: pathlib.Path) -> None:
+    sizes = [row["pairs"]["train"] for row in rows]
     picture = figure.Figure(figsize=(max(6.0, 0.16 * len(sizes)), 4), layout="constrained")
     axes = picture.add_subplot()
-    axes.bar([one.language.code for one in largest_first], sizes, color="#3b6ea5")
-    axes.set_yscale("log")
+    axes.bar([row["code"] for row in rows], sizes, color="#3b6ea5")
     # Whole decades, also if the sizes are nearly equal.
-    bounds = np.log10([max(min(sizes), 1), max(*sizes, 10)])
-    axes.set_ylim(10 ** np.floor(bounds[0]), 10 ** np.ceil(bounds[1]))
+    low, high = np.log10([max(min(sizes), 1), max(*sizes, 10)])
+    axes.set(yscale="log", ylim=(10 ** np.floor(low), 10 ** np.ceil(high)))
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
-    axes.set_ylabel("training pairs")
-    axes.set_xlabel("language into English, from high to low resource")
+    axes.set(xlabel="language into English, from high to low resource", ylabel="training pairs")
     axes.tick_params(axis="x", labelrotation=90, labelsize=7)
     axes.margins(x=0.01)
     axes.spines[["top", "right"]].set_visible(False)

@@ -1,8 +1,8 @@
 """The rules that need the whole corpus: no pair of dev or test in training, and no pair twice.
 
-Texts are compared by 64-bit digests. Each chunk's digests are sorted once. Duplicates are then
-found over all chunks of a language, one range of digests after another, so that memory holds one
-range however large the corpus is.
+Texts are compared by 64-bit digests. <name>.sorted.npy, uint64 [2, n], holds the digests of a
+chunk's pairs, sorted, and their positions. Duplicates are found over all chunks of a language, one
+range of digests after another, so that memory holds one range however large the corpus is.
 """
 
 import collections
@@ -22,10 +22,10 @@ _PAIRS_PER_RANGE = 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Selected:
-    """The number of pairs kept of each chunk, and the number dropped by each rule."""
+    """The number of pairs kept of each chunk, and the number dropped by language and rule."""
 
     num_kept: list[int]
-    dropped: collections.Counter[Rule]
+    dropped: chunks.Dropped
 
 
 def save_held_out(held_out: Sequence[Chunk], column: int, path: pathlib.Path) -> pathlib.Path:
@@ -45,53 +45,22 @@ def select(members: Sequence[Chunk], english: pathlib.Path, sources: pathlib.Pat
     held_out_english, held_out_sources = np.load(english), np.load(sources)
     for chunk in members:
         digests = chunk.digests()
-        is_held_out = _contains(held_out_english, digests[:, chunks.ENGLISH]) | _contains(
-            held_out_sources, digests[:, chunks.SOURCE]
-        )
-        np.save(chunk.kept_path, ~is_held_out)
-        order = np.argsort(digests[:, chunks.PAIR], kind="stable")
-        np.save(_order_path(chunk), order.astype(np.uint32))
-        np.save(_sorted_path(chunk), digests[order, chunks.PAIR])
+        is_held_out = np.isin(digests[:, chunks.ENGLISH], held_out_english)
+        is_held_out |= np.isin(digests[:, chunks.SOURCE], held_out_sources)
+        np.save(chunk.array_path("kept"), ~is_held_out)
+        order = np.argsort(digests[:, chunks.PAIR], kind="stable").astype(np.uint64)
+        np.save(chunk.array_path("sorted"), np.stack([digests[order, chunks.PAIR], order]))
     num_pairs = sum(chunk.num_pairs for chunk in members)
     num_not_held_out = sum(_num_kept(members))
     for low, high in _ranges(num_pairs):
         _drop_duplicates(members, low, high)
     num_kept = _num_kept(members)
-    dropped = collections.Counter(
-        {
-            Rule.HELD_OUT: num_pairs - num_not_held_out,
-            Rule.DUPLICATE: num_not_held_out - sum(num_kept),
-        }
-    )
-    return Selected(num_kept, dropped)
-
-
-def _contains(ordered: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Returns whether each value is in a sorted array."""
-    if not len(ordered):
-        return np.zeros(len(values), bool)
-    found = np.searchsorted(ordered, values)
-    return ordered[np.minimum(found, len(ordered) - 1)] == values
-
-
-def _drop_duplicates(members: Sequence[Chunk], low: np.uint64, high: np.uint64) -> None:
-    """Drops the pairs with digests from `low` to `high` that occur earlier."""
-    values, places = [], []
-    for index, chunk in enumerate(members):
-        digests = np.load(_sorted_path(chunk), mmap_mode="r")
-        found = slice(np.searchsorted(digests, low), np.searchsorted(digests, high, "right"))
-        positions = np.load(_order_path(chunk), mmap_mode="r")[found]
-        values.append(digests[found])
-        places.append(np.stack([np.full(len(positions), index), positions], axis=1))
-    # unique() returns the first index, which is the first position in the first chunk.
-    _, first = np.unique(np.concatenate(values), return_index=True)
-    is_repeated = np.ones(sum(map(len, values)), bool)
-    is_repeated[first] = False
-    repeated = np.concatenate(places)[is_repeated]
-    for index in np.unique(repeated[:, 0]):
-        kept = np.load(members[index].kept_path, mmap_mode="r+")
-        kept[repeated[repeated[:, 0] == index, 1]] = False
-        kept.flush()
+    numbers = {
+        Rule.HELD_OUT: num_pairs - num_not_held_out,
+        Rule.DUPLICATE: num_not_held_out - sum(num_kept),
+    }
+    dropped = {(members[0].language, rule): number for rule, number in numbers.items()}
+    return Selected(num_kept, collections.Counter(dropped))
 
 
 def _ranges(num_pairs: int) -> Iterator[tuple[np.uint64, np.uint64]]:
@@ -102,13 +71,22 @@ def _ranges(num_pairs: int) -> Iterator[tuple[np.uint64, np.uint64]]:
         yield np.uint64(low), np.uint64(high - 1)
 
 
+def _drop_duplicates(members: Sequence[Chunk], low: np.uint64, high: np.uint64) -> None:
+    """Drops the pairs with digests from `low` to `high` that occur earlier."""
+    values, places = [], []
+    for index, chunk in enumerate(members):
+        digests, order = np.load(chunk.array_path("sorted"), mmap_mode="r")
+        found = slice(np.searchsorted(digests, low), np.searchsorted(digests, high, "right"))
+        values.append(digests[found])
+        places.append(np.stack([np.full_like(order[found], index), order[found]], axis=1))
+    # unique() returns the first index, which is the first position in the first chunk.
+    _, first = np.unique(np.concatenate(values), return_index=True)
+    repeated = np.delete(np.concatenate(places), first, axis=0)
+    for index in np.unique(repeated[:, 0]):
+        kept = np.load(members[index].array_path("kept"), mmap_mode="r+")
+        kept[repeated[repeated[:, 0] == index, 1]] = False
+        kept.flush()
+
+
 def _num_kept(members: Sequence[Chunk]) -> list[int]:
-    return [int(np.load(chunk.kept_path).sum()) for chunk in members]
-
-
-def _sorted_path(chunk: Chunk) -> pathlib.Path:
-    return chunk.path.with_suffix(".sorted.npy")
-
-
-def _order_path(chunk: Chunk) -> pathlib.Path:
-    return chunk.path.with_suffix(".order.npy")
+    return [int(np.load(chunk.array_path("kept")).sum()) for chunk in members]

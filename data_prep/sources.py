@@ -47,7 +47,7 @@ class Source:
 
     @property
     def files(self) -> tuple[pathlib.Path, ...]:
-        """The files that it reads, as far as they are known in advance."""
+        """The files and folders that it reads, as far as they are known in advance."""
         return tuple(value for value in vars(self).values() if isinstance(value, pathlib.Path))
 
     def __str__(self) -> str:
@@ -67,7 +67,6 @@ class TsvFile(Source):
     split: str | None = None
 
     def rows(self) -> Iterator[Row]:
-        """See Source."""
         for pair in tsv.read(self.path):
             yield Row(self.language, pair)
 
@@ -82,21 +81,15 @@ class MosesFiles(Source):
     split: str | None = None
 
     def rows(self) -> Iterator[Row]:
-        """See Source; also raises ValueError if one file has more lines."""
-        both = itertools.zip_longest(tsv.read_lines(self.source), tsv.read_lines(self.english))
+        sides: Any = (tsv.read_lines(path, str) for path in (self.source, self.english))
+        both = itertools.zip_longest(*sides)
         for number, (source, english) in enumerate(both, start=1):
             if source is None or english is None:
                 shorter = self.source if source is None else self.english
-                raise ValueError(
-                    f"{self} differ in their number of lines: "
-                    f"{shorter.name} ends after {number - 1}"
-                )
-            if isinstance(source, Malformed):
-                yield Row(self.language, source)
-            elif isinstance(english, Malformed):
-                yield Row(self.language, english)
-            else:
-                yield Row(self.language, Pair.of(source, english))
+                differ = f"{self} differ in their number of lines"
+                raise ValueError(f"{differ}: {shorter.name} ends after {number - 1}")
+            malformed = [side for side in (source, english) if isinstance(side, Malformed)]
+            yield Row(self.language, malformed[0] if malformed else Pair.of(source, english))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,20 +103,15 @@ class JsonlFile(Source):
     split: str | None = None
 
     def rows(self) -> Iterator[Row]:
-        """See Source."""
-        for number, line in enumerate(tsv.read_lines(self.path), start=1):
-            pair = line if isinstance(line, Malformed) else self._parse(number, line)
+        for pair in tsv.read_lines(self.path, self._parse):
             yield Row(self.language, pair)
 
-    def _parse(self, number: int, line: str) -> Pair | Malformed:
+    def _parse(self, line: str) -> Pair:
         try:
             fields = json.loads(line)
-            sides = [_field(fields, name) for name in (self.source_field, self.english_field)]
         except json.JSONDecodeError as error:
-            return Malformed(number, f"not JSON: {error}")
-        except KeyError as error:
-            return Malformed(number, f"no text in field {error}")
-        return Pair.of(*sides)
+            raise ValueError(f"not JSON: {error}") from error
+        return Pair.of(_field(fields, self.source_field), _field(fields, self.english_field))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +126,6 @@ class PoFile(Source):
     split: str | None = None
 
     def rows(self) -> Iterator[Row]:
-        """See Source."""
         if not self.path.is_file():
             raise ValueError(f"no file {self.path}")
         try:
@@ -161,12 +148,8 @@ class TmxFile(Source):
     split: str | None = None
 
     def rows(self) -> Iterator[Row]:
-        """See Source; also raises ValueError if the file is not XML."""
-        if not self.path.is_file():
-            raise ValueError(f"no file {self.path}")
-        open_file = gzip.open if self.path.suffix == ".gz" else open
         try:
-            with open_file(self.path, "rb") as file:
+            with tsv.open_binary(self.path) as file:
                 units = etree.iterparse(
                     file, tag="{*}tu", resolve_entities=False, no_network=True, load_dtd=False
                 )
@@ -183,7 +166,8 @@ class TmxFile(Source):
 class TfdsSplit(Source):
     """A split of a TensorFlow Datasets translation set, such as ted_multi_translate.
 
-    `name` and `tfds_split` are as for tfds.load; `languages` None takes all languages.
+    `name` and `tfds_split` are as for tfds.load, which downloads a set that is not prepared yet;
+    `languages` None takes all languages.
     """
 
     name: str
@@ -192,19 +176,10 @@ class TfdsSplit(Source):
     languages: tuple[str, ...] | None = None
     split: str | None = None
 
-    @property
-    def files(self) -> tuple[pathlib.Path, ...]:
-        """Empty: what TFDS has prepared under a name and version does not change."""
-        return ()
-
     def __str__(self) -> str:
         return f"tfds {self.name}, split {self.tfds_split}"
 
     def rows(self) -> Iterator[Row]:
-        """See Source; also raises ValueError if there is no such set or split, or no languages.
-
-        TFDS downloads a set that is not prepared yet.
-        """
         # It loads TensorFlow, which takes seconds and which the other sources don't need.
         tfds = cli.load("tensorflow_datasets")
         data_dir = None if self.data_dir is None else str(self.data_dir)
@@ -231,25 +206,22 @@ class TfdsSplit(Source):
 def in_folder(folder: pathlib.Path) -> tuple[TsvFile, ...]:
     """Lists the files of a corpus folder.
 
-    Raises:
-        ValueError: there is no training text, or a file's name is not that of a language.
+    Raises ValueError if there is no training text, or a file's name is not that of a language.
     """
     if not folder.is_dir():
         raise ValueError(f"no input folder {folder}")
-    if any((folder / split).is_dir() for split in SPLITS):
-        train_dir = folder / "train"
-        by_split = [_language_files(folder / split, split) for split in SPLITS]
-    else:
-        train_dir = folder
-        by_split = [_language_files(folder, None)]
-    if not by_split[0]:
-        raise ValueError(f"no <lang>-en.tsv or <lang>-en.tsv.gz files in {train_dir}")
-    return tuple(itertools.chain.from_iterable(by_split))
+    folders: dict[pathlib.Path, str | None] = {folder / split: split for split in SPLITS}
+    if not any(path.is_dir() for path in folders):
+        folders = {folder: None}
+    train, *others = (_language_files(path, split) for path, split in folders.items())
+    if not train:
+        raise ValueError(f"no <lang>-en.tsv or <lang>-en.tsv.gz files in {next(iter(folders))}")
+    return tuple(itertools.chain(train, *others))
 
 
 def _language_files(folder: pathlib.Path, split: str | None) -> list[TsvFile]:
     files: dict[str, TsvFile] = {}
-    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+    for path in sorted(folder.glob("*")):
         if not path.name.endswith((".tsv", ".tsv.gz")):
             continue
         match = _TSV_NAME.fullmatch(path.name)
@@ -266,14 +238,11 @@ def _language_files(folder: pathlib.Path, split: str | None) -> list[TsvFile]:
 
 
 def _field(fields: Any, dotted: str) -> str:
-    found = fields
     for name in dotted.split("."):
-        if not isinstance(found, dict) or name not in found:
-            raise KeyError(dotted)
-        found = found[name]
-    if not isinstance(found, str):
-        raise KeyError(dotted)
-    return found
+        fields = fields.get(name) if isinstance(fields, dict) else None
+    if not isinstance(fields, str):
+        raise ValueError(f"no text in field {dotted!r}")
+    return fields
 
 
 def _variants(unit: etree._Element) -> list[tuple[str, str]]:
@@ -296,29 +265,15 @@ def _text(element: etree._Element) -> str:
 
 
 def _rows_of(texts: list[tuple[str, str]], wanted: tuple[str, ...] | None) -> Iterator[Row]:
-    """Yields the pairs of the wanted languages' texts with the first English one."""
-    english = next((text for tag, text in texts if _is_english(tag)), None)
-    if english is None:
-        return
-    for tag, text in texts:
-        code = _matching_code(tag, wanted)
-        if code is not None:
-            yield Row(code, Pair.of(text, english))
-
-
-def _matching_code(tag: str, wanted: tuple[str, ...] | None) -> str | None:
-    """Returns the language that text under `tag` counts as, or None if it is not wanted.
+    """Yields the pairs of the wanted languages' texts with the first English one.
 
     A wanted code takes its own tag and, if no closer code is wanted, those of its regions: pt
     takes pt-BR. With `wanted` None every language but English counts, without its region.
     """
-    if not languages.is_valid(tag) or _is_english(tag):
-        return None
-    exact, primary = languages.code(tag), languages.primary(tag)
-    if wanted is None:
-        return primary
-    return next((code for code in (exact, primary) if code in wanted), None)
-
-
-def _is_english(tag: str) -> bool:
-    return languages.is_valid(tag) and languages.primary(tag) == languages.ENGLISH
+    valid = [(languages.primary(tag), tag, text) for tag, text in texts if languages.is_valid(tag)]
+    english = [text for primary, _, text in valid if primary == languages.ENGLISH]
+    for primary, tag, text in valid:
+        codes = (languages.code(tag), primary)
+        found = [primary] if wanted is None else [code for code in codes if code in wanted]
+        if english and found and primary != languages.ENGLISH:
+            yield Row(found[0], Pair.of(text, english[0]))

@@ -4,7 +4,10 @@ import dataclasses
 import gzip
 import pathlib
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO, TypeVar
+
+_T = TypeVar("_T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,49 +37,47 @@ class Malformed:
 
 
 def read(path: pathlib.Path) -> Iterator[Pair | Malformed]:
-    """Yields the pairs; a line that is not UTF-8, or has no tab or several, is Malformed.
+    """Yields the pairs; a line that has no tab or several is Malformed. Raises as `read_lines`."""
+    return read_lines(path, _parse)
 
-    Raises:
-        ValueError: as read_lines.
+
+def _parse(line: str) -> Pair:
+    sides = line.split("\t")
+    if len(sides) != 2:
+        raise ValueError(f"expected 1 tab, given {len(sides) - 1}")
+    return Pair(sides[0].strip(), sides[1].strip())
+
+
+def read_lines(path: pathlib.Path, parse: Callable[[str], _T]) -> Iterator[_T | Malformed]:
+    """Yields what `parse` returns for each line of a text file, given without the line's end.
+
+    A line that is not UTF-8, or for which `parse` raises ValueError, is Malformed. Raises
+    ValueError if there is no such file, or it is corrupt gzip, or binary (it holds a NUL byte).
     """
-    for number, line in enumerate(read_lines(path), start=1):
-        if isinstance(line, Malformed):
-            yield line
-            continue
-        sides = line.split("\t")
-        if len(sides) == 2:
-            yield Pair(sides[0].strip(), sides[1].strip())
-        else:
-            yield Malformed(number, f"expected 1 tab, given {len(sides) - 1}")
-
-
-def read_lines(path: pathlib.Path) -> Iterator[str | Malformed]:
-    """Yields the lines of a text file without their ends; one that is not UTF-8 is Malformed.
-
-    Raises:
-        ValueError: no such file, corrupt gzip, or binary content (a NUL byte).
-    """
-    for number, line in enumerate(_read_bytes(path), start=1):
+    with open_binary(path) as file:
         try:
-            text = line.decode("utf-8")
-        except UnicodeDecodeError as error:
-            yield Malformed(number, f"not UTF-8: {error.reason} at byte {error.start}")
-        else:
-            yield text.removeprefix("\ufeff").rstrip("\r\n")
-
-
-def _read_bytes(path: pathlib.Path) -> Iterator[bytes]:
-    if not path.is_file():
-        raise ValueError(f"no file {path}")
-    open_file = gzip.open if path.suffix == ".gz" else open
-    with open_file(path, "rb") as file:
-        try:
-            for line in file:
+            for number, line in enumerate(file, start=1):
                 if b"\0" in line:
                     raise ValueError(f"{path} is binary: it holds a NUL byte, expected text")
-                yield line
+                yield _parsed(number, line, parse)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{path} is corrupt gzip: {error}") from error
+
+
+def _parsed(number: int, line: bytes, parse: Callable[[str], _T]) -> _T | Malformed:
+    try:
+        return parse(line.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
+    except UnicodeDecodeError as error:
+        return Malformed(number, f"not UTF-8: {error.reason} at byte {error.start}")
+    except ValueError as error:
+        return Malformed(number, str(error))
+
+
+def open_binary(path: pathlib.Path) -> gzip.GzipFile | BinaryIO:
+    """Opens a file, plain or gzip. Raises ValueError if there is none."""
+    if not path.is_file():
+        raise ValueError(f"no file {path}")
+    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
 
 
 def write(path: pathlib.Path, pairs: Iterable[Pair]) -> None:

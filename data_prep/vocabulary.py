@@ -2,34 +2,28 @@
 
 After the special ids (example_codec.py) come pieces for the bytes, so that any text can be encoded.
 The models are byte-identical between runs: the text is drawn with a fixed seed, and the number of
-threads, on which the order of floating-point sums depends, is constant. Memory depends on the
-number of sentences drawn, not on the corpus.
+threads, on which the order of floating-point sums depends, is constant.
 """
 
 import enum
 import io
 import math
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import sentencepiece
 from absl import logging
 
-from data_prep import chunks, cleaning, tsv
+from data_prep import chunks, tsv
 from data_prep.chunks import Chunk
 from data_prep.config import BuildConfig
+from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 _NUM_THREADS = 2
 _ODD = 0x9E3779B97F4A7C15  # 2**64 over the golden ratio: spreads numbers that differ in few bits.
-
-
-class Side(enum.StrEnum):
-    """A side of a pair, and the name of its vocabulary."""
-
-    SOURCE = "source"
-    TARGET = "target"
+Side = enum.StrEnum("Side", ["SOURCE", "TARGET"])  # Of a pair; each has a vocabulary.
 
 
 def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> list[int]:
@@ -48,11 +42,11 @@ def draw(
 ) -> pathlib.Path:
     """Draws about `quota` of the `num_kept` selected pairs of a language's chunks, in one pass.
 
-    Writes them to `path` and returns it. The seed decides as in num_copies.
+    Writes them to `path` and returns it. See `num_copies` for the seed.
     """
     with path.open("w", encoding="utf-8", newline="\n") as file:
         for chunk in members:
-            digests = chunk.digests()[np.load(chunk.kept_path), chunks.PAIR]
+            digests = chunk.digests()[np.load(chunk.array_path("kept")), chunks.PAIR]
             copies = num_copies(digests, quota / max(num_kept, 1), seed)
             for pair, number in zip(chunk.kept_pairs(), copies.tolist(), strict=True):
                 file.write(pair.line * number)
@@ -60,12 +54,10 @@ def draw(
 
 
 def num_copies(digests: np.ndarray, rate: float, seed: int) -> np.ndarray:
-    """Returns how often to draw each pair, int64 [n]: floor or ceil of `rate`.
+    """Returns how often to draw each pair, int64 [n]: floor or ceil of `rate`, and that on average.
 
-    Args:
-        digests: evenly distributed hashes of the pairs, uint64 [n].
-        rate: the expected number of copies of a pair.
-        seed: decides which pairs get one copy more than the others.
+    `digests` are evenly distributed hashes of the pairs, uint64 [n]. The seed decides which pairs
+    get one copy more than the others.
     """
     with np.errstate(over="ignore"):
         mixed = (digests ^ np.uint64(seed)) * np.uint64(_ODD)
@@ -74,34 +66,23 @@ def num_copies(digests: np.ndarray, rate: float, seed: int) -> np.ndarray:
 
 
 def train_drawn(
-    side: Side, drawn: Sequence[pathlib.Path], config: BuildConfig, path: pathlib.Path
-) -> int:
-    """Trains a side's vocabulary on the pairs in the files `drawn`. See `train`."""
+    drawn: Sequence[pathlib.Path], config: BuildConfig, data_dir: pathlib.Path, side: Side
+) -> manifest.Vocabulary:
+    """Trains a side's vocabulary on the pairs in the files `drawn`. Raises as `train`."""
     pairs = (pair for file in drawn for pair in tsv.read(file) if isinstance(pair, tsv.Pair))
-    if side is Side.SOURCE:
-        return train(side, (pair.source for pair in pairs), config, path)
-    # Many languages share English sentences, which count once.
-    return train(side, _distinct(pair.english for pair in pairs), config, path)
-
-
-def _distinct(sentences: Iterable[str]) -> Iterator[str]:
-    """Yields each sentence once, in order; memory holds 64 bits of each."""
-    seen: set[int] = set()
-    for sentence in sentences:
-        digest = cleaning.digest(sentence)
-        if digest not in seen:
-            seen.add(digest)
-            yield sentence
+    sentences: Iterable[str] = (pair.source for pair in pairs)
+    if side is Side.TARGET:  # Many languages share English sentences, which count once.
+        sentences = dict.fromkeys(pair.english for pair in pairs)
+    path = f"vocab/{side}.model"
+    size = train(side, sentences, config, data_dir / path)
+    return manifest.Vocabulary(manifest.describe_file(data_dir, path), size)
 
 
 def train(side: Side, sentences: Iterable[str], config: BuildConfig, path: pathlib.Path) -> int:
     """Trains a side's vocabulary, writes it to `path` and returns its size.
 
-    If the text has too few different pieces, the vocabulary is smaller than configured. This is
-    logged.
-
-    Raises:
-        ValueError: the size is too small for the characters, or the text is empty.
+    The size is smaller than configured if the text has too few different pieces. Raises ValueError
+    if the configured size is too small for the characters, or the text is empty.
     """
     model = io.BytesIO()
     logging.info("training the %s vocabulary", side)
@@ -125,9 +106,8 @@ def train(side: Side, sentences: Iterable[str], config: BuildConfig, path: pathl
         )
     except (RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())
-        raise ValueError(
-            f"the {side} vocabulary of {wanted} pieces cannot be trained: {reason}"
-        ) from error
+        problem = f"the {side} vocabulary of {wanted} pieces cannot be trained"
+        raise ValueError(f"{problem}: {reason}") from error
     size = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).get_piece_size()
     if size != wanted:
         logging.warning("%s vocabulary: the text has only %d pieces, %d asked", side, size, wanted)

@@ -5,6 +5,10 @@ The paper names the layouts (footnote 9) and states 0.4B weights (Figure 6). GPi
 weights with 64000 pieces, batches of 260 thousand tokens. The baselines of Arivazhagan et al. 2019
 (arXiv:1907.05019) have this layout with 32000 pieces a side, about 375M weights, as here.
 Transformer-Base, for languages with little text, is from Vaswani et al. 2017 (arXiv:1706.03762).
+This trains one of them; the docstring of each states its number of partitions:
+
+    python -m lingvo_gshard.trainer --model=bilingual.TransformerBig --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=8
 """
 
 from lingvo_gshard import registry
@@ -13,11 +17,7 @@ from params.experiment import TranslationExperiment
 
 @registry.register
 class TransformerBig(TranslationExperiment):
-    """The layout for languages with much text: 375.2 M weights, the paper's 0.4B.
-
-    python -m lingvo_gshard.trainer --model=bilingual.TransformerBig --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=8
-    """
+    """For languages with much text: 375.2 M weights, the paper's 0.4B, on 8 partitions."""
 
     NUM_LAYERS = 12
     MODEL_DIM = 1024
@@ -35,11 +35,7 @@ class TransformerBig(TranslationExperiment):
 
 @registry.register
 class TransformerBase(TransformerBig):
-    """The layout for languages with little text, and more dropout: 93.2 M weights.
-
-    python -m lingvo_gshard.trainer --model=bilingual.TransformerBase --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=8
-    """
+    """For languages with little text, with more dropout: 93.2 M weights on 8 partitions."""
 
     MODEL_DIM = 512
     HIDDEN_DIM = 2048

@@ -31,7 +31,6 @@ class TranslationExperiment:
     LAYERS_AS = Layers.UNROLLED
     REMAT = Remat.NONE
     ACTIVATION_DTYPE = "float32"
-    NUM_PARTITIONS: int | None = None  # The cores that the paper trained it on, if it did.
     DROPOUT = 0.1
     LABEL_SMOOTHING = 0.1
     # In pieces; None takes the sizes of the prepared data's vocabularies.
@@ -41,13 +40,11 @@ class TranslationExperiment:
     BATCH_SIZE: int  # B, in rows
     SOURCE_LEN: int  # tokens of a row
     TARGET_LEN: int
-    TEMPERATURE = 5.0
     DECODE_BATCH_SIZE = 32  # sentences
 
     MAX_STEPS: int
     ITERATIONS_PER_LOOP = 100
     SAVE_CHECKPOINTS_STEPS = 1000
-    EVAL_BATCHES: int | None = 100
     DECAY_START = 10_000
     LEARNING_RATE = 1.0
     RAMP_UP_STEPS = 0
@@ -60,7 +57,9 @@ class TranslationExperiment:
         p.Define("task", cls._task(), "The model and its loss.")
         p.Define("optimizer", cls._optimizer(), "Adafactor and its learning rate.")
         p.Define("input", cls._input(), "The batches of training.")
-        p.Define("eval_input", cls._eval_input(), "The batches of evaluation.")
+        # Shuffled, so that even the first batches contain all languages.
+        eval_input = cls._input().Set(split="dev", repeat=False, shuffle=True)
+        p.Define("eval_input", eval_input, "The batches of evaluation.")
         p.Define("train", cls._train(), "The training loop.")
         p.Define("decode", cls._decode(), "Flat beam search.")
         # The paper's table: the mesh has one axis, which splits batch, groups and experts.
@@ -122,13 +121,7 @@ class TranslationExperiment:
             batch_size=cls.BATCH_SIZE,
             source_len=cls.SOURCE_LEN,
             target_len=cls.TARGET_LEN,
-            temperature=cls.TEMPERATURE,
         )
-
-    @classmethod
-    def _eval_input(cls) -> Params:
-        # Shuffled, so that even the first batches contain all languages.
-        return cls._input().Set(split="dev", repeat=False, shuffle=True)
 
     @classmethod
     def _train(cls) -> Params:
@@ -136,7 +129,6 @@ class TranslationExperiment:
             max_steps=cls.MAX_STEPS,
             iterations_per_loop=cls.ITERATIONS_PER_LOOP,
             save_checkpoints_steps=cls.SAVE_CHECKPOINTS_STEPS,
-            eval_batches=cls.EVAL_BATCHES,
         )
 
     @classmethod
@@ -144,30 +136,16 @@ class TranslationExperiment:
         p = Params()
         p.Define("beam_size", 4, "k, the active hypotheses of a sentence.")
         p.Define("num_best", 1, "Hypotheses returned for each sentence, at most k.")
-        p.Define(
-            "length_norm_alpha", 0.6, "The exponent of length normalization (Wu et al., 2016)."
-        )
+        p.Define("length_norm_alpha", 0.6, "Length normalization's exponent (Wu et al., 2016).")
         p.Define("coverage_weight", 0.0, "The weight of the coverage penalty (Wu et al., 2016).")
-        p.Define(
-            "temperature",
-            None,
-            "If set, tokens are sampled at this temperature; needs beam_size 1.",
-            optional=float,
-        )
+        sampling = "If set, tokens are sampled at this temperature; needs beam_size 1."
+        p.Define("temperature", None, sampling, optional=float)
         p.Define("seed", 0, "The seed of sampling.")
         p.Define("tell_attention", False, "Whether to return each token's attention.")
         p.Define("min_target_len", 1, "The shortest hypothesis, in tokens with EOS.")
         p.Define("max_target_len", cls.TARGET_LEN, "The longest hypothesis, in tokens.")
-        p.Define(
-            "max_source_len",
-            cls.SOURCE_LEN,
-            "The longest source, in tokens; longer ones are split.",
-        )
+        p.Define("max_source_len", cls.SOURCE_LEN, "In tokens; longer sources are split.")
         p.Define("batch_size", cls.DECODE_BATCH_SIZE, "Sentences that are decoded together.")
-        p.Define(
-            "max_sentences",
-            None,
-            "Sentences of each language in --mode=decode; None decodes all.",
-            optional=int,
-        )
+        limit = "Sentences of each language in --mode=decode; None decodes all."
+        p.Define("max_sentences", None, limit, optional=int)
         return p

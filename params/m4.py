@@ -1,7 +1,10 @@
 """The paper's multilingual family (sections 4.3 and A.2, Tables 1 and 3): 100 languages to English.
 
-This compiles one of them for its TPU topology without a TPU:
+This trains one of them, or compiles it for a TPU topology without a TPU; the docstring of each
+states its number of partitions:
 
+    python -m lingvo_gshard.trainer --model=m4.MoE2048E36L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=2048
     python -m lingvo_gshard.plan --model=m4.MoE2048E36L --topology=v3:32x32 --out=PLAN
 """
 
@@ -30,15 +33,10 @@ class M4(TranslationExperiment):
 
 @registry.register
 class MoE2048E36L(M4):
-    """MoE(2048E, 36L): 619.40 B weights, the paper's 600B.
-
-    python -m lingvo_gshard.trainer --model=m4.MoE2048E36L --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=2048
-    """
+    """MoE(2048E, 36L): 619.40 B weights, the paper's 600B, on 2048 partitions."""
 
     NUM_LAYERS = 36
     NUM_EXPERTS: int | None = 2048
-    NUM_PARTITIONS = 2048
     BATCH_SIZE = 16_384  # Rows of 256: 2^22 tokens, the paper's 4M.
     DECODE_BATCH_SIZE = 2048
     MAX_STEPS = 250_000  # 10^12 tokens
@@ -46,22 +44,14 @@ class MoE2048E36L(M4):
 
 @registry.register
 class MoE2048E12L(MoE2048E36L):
-    """MoE(2048E, 12L): 206.55 B weights, the paper's 200B.
-
-    python -m lingvo_gshard.trainer --model=m4.MoE2048E12L --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=2048
-    """
+    """MoE(2048E, 12L): 206.55 B weights, the paper's 200B, on 2048 partitions."""
 
     NUM_LAYERS = 12
 
 
 @registry.register
 class MoE2048E60L(MoE2048E36L):
-    """MoE(2048E, 60L) with bfloat16 activations: 1.032 T weights, the paper's 1T.
-
-    python -m lingvo_gshard.trainer --model=m4.MoE2048E60L --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=2048
-    """
+    """MoE(2048E, 60L), in bfloat16: 1.032 T weights, the paper's 1T, on 2048 partitions."""
 
     NUM_LAYERS = 60
     ACTIVATION_DTYPE = "bfloat16"
@@ -70,14 +60,9 @@ class MoE2048E60L(MoE2048E36L):
 
 @registry.register
 class MoE512E36L(MoE2048E36L):
-    """MoE(512E, 36L): 155.51 B weights, the paper's 150B.
-
-    python -m lingvo_gshard.trainer --model=m4.MoE512E36L --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=512
-    """
+    """MoE(512E, 36L): 155.51 B weights, the paper's 150B, on 512 partitions."""
 
     NUM_EXPERTS = 512
-    NUM_PARTITIONS = 512
     BATCH_SIZE = 4096  # 2^20 tokens, the paper's 1M.
     DECODE_BATCH_SIZE = 512
     MAX_STEPS = 1_000_000
@@ -85,36 +70,23 @@ class MoE512E36L(MoE2048E36L):
 
 @registry.register
 class MoE512E12L(MoE512E36L):
-    """MoE(512E, 12L): 51.93 B weights, the paper's 50B.
-
-    python -m lingvo_gshard.trainer --model=m4.MoE512E12L --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=512
-    """
+    """MoE(512E, 12L): 51.93 B weights, the paper's 50B, on 512 partitions."""
 
     NUM_LAYERS = 12
 
 
 @registry.register
 class MoE128E36L(MoE512E36L):
-    """MoE(128E, 36L): 39.54 B weights, the paper's 37B.
-
-    python -m lingvo_gshard.trainer --model=m4.MoE128E36L --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=128
-    """
+    """MoE(128E, 36L): 39.54 B weights, the paper's 37B, on 128 partitions."""
 
     NUM_EXPERTS = 128
-    NUM_PARTITIONS = 128
     DECODE_BATCH_SIZE = 128
     REMAT = Remat.BLOCK  # A core has four times the tokens.
 
 
 @registry.register
 class MoE128E12L(MoE128E36L):
-    """MoE(128E, 12L): 13.27 B weights, the paper's 12.5B.
-
-    python -m lingvo_gshard.trainer --model=m4.MoE128E12L --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=128
-    """
+    """MoE(128E, 12L): 13.27 B weights, the paper's 12.5B, on 128 partitions."""
 
     NUM_LAYERS = 12
     REMAT = Remat.ALL_BUT_PRODUCTS
@@ -122,16 +94,14 @@ class MoE128E12L(MoE128E36L):
 
 @registry.register
 class T96L(MoE2048E36L):
-    """T(96L), dense: 2.35 B weights, the paper's 2.3B; data parallel here, a GPipe pipeline there.
+    """T(96L), dense: 2.35 B weights, the paper's 2.3B, on 2048 partitions.
 
-    The paper gives no sizes for it, only those of GPipe's T(128L) in footnote 11. In GPipe's family
-    (Huang et al. 2019, arXiv:1811.06965, section 5) the deep T(L, H=8192, A=16) has M=1024, and its
-    printed weights imply heads of 64: 48 + 48 such layers have 2.35 B weights. With the heads of
-    128 of A.2 it would be 2.95 B. Every core holds all weights, and their gradients leave no room
-    for float32 activations.
-
-    python -m lingvo_gshard.trainer --model=m4.T96L --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=2048
+    It is data parallel here and a GPipe pipeline in the paper.     The paper gives no sizes
+    for it, only those of GPipe's T(128L) in footnote 11. In GPipe's family (Huang et al. 2019,
+    arXiv:1811.06965, section 5) the deep T(L, H=8192, A=16) has M=1024, and its printed weights
+    imply heads of 64: 48 + 48 such layers have 2.35 B weights. With the heads of 128 of A.2 it
+    would be 2.95 B. Every core holds all weights, and their gradients leave no room for float32
+    activations.
     """
 
     NUM_LAYERS = 96

@@ -1,4 +1,10 @@
-"""Models that train on a CPU in minutes. Weights are counted with vocabularies of 4000 and 2000."""
+"""Models that train on a CPU in minutes. Weights are counted with vocabularies of 4000 and 2000.
+
+This trains one of them; the docstring of each states its number of partitions:
+
+    python -m lingvo_gshard.trainer --model=toy.MoE8E4L --mode=train_and_eval \
+        --data_dir=DATA --logdir=RUN --num_partitions=4
+"""
 
 from lingvo_gshard import registry
 from lingvo_gshard.layers.dispatch import Dispatch
@@ -8,11 +14,7 @@ from params.experiment import TranslationExperiment
 
 @registry.register
 class MoE8E4L(TranslationExperiment):
-    """MoE(8E, 4L): 3.78 M weights, the model of `make demo`.
-
-    python -m lingvo_gshard.trainer --model=toy.MoE8E4L --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=4
-    """
+    """MoE(8E, 4L): 3.78 M weights on 4 partitions, the model of `make demo`."""
 
     NUM_LAYERS = 4
     MODEL_DIM = 128
@@ -36,11 +38,7 @@ class MoE8E4L(TranslationExperiment):
 
 @registry.register
 class MoE8E8L(MoE8E4L):
-    """MoE(8E, 8L), M=256: 24.09 M weights, the step that `make bench` times.
-
-    python -m lingvo_gshard.trainer --model=toy.MoE8E8L --mode=train \
-        --data_dir=DATA --logdir=RUN --num_partitions=2
-    """
+    """MoE(8E, 8L), M=256: 24.09 M weights on 2 partitions, the step that `make bench` times."""
 
     NUM_LAYERS = 8
     MODEL_DIM = 256
@@ -54,11 +52,7 @@ class MoE8E8L(MoE8E4L):
 
 @registry.register
 class MoE8E12L(MoE8E4L):
-    """MoE(8E, 12L), the depth of the paper's shallow models: 9.30 M weights.
-
-    python -m lingvo_gshard.trainer --model=toy.MoE8E12L --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=4
-    """
+    """MoE(8E, 12L), the depth of the paper's shallow models: 9.30 M weights on 4 partitions."""
 
     NUM_LAYERS = 12
     LAYERS_AS = Layers.LOOP
@@ -66,21 +60,13 @@ class MoE8E12L(MoE8E4L):
 
 @registry.register
 class MoE8E36L(MoE8E12L):
-    """MoE(8E, 36L), the depth of its deep ones: 25.84 M weights.
-
-    python -m lingvo_gshard.trainer --model=toy.MoE8E36L --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=4
-    """
+    """MoE(8E, 36L), the depth of its deep ones: 25.84 M weights on 4 partitions."""
 
     NUM_LAYERS = 36
 
 
 @registry.register
 class Dense4L(MoE8E4L):
-    """T(4L): 1.94 M weights, MoE8E4L with dense feed-forward layers in place of its experts.
-
-    python -m lingvo_gshard.trainer --model=toy.Dense4L --mode=train_and_eval \
-        --data_dir=DATA --logdir=RUN --num_partitions=4
-    """
+    """T(4L): 1.94 M weights on 4 partitions, MoE8E4L with dense layers in place of its experts."""
 
     NUM_EXPERTS = None

@@ -1,3 +1,5 @@
+import collections
+
 import numpy as np
 import pytest
 import sentencepiece
@@ -55,10 +57,11 @@ def test_selecting_sentences():
 
 
 def test_statistics_add_up():
-    one = encoding.SideStatistics(np.array([0, 2, 1]), 3, 9, 1, 0)
-    other = encoding.SideStatistics(np.array([0, 0, 0, 4]), 10, 40, 0, 2)
-    both = one + other + encoding.NOTHING
-    assert both.lengths.tolist() == [0, 2, 1, 4]
-    assert (both.num_sentences, both.num_pieces) == (7, 16)
+    one = encoding.SideStatistics(collections.Counter({1: 2, 2: 1}), 3, 9, 1, 0)
+    other = encoding.SideStatistics(collections.Counter({3: 4}), 10, 40, 0, 2)
+    both = one + other + encoding.SideStatistics()
+    assert both.lengths == {1: 2, 2: 1, 3: 4}
+    assert both.num_pieces == 16
     assert (both.num_words, both.num_characters) == (13, 49)
     assert (both.num_byte_pieces, both.num_unknown) == (1, 2)
+    assert encoding.Encoded(source=one) + encoding.Encoded((), other) == encoding.Encoded((), both)

@@ -129,7 +129,7 @@ def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
     for step in pipeline.Step:
         pipeline.run_through(step, found, tmp_path, _CONFIG, num_workers=1)
         assert (tmp_path / "manifest.json").exists() == (step is pipeline.Step.REPORT)
-    shutil.rmtree(tmp_path / ".unfinished")
+        assert (tmp_path / ".unfinished").exists() == (step is not pipeline.Step.REPORT)
     assert _contents(tmp_path) == _contents(folder / "data")
 
 

@@ -6,9 +6,9 @@ from data_prep.tsv import Pair
 
 
 def _write(folder, split, name, pairs, pairs_per_chunk=100):
-    writer = chunks.Writer(folder, split, "de", name, pairs_per_chunk)
+    writer = chunks.Writer(folder / split / name, pairs_per_chunk)
     for pair in pairs:
-        writer.add(pair, pair)
+        writer.add(split, "de", pair, pair)
     return writer.close()
 
 
@@ -37,7 +37,7 @@ def test_of_equal_pairs_the_first_is_kept_over_all_chunks(tmp_path, monkeypatch)
     kept = [pair for chunk in train for pair in chunk.kept_pairs()]
     assert kept == list(dict.fromkeys(pairs))
     assert sum(selected.num_kept) == len(kept)
-    assert selected.dropped == {Rule.HELD_OUT: 0, Rule.DUPLICATE: 1000 - len(kept)}
+    assert selected.dropped == {("de", Rule.HELD_OUT): 0, ("de", Rule.DUPLICATE): 1000 - len(kept)}
 
 
 def test_nothing_of_the_held_out_splits_stays_on_either_side(tmp_path):
@@ -51,5 +51,5 @@ def test_nothing_of_the_held_out_splits_stays_on_either_side(tmp_path):
     train = _write(tmp_path, "train", "x", pairs)
     selected = _select(tmp_path, train, held_out)
     assert list(train[0].kept_pairs()) == [pairs[2]]
-    assert selected.dropped == {Rule.HELD_OUT: 3, Rule.DUPLICATE: 0}
+    assert selected.dropped == {("de", Rule.HELD_OUT): 3, ("de", Rule.DUPLICATE): 0}
     assert list(held_out[0].kept_pairs()) == list(held_out[0].pairs())

@@ -44,11 +44,12 @@ def test_copies_are_floor_or_ceil_and_right_on_average():
 
 
 def test_draws_a_quota_of_what_was_selected(tmp_path):
-    writer = chunks.Writer(tmp_path, "train", "de", "x", 1000)
+    writer = chunks.Writer(tmp_path, 1000)
     for i in range(400):
-        writer.add(Pair(f"Satz {i}", f"sentence {i}"), Pair(f"Satz {i}", f"sentence {i}"))
+        pair = Pair(f"Satz {i}", f"sentence {i}")
+        writer.add("train", "de", pair, pair)
     (chunk,) = writer.close()
-    np.save(chunk.kept_path, np.arange(400) < 200)
+    np.save(chunk.array_path("kept"), np.arange(400) < 200)
     path = tmp_path / "drawn.tsv"
     vocabulary.draw([chunk], 200, 500, 1, path)
     counts = collections.Counter(tsv.read(path))
@@ -59,14 +60,20 @@ def test_draws_a_quota_of_what_was_selected(tmp_path):
 
 def test_target_text_that_many_languages_share_counts_once(tmp_path, monkeypatch):
     seen = {}
-    monkeypatch.setattr(
-        vocabulary, "train", lambda side, sentences, *_: seen.update({side: list(sentences)})
-    )
+
+    def train(side, sentences, config, path):
+        seen[side] = list(sentences)
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(side)
+        return 300
+
+    monkeypatch.setattr(vocabulary, "train", train)
     for name in ("a", "b"):
         (tmp_path / f"{name}.tsv").write_text(f"{name} eins\tone\n" * 2 + f"{name} zwei\ttwo\n")
     for side in Side:
         paths = [tmp_path / "a.tsv", tmp_path / "b.tsv"]
-        vocabulary.train_drawn(side, paths, _config(), tmp_path / "m")
+        made = vocabulary.train_drawn(paths, _config(), tmp_path, side)
+        assert (made.file.path, made.size) == (f"vocab/{side}.model", 300)
     assert seen["target"] == ["one", "two"]
     assert seen["source"] == ["a eins", "a eins", "a zwei", "b eins", "b eins", "b zwei"]
 

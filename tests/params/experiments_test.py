@@ -7,7 +7,7 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.model import placement
 from tests.params import write_goldens
-from tests.params.write_goldens import docstring, params_with_vocabularies
+from tests.params.write_goldens import docstring, module_docstring, params_with_vocabularies
 
 NAMES = registry.registered_names()
 _REWRITE = "python -m tests.params.write_goldens"
@@ -35,14 +35,18 @@ def test_the_docstring_counts_the_weights(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_docstring_holds_the_launch_command(name):
-    command = " ".join(docstring(name).replace("\\\n", " ").split())
-    found = re.search(rf"python -m lingvo_gshard\.trainer .*--model={re.escape(name)}\b", command)
+def test_the_modules_docstring_holds_the_launch_command_of_one_experiment(name):
+    command = " ".join(module_docstring(name).replace("\\\n", " ").split())
+    trainer = r"python -m lingvo_gshard\.trainer --model=(\S+) .*--num_partitions=(\d+)"
+    found = re.search(trainer, command)
     assert found, f"{name}: no launch command"
+    launched, partitions = found.groups()
+    assert launched.partition(".")[0] == name.partition(".")[0]
+    assert write_goldens.num_partitions(launched) == int(partitions)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_launch_commands_partitions_divide_the_model(name):
+def test_the_stated_partitions_divide_the_model(name):
     placement.check_divisible(params_with_vocabularies(name), write_goldens.num_partitions(name))
 
 

@@ -6,6 +6,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.model import placement
 from lingvo_gshard.planning import paper
 from params import bilingual
+from tests.params import write_goldens
 
 _RUNS = {run.model: run for run in (*paper.FAMILY, paper.DENSE)}
 
@@ -15,7 +16,7 @@ def test_layers_experts_cores_and_batch_are_the_papers(model):
     p, run = registry.get_params(model), _RUNS[model]
     assert p.task.encoder.num_layers + p.task.decoder.num_layers == run.layers
     assert (p.task.encoder.moe.num_experts if p.task.encoder.moe else None) == run.experts
-    assert run.cores == registry.get_class(model).NUM_PARTITIONS
+    assert run.cores == write_goldens.num_partitions(model)
     assert p.input.batch_size * p.input.source_len == run.batch_tokens
     assert p.train.max_steps * run.batch_tokens >= 1e12
 

@@ -3,10 +3,10 @@
     python -m tests.params.write_goldens
 
 A golden holds lines `key : value`: the experiment's Params, the sizes that the letters of dims
-stand for, and for each weight its dims and the mesh axes that split them, on the partitions of the
-launch command. An experiment that derives from another registered one holds only the lines that
-differ from it; any other one, those that differ from toy.MoE8E4L. Read the diff of a golden that
-changes.
+stand for, and for each weight its dims and the mesh axes that split them, on the partitions that
+the docstring states. An experiment that derives from another registered one holds only the lines
+that differ from it; any other one, those that differ from toy.MoE8E4L. Read the diff of a golden
+that changes.
 """
 
 from __future__ import annotations
@@ -31,10 +31,15 @@ def docstring(name: str) -> str:
     return inspect.getdoc(registry.get_class(name)) or ""
 
 
+def module_docstring(name: str) -> str:
+    """Returns the docstring of the module of the class registered as `name`."""
+    return sys.modules[registry.get_class(name).__module__].__doc__ or ""
+
+
 def num_partitions(name: str) -> int:
-    """Returns the partitions of the launch command in the experiment's docstring."""
-    stated = re.search(r"--num_partitions=(\d+)", docstring(name))
-    assert stated, f"{name}: the docstring states no --num_partitions"
+    """Returns the number of partitions that the experiment's docstring states."""
+    stated = re.search(r"on\s+(\d+)\s+partitions", docstring(name))
+    assert stated, f"{name}: the docstring states no partitions"
     return int(stated[1])
 
 
@@ -42,8 +47,7 @@ def params_with_vocabularies(name: str) -> Params:
     """Returns the Params with the vocabulary sizes that the module's docstring states."""
     p = registry.get_params(name)
     if p.task.source_vocab_size is None:
-        module_doc = sys.modules[registry.get_class(name).__module__].__doc__ or ""
-        stated = re.search(r"vocabularies of\s+(\d+)\s+and\s+(\d+)", module_doc)
+        stated = re.search(r"vocabularies of\s+(\d+)\s+and\s+(\d+)", module_docstring(name))
         assert stated, f"{name}: the module states no vocabularies"
         source, target = map(int, stated.groups())
         p.task.Set(source_vocab_size=source, target_vocab_size=target)

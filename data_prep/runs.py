@@ -1,0 +1,121 @@
+"""What a killed run continues from: the plan of its folder and the results of its tasks.
+
+The plan is a text file of everything that the outcome depends on. A run continues only a folder
+that has the same plan, so a mistaken flag destroys nothing.
+"""
+
+import concurrent.futures
+import dataclasses
+import importlib.metadata
+import itertools
+import multiprocessing
+import pathlib
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+import tqdm
+
+from data_prep.config import BuildConfig
+from data_prep.sources import Source
+from lingvo_gshard.core import atomic_file, child_process
+from lingvo_gshard.input import manifest
+
+PLAN_NAME = "plan.txt"
+_LIBRARIES = ["array_record", "ftfy", "langcodes", "sentencepiece", "tensorflow", "tensorflow-text"]
+_Key = TypeVar("_Key")
+_Result = TypeVar("_Result")
+
+
+def library_versions() -> dict[str, str]:
+    """Returns the versions of the libraries that the outcome depends on."""
+    return {name: importlib.metadata.version(name) for name in _LIBRARIES}
+
+
+def plan(sources: Sequence[Source], config: BuildConfig) -> str:
+    """Returns everything that the outcome depends on, one item a line."""
+    # What TFDS has prepared in a folder, under a name and version, does not change.
+    files = [path for source in sources for path in source.files if path.is_file()]
+    stats = [(path, path.stat()) for path in files]
+    lines = [
+        f"manifest version = {manifest.VERSION}",
+        *(f"{name} = {version}" for name, version in library_versions().items()),
+        *(f"{name} = {value!r}" for name, value in dataclasses.asdict(config).items()),
+        *map(repr, sources),
+        *(f"{path}: {stat.st_size} bytes, {stat.st_mtime_ns}" for path, stat in stats),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def claim(out_dir: pathlib.Path, given: str, made: Sequence[str]) -> None:
+    """Writes the plan `given` into a folder without one, or checks that the folder has this plan.
+
+    Raises ValueError if the folder has another plan or, without a plan, one of the files and
+    folders that a build makes, whose names are `made`.
+    """
+    path = out_dir / PLAN_NAME
+    if path.exists():
+        there = path.read_text(encoding="utf-8").splitlines()
+        for old, new in itertools.zip_longest(there, given.splitlines(), fillvalue="nothing"):
+            if old != new:
+                raise ValueError(
+                    f"{out_dir} was begun with other text, settings or libraries: {old} there, "
+                    f"{new} given; give another folder, or delete it"
+                )
+        return
+    taken = [name for name in made if (out_dir / name).exists()]
+    if taken:
+        raise ValueError(
+            f"{out_dir} holds {', '.join(taken)}, but no {PLAN_NAME} of the run that made it: "
+            "give another folder, or delete it"
+        )
+    out_dir.mkdir(parents=True, exist_ok=True)
+    atomic_file.write(path, given)
+
+
+def run_tasks(
+    folder: pathlib.Path, num_workers: int, name: str, calls: Mapping[_Key, Callable[[], _Result]]
+) -> dict[_Key, _Result]:
+    """Returns the results of calls without arguments, which `num_workers` processes compute.
+
+    The results are kept in `folder`, and those that are there are not computed again; all runs that
+    share a folder must give the same names and calls. A call is a partial application of a module's
+    function, and writes the same files whenever it runs. An exception in it ends the run and is
+    raised here.
+    """
+    if num_workers < 1:
+        raise ValueError(f"num_workers {num_workers}: expected at least 1")
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}-{i:06d}.result" for i in range(len(calls))]
+    both = zip(calls.values(), paths, strict=True)
+    left = [(call, path) for call, path in both if not path.exists()]
+    num_done = len(paths) - len(left)
+    done = _run_all(left, num_workers)
+    for _ in tqdm.tqdm(done, name, len(paths), initial=num_done, disable=None):
+        pass
+    return {key: pickle.loads(path.read_bytes()) for key, path in zip(calls, paths, strict=True)}
+
+
+def _run_all(
+    left: Sequence[tuple[Callable[[], Any], pathlib.Path]], num_workers: int
+) -> Iterator[None]:
+    """Runs the calls and writes their results; yields whenever one is done."""
+    if num_workers == 1 or len(left) < 2:
+        yield from itertools.starmap(_run, left)
+        return
+    # A process that has loaded TensorFlow cannot be forked.
+    with concurrent.futures.ProcessPoolExecutor(
+        min(num_workers, len(left)),
+        mp_context=multiprocessing.get_context("spawn"),
+        initializer=child_process.end_with_parent,
+    ) as pool:
+        try:
+            futures = [pool.submit(_run, call, path) for call, path in left]
+            for future in concurrent.futures.as_completed(futures):
+                yield future.result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _run(call: Callable[[], Any], path: pathlib.Path) -> None:
+    atomic_file.write(path, pickle.dumps(call()))
