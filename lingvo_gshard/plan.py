@@ -74,11 +74,9 @@ def _texts() -> Iterable[str]:
         case "operators":
             return operators.lines()
         case "compile":
-            sizes = compilation.Sizes()
-            rows = [compilation.measure(count, sizes) for count in compilation.CORES]
-            return [compilation.cores_table(rows)]
+            return [compilation.table(compilation.by_cores())]
         case "layers":
-            return [compilation.layers_table(list(compilation.measure_layers()))]
+            return [compilation.table(compilation.by_layers())]
         case "scaling":
             return scaling.lines(_SET.value, _BATCH_TOKENS.value, pathlib.Path(out))
     request = planner.request(model, topology, _SET.value, _BATCH_TOKENS.value)

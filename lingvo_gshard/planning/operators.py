@@ -1,4 +1,4 @@
-"""Table 4 of the paper: what its operators compute and communicate, by today's compiler.
+"""Table 4 of the paper: what its operators compute and communicate, by today's compilers.
 
 Each operator is compiled for several numbers of partitions D; its underlined dims grow with D and
 all others stay. The partitions are JAX's own devices, or the cores of TPU v3 pods, which need not
@@ -6,7 +6,7 @@ be at hand. Letters are the table's.
 """
 
 import dataclasses
-import itertools
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -25,6 +25,7 @@ _GROWING, _STAYING = 16, 32
 _CAPACITIES, _KERNEL = 2048, 3  # Capacity x experts; rows and columns of a kernel.
 # A measured power of D that is nearer than this to the paper's counts as equal.
 _POWER_TOLERANCE = 0.25
+
 _ABBREVIATIONS = {
     "all-reduce": "AR",
     "all-gather": "AG",
@@ -38,14 +39,12 @@ _ABBREVIATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """A row of Table 4.
+    """A row of Table 4. The last three fields are its columns, the latter two per partition.
 
     Attributes:
       name: the name in the table, then the split dims.
       fn: the operator on full tensors.
       operands, result: their dims. In each, the first letter that is in `split` is split.
-      split: the letters over the partitions.
-      total_compute, compute, communication: the table's columns, the latter two per partition.
     """
 
     name: str
@@ -65,10 +64,9 @@ TPU_V3 = {d: topology.v3(d) for d in (8, 16, 32, 64, 128, 256, 512, 1024, 2048)}
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """An operator, compiled for a TPU topology or for JAX's `own` devices.
+    """One partition of an operator, compiled for a TPU topology or for JAX's `own` devices.
 
-    `collectives` are (kind, count) of those found. Flops, by XLA's count, and the bytes of the
-    collectives' results are those of one partition.
+    `collectives` are (kind, count) of those found; the bytes are those of their results.
     """
 
     num_partitions: int
@@ -80,49 +78,51 @@ class Measured:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An operator and its measurements by compiler; only those of one compiler are comparable."""
+    """An operator and one compiler's measurements of it, by growing numbers of partitions."""
 
     operator: Operator
-    measured: Mapping[str, Sequence[Measured]]
+    measured: Sequence[Measured]
 
     @property
     def difference(self) -> str:
-        """How the compilers differ from the table; empty if they do not."""
-        return "; ".join(
-            f"{compiler}: {reason}"
-            for compiler, measured in self.measured.items()
-            for reason in _differences(self.operator, measured)
+        """How the measurements differ from the table; empty if they do not."""
+        return "; ".join(_differences(self.operator, self.measured))
+
+    def __str__(self) -> str:
+        """The paper's columns and the verdict, then the measurements."""
+        paper = self.operator
+        verdict = f"different: {self.difference}" if self.difference else "equal"
+        cells = []
+        for each in self.measured:
+            kinds = " ".join(f"{count} {_ABBREVIATIONS[kind]}" for kind, count in each.collectives)
+            place = f"D={each.num_partitions} {each.place}"
+            sent = f"{each.communicated_bytes} bytes"
+            cells.append((place, kinds or "none", f"{each.flops:.0f} flop", sent))
+        return (
+            f"{paper.name}: total {paper.total_compute}, per partition {paper.compute}, "
+            f"communication {paper.communication}: {verdict}\n{table.text(cells, indent='  ')}"
         )
 
 
-def _einsum(equation: str) -> Callable[..., tf.Tensor]:
-    return lambda *operands: tf.einsum(equation, *operands)
+def _einsum(name: str, equation: str, split: str, *columns: str) -> Operator:
+    fn = functools.partial(tf.einsum, equation)
+    inputs, result = equation.split("->")
+    name = f"{name}({equation}) {','.join(split)}"
+    return Operator(name, fn, tuple(inputs.split(",")), result, split, *columns)
 
 
-def _product(split: str, *columns: str) -> Operator:
-    name = f"Matmul(AB,BC->AC) {','.join(split)}"
-    return Operator(name, _einsum("AB,BC->AC"), ("AB", "BC"), "AC", split, *columns)
-
-
+_matmul = functools.partial(_einsum, "Matmul", "AB,BC->AC")
 _SUMMED = ("O(D)", "O(1)", "O(1) AR")
 _UNMATCHED = ("O(D^2)", "O(D)", "O(D) AG or CP")
-
 TABLE_4 = (
     Operator("Add(A,A->A) A", lambda a, b: a + b, ("A", "A"), "A", "A"),
-    _product("B", *_SUMMED),
-    _product("A"),
-    _product("AB", *_UNMATCHED),
-    _product("AC", *_UNMATCHED),
+    _matmul("B", *_SUMMED),
+    _matmul("A"),
+    _matmul("AB", *_UNMATCHED),
+    _matmul("AC", *_UNMATCHED),
     Operator("Reduce(AB->A) A", lambda a: tf.reduce_sum(a, 1), ("AB",), "A", "A"),
     Operator("Reduce(AB->B) A", lambda a: tf.reduce_sum(a, 0), ("AB",), "B", "A", *_SUMMED),
-    Operator(
-        "Einsum(GSEC,GSM->EGCM) G,E",
-        _einsum("GSEC,GSM->EGCM"),
-        ("GSEC", "GSM"),
-        "EGCM",
-        "GE",
-        communication="O(sqrt(D)) AA",
-    ),
+    _einsum("Einsum", "GSEC,GSM->EGCM", "GE", "O(D)", "O(1)", "O(sqrt(D)) AA"),
     # In TensorFlow's order of dims; x and y are the kernel's.
     Operator(
         "Convolution(BIXY,xyIO->BOXY) X",
@@ -137,52 +137,29 @@ TABLE_4 = (
 
 def lines() -> Iterator[str]:
     """Yields Table 4 measured on JAX's own devices and, if its compiler is installed, TPU v3."""
-    places = {"own": OWN_DEVICES}
+    yield from map(str, rows(OWN_DEVICES))
     if topology.is_installed():
-        places["v3"] = TPU_V3
+        yield from map(str, rows(TPU_V3))
     else:
         yield "Without TPUs, which `make setup-tpu` installs the compiler for."
-    yield from map(text, rows(places))
 
 
-def rows(places: Mapping[str, Mapping[int, str]]) -> list[Row]:
-    """Returns Table 4 measured at the places of each compiler, such as {"own": OWN_DEVICES}.
+def rows(places: Mapping[int, str]) -> list[Row]:
+    """Table 4 measured at the places of one compiler, such as OWN_DEVICES.
 
-    Raises:
-      ValueError: more partitions than devices; or as topology.compile_program.
+    Raises ValueError if there are more partitions than devices, or as topology.compile_program.
     """
-    found = []
-    for operator in TABLE_4:
-        measured = {
-            compiler: [_measure(operator, *place) for place in topologies.items()]
-            for compiler, topologies in places.items()
-        }
-        found.append(Row(operator, measured))
-    return found
-
-
-def text(row: Row) -> str:
-    """Returns the paper's columns, then for each place: collectives, flops, bytes."""
-    paper = row.operator
-    verdict = f"different: {row.difference}" if row.difference else "equal"
-    cells = []
-    for each in itertools.chain(*row.measured.values()):
-        kinds = " ".join(f"{count} {_ABBREVIATIONS[kind]}" for kind, count in each.collectives)
-        place = f"D={each.num_partitions} {each.place}"
-        sent = f"{each.communicated_bytes} bytes"
-        cells.append((place, kinds or "none", f"{each.flops:.0f} flop", sent))
-    return (
-        f"{paper.name}: total {paper.total_compute}, per partition {paper.compute}, "
-        f"communication {paper.communication}: {verdict}\n{table.text(cells, indent='  ')}"
-    )
+    return [
+        Row(operator, [_measure(operator, *place) for place in places.items()])
+        for operator in TABLE_4
+    ]
 
 
 def _measure(operator: Operator, num_partitions: int, place: str) -> Measured:
     exported = _export(operator, num_partitions)
-    if place == "own":
-        report = compile_program(exported).report()
-    else:
-        report = topology.compile_program(exported, place).report()
+    is_own = place == "own"
+    compiled = compile_program(exported) if is_own else topology.compile_program(exported, place)
+    report = compiled.report()
     found = tuple((kind, count) for kind, count in report.collectives if count)
     # No operator has a loop, so that each collective runs once.
     communicated_bytes = sum(each.result_bytes for each in report.collective_ops)
@@ -237,5 +214,5 @@ def _differences(operator: Operator, measured: Sequence[Measured]) -> Iterator[s
 def _communication(found: set[str], expected: set[str]) -> str:
     if found == {"AR"} and "AG" in expected:
         return "gathers by AR, a sum of parts that are zero in each other's places,"
-    allowed = "/".join(sorted(expected)) or "nothing"
-    return f"communicates by {'+'.join(sorted(found)) or 'nothing'}, not {allowed},"
+    used, allowed = "+".join(sorted(found)), "/".join(sorted(expected))
+    return f"communicates by {used or 'nothing'}, not {allowed or 'nothing'},"
