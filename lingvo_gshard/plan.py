@@ -55,7 +55,7 @@ def _check_flags() -> None:
 
 
 def _texts() -> Iterable[str]:
-    """Returns what the flags ask for, each part as soon as it is known."""
+    """The parts that the flags ask for, each as soon as it is known."""
     # These load TensorFlow and JAX, which read the environment that cli.run prepares.
     from lingvo_gshard.planning import (
         compilation,

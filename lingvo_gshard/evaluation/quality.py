@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 from sacrebleu.metrics import BLEU, CHRF
@@ -15,16 +16,15 @@ from lingvo_gshard.core import table
 
 # Resamplings of the sentences; sacreBLEU's signature contains their number and its seed.
 _BOOTSTRAPS = 1000
+_METRICS = ("bleu", "chrf")
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The score of a corpus.
+    """The score of a corpus, from 0 to 100.
 
-    Attributes:
-      value: 0 to 100.
-      margin: half the width of the 95 % confidence interval, by bootstrap.
-      signature: sacreBLEU's, which says how the score was computed.
+    `margin` is half the width of the 95 % confidence interval by bootstrap; `signature` is
+    sacreBLEU's description of how the score was computed.
     """
 
     value: float
@@ -49,42 +49,36 @@ class Quality:
 
     languages: tuple[LanguageQuality, ...]
 
-    @property
-    def average_bleu(self) -> float:
-        """The mean over languages, unweighted as in the paper."""
-        return sum(row.bleu.value for row in self.languages) / len(self.languages)
+    def average(self, metric: str) -> float:
+        """The mean of `bleu` or `chrf` over languages, unweighted as in the paper."""
+        return sum(getattr(row, metric).value for row in self.languages) / len(self.languages)
 
-    @property
-    def average_chrf(self) -> float:
-        """The unweighted mean over languages."""
-        return sum(row.chrf.value for row in self.languages) / len(self.languages)
+    def bleu(self) -> dict[str, float]:
+        """BLEU by language, most training pairs first."""
+        return {row.code: row.bleu.value for row in self.by_size()}
 
     def by_size(self) -> list[LanguageQuality]:
-        """Returns the languages, most training pairs first, as the paper orders them."""
+        """The languages, most training pairs first, as the paper orders them."""
         return sorted(self.languages, key=lambda row: (-row.train_pairs, row.code))
 
     def table(self) -> str:
-        """Returns a table of the languages' scores and margins, the averages and signatures."""
+        """A table of the languages' scores and margins, the averages and signatures."""
         rows = [["language", "train pairs", "sentences", "BLEU", "+-", "chrF", "+-"]]
         for row in self.by_size():
             scores = (row.bleu.value, row.bleu.margin, row.chrf.value, row.chrf.margin)
             cells = (f"{number:.2f}" for number in scores)
             rows.append([row.code, str(row.train_pairs), str(row.sentences), *cells])
-        averages = (f"{self.average_bleu:.2f}", "", f"{self.average_chrf:.2f}", "")
-        rows.append(["average", "", "", *averages])
-        lines = [table.text(rows)]
-        for name in ("bleu", "chrf"):
-            signatures = sorted({getattr(row, name).signature for row in self.languages})
-            lines += [f"sacreBLEU {name} {signature}" for signature in signatures]
+        averages = [f"{self.average(metric):.2f}" for metric in _METRICS]
+        lines = [table.text([*rows, ["average", "", "", averages[0], "", averages[1], ""]])]
+        for metric in _METRICS:
+            signatures = sorted({getattr(row, metric).signature for row in self.languages})
+            lines += [f"sacreBLEU {metric} {signature}" for signature in signatures]
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the averages and the languages as JSON."""
-        fields = {
-            "average_bleu": self.average_bleu,
-            "average_chrf": self.average_chrf,
-            "languages": [dataclasses.asdict(row) for row in self.by_size()],
-        }
+        fields: dict[str, Any] = {f"average_{each}": self.average(each) for each in _METRICS}
+        fields["languages"] = [dataclasses.asdict(row) for row in self.by_size()]
         pathlib.Path(path).write_text(json.dumps(fields, indent=2) + "\n")
 
     def draw(self, path: str | os.PathLike[str]) -> None:
@@ -95,18 +89,18 @@ class Quality:
             at = (row.train_pairs, row.bleu.value)
             axes.errorbar(*at, row.bleu.margin, fmt="o", markersize=4, color="C0", elinewidth=0.8)
             axes.annotate(row.code, at, xytext=(3, 3), textcoords="offset points", size=7)
-        axes.axhline(self.average_bleu, linestyle="--", linewidth=1, color="gray")
+        axes.axhline(self.average("bleu"), linestyle="--", linewidth=1, color="gray")
         axes.set(xscale="log", xlabel="training pairs", ylabel="BLEU", ylim=(0, None))
-        axes.set_title(f"BLEU by language, average {self.average_bleu:.1f} (dashed)")
+        axes.set_title(f"BLEU by language, average {self.average('bleu'):.1f} (dashed)")
         figure.savefig(path, dpi=130)
 
 
 def load(path: str | os.PathLike[str]) -> Quality:
-    """Reads what `Quality.save` wrote. Raises ValueError if the file is missing or damaged."""
+    """Reads a saved Quality. Raises ValueError if the file is missing or damaged."""
     try:
         rows = json.loads(pathlib.Path(path).read_text())["languages"]
         for row in rows:
-            row |= {name: Score(**row[name]) for name in ("bleu", "chrf")}
+            row |= {metric: Score(**row[metric]) for metric in _METRICS}
         return Quality(tuple(LanguageQuality(**row) for row in rows))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -115,17 +109,16 @@ def load(path: str | os.PathLike[str]) -> Quality:
 
 
 def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Returns BLEU with sacreBLEU's defaults, given one reference for each hypothesis.
+    """BLEU with sacreBLEU's defaults, given one reference for each hypothesis.
 
-    Raises:
-      ValueError: there are no hypotheses, or not as many references.
+    Raises ValueError if there are no hypotheses, or not as many references.
     """
-    return _score("corpus_bleu", BLEU(), hypotheses, references)
+    return _score(BLEU(), hypotheses, references)
 
 
 def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Returns chrF2, as corpus_bleu."""
-    return _score("corpus_chrf", _Chrf(), hypotheses, references)
+    """chrF2, as corpus_bleu."""
+    return _score(_Chrf(), hypotheses, references)
 
 
 class _Chrf(CHRF):
@@ -137,12 +130,10 @@ class _Chrf(CHRF):
         return score
 
 
-def _score(
-    name: str, metric: Metric, hypotheses: Sequence[str], references: Sequence[str]
-) -> Score:
+def _score(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     if not hypotheses or len(hypotheses) != len(references):
         raise ValueError(
-            f"{name}: got {len(hypotheses)} hypotheses and {len(references)} references; expected "
+            f"got {len(hypotheses)} hypotheses and {len(references)} references to score; expected "
             "equally many, and at least one."
         )
     result = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=_BOOTSTRAPS)

@@ -14,11 +14,13 @@ import tensorflow as tf
 
 from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import lowering, program, topology
+from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.spmd.executable import Executable, compile_program
+from lingvo_gshard.spmd.program import Program
 
 # Sizes per partition of dims that grow with D, and of those that don't.
 _GROWING, _STAYING = 16, 32
@@ -57,47 +59,27 @@ class Operator:
     communication: str = "0"
 
 
-# By the number of partitions D, the topology that has so many, or `own` for JAX's own devices.
-OWN_DEVICES = dict.fromkeys((2, 4, 8), "own")
-TPU_V3 = {d: topology.v3(d) for d in (8, 16, 32, 64, 128, 256, 512, 1024, 2048)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """One partition of an operator, compiled for a TPU topology or for JAX's `own` devices.
-
-    `collectives` are (kind, count) of those found; the bytes are those of their results.
-    """
-
-    num_partitions: int
-    place: str
-    collectives: tuple[tuple[str, int], ...]
-    flops: float
-    communicated_bytes: int
-
-
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An operator and one compiler's measurements of it, by growing numbers of partitions."""
+    """An operator and one compiler's programs of it, by the number of partitions D."""
 
     operator: Operator
-    measured: Sequence[Measured]
+    measured: Mapping[int, CompiledReport]
 
     @property
     def difference(self) -> str:
-        """How the measurements differ from the table; empty if they do not."""
+        """How the programs differ from the table; empty if they do not."""
         return "; ".join(_differences(self.operator, self.measured))
 
     def __str__(self) -> str:
-        """The paper's columns and the verdict, then the measurements."""
+        """The paper's columns and the verdict, then each program's: one partition's."""
         paper = self.operator
         verdict = f"different: {self.difference}" if self.difference else "equal"
         cells = []
-        for each in self.measured:
-            kinds = " ".join(f"{count} {_ABBREVIATIONS[kind]}" for kind, count in each.collectives)
-            place = f"D={each.num_partitions} {each.place}"
-            sent = f"{each.communicated_bytes} bytes"
-            cells.append((place, kinds or "none", f"{each.flops:.0f} flop", sent))
+        for d, report in self.measured.items():
+            kinds = [f"{n} {_ABBREVIATIONS[kind]}" for kind, n in report.collectives if n]
+            sent = f"{communicated_bytes(report)} bytes"
+            cells.append((f"D={d}", " ".join(kinds) or "none", f"{report.flops:.0f} flop", sent))
         return (
             f"{paper.name}: total {paper.total_compute}, per partition {paper.compute}, "
             f"communication {paper.communication}: {verdict}\n{table.text(cells, indent='  ')}"
@@ -137,36 +119,32 @@ TABLE_4 = (
 
 def lines() -> Iterator[str]:
     """Yields Table 4 measured on JAX's own devices and, if its compiler is installed, TPU v3."""
-    yield from map(str, rows(OWN_DEVICES))
+    yield "On JAX's own devices"
+    yield from map(str, rows(compile_program, (2, 4, 8)))
+    yield "On TPU v3, by the compiler that `make setup-tpu` installs"
     if topology.is_installed():
-        yield from map(str, rows(TPU_V3))
-    else:
-        yield "Without TPUs, which `make setup-tpu` installs the compiler for."
+        yield from map(str, rows(compile_for_v3, (8, 16, 32, 64, 128, 256, 512, 1024, 2048)))
 
 
-def rows(places: Mapping[int, str]) -> list[Row]:
-    """Table 4 measured at the places of one compiler, such as OWN_DEVICES.
-
-    Raises ValueError if there are more partitions than devices, or as topology.compile_program.
-    """
+def rows(compile: Callable[[Program], Executable], partitions: Sequence[int]) -> list[Row]:
+    """Table 4 measured with one compiler for several D. Raises ValueError as the compiler."""
     return [
-        Row(operator, [_measure(operator, *place) for place in places.items()])
+        Row(operator, {d: compile(_export(operator, d)).report() for d in partitions})
         for operator in TABLE_4
     ]
 
 
-def _measure(operator: Operator, num_partitions: int, place: str) -> Measured:
-    exported = _export(operator, num_partitions)
-    is_own = place == "own"
-    compiled = compile_program(exported) if is_own else topology.compile_program(exported, place)
-    report = compiled.report()
-    found = tuple((kind, count) for kind, count in report.collectives if count)
-    # No operator has a loop, so that each collective runs once.
-    communicated_bytes = sum(each.result_bytes for each in report.collective_ops)
-    return Measured(num_partitions, place, found, report.flops, communicated_bytes)
+def compile_for_v3(program: Program) -> Executable:
+    """Compiles for a TPU v3 with as many cores as the program has partitions."""
+    return topology.compile_program(program, topology.v3(program.partitioning.num_partitions))
 
 
-def _export(operator: Operator, num_partitions: int) -> program.Program:
+def communicated_bytes(report: CompiledReport) -> int:
+    """Bytes of the collectives' results; no operator has a loop, so that each runs once."""
+    return sum(each.result_bytes for each in report.collective_ops)
+
+
+def _export(operator: Operator, num_partitions: int) -> Program:
     parts = Partitioning.from_dict(Mesh.flat(num_partitions), dict.fromkeys(operator.split, "d"))
     operands = NestedMap()
     for i, dims in enumerate(operator.operands):
@@ -190,22 +168,23 @@ def _size(letter: str, operator: Operator, num_partitions: int) -> int:
     return _GROWING * num_partitions if letter in operator.split else _STAYING
 
 
-def _differences(operator: Operator, measured: Sequence[Measured]) -> Iterator[str]:
+def _differences(operator: Operator, measured: Mapping[int, CompiledReport]) -> Iterator[str]:
     """Yields how one compiler's programs differ from the table's row."""
     expected = set(_ABBREVIATIONS.values()) & set(operator.communication.split())
-    for each in measured:
-        found = {_ABBREVIATIONS[kind] for kind, _ in each.collectives}
+    for d, report in measured.items():
+        found = {_ABBREVIATIONS[op.kind] for op in report.collective_ops}
         if not found <= expected or bool(found) != bool(expected):
-            yield f"{_communication(found, expected)} from D={each.num_partitions}"
+            yield f"{_communication(found, expected)} from D={d}"
             break
-    first, last = measured[0], measured[-1]
-    growth = last.num_partitions / first.num_partitions
+    first, last = measured[min(measured)], measured[max(measured)]
+    growth = max(measured) / min(measured)
     # The table's O(sqrt(D)) for AllToAll is its time on a 2-D torus; its bytes are O(1).
-    for name, start, end, column in (
-        ("flops", first.flops, last.flops, operator.compute),
-        ("bytes", first.communicated_bytes, last.communicated_bytes, operator.communication),
+    for name, value, column in (
+        ("flops", lambda report: report.flops, operator.compute),
+        ("bytes", communicated_bytes, operator.communication),
     ):
         expected_power = int(column.startswith("O(D)"))
+        start, end = value(first), value(last)
         power = math.log(end / start, growth) if start and end else 0.0
         if abs(power - expected_power) > _POWER_TOLERANCE:
             yield f"{name} grow as D^{power:.2f}, not D^{expected_power}"
