@@ -15,7 +15,7 @@ from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.spmd import topology
 
 _MODEL = "toy.MoE8E12L"
-_CORES = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+_CORES = (8, 32, 128, 512, 2048)
 _LAYERS = (12, 36, 60)  # The paper's depths.
 
 
@@ -32,14 +32,15 @@ def by_layers() -> dict[str, Request]:
 def request(cores: int, num_layers: int) -> Request:
     """A request for a TPU v3 with as many experts as cores and half of the layers in each stack."""
     settings = ["task.source_vocab_size=512", "task.target_vocab_size=512"]
-    settings.append(f"input.batch_size={4 * cores}")
+    # Each core has a group of 1024 tokens in each stack, as many as the paper's layer.
+    settings += [f"input.batch_size={16 * cores}", "input.source_len=64", "input.target_len=64"]
     for stack in ("encoder", "decoder"):
         settings += [
             f"task.{stack}.num_layers={num_layers // 2}",
             f"task.{stack}.remat=ALL_BUT_PRODUCTS",
             f"task.{stack}.moe.dispatch=EINSUM",
             f"task.{stack}.moe.num_experts={cores}",
-            f"task.{stack}.moe.group_size=64",  # Equally many groups for each core.
+            f"task.{stack}.moe.group_size=1024",
         ]
     params = registry.get_params(_MODEL, settings)
     parts = placement.partitioning(params, cores)

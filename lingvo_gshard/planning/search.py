@@ -110,9 +110,10 @@ def ranking(trials: Sequence[Trial]) -> str:
     fitting = [trial for trial in ranked if trial.fits]
     rows = [["partitioning", "GiB", "step ms", "compute", "memory", "network"]]
     for trial in fitting:
-        times = trial.secs.step, trial.secs.compute, trial.secs.memory, trial.secs.network
-        peak = trial.plan.memory_gib.peak if trial.plan else 0.0
-        rows.append([trial.name, f"{peak:.2f}", *(f"{1e3 * each:.2f}" for each in times)])
+        assert trial.plan is not None
+        secs, peak_gib = trial.secs, trial.plan.memory_gib.peak
+        times = (secs.step, secs.compute, secs.memory, secs.network)
+        rows.append([trial.name, f"{peak_gib:.2f}", *(f"{1e3 * each:.2f}" for each in times)])
     others = [str(trial) for trial in ranked if not trial.fits]
     return "\n".join([table.text(rows), *others, f"chosen: {_choice(fitting)}"])
 
