@@ -45,7 +45,7 @@ def decode_split(run: Run, split: str) -> None:
     rows = []
     for code, pairs in texts.items():
         both = hypotheses[code], [english for _, english in pairs]
-        scores = quality.corpus_bleu(*both), quality.corpus_chrf(*both)
+        scores = [quality.score(metric, *both) for metric in quality.METRICS]
         size = data.language(code).num_examples("train")
         rows.append(quality.LanguageQuality(code, size, len(pairs), *scores))
     found = quality.Quality(tuple(rows))

@@ -16,16 +16,23 @@ from lingvo_gshard.core import table
 
 # Resamplings of the sentences; sacreBLEU's signature contains their number and its seed.
 _BOOTSTRAPS = 1000
-_METRICS = ("bleu", "chrf")
+
+
+class _Chrf(CHRF):
+    """chrF with float scores: sacreBLEU's bootstrap fails if some of them are NumPy scalars."""
+
+    def _compute_score_from_stats(self, stats: list[int]) -> CHRFScore:
+        score = super()._compute_score_from_stats(stats)
+        score.score = float(score.score)
+        return score
+
+
+METRICS: dict[str, type[Metric]] = {"bleu": BLEU, "chrf": _Chrf}
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The score of a corpus, from 0 to 100.
-
-    `margin` is half the width of the 95 % confidence interval by bootstrap; `signature` is
-    sacreBLEU's description of how the score was computed.
-    """
+    """A score from 0 to 100, half of its 95 % confidence interval, and sacreBLEU's signature."""
 
     value: float
     margin: float
@@ -68,16 +75,16 @@ class Quality:
             scores = (row.bleu.value, row.bleu.margin, row.chrf.value, row.chrf.margin)
             cells = (f"{number:.2f}" for number in scores)
             rows.append([row.code, str(row.train_pairs), str(row.sentences), *cells])
-        averages = [f"{self.average(metric):.2f}" for metric in _METRICS]
+        averages = [f"{self.average(metric):.2f}" for metric in METRICS]
         lines = [table.text([*rows, ["average", "", "", averages[0], "", averages[1], ""]])]
-        for metric in _METRICS:
+        for metric in METRICS:
             signatures = sorted({getattr(row, metric).signature for row in self.languages})
             lines += [f"sacreBLEU {metric} {signature}" for signature in signatures]
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the averages and the languages as JSON."""
-        fields: dict[str, Any] = {f"average_{each}": self.average(each) for each in _METRICS}
+        fields: dict[str, Any] = {f"average_{each}": self.average(each) for each in METRICS}
         fields["languages"] = [dataclasses.asdict(row) for row in self.by_size()]
         pathlib.Path(path).write_text(json.dumps(fields, indent=2) + "\n")
 
@@ -100,7 +107,7 @@ def load(path: str | os.PathLike[str]) -> Quality:
     try:
         rows = json.loads(pathlib.Path(path).read_text())["languages"]
         for row in rows:
-            row |= {metric: Score(**row[metric]) for metric in _METRICS}
+            row |= {metric: Score(**row[metric]) for metric in METRICS}
         return Quality(tuple(LanguageQuality(**row) for row in rows))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -108,33 +115,16 @@ def load(path: str | os.PathLike[str]) -> Quality:
         ) from error
 
 
-def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """BLEU with sacreBLEU's defaults, given one reference for each hypothesis.
+def score(metric: str, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """The `bleu` or `chrf` (chrF2) of a corpus, by sacreBLEU's defaults.
 
-    Raises ValueError if there are no hypotheses, or not as many references.
+    Raises ValueError unless there are hypotheses, and one reference for each.
     """
-    return _score(BLEU(), hypotheses, references)
-
-
-def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """chrF2, as corpus_bleu."""
-    return _score(_Chrf(), hypotheses, references)
-
-
-class _Chrf(CHRF):
-    """chrF with float scores: sacreBLEU's bootstrap fails if some of them are NumPy scalars."""
-
-    def _compute_score_from_stats(self, stats: list[int]) -> CHRFScore:
-        score = super()._compute_score_from_stats(stats)
-        score.score = float(score.score)
-        return score
-
-
-def _score(metric: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
     if not hypotheses or len(hypotheses) != len(references):
         raise ValueError(
             f"got {len(hypotheses)} hypotheses and {len(references)} references to score; expected "
             "equally many, and at least one."
         )
-    result = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=_BOOTSTRAPS)
-    return Score(result.score, result._ci, str(metric.get_signature()))
+    scorer = METRICS[metric]()
+    result = scorer.corpus_score(list(hypotheses), [list(references)], n_bootstrap=_BOOTSTRAPS)
+    return Score(result.score, result._ci, str(scorer.get_signature()))

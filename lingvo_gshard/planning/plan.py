@@ -80,19 +80,12 @@ class StepCost:
 class Plan:
     """One experiment on one topology.
 
-    Attributes:
-      settings: the changes to the experiment, `path=value`.
-      mesh: the sizes of the mesh's axes by name.
-      sharding: the table from letters of dims to axes.
-      weights: the number of scalars in all weights.
-      tokens_per_core: target tokens of a batch over the cores.
-      fits: whether the compiler accepts the program.
-      suspicious: what a well partitioned program would not have, in words.
-      cost: None if the program does not fit.
-      lower_secs: the time from the layers to an exported program.
-      compile_secs: the time from there to the cores' own program.
-      compile_cpu_secs: the same, summed over all threads.
-      host_peak_gib: the most memory that the planning process held on this machine.
+    `settings` are changes to the experiment, `path=value`; `mesh` has the sizes of its axes, and
+    `sharding` the axes of each letter. `tokens_per_core` are a batch's target tokens. `suspicious`
+    describes what a well partitioned program would not have. A program fits if the compiler
+    accepts it; otherwise it has no cost. Lowering goes from the layers to an exported program,
+    compiling from there to the cores' own program; its CPU seconds are those of all threads.
+    `host_peak_gib` is the most memory that the planning process held on this machine.
     """
 
     model: str
