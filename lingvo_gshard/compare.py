@@ -47,7 +47,7 @@ def _named(run: str) -> tuple[str, str]:
 
 
 def _distinct(flag: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Returns a dict of pairs; ValueError if a key comes twice."""
+    """The pairs as a dict. Raises ValueError if a key comes twice."""
     found: dict[str, Any] = {}
     for key, value in pairs:
         if key in found:

@@ -55,7 +55,7 @@ def _check_flags() -> None:
 
 
 def _texts() -> Iterable[str]:
-    """Returns what the flags ask for, each part as soon as it is known."""
+    """The parts that the flags ask for, each as soon as it is known."""
     # These load TensorFlow and JAX, which read the environment that cli.run prepares.
     from lingvo_gshard.planning import (
         compilation,
@@ -74,11 +74,9 @@ def _texts() -> Iterable[str]:
         case "operators":
             return operators.lines()
         case "compile":
-            sizes = compilation.Sizes()
-            rows = [compilation.measure(count, sizes) for count in compilation.CORES]
-            return [compilation.cores_table(rows)]
+            return [compilation.table(compilation.by_cores())]
         case "layers":
-            return [compilation.layers_table(list(compilation.measure_layers()))]
+            return [compilation.table(compilation.by_layers())]
         case "scaling":
             return scaling.lines(_SET.value, _BATCH_TOKENS.value, pathlib.Path(out))
     request = planner.request(model, topology, _SET.value, _BATCH_TOKENS.value)

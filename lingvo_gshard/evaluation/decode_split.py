@@ -14,11 +14,8 @@ def decode_split(run: Run, split: str) -> None:
     """Writes LOGDIR/decode_SPLIT and prints the scores by language.
 
     The folder gets LANGUAGE.txt with one translation per line, scores.json and bleu.png. All
-    processes must call it; process 0 writes.
-
-    Raises:
-      ValueError: the run was never trained, no language has the split, or decode.max_sentences
-        is below 1.
+    processes must call it; process 0 writes. Raises ValueError if the run was never trained, no
+    language has the split, or decode.max_sentences is below 1.
     """
     recorded(run.logdir)  # Refuses a folder that was never trained in.
     data_dir, limit = run.launch.data_dir, run.params.decode.max_sentences
@@ -43,16 +40,16 @@ def decode_split(run: Run, split: str) -> None:
         if processes.is_first():
             text = "".join(line + "\n" for line in hypotheses[code])
             (folder / f"{code}.txt").write_text(text)
-    if processes.is_first():
-        rows = []
-        for code, pairs in texts.items():
-            references = [english for _, english in pairs]
-            bleu = quality.corpus_bleu(hypotheses[code], references)
-            chrf = quality.corpus_chrf(hypotheses[code], references)
-            size = data.language(code).num_examples("train")
-            rows.append(quality.LanguageQuality(code, size, len(pairs), bleu, chrf))
-        found = quality.Quality(tuple(rows))
-        found.save(folder / "scores.json")
-        found.draw(folder / "bleu.png")
-        print(found.table())
-        print(f"Wrote {folder}/scores.json, bleu.png and one file of translations per language.")
+    if not processes.is_first():
+        return
+    rows = []
+    for code, pairs in texts.items():
+        both = hypotheses[code], [english for _, english in pairs]
+        scores = [quality.score(metric, *both) for metric in quality.METRICS]
+        size = data.language(code).num_examples("train")
+        rows.append(quality.LanguageQuality(code, size, len(pairs), *scores))
+    found = quality.Quality(tuple(rows))
+    found.save(folder / "scores.json")
+    found.draw(folder / "bleu.png")
+    print(found.table())
+    print(f"Wrote {folder}/scores.json, bleu.png and one file of translations per language.")

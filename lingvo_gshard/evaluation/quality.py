@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 from collections.abc import Sequence
+from typing import Any
 
 from matplotlib.figure import Figure
 from sacrebleu.metrics import BLEU, CHRF
@@ -17,15 +18,21 @@ from lingvo_gshard.core import table
 _BOOTSTRAPS = 1000
 
 
+class _Chrf(CHRF):
+    """chrF with float scores: sacreBLEU's bootstrap fails if some of them are NumPy scalars."""
+
+    def _compute_score_from_stats(self, stats: list[int]) -> CHRFScore:
+        score = super()._compute_score_from_stats(stats)
+        score.score = float(score.score)
+        return score
+
+
+METRICS: dict[str, type[Metric]] = {"bleu": BLEU, "chrf": _Chrf}
+
+
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """The score of a corpus.
-
-    Attributes:
-      value: 0 to 100.
-      margin: half the width of the 95 % confidence interval, by bootstrap.
-      signature: sacreBLEU's, which says how the score was computed.
-    """
+    """A score from 0 to 100, half of its 95 % confidence interval, and sacreBLEU's signature."""
 
     value: float
     margin: float
@@ -49,42 +56,36 @@ class Quality:
 
     languages: tuple[LanguageQuality, ...]
 
-    @property
-    def average_bleu(self) -> float:
-        """The mean over languages, unweighted as in the paper."""
-        return sum(row.bleu.value for row in self.languages) / len(self.languages)
+    def average(self, metric: str) -> float:
+        """The mean of `bleu` or `chrf` over languages, unweighted as in the paper."""
+        return sum(getattr(row, metric).value for row in self.languages) / len(self.languages)
 
-    @property
-    def average_chrf(self) -> float:
-        """The unweighted mean over languages."""
-        return sum(row.chrf.value for row in self.languages) / len(self.languages)
+    def bleu(self) -> dict[str, float]:
+        """BLEU by language, most training pairs first."""
+        return {row.code: row.bleu.value for row in self.by_size()}
 
     def by_size(self) -> list[LanguageQuality]:
-        """Returns the languages, most training pairs first, as the paper orders them."""
+        """The languages, most training pairs first, as the paper orders them."""
         return sorted(self.languages, key=lambda row: (-row.train_pairs, row.code))
 
     def table(self) -> str:
-        """Returns a table of the languages' scores and margins, the averages and signatures."""
+        """A table of the languages' scores and margins, the averages and signatures."""
         rows = [["language", "train pairs", "sentences", "BLEU", "+-", "chrF", "+-"]]
         for row in self.by_size():
             scores = (row.bleu.value, row.bleu.margin, row.chrf.value, row.chrf.margin)
             cells = (f"{number:.2f}" for number in scores)
             rows.append([row.code, str(row.train_pairs), str(row.sentences), *cells])
-        averages = (f"{self.average_bleu:.2f}", "", f"{self.average_chrf:.2f}", "")
-        rows.append(["average", "", "", *averages])
-        lines = [table.text(rows)]
-        for name in ("bleu", "chrf"):
-            signatures = sorted({getattr(row, name).signature for row in self.languages})
-            lines += [f"sacreBLEU {name} {signature}" for signature in signatures]
+        averages = [f"{self.average(metric):.2f}" for metric in METRICS]
+        lines = [table.text([*rows, ["average", "", "", averages[0], "", averages[1], ""]])]
+        for metric in METRICS:
+            signatures = sorted({getattr(row, metric).signature for row in self.languages})
+            lines += [f"sacreBLEU {metric} {signature}" for signature in signatures]
         return "\n".join(lines)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the averages and the languages as JSON."""
-        fields = {
-            "average_bleu": self.average_bleu,
-            "average_chrf": self.average_chrf,
-            "languages": [dataclasses.asdict(row) for row in self.by_size()],
-        }
+        fields: dict[str, Any] = {f"average_{each}": self.average(each) for each in METRICS}
+        fields["languages"] = [dataclasses.asdict(row) for row in self.by_size()]
         pathlib.Path(path).write_text(json.dumps(fields, indent=2) + "\n")
 
     def draw(self, path: str | os.PathLike[str]) -> None:
@@ -95,18 +96,18 @@ class Quality:
             at = (row.train_pairs, row.bleu.value)
             axes.errorbar(*at, row.bleu.margin, fmt="o", markersize=4, color="C0", elinewidth=0.8)
             axes.annotate(row.code, at, xytext=(3, 3), textcoords="offset points", size=7)
-        axes.axhline(self.average_bleu, linestyle="--", linewidth=1, color="gray")
+        axes.axhline(self.average("bleu"), linestyle="--", linewidth=1, color="gray")
         axes.set(xscale="log", xlabel="training pairs", ylabel="BLEU", ylim=(0, None))
-        axes.set_title(f"BLEU by language, average {self.average_bleu:.1f} (dashed)")
+        axes.set_title(f"BLEU by language, average {self.average('bleu'):.1f} (dashed)")
         figure.savefig(path, dpi=130)
 
 
 def load(path: str | os.PathLike[str]) -> Quality:
-    """Reads what `Quality.save` wrote. Raises ValueError if the file is missing or damaged."""
+    """Reads a saved Quality. Raises ValueError if the file is missing or damaged."""
     try:
         rows = json.loads(pathlib.Path(path).read_text())["languages"]
         for row in rows:
-            row |= {name: Score(**row[name]) for name in ("bleu", "chrf")}
+            row |= {metric: Score(**row[metric]) for metric in METRICS}
         return Quality(tuple(LanguageQuality(**row) for row in rows))
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
@@ -114,36 +115,16 @@ def load(path: str | os.PathLike[str]) -> Quality:
         ) from error
 
 
-def corpus_bleu(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Returns BLEU with sacreBLEU's defaults, given one reference for each hypothesis.
+def score(metric: str, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
+    """The `bleu` or `chrf` (chrF2) of a corpus, by sacreBLEU's defaults.
 
-    Raises:
-      ValueError: there are no hypotheses, or not as many references.
+    Raises ValueError unless there are hypotheses, and one reference for each.
     """
-    return _score("corpus_bleu", BLEU(), hypotheses, references)
-
-
-def corpus_chrf(hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """Returns chrF2, as corpus_bleu."""
-    return _score("corpus_chrf", _Chrf(), hypotheses, references)
-
-
-class _Chrf(CHRF):
-    """chrF with float scores: sacreBLEU's bootstrap fails if some of them are NumPy scalars."""
-
-    def _compute_score_from_stats(self, stats: list[int]) -> CHRFScore:
-        score = super()._compute_score_from_stats(stats)
-        score.score = float(score.score)
-        return score
-
-
-def _score(
-    name: str, metric: Metric, hypotheses: Sequence[str], references: Sequence[str]
-) -> Score:
     if not hypotheses or len(hypotheses) != len(references):
         raise ValueError(
-            f"{name}: got {len(hypotheses)} hypotheses and {len(references)} references; expected "
+            f"got {len(hypotheses)} hypotheses and {len(references)} references to score; expected "
             "equally many, and at least one."
         )
-    result = metric.corpus_score(list(hypotheses), [list(references)], n_bootstrap=_BOOTSTRAPS)
-    return Score(result.score, result._ci, str(metric.get_signature()))
+    scorer = METRICS[metric]()
+    result = scorer.corpus_score(list(hypotheses), [list(references)], n_bootstrap=_BOOTSTRAPS)
+    return Score(result.score, result._ci, str(scorer.get_signature()))

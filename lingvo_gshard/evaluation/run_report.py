@@ -21,14 +21,8 @@ from lingvo_gshard.train import expert_load
 from lingvo_gshard.train.run import Run
 from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
 
-_PAGE = "report.html"
 _PLAN_FOLDER = "plan"
-_STYLE = """
-body { font: 15px sans-serif; max-width: 62em; margin: 2em auto; }
-table { border-collapse: collapse; } th, td { padding: .2em .8em; text-align: right; }
-th { border-bottom: 1px solid; } td:first-child, th:first-child { text-align: left; }
-img { max-width: 100%; }
-"""
+_STYLE = "body { font: 15px sans-serif; max-width: 62em; margin: auto } img { max-width: 100% }"
 # The panels of the curves, and the metrics that each of them shows.
 _PANELS = {
     "loss": ("loss", "nll"),
@@ -42,10 +36,7 @@ _PANELS = {
 
 @dataclasses.dataclass(frozen=True)
 class RunFacts:
-    """Facts about a run that its metrics files do not contain.
-
-    `step_flops` are the model flops of a step (model/flops.py); `train_pairs` are by language.
-    """
+    """Facts that the metrics files lack; `step_flops` are a step's model flops."""
 
     model: str
     num_weights: int
@@ -55,10 +46,9 @@ class RunFacts:
 
 
 def report(run: Run) -> pathlib.Path:
-    """Writes LOGDIR/report.html of the run so far; returns its path.
+    """Writes LOGDIR/report.html of the run so far and returns its path.
 
-    Raises:
-      ValueError: the run has not trained a step yet, or the folder holds another model.
+    Raises ValueError if the run has not trained a step yet, or the folder holds another model.
     """
     params, p = run.params, run.params.input
     run.estimator.check_folder()
@@ -71,12 +61,11 @@ def report(run: Run) -> pathlib.Path:
         step_flops=flops.train_step_flops(task, p.batch_size, p.source_len, p.target_len),
         train_pairs={language.code: language.num_examples("train") for language in languages},
     )
-    return write(run.logdir, facts)
+    return write(pathlib.Path(run.logdir), facts)
 
 
-def write(logdir: str | pathlib.Path, facts: RunFacts) -> pathlib.Path:
+def write(logdir: pathlib.Path, facts: RunFacts) -> pathlib.Path:
     """Writes the page. Raises ValueError if the run has not trained a step yet."""
-    logdir = pathlib.Path(logdir)
     lines = read_lines(logdir / TRAIN_METRICS)
     if not lines:
         raise ValueError(f"{logdir}: no {TRAIN_METRICS}, so there is nothing to report yet.")
@@ -85,28 +74,27 @@ def write(logdir: str | pathlib.Path, facts: RunFacts) -> pathlib.Path:
     parts = [
         f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>",
         f"<h1>{title}</h1>",
-        *_summary(facts, lines),
+        _summary(facts, lines),
         "<h2>Curves</h2>",
         _picture(_draw_curves, lines, evaluations),
         *_languages(logdir, facts, evaluations),
         *_routing(lines),
         *_speed(logdir, facts, lines),
     ]
-    path = logdir / _PAGE
+    path = logdir / "report.html"
     path.write_text("\n".join(parts) + "\n")
     return path
 
 
-def _summary(facts: RunFacts, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
+def _summary(facts: RunFacts, lines: Sequence[dict[str, Any]]) -> str:
     last = lines[-1]
-    yield (
+    skipped = sum(line["metrics"].get("skipped", 0.0) * line["num_steps"] for line in lines)
+    return (
         f"<p>{table.count(facts.num_weights)} weights, step {last['step']:,} of "
         f"{facts.max_steps:,} after {last['wall_secs'] / 3600:.2f} hours; "
-        f"loss {last['metrics']['loss']:.4f}.</p>"
+        f"loss {last['metrics']['loss']:.4f}.</p>\n"
+        f"<p>{skipped:.0f} steps with non-finite gradients were skipped.</p>"
     )
-    skipped = sum(line["metrics"].get("skipped", 0.0) * line["num_steps"] for line in lines)
-    if skipped:
-        yield f"<p>{skipped:.0f} steps with non-finite gradients were skipped.</p>"
 
 
 def _draw_curves(
@@ -142,19 +130,17 @@ def _languages(
 ) -> Iterator[str]:
     """Yields the losses and scores by language, as far as they exist."""
     nll = {line["name"].removeprefix("dev_"): line["nll"] for line in evaluations if "nll" in line}
-    scores_file = logdir / "decode_test" / "scores.json"
-    scored = quality.load(scores_file) if scores_file.exists() else None
-    scores = {row.code: row for row in scored.languages} if scored else {}
-    rows = []
+    rows = [("language", "train pairs", "nll of dev")]
     for code, pairs in sorted(facts.train_pairs.items(), key=lambda item: (-item[1], item[0])):
-        row, loss = scores.get(code), f"{nll[code]:.3f}" if code in nll else ""
-        cells = (f"{row.bleu.value:.2f}", f"{row.chrf.value:.2f}") if row else ("", "")
-        rows.append([code, f"{pairs:,}", loss, *cells])
+        rows.append((code, f"{pairs:,}", table.number(nll.get(code), ".3f")))
     yield "<h2>Languages</h2>"
-    yield _table(["language", "train pairs", "nll of dev", "BLEU of test", "chrF of test"], rows)
+    yield _preformatted(table.text(rows))
     if not nll.keys() & facts.train_pairs.keys():
         yield "<p>--mode=eval adds the loss of each language.</p>"
-    if scored is None:
+    scores = logdir / "decode_test" / "scores.json"
+    if scores.exists():
+        yield _preformatted(f"Test\n{quality.load(scores).table()}")
+    else:
         yield "<p>--mode=decode adds BLEU and chrF.</p>"
 
 
@@ -163,13 +149,13 @@ def _routing(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     layers = expert_load.by_layer(lines[-1])
     if not layers:
         return
-    fields = sorted({name for values in layers.values() for name in values})
-    scalars = [name for name in fields if np.ndim(next(iter(layers.values()))[name]) == 0]
+    first = next(iter(layers.values()))
+    scalars = sorted(name for name, value in first.items() if np.ndim(value) == 0)
+    rows: list[tuple[str, ...]] = [("layer", *scalars)]
+    for layer, values in layers.items():
+        rows.append((layer, *(f"{values[name]:.4g}" for name in scalars)))
     yield f"<h2>Routing of the last {lines[-1]['num_steps']} steps</h2>"
-    rows = [
-        [layer, *(f"{values[name]:.4g}" for name in scalars)] for layer, values in layers.items()
-    ]
-    yield _table(["layer", *scalars], rows)
+    yield _preformatted(table.text(rows))
     yield _picture(expert_load.draw_on, lines)
 
 
@@ -179,40 +165,32 @@ def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]
     measured = float(np.median([line["secs"] / line["num_steps"] for line in lines]))
     tokens = lines[-1]["metrics"].get("num_tokens")
     gflop = facts.step_flops / 1e9
-    rows = [
-        ["measured here", f"{measured:.4g}", _rate(tokens, measured), _rate(gflop, measured)],
+    rates = (table.number(tokens and tokens / measured, ",.4g"), f"{gflop / measured:,.4g}")
+    rows: list[tuple[str, ...]] = [
+        ("", "seconds a step", "target tokens/s", "model GFLOP/s"),
+        ("measured here", f"{measured:.4g}", *rates),
     ]
-    if (logdir / _PLAN_FOLDER / plan.PLAN_JSON).exists():
-        planned = plan.load(logdir / _PLAN_FOLDER)
+    yield "<h2>Speed</h2>"
+    folder = logdir / _PLAN_FOLDER
+    if (folder / plan.PLAN_JSON).exists():
+        planned = plan.load(folder)
         for name, share in (("roofline", 1.0), ("the paper's share of it", plan.PAPERS_SHARE)):
             steps = planned.steps_per_sec(share)
             secs = f"{1 / steps:.4g}" if steps else "does not fit"
             rates = (f"{planned.tokens_per_sec(share):,.0f}", f"{gflop * steps:,.0f}")
-            rows.append([f"plan for {planned.topology}, {name}", secs, *rates])
-    yield "<h2>Speed</h2>"
-    yield _table(["", "seconds a step", "target tokens/s", "model GFLOP/s"], rows)
-    if len(rows) == 1:
-        yield (
-            "<p>python -m lingvo_gshard.plan --model=... --topology=... "
-            f"--out={html.escape(str(logdir / _PLAN_FOLDER))} adds a plan.</p>"
-        )
+            rows.append((f"plan for {planned.topology}, {name}", secs, *rates))
+    else:
+        command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={folder}"
+        yield f"<p>{html.escape(command)} adds a plan.</p>"
+    yield _preformatted(table.text(rows))
 
 
-def _rate(amount: float | None, secs: float) -> str:
-    return "" if amount is None else f"{amount / secs:,.4g}"
-
-
-def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    def row(tag: str, cells: Sequence[str]) -> str:
-        inner = "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells)
-        return f"<tr>{inner}</tr>\n"
-
-    body = "".join(row("td", cells) for cells in rows)
-    return f"<table>\n{row('th', heads)}{body}</table>"
+def _preformatted(text: str) -> str:
+    return f"<pre>{html.escape(text)}</pre>"
 
 
 def _picture(draw: Callable[..., None], *args: Any) -> str:
-    """Returns what `draw(figure, *args)` draws as an embedded image."""
+    """What `draw(figure, *args)` draws, as an embedded image."""
     figure = Figure(layout="constrained")
     draw(figure, *args)
     png = io.BytesIO()

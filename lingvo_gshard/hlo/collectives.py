@@ -1,9 +1,11 @@
 """The collectives of a compiled program: who exchanges how many bytes with whom, and how often."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,31 +21,20 @@ COLLECTIVES = (
     "ragged-all-to-all",
     "collective-broadcast",
 )
-
 # The partitions of each group; of a collective-permute, (source, target) pairs.
 Groups = tuple[tuple[int, ...], ...]
-
 _START = "-start"
-# The TPU's compiler fuses a collective with the computations that run meanwhile. It then occurs
-# in the fusion that starts it, in those that it goes on in and in the last, with one chain id.
-_CHAIN_ID, _CHAIN_START = "chain_id", "AsyncCollectiveStart"
-# The TPU's fusion of an all-reduce with a slice of its result.
-_REDUCE_SCATTER = "all-reduce-scatter"
+# They change at most the dtype and shape of a value.
+_PASSING = frozenset(["bitcast", "convert", "copy", "reshape", "transpose"])
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective of one partition's program.
+    """One collective of one partition's program. A start and its done count as one.
 
-    Attributes:
-      kind: one of COLLECTIVES; a start and its done are one collective, and so is a chain.
-      result_bytes: bytes of its results on one partition, each time it runs; several tensors may
-        share one collective.
-      groups: the partitions that exchange with each other; of a collective-permute, the
-        (source, target) pairs.
-      times: how often it runs in one call of the program; None if a loop around it has no known
-        trip count.
-      op_name: as Instruction's; not compared.
+    `result_bytes` are those of its results on one partition, each time it runs; several tensors
+    may share one collective. `times` is how often it runs in one call of the program, None if a
+    loop around it has no known trip count.
     """
 
     kind: str
@@ -64,26 +55,46 @@ def find(module: Module, times: Mapping[Computation, int | None]) -> tuple[Colle
         _collective(instruction, computation, module.num_partitions, times[computation])
         for computation in module.computations
         for instruction in computation.instructions
-        if _kind(instruction) in COLLECTIVES and not _continues(instruction, computation)
+        if instruction.opcode.removesuffix(_START) in COLLECTIVES
+        and not _continues(instruction, computation)
     )
 
 
-def _kind(instruction: Instruction) -> str:
-    return instruction.opcode.removesuffix(_START)
+def gathered_bytes(module: Module) -> dict[str, int]:
+    """The bytes on a partition of each all-reduce that stands for an all-gather, by its name.
+
+    From 64 partitions on, the TPU's compiler writes an all-gather so: every partition writes its
+    part into zeros, at its own place, and the sum of all is the whole.
+    """
+    sizes = {
+        each.name: sum(
+            operand.num_bytes  # The compiler may join several all-reduces.
+            for operand in each.operands
+            if _is_part_in_zeros(_origin(_Value(operand)))
+        )
+        for computation in module.computations
+        for each in computation.instructions
+        if each.opcode.removesuffix(_START) == "all-reduce"
+    }
+    return {name: size for name, size in sizes.items() if size}
 
 
 def _continues(instruction: Instruction, computation: Computation) -> bool:
-    """Whether it goes on with a collective that another computation has started."""
-    if _CHAIN_ID not in instruction.proto.frontend_attributes.map:
-        return False
-    return all(each.proto.custom_call_target != _CHAIN_START for each in computation.instructions)
+    """Whether another computation has started the collective.
+
+    The TPU's compiler fuses a collective with the computations that run meanwhile. It then occurs
+    in the fusions that start, continue and end it, with one chain id.
+    """
+    targets = (each.proto.custom_call_target for each in computation.instructions)
+    is_chained = "chain_id" in instruction.proto.frontend_attributes.map
+    return is_chained and "AsyncCollectiveStart" not in targets
 
 
 def _collective(
     instruction: Instruction, computation: Computation, num_partitions: int, times: int | None
 ) -> Collective:
-    kind, results = _kind(instruction), instruction.arrays
-    if computation.name.startswith(_REDUCE_SCATTER):
+    kind, results = instruction.opcode.removesuffix(_START), instruction.arrays
+    if computation.name.startswith("all-reduce-scatter"):  # The TPU's fusion with a slice.
         kind, results = "reduce-scatter", computation.root.arrays
     elif instruction.opcode.endswith(_START) and kind != "all-reduce":
         results = arrays_of(instruction.proto.shape.tuple_shapes[1])  # After its operands.
@@ -92,27 +103,26 @@ def _collective(
 
 
 def _groups(proto: Any) -> Groups:
-    """The groups of a collective's HloInstructionProto; none if all partitions are one group."""
+    """The groups of a collective's HloInstructionProto; empty if all partitions are one group."""
     if proto.source_target_pairs:
         return tuple((pair.source, pair.target) for pair in proto.source_target_pairs)
     if proto.HasField("mesh_axes_replica_group_list"):
         return _rows(_along_axes(proto.mesh_axes_replica_group_list))
-    iotas = [
-        proto.iota_collective_device_list,
-        proto.collective_device_list.iota_replica_group_list,
-    ]
-    for iota in iotas:
+    listed = proto.collective_device_list
+    for iota in (proto.iota_collective_device_list, listed.iota_replica_group_list):
         if iota.num_replica_groups:
-            ids = _iota(iota.iota_reshape_dims, iota.iota_transpose_perm)
+            # 0, 1, 2, ... in a grid whose dims are transposed.
+            sizes, order = iota.iota_reshape_dims, iota.iota_transpose_perm
+            ids = np.arange(math.prod(sizes)).reshape(sizes).transpose(order or range(len(sizes)))
             return _rows(ids.reshape(iota.num_replica_groups, iota.num_devices_per_group))
-    listed = proto.collective_device_list.replica_groups or proto.replica_groups
-    return tuple(tuple(group.replica_ids) for group in listed if group.replica_ids)
+    groups = listed.replica_groups or proto.replica_groups
+    return tuple(tuple(group.replica_ids) for group in groups if group.replica_ids)
 
 
 def _along_axes(groups: Any) -> np.ndarray:
     """[group, member] of a MeshAxesReplicaGroupListProto: groups along some axes of a mesh.
 
-    An axis may take part with some of its factors only, as in Shardy's sub-axes.
+    Only some factors of an axis may take part, as in Shardy's sub-axes.
     """
     sizes = [axis.size for axis in groups.mesh.axes]
     inside = [
@@ -134,10 +144,42 @@ def _along_axes(groups: Any) -> np.ndarray:
     return grid.reshape(-1, math.prod(factors[i][2] for i in last))
 
 
-def _iota(sizes: Sequence[int], order: Sequence[int]) -> np.ndarray:
-    """0, 1, 2, ... in a grid of `sizes`, its dimensions transposed."""
-    return np.arange(math.prod(sizes)).reshape(sizes).transpose(order or range(len(sizes)))
-
-
 def _rows(groups: np.ndarray) -> Groups:
     return tuple(map(tuple, groups.tolist()))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Value:
+    """An instruction's result; `fusion` is the fusion around it, if it is in one."""
+
+    instruction: Instruction
+    fusion: _Value | None = None
+
+    def operand(self, index: int) -> _Value:
+        return _Value(self.instruction.operands[index], self.fusion)
+
+
+def _is_part_in_zeros(value: _Value) -> bool:
+    """Whether it is zeros but for a part whose place depends on the partition."""
+    if value.instruction.opcode != "dynamic-update-slice":
+        return False
+    operands = range(len(value.instruction.operands))
+    base, _, *indices = (_origin(value.operand(i)).instruction.opcode for i in operands)
+    return base in ("broadcast", "constant") and any(each != "constant" for each in indices)
+
+
+def _origin(value: _Value) -> _Value:
+    """Follows a value to where it is computed: through fusions, tuples and changes of form."""
+    instruction, fusion = value.instruction, value.fusion
+    if instruction.opcode in _PASSING:
+        return _origin(value.operand(0))
+    if instruction.opcode == "fusion":
+        root = _Value(instruction.called[0].root, value)
+        return _origin(root) if root.instruction.opcode in (*_PASSING, "fusion") else root
+    if instruction.opcode == "parameter" and fusion is not None:
+        return _origin(fusion.operand(instruction.proto.parameter_number))
+    if instruction.opcode == "get-tuple-element":
+        made = _origin(value.operand(0))
+        if made.instruction.opcode == "tuple":
+            return _origin(made.operand(instruction.proto.tuple_index))
+    return value

@@ -4,34 +4,28 @@ import collections
 import dataclasses
 from typing import Any
 
+from lingvo_gshard.core import table
 from lingvo_gshard.hlo import collectives, trip_counts
 from lingvo_gshard.hlo.collectives import COLLECTIVES, Collective
 from lingvo_gshard.hlo.hlo_module import Module
-from lingvo_gshard.hlo.trip_counts import Loop
 
 
 @dataclasses.dataclass(frozen=True)
 class CompiledReport:
-    """One partition's compiled program in numbers.
-
-    A loop's body counts once, however often it runs; `times` of a collective says how often.
+    """One partition's compiled program in numbers; a loop's body counts once.
 
     Attributes:
-      name: the program's name.
-      collectives: (kind, count), all kinds of COLLECTIVES.
       num_instructions: of all computations, fused ones included.
-      flops: floating-point operations by XLA's own count.
-      accessed_bytes: read and written by its instructions, by XLA's own count.
+      flops, accessed_bytes: by XLA's own count.
       optimal_secs: XLA's own roofline; 0 where a back end has none.
       argument_bytes, output_bytes, temp_bytes: memory on each device.
       alias_bytes: how much of the output lies in donated arguments.
       peak_bytes: the most that is held at once, arguments included.
-      collective_ops: each collective with its bytes and groups, in the text's order.
-      loops: each loop with its trip count, in the text's order.
+      collective_ops: each collective and how often it runs, in the text's order.
+      loops: the trip count of each loop by name, None if unknown, in the text's order.
     """
 
     name: str
-    collectives: tuple[tuple[str, int], ...]
     num_instructions: int
     flops: float
     accessed_bytes: float
@@ -42,37 +36,39 @@ class CompiledReport:
     temp_bytes: int
     peak_bytes: int
     collective_ops: tuple[Collective, ...]
-    loops: tuple[Loop, ...]
+    loops: dict[str, int | None]
+
+    @property
+    def collectives(self) -> tuple[tuple[str, int], ...]:
+        """The number of collectives of each kind, zero included, in the order of COLLECTIVES."""
+        counts = collections.Counter(op.kind for op in self.collective_ops)
+        return tuple((kind, counts[kind]) for kind in COLLECTIVES)
 
     def count(self, kind: str) -> int:
-        """The number of collectives of one kind; ValueError for an unknown kind."""
-        counts = dict(self.collectives)
-        if kind not in counts:
+        """The number of collectives of one kind. Raises ValueError for an unknown kind."""
+        if kind not in COLLECTIVES:
             raise ValueError(f"No collective {kind!r}; known are {', '.join(COLLECTIVES)}.")
-        return counts[kind]
+        return dict(self.collectives)[kind]
 
     def table(self) -> str:
-        """The report as lines of `what  value`; then a line for each sort of collective, and loop.
-
-        Kinds that do not occur are left out. Collectives are of one sort where kind, groups, times
-        and bytes are equal.
-        """
+        """Tables of the figures, the collectives and the loops; equal collectives share a row."""
         rows = [("program", self.name), *((kind, n) for kind, n in self.collectives if n)]
         rows += [("instructions", self.num_instructions), ("gflop", f"{self.flops / 1e9:.3f}")]
         rows += [
             (f"{what} MiB", f"{getattr(self, what + '_bytes') / 2**20:.2f}")
             for what in ("accessed", "argument", "output", "alias", "temp")
         ]
-        lines = [f"{what:<20} {value:>16}" for what, value in rows]
+        parts = [table.text(rows)]
         if self.collective_ops:
-            lines.append(_row("collective", "count", "bytes", "times", "groups", "of size"))
-        for op, count in collections.Counter(self.collective_ops).items():
-            times = _known(op.times)
-            lines.append(
-                _row(op.kind, count, op.result_bytes, times, len(op.groups), op.group_size)
-            )
-        lines += [f"loop {loop.name}: {_known(loop.trip_count)} trips" for loop in self.loops]
-        return "\n".join(lines)
+            ops: list[tuple] = [("collective", "count", "bytes", "times", "groups", "of size")]
+            for op, count in collections.Counter(self.collective_ops).items():
+                groups = len(op.groups), op.group_size
+                ops.append((op.kind, count, op.result_bytes, table.number(op.times, "d"), *groups))
+            parts.append(table.text(ops))
+        if self.loops:
+            trips = ((name, table.number(count, "d")) for name, count in self.loops.items())
+            parts.append(table.text([("loop", "trips"), *trips]))
+        return "\n".join(parts)
 
 
 def read(name: str, compiled: Any, module: Module) -> CompiledReport:
@@ -80,11 +76,8 @@ def read(name: str, compiled: Any, module: Module) -> CompiledReport:
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     cost = cost[0] if isinstance(cost, list) else cost or {}
     runs = trip_counts.count(module)
-    found = collectives.find(module, runs.times)
-    counts = collections.Counter(op.kind for op in found)
     return CompiledReport(
         name=name,
-        collectives=tuple((kind, counts[kind]) for kind in COLLECTIVES),
         num_instructions=sum(len(each.instructions) for each in module.computations),
         flops=float(cost.get("flops", 0.0)),
         accessed_bytes=float(cost.get("bytes accessed", 0.0)),
@@ -94,14 +87,6 @@ def read(name: str, compiled: Any, module: Module) -> CompiledReport:
         alias_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         peak_bytes=memory.peak_memory_in_bytes,
-        collective_ops=found,
-        loops=runs.loops,
+        collective_ops=collectives.find(module, runs.times),
+        loops=runs.trip_counts,
     )
-
-
-def _row(*cells: Any) -> str:
-    return f"{cells[0]:<20}" + "".join(f" {cell:>12}" for cell in cells[1:])
-
-
-def _known(number: int | None) -> str:
-    return "unknown" if number is None else str(number)

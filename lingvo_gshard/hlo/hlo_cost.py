@@ -1,7 +1,7 @@
-"""What each instruction of a compiled program computes and moves.
+"""What each instruction of a compiled program computes and moves, and how often it runs.
 
-Counted as in XLA's own cost analysis, except that a loop's body counts as often as it runs, and
-for each instruction, so that costs can be summed by the operations they come from.
+Costs are counted as in XLA's own cost analysis, but for each instruction, so that they can be
+summed by the operations they come from, and with the number of runs of a loop's body.
 """
 
 import dataclasses
@@ -9,35 +9,34 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from lingvo_gshard.hlo import trip_counts
 from lingvo_gshard.hlo.collectives import COLLECTIVES
 from lingvo_gshard.hlo.hlo_module import Array, Computation, Instruction, Module
 
-# They only name or pass on existing values.
+# They run other instructions, or only name or pass on existing values.
+_CONTROL = ("call", "conditional", "while")
 _FREE = frozenset(
     [
         *("after-all", "bitcast", "constant", "copy-done", "get-tuple-element", "iota"),
         *("optimization-barrier", "parameter", "partition-id", "replica-id", "tuple"),
-        *(f"{kind}-done" for kind in COLLECTIVES),
+        *(*_CONTROL, *(f"{kind}-done" for kind in COLLECTIVES)),
     ]
 )
-_CONTROL = frozenset(["call", "conditional", "while"])
-_SLICES = frozenset(["dynamic-slice", "gather", "slice"])
+_SLICES = ("dynamic-slice", "gather", "slice")
+# For each instruction, those that read its result and which operand of theirs it is.
+_Users = Mapping[Instruction, list[tuple[Instruction, int]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """One instruction, each time that it runs on one partition.
+    """One instruction, each of the `times` that it runs on one partition in a call of the program.
 
-    Attributes:
-      name, opcode: the instruction's; a fusion is one instruction.
-      op_name: the operation it was made from; of a fusion with products, its largest product's.
-        Unnamed instructions inherit an operand's name, else a user's.
-      flops: of its products, two for a multiplication and addition; padding is not counted.
-      accessed_bytes: operands read and results written in memory; if an operand is sliced, only
-        the slice counts.
-      arrays: the types of its results.
-      times: how often one call of the program runs it.
+    A fusion is one instruction. `op_name` is the operation it was made from; of a fusion with
+    products, its largest product's. Unnamed instructions inherit an operand's name, else a user's.
+    `flops` are those of products, two for a multiplication and addition, without padding. If an
+    operand is sliced, only the slice counts in `accessed_bytes`. `arrays` are its results' types.
     """
 
     name: str
@@ -50,43 +49,34 @@ class Cost:
 
 
 def costs(module: Module) -> tuple[Cost, ...]:
-    """The cost of each instruction that runs by itself: of those that are not part of a fusion.
+    """The cost of each instruction that runs by itself and is not part of a fusion.
 
-    Raises:
-      ValueError: a loop's trip count is unknown.
+    Raises ValueError if a loop's trip count is unknown.
     """
-    times = trip_counts.count(module).times
-    found = []
+    runs, found = trip_counts.count(module), []
     for computation in _running(module):
-        repeated = times[computation]
-        if repeated is None:
+        times = runs.times[computation]
+        if times is None:
             raise ValueError(
                 f"costs: how often {computation.name} runs is unknown: it is in a loop."
             )
-        names = _op_names(computation)
-        found += [
-            _cost(instruction, names[instruction], repeated)
-            for instruction in computation.instructions
-            if _opcode(instruction) not in _FREE | _CONTROL
-        ]
+        for instruction, op_name in _op_names(computation).items():
+            if _opcode(instruction) not in _FREE:
+                found.append(_cost(instruction, op_name, times))
     return tuple(found)
 
 
 def _running(module: Module) -> Iterator[Computation]:
-    """The computations whose instructions run one by one.
-
-    They are the entry, the bodies and conditions of loops, branches, and called functions.
-    """
+    """The entry, loops' bodies and conditions, branches, and called functions."""
     waiting, seen = [module.entry], set[Computation]()
     while waiting:
         computation = waiting.pop()
-        if computation in seen:
-            continue
-        seen.add(computation)
-        yield computation
-        for instruction in computation.instructions:
-            if instruction.opcode in _CONTROL:
-                waiting += reversed(instruction.called)
+        if computation not in seen:
+            seen.add(computation)
+            yield computation
+            for instruction in computation.instructions:
+                if instruction.opcode in _CONTROL:
+                    waiting += reversed(instruction.called)
 
 
 def _opcode(instruction: Instruction) -> str:
@@ -101,7 +91,7 @@ def _opcode(instruction: Instruction) -> str:
 
 
 def _op_names(computation: Computation) -> dict[Instruction, str]:
-    """The operation of every instruction; a parameter's own name is that of an argument."""
+    """Each instruction's op_name, its own or inherited; a parameter's own is an argument's name."""
     instructions = computation.instructions
     names = {i: i.op_name if i.opcode != "parameter" else "" for i in instructions}
     for each in instructions:  # Operands come before their users.
@@ -148,8 +138,8 @@ def _dot_flops(dot: Instruction) -> int:
 def _convolution_flops(convolution: Instruction) -> int:
     """2 * batch * inputs * outputs * the pairs of output and window positions outside padding.
 
-    The TPU's compiler turns every product into a convolution, and a batch of products into one
-    over a dilated dim.
+    The TPU's compiler turns every product into a convolution, a batch of products into one over a
+    dilated dim.
     """
     dims = convolution.proto.convolution_dimension_numbers
     lhs, rhs, out = *map(_shape, convolution.operands[:2]), _shape(convolution)
@@ -167,39 +157,31 @@ def _convolution_flops(convolution: Instruction) -> int:
 
 
 def _valid_pairs(size: int, kernel: int, out: int, window: Any) -> int:
-    """Pairs of an output's and a window's position that read an input, in one WindowDimension.
+    """Pairs of an output's and a window's position that read an input in a WindowDimension.
 
-    The others read padding, or the gaps of a dilation.
+    The others read padding or the gaps of a dilation.
     """
-    last = (size - 1) * window.base_dilation
-    if kernel == 1 and window.padding_low == 0 and window.base_dilation == 1:
-        return min(out, last // window.stride + 1)
-    count = 0
-    for position in range(kernel):
-        first = position * window.window_dilation - window.padding_low
-        reads = (first + i * window.stride for i in range(out))
-        count += sum(0 <= at <= last and at % window.base_dilation == 0 for at in reads)
-    return count
+    first = np.arange(kernel) * window.window_dilation - window.padding_low
+    reads = first[:, None] + np.arange(out) * window.stride
+    inside = (reads >= 0) & (reads <= (size - 1) * window.base_dilation)
+    return int(np.count_nonzero(inside & (reads % window.base_dilation == 0)))
 
 
 def _accessed_bytes(instruction: Instruction) -> int:
-    written = instruction.num_bytes
+    written = _written_bytes(instruction)
     match instruction.opcode:
         case "fusion":
-            inner = instruction.called[0]
-            return sum(_parameter_bytes(inner).values()) + _written_bytes(inner.root)
-        case opcode if opcode in _SLICES:
-            return 2 * written
-        case "dynamic-update-slice":
-            return 2 * instruction.operands[1].num_bytes
+            return written + sum(_parameter_bytes(instruction.called[0]).values())
         case "broadcast":
             return written
+        case "dynamic-slice" | "dynamic-update-slice" | "gather" | "slice":
+            return 2 * written
     return written + sum(operand.num_bytes for operand in instruction.operands)
 
 
 def _parameter_bytes(inner: Computation) -> dict[int, int]:
     """Bytes that a fusion reads of each of its parameters, by the parameter's number."""
-    users: dict[Instruction, list[tuple[Instruction, int]]] = {i: [] for i in inner.instructions}
+    users: _Users = {each: [] for each in inner.instructions}
     for each in inner.instructions:
         for index, operand in enumerate(each.operands):
             users[operand].append((each, index))
@@ -210,10 +192,8 @@ def _parameter_bytes(inner: Computation) -> dict[int, int]:
     }
 
 
-def _read_bytes(
-    value: Instruction, users: Mapping[Instruction, list[tuple[Instruction, int]]], whole: int
-) -> int:
-    """Bytes that the users of `value` read of it, a parameter of `whole` bytes."""
+def _read_bytes(value: Instruction, users: _Users, whole: int) -> int:
+    """Bytes that the users of `value` read of a parameter of `whole` bytes."""
     read = 0
     for user, index in users[value]:
         if user.opcode in _SLICES and index == 0:
@@ -230,7 +210,7 @@ def _read_bytes(
 
 
 def _written_bytes(result: Instruction) -> int:
-    """Bytes that a fusion writes to make `result`."""
+    """Bytes that are written to make `result`."""
     match result.opcode:
         case "tuple":
             return sum(map(_written_bytes, result.operands))

@@ -1,8 +1,4 @@
-"""A compiled program as records, read from the HloModuleProto that every XLA compiler provides.
-
-The proto's own messages hold what belongs to single opcodes, such as a convolution's window;
-an Instruction keeps its message for that.
-"""
+"""A compiled program as records, read from the HloModuleProto that every XLA compiler provides."""
 
 from __future__ import annotations
 
@@ -26,8 +22,9 @@ class Array:
 
     @property
     def num_bits(self) -> int:
-        """The bits of all its elements; 0 for a token, which holds nothing."""
-        return _width(self.dtype) * math.prod(self.shape)
+        """The bits of all its elements, by the first number in the dtype's name; 0 for a token."""
+        width = re.search(r"\d+", self.dtype)
+        return math.prod(self.shape) * (int(width[0]) if width else 8 * (self.dtype == "pred"))
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
@@ -36,13 +33,11 @@ class Instruction:
 
     Attributes:
       name: unique in its program.
-      opcode: such as `dot`.
       op_name: the operation it was made from, with the scopes around it; empty if unknown. The
         names of merged operations are joined by semicolons.
       arrays: its result, or all arrays in its tuple and the tuples inside.
-      operands: the instructions whose results it reads.
       called: the computations it runs; a while loop has its body, then its condition.
-      proto: its HloInstructionProto.
+      proto: its HloInstructionProto, with what belongs to single opcodes, such as a window.
     """
 
     name: str
@@ -55,12 +50,11 @@ class Instruction:
 
     @property
     def is_tuple(self) -> bool:
-        """Whether its result is a tuple, perhaps of one array."""
+        """Whether its result is a tuple, even of one array."""
         return bool(self.proto.shape.tuple_shapes)
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all its results."""
         return num_bytes(self.arrays)
 
     def __repr__(self) -> str:
@@ -69,7 +63,7 @@ class Instruction:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Computation:
-    """A function of the program: its instructions in the order they run, and its result's."""
+    """A function of the program: its instructions in the order they run; `root` is its result."""
 
     name: str
     instructions: tuple[Instruction, ...]
@@ -78,13 +72,7 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Module:
-    """The whole program of one partition.
-
-    Attributes:
-      computations: all of them; a computation comes after those it calls.
-      entry: the computation that a call of the program runs.
-      num_partitions: how many partitions run the program.
-    """
+    """The program of one partition; a call runs `entry`. Computations follow those they call."""
 
     computations: tuple[Computation, ...]
     entry: Computation
@@ -121,7 +109,7 @@ def num_bytes(arrays: Iterable[Array]) -> int:
 
 
 def arrays_of(shape: Any) -> tuple[Array, ...]:
-    """The arrays in a ShapeProto: one, or those of a tuple and of the tuples inside."""
+    """The arrays in a ShapeProto, those in tuples included."""
     if shape.tuple_shapes:
         return tuple(array for each in shape.tuple_shapes for array in arrays_of(each))
     return _one_array(shape.element_type, tuple(shape.dimensions))
@@ -131,13 +119,6 @@ def arrays_of(shape: Any) -> tuple[Array, ...]:
 def _one_array(element_type: int, dimensions: tuple[int, ...]) -> tuple[Array, ...]:
     dtype = _messages()[1].PrimitiveType.Name(element_type).lower()
     return () if dtype == "tuple" else (Array(dtype, dimensions),)
-
-
-@functools.cache
-def _width(dtype: str) -> int:
-    """The bits of an element: the first number in a dtype's name, as of `f8e4m3`."""
-    found = re.search(r"\d+", dtype)
-    return int(found[0]) if found else 8 * (dtype == "pred")
 
 
 def _instructions(

@@ -1,28 +1,31 @@
-"""How often a compiled program runs each of its computations.
+"""Counts how often a compiled program runs each of its computations.
 
 The compilers for CPUs and GPUs note the trip count of a loop whose counter they recognize, the
-TPU's never does. What the program itself determines is found by running the part of a loop that
-decides when it ends: counters, bounds and flags, all scalar integers. Other values are unknown.
+TPU's never does. Trip counts that the program itself determines are found by running the part of a
+loop that decides when it ends: counters, bounds and flags, all scalar integers. All other values
+are unknown.
 """
 
 import dataclasses
 import json
 import operator
-import re
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_gshard.hlo.hlo_module import Array, Computation, Instruction, Module
+from lingvo_gshard.hlo.hlo_module import Computation, Instruction, Module
 
 # Longer loops are not run: their trip counts are unknown.
 _MOST_TRIPS = 100_000
-
-# An integer (a flag is 0 or 1), a tuple of values, or None where unknown.
+# An integer (a flag is 0 or 1), a tuple of values, or None if unknown.
 _Value = int | tuple | None
-
-_INTEGER = re.compile(r"(s|u)(\d+)")
-# The field of a literal that holds a scalar of the dtype.
-_LITERALS = {"pred": "preds", "s32": "s32s", "s64": "s64s", "u32": "u32s", "u64": "u64s"}
-# Their result is their first operand.
+# The dtypes that are followed, and the values that each can hold; overflows are not followed.
+_RANGES = {
+    "pred": range(2),
+    "s32": range(-(2**31), 2**31),
+    "s64": range(-(2**63), 2**63),
+    "u32": range(2**32),
+    "u64": range(2**64),
+}
+# The result of each is its first operand.
 _SAME = frozenset(["bitcast", "convert", "copy", "copy-done", "copy-start", "optimization-barrier"])
 _ARITHMETIC: Mapping[str, Callable[..., int]] = {
     "add": operator.add,
@@ -35,43 +38,21 @@ _ARITHMETIC: Mapping[str, Callable[..., int]] = {
     "subtract": operator.sub,
     "xor": operator.xor,
 }
-_COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
-    "EQ": operator.eq,
-    "GE": operator.ge,
-    "GT": operator.gt,
-    "LE": operator.le,
-    "LT": operator.lt,
-    "NE": operator.ne,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Loop:
-    """A while loop: its instruction's name, and its trip count; None if unknown."""
-
-    name: str
-    trip_count: int | None
 
 
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """What one call of a program runs.
+    """What one call of a program runs; None stands for an unknown number.
 
     Attributes:
-      times: how often each computation runs; None if unknown. Every branch of a conditional
-        counts as taken; the function of a reduction, sort or scatter counts once for each
-        reduction, sort or scatter.
-      trip_counts: by a while instruction's name, how often its body runs each time; None if
-        unknown, or not always the same.
+      times: how often each computation runs. Every branch of a conditional counts as taken; the
+        function of a reduction, sort or scatter counts once for each of these.
+      trip_counts: how often each while instruction, by its name, runs its body each time; also
+        None if that is not always the same. The outermost loops come first.
     """
 
     times: dict[Computation, int | None]
     trip_counts: dict[str, int | None]
-
-    @property
-    def loops(self) -> tuple[Loop, ...]:
-        """The loops, from the outermost inwards."""
-        return tuple(Loop(name, trips) for name, trips in self.trip_counts.items())
 
 
 def count(module: Module) -> Runs:
@@ -82,29 +63,26 @@ def count(module: Module) -> Runs:
 
 
 class _Frame:
-    """A computation and its arguments: the values of its instructions, computed when wanted."""
+    """A computation and its arguments. Computes the values of its instructions on demand."""
 
     def __init__(self, computation: Computation, arguments: Sequence[_Value]) -> None:
         self.computation, self._arguments = computation, arguments
         self._values: dict[Instruction, _Value] = {}
 
     def result(self) -> _Value:
-        """The computation's result."""
         return self.value(self.computation.root)
 
     def operands(self, instruction: Instruction) -> tuple[_Value, ...]:
-        """The values of an instruction's operands."""
         return tuple(map(self.value, instruction.operands))
 
     def value(self, instruction: Instruction) -> _Value:
-        """An instruction's result."""
         if instruction not in self._values:
             value = None
             if instruction.is_tuple:
                 value = self._compute(instruction)
-            elif _is_scalar_integer(instruction.arrays[0]):
+            elif not instruction.arrays[0].shape and instruction.arrays[0].dtype in _RANGES:
                 value = self._compute(instruction)
-                if isinstance(value, int) and not _fits(value, instruction.arrays[0].dtype):
+                if isinstance(value, int) and value not in _RANGES[instruction.arrays[0].dtype]:
                     value = None
             self._values[instruction] = value
         return self._values[instruction]
@@ -113,7 +91,9 @@ class _Frame:
         proto = instruction.proto
         match instruction.opcode:
             case "constant":
-                return _literal(instruction)
+                if instruction.is_tuple:
+                    return None
+                return int(getattr(proto.literal, instruction.arrays[0].dtype + "s")[0])
             case "parameter":
                 known = proto.parameter_number < len(self._arguments)
                 return self._arguments[proto.parameter_number] if known else None
@@ -130,24 +110,6 @@ class _Frame:
         return _apply(instruction, self.operands(instruction))
 
 
-def _literal(constant: Instruction) -> int | None:
-    field = None if constant.is_tuple else _LITERALS.get(constant.arrays[0].dtype)
-    return int(getattr(constant.proto.literal, field)[0]) if field else None
-
-
-def _is_scalar_integer(array: Array) -> bool:
-    return not array.shape and bool(array.dtype == "pred" or _INTEGER.fullmatch(array.dtype))
-
-
-def _fits(value: int, dtype: str) -> bool:
-    """Whether a dtype can hold a value; an overflow is not followed."""
-    if dtype == "pred":
-        return value in (0, 1)
-    bits = int(dtype[1:])
-    low = -(2 ** (bits - 1)) if dtype[0] == "s" else 0
-    return low <= value < low + 2**bits
-
-
 def _apply(instruction: Instruction, operands: tuple[_Value, ...]) -> _Value:
     """The result of an instruction that calls nothing."""
     opcode = instruction.opcode
@@ -157,12 +119,12 @@ def _apply(instruction: Instruction, operands: tuple[_Value, ...]) -> _Value:
         return 0  # Whatever the other is.
     if opcode == "select" and operands[0] is not None:
         return operands[1] if operands[0] else operands[2]
-    integers = [each for each in operands if isinstance(each, int)]
-    if len(integers) < len(operands):
+    if not all(isinstance(each, int) for each in operands):
         return None
-    if opcode == "compare":
-        return int(_COMPARISONS[instruction.proto.comparison_direction](*integers))
-    return _ARITHMETIC[opcode](*integers) if opcode in _ARITHMETIC else None
+    if opcode == "compare":  # Its direction is the name of Python's operator, in upper case.
+        compare = getattr(operator, instruction.proto.comparison_direction.lower())
+        return int(compare(*operands))
+    return _ARITHMETIC[opcode](*operands) if opcode in _ARITHMETIC else None
 
 
 def _run_loop(frame: _Frame, loop: Instruction) -> tuple[int | None, _Value]:
@@ -180,17 +142,15 @@ def _run_loop(frame: _Frame, loop: Instruction) -> tuple[int | None, _Value]:
 
 
 def _trip_count(frame: _Frame, loop: Instruction) -> int | None:
-    notes = json.loads(loop.proto.backend_config or "{}")
-    if "known_trip_count" in notes:
-        return int(notes["known_trip_count"]["n"])
-    return _run_loop(frame, loop)[0]
+    known = json.loads(loop.proto.backend_config or "{}").get("known_trip_count")
+    return int(known["n"]) if known else _run_loop(frame, loop)[0]
 
 
 def _follow(frame: _Frame, times: int | None, runs: Runs) -> None:
     """Adds `times` runs of a frame's computation, and of all that it calls, to `runs`."""
-    computation = frame.computation
-    runs.times[computation] = _sum(runs.times[computation], times)
-    for instruction in computation.instructions:
+    before = runs.times[frame.computation]
+    runs.times[frame.computation] = None if before is None or times is None else before + times
+    for instruction in frame.computation.instructions:
         match instruction.opcode:
             case "while":
                 trips = _trip_count(frame, instruction)
@@ -198,20 +158,22 @@ def _follow(frame: _Frame, times: int | None, runs: Runs) -> None:
                     runs.trip_counts[instruction.name] = None
                 state = [_unchanged(frame, instruction)]
                 body, condition = instruction.called
-                _follow(_Frame(body, state), _product(times, trips), runs)
-                _follow(_Frame(condition, state), _product(times, _sum(trips, 1)), runs)
+                all_trips = None if times is None or trips is None else times * trips
+                tests = None if times is None or all_trips is None else times + all_trips
+                _follow(_Frame(body, state), all_trips, runs)
+                _follow(_Frame(condition, state), tests, runs)
             case "fusion" | "call":
                 (called,) = instruction.called
                 _follow(_Frame(called, frame.operands(instruction)), times, runs)
             case "async-update" | "async-done":
-                pass  # Their start has run what they name.
+                pass  # Their start has run the computations that they name.
             case _:
                 for called in instruction.called:
                     _follow(_Frame(called, ()), times, runs)
 
 
 def _unchanged(frame: _Frame, loop: Instruction) -> _Value:
-    """A loop's state as every run of its body finds it: values that no run changes are known."""
+    """A loop's state in every run of its body; the values that a run changes are unknown."""
     (state,) = frame.operands(loop)
     result = loop.called[0].root
     if not isinstance(state, tuple) or result.opcode != "tuple":
@@ -223,7 +185,7 @@ def _unchanged(frame: _Frame, loop: Instruction) -> _Value:
 
 
 def _is_element(instruction: Instruction, index: int) -> bool:
-    """Whether an instruction of a loop's body is the element `index` of the body's argument."""
+    """Whether an instruction of a loop's body is element `index` of the body's argument."""
     while instruction.opcode in _SAME:
         instruction = instruction.operands[0]
     return (
@@ -231,11 +193,3 @@ def _is_element(instruction: Instruction, index: int) -> bool:
         and instruction.proto.tuple_index == index
         and instruction.operands[0].opcode == "parameter"
     )
-
-
-def _sum(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else a + b
-
-
-def _product(a: int | None, b: int | None) -> int | None:
-    return None if a is None or b is None else a * b

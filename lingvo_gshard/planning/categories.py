@@ -39,13 +39,13 @@ _BY_SCOPE = {
 
 
 def scopes(op_name: str) -> tuple[str, ...]:
-    """Returns the model's own scopes in an op_name: layers, their parts, the operation itself."""
+    """The model's own scopes in an op_name: layers, their parts, the operation itself."""
     first = op_name.split(";")[0]
     return tuple(part for part in first.split("/") if part and not _WRAPPING.fullmatch(part))
 
 
 def category(op_name: str) -> Category:
-    """Returns the category of an instruction with this op_name."""
+    """The category of an instruction with this op_name."""
     # A scope that is entered a second time has a number after its name.
     outer = [re.sub(r"_\d+$", "", scope) for scope in scopes(op_name)[:-1]]
     is_projection = "project" in outer
@@ -58,9 +58,9 @@ def category(op_name: str) -> Category:
 
 
 def source(op_name: str) -> str:
-    """Returns the layer that an instruction comes from, such as `encoder/layers_1/feed_forward`.
+    """The layer that an instruction comes from, such as `encoder/layers_1/feed_forward`.
 
-    An operation outside all layers returns its own name.
+    For an operation outside all layers it is the operation's own name.
     """
     names = scopes(op_name)
     return "/".join(names[:-1] or names) or "unnamed"

@@ -11,13 +11,13 @@ import re
 from collections.abc import Iterable, Sequence
 
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.hlo import gather_sums, hlo_cost, hlo_module
-from lingvo_gshard.hlo.collectives import COLLECTIVES, Collective
+from lingvo_gshard.hlo import hlo_cost, hlo_module
+from lingvo_gshard.hlo.collectives import COLLECTIVES, Collective, gathered_bytes
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.planning.categories import Category, category, source
 from lingvo_gshard.planning.hardware import Generation, Torus
-from lingvo_gshard.planning.plan import NOTHING, CollectiveSum, StepCost, Times
+from lingvo_gshard.planning.plan import CollectiveSum, StepCost, Times
 from lingvo_gshard.spmd.topology import TopologyExecutable
 
 # Smaller tensors, such as metrics and the gate's losses, are not suspicious.
@@ -30,7 +30,7 @@ _EXPECTED = ("all-to-all", "all-reduce", "reduce-scatter")
 class CompiledStep:
     """A compiled program in numbers, and the cost of each instruction.
 
-    `gathered_bytes` has, by name, the bytes of each all-reduce that stands for an all-gather.
+    `gathered_bytes` are those of each all-reduce that stands for an all-gather, by its name.
     """
 
     report: CompiledReport
@@ -39,13 +39,13 @@ class CompiledStep:
 
 
 def read(compiled: TopologyExecutable) -> CompiledStep:
-    """Reads the program; ValueError if it has a loop of unknown length."""
+    """Reads the program. Raises ValueError if it has a loop of unknown length."""
     module = compiled.module
-    return CompiledStep(compiled.report(), hlo_cost.costs(module), gather_sums.find(module))
+    return CompiledStep(compiled.report(), hlo_cost.costs(module), gathered_bytes(module))
 
 
 def cost(step: CompiledStep, torus: Torus, model_flops_per_core: float) -> StepCost:
-    """Returns the cost of a step whose partitions lie on `torus`."""
+    """The cost of a step whose partitions lie on `torus`."""
     report = step.report
     by_category = times_by_category(step.costs, report.collective_ops, torus)
     products: dict[str, float] = dict.fromkeys(Category, 0.0)
@@ -58,7 +58,7 @@ def cost(step: CompiledStep, torus: Torus, model_flops_per_core: float) -> StepC
         collectives=_sums(report.collective_ops),
         flops_per_core=products,
         model_flops_per_core=model_flops_per_core,
-        roofline_secs=sum(by_category.values(), NOTHING),
+        roofline_secs=sum(by_category.values(), Times()),
         roofline_secs_by_category=by_category,
         network_secs_by_kind=dict(network_secs),
         xla_optimal_secs=report.optimal_secs * loop_factor(step.costs, torus.generation),
@@ -68,22 +68,22 @@ def cost(step: CompiledStep, torus: Torus, model_flops_per_core: float) -> StepC
 
 
 def times_by_category(
-    costs: Iterable[Cost], collectives: Iterable[Collective], torus: Torus
+    costs: Iterable[Cost], ops: Iterable[Collective], torus: Torus
 ) -> dict[str, Times]:
-    """Returns the roofline of each category that has instructions."""
-    found: dict[str, Times] = collections.defaultdict(lambda: NOTHING)
+    """The roofline of each category that has instructions."""
+    found: dict[str, Times] = collections.defaultdict(Times)
     rates = torus.generation.peak_flops, torus.generation.memory_bytes_per_sec
     for cost in costs:
         if cost.opcode.removesuffix("-start") not in COLLECTIVES:
             found[category(cost.op_name)] += _local_times(cost, *rates)
-    for op in collectives:
+    for op in ops:
         secs = _times(op) * torus.collective_secs(op)
-        found[category(op.op_name)] += Times(0.0, 0.0, secs, secs)
+        found[category(op.op_name)] += Times(network=secs, step=secs)
     return dict(found)
 
 
 def loop_factor(costs: Iterable[Cost], generation: Generation) -> float:
-    """Returns the factor from XLA's optimal_seconds, which run each loop once, to the real ones.
+    """The factor from XLA's optimal_seconds, which run each loop once, to the real ones.
 
     Both sums take XLA's own rates and count collectives as memory traffic, as XLA does.
     """
@@ -93,10 +93,7 @@ def loop_factor(costs: Iterable[Cost], generation: Generation) -> float:
 
 
 def suspicious(step: CompiledStep, params: Params) -> tuple[str, ...]:
-    """Returns in words what a well partitioned program would not have.
-
-    That is gathers of large tensors, and large tensors of the whole batch on every core.
-    """
+    """Describes gathers of large tensors, and large tensors of the whole batch on every core."""
     gathered = {
         (each.kind, each.source): each.bytes
         for each in _sums(step.report.collective_ops)
@@ -106,24 +103,24 @@ def suspicious(step: CompiledStep, params: Params) -> tuple[str, ...]:
         if each.name in step.gathered_bytes:
             key = "all-reduce in place of an all-gather", source(each.op_name)
             gathered[key] = gathered.get(key, 0) + each.times * step.gathered_bytes[each.name]
-    gathers = [
+    found = [
         f"{kind} of {size / 2**20:.1f} MiB a step from {name}"
         for (kind, name), size in gathered.items()
         if size >= _LARGE_BYTES
     ]
     p = params.input
     batch = re.compile(rf"\[(\d+,)*{p.batch_size},({p.source_len}|{p.target_len})[,\]]")
-    replicated = [
+    found += [
         f"{array}, the whole batch on every core, from {source(each.op_name)}"
         for each in step.costs
         for array in each.arrays
         if batch.search(str(array)) and hlo_module.num_bytes([array]) >= _LARGE_BYTES
     ]
-    return tuple(dict.fromkeys([*gathers, *replicated]))
+    return tuple(dict.fromkeys(found))
 
 
 def _sums(ops: Sequence[Collective]) -> tuple[CollectiveSum, ...]:
-    """Returns one record for each kind and source, the most bytes first."""
+    """One record for each kind and source, the most bytes first."""
     counts, sizes = collections.Counter[tuple[str, str]](), collections.Counter[tuple[str, str]]()
     for op in ops:
         key = op.kind, source(op.op_name)
@@ -136,7 +133,7 @@ def _sums(ops: Sequence[Collective]) -> tuple[CollectiveSum, ...]:
 def _local_times(cost: Cost, flops_per_sec: float, bytes_per_sec: float) -> Times:
     compute = cost.times * cost.flops / flops_per_sec
     memory = cost.times * cost.accessed_bytes / bytes_per_sec
-    return Times(compute, memory, 0.0, max(compute, memory))
+    return Times(compute, memory, step=max(compute, memory))
 
 
 def _times(op: Collective) -> int:

@@ -16,11 +16,8 @@ class Generation:
     """The figures of one core, which is what the compiler sees as a device.
 
     Attributes:
-      cores_per_chip: devices that share a chip's links.
       peak_flops: bfloat16 operations per second.
-      memory_bytes_per_sec: the bandwidth of high-bandwidth memory.
-      capacity_bytes: the memory that the compiler leaves to a program, by its own account.
-      link_bytes_per_sec: the rate of one link in one direction.
+      capacity_gib: the memory that the compiler leaves to a program, by its own account.
       xla_peak_flops, xla_memory_bytes_per_sec: the rates in XLA's own cost model, measured with
         the optimal_seconds of programs of one instruction.
     """
@@ -28,60 +25,28 @@ class Generation:
     cores_per_chip: int
     peak_flops: float
     memory_bytes_per_sec: float
-    capacity_bytes: float
+    capacity_gib: float
     link_bytes_per_sec: float
     xla_peak_flops: float
     xla_memory_bytes_per_sec: float
 
 
 _GIB = 2.0**30
-
-# By the prefix of a topology's name. The rates of a chip are published at
-# https://cloud.google.com/tpu/docs/GENERATION; those of v3's and v4's links at
-# https://doi.org/10.1145/3360307 and https://arxiv.org/abs/2304.01433.
+# By the prefix of a topology's name, in the order of the fields. The rates of a chip are published
+# at https://cloud.google.com/tpu/docs/GENERATION; those of v3's and v4's links at
+# https://doi.org/10.1145/3360307 and https://arxiv.org/abs/2304.01433. The pages of v5e and v5p
+# give the rate of a chip's 4 or 6 links in both directions.
 GENERATIONS = {
     # 656 Gbit/s a link; its page has 340 TB/s for all-reduces of 1024 chips.
-    "v3": Generation(
-        cores_per_chip=2,
-        peak_flops=123e12 / 2,
-        memory_bytes_per_sec=900e9 / 2,
-        capacity_bytes=15.48 * _GIB,
-        link_bytes_per_sec=656e9 / 8,
-        xla_peak_flops=61.4e12,
-        xla_memory_bytes_per_sec=400 * _GIB,
-    ),
-    "v4": Generation(
-        cores_per_chip=2,
-        peak_flops=275e12 / 2,
-        memory_bytes_per_sec=1200e9 / 2,
-        capacity_bytes=15.25 * _GIB,
-        link_bytes_per_sec=50e9,
-        xla_peak_flops=137e12,
-        xla_memory_bytes_per_sec=457.5 * _GIB,
-    ),
-    "v5e": Generation(
-        cores_per_chip=1,
-        peak_flops=197e12,
-        memory_bytes_per_sec=819e9,
-        capacity_bytes=15.75 * _GIB,
-        link_bytes_per_sec=400e9 / 4 / 2,  # Published for 4 links and both directions.
-        xla_peak_flops=197e12,
-        xla_memory_bytes_per_sec=687 * _GIB,
-    ),
-    "v5p": Generation(
-        cores_per_chip=1,
-        peak_flops=459e12,
-        memory_bytes_per_sec=2765e9,
-        capacity_bytes=95.74 * _GIB,
-        link_bytes_per_sec=1200e9 / 6 / 2,  # Published for 6 links and both directions.
-        xla_peak_flops=394e12,
-        xla_memory_bytes_per_sec=2189 * _GIB,
-    ),
+    "v3": Generation(2, 123e12 / 2, 900e9 / 2, 15.48, 656e9 / 8, 61.4e12, 400 * _GIB),
+    "v4": Generation(2, 275e12 / 2, 1200e9 / 2, 15.25, 50e9, 137e12, 457.5 * _GIB),
+    "v5e": Generation(1, 197e12, 819e9, 15.75, 400e9 / 4 / 2, 197e12, 687 * _GIB),
+    "v5p": Generation(1, 459e12, 2765e9, 95.74, 1200e9 / 6 / 2, 394e12, 2189 * _GIB),
 }
 
 
 def generation(topology: str) -> Generation:
-    """Returns the generation of a topology such as `v3:8x8`; ValueError for an unknown one."""
+    """The generation of a topology such as `v3:8x8`. Raises ValueError for an unknown one."""
     name = topology.partition(":")[0]
     if name not in GENERATIONS:
         raise ValueError(
@@ -93,15 +58,10 @@ def generation(topology: str) -> Generation:
 
 @dataclasses.dataclass(frozen=True)
 class Torus:
-    """The chips of a topology and the chip that holds each partition.
+    """A torus of `sizes` chips; `places` are the coordinates of each partition's chip.
 
     Every dim of more than two chips is assumed to wrap around, although slices smaller than a pod
     may not. Like the paper's roofline (section 5.2), this is the best case.
-
-    Attributes:
-      generation: the chips' generation.
-      sizes: chips along each dim.
-      places: for each partition, the coordinates of its chip.
     """
 
     generation: Generation
@@ -109,7 +69,7 @@ class Torus:
     places: tuple[tuple[int, ...], ...]
 
     def collective_secs(self, collective: Collective) -> float:
-        """Returns the time of one run of a collective that keeps all links busy.
+        """The time of one run of a collective that keeps all links busy.
 
         AllToAll: each partition sends equal parts of its bytes to its whole group, each part over
         as many links as lie between. The busiest dim decides: on a ring of n chips with two cores
@@ -117,9 +77,7 @@ class Torus:
         AllReduce: reduce-scatter and all-gather by rings over all links at once, 2 * (g - 1) / g
         * bytes. AllGather and ReduceScatter: half of that, for the larger side's bytes.
         CollectivePermute: the bytes times the longest distance between a source and its target.
-
-        Raises:
-          ValueError: the kind of collective is unknown.
+        Raises ValueError for other kinds.
         """
         rate, size = self.generation.link_bytes_per_sec, collective.result_bytes
         count = collective.group_size
@@ -137,11 +95,11 @@ class Torus:
         raise ValueError(f"no model of the time of a {collective.kind}.")
 
     def _links(self, dim: int) -> int:
-        """Returns the number of directed links that leave a chip along a dim."""
+        """The number of directed links that leave a chip along a dim."""
         return 2 if self.sizes[dim] > 2 else 1
 
     def _all_to_all_load(self, groups: Groups) -> float:
-        """Returns the bytes that cross each link of the busiest dim, per byte of a partition."""
+        """The bytes that cross each link of the busiest dim, per byte of a partition."""
         places = np.array([self.places[i] for i in groups[0]])
         return max(
             self.generation.cores_per_chip * _mean_distance(places[:, dim], size) / self._links(dim)
@@ -149,10 +107,10 @@ class Torus:
         )
 
     def _ring_load(self, groups: Groups) -> float:
-        """Returns the bytes that cross each link of rings through a group, per byte of a partition.
+        """The bytes that cross each link of rings through a group, per byte of a partition.
 
-        Groups whose members alternate share links. Cores of one chip that are in the same group
-        count as one member of its rings.
+        Groups whose members alternate share links. Cores of one chip in the same group count as
+        one member of its rings.
         """
         places = [self.places[i] for i in groups[0]]
         chips = np.array(sorted(set(places)))
@@ -166,7 +124,7 @@ class Torus:
         return sharing * gap / links if links else 0.0
 
     def _farthest(self, permute: Collective) -> int:
-        """Returns the most links between a source and its target."""
+        """The most links between a source and its target."""
         pairs = np.array(permute.groups)
         places = np.array(self.places)
         distances = _distance(places[pairs[:, 0]], places[pairs[:, 1]], np.array(self.sizes))
@@ -174,7 +132,7 @@ class Torus:
 
 
 def _mean_distance(positions: np.ndarray, size: int) -> float:
-    """Returns the mean number of links between two members of a group on a ring of `size`."""
+    """The mean number of links between two members of a group on a ring of `size`."""
     counts = np.bincount(positions, minlength=size)
     ring = np.arange(size)
     total = int(counts @ _distance(ring[:, None], ring, size) @ counts)

@@ -14,7 +14,6 @@ from lingvo_gshard.planning import categories
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 GIB = 2.0**30
-
 # The compiler's refusal says `Used 16.50G of 15.48G hbm`, or names the temporaries alone; then it
 # lists its largest buffers.
 _USED = re.compile(r"Used (\S+) of \S+ hbm|\((\S+)\) exceeds available HBM")
@@ -22,7 +21,6 @@ _ALLOCATION = re.compile(
     r"Size: (?P<size>\S+)\n(?:\s+Operator: op_name=\"(?P<op_name>[^\"]*)\".*\n)?"
     r"\s+Shape: (?P<shape>[\w\[\],]+)"
 )
-_UNITS = {"B": 1.0, "K": 2.0**10, "M": 2.0**20, "G": GIB, "T": 2.0**40}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +59,7 @@ class Buffer:
 class Refusal:
     """The compiler's refusal of a program that is too large.
 
-    `gib` is what the program wants on a core: all its memory, or the temporaries alone if they are
+    `gib` is what the program needs on a core: all its memory, or the temporaries alone if they are
     too large already. The largest buffers are known only in the first case.
     """
 
@@ -71,7 +69,7 @@ class Refusal:
 
 
 def state_gib(state: NestedMap, partitioning: Partitioning) -> tuple[float, float, float]:
-    """Returns the GiB on one core of (weights but experts', experts' weights, slots)."""
+    """The GiB on one core of all weights but experts', of experts' weights, and of the slots."""
     weights = state.theta.Flatten()
     # The gate's [M, E] is replicated, and its dims name no E.
     experts = [spec for spec in weights if "E" in spec.dims]
@@ -81,35 +79,30 @@ def state_gib(state: NestedMap, partitioning: Partitioning) -> tuple[float, floa
 
 
 def largest(costs: Iterable[Cost], count: int) -> tuple[Buffer, ...]:
-    """Returns the largest results of instructions, one for each shape and layer."""
-    return _largest(
-        {
-            Buffer(num_bytes([each]) / GIB, str(each), categories.source(cost.op_name))
-            for cost in costs
-            for each in cost.arrays
-        },
-        count,
-    )
+    """The largest results of instructions, one for each shape and layer."""
+    buffers = {
+        Buffer(num_bytes([each]) / GIB, str(each), categories.source(cost.op_name))
+        for cost in costs
+        for each in cost.arrays
+    }
+    return _largest(buffers, count)
 
 
 def largest_of_state(
     state: NestedMap, partitioning: Partitioning, count: int
 ) -> tuple[Buffer, ...]:
-    """Returns the largest weights and slots."""
-
-    def buffer(path: str, spec: TensorSpec) -> Buffer:
+    """The largest weights and slots."""
+    buffers = []
+    for path, spec in NestedMap(theta=state.theta, slots=state.slots).FlattenItems():
         shape = ",".join(map(str, partitioning.shard_shape(spec)))
-        return Buffer(_gib([spec], partitioning), f"{spec.dtype}[{shape}]", path)
-
-    specs = NestedMap(theta=state.theta, slots=state.slots).FlattenItems()
-    return _largest([buffer(path, spec) for path, spec in specs], count)
+        buffers.append(Buffer(_gib([spec], partitioning), f"{spec.dtype}[{shape}]", path))
+    return _largest(buffers, count)
 
 
 def parse_refusal(details: str) -> Refusal:
-    """Reads the compiler's message about a program that it refused for lack of memory.
+    """Reads the compiler's message about a program that needs too much memory.
 
-    Raises:
-      ValueError: the message does not say how much was wanted.
+    Raises ValueError if the message does not say how much the program needs.
     """
     used = _USED.search(details)
     if used is None:
@@ -134,4 +127,4 @@ def _parse_gib(size: str) -> float:
     """Reads a number of bytes such as `512`, `16.50G` or `17.02GB`."""
     number = size.rstrip("BKMGT")
     unit = size[len(number) :] or "B"
-    return float(number) * _UNITS[unit[0]] / GIB
+    return float(number) * 1024.0 ** ("BKMGT".index(unit[0]) - 3)

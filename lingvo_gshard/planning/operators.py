@@ -1,4 +1,4 @@
-"""Table 4 of the paper: what its operators compute and communicate, by today's compiler.
+"""Table 4 of the paper: what its operators compute and communicate, by today's compilers.
 
 Each operator is compiled for several numbers of partitions D; its underlined dims grow with D and
 all others stay. The partitions are JAX's own devices, or the cores of TPU v3 pods, which need not
@@ -6,7 +6,7 @@ be at hand. Letters are the table's.
 """
 
 import dataclasses
-import itertools
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -14,17 +14,20 @@ import tensorflow as tf
 
 from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import lowering, program, topology
+from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.spmd.executable import Executable, compile_program
+from lingvo_gshard.spmd.program import Program
 
 # Sizes per partition of dims that grow with D, and of those that don't.
 _GROWING, _STAYING = 16, 32
 _CAPACITIES, _KERNEL = 2048, 3  # Capacity x experts; rows and columns of a kernel.
 # A measured power of D that is nearer than this to the paper's counts as equal.
 _POWER_TOLERANCE = 0.25
+
 _ABBREVIATIONS = {
     "all-reduce": "AR",
     "all-gather": "AG",
@@ -38,14 +41,12 @@ _ABBREVIATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """A row of Table 4.
+    """A row of Table 4. The last three fields are its columns, the latter two per partition.
 
     Attributes:
       name: the name in the table, then the split dims.
       fn: the operator on full tensors.
       operands, result: their dims. In each, the first letter that is in `split` is split.
-      split: the letters over the partitions.
-      total_compute, compute, communication: the table's columns, the latter two per partition.
     """
 
     name: str
@@ -58,71 +59,52 @@ class Operator:
     communication: str = "0"
 
 
-# By the number of partitions D, the topology that has so many, or `own` for JAX's own devices.
-OWN_DEVICES = dict.fromkeys((2, 4, 8), "own")
-TPU_V3 = {d: topology.v3(d) for d in (8, 16, 32, 64, 128, 256, 512, 1024, 2048)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """An operator, compiled for a TPU topology or for JAX's `own` devices.
-
-    `collectives` are (kind, count) of those found. Flops, by XLA's count, and the bytes of the
-    collectives' results are those of one partition.
-    """
-
-    num_partitions: int
-    place: str
-    collectives: tuple[tuple[str, int], ...]
-    flops: float
-    communicated_bytes: int
-
-
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """An operator and its measurements by compiler; only those of one compiler are comparable."""
+    """An operator and one compiler's programs of it, by the number of partitions D."""
 
     operator: Operator
-    measured: Mapping[str, Sequence[Measured]]
+    measured: Mapping[int, CompiledReport]
 
     @property
     def difference(self) -> str:
-        """How the compilers differ from the table; empty if they do not."""
-        return "; ".join(
-            f"{compiler}: {reason}"
-            for compiler, measured in self.measured.items()
-            for reason in _differences(self.operator, measured)
+        """How the programs differ from the table; empty if they do not."""
+        return "; ".join(_differences(self.operator, self.measured))
+
+    def __str__(self) -> str:
+        """The paper's columns and the verdict, then each program's: one partition's."""
+        paper = self.operator
+        verdict = f"different: {self.difference}" if self.difference else "equal"
+        cells = []
+        for d, report in self.measured.items():
+            kinds = [f"{n} {_ABBREVIATIONS[kind]}" for kind, n in report.collectives if n]
+            sent = f"{communicated_bytes(report)} bytes"
+            cells.append((f"D={d}", " ".join(kinds) or "none", f"{report.flops:.0f} flop", sent))
+        return (
+            f"{paper.name}: total {paper.total_compute}, per partition {paper.compute}, "
+            f"communication {paper.communication}: {verdict}\n{table.text(cells, indent='  ')}"
         )
 
 
-def _einsum(equation: str) -> Callable[..., tf.Tensor]:
-    return lambda *operands: tf.einsum(equation, *operands)
+def _einsum(name: str, equation: str, split: str, *columns: str) -> Operator:
+    fn = functools.partial(tf.einsum, equation)
+    inputs, result = equation.split("->")
+    name = f"{name}({equation}) {','.join(split)}"
+    return Operator(name, fn, tuple(inputs.split(",")), result, split, *columns)
 
 
-def _product(split: str, *columns: str) -> Operator:
-    name = f"Matmul(AB,BC->AC) {','.join(split)}"
-    return Operator(name, _einsum("AB,BC->AC"), ("AB", "BC"), "AC", split, *columns)
-
-
+_matmul = functools.partial(_einsum, "Matmul", "AB,BC->AC")
 _SUMMED = ("O(D)", "O(1)", "O(1) AR")
 _UNMATCHED = ("O(D^2)", "O(D)", "O(D) AG or CP")
-
 TABLE_4 = (
     Operator("Add(A,A->A) A", lambda a, b: a + b, ("A", "A"), "A", "A"),
-    _product("B", *_SUMMED),
-    _product("A"),
-    _product("AB", *_UNMATCHED),
-    _product("AC", *_UNMATCHED),
+    _matmul("B", *_SUMMED),
+    _matmul("A"),
+    _matmul("AB", *_UNMATCHED),
+    _matmul("AC", *_UNMATCHED),
     Operator("Reduce(AB->A) A", lambda a: tf.reduce_sum(a, 1), ("AB",), "A", "A"),
     Operator("Reduce(AB->B) A", lambda a: tf.reduce_sum(a, 0), ("AB",), "B", "A", *_SUMMED),
-    Operator(
-        "Einsum(GSEC,GSM->EGCM) G,E",
-        _einsum("GSEC,GSM->EGCM"),
-        ("GSEC", "GSM"),
-        "EGCM",
-        "GE",
-        communication="O(sqrt(D)) AA",
-    ),
+    _einsum("Einsum", "GSEC,GSM->EGCM", "GE", "O(D)", "O(1)", "O(sqrt(D)) AA"),
     # In TensorFlow's order of dims; x and y are the kernel's.
     Operator(
         "Convolution(BIXY,xyIO->BOXY) X",
@@ -137,59 +119,34 @@ TABLE_4 = (
 
 def lines() -> Iterator[str]:
     """Yields Table 4 measured on JAX's own devices and, if its compiler is installed, TPU v3."""
-    places = {"own": OWN_DEVICES}
+    yield "On JAX's own devices"
+    yield from map(str, rows(compile_program, (2, 4, 8)))
     if topology.is_installed():
-        places["v3"] = TPU_V3
+        yield "On TPU v3"
+        yield from map(str, rows(compile_for_v3, (8, 16, 32, 64, 128, 256, 512, 1024, 2048)))
     else:
         yield "Without TPUs, which `make setup-tpu` installs the compiler for."
-    yield from map(text, rows(places))
 
 
-def rows(places: Mapping[str, Mapping[int, str]]) -> list[Row]:
-    """Returns Table 4 measured at the places of each compiler, such as {"own": OWN_DEVICES}.
-
-    Raises:
-      ValueError: more partitions than devices; or as topology.compile_program.
-    """
-    found = []
-    for operator in TABLE_4:
-        measured = {
-            compiler: [_measure(operator, *place) for place in topologies.items()]
-            for compiler, topologies in places.items()
-        }
-        found.append(Row(operator, measured))
-    return found
+def rows(compile: Callable[[Program], Executable], partitions: Sequence[int]) -> list[Row]:
+    """Table 4 measured with one compiler for several D. Raises ValueError as the compiler."""
+    return [
+        Row(operator, {d: compile(_export(operator, d)).report() for d in partitions})
+        for operator in TABLE_4
+    ]
 
 
-def text(row: Row) -> str:
-    """Returns the paper's columns, then for each place: collectives, flops, bytes."""
-    paper = row.operator
-    verdict = f"different: {row.difference}" if row.difference else "equal"
-    cells = []
-    for each in itertools.chain(*row.measured.values()):
-        kinds = " ".join(f"{count} {_ABBREVIATIONS[kind]}" for kind, count in each.collectives)
-        place = f"D={each.num_partitions} {each.place}"
-        sent = f"{each.communicated_bytes} bytes"
-        cells.append((place, kinds or "none", f"{each.flops:.0f} flop", sent))
-    return (
-        f"{paper.name}: total {paper.total_compute}, per partition {paper.compute}, "
-        f"communication {paper.communication}: {verdict}\n{table.text(cells, indent='  ')}"
-    )
+def compile_for_v3(program: Program) -> Executable:
+    """Compiles for a TPU v3 with as many cores as the program has partitions."""
+    return topology.compile_program(program, topology.v3(program.partitioning.num_partitions))
 
 
-def _measure(operator: Operator, num_partitions: int, place: str) -> Measured:
-    exported = _export(operator, num_partitions)
-    if place == "own":
-        report = compile_program(exported).report()
-    else:
-        report = topology.compile_program(exported, place).report()
-    found = tuple((kind, count) for kind, count in report.collectives if count)
-    # No operator has a loop, so that each collective runs once.
-    communicated_bytes = sum(each.result_bytes for each in report.collective_ops)
-    return Measured(num_partitions, place, found, report.flops, communicated_bytes)
+def communicated_bytes(report: CompiledReport) -> int:
+    """Bytes of the collectives' results; no operator has a loop, so that each runs once."""
+    return sum(each.result_bytes for each in report.collective_ops)
 
 
-def _export(operator: Operator, num_partitions: int) -> program.Program:
+def _export(operator: Operator, num_partitions: int) -> Program:
     parts = Partitioning.from_dict(Mesh.flat(num_partitions), dict.fromkeys(operator.split, "d"))
     operands = NestedMap()
     for i, dims in enumerate(operator.operands):
@@ -213,22 +170,23 @@ def _size(letter: str, operator: Operator, num_partitions: int) -> int:
     return _GROWING * num_partitions if letter in operator.split else _STAYING
 
 
-def _differences(operator: Operator, measured: Sequence[Measured]) -> Iterator[str]:
+def _differences(operator: Operator, measured: Mapping[int, CompiledReport]) -> Iterator[str]:
     """Yields how one compiler's programs differ from the table's row."""
     expected = set(_ABBREVIATIONS.values()) & set(operator.communication.split())
-    for each in measured:
-        found = {_ABBREVIATIONS[kind] for kind, _ in each.collectives}
+    for d, report in measured.items():
+        found = {_ABBREVIATIONS[op.kind] for op in report.collective_ops}
         if not found <= expected or bool(found) != bool(expected):
-            yield f"{_communication(found, expected)} from D={each.num_partitions}"
+            yield f"{_communication(found, expected)} from D={d}"
             break
-    first, last = measured[0], measured[-1]
-    growth = last.num_partitions / first.num_partitions
+    first, last = measured[min(measured)], measured[max(measured)]
+    growth = max(measured) / min(measured)
     # The table's O(sqrt(D)) for AllToAll is its time on a 2-D torus; its bytes are O(1).
-    for name, start, end, column in (
-        ("flops", first.flops, last.flops, operator.compute),
-        ("bytes", first.communicated_bytes, last.communicated_bytes, operator.communication),
+    for name, value, column in (
+        ("flops", lambda report: report.flops, operator.compute),
+        ("bytes", communicated_bytes, operator.communication),
     ):
         expected_power = int(column.startswith("O(D)"))
+        start, end = value(first), value(last)
         power = math.log(end / start, growth) if start and end else 0.0
         if abs(power - expected_power) > _POWER_TOLERANCE:
             yield f"{name} grow as D^{power:.2f}, not D^{expected_power}"
@@ -237,5 +195,5 @@ def _differences(operator: Operator, measured: Sequence[Measured]) -> Iterator[s
 def _communication(found: set[str], expected: set[str]) -> str:
     if found == {"AR"} and "AG" in expected:
         return "gathers by AR, a sum of parts that are zero in each other's places,"
-    allowed = "/".join(sorted(expected)) or "nothing"
-    return f"communicates by {'+'.join(sorted(found)) or 'nothing'}, not {allowed},"
+    used, allowed = "+".join(sorted(found)), "/".join(sorted(expected))
+    return f"communicates by {used or 'nothing'}, not {allowed or 'nothing'},"

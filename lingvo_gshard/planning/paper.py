@@ -50,20 +50,7 @@ FAMILY = tuple(
     for experts, layers, *rest in _MIXTURES
 )
 
-DENSE = PaperRun(
-    name="T(96L)",
-    model="m4.T96L",
-    cores=2048,
-    layers=96,
-    experts=None,
-    total_experts=None,
-    weights=2.3e9,
-    batch_tokens=2**22,
-    steps_per_sec=None,
-    core_years=235.5,
-    days=42,
-    bleu=36.9,
-)
+DENSE = PaperRun("T(96L)", "m4.T96L", 2048, 96, None, None, 2.3e9, 2**22, None, 235.5, 42, 36.9)
 
 # Figure 6: the weights of a bilingual baseline.
 BASELINE_WEIGHTS = 0.4e9

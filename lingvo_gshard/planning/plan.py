@@ -11,7 +11,6 @@ from lingvo_gshard.core import atomic_file, json_records
 from lingvo_gshard.planning.memory import Buffer, Memory
 
 PLAN_JSON = "plan.json"
-
 # The share of the roofline that the paper measured for MoE(2048E, 36L) (section 5.2).
 PAPERS_SHARE = 0.48
 _SECS_PER_YEAR = 365.25 * 24 * 3600
@@ -22,23 +21,18 @@ _TRAINING_TOKENS = 1e12
 class Times:
     """Seconds of a step, or of a part of it, at the roofline.
 
-    Attributes:
-      compute: flops over the peak rate.
-      memory: bytes over the memory's bandwidth.
-      network: the time of collectives on the torus.
-      step: the sum over instructions of the longer of compute and memory time, plus network.
+    `compute` is flops over the peak rate, `memory` bytes over the memory's bandwidth, `network` the
+    time of collectives on the torus, and `step` the sum over instructions of the longer of compute
+    and memory time, plus network.
     """
 
-    compute: float
-    memory: float
-    network: float
-    step: float
+    compute: float = 0.0
+    memory: float = 0.0
+    network: float = 0.0
+    step: float = 0.0
 
     def __add__(self, other: Times) -> Times:
         return Times(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
-
-
-NOTHING = Times(0.0, 0.0, 0.0, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +57,6 @@ class StepCost:
       flops_per_core: the flops of matrix products in a step, by category.
       model_flops_per_core: the flops that the mathematics asks for (model/flops.py).
       roofline_secs: our roofline of the whole step.
-      roofline_secs_by_category: the same by category.
       network_secs_by_kind: the time of the collectives of each kind.
       xla_optimal_secs: XLA's optimal_seconds, with loop bodies times their trip counts.
       xla_optimal_secs_once: XLA's optimal_seconds as XLA gives them, each loop body once.
@@ -85,24 +78,12 @@ class StepCost:
 class Plan:
     """One experiment on one topology.
 
-    Attributes:
-      model: the experiment's registered name.
-      settings: the changes to the experiment, `path=value`.
-      topology: a name such as `v3:32x32`.
-      mesh: the sizes of the mesh's axes by name.
-      sharding: the table from letters of dims to axes.
-      cores: the number of partitions.
-      weights: the number of scalars in all weights.
-      tokens_per_core: target tokens of a batch over the cores.
-      fits: whether the compiler accepts the program.
-      memory_gib: the memory of one core.
-      largest_buffers: the largest tensors on one core.
-      suspicious: what a well partitioned program would not have, in words.
-      cost: the cost of a step; None if the program does not fit.
-      lower_secs: the time from the layers to an exported program.
-      compile_secs: the time from there to the cores' own program.
-      compile_cpu_secs: the same, summed over all threads.
-      host_peak_gib: the most memory that the planning process held on this machine.
+    `settings` are changes to the experiment, `path=value`; `mesh` has the sizes of its axes, and
+    `sharding` the axes of each letter. `tokens_per_core` are a batch's target tokens. `suspicious`
+    describes what a well partitioned program would not have. A program fits if the compiler
+    accepts it; otherwise it has no cost. Lowering goes from the layers to an exported program,
+    compiling from there to the cores' own program; its CPU seconds are those of all threads.
+    `host_peak_gib` is the most memory that the planning process held on this machine.
     """
 
     model: str
@@ -124,15 +105,15 @@ class Plan:
     host_peak_gib: float
 
     def steps_per_sec(self, share: float = 1.0) -> float:
-        """Returns the rate at a share of the roofline; 0 if the program does not fit."""
+        """The rate at a share of the roofline; 0 if the program does not fit."""
         return share / self.cost.roofline_secs.step if self.cost else 0.0
 
     def tokens_per_sec(self, share: float = 1.0) -> float:
-        """Returns the target tokens per second of all cores at a share of the roofline."""
+        """The target tokens per second of all cores at a share of the roofline."""
         return self.steps_per_sec(share) * self.tokens_per_core * self.cores
 
     def core_years(self, share: float = 1.0) -> float:
-        """Returns the core-years of 10^12 tokens; infinity if the program does not fit."""
+        """The core-years of 10^12 tokens; infinity if the program does not fit."""
         rate = self.tokens_per_sec(share)
         return self.cores * _TRAINING_TOKENS / rate / _SECS_PER_YEAR if rate else float("inf")
 
@@ -157,11 +138,7 @@ def save(plan: Plan, folder: pathlib.Path) -> None:
 
 
 def load(folder: pathlib.Path) -> Plan:
-    """Reads what `save` wrote.
-
-    Raises:
-      ValueError: the folder holds no plan, or one that is damaged or of another version.
-    """
+    """Reads a saved plan. Raises ValueError if there is none, or it is damaged or outdated."""
     path = folder / PLAN_JSON
     if not path.is_file():
         raise ValueError(f"{folder}: no {PLAN_JSON} there; `plan --out={folder}` makes one.")

@@ -55,17 +55,11 @@ class Request:
 def request(
     model: str, topology_name: str, settings: Sequence[str], batch_tokens: int | None
 ) -> Request:
-    """Returns the request for an experiment partitioned over all cores as the trainer does it.
+    """A request for an experiment partitioned over all cores as the trainer does it.
 
-    Args:
-      model: the experiment's registered name.
-      topology_name: a name such as `v3:32x32`.
-      settings: changes to the experiment, `path=value`.
-      batch_tokens: target tokens of a batch; None for the experiment's own batch.
-
-    Raises:
-      ValueError: unknown model, setting or topology; rows do not make up the batch's tokens; or
-        experts do not lie evenly on the cores.
+    `batch_tokens`, the target tokens of a batch, is a setting too, unless it is None. Raises
+    ValueError for an unknown model, setting or topology, if rows do not make up the batch's
+    tokens, or if the experts do not lie evenly on the cores.
     """
     settings = tuple(settings)
     if batch_tokens is not None:
@@ -82,13 +76,10 @@ def request(
 
 
 def planned(request: Request, folder: pathlib.Path) -> Plan:
-    """Returns the plan kept in `folder`, or makes it there, with its report.
+    """The plan kept in `folder`, or a new one that is written there with its report.
 
     Each plan is made in a process of its own, so that its memory is measured alone and a compiler
-    that dies takes no other plan with it.
-
-    Raises:
-      ValueError: as `make`; or the process that made the plan died.
+    that dies takes no other plan with it. Raises ValueError as `make`, or if that process died.
     """
     fingerprint, kept = _fingerprint(request), folder / _FINGERPRINT
     if kept.is_file() and kept.read_text() == fingerprint:
@@ -104,31 +95,28 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
 def make(request: Request) -> Plan:
     """Compiles the experiment's training step for the topology and reads the result.
 
-    Raises:
-      ValueError: unknown topology, no compiler for it, more partitions than cores, a vocabulary
-        without a size, groups that do not divide evenly over the cores, or a dim that the mesh
-        does not divide.
+    Raises ValueError for an unknown topology or one without a compiler, more partitions than
+    cores, a vocabulary without a size, groups that do not divide evenly over the cores, or a dim
+    that the mesh does not divide.
     """
     params, p, parts = request.params, request.params.input, request.partitioning
-    _check_vocabularies(params)
+    check(params, parts)
     places = topology.chip_places(request.topology)
     generation = hardware.generation(request.topology)
-    _check_groups(params, parts)
     model = TranslationModel(params, parts)
     started = time.monotonic()
     exported = _export(model, params)
     lowered, lowered_cpu = time.monotonic(), time.process_time()
     compiled = _compile(exported, request.topology)
     compile_secs, compile_cpu_secs = time.monotonic() - lowered, time.process_time() - lowered_cpu
-
     outcome = compiled if isinstance(compiled, Refusal) else compiled_step.read(compiled)
-    memory_gib, largest_buffers = _memory(model, generation.capacity_bytes, outcome)
     cost, suspicious = None, tuple[str, ...]()
     if isinstance(outcome, CompiledStep):
         needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
         torus = _torus(generation, places, parts)
         cost = compiled_step.cost(outcome, torus, needed / parts.num_partitions)
         suspicious = compiled_step.suspicious(outcome, params)
+    memory_gib, largest_buffers = _memory(model, generation.capacity_gib, outcome)
     return Plan(
         model=request.model,
         settings=request.settings,
@@ -151,7 +139,7 @@ def make(request: Request) -> Plan:
 
 
 def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> str:
-    """Returns the setting of as many rows as make up a batch of `batch_tokens`."""
+    """The setting of as many rows as make up a batch of `batch_tokens`."""
     if any(setting.startswith("input.batch_size=") for setting in settings):
         raise ValueError("give one of --batch_tokens and --set=input.batch_size.")
     length = registry.get_params(model, settings).input.target_len
@@ -177,7 +165,7 @@ def _in_own_process(request: Request) -> Plan:
 
 
 def _fingerprint(request: Request) -> str:
-    """Returns a digest of all that a plan depends on: the request, our code, the compilers."""
+    """A digest of all that a plan depends on: the request, our code, the compilers."""
     versions = [
         (package, found.version)
         for package in _PACKAGES
@@ -190,20 +178,17 @@ def _fingerprint(request: Request) -> str:
     return digest.hexdigest()
 
 
-def _check_vocabularies(params: Params) -> None:
+def check(params: Params, parts: Partitioning) -> None:
+    """Refuses vocabularies without a size, and groups that do not divide evenly over the cores."""
     for name in ("source_vocab_size", "target_vocab_size"):
         if params.task.Get(name) is None:
             raise ValueError(
                 f"task.{name} is as large as the data's, and a plan has no data; give "
                 f"--set=task.{name}=SIZE."
             )
-
-
-def _check_groups(params: Params, parts: Partitioning) -> None:
-    """Refuses groups that do not divide evenly: cores would be idle and tokens gathered."""
     (ways,) = parts.factor("G")
     for stack, count in placement.num_groups(params).items():
-        if count % ways:
+        if count % ways:  # Cores would be idle and tokens gathered.
             raise ValueError(
                 f"task.{stack}.moe.group_size divides the batch into {count} groups, which is not "
                 f"a multiple of the {ways} cores that share them; choose smaller groups or more "
@@ -228,15 +213,15 @@ def _compile(exported: program.Program, name: str) -> topology.TopologyExecutabl
 def _torus(
     generation: hardware.Generation, places: Sequence[tuple[int, ...]], parts: Partitioning
 ) -> Torus:
-    """Returns the torus of the chips at `places`, with partitions where the mesh puts them."""
+    """The torus of the chips at `places`, with partitions where the mesh puts them."""
     sizes = tuple(max(coordinates) + 1 for coordinates in zip(*places, strict=True))
     return Torus(generation, sizes, tuple(places[i] for i in parts.mesh.devices))
 
 
 def _memory(
-    model: TranslationModel, capacity_bytes: float, outcome: CompiledStep | Refusal
+    model: TranslationModel, capacity_gib: float, outcome: CompiledStep | Refusal
 ) -> tuple[Memory, tuple[Buffer, ...]]:
-    """Returns the memory of one core and its largest buffers."""
+    """The memory of one core and its largest buffers."""
     state = memory.state_gib(model.state_spec, model.partitioning)
     if isinstance(outcome, CompiledStep):
         peak, temporaries = outcome.report.peak_bytes / GIB, outcome.report.temp_bytes / GIB
@@ -247,4 +232,4 @@ def _memory(
         buffers = outcome.buffers[:_NUM_BUFFERS] or memory.largest_of_state(
             model.state_spec, model.partitioning, _NUM_BUFFERS
         )
-    return Memory(capacity_bytes / GIB, *state, temporaries, peak), buffers
+    return Memory(capacity_gib, *state, temporaries, peak), buffers

@@ -1,5 +1,8 @@
 """Plans as text, as report.md, side by side, and as pictures after Figures 7 and 8."""
 
+import collections
+import dataclasses
+import itertools
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -9,13 +12,11 @@ from matplotlib.figure import Figure
 from lingvo_gshard.core import table
 from lingvo_gshard.planning.categories import Category
 from lingvo_gshard.planning.memory import Memory
-from lingvo_gshard.planning.plan import NOTHING, PAPERS_SHARE, Plan, StepCost
+from lingvo_gshard.planning.plan import PAPERS_SHARE, Plan, StepCost, Times
 
 MEMORY_PNG, TIME_PNG, REPORT_MD = "memory.png", "time.png", "report.md"
-
 # Figure 7's parts, from the bottom of a bar.
-MEMORY_PARTS = ("replicated_weights", "expert_weights", "optimizer_slots", "temporaries")
-_TIMES = ("compute", "memory", "network", "step")
+_MEMORY_PARTS = ("replicated_weights", "expert_weights", "optimizer_slots", "temporaries")
 _NUM_BUFFERS = 5
 
 
@@ -33,30 +34,68 @@ def write(plan: Plan, folder: pathlib.Path) -> None:
 
 
 def comparison(plans: Sequence[Plan]) -> str:
-    """Returns plans side by side, and the ratio of the last plan's figures to the first's.
+    """Plans side by side; a plan that does not fit has no times."""
+    lines = []
+    for i, plan in enumerate(plans, 1):
+        mesh = " x ".join(f"{name}={size}" for name, size in plan.mesh.items())
+        rows = ", ".join(f"{letter}:{axis}" for letter, axis in plan.sharding.items())
+        parts = [f"{i}: {plan.model} on {plan.topology}, mesh {mesh}", f"table {rows}"]
+        lines.append("; ".join([*parts, *plan.settings]))
+    columns = {f"{i}: {plan.model}": figures(plan) for i, plan in enumerate(plans, 1)}
+    return "\n".join([*lines, side_by_side(columns)])
 
-    A plan that does not fit has no times.
-    """
-    titles = [
-        f"{i}: {plan.model} on {plan.topology}, {_partitioning(plan)}"
-        for i, plan in enumerate(plans, 1)
-    ]
-    columns = [dict(_figures(plan)) for plan in plans]
-    rows = [("", *(plan.model for plan in plans), "ratio")]
-    for name in dict.fromkeys(name for column in columns for name in column):
-        values = [column.get(name) for column in columns]
+
+def side_by_side(columns: Mapping[str, Mapping[str, float | None]]) -> str:
+    """A table of named figures, and the ratio of the last column's figures to the first's."""
+    each = list(columns.values())
+    rows = [("", *columns, "ratio")]
+    for name in dict.fromkeys(itertools.chain(*each)):
+        values = [column.get(name) for column in each]
         first, last = values[0], values[-1]
         ratio = last / first if first and last is not None else None
-        cells = (table.number(value, ".4g") for value in values)
+        cells = (table.number(v, ".4g" if v is None or v < 1e4 else ".0f") for v in values)
         rows.append((name, *cells, table.number(ratio, ".3f")))
-    return "\n".join([*titles, table.text(rows)])
+    return table.text(rows)
+
+
+def figures(plan: Plan) -> dict[str, float]:
+    """The figures of a plan by name, with their units; without times if it does not fit."""
+    memory, cost = dataclasses.asdict(plan.memory_gib), plan.cost
+    found = {
+        "cores": plan.cores,
+        "weights B": plan.weights / 1e9,
+        "target tokens a core": plan.tokens_per_core,
+        "fits": plan.fits,
+        **{f"{part} GiB": gib for part, gib in memory.items()},
+        "lower s": plan.lower_secs,
+        "compile s": plan.compile_secs,
+        "compile CPU s": plan.compile_cpu_secs,
+        "host's peak GiB": plan.host_peak_gib,
+    }
+    if cost is None:
+        return found
+    for part, secs in dataclasses.asdict(cost.roofline_secs).items():
+        found[f"roofline {part} ms"] = 1e3 * secs
+    for name, times in sorted(cost.roofline_secs_by_category.items()):
+        found[f"{name} ms"] = 1e3 * times.step
+    found |= {
+        "steps/s": plan.steps_per_sec(),
+        "core-years": plan.core_years(),
+        "XLA optimal ms": 1e3 * cost.xla_optimal_secs,
+        "Gflop a core": sum(cost.flops_per_core.values()) / 1e9,
+        "instructions": cost.instructions,
+    }
+    for kind, (count, mib) in sorted(_by_kind(cost).items()):
+        ms = 1e3 * cost.network_secs_by_kind[kind]
+        found |= {kind: count, f"{kind} MiB": mib, f"{kind} ms": ms}
+    return found
 
 
 def draw_memory(memories: Mapping[str, Memory], path: pathlib.Path) -> None:
     """Draws Figure 7: a bar of GiB per core for each plan; a dashed line is the capacity."""
     parts = {
         part.replace("_", " "): [getattr(memory, part) for memory in memories.values()]
-        for part in MEMORY_PARTS
+        for part in _MEMORY_PARTS
     }
     figure = _stacked(list(memories), parts, "GiB a core")
     for capacity in {memory.capacity for memory in memories.values()}:
@@ -68,21 +107,27 @@ def draw_times(costs: Mapping[str, StepCost], path: pathlib.Path) -> None:
     """Draws Figure 8: a bar of the roofline's milliseconds by category for each plan."""
     parts = {}
     for category in Category:
-        times = [cost.roofline_secs_by_category.get(category, NOTHING) for cost in costs.values()]
+        times = [cost.roofline_secs_by_category.get(category, Times()) for cost in costs.values()]
         parts[category.replace("_", ", ")] = [1e3 * (each.step - each.network) for each in times]
     parts["collectives"] = [1e3 * cost.roofline_secs.network for cost in costs.values()]
     _stacked(list(costs), parts, "ms a step at the roofline").savefig(path, dpi=130)
 
 
 def text(plan: Plan) -> str:
-    """Returns a plan as one screen of text."""
+    """A plan as one screen of text."""
+    memory = plan.memory_gib
+    over = memory.peak - memory.capacity
+    verdict = "fits" if plan.fits else f"does NOT fit, by {over:.2f} GiB or more"
+    parts = (f"{part.replace('_', ' ')} {getattr(memory, part):.2f}" for part in _MEMORY_PARTS)
     lines = [
         f"{plan.model} on {plan.topology}: {plan.cores} cores, {table.count(plan.weights)} "
-        f"weights, {plan.tokens_per_core:.0f} target tokens a core"
+        f"weights, {plan.tokens_per_core:.0f} target tokens a core",
+        f"settings: {', '.join(plan.settings) or 'none'}",
+        f"{verdict}: {memory.peak:.2f} of {memory.capacity:.2f} GiB a core",
+        "  " + ", ".join(parts),
     ]
-    if plan.settings:
-        lines.append("settings: " + ", ".join(plan.settings))
-    lines += _memory_lines(plan)
+    for each in plan.largest_buffers[:_NUM_BUFFERS]:
+        lines.append(f"  {each.gib:.3g} GiB {each.shape} of {each.source}")
     if plan.cost:
         lines += _cost_lines(plan, plan.cost)
     lines.append(
@@ -90,17 +135,6 @@ def text(plan: Plan) -> str:
         f"({plan.compile_cpu_secs:.1f} of CPU), {plan.host_peak_gib:.1f} GiB of this machine"
     )
     return "\n".join(lines)
-
-
-def _memory_lines(plan: Plan) -> Iterator[str]:
-    memory = plan.memory_gib
-    over = memory.peak - memory.capacity
-    verdict = "fits" if plan.fits else f"does NOT fit, by {over:.2f} GiB or more"
-    yield f"{verdict}: {memory.peak:.2f} of {memory.capacity:.2f} GiB a core"
-    parts = (f"{part.replace('_', ' ')} {getattr(memory, part):.2f}" for part in MEMORY_PARTS)
-    yield "  " + ", ".join(parts)
-    for buffer in plan.largest_buffers[:_NUM_BUFFERS]:
-        yield f"  {buffer.gib:.3g} GiB {buffer.shape} of {buffer.source}"
 
 
 def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
@@ -125,7 +159,7 @@ def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
 
 
 def _collectives(cost: StepCost) -> str:
-    """Returns the table of collectives by kind, with the two sources of the most bytes."""
+    """The table of collectives by kind, with the two sources of the most bytes."""
     rows: list[Sequence[object]] = [("collectives of a step on one core", "count", "MiB")]
     for kind, (count, mib) in sorted(_by_kind(cost).items(), key=lambda item: -item[1][0]):
         sources = [each.source for each in cost.collectives if each.kind == kind]
@@ -135,51 +169,24 @@ def _collectives(cost: StepCost) -> str:
 
 
 def _by_kind(cost: StepCost) -> dict[str, tuple[int, float]]:
-    """Returns the number of collectives of each kind and their MiB."""
-    sums: dict[str, tuple[int, float]] = {}
+    """The number of collectives of each kind and their MiB."""
+    counts, sizes = collections.Counter[str](), collections.Counter[str]()
     for each in cost.collectives:
-        count, mib = sums.get(each.kind, (0, 0.0))
-        sums[each.kind] = count + each.count, mib + each.bytes / 2**20
-    return sums
+        counts[each.kind] += each.count
+        sizes[each.kind] += each.bytes
+    return {kind: (count, sizes[kind] / 2**20) for kind, count in counts.items()}
 
 
 def _categories(cost: StepCost) -> str:
-    """Returns the table of times by category, the longest first."""
+    """The table of times by category, the longest first."""
     by_category = cost.roofline_secs_by_category
     ranked = sorted(by_category.items(), key=lambda item: -item[1].step)
     flops = cost.flops_per_core | {"all": sum(cost.flops_per_core.values())}
-    rows = [["of a step", "Gflop", *(f"{part} ms" for part in _TIMES)]]
+    rows = [["of a step", "Gflop", "compute ms", "memory ms", "network ms", "step ms"]]
     for name, times in [*ranked, ("all", cost.roofline_secs)]:
-        cells = (f"{1e3 * getattr(times, part):.2f}" for part in _TIMES)
+        cells = (f"{1e3 * secs:.2f}" for secs in dataclasses.astuple(times))
         rows.append([name, f"{flops[name] / 1e9:.0f}", *cells])
     return table.text(rows, indent="  ")
-
-
-def _partitioning(plan: Plan) -> str:
-    mesh = " x ".join(f"{name}={size}" for name, size in plan.mesh.items())
-    sharding = ", ".join(f"{letter}:{axis}" for letter, axis in plan.sharding.items())
-    return "; ".join([f"mesh {mesh}", f"table {sharding}", *plan.settings])
-
-
-def _figures(plan: Plan) -> Iterator[tuple[str, float]]:
-    yield "fits", float(plan.fits)
-    for part in (*MEMORY_PARTS, "peak"):
-        yield f"{part} GiB", getattr(plan.memory_gib, part)
-    yield "lower s", plan.lower_secs
-    yield "compile s", plan.compile_secs
-    yield "compile CPU s", plan.compile_cpu_secs
-    if plan.cost is None:
-        return
-    for part in _TIMES:
-        yield f"roofline {part} ms", 1e3 * getattr(plan.cost.roofline_secs, part)
-    for name, times in sorted(plan.cost.roofline_secs_by_category.items()):
-        yield f"{name} ms", 1e3 * times.step
-    yield "XLA optimal ms", 1e3 * plan.cost.xla_optimal_secs
-    yield "Gflop a core", sum(plan.cost.flops_per_core.values()) / 1e9
-    yield "instructions", float(plan.cost.instructions)
-    for kind, (count, mib) in sorted(_by_kind(plan.cost).items()):
-        yield kind, float(count)
-        yield f"{kind} MiB", mib
 
 
 def _stacked(names: Sequence[str], parts: Mapping[str, Sequence[float]], label: str) -> Figure:

@@ -25,7 +25,6 @@ _REMATS = {
     Remat.BLOCK: "whole blocks computed again",
 }
 _STACKS = {"encoder": "source_len", "decoder": "target_len"}
-
 # A description, and values of settings by path.
 _Change = tuple[str, Mapping[str, object]]
 
@@ -40,14 +39,13 @@ class Trial:
     refusal: str = ""
 
     @property
-    def step_secs(self) -> float:
-        """The time of a step at the roofline; infinity if it cannot run."""
+    def secs(self) -> Times:
+        """The times of a step at the roofline; an infinite step if it cannot run."""
         cost = self.plan.cost if self.plan else None
-        return cost.roofline_secs.step if cost else float("inf")
+        return cost.roofline_secs if cost else Times(step=float("inf"))
 
     @property
     def fits(self) -> bool:
-        """Whether the alternative can run."""
         return self.plan is not None and self.plan.fits
 
     def __str__(self) -> str:
@@ -56,8 +54,7 @@ class Trial:
         memory = self.plan.memory_gib
         if not self.fits:
             return f"{self.name}: does not fit, {memory.peak:.2f} of {memory.capacity:.2f} GiB"
-        step_ms = 1e3 * self.step_secs
-        return f"{self.name}: fits, {memory.peak:.2f} GiB, {step_ms:.2f} ms a step"
+        return f"{self.name}: fits, {memory.peak:.2f} GiB, {1e3 * self.secs.step:.2f} ms a step"
 
 
 def plan_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
@@ -108,19 +105,17 @@ def candidates(num_experts: int | None, cores: int) -> Iterator[tuple[str, Parti
 
 
 def ranking(trials: Sequence[Trial]) -> str:
-    """Returns the partitionings that fit, the fastest first, the others, and why one is chosen."""
-    ranked = sorted(trials, key=lambda trial: trial.step_secs)
+    """The partitionings that fit, the fastest first, the others, and why one is chosen."""
+    ranked = sorted(trials, key=lambda trial: trial.secs.step)
+    fitting = [trial for trial in ranked if trial.fits]
     rows = [["partitioning", "GiB", "step ms", "compute", "memory", "network"]]
-    fitting = []
-    for trial in ranked:
-        if trial.plan and trial.plan.cost:
-            secs = trial.plan.cost.roofline_secs
-            fitting.append((trial.name, secs))
-            times = (secs.step, secs.compute, secs.memory, secs.network)
-            ms = (f"{1e3 * each:.2f}" for each in times)
-            rows.append([trial.name, f"{trial.plan.memory_gib.peak:.2f}", *ms])
+    for trial in fitting:
+        assert trial.plan is not None
+        secs, peak_gib = trial.secs, trial.plan.memory_gib.peak
+        times = (secs.step, secs.compute, secs.memory, secs.network)
+        rows.append([trial.name, f"{peak_gib:.2f}", *(f"{1e3 * each:.2f}" for each in times)])
     others = [str(trial) for trial in ranked if not trial.fits]
-    return "\n".join([table.text(rows), *others, _reason(fitting)])
+    return "\n".join([table.text(rows), *others, f"chosen: {_choice(fitting)}"])
 
 
 def remedies(request: Request, folder: pathlib.Path) -> Iterator[Trial]:
@@ -129,7 +124,8 @@ def remedies(request: Request, folder: pathlib.Path) -> Iterator[Trial]:
     If none of them suffices alone, all that keep the batch are combined, then half of the batch
     with them, until one fits.
     """
-    gentle, half = list(_keeping_the_batch(request.params)), _half_the_batch(request.params)
+    gentle, rows = list(_keeping_the_batch(request.params)), request.params.input.batch_size
+    half = [] if rows % 2 else [("half as many tokens a core", {"input.batch_size": rows // 2})]
     helped = False
     for change in [*gentle, *half]:
         trial = _changed(request, change, folder)
@@ -161,22 +157,19 @@ def _changed(request: Request, change: _Change, folder: pathlib.Path) -> Trial:
     return _trial(name, asked, folder)
 
 
-def _reason(fitting: Sequence[tuple[str, Times]]) -> str:
-    """Returns what the first gains over the second."""
+def _choice(fitting: Sequence[Trial]) -> str:
+    """The first partitioning, and how much it gains over the second."""
     if not fitting:
-        return "chosen: none, for none fits."
-    (name, best), *others = fitting
-    if not others:
-        return f"chosen: {name}, the only one that fits."
-    next_name, second = others[0]
-    gains = {
-        part: getattr(second, part) - getattr(best, part)
-        for part in ("memory", "network", "compute")
-    }
-    most = max(gains, key=lambda part: gains[part])
+        return "none, for none fits."
+    if len(fitting) == 1:
+        return f"{fitting[0].name}, the only one that fits."
+    best, second = fitting[0].secs, fitting[1].secs
+    parts = ("memory", "network", "compute")
+    most = max(parts, key=lambda part: getattr(second, part) - getattr(best, part))
+    gain = getattr(second, most) - getattr(best, most)
     return (
-        f"chosen: {name}: {second.step / best.step:.2f} times as fast as {next_name} at the "
-        f"roofline, most of it {most} time ({1e3 * gains[most]:.2f} ms less)."
+        f"{fitting[0].name}: {second.step / best.step:.2f} times as fast as {fitting[1].name} at "
+        f"the roofline, most of it {most} time ({1e3 * gain:.2f} ms less)."
     )
 
 
@@ -199,20 +192,14 @@ def _keeping_the_batch(params: Params) -> Iterator[_Change]:
         yield "groups of half as many tokens", halves
 
 
-def _half_the_batch(params: Params) -> list[_Change]:
-    """Returns the change to half as many rows; none if their number is odd."""
-    half, rest = divmod(params.input.batch_size, 2)
-    return [] if rest else [("half as many tokens a core", {"input.batch_size": half})]
-
-
-def _combined(gentle: Sequence[_Change], half: list[_Change]) -> Iterator[_Change]:
+def _combined(gentle: Sequence[_Change], half: Sequence[_Change]) -> Iterator[_Change]:
     """Yields all changes that keep the batch as one, then with half of the batch as well."""
     kept = [
         (name, values)
         for i, (name, values) in enumerate(gentle)
         if not any(values.keys() <= later.keys() for _, later in gentle[i + 1 :])
     ]
-    for changes in [kept, kept + half] if half else [kept]:
+    for changes in [kept, [*kept, *half]] if half else [kept]:
         if len(changes) > 1:
             joined = {path: value for _, values in changes for path, value in values.items()}
             yield ", ".join(name for name, _ in changes), joined

@@ -1,7 +1,12 @@
 """Collectives: kinds, bytes, groups, how often they run."""
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 import tensorflow as tf
+from jax import lax
+from jax.sharding import PartitionSpec
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import collectives, trip_counts
@@ -38,7 +43,7 @@ def test_a_compiled_loop_over_two_axes():
     annotated = AnnotatedFn("loop", fn, ("state",), (args,))
     report = compile_program(lowering.export(annotated, parts)).report()
     rows, columns = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))
-    assert [loop.trip_count for loop in report.loops] == [5]
+    assert list(report.loops.values()) == [5]
     # Each product's 3 rows are summed over y in the loop; gathered over y, then over x, after it.
     assert set(report.collective_ops) == {
         Collective("all-reduce", 4 * 3 * 12, rows, 5),
@@ -47,7 +52,7 @@ def test_a_compiled_loop_over_two_axes():
     }
     lines = [line.split() for line in report.table().splitlines()]
     assert ["all-reduce", "1", "144", "5", "2", "4"] in lines
-    assert lines[-1][-2:] == ["5", "trips"]
+    assert lines[-1] == [*report.loops, "5"]
 
 
 def _iota(groups, size, shape, order=()):
@@ -195,3 +200,61 @@ def test_the_sums_of_a_training_step(name):
     found = [op for op in _find(programs.kept(name)) if op.kind == "all-reduce"]
     large = {(op.result_bytes, op.times) for op in found if op.result_bytes > 2**17}
     assert large == {(4 * size, 3) for size in programs.BLOCK_WEIGHTS.values()}
+
+
+# --- all-gathers that are written as all-reduces ---
+
+_WHOLE = (4, 64)
+
+
+@jax.jit  # A fusion.
+def _written(base, part, index):
+    return lax.dynamic_update_slice(base, part, (jnp.uint32(0), index))
+
+
+def _empty():
+    return jnp.zeros(_WHOLE)
+
+
+def _own_index():
+    return 8 * lax.axis_index("d").astype(jnp.uint32)
+
+
+def _gathered(fn):
+    """The bytes gathered in each all-reduce of fn(part, whole), run on 8 partitions."""
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:8]), ("d",))
+    specs = PartitionSpec(None, "d"), PartitionSpec()
+    mapped = jax.shard_map(
+        lambda part, whole: lax.psum(fn(part, whole), "d"),
+        mesh=mesh,
+        in_specs=specs,
+        out_specs=PartitionSpec(),
+        check_vma=False,
+    )
+    module = programs.lowered(mapped, jnp.ones(_WHOLE), jnp.ones(_WHOLE))
+    assert programs.every(module, "all-reduce")
+    return sorted(collectives.gathered_bytes(module).values())
+
+
+def test_a_part_at_the_partitions_own_index_in_zeros_is_gathered():
+    assert _gathered(lambda part, _: _written(_empty(), part, _own_index())) == [4 * 4 * 64]
+
+
+def test_a_change_of_dtype_or_shape_is_followed():
+    def fn(part, _):
+        return _written(_empty(), part, _own_index()).astype(jnp.bfloat16).T
+
+    assert _gathered(fn) == [2 * 4 * 64]
+
+
+def test_sums_of_whole_arrays_do_not_gather():
+    assert _gathered(lambda _, whole: whole) == []
+    assert _gathered(lambda part, whole: _written(whole, part, _own_index())) == []
+    assert _gathered(lambda part, _: _written(_empty(), part, jnp.uint32(7))) == []
+
+
+def test_the_split_weights_of_a_kept_program():
+    """Rows of all partitions, and in one sum both weights."""
+    m, h = programs.SPLIT_DIMS
+    found = collectives.gathered_bytes(programs.kept("tpu_split"))
+    assert sorted(found.values()) == [4 * 16 * 64 * m, 2 * 4 * m * h]

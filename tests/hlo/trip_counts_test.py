@@ -9,7 +9,6 @@ from jax import lax
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import trip_counts
 from lingvo_gshard.hlo.hlo_module import Module
-from lingvo_gshard.hlo.trip_counts import Loop
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
@@ -71,7 +70,7 @@ def test_what_decides_the_end(monkeypatch, step, condition, start, trips):
     module = _loop(step, condition, start)
     runs = trip_counts.count(module)
     (loop,) = programs.every(module, "while")
-    assert runs.loops == (Loop(loop.name, trips),)
+    assert runs.trip_counts == {loop.name: trips}
     body, condition = loop.called
     assert runs.times[module.entry] == 1
     assert runs.times[body] == trips
@@ -181,7 +180,7 @@ def test_compiled_loops(fn, trips):
     )
     annotated = AnnotatedFn("loops", fn, ("state",), (args,))
     report = compile_program(lowering.export(annotated, functions.partitioning(2))).report()
-    assert [loop.trip_count for loop in report.loops] == trips
+    assert list(report.loops.values()) == trips
 
 
 @pytest.mark.parametrize("name", ["tpu_step", "gpu_step"])

@@ -1,41 +1,24 @@
 """The MoE layer on 8 to 2048 cores, and steps of 12 to 60 layers: programs that do not grow."""
 
-import dataclasses
 import re
 
 import pytest
 
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.hlo.hlo_module import Array
-from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.planning import compilation, planner
-from lingvo_gshard.planning.compilation import Compiled, Sizes
 from lingvo_gshard.spmd import lowering, topology
-from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from tests.layers import moe_programs
 from tests.planning import plans
 
 # Large enough that sending tokens costs less than sending experts. With two experts a group, no
 # shape of experts is also a shape of groups.
-_SMALL = Sizes(model_dim=32, hidden_dim=96, tokens=52, experts=2)
-
-
-def _forward(num_partitions, sizes):
-    """Returns the layer's training pass alone."""
-    layer = compilation._layer(num_partitions, sizes)
-
-    def fn(theta, batch):
-        y_BLM, _ = layer.FProp(theta, batch.x_BLM, batch.valid_BL, Context(Mode.TRAIN, batch.seed))
-        return NestedMap(y_BLM=y_BLM)
-
-    args = (compilation._theta(layer), compilation._batch(num_partitions, sizes))
-    return AnnotatedFn("moe", fn, ("theta", "batch"), args, {"y_BLM": "BLM"})
+_SMALL = moe_programs.Sizes(model_dim=32, hidden_dim=96, tokens=52, experts=2)
 
 
 def _compiled(make, num_partitions):
     exported = lowering.export(
-        make(num_partitions, _SMALL), compilation.partitioning(num_partitions)
+        make(num_partitions, _SMALL), moe_programs.partitioning(num_partitions)
     )
     return topology.compile_program(exported, topology.v3(num_partitions))
 
@@ -64,13 +47,13 @@ def test_a_tensor_of_all_groups_is_seen():
 def test_two_all_to_alls_forward_and_four_with_backward(num_partitions):
     if not topology.is_installed():
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
-            _compiled(_forward, num_partitions)
+            _compiled(moe_programs.forward, num_partitions)
         return
     d = num_partitions
-    forward = _compiled(_forward, d)
+    forward = _compiled(moe_programs.forward, d)
     ops = forward.report().collective_ops
     assert [(op.kind, op.group_size) for op in ops] == [("all-to-all", d)] * 2
-    both = _compiled(compilation.forward_and_backward, d)
+    both = _compiled(moe_programs.forward_and_backward, d)
     report = both.report()
     assert report.count("all-to-all") == 4
     others = [op for op in report.collective_ops if op.kind != "all-to-all"]
@@ -87,63 +70,58 @@ def test_two_all_to_alls_forward_and_four_with_backward(num_partitions):
 def test_neither_program_nor_memory_grows():
     if not topology.is_installed():
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
-            compilation.measure(8, _SMALL)
+            _compiled(moe_programs.forward_and_backward, 8)
         return
-    rows = [compilation.measure(d, _SMALL) for d in (8, 128, 2048)]
-    instructions = [row.report.num_instructions for row in rows]
+    cores = (8, 128, 2048)
+    reports = [_compiled(moe_programs.forward_and_backward, d).report() for d in cores]
+    instructions = [report.num_instructions for report in reports]
     assert max(instructions) < 1.5 * min(instructions)
     # Weights, tokens and their gradients; only the replicated gate grows with the experts.
-    gates = [4 * _SMALL.model_dim * _SMALL.experts * row.num_partitions for row in rows]
-    rest = [row.report.argument_bytes - gate for row, gate in zip(rows, gates, strict=True)]
+    gates = [4 * _SMALL.model_dim * _SMALL.experts * d for d in cores]
+    rest = [report.argument_bytes - gate for report, gate in zip(reports, gates, strict=True)]
     assert max(rest) < 1.5 * min(rest)
 
 
-def _row(num_partitions, num_instructions, compile_cpu_secs):
-    report = CompiledReport(
-        **{field.name: 0 for field in dataclasses.fields(CompiledReport)}
-        | {"collectives": (("all-to-all", 4), ("all-gather", 0)), "collective_ops": ()}
-        | {"num_instructions": num_instructions, "argument_bytes": 2**20, "temp_bytes": 3 * 2**20}
-    )
-    return Compiled(num_partitions, 0.25, compile_cpu_secs, report)
-
-
-def test_the_table_gives_the_growth():
-    rows = [_row(8, 1000, 5.0), _row(128, 1200, 10.0), _row(2048, 1100, 12.0)]
-    head, first, second, _, growth, family = compilation.cores_table(rows).splitlines()
-    assert head.split()[:3] == ["cores", "instructions", "lower"]
-    assert first.split()[:4] == ["8", "1000", "0.2", "5.0"]
-    assert second.split()[4:] == ["1.0", "3.0", "0.0", "MiB", "in", "4", "all-to-all"]
-    assert growth.startswith("Largest over smallest: 1.20 instructions, 2.40 s to compile.")
-    assert family == "2048 cores over 128: 1.20 s to compile."
-
-
-@pytest.mark.parametrize("num_layers", compilation.LAYERS)
-def test_the_layers_are_two_loops_and_their_groups_divide_evenly(num_layers):
-    request = compilation.layers_request(num_layers)
+@pytest.mark.parametrize(("cores", "num_layers"), [(8, 12), (8, 36), (8, 60), (2048, 4)])
+def test_the_layers_are_two_loops_and_their_groups_divide_evenly(cores, num_layers):
+    request = compilation.request(cores, num_layers)
     params = request.params
+    assert request.partitioning.num_partitions == cores
     for stack in (params.task.encoder, params.task.decoder):
-        assert stack.num_layers == num_layers // 2
+        assert stack.num_layers == num_layers // 2 and stack.moe.num_experts == cores
         assert stack.layers_as is Layers.LOOP and stack.remat is Remat.ALL_BUT_PRODUCTS
-    planner._check_groups(params, request.partitioning)
+    planner.check(params, request.partitioning)
 
 
-def test_the_table_of_layers_gives_the_growth():
-    made = [
-        plans.plan(plans.cost(instructions=count), compile_cpu_secs=secs)
-        for count, secs in ((1000, 20.0), (1100, 22.0), (1200, 29.0))
-    ]
-    head, *rows, last = compilation.layers_table(made).splitlines()
-    assert head.split() == ["layers", "instructions", "lower", "s", "compile", "CPU", "s"]
-    assert [row.split()[:2] for row in rows] == [["12", "1000"], ["36", "1100"], ["60", "1200"]]
-    assert last == "60 layers over 12: x1.45 to compile"
+def test_the_table_gives_the_growth(monkeypatch):
+    def make(request):
+        layers = 2 * request.params.task.encoder.num_layers
+        cost = plans.cost(instructions=1000 + 10 * layers)
+        return plans.plan(cost, compile_cpu_secs=20.0 + layers)
+
+    monkeypatch.setattr(planner, "make", make)
+    head, *rows = compilation.table(compilation.by_layers()).splitlines()
+    assert head.split() == ["12", "layers", "36", "layers", "60", "layers", "ratio"]
+    figures = {row.rsplit(maxsplit=4)[0]: row.split()[-4:] for row in rows}
+    assert figures["instructions"] == ["1120", "1360", "1600", "1.429"]
+    assert figures["compile CPU s"] == ["32", "56", "80", "2.500"]
 
 
 @pytest.mark.slow
 def test_sixty_layers_cost_little_more_than_twelve():
+    requests = [compilation.request(8, num_layers) for num_layers in (12, 12, 60)]
     if not topology.is_installed():
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
-            next(compilation.measure_layers())
+            planner.make(requests[0])
         return
-    made = list(compilation.measure_layers())
-    assert made[-1].compile_cpu_secs <= 1.5 * made[0].compile_cpu_secs
-    assert made[-1].cost.instructions <= 1.5 * made[0].cost.instructions
+    _, shallow, deep = map(planner.make, requests)  # The first pays for what is made only once.
+    assert deep.compile_cpu_secs <= 1.5 * shallow.compile_cpu_secs
+    assert deep.cost.instructions <= 1.5 * shallow.cost.instructions
+
+
+@pytest.mark.slow
+def test_a_step_for_2048_cores_is_no_larger_than_for_8():
+    if not topology.is_installed():
+        pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
+    few, many = (planner.make(compilation.request(cores, 4)) for cores in (8, 2048))
+    assert many.cost.instructions <= 1.5 * few.cost.instructions

@@ -12,7 +12,7 @@ from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.planning import compiled_step
 from lingvo_gshard.planning.categories import Category
 from lingvo_gshard.planning.hardware import GENERATIONS, Torus
-from lingvo_gshard.planning.plan import NOTHING
+from lingvo_gshard.planning.plan import Times
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
@@ -42,7 +42,7 @@ def test_the_scarcer_resource_decides_for_each_instruction():
     assert experts.compute == pytest.approx(2.1) and experts.memory == pytest.approx(1.2)
     assert experts.network == network
     assert experts.step == pytest.approx(3.0 + network)
-    whole = sum(found.values(), NOTHING)
+    whole = sum(found.values(), Times())
     assert whole.step == pytest.approx(3.5 + network) and whole.memory == pytest.approx(1.7)
 
 

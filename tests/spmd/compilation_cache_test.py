@@ -42,11 +42,11 @@ environment.prepare(num_devices=2)
 from jax import monitoring
 counts = collections.Counter()
 monitoring.register_event_listener(lambda event, **_: counts.update([event.split("/")[-1]]))
-from lingvo_gshard.planning import compilation
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.executable import compile_program
-annotated = compilation.forward_and_backward(2, compilation.Sizes(8, 12, 16, 2))
-compile_program(lowering.export(annotated, compilation.partitioning(2)))
+from tests.layers import moe_programs
+annotated = moe_programs.forward_and_backward(2, moe_programs.Sizes(8, 12, 16, 2))
+compile_program(lowering.export(annotated, moe_programs.partitioning(2)))
 print(json.dumps(counts))
 """
 
