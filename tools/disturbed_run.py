@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import checkpoints, digests, stopping, summaries
+from lingvo_gshard.train import checkpoints, stopping, summaries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,8 @@ class Run:
         found = set()
         for path in folder.iterdir() if folder.exists() else ():
             with contextlib.suppress(FileNotFoundError):  # The trainer may be renaming it.
-                if path.is_dir() and not digests.exist(path):
+                name = path.name  # One that begins with "deleted" was complete.
+                if path.is_dir() and not name.isdigit() and not name.startswith("deleted"):
                     found.add(path.stat().st_ino)
         return found
 

@@ -1,27 +1,31 @@
-"""Checkpoints: sharded arrays and the input's state, written by Orbax and checked by digests.
+"""Checkpoints: sharded arrays and the input's state, written by Orbax.
 
-    model_dir/checkpoints/STEP/{state/,input_state/,about/,digests.json}
+    model_dir/checkpoints/STEP/{state/,input_state/,about/}
     model_dir/checkpoints/best.json    the step with the best metric
     model_dir/damaged_checkpoints/     checkpoints that were found damaged; never deleted
 
 The state is one flat dict from dotted paths to arrays, so that files and programs name the weights
-alike. digests.json is written last: a step without it was cut short and is never restored. Old
-checkpoints are deleted only after that, and lose their digests.json first; Orbax's own preservation
-policies would delete them before the new one is known to be complete.
+alike. `about` describes it and holds the arrays' fingerprints, which are compared with those of
+the arrays that are read back.
+
+Orbax writes into a temporary folder, and process 0 renames that to STEP once every process has
+written its part: a folder with a number for a name is complete. Older checkpoints are deleted only
+after that, and are renamed first.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-import itertools
+import hashlib
 import json
 import logging
+import math
 import pathlib
+import re
 import shutil
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
@@ -32,14 +36,22 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import processes, specs
-from lingvo_gshard.train import digests, retention
-from lingvo_gshard.train.digests import DamagedCheckpointError
+from lingvo_gshard.train import retention
+from lingvo_gshard.train.fingerprints import fingerprints
 from lingvo_gshard.train.retention import Best, Retention
 
 _FOLDER = "checkpoints"
 _DAMAGED_FOLDER = "damaged_checkpoints"
-_BARRIER_MS = 1_200_000
-_barrier_ids = itertools.count()
+_TEMPORARY = ocp.utils.TMP_DIR_SUFFIX
+# TensorStore's status codes for files that are not what was written; others tell of the machine.
+_DAMAGE_CODES = {
+    "DATA_LOSS",
+    "NOT_FOUND",
+    "OUT_OF_RANGE",
+    "INVALID_ARGUMENT",
+    "FAILED_PRECONDITION",
+}
+_ABANDONED_READ = ("Encountered error while reading array index", "Event loop is closed")
 _Result = TypeVar("_Result")
 
 
@@ -47,13 +59,16 @@ class SaveError(OSError):
     """A checkpoint could not be written; earlier ones are untouched."""
 
 
+class DamagedCheckpointError(ValueError):
+    """A checkpoint is not what was written."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a run's checkpoints hold, written beside the arrays.
+    """What a run's checkpoints hold, described beside the arrays.
 
     Attributes:
       params: the experiment's Params.ToText().
-      partitioning: how the state is laid out on its devices.
       state_spec: NestedMap of TensorSpec.
     """
 
@@ -70,8 +85,17 @@ class Contents:
             "table": dict(self.partitioning.table),
             "arrays": {path: specs.to_json(spec) for path, spec in self.state_spec.FlattenItems()},
             "num_processes": jax.process_count(),
-            "fingerprints": digests.fingerprints(state, self.state_spec),
+            "fingerprints": fingerprints(state, self.state_spec),
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class _About:
+    """What is read from a checkpoint's small files."""
+
+    arrays: dict[str, TensorSpec]
+    fingerprints: dict[str, list[str]]
+    input_state: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,30 +130,25 @@ class StoredArray:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         here = NamedSharding(Mesh(jax.local_devices()[:1], ("here",)), PartitionSpec())
         array = _read_arrays(self.folder, {self.name: specs.abstract_array(self.spec, here)})[0]
-        found = digests.fingerprints(NestedMap(x=array), NestedMap(x=self.spec))["x"]
-        digests.check_fingerprints(self.folder, {self.name: self.fingerprints}, {self.name: found})
+        found = fingerprints(NestedMap(x=array), NestedMap(x=self.spec))["x"]
+        _check_fingerprints(self.folder, self.name, self.fingerprints, found)
         return np.asarray(array, dtype)
 
 
 def folder(model_dir: str | pathlib.Path) -> pathlib.Path:
-    """Returns the folder of a run's checkpoints."""
+    """Returns the folder of a run's checkpoints, which exists once a run has begun to train."""
     return pathlib.Path(model_dir).absolute() / _FOLDER
-
-
-def exist(model_dir: str | pathlib.Path) -> bool:
-    """Whether a run has ever saved in this folder."""
-    return folder(model_dir).is_dir()
 
 
 def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
     """Returns the steps of complete checkpoints, oldest first; empty before the first."""
     within = folder(model_dir)
     names = [path.name for path in within.iterdir()] if within.is_dir() else []
-    return sorted(int(n) for n in names if n.isdigit() and digests.exist(within / n))
+    return sorted(int(name) for name in names if name.isdigit())
 
 
-class Checkpoints:
-    """The checkpoints of one model_dir. Close it, or use it as a context manager.
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
+    """The checkpoints of one model_dir. The context waits at its end, as `wait` does.
 
     With several processes all of them make the same calls; process 0 decides which are complete.
     """
@@ -140,20 +159,17 @@ class Checkpoints:
         contents: Contents | None = None,
         keep: Retention = Retention(),  # noqa: B008 (frozen)
     ) -> None:
-        """Opens the folder.
+        """Opens the folder to save `contents` in it, and makes it; None opens it for reading only.
 
-        Args:
-          model_dir: the run's folder.
-          contents: what will be saved; the folder is made. None opens it for reading only.
-          keep: which checkpoints stay when another is saved.
+        `keep` selects the checkpoints that stay when another is saved.
         """
         self._folder = folder(model_dir)
         self._contents, self._keep = contents, keep
         if contents is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             if processes.is_first():
-                for partial in self._folder.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
-                    shutil.rmtree(partial)  # A save that was cut short.
+                for partial in self._folder.glob(f"*{_TEMPORARY}*"):
+                    shutil.rmtree(partial)  # A save or a deletion that was cut short.
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
                 # Weights hardly compress; without compression saving takes half the time.
@@ -162,21 +178,12 @@ class Checkpoints:
                 about=ocp.JsonCheckpointHandler(),
             )
         )
-        self._finisher = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
-        self._saving: tuple[int, Future[None]] | None = None
-
-    def __enter__(self) -> Checkpoints:
-        return self
+        self._saving: int | None = None
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Waits for a save in progress and releases the threads; SaveError as `wait`."""
         try:
             self.wait()
         finally:
-            self._finisher.shutdown()
             with contextlib.suppress(OSError):  # Reported by `wait`; Orbax may raise it again.
                 self._checkpointer.close()
 
@@ -184,9 +191,10 @@ class Checkpoints:
         """Returns the steps of complete checkpoints, oldest first."""
         return whole_steps(self._folder.parent)
 
-    def latest(self) -> int | None:
-        """Returns the step of the newest complete checkpoint, as process 0 sees it, or None."""
-        return self._newest_before(None)
+    def latest(self, before: float = math.inf) -> int | None:
+        """Returns the last step below `before` with a complete checkpoint, as process 0 sees it."""
+        newest = processes.of_first(max((s for s in self.steps() if s < before), default=-1))
+        return None if newest < 0 else newest
 
     def best(self) -> Best | None:
         """Returns the best checkpoint by its evaluation, if one was noted and is complete."""
@@ -196,64 +204,58 @@ class Checkpoints:
     def save(self, step: int, state: NestedMap, input_state: dict[str, Any]) -> None:
         """Starts writing a checkpoint and returns once the state may be overwritten.
 
-        Waits for the previous save. The checkpoint is complete after `wait`.
-
-        Args:
-          step: the checkpoint's name.
-          state: JAX arrays; every device writes its own part.
-          input_state: JSON-able.
-
-        Raises:
-          SaveError: this checkpoint, or the one before, could not be written.
+        `state` holds JAX arrays, of which every device writes its own part; `input_state` is
+        JSON-able. Waits for the previous save. The checkpoint is complete after `wait`. Raises
+        SaveError if this checkpoint, or the one before, could not be written.
         """
         assert self._contents is not None, "opened for reading only"
         self.wait()
-        path = self._path(step)
+        about = self._contents.to_json(state)
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(dict(state.FlattenItems())),
             input_state=ocp.args.JsonSave(input_state),
-            about=ocp.args.JsonSave(self._contents.to_json(state)),
+            about=ocp.args.JsonSave({**about, "digest": _digest(about, input_state)}),
         )
-        try:
-            if processes.is_first():
-                digests.remove(path)  # With `force`, Orbax deletes the rest of an old save.
-            self._checkpointer.save(path, args=items, force=True)
-        except Exception as error:  # File systems and libraries raise all kinds of errors.
-            raise self._save_error(step, error) from error
-        finish = functools.partial(self._finish, step, next(_barrier_ids))
-        self._saving = step, self._finisher.submit(finish)
+        with self._save_errors(step):
+            self._checkpointer.save(self._path(step), args=items)
+        self._saving = step
 
     def wait(self) -> None:
-        """Returns when the last save is complete; SaveError if it could not be written."""
+        """Returns when the last save is complete; then deletes the checkpoints that need not stay.
+
+        Raises SaveError if it could not be written, and OSError if one could not be deleted.
+        """
         if self._saving is None:
             return
-        (step, done), self._saving = self._saving, None
-        try:
-            done.result()
-        except Exception as error:
-            raise self._save_error(step, error) from error
+        step, self._saving = self._saving, None
+        with self._save_errors(step):
+            self._checkpointer.wait_until_finished()
+        if processes.is_first():
+            best = self.best()
+            times = {step: self._path(step).stat().st_mtime for step in self.steps()}
+            for old in times.keys() - self._keep.kept(times, best.step if best else None):
+                shutil.rmtree(self._path(old).rename(self._path(f"deleted.{old}{_TEMPORARY}")))
 
     def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
-        """Reads the checkpoint of `step`.
+        """Reads the checkpoint of `step`, one of `steps()`.
 
-        Args:
-          step: one of `steps()`.
-          state_spec: NestedMap of TensorSpec that the checkpoint must hold exactly.
-          shardings: where each array goes, on any number of devices.
-
-        Raises:
-          DamagedCheckpointError: names the file, or the weight and its experts.
-          ValueError: no such checkpoint, or another model's; names the weight.
+        It must hold exactly the arrays of `state_spec`, which go where `shardings` says, on any
+        number of devices. Raises DamagedCheckpointError, which names the file, or the weight and
+        its experts; and ValueError if there is no such checkpoint, or it is another model's.
         """
-        self._check_files(step)
-        path, described = self._path(step), self.description(step)
-        _check_specs(path, _specs_of(described), state_spec)
+        path = self._whole(step)
         pairs = zip(state_spec.FlattenItems(), shardings.Flatten(), strict=True)
         wanted = {name: specs.abstract_array(spec, sharding) for (name, spec), sharding in pairs}
-        state = state_spec.Pack(_read_arrays(path, wanted))
-        found = digests.fingerprints(state, state_spec)
-        digests.check_fingerprints(path, described["fingerprints"], found)
-        return Restored(step, state, _read_json(path / "input_state"))
+
+        def read() -> tuple[_About, NestedMap]:
+            about = _read_about(path)
+            _check_specs(path, about.arrays, state_spec)
+            return about, state_spec.Pack(_read_arrays(path, wanted))
+
+        about, state = _in_all_processes(path, read)
+        for name, found in fingerprints(state, state_spec).items():
+            _check_fingerprints(path, name, about.fingerprints[name], found)
+        return Restored(step, state, about.input_state)
 
     def restore_newest(self, state_spec: NestedMap, shardings: NestedMap) -> Restored | None:
         """Reads the newest undamaged checkpoint; see `newest` and `restore`."""
@@ -263,74 +265,48 @@ class Checkpoints:
         """Returns read(step) of the newest undamaged checkpoint; None if there is none at all.
 
         Logs damaged ones. If opened for saving, it also moves them to
-        model_dir/damaged_checkpoints, so that their steps can be saved again.
-
-        Raises:
-          DamagedCheckpointError: all are damaged.
-          ValueError: as `read`.
+        model_dir/damaged_checkpoints, so that their steps can be saved again. Raises
+        DamagedCheckpointError if all are damaged.
         """
-        step, damaged = self._newest_before(None), None
+        step, damaged = self.latest(), None
         while step is not None:
             try:
-                return read(step)
+                return _in_all_processes(self._path(step), lambda step=step: read(step))
             except DamagedCheckpointError as error:
                 logging.warning("%s Falling back to the checkpoint before it.", error)
                 damaged = error
             if self._contents is not None:
                 self._put_aside(step)
-            step = self._newest_before(step)
-        if damaged is not None:
-            raise DamagedCheckpointError(f"No undamaged checkpoint is left. {damaged}")
+            step = self.latest(before=step)
         aside = self._folder.parent / _DAMAGED_FOLDER
-        if aside.exists():
-            raise DamagedCheckpointError(
-                f"{self._folder}: no checkpoint, only damaged ones in {aside}; move that folder "
-                "away to start anew."
-            )
-        return None
+        if damaged is None and not aside.exists():
+            return None
+        reason = damaged or f"Damaged ones are in {aside}; move that folder away to start anew."
+        raise DamagedCheckpointError(f"{self._folder}: no undamaged checkpoint is left. {reason}")
 
     def arrays(self, step: int) -> dict[str, StoredArray]:
-        """Returns the arrays of `step` by path, of any model, after checking its files.
+        """Returns the arrays of `step` by path, of any model, which are read when they are used.
 
-        Raises:
-          DamagedCheckpointError: names the file.
-          ValueError: no such checkpoint.
+        Raises DamagedCheckpointError, as reading them does, and ValueError if there is no such
+        checkpoint.
         """
-        self._check_files(step)
-        path, described = self._path(step), self.description(step)
+        path = self._whole(step)
+        about = _read_about(path)
         return {
-            name: StoredArray(path, name, spec, described["fingerprints"][name])
-            for name, spec in _specs_of(described).items()
+            name: StoredArray(path, name, spec, about.fingerprints[name])
+            for name, spec in about.arrays.items()
         }
 
-    def description(self, step: int) -> dict[str, Any]:
-        """Returns what `Contents.to_json` wrote into the checkpoint of `step`."""
-        return _read_json(self._path(step) / "about")
+    def _path(self, name: int | str) -> pathlib.Path:
+        return self._folder / str(name)
 
-    def _finish(self, step: int, barrier_id: int) -> None:
-        """Completes a written checkpoint, then deletes those that need not stay."""
-        self._checkpointer.wait_until_finished()
-        path = self._path(step)
-        digests.write_own(path)
-        all_listed = ocp.multihost.get_barrier_sync_fn()
-        all_listed(key=f"lingvo_gshard_digests_{barrier_id}", timeout_ms=_BARRIER_MS)
-        if not processes.is_first():
-            return
-        digests.write(path)
-        best = self.best()
-        times = {step: digests.time_written(self._path(step)) for step in self.steps()}
-        for old in times.keys() - self._keep.kept(times, best.step if best else None):
-            digests.remove(self._path(old))
-            shutil.rmtree(self._path(old))
-
-    def _newest_before(self, step: int | None) -> int | None:
-        """The step of the last complete checkpoint before `step`, as process 0 sees it."""
-        before = [s for s in self.steps() if step is None or s < step]
-        newest = processes.of_first(before[-1] if before else -1)
-        return None if newest < 0 else newest
-
-    def _path(self, step: int) -> pathlib.Path:
-        return self._folder / str(step)
+    def _whole(self, step: int) -> pathlib.Path:
+        """Returns the folder of a complete checkpoint, once a save in progress is complete."""
+        self.wait()
+        if step not in self.steps():
+            there = self.steps() or "none"
+            raise ValueError(f"{self._path(step)}: no whole checkpoint; there are {there}.")
+        return self._path(step)
 
     def _put_aside(self, step: int) -> None:
         if processes.is_first():
@@ -343,52 +319,101 @@ class Checkpoints:
             logging.warning("The damaged checkpoint is kept as %s.", target)
         processes.of_first(0)  # The others wait until it is moved.
 
-    def _save_error(self, step: int, error: Exception) -> SaveError:
-        whole = self.steps()
-        kept = f"the last whole one is of step {whole[-1]}" if whole else "there is no other"
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        return SaveError(
-            f"{self._folder}: the checkpoint of step {step} could not be written; {kept}. "
-            f"({first_line})"
-        )
-
-    def _check_files(self, step: int) -> None:
-        """Checks all files, each process its share of them."""
-        self.wait()
-        path = self._path(step)
-        if step not in self.steps():
-            raise ValueError(f"{path}: no whole checkpoint; there are {self.steps() or 'none'}.")
-        index, damage = jax.process_index(), None
+    @contextlib.contextmanager
+    def _save_errors(self, step: int) -> Iterator[None]:
+        """Raises SaveError for the errors of file systems and libraries, which are of all kinds."""
         try:
-            digests.check(path, slice(index, None, jax.process_count()))
-        except DamagedCheckpointError as error:
-            damage = error
-        finder = processes.largest([0 if damage is None else index + 1])[0] - 1
-        if finder >= 0:
-            raise damage or DamagedCheckpointError(
-                f"{path}: the checkpoint is damaged; process {finder} names the file."
-            )
+            yield
+        except Exception as error:
+            whole = self.steps()
+            kept = f"the last whole one is of step {whole[-1]}" if whole else "there is no other"
+            raise SaveError(
+                f"{self._folder}: the checkpoint of step {step} could not be written; {kept}. "
+                f"({_first_line(error)})"
+            ) from error
+
+
+def _in_all_processes(path: pathlib.Path, read: Callable[[], _Result]) -> _Result:
+    """Returns read(), or raises DamagedCheckpointError in all processes if it does so in one."""
+    result, damage = None, None
+    try:
+        result = read()
+    except DamagedCheckpointError as error:
+        damage = error
+    finder = processes.largest([0 if damage is None else jax.process_index() + 1])[0] - 1
+    if finder >= 0:
+        raise damage or _damaged(path, f"process {finder} names the file")
+    return result
+
+
+@contextlib.contextmanager
+def _read_errors(path: pathlib.Path) -> Iterator[None]:
+    """Raises DamagedCheckpointError for the errors of a file that is cut, changed or missing."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        line = _first_line(cause)
+        code = re.match(r"[A-Z_]+(?=: )", line)
+        if isinstance(cause, OSError | MemoryError) and not isinstance(cause, FileNotFoundError):
+            raise
+        if code and code[0] not in _DAMAGE_CODES:
+            raise
+        sys.unraisablehook = _print_unraisable
+        raise _damaged(path, line) from error
+
+
+def _print_unraisable(unraisable: Any) -> None:
+    """Prints all but the errors of Orbax's reads that were pending when another one failed."""
+    if not str(unraisable.exc_value).startswith(_ABANDONED_READ):
+        sys.__unraisablehook__(unraisable)
 
 
 def _read_arrays(path: pathlib.Path, wanted: dict[str, jax.ShapeDtypeStruct]) -> list[jax.Array]:
     """Reads some of a checkpoint's arrays, each at the dtype and sharding that is wanted."""
     restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
     args = ocp.args.PyTreeRestore(wanted, restore_args=restore_args, partial_restore=True)
-    arrays = ocp.PyTreeCheckpointHandler().restore(path / "state", args=args)
-    return jax.block_until_ready([arrays[name] for name in wanted])
+    with _read_errors(path):
+        arrays = ocp.PyTreeCheckpointHandler().restore(path / "state", args=args)
+        for name in wanted:
+            if not isinstance(arrays[name], jax.Array):
+                raise ValueError(f"state/ holds no {name}")
+        return jax.block_until_ready([arrays[name] for name in wanted])
 
 
-def _read_json(folder: pathlib.Path) -> dict[str, Any]:
+def _read_about(path: pathlib.Path) -> _About:
     """Reads what Orbax's JsonCheckpointHandler wrote."""
-    return json.loads((folder / "metadata").read_bytes())
+    with _read_errors(path):
+        about = json.loads((path / "about/metadata").read_bytes())
+        input_state = json.loads((path / "input_state/metadata").read_bytes())
+        written = about.pop("digest", None)  # Earlier versions wrote none.
+        if "fingerprints" not in about or written not in (None, _digest(about, input_state)):
+            raise ValueError("about/metadata or input_state/metadata was changed")
+        arrays = {name: specs.from_json(text) for name, text in about["arrays"].items()}
+        return _About(arrays, about["fingerprints"], input_state)
 
 
-def _specs_of(described: dict[str, Any]) -> dict[str, TensorSpec]:
-    return {path: specs.from_json(text) for path, text in described["arrays"].items()}
+def _digest(*parts: Any) -> str:
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def _check_fingerprints(
+    path: pathlib.Path, name: str, written: list[str], found: list[str]
+) -> None:
+    pairs = enumerate(zip(written, found, strict=True))
+    differing = [expert for expert, (before, after) in pairs if before != after]
+    if differing:
+        raise _damaged(path, f"{name} is not what was saved, in experts {differing}")
+
+
+def _damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:
+    return DamagedCheckpointError(f"{path}: the checkpoint is damaged: {reason.rstrip('.')}.")
 
 
 def _check_specs(path: pathlib.Path, held: dict[str, TensorSpec], state_spec: NestedMap) -> None:
-    """ValueError, naming the array, unless the checkpoint holds exactly those of the state."""
+    """Raises ValueError, naming the array, unless exactly those of the state are held."""
     wanted = dict(state_spec.FlattenItems())
     for name in sorted(held.keys() | wanted.keys()):
         here, there = (_text(arrays.get(name)) for arrays in (wanted, held))
@@ -398,3 +423,9 @@ def _check_specs(path: pathlib.Path, held: dict[str, TensorSpec], state_spec: Ne
 
 def _text(spec: TensorSpec | None) -> str:
     return "absent" if spec is None else f"{spec.dtype}{list(spec.shape)}"
+
+
+def _first_line(error: BaseException) -> str:
+    """Returns the first line of an error, without TensorStore's specs."""
+    line = str(error).strip().partition("\n")[0].partition(" [tensorstore_spec")[0]
+    return line or repr(error)

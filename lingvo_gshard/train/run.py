@@ -197,7 +197,7 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
         init_fn=model.init_state,
         model_prefixes=_MODEL_PREFIXES,
         # A run that has checkpoints continues from those.
-        warm_start=None if checkpoints.exist(logdir) else _warm_start(params),
+        warm_start=None if checkpoints.folder(logdir).is_dir() else _warm_start(params),
     )
 
 

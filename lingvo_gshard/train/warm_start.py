@@ -94,7 +94,7 @@ class WarmStart:
         """
         if self.source.endswith(".safetensors"):
             return weights_file.read(self.source)
-        if checkpoints.exist(self.source):
+        if checkpoints.folder(self.source).is_dir():
             with Checkpoints(self.source) as saved:
                 step = saved.latest()
                 if step is not None:

@@ -80,7 +80,7 @@ def test_an_evaluator_passes_over_a_damaged_checkpoint(tmp_path, caplog):
     (tmp_path / "checkpoints/4/about/metadata").write_text("{}")
     assert evaluate_continuously(_estimator(tmp_path), _DEV, until_step=4) is None
     assert not (tmp_path / "eval_metrics.jsonl").exists()
-    assert "checkpoints/4: the checkpoint is damaged: about/metadata was changed" in caplog.text
+    assert "checkpoints/4: the checkpoint is damaged: " in caplog.text
 
 
 def test_an_evaluators_own_mistake_is_raised(tmp_path):
