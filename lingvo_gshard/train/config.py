@@ -2,7 +2,6 @@
 
 from lingvo_gshard.core.hyperparams import REQUIRED, Params
 from lingvo_gshard.train.nonfinite import NonFinite
-from lingvo_gshard.train.retention import Retention
 
 
 def train_params() -> Params:
@@ -50,23 +49,12 @@ def train_params() -> Params:
 
 
 def check(p: Params) -> None:
-    """Checks the values of `train_params`.
-
-    Raises:
-      ValueError: a setting is out of range; the message names it.
-    """
+    """Raises ValueError, which names the setting, if one of `train_params` is out of range."""
     for name in ("iterations_per_loop", "save_checkpoints_steps", "keep_checkpoint_max"):
         if p.Get(name) < 1:
             raise ValueError(f"train.{name} must be 1 or more, got {p.Get(name)}.")
-    if p.save_checkpoints_secs is not None and p.save_checkpoints_secs <= 0:
-        raise ValueError(
-            f"train.save_checkpoints_secs must be more than 0, got {p.save_checkpoints_secs}."
-        )
+    for name in ("save_checkpoints_secs", "keep_checkpoint_every_n_hours"):
+        if p.Get(name) is not None and p.Get(name) <= 0:
+            raise ValueError(f"train.{name} must be more than 0, got {p.Get(name)}.")
     if not 0 <= p.seed < 2**31:
         raise ValueError(f"train.seed must be from 0 to 2**31 - 1, got {p.seed}.")
-    retention(p)
-
-
-def retention(p: Params) -> Retention:
-    """Returns which checkpoints are kept."""
-    return Retention(p.keep_checkpoint_max, p.keep_checkpoint_every_n_hours)

@@ -28,14 +28,14 @@ from lingvo_gshard.train import (
     model_dir,
     retention,
     summaries,
-    weights_file,
+    warm_start,
 )
 from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored
 from lingvo_gshard.train.feed import Input, Share
-from lingvo_gshard.train.hooks import BackgroundHook, ProgressHook, TrainHook
+from lingvo_gshard.train.hooks import ProgressHook, TrainHook
 from lingvo_gshard.train.loop import TrainLoop, group_sizes
 from lingvo_gshard.train.nonfinite import NonFiniteHook
-from lingvo_gshard.train.retention import BestBy
+from lingvo_gshard.train.retention import BestBy, Retention
 from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
 from lingvo_gshard.train.warm_start import WarmStart
 
@@ -51,7 +51,7 @@ class EvalSpec:
       input_fn: given params, returns an Input that ends.
       steps: the largest number of batches; None for all.
       name: names the result in model_dir: eval_NAME/ and eval_metrics.jsonl.
-      best_by: the metric by which the best checkpoint is kept; None disables it.
+      best_by: the metric by which the best checkpoint is kept.
     """
 
     input_fn: InputFn
@@ -84,23 +84,19 @@ class TPUEstimator:
         """Keeps its arguments; nothing is compiled yet.
 
         Args:
-          model_fn: the model.
           model_dir: the folder for checkpoints, summaries, params.txt and metrics.
           params: given to model_fn and input_fn, and written to model_dir/params.txt;
             `params.train` holds the settings of config.train_params.
-          partitioning: the mesh and the table from dims to its axes.
           state_spec: NestedMap of TensorSpec.
           init_fn: returns a state, given an int32 [2] seed tensor.
           model_prefixes: dotted paths of the `params` that define the model. A model_dir that was
             trained with other values there is refused. By default, all but `train`.
-          warm_start: initial weights for a folder without checkpoints; None: those of init_fn.
+          warm_start: initial weights for a folder without checkpoints, instead of init_fn's.
           log_step_count_steps: write a TensorBoard summary after the call that reaches a multiple
-            of it; by default after every call.
-          show_progress: whether train draws a progress bar.
+            of it.
 
-        Raises:
-          ValueError: a setting in params.train is missing or out of range, or the state has no
-            step.
+        Raises ValueError if a setting in params.train is missing or out of range, or the state has
+        no step.
         """
         if "train" not in params:
             raise ValueError(
@@ -132,28 +128,22 @@ class TPUEstimator:
     ) -> Self:
         """Trains from the last checkpoint, or from new weights, and saves at the end.
 
-        Args:
-          input_fn: given params, returns an Input; its state is restored with the weights.
-          steps: how many more steps to train; or
-          max_steps: the step to train to. With neither, training ends with the input.
-          hooks: called after the estimator's own.
+        `steps` is how many more steps to train, and `max_steps` the step to train to; with neither,
+        training ends with the input, whose state is restored with the weights. The hooks are called
+        after the estimator's own.
 
-        Returns:
-          This estimator.
-
-        Raises:
-          ValueError: both steps and max_steps are given, or one is below 1; or model_dir holds
-            another model, or another process trains in it.
-          NonFiniteLossError: a loss is not finite, and train.on_nonfinite is STOP.
-          SaveError: a checkpoint could not be written.
-          DamagedCheckpointError: there are checkpoints, and all are damaged.
+        Raises ValueError if both steps and max_steps are given, or one is below 1, or model_dir
+        holds another model, or another process trains in it; NonFiniteLossError if a loss is not
+        finite and train.on_nonfinite is STOP; SaveError if a checkpoint could not be written; and
+        DamagedCheckpointError if there are checkpoints, and all are damaged.
         """
         if steps is not None and max_steps is not None:
             raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
         _check_steps("train", steps=steps, max_steps=max_steps)
         began_secs = time.monotonic()
         contents = Contents(self.params.ToText(), self.partitioning, self.state_spec)
-        keep = config.retention(self.params.train)
+        p = self.params.train
+        keep = Retention(p.keep_checkpoint_max, p.keep_checkpoint_every_n_hours)
         with self.claimed(), Checkpoints(self.model_dir, contents, keep) as saved:
             restored = saved.restore_newest(self.state_spec, self._shardings())
             start = restored.step if restored else 0
@@ -165,9 +155,9 @@ class TPUEstimator:
             with self._input(input_fn) as source:
                 state = self._begin(restored, source)
                 program = functools.partial(self._programs.get, ModeKeys.TRAIN, source.specs)
-                sizes = group_sizes(start, stop, self.params.train.iterations_per_loop)
+                sizes = group_sizes(start, stop, p.iterations_per_loop)
                 with contextlib.closing(feed.groups(source, sizes, program)) as groups:
-                    TrainLoop(saved, hooks, self.params.train).run(state, groups)
+                    TrainLoop(saved, hooks, p).run(state, groups)
         return self
 
     def evaluate(
@@ -180,23 +170,18 @@ class TPUEstimator:
     ) -> dict[str, float]:
         """Returns the metrics of a checkpoint, by default the latest one, as `evaluate_state` does.
 
-        `input_fn`, `steps` and `name` are those of EvalSpec.
-
-        Raises:
-          ValueError: no such checkpoint; or as evaluate_state.
+        `input_fn`, `steps` and `name` are those of EvalSpec. Raises as `restore` and
+        `evaluate_state`.
         """
-        restored = self._restore(checkpoint_step)
+        restored = self.restore(checkpoint_step)
         return self.evaluate_state(restored.state, restored.step, EvalSpec(input_fn, steps, name))
 
     def evaluate_state(self, state: NestedMap, step: int, spec: EvalSpec) -> dict[str, float]:
         """Evaluates a state that is on the devices, after `step` steps.
 
-        Returns:
-          Each metric's sum over all batches divided by its weight over all batches; also
-          `step`, `num_batches` and `secs`.
-
-        Raises:
-          ValueError: no batches, steps below 1, a metric of weight 0, or no metric `best_by`.
+        Returns each metric's sum over all batches divided by its weight over all batches, and
+        `step`, `num_batches` and `secs`. Raises ValueError for no batches, steps below 1, a metric
+        of weight 0, or no metric `best_by`.
         """
         name = spec.name
         _check_steps(f"evaluate {name}", steps=spec.steps)
@@ -226,26 +211,24 @@ class TPUEstimator:
     def export_weights(self, path: str | pathlib.Path, prefix: str = "theta.") -> str:
         """Writes the newest checkpoint's arrays under `prefix` into one .safetensors file.
 
-        Process 0 reads and writes one array at a time.
-
-        Returns:
-          A table of their names and shapes.
-
-        Raises:
-          ValueError: there is no checkpoint, or nothing under `prefix`.
+        Process 0 reads and writes one array at a time. Returns a table of their names and shapes.
+        Raises ValueError if there is no checkpoint, or nothing under `prefix`.
         """
+
+        def export(step: int) -> str:
+            arrays = saved.arrays(step)
+            weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
+            if not weights:
+                raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
+            if processes.is_first():
+                warm_start.write_file(path, weights, step)
+            return warm_start.summary(weights)
+
         with self._saved() as saved:
-            newest = saved.newest(lambda step: (step, saved.arrays(step)))
-        step, arrays = self._present(newest)
-        weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
-        if not weights:
-            raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
-        if processes.is_first():
-            weights_file.write(path, weights, step)
-        return weights_file.summary(weights)
+            return self._present(saved.newest(export))
 
     def check_folder(self) -> None:
-        """Checks that model_dir holds this model, or none yet; ValueError otherwise."""
+        """Raises ValueError if model_dir holds another model than this one."""
         model_dir.check(self.model_dir, self.params.ToText(), self._model_prefixes)
 
     def claimed(self) -> contextlib.AbstractContextManager[None]:
@@ -258,13 +241,15 @@ class TPUEstimator:
         """Returns the steps of whole checkpoints, oldest first; empty before the first one."""
         return checkpoints.whole_steps(self.model_dir)
 
-    def restore(self, checkpoint_step: int | None = None) -> NestedMap:
-        """Returns a checkpoint's state, by default the latest one's, on the devices.
+    def restore(self, checkpoint_step: int | None = None) -> Restored:
+        """Reads a checkpoint, by default the latest one, onto the devices.
 
-        Raises:
-          ValueError: no such checkpoint.
+        Raises ValueError if there is no such checkpoint.
         """
-        return self._restore(checkpoint_step).state
+        with self._saved() as saved:
+            if checkpoint_step is not None:
+                return saved.restore(checkpoint_step, self.state_spec, self._shardings())
+            return self._present(saved.restore_newest(self.state_spec, self._shardings()))
 
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
@@ -272,12 +257,9 @@ class TPUEstimator:
         """Yields the predictions for every row of every batch, in order.
 
         Each is a dict from a prediction's dotted path to its array without the batch dim.
-        A program is compiled for each shape of batch.
-
-        Raises:
-          ValueError: no such checkpoint.
+        A program is compiled for each shape of batch. Raises as `restore`.
         """
-        return self._predictions(self.restore(checkpoint_step), input_fn)
+        return self._predictions(self.restore(checkpoint_step).state, input_fn)
 
     def _predictions(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
         with self._input(input_fn) as source:
@@ -312,7 +294,7 @@ class TPUEstimator:
         log = summaries.MetricsLog(self.model_dir, began_secs)
         summary = summaries.SummaryHook(f"{self.model_dir}/train", self._log_steps)
         progress = [ProgressHook(stop)] if self._show_progress else []
-        return [nonfinite, log, BackgroundHook(summary), *progress]
+        return [nonfinite, log, summary, *progress]
 
     def _begin(self, restored: Restored | None, source: Input) -> NestedMap:
         """Returns the state to start from, and sets the input's state to match."""
@@ -324,12 +306,6 @@ class TPUEstimator:
         if self._warm_start is not None:
             state = self._warm_start.apply(state, self.state_spec)
         return state
-
-    def _restore(self, step: int | None) -> Restored:
-        with self._saved() as saved:
-            if step is not None:
-                return saved.restore(step, self.state_spec, self._shardings())
-            return self._present(saved.restore_newest(self.state_spec, self._shardings()))
 
     def _saved(self) -> Checkpoints:
         """Opens this model's checkpoints to read them."""

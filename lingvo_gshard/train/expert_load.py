@@ -39,10 +39,9 @@ def by_layer(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
-    """Writes LOGDIR/expert_load.png.
+    """Writes LOGDIR/expert_load.png and returns its path.
 
-    Returns:
-      The path of the picture; None if the model has no MoE layer or was never trained here.
+    Returns None if the model has no MoE layer or was never trained here.
     """
     lines = read_lines(pathlib.Path(logdir, TRAIN_METRICS))
     if not lines or not by_layer(lines[-1]):
@@ -57,9 +56,7 @@ def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
 def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
     """Draws the experts' latest load and every other field over time.
 
-    Args:
-      figure: an empty figure.
-      lines: one or more lines of train_metrics.jsonl; the last determines layers and fields.
+    The last one of `lines`, those of train_metrics.jsonl, determines the layers and fields.
     """
     layers = by_layer(lines[-1])
     given = {field for values in layers.values() for field in values} - {_LOAD}

@@ -43,13 +43,9 @@ class Input(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The batches of one call.
+    """The batches of one call, arrays [K, B, ...] on their devices, and the program for them.
 
-    Attributes:
-      executable: the train program of K steps.
-      batches: arrays [K, B, ...] on their devices.
-      num_steps: K.
-      input_state: the input's state after these batches, for the checkpoint.
+    `input_state` is the input's state after these batches, for the checkpoint.
     """
 
     executable: Executable
@@ -63,10 +59,8 @@ def groups(
 ) -> Generator[Group]:
     """Yields Groups, which a thread prepares ahead; close the iterator to end the thread.
 
-    Args:
-      source: the input. If it ends, the last group may be smaller than its size.
-      sizes: the number of batches in each group.
-      program: returns the train program of a number of steps.
+    `sizes` are the numbers of batches; if the source ends, the last group may be smaller.
+    `program` returns the train program of a number of steps.
     """
     batches = iter(source)
 
@@ -101,45 +95,34 @@ WHOLE = Share(0, 1)
 
 
 def own_share(partitioning: Partitioning) -> Share:
-    """Returns the share of a batch's rows that this process reads.
-
-    It is WHOLE if the processes' devices do not hold equal parts of adjacent rows.
-    """
+    """Returns the share of a batch's rows that this process reads; see `share_of`."""
     size = partitioning.num_partitions
     mesh = specs.device_mesh(partitioning)
     split = specs.sharding(partitioning, TensorSpec((size,), "int32", _ROWS), mesh)
-    held: dict[int, set[int]] = {}
+    held: dict[int, set[int]] = collections.defaultdict(set)
     device: Any
     for device, (rows,) in split.devices_indices_map((size,)).items():
-        held.setdefault(device.process_index, set()).update(range(*rows.indices(size)))
-    return share_of(held, jax.process_index(), size)
+        held[device.process_index].update(range(*rows.indices(size)))
+    return share_of(held, jax.process_index())
 
 
-def share_of(held: Mapping[int, set[int]], process: int, size: int) -> Share:
-    """Returns the share of one process.
+def share_of(held: Mapping[int, set[int]], process: int) -> Share:
+    """Returns the share of `process`, given the row numbers that each process's devices hold.
 
-    Args:
-      held: the row numbers that each process's devices hold, of `size` rows.
-      process: one of the keys of `held`.
-      size: the number of rows.
-
-    Returns:
-      WHOLE if the rows of some process are not adjacent, or the parts are not equal.
+    It is WHOLE if the rows of some process are not adjacent, or the parts are not equal.
     """
-    part = len(held[process])
-    adjacent = {frozenset(range(start, start + part)) for start in range(0, size, part)}
-    if size % part or adjacent != {frozenset(rows) for rows in held.values()}:
+    size, part = len(set().union(*held.values())), len(held[process])
+    parts = {frozenset(range(start, start + part)) for start in range(0, size, part)}
+    if size % part or parts != {frozenset(rows) for rows in held.values()}:
         return WHOLE
     return Share(min(held[process]) // part, size // part)
 
 
 def batch_spec_of(batch: NestedMap, specs: NestedMap, share: Share) -> NestedMap:
-    """Returns the TensorSpecs of all processes' rows of a batch.
+    """Returns the TensorSpecs of all processes' rows of a batch of numpy arrays.
 
-    Args:
-      batch: numpy arrays, this process's rows. Their sizes may differ from those in `specs`.
-      specs: the TensorSpecs of the input, for their dtypes and dims.
-      share: the part of the rows that the batch holds.
+    The batch holds the rows of `share`. It may be of other sizes than `specs`, the input's
+    TensorSpecs, from which dtypes and dims are taken.
     """
 
     def whole(array: np.ndarray, spec: TensorSpec) -> TensorSpec:

@@ -1,16 +1,12 @@
-"""Hooks of the training loop: the interface, the progress bar, and hooks in the background."""
+"""Hooks of the training loop: the interface, and the progress bar."""
 
-import collections
 import dataclasses
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import tqdm
 
 from lingvo_gshard.core.nested_map import NestedMap
-
-_MAX_WAITING_CALLS = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,34 +94,6 @@ class TrainHook:
         """Called after the last call, also when an error ends the loop."""
 
 
-class BackgroundHook(TrainHook):
-    """Runs another hook's `after_call` in a thread, in order.
-
-    An error is raised at a later call or at the end. `after_save` is not passed on, because the
-    state's arrays are valid only until the next call.
-    """
-
-    def __init__(self, hook: TrainHook) -> None:
-        self._hook = hook
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="background_hook")
-        self._waiting: collections.deque[Future[None]] = collections.deque()
-
-    def begin(self, step: int) -> None:
-        self._hook.begin(step)
-
-    def after_call(self, call: TrainCall) -> None:
-        waiting = self._waiting
-        while waiting and (waiting[0].done() or len(waiting) >= _MAX_WAITING_CALLS):
-            waiting.popleft().result()
-        waiting.append(self._thread.submit(self._hook.after_call, call))
-
-    def end(self) -> None:
-        self._thread.shutdown()
-        self._hook.end()
-        while self._waiting:
-            self._waiting.popleft().result()
-
-
 class ProgressHook(TrainHook):
     """A progress bar: time left, loss, steps/s, tokens/s, overflow, and steps skipped."""
 
@@ -144,9 +112,8 @@ class ProgressHook(TrainHook):
         shown = {"loss": f"{call.metrics.loss[-1]:.4f}", "steps/s": f"{call.steps_per_sec:.2f}"}
         if call.tokens_per_sec is not None:
             shown["tokens/s"] = f"{call.tokens_per_sec:.0f}"
-        overflows = [
-            value for path, value in call.mean().FlattenItems() if "overflow" in path.split(".")
-        ]
+        means = call.mean().FlattenItems()
+        overflows = [value for path, value in means if "overflow" in path.split(".")]
         if overflows:
             shown["overflow"] = f"{np.mean(overflows):.1%}"
         self._num_skipped += int(np.sum(call.metrics.get("skipped", 0)))

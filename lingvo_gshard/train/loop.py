@@ -23,24 +23,21 @@ def group_sizes(step: int, max_steps: int | None, steps_per_call: int) -> Iterat
 
 
 class TrainLoop:
-    """Calls the train program until its input ends or a hook of any process asks it to stop."""
+    """Calls the train program until its input ends or a hook of any process asks it to stop.
+
+    `train_params`, those of config.train_params, tell when to save.
+    """
 
     def __init__(
         self, checkpoints: Checkpoints, hooks: Sequence[TrainHook], train_params: Params
     ) -> None:
-        """Args:
-        checkpoints: where to save.
-        hooks: called in this order.
-        train_params: config.train_params, for when to save.
-        """
         self._checkpoints, self._hooks, self._params = checkpoints, hooks, train_params
         self._last_save_secs = time.monotonic()
 
     def run(self, state: NestedMap, groups: Iterable[Group]) -> None:
         """Trains, and returns once the last checkpoint is complete on disk.
 
-        Raises:
-          SaveError: a checkpoint could not be written.
+        Raises SaveError if a checkpoint could not be written.
         """
         step = int(state.step)
         with contextlib.ExitStack() as at_end:
@@ -83,11 +80,9 @@ class TrainLoop:
         """Returns whether any process wants to stop, and whether any wants to save by time."""
         limit_secs = self._params.save_checkpoints_secs
         elapsed_secs = time.monotonic() - self._last_save_secs
-        here = (
-            any(hook.wants_to_stop() for hook in self._hooks),
-            limit_secs is not None and elapsed_secs >= limit_secs,
-        )
-        stop, save_now = processes.largest(here)
+        wants_to_stop = any(hook.wants_to_stop() for hook in self._hooks)
+        save_now = limit_secs is not None and elapsed_secs >= limit_secs
+        stop, save_now = processes.largest([wants_to_stop, save_now])
         return bool(stop), bool(save_now)
 
     def _save(self, step: int, state: NestedMap, group: Group, *, notify: bool) -> None:

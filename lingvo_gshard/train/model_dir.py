@@ -24,9 +24,7 @@ def claimed(
     """Locks the folder for a training run and writes params.txt, after `check`.
 
     The operating system releases the lock when the process ends; child processes don't inherit it.
-
-    Raises:
-      ValueError: as check; or another process trains in the folder.
+    Raises ValueError as `check`, or if another process trains in the folder.
     """
     check(model_dir, text, model_prefixes)
     folder = pathlib.Path(model_dir)
@@ -43,16 +41,11 @@ def claimed(
 
 
 def check(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]) -> None:
-    """Checks that model_dir holds this model, or none yet.
+    """Checks that model_dir, which may not exist yet, holds this model or none.
 
-    Args:
-      model_dir: a folder that may not exist yet.
-      text: Params.ToText() of this model.
-      model_prefixes: dotted paths under which entries must agree; all others may change
-        between runs. If empty, all entries must agree except those under `train`.
-
-    Raises:
-      ValueError: it holds another model; the message lists the differences.
+    Entries of `text`, its Params.ToText(), must agree under the dotted paths `model_prefixes`; all
+    others may change between runs. If there are no prefixes, all must agree but those under
+    `train`. Raises ValueError, which lists the differences, if it holds another model.
     """
     path = pathlib.Path(model_dir) / PARAMS
     if not path.exists():

@@ -53,12 +53,10 @@ def evaluate(run: Run) -> None:
 
 def evaluate_continuously(run: Run) -> None:
     """Evaluates each new checkpoint of a run that another process trains, to its last step."""
-    last_step = run.params.train.max_steps
-    metrics = train_and_evaluate.evaluate_continuously(
-        run.estimator, _dev(run), until_step=last_step
-    )
+    until = run.params.train.max_steps
+    metrics = train_and_evaluate.evaluate_continuously(run.estimator, _dev(run), until_step=until)
     if metrics is None:
-        print_once(f"Every checkpoint up to step {last_step} was evaluated before.")
+        print_once(f"Every checkpoint up to step {until} was evaluated before.")
     else:
         _print_metrics(metrics)
 
@@ -77,13 +75,9 @@ def print_once(line: str) -> None:
 
 
 def _dev(run: Run) -> EvalSpec:
-    metric = run.params.train.keep_best_by
-    return EvalSpec(
-        _input_fn(run, "eval_input"),
-        steps=run.params.train.eval_batches,
-        name="dev",
-        best_by=None if metric is None else BestBy(metric),
-    )
+    p = run.params.train
+    best_by = None if p.keep_best_by is None else BestBy(p.keep_best_by)
+    return EvalSpec(_input_fn(run, "eval_input"), p.eval_batches, "dev", best_by)
 
 
 def _input_fn(run: Run, name: str, **settings: object) -> InputFn:

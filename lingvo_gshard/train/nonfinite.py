@@ -45,9 +45,8 @@ class NonFiniteHook(TrainHook):
     def after_call(self, call: TrainCall) -> None:
         """Raises or logs the first step whose loss or gradients are not finite, with its layers.
 
-        Raises:
-          NonFiniteLossError: the policy is STOP.
-          ValueError: the policy is SKIP, but the model has no metric `skipped`.
+        Raises NonFiniteLossError if the policy is STOP, and ValueError if it is SKIP but the model
+        has no metric `skipped`.
         """
         skipped = np.asarray(call.metrics.get(_SKIPPED, 0.0)) > 0.0
         bad = np.flatnonzero(~np.isfinite(call.metrics.loss) | skipped)
@@ -74,8 +73,7 @@ class NonFiniteHook(TrainHook):
 def _first_bad_layers(metrics: NestedMap, k: int) -> list[str]:
     """Returns the first bad layer of each stack, such as `encoder_1 (activation_norms)`.
 
-    A layer without an index, such as `softmax`, is a stack of its own. The list is empty if the
-    model has no such norms, or all are finite.
+    A layer without an index, such as `softmax`, is a stack of its own.
     """
     for name in _NORMS_BY_LAYER:
         first: dict[str, tuple[int, str]] = {}

@@ -6,7 +6,6 @@ model_dir/checkpoints/best.json holds the best checkpoint's step, metric and val
 from __future__ import annotations
 
 import dataclasses
-import enum
 import json
 import logging
 import math
@@ -26,21 +25,10 @@ class Retention:
     Attributes:
       keep_max: how many of the newest.
       keep_every_n_hours: also one checkpoint every N hours; None disables it.
-
-    Raises:
-      ValueError: a number is too small.
     """
 
     keep_max: int = 5
     keep_every_n_hours: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.keep_max < 1:
-            raise ValueError(f"Retention: keep_max must be 1 or more, got {self.keep_max}.")
-        if self.keep_every_n_hours is not None and self.keep_every_n_hours <= 0:
-            raise ValueError(
-                f"Retention: keep_every_n_hours must be more than 0, got {self.keep_every_n_hours}."
-            )
 
     def kept(self, times: Mapping[int, float], best: int | None) -> set[int]:
         """Returns the steps to keep, of those in `times` (seconds, by step).
@@ -50,22 +38,13 @@ class Retention:
         """
         steps = sorted(times)
         stay = {step for step in steps if step == best or step in steps[-self.keep_max :]}
-        if self.keep_every_n_hours is None or not steps:
-            return stay
-        last = steps[0]
-        stay.add(last)
-        for step in steps[1:]:
-            if abs(times[step] - times[last]) >= self.keep_every_n_hours * _HOUR_SECS:
+        last = None
+        for step in steps if self.keep_every_n_hours is not None else ():
+            hours = math.inf if last is None else abs(times[step] - times[last]) / _HOUR_SECS
+            if hours >= self.keep_every_n_hours:
                 stay.add(step)
                 last = step
         return stay
-
-
-class Better(enum.Enum):
-    """Which value of a metric is the better one."""
-
-    LOWER = "lower"
-    HIGHER = "higher"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,15 +52,7 @@ class BestBy:
     """The metric of an evaluation that determines the best checkpoint."""
 
     metric: str
-    better: Better = Better.LOWER
-
-    def is_better(self, value: float, before: Best | None) -> bool:
-        """Whether `value` beats the best one so far; NaN never does."""
-        if math.isnan(value):
-            return False
-        if before is None or before.metric != self.metric:
-            return True
-        return value < before.value if self.better is Better.LOWER else value > before.value
+    higher_is_better: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,14 +77,17 @@ def read_best(folder: pathlib.Path) -> Best | None:
 
 
 def note_best(folder: pathlib.Path, by: BestBy, step: int, metrics: Mapping[str, float]) -> None:
-    """Notes `step` as the best if its metric beats the one that was noted before.
+    """Notes `step` as the best if its metric beats the one noted before; NaN never does.
 
-    Raises:
-      ValueError: the evaluation has no such metric.
+    Raises ValueError if the evaluation has no such metric.
     """
     if by.metric not in metrics:
         raise ValueError(f"best by {by.metric!r}: the metrics are {', '.join(sorted(metrics))}.")
-    value = metrics[by.metric]
-    if by.is_better(value, read_best(folder)):
+    value, before = metrics[by.metric], read_best(folder)
+    if before is not None and before.metric == by.metric:
+        is_better = value > before.value if by.higher_is_better else value < before.value
+    else:
+        is_better = not math.isnan(value)
+    if is_better:
         noted = dataclasses.asdict(Best(step, by.metric, value))
         atomic_file.write(folder / _BEST, json.dumps(noted))

@@ -39,8 +39,7 @@ class Programs:
     def initialize(self, init_fn: InitFn, seed: int) -> NestedMap:
         """Returns a new state, of which every device computes its own part.
 
-        Raises:
-          ValueError: init_fn's state differs from state_spec.
+        Raises ValueError if init_fn's state differs from state_spec.
         """
         exported = lowering.export(initializer(init_fn, self._state_spec), self._partitioning)
         made = dict(exported.results.state.FlattenItems())
@@ -63,15 +62,14 @@ class Programs:
             return self._compiled[key]
 
     def _annotated(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int) -> AnnotatedFn:
-        model, state_spec = (self._model_fn, self._params), self._state_spec
+        model, arguments = (self._model_fn, self._params), (self._state_spec, batch_spec)
         match mode:
             case ModeKeys.TRAIN:
-                step = train_step(*model)
-                return trainer(step, state_spec, batch_spec, num_steps, self._partitioning)
+                return trainer(train_step(*model), *arguments, num_steps, self._partitioning)
             case ModeKeys.EVAL:
-                return evaluator(*model, state_spec, batch_spec)
+                return evaluator(*model, *arguments)
             case ModeKeys.PREDICT:
-                return predictor(*model, state_spec, batch_spec)
+                return predictor(*model, *arguments)
 
 
 def initializer(init_fn: InitFn, state_spec: NestedMap) -> AnnotatedFn:

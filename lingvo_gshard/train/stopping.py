@@ -17,10 +17,8 @@ class StopOnSignal(TrainHook):
 
     Use it as a context manager around `train`, in the main thread. A thread reads the signals,
     because Python runs no handler while the main thread is inside a device call or a compilation.
-
-    Attributes:
-      stopped_at: the step at which a signal to any of the processes stopped training, which is
-        saved unless it is 0; None if no signal did.
+    Then `stopped_at` is the step at which a signal to any of the processes stopped training, which
+    is saved unless it is 0; None if no signal did.
     """
 
     def __init__(self) -> None:
@@ -61,5 +59,5 @@ class StopOnSignal(TrainHook):
                     os._exit(128 + number[0])  # A shell's status for that signal.
                 first = signal.Signals(number[0])
                 self._request()
-                message = "training stops after this call; a second signal ends it at once."
-                os.write(2, f"\n{first.name}: {message}\n".encode())
+                what = "training stops after this call; a second signal ends it at once."
+                os.write(2, f"\n{first.name}: {what}\n".encode())

@@ -1,6 +1,7 @@
 """Evaluation at every checkpoint, during training or in a process of its own."""
 
 import logging
+import pathlib
 import time
 from collections.abc import Sequence
 
@@ -20,17 +21,10 @@ def train_and_evaluate(
     max_steps: int,
     hooks: Sequence[TrainHook] = (),
 ) -> dict[str, float] | None:
-    """Trains to max_steps and evaluates every checkpoint on the way.
+    """Trains as `TPUEstimator.train` does, and evaluates every checkpoint on the way.
 
-    Args:
-      estimator: the estimator.
-      input_fn: the input of training; as `max_steps` and `hooks`, see TPUEstimator.train.
-      evaluation: what to evaluate on.
-      max_steps: the step to train to.
-      hooks: called before each evaluation.
-
-    Returns:
-      The last checkpoint's metrics, as TPUEstimator.evaluate; None if a hook stopped training.
+    The hooks are called before each evaluation. Returns the last checkpoint's metrics, as
+    TPUEstimator.evaluate; None if a hook stopped training.
     """
     evaluator = _EvaluationHook(estimator, evaluation)
     estimator.train(input_fn, max_steps=max_steps, hooks=[*hooks, evaluator])
@@ -47,19 +41,12 @@ def evaluate_continuously(
 ) -> dict[str, float] | None:
     """Evaluates the newest checkpoint again and again while another process trains.
 
-    It skips checkpoints that a newer one overtakes, that are deleted while it reads them, that are
-    damaged, or that were evaluated before.
-
-    Args:
-      estimator: the estimator of the model_dir in which the other process trains.
-      spec: what to evaluate on.
-      until_step: the last checkpoint to wait for.
-      poll_secs: how often to look for a new one.
-
-    Returns:
-      The last evaluation's metrics; None if there was none.
+    It looks for a new one every `poll_secs` until it comes to `until_step`. It skips checkpoints
+    that a newer one overtakes, that are deleted while it reads them, that are damaged, or that were
+    evaluated before. Returns the last evaluation's metrics; None if there was none.
     """
-    seen = set(summaries.evaluated_steps(estimator.model_dir, spec.name))
+    lines = summaries.read_lines(pathlib.Path(estimator.model_dir, summaries.EVAL_METRICS))
+    seen = {int(line["step"]) for line in lines if line["name"] == spec.name}
     metrics = None
     while max(seen, default=-1) < until_step:
         newest = processes.of_first(max(estimator.checkpoint_steps(), default=-1))
@@ -75,7 +62,7 @@ def _evaluate_if_whole(
     estimator: TPUEstimator, spec: EvalSpec, step: int
 ) -> dict[str, float] | None:
     try:
-        return estimator.evaluate_state(estimator.restore(step), step, spec)
+        return estimator.evaluate_state(estimator.restore(step).state, step, spec)
     except Exception as error:
         if step not in estimator.checkpoint_steps():  # It was deleted in the meantime.
             return None

@@ -97,8 +97,7 @@ def test_an_error_of_placing_is_raised_to_the_caller():
     ],
 )
 def test_the_share_of_each_process(held, want):
-    size = 1 + max(max(part) for part in held.values())
-    assert [feed.share_of(held, process, size) for process in held] == want
+    assert [feed.share_of(held, process) for process in held] == want
 
 
 def test_one_process_reads_all_rows():
