@@ -14,7 +14,7 @@ from data_prep import pipeline, tsv
 from lingvo_gshard.evaluation import decode_split, run_report
 from lingvo_gshard.train import modes, warm_start
 from lingvo_gshard.train import run as runs
-from lingvo_gshard.train.nonfinite import NonFiniteLossError
+from lingvo_gshard.train.hooks import NonFiniteLossError
 from lingvo_gshard.train.run import Launch
 
 _SMALL = (

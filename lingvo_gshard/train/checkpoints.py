@@ -5,8 +5,7 @@
     model_dir/damaged_checkpoints/     checkpoints that were found damaged; never deleted
 
 The state is one flat dict from dotted paths to arrays, so that files and programs name the weights
-alike. `about` describes it and holds the arrays' fingerprints, which are compared with those of
-the arrays that are read back.
+alike. `about` describes it, with a fingerprint of every array.
 
 Orbax writes into a temporary folder, and process 0 renames that to STEP once every process has
 written its part: a folder with a number for a name is complete. Older checkpoints are deleted only
@@ -17,50 +16,32 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
+import functools
 import logging
 import math
 import pathlib
-import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
-from lingvo_gshard.train import retention
-from lingvo_gshard.train.fingerprints import fingerprints
+from lingvo_gshard.train import retention, stored
 from lingvo_gshard.train.retention import Best, Retention
+from lingvo_gshard.train.stored import DamagedCheckpointError, Stored, StoredArray, fingerprint
 
 _FOLDER = "checkpoints"
 _DAMAGED_FOLDER = "damaged_checkpoints"
 _TEMPORARY = ocp.utils.TMP_DIR_SUFFIX
-# TensorStore's status codes for files that are not what was written; others tell of the machine.
-_DAMAGE_CODES = {
-    "DATA_LOSS",
-    "NOT_FOUND",
-    "OUT_OF_RANGE",
-    "INVALID_ARGUMENT",
-    "FAILED_PRECONDITION",
-}
-_ABANDONED_READ = ("Encountered error while reading array index", "Event loop is closed")
 _Result = TypeVar("_Result")
 
 
 class SaveError(OSError):
     """A checkpoint could not be written; earlier ones are untouched."""
-
-
-class DamagedCheckpointError(ValueError):
-    """A checkpoint is not what was written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,24 +59,16 @@ class Contents:
 
     def to_json(self, state: NestedMap) -> dict[str, Any]:
         """Returns these facts and the state's fingerprints; all processes must call it."""
-        mesh = self.partitioning.mesh
+        mesh, items = self.partitioning.mesh, self.state_spec.FlattenItems()
+        arrays = dict(state.FlattenItems())
         return {
             "params": self.params,
             "mesh": [list(mesh.axis_names), list(mesh.axis_sizes), list(mesh.devices)],
             "table": dict(self.partitioning.table),
-            "arrays": {path: specs.to_json(spec) for path, spec in self.state_spec.FlattenItems()},
+            "arrays": {path: specs.to_json(spec) for path, spec in items},
             "num_processes": jax.process_count(),
-            "fingerprints": fingerprints(state, self.state_spec),
+            "fingerprints": {path: fingerprint(arrays[path], spec.dims) for path, spec in items},
         }
-
-
-@dataclasses.dataclass(frozen=True)
-class _About:
-    """What is read from a checkpoint's small files."""
-
-    arrays: dict[str, TensorSpec]
-    fingerprints: dict[str, list[str]]
-    input_state: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,34 +78,6 @@ class Restored:
     step: int
     state: NestedMap
     input_state: dict[str, Any]
-
-
-@dataclasses.dataclass(frozen=True)
-class StoredArray:
-    """One array of a checkpoint, read from disk each time that it is given to np.asarray.
-
-    Reading it raises DamagedCheckpointError if it is not what was saved.
-    """
-
-    folder: pathlib.Path
-    name: str
-    spec: TensorSpec
-    fingerprints: list[str]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.spec.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(self.spec.dtype)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        here = NamedSharding(Mesh(jax.local_devices()[:1], ("here",)), PartitionSpec())
-        array = _read_arrays(self.folder, {self.name: specs.abstract_array(self.spec, here)})[0]
-        found = fingerprints(NestedMap(x=array), NestedMap(x=self.spec))["x"]
-        _check_fingerprints(self.folder, self.name, self.fingerprints, found)
-        return np.asarray(array, dtype)
 
 
 def folder(model_dir: str | pathlib.Path) -> pathlib.Path:
@@ -214,7 +159,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(dict(state.FlattenItems())),
             input_state=ocp.args.JsonSave(input_state),
-            about=ocp.args.JsonSave({**about, "digest": _digest(about, input_state)}),
+            about=ocp.args.JsonSave({**about, "digest": stored.digest(about, input_state)}),
         )
         with self._save_errors(step):
             self._checkpointer.save(self._path(step), args=items)
@@ -244,18 +189,15 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         its experts; and ValueError if there is no such checkpoint, or it is another model's.
         """
         path = self._whole(step)
-        pairs = zip(state_spec.FlattenItems(), shardings.Flatten(), strict=True)
-        wanted = {name: specs.abstract_array(spec, sharding) for (name, spec), sharding in pairs}
 
-        def read() -> tuple[_About, NestedMap]:
-            about = _read_about(path)
-            _check_specs(path, about.arrays, state_spec)
-            return about, state_spec.Pack(_read_arrays(path, wanted))
+        def read() -> tuple[Stored, dict[str, jax.Array]]:
+            found = Stored.open(path)
+            found.check_specs(state_spec)
+            return found, found.read(dict(shardings.FlattenItems()))
 
-        about, state = _in_all_processes(path, read)
-        for name, found in fingerprints(state, state_spec).items():
-            _check_fingerprints(path, name, about.fingerprints[name], found)
-        return Restored(step, state, about.input_state)
+        found, arrays = _in_all_processes(path, read)
+        found.check(arrays)
+        return Restored(step, state_spec.Pack(arrays.values()), found.input_state)
 
     def restore_newest(self, state_spec: NestedMap, shardings: NestedMap) -> Restored | None:
         """Reads the newest undamaged checkpoint; see `newest` and `restore`."""
@@ -271,7 +213,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         step, damaged = self.latest(), None
         while step is not None:
             try:
-                return _in_all_processes(self._path(step), lambda step=step: read(step))
+                return _in_all_processes(self._path(step), functools.partial(read, step))
             except DamagedCheckpointError as error:
                 logging.warning("%s Falling back to the checkpoint before it.", error)
                 damaged = error
@@ -290,12 +232,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         Raises DamagedCheckpointError, as reading them does, and ValueError if there is no such
         checkpoint.
         """
-        path = self._whole(step)
-        about = _read_about(path)
-        return {
-            name: StoredArray(path, name, spec, about.fingerprints[name])
-            for name, spec in about.arrays.items()
-        }
+        found = Stored.open(self._whole(step))
+        return {name: StoredArray(found, name) for name in found.specs}
 
     def _path(self, name: int | str) -> pathlib.Path:
         return self._folder / str(name)
@@ -329,103 +267,18 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             kept = f"the last whole one is of step {whole[-1]}" if whole else "there is no other"
             raise SaveError(
                 f"{self._folder}: the checkpoint of step {step} could not be written; {kept}. "
-                f"({_first_line(error)})"
+                f"({stored.first_line(error)})"
             ) from error
 
 
 def _in_all_processes(path: pathlib.Path, read: Callable[[], _Result]) -> _Result:
     """Returns read(), or raises DamagedCheckpointError in all processes if it does so in one."""
-    result, damage = None, None
+    damage = None
     try:
         result = read()
     except DamagedCheckpointError as error:
         damage = error
     finder = processes.largest([0 if damage is None else jax.process_index() + 1])[0] - 1
     if finder >= 0:
-        raise damage or _damaged(path, f"process {finder} names the file")
+        raise damage or stored.damaged(path, f"process {finder} names the file")
     return result
-
-
-@contextlib.contextmanager
-def _read_errors(path: pathlib.Path) -> Iterator[None]:
-    """Raises DamagedCheckpointError for the errors of a file that is cut, changed or missing."""
-    try:
-        yield
-    except Exception as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        line = _first_line(cause)
-        code = re.match(r"[A-Z_]+(?=: )", line)
-        if isinstance(cause, OSError | MemoryError) and not isinstance(cause, FileNotFoundError):
-            raise
-        if code and code[0] not in _DAMAGE_CODES:
-            raise
-        sys.unraisablehook = _print_unraisable
-        raise _damaged(path, line) from error
-
-
-def _print_unraisable(unraisable: Any) -> None:
-    """Prints all but the errors of Orbax's reads that were pending when another one failed."""
-    if not str(unraisable.exc_value).startswith(_ABANDONED_READ):
-        sys.__unraisablehook__(unraisable)
-
-
-def _read_arrays(path: pathlib.Path, wanted: dict[str, jax.ShapeDtypeStruct]) -> list[jax.Array]:
-    """Reads some of a checkpoint's arrays, each at the dtype and sharding that is wanted."""
-    restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
-    args = ocp.args.PyTreeRestore(wanted, restore_args=restore_args, partial_restore=True)
-    with _read_errors(path):
-        arrays = ocp.PyTreeCheckpointHandler().restore(path / "state", args=args)
-        for name in wanted:
-            if not isinstance(arrays[name], jax.Array):
-                raise ValueError(f"state/ holds no {name}")
-        return jax.block_until_ready([arrays[name] for name in wanted])
-
-
-def _read_about(path: pathlib.Path) -> _About:
-    """Reads what Orbax's JsonCheckpointHandler wrote."""
-    with _read_errors(path):
-        about = json.loads((path / "about/metadata").read_bytes())
-        input_state = json.loads((path / "input_state/metadata").read_bytes())
-        written = about.pop("digest", None)  # Earlier versions wrote none.
-        if "fingerprints" not in about or written not in (None, _digest(about, input_state)):
-            raise ValueError("about/metadata or input_state/metadata was changed")
-        arrays = {name: specs.from_json(text) for name, text in about["arrays"].items()}
-        return _About(arrays, about["fingerprints"], input_state)
-
-
-def _digest(*parts: Any) -> str:
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
-
-
-def _check_fingerprints(
-    path: pathlib.Path, name: str, written: list[str], found: list[str]
-) -> None:
-    pairs = enumerate(zip(written, found, strict=True))
-    differing = [expert for expert, (before, after) in pairs if before != after]
-    if differing:
-        raise _damaged(path, f"{name} is not what was saved, in experts {differing}")
-
-
-def _damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:
-    return DamagedCheckpointError(f"{path}: the checkpoint is damaged: {reason.rstrip('.')}.")
-
-
-def _check_specs(path: pathlib.Path, held: dict[str, TensorSpec], state_spec: NestedMap) -> None:
-    """Raises ValueError, naming the array, unless exactly those of the state are held."""
-    wanted = dict(state_spec.FlattenItems())
-    for name in sorted(held.keys() | wanted.keys()):
-        here, there = (_text(arrays.get(name)) for arrays in (wanted, held))
-        if here != there:
-            raise ValueError(f"{path}: {name} is {there} in the checkpoint, {here} in the model.")
-
-
-def _text(spec: TensorSpec | None) -> str:
-    return "absent" if spec is None else f"{spec.dtype}{list(spec.shape)}"
-
-
-def _first_line(error: BaseException) -> str:
-    """Returns the first line of an error, without TensorStore's specs."""
-    line = str(error).strip().partition("\n")[0].partition(" [tensorstore_spec")[0]
-    return line or repr(error)

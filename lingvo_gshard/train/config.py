@@ -1,7 +1,7 @@
 """The settings of a training run: `train` in the Params of an experiment."""
 
 from lingvo_gshard.core.hyperparams import REQUIRED, Params
-from lingvo_gshard.train.nonfinite import NonFinite
+from lingvo_gshard.train.hooks import NonFinite
 
 
 def train_params() -> Params:

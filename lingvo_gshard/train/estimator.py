@@ -32,9 +32,8 @@ from lingvo_gshard.train import (
 )
 from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored
 from lingvo_gshard.train.feed import Input, Share
-from lingvo_gshard.train.hooks import ProgressHook, TrainHook
+from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import TrainLoop, group_sizes
-from lingvo_gshard.train.nonfinite import NonFiniteHook
 from lingvo_gshard.train.retention import BestBy, Retention
 from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
 from lingvo_gshard.train.warm_start import WarmStart

@@ -9,9 +9,9 @@ from lingvo_gshard.model import placement
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import expert_load, train_and_evaluate
 from lingvo_gshard.train.estimator import EvalSpec, InputFn
+from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal
 from lingvo_gshard.train.retention import BestBy
 from lingvo_gshard.train.run import Run, record
-from lingvo_gshard.train.stopping import EXIT_STATUS, StopOnSignal
 
 
 def train(run: Run) -> None:

@@ -38,10 +38,11 @@ class Retention:
         """
         steps = sorted(times)
         stay = {step for step in steps if step == best or step in steps[-self.keep_max :]}
-        last = None
-        for step in steps if self.keep_every_n_hours is not None else ():
-            hours = math.inf if last is None else abs(times[step] - times[last]) / _HOUR_SECS
-            if hours >= self.keep_every_n_hours:
+        if self.keep_every_n_hours is None:
+            return stay
+        period_secs, last = self.keep_every_n_hours * _HOUR_SECS, None
+        for step in steps:
+            if last is None or abs(times[step] - times[last]) >= period_secs:
                 stay.add(step)
                 last = step
         return stay

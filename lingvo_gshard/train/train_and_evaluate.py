@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import summaries
-from lingvo_gshard.train.checkpoints import DamagedCheckpointError
 from lingvo_gshard.train.estimator import EvalSpec, InputFn, TPUEstimator
 from lingvo_gshard.train.hooks import TrainHook
+from lingvo_gshard.train.stored import DamagedCheckpointError
 
 
 def train_and_evaluate(

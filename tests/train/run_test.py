@@ -7,7 +7,7 @@ import pytest
 
 from lingvo_gshard.input import manifest
 from lingvo_gshard.train import run
-from lingvo_gshard.train.nonfinite import NonFinite
+from lingvo_gshard.train.hooks import NonFinite
 from lingvo_gshard.train.run import DataFacts, Launch
 
 _FACTS = DataFacts(4000, 2000, ("de", "fr", "qta"))
