@@ -24,16 +24,14 @@ from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.train import (
     checkpoints,
     config,
-    feed,
-    model_dir,
+    loop,
     retention,
     summaries,
     warm_start,
 )
 from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored
-from lingvo_gshard.train.feed import Input, Share
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
-from lingvo_gshard.train.loop import TrainLoop, group_sizes
+from lingvo_gshard.train.loop import Input, Share, TrainLoop, group_sizes
 from lingvo_gshard.train.retention import BestBy, Retention
 from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
 from lingvo_gshard.train.warm_start import WarmStart
@@ -115,7 +113,7 @@ class TPUEstimator:
     @property
     def input_share(self) -> Share:
         """The part of each batch's rows that this process's input must yield."""
-        return feed.own_share(self.partitioning)
+        return loop.own_share(self.partitioning)
 
     def train(
         self,
@@ -155,7 +153,7 @@ class TPUEstimator:
                 state = self._begin(restored, source)
                 program = functools.partial(self._programs.get, ModeKeys.TRAIN, source.specs)
                 sizes = group_sizes(start, stop, p.iterations_per_loop)
-                with contextlib.closing(feed.groups(source, sizes, program)) as groups:
+                with contextlib.closing(loop.groups(source, sizes, program)) as groups:
                     TrainLoop(saved, hooks, p).run(state, groups)
         return self
 
@@ -228,13 +226,13 @@ class TPUEstimator:
 
     def check_folder(self) -> None:
         """Raises ValueError if model_dir holds another model than this one."""
-        model_dir.check(self.model_dir, self.params.ToText(), self._model_prefixes)
+        config.check_folder(self.model_dir, self.params.ToText(), self._model_prefixes)
 
     def claimed(self) -> contextlib.AbstractContextManager[None]:
-        """Locks model_dir to train in it, which process 0 does for all; see model_dir.claimed."""
+        """Locks model_dir to train in it, which process 0 does for all; see config.claimed."""
         if not processes.is_first():
             return contextlib.nullcontext()
-        return model_dir.claimed(self.model_dir, self.params.ToText(), self._model_prefixes)
+        return config.claimed(self.model_dir, self.params.ToText(), self._model_prefixes)
 
     def checkpoint_steps(self) -> list[int]:
         """Returns the steps of whole checkpoints, oldest first; empty before the first one."""
@@ -273,7 +271,7 @@ class TPUEstimator:
     ) -> Iterator[NestedMap]:
         """Yields the result of each batch, of the first `steps` ones if it is given."""
         for batch in itertools.islice(source, steps):
-            spec = feed.batch_spec_of(batch, source.specs, self.input_share)
+            spec = loop.batch_spec_of(batch, source.specs, self.input_share)
             executable = self._programs.get(mode, spec)
             yield executable(state, executable.place("batch", batch))
 
