@@ -31,7 +31,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.train import retention, stored
-from lingvo_gshard.train.retention import Best, Retention
+from lingvo_gshard.train.retention import Retention
 from lingvo_gshard.train.stored import DamagedCheckpointError, Stored, StoredArray, fingerprint
 
 _FOLDER = "checkpoints"
@@ -46,12 +46,7 @@ class SaveError(OSError):
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a run's checkpoints hold, described beside the arrays.
-
-    Attributes:
-      params: the experiment's Params.ToText().
-      state_spec: NestedMap of TensorSpec.
-    """
+    """What a run's checkpoints hold; `params` is the experiment's Params.ToText()."""
 
     params: str
     partitioning: Partitioning
@@ -141,11 +136,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         newest = processes.of_first(max((s for s in self.steps() if s < before), default=-1))
         return None if newest < 0 else newest
 
-    def best(self) -> Best | None:
-        """Returns the best checkpoint by its evaluation, if one was noted and is complete."""
-        noted = retention.read_best(self._folder)
-        return noted if noted is not None and noted.step in self.steps() else None
-
     def save(self, step: int, state: NestedMap, input_state: dict[str, Any]) -> None:
         """Starts writing a checkpoint and returns once the state may be overwritten.
 
@@ -176,7 +166,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         with self._save_errors(step):
             self._checkpointer.wait_until_finished()
         if processes.is_first():
-            best = self.best()
+            best = retention.read_best(self._folder)
             times = {step: self._path(step).stat().st_mtime for step in self.steps()}
             for old in times.keys() - self._keep.kept(times, best.step if best else None):
                 shutil.rmtree(self._path(old).rename(self._path(f"deleted.{old}{_TEMPORARY}")))
@@ -229,8 +219,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def arrays(self, step: int) -> dict[str, StoredArray]:
         """Returns the arrays of `step` by path, of any model, which are read when they are used.
 
-        Raises DamagedCheckpointError, as reading them does, and ValueError if there is no such
-        checkpoint.
+        Raises DamagedCheckpointError, as reading them does, and ValueError for no such checkpoint.
         """
         found = Stored.open(self._whole(step))
         return {name: StoredArray(found, name) for name in found.specs}

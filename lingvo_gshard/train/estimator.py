@@ -32,7 +32,7 @@ from lingvo_gshard.train import (
 from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import Input, Share, TrainLoop, group_sizes
-from lingvo_gshard.train.retention import BestBy, Retention
+from lingvo_gshard.train.retention import Retention
 from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
 from lingvo_gshard.train.warm_start import WarmStart
 
@@ -42,19 +42,17 @@ _Found = TypeVar("_Found")
 
 @dataclasses.dataclass(frozen=True)
 class EvalSpec:
-    """What to evaluate on.
+    """What to evaluate on: the Input of `input_fn`, which ends, or its first `steps` batches.
 
-    Attributes:
-      input_fn: given params, returns an Input that ends.
-      steps: the largest number of batches; None for all.
-      name: names the result in model_dir: eval_NAME/ and eval_metrics.jsonl.
-      best_by: the metric by which the best checkpoint is kept.
+    `name` is that of the result in model_dir: eval_NAME/ and eval_metrics.jsonl. `best_by` is the
+    metric by which the best checkpoint is kept, if it is given.
     """
 
     input_fn: InputFn
     steps: int | None = None
     name: str = "eval"
-    best_by: BestBy | None = None
+    best_by: str | None = None
+    higher_is_better: bool = False
 
 
 class TPUEstimator:
@@ -82,18 +80,16 @@ class TPUEstimator:
 
         Args:
           model_dir: the folder for checkpoints, summaries, params.txt and metrics.
-          params: given to model_fn and input_fn, and written to model_dir/params.txt;
-            `params.train` holds the settings of config.train_params.
+          params: given to model_fn and input_fn; `params.train` holds the settings of
+            config.train_params.
           state_spec: NestedMap of TensorSpec.
           init_fn: returns a state, given an int32 [2] seed tensor.
-          model_prefixes: dotted paths of the `params` that define the model. A model_dir that was
-            trained with other values there is refused. By default, all but `train`.
+          model_prefixes: dotted paths of the `params` that define the model, by default all but
+            `train`. A model_dir that was trained with other values there is refused.
           warm_start: initial weights for a folder without checkpoints, instead of init_fn's.
-          log_step_count_steps: write a TensorBoard summary after the call that reaches a multiple
-            of it.
+          log_step_count_steps: write a TensorBoard summary at each multiple of it.
 
-        Raises ValueError if a setting in params.train is missing or out of range, or the state has
-        no step.
+        Raises ValueError if a setting is missing or out of range, or the state has no step.
         """
         if "train" not in params:
             raise ValueError(
@@ -126,13 +122,10 @@ class TPUEstimator:
         """Trains from the last checkpoint, or from new weights, and saves at the end.
 
         `steps` is how many more steps to train, and `max_steps` the step to train to; with neither,
-        training ends with the input, whose state is restored with the weights. The hooks are called
-        after the estimator's own.
-
-        Raises ValueError if both steps and max_steps are given, or one is below 1, or model_dir
-        holds another model, or another process trains in it; NonFiniteLossError if a loss is not
-        finite and train.on_nonfinite is STOP; SaveError if a checkpoint could not be written; and
-        DamagedCheckpointError if there are checkpoints, and all are damaged.
+        training ends with the input, whose state is restored with the weights. Raises ValueError if
+        both are given, or one is below 1, or model_dir holds another model, or another process
+        trains in it; NonFiniteLossError if train.on_nonfinite is STOP; SaveError if a checkpoint
+        could not be written; and DamagedCheckpointError if all checkpoints are damaged.
         """
         if steps is not None and max_steps is not None:
             raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
@@ -167,8 +160,7 @@ class TPUEstimator:
     ) -> dict[str, float]:
         """Returns the metrics of a checkpoint, by default the latest one, as `evaluate_state` does.
 
-        `input_fn`, `steps` and `name` are those of EvalSpec. Raises as `restore` and
-        `evaluate_state`.
+        `input_fn`, `steps` and `name` are those of EvalSpec. Raises as `restore` does, too.
         """
         restored = self.restore(checkpoint_step)
         return self.evaluate_state(restored.state, restored.step, EvalSpec(input_fn, steps, name))
@@ -202,7 +194,7 @@ class TPUEstimator:
             summaries.write_evaluation(self.model_dir, name, metrics)
             if spec.best_by is not None:
                 folder = checkpoints.folder(self.model_dir)
-                retention.note_best(folder, spec.best_by, step, metrics)
+                retention.note_best(folder, step, metrics, spec.best_by, spec.higher_is_better)
         return metrics
 
     def export_weights(self, path: str | pathlib.Path, prefix: str = "theta.") -> str:
@@ -239,10 +231,7 @@ class TPUEstimator:
         return checkpoints.whole_steps(self.model_dir)
 
     def restore(self, checkpoint_step: int | None = None) -> Restored:
-        """Reads a checkpoint, by default the latest one, onto the devices.
-
-        Raises ValueError if there is no such checkpoint.
-        """
+        """Reads a checkpoint, by default the latest one; ValueError if there is no such one."""
         with self._saved() as saved:
             if checkpoint_step is not None:
                 return saved.restore(checkpoint_step, self.state_spec, self._shardings())
@@ -251,10 +240,10 @@ class TPUEstimator:
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the predictions for every row of every batch, in order.
+        """Yields the predictions for every row of every batch, in order. Raises as `restore`.
 
-        Each is a dict from a prediction's dotted path to its array without the batch dim.
-        A program is compiled for each shape of batch. Raises as `restore`.
+        Each is a dict from a prediction's dotted path to its array without the batch dim. A program
+        is compiled for each shape of batch.
         """
         return self._predictions(self.restore(checkpoint_step).state, input_fn)
 
@@ -285,13 +274,12 @@ class TPUEstimator:
             getattr(source, "close", lambda: None)()
 
     def _own_hooks(self, stop: int | None, began_secs: float) -> list[TrainHook]:
-        nonfinite = NonFiniteHook(self.params.train.on_nonfinite)
-        if not processes.is_first():
-            return [nonfinite]
-        log = summaries.MetricsLog(self.model_dir, began_secs)
-        summary = summaries.SummaryHook(f"{self.model_dir}/train", self._log_steps)
-        progress = [ProgressHook(stop)] if self._show_progress else []
-        return [nonfinite, log, summary, *progress]
+        hooks: list[TrainHook] = [NonFiniteHook(self.params.train.on_nonfinite)]
+        if processes.is_first():
+            hooks.append(summaries.MetricsLog(self.model_dir, began_secs))
+            hooks.append(summaries.SummaryHook(f"{self.model_dir}/train", self._log_steps))
+            hooks += [ProgressHook(stop)] if self._show_progress else []
+        return hooks
 
     def _begin(self, restored: Restored | None, source: Input) -> NestedMap:
         """Returns the state to start from, and sets the input's state to match."""

@@ -89,15 +89,11 @@ class TrainHook:
     def after_save(self, step: int, state: NestedMap) -> None:
         """Called once a save has begun, except for the save of a run that was asked to stop.
 
-        The checkpoint may still be on its way to the disk. The state's arrays are valid only until
-        the next call.
+        The state's arrays are valid only until the next call.
         """
 
     def wants_to_stop(self) -> bool:
-        """Returns whether training should save and end.
-
-        Asked before the first call, after every call, and after every `after_save`.
-        """
+        """Returns whether training should save and end; asked before and after calls and saves."""
         return False
 
     def on_stop(self, step: int) -> None:
@@ -143,8 +139,7 @@ class ProgressHook(TrainHook):
 class NonFinite(enum.Enum):
     """STOP ends training with an error; SKIP logs a warning and continues.
 
-    SKIP needs a model_fn that leaves the weights unchanged in such a step and sets its metric
-    `skipped` to 1.
+    SKIP needs a model_fn that leaves the weights as they are and sets its metric `skipped` to 1.
     """
 
     STOP = "stop"
@@ -170,11 +165,7 @@ class NonFiniteHook(TrainHook):
         self._step_saved = step
 
     def after_call(self, call: TrainCall) -> None:
-        """Raises or logs the first step whose loss or gradients are not finite, with its layers.
-
-        Raises NonFiniteLossError if the policy is STOP, and ValueError if it is SKIP but the model
-        has no metric `skipped`.
-        """
+        """Raises NonFiniteLossError or logs the first step that is not finite, with its layers."""
         skipped = np.asarray(call.metrics.get(_SKIPPED, 0.0)) > 0.0
         bad = np.flatnonzero(~np.isfinite(call.metrics.loss) | skipped)
         if not bad.size:
@@ -198,14 +189,12 @@ class NonFiniteHook(TrainHook):
 
 
 def _first_bad_layers(metrics: NestedMap, k: int) -> list[str]:
-    """Returns the first bad layer of each stack, such as `encoder_1 (activation_norms)`.
-
-    A layer without an index, such as `softmax`, is a stack of its own.
-    """
+    """Returns the first bad layer of each stack, such as `encoder_1 (activation_norms)`."""
     for name in _NORMS_BY_LAYER:
         first: dict[str, tuple[int, str]] = {}
         for layer, norms in metrics.get(name, NestedMap()).items():
             stack, _, index = layer.rpartition("_")
+            # A layer without an index, such as `softmax`, is a stack of its own.
             stack, position = (stack, int(index)) if index.isdigit() else (layer, 0)
             if not np.isfinite(norms[k]):
                 first[stack] = min((position, layer), first.get(stack, (position, layer)))

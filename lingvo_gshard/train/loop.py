@@ -29,12 +29,11 @@ _GROUPS_AHEAD = 2
 
 
 class Input(Protocol):
-    """What an input_fn returns.
+    """What an input_fn returns; it may also have a method `close`.
 
     Iterating yields NestedMap(features, labels) of numpy arrays, which hold this process's rows;
     `specs` are the TensorSpecs of the rows of all processes. `get_state` returns a JSON-able dict
-    from which `set_state` continues with the batch after the last one yielded. An input may also
-    have a method `close`.
+    from which `set_state` continues with the batch after the last one yielded.
     """
 
     @property
@@ -49,10 +48,7 @@ class Input(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The batches of one call, arrays [K, B, ...] on their devices, and the program for them.
-
-    `input_state` is the input's state after these batches, for the checkpoint.
-    """
+    """The batches of one call, arrays [K, B, ...] on their devices; their program and end state."""
 
     executable: Executable
     batches: NestedMap
@@ -148,10 +144,7 @@ def group_sizes(step: int, max_steps: int | None, steps_per_call: int) -> Iterat
 
 
 class TrainLoop:
-    """Calls the train program until its input ends or a hook of any process asks it to stop.
-
-    `train_params`, those of config.train_params, tell when to save.
-    """
+    """Calls the train program until its input ends or a hook of any process asks it to stop."""
 
     def __init__(
         self, checkpoints: Checkpoints, hooks: Sequence[TrainHook], train_params: Params
@@ -175,9 +168,13 @@ class TrainLoop:
     def _run(self, state: NestedMap, groups: Iterable[Group], step: int) -> None:
         saved_step, call_ended, last = step, None, None
         stop, _ = self._requests()
-        timed = _timed(groups)
-        while not stop and (following := next(timed, None)):
-            group, wait_secs = following
+        ahead = iter(groups)
+        while not stop:
+            wait_began = time.monotonic()
+            group = next(ahead, None)
+            if group is None:
+                break
+            wait_secs = time.monotonic() - wait_began
             if call_ended is None:
                 call_ended, wait_secs = time.monotonic(), 0.0
             result = group.executable(state, group.batches)
@@ -215,11 +212,3 @@ class TrainLoop:
         self._last_save_secs = time.monotonic()
         for hook in self._hooks if notify else ():
             hook.after_save(step, state)
-
-
-def _timed(groups: Iterable[Group]) -> Iterator[tuple[Group, float]]:
-    """Yields each group and how many seconds it was waited for."""
-    began = time.monotonic()
-    for group in groups:
-        yield group, time.monotonic() - began
-        began = time.monotonic()

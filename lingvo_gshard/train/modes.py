@@ -10,7 +10,6 @@ from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import expert_load, train_and_evaluate
 from lingvo_gshard.train.estimator import EvalSpec, InputFn
 from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal
-from lingvo_gshard.train.retention import BestBy
 from lingvo_gshard.train.run import Run, record
 
 
@@ -76,8 +75,7 @@ def print_once(line: str) -> None:
 
 def _dev(run: Run) -> EvalSpec:
     p = run.params.train
-    best_by = None if p.keep_best_by is None else BestBy(p.keep_best_by)
-    return EvalSpec(_input_fn(run, "eval_input"), p.eval_batches, "dev", best_by)
+    return EvalSpec(_input_fn(run, "eval_input"), p.eval_batches, "dev", p.keep_best_by)
 
 
 def _input_fn(run: Run, name: str, **settings: object) -> InputFn:

@@ -20,12 +20,7 @@ _HOUR_SECS = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class Retention:
-    """Which checkpoints stay on disk besides the best one.
-
-    Attributes:
-      keep_max: how many of the newest.
-      keep_every_n_hours: also one checkpoint every N hours; None disables it.
-    """
+    """How many of the newest checkpoints stay, and one every N hours if that is given."""
 
     keep_max: int = 5
     keep_every_n_hours: float | None = None
@@ -49,14 +44,6 @@ class Retention:
 
 
 @dataclasses.dataclass(frozen=True)
-class BestBy:
-    """The metric of an evaluation that determines the best checkpoint."""
-
-    metric: str
-    higher_is_better: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
 class Best:
     """The best checkpoint so far: its step, and the metric's value there."""
 
@@ -77,18 +64,24 @@ def read_best(folder: pathlib.Path) -> Best | None:
         return None
 
 
-def note_best(folder: pathlib.Path, by: BestBy, step: int, metrics: Mapping[str, float]) -> None:
+def note_best(
+    folder: pathlib.Path,
+    step: int,
+    metrics: Mapping[str, float],
+    metric: str,
+    higher_is_better: bool = False,
+) -> None:
     """Notes `step` as the best if its metric beats the one noted before; NaN never does.
 
     Raises ValueError if the evaluation has no such metric.
     """
-    if by.metric not in metrics:
-        raise ValueError(f"best by {by.metric!r}: the metrics are {', '.join(sorted(metrics))}.")
-    value, before = metrics[by.metric], read_best(folder)
-    if before is not None and before.metric == by.metric:
-        is_better = value > before.value if by.higher_is_better else value < before.value
+    if metric not in metrics:
+        raise ValueError(f"best by {metric!r}: the metrics are {', '.join(sorted(metrics))}.")
+    value, before = metrics[metric], read_best(folder)
+    if before is not None and before.metric == metric:
+        is_better = value > before.value if higher_is_better else value < before.value
     else:
         is_better = not math.isnan(value)
     if is_better:
-        noted = dataclasses.asdict(Best(step, by.metric, value))
+        noted = dataclasses.asdict(Best(step, metric, value))
         atomic_file.write(folder / _BEST, json.dumps(noted))

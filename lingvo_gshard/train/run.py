@@ -42,11 +42,7 @@ class DataFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What the user asked for.
-
-    `overrides` are `path=value` settings, which are applied in order to the Params of `model`, a
-    registered name. data_prep prepared `data_dir`.
-    """
+    """What the user asked for: a registered model, `path=value` settings of it, and data for it."""
 
     model: str
     overrides: tuple[str, ...]
@@ -108,10 +104,9 @@ class Run:
 
 
 def open_run(launch: Launch, logdir: str, num_partitions: int, **decode: object) -> Run:
-    """Returns a run over `num_partitions` devices; nothing is written yet.
+    """Returns a run over `num_partitions` devices, with some of its `decode` settings replaced.
 
-    `decode` replaces some of the experiment's `decode` settings. Raises as `experiment_params` and
-    `make_estimator`.
+    Nothing is written yet. Raises as `experiment_params` and `make_estimator`.
     """
     params = experiment_params(launch)
     params.decode.Set(**decode)

@@ -41,14 +41,7 @@ class DamagedCheckpointError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A complete checkpoint, of any model, as its description tells.
-
-    Attributes:
-      path: its folder.
-      specs: its arrays.
-      fingerprints: those of the arrays that were saved, one for each expert.
-      input_state: the input's state.
-    """
+    """A complete checkpoint of any model: its arrays, and their fingerprints for each expert."""
 
     path: pathlib.Path
     specs: dict[str, TensorSpec]

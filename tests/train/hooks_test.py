@@ -76,7 +76,7 @@ def test_stop_names_the_first_step_and_the_first_layer_of_each_stack():
         r"\(activation_norms\); the last checkpoint is of step 8\."
     )
     with pytest.raises(NonFiniteLossError, match=message):
-        hook.after_nonfinite_call(_nonfinite_call([1.0, 2.0, nan, nan], activation_norms=norms))
+        hook.after_call(_nonfinite_call([1.0, 2.0, nan, nan], activation_norms=norms))
 
 
 def test_gradients_alone_may_be_bad():
@@ -86,15 +86,15 @@ def test_gradients_alone_may_be_bad():
         "skipped": np.float32([0, 1]),
     }
     with pytest.raises(NonFiniteLossError, match=r"step 12 is 3.0, first in encoder_0 \(gradient"):
-        NonFiniteHook(NonFinite.STOP).after_nonfinite_call(_nonfinite_call([2.0, 3.0], **metrics))
+        NonFiniteHook(NonFinite.STOP).after_call(_nonfinite_call([2.0, 3.0], **metrics))
 
 
 def test_skip_counts_and_goes_on(caplog):
     hook = NonFiniteHook(NonFinite.SKIP)
     with caplog.at_level(logging.WARNING):
-        hook.after_nonfinite_call(_nonfinite_call([1.0, np.nan], skipped=np.float32([0, 1])))
-        hook.after_nonfinite_call(_nonfinite_call([1.0, 1.0], skipped=np.float32([0, 0])))
-        hook.after_nonfinite_call(_nonfinite_call([np.inf, np.nan], skipped=np.float32([1, 1])))
+        hook.after_call(_nonfinite_call([1.0, np.nan], skipped=np.float32([0, 1])))
+        hook.after_call(_nonfinite_call([1.0, 1.0], skipped=np.float32([0, 0])))
+        hook.after_call(_nonfinite_call([np.inf, np.nan], skipped=np.float32([1, 1])))
     assert [record.getMessage() for record in caplog.records] == [
         "The loss of step 12 is nan; skipped, 1 steps in this run so far.",
         "The loss of step 11 is inf; skipped, 3 steps in this run so far.",
@@ -103,4 +103,4 @@ def test_skip_counts_and_goes_on(caplog):
 
 def test_skip_needs_a_model_that_skips():
     with pytest.raises(ValueError, match="model_fn must leave the state unchanged and set its"):
-        NonFiniteHook(NonFinite.SKIP).after_nonfinite_call(_nonfinite_call([np.nan]))
+        NonFiniteHook(NonFinite.SKIP).after_call(_nonfinite_call([np.nan]))
