@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from lingvo_gshard.core.nested_map import NestedMap
@@ -222,7 +223,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         Raises DamagedCheckpointError, as reading them does, and ValueError for no such checkpoint.
         """
         found = Stored.open(self._whole(step))
-        return {name: StoredArray(found, name) for name in found.specs}
+        return {
+            name: StoredArray(found, name, spec.shape, np.dtype(spec.dtype))
+            for name, spec in found.specs.items()
+        }
 
     def _path(self, name: int | str) -> pathlib.Path:
         return self._folder / str(name)

@@ -7,7 +7,7 @@ from lingvo_gshard.core import table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import expert_load, train_and_evaluate
+from lingvo_gshard.train import estimator, expert_load
 from lingvo_gshard.train.estimator import EvalSpec, InputFn
 from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal
 from lingvo_gshard.train.run import Run, record
@@ -27,7 +27,7 @@ def train_and_eval(run: Run) -> None:
     """Trains as `train` does and evaluates (a part of) dev at every checkpoint."""
     _announce(run)
     with StopOnSignal() as stop:
-        metrics = train_and_evaluate.train_and_evaluate(
+        metrics = estimator.train_and_evaluate(
             run.estimator,
             _input_fn(run, "input"),
             _dev(run),
@@ -53,7 +53,7 @@ def evaluate(run: Run) -> None:
 def evaluate_continuously(run: Run) -> None:
     """Evaluates each new checkpoint of a run that another process trains, to its last step."""
     until = run.params.train.max_steps
-    metrics = train_and_evaluate.evaluate_continuously(run.estimator, _dev(run), until_step=until)
+    metrics = estimator.evaluate_continuously(run.estimator, _dev(run), until_step=until)
     if metrics is None:
         print_once(f"Every checkpoint up to step {until} was evaluated before.")
     else:

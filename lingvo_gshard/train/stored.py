@@ -98,14 +98,8 @@ class StoredArray:
 
     stored: Stored
     name: str
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.stored.specs[self.name].shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(self.stored.specs[self.name].dtype)
+    shape: tuple[int, ...]
+    dtype: np.dtype
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         here = NamedSharding(Mesh(jax.local_devices()[:1], ("here",)), PartitionSpec())

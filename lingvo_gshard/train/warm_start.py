@@ -63,18 +63,14 @@ class WarmStart:
 
     def __post_init__(self) -> None:
         for given in self.rules:
-            match given:
-                case (str(pattern), str(rule)) if rule in Rule.__members__:
-                    try:
-                        re.compile(pattern)
-                    except re.error as error:
-                        message = f"Warm start: {pattern!r} is not a pattern: {error}."
-                        raise ValueError(message) from error
-                case _:
-                    raise ValueError(
-                        f"Warm start: expected (pattern, rule), got {given!r}; rules are "
-                        f"{', '.join(Rule)}."
-                    )
+            try:
+                pattern, rule = given
+                re.compile(pattern), Rule(rule)
+            except (TypeError, ValueError, re.error) as error:
+                raise ValueError(
+                    f"Warm start: expected (pattern, rule), got {given!r}; rules are "
+                    f"{', '.join(Rule)} ({error})."
+                ) from error
 
     def apply(self, state: NestedMap, state_spec: NestedMap) -> NestedMap:
         """Returns the initialized state with arrays from the source; prints a line for each array.

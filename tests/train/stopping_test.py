@@ -7,9 +7,8 @@ import subprocess
 import sys
 import time
 
-from lingvo_gshard.train.estimator import EvalSpec
+from lingvo_gshard.train.estimator import EvalSpec, train_and_evaluate
 from lingvo_gshard.train.hooks import StopOnSignal, TrainHook
-from lingvo_gshard.train.train_and_evaluate import train_and_evaluate
 from tests.train import regression
 
 
