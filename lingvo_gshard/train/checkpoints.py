@@ -1,7 +1,7 @@
 """Checkpoints: sharded arrays and the input's state, written by Orbax.
 
     model_dir/checkpoints/STEP/{state/,input_state/,about/}
-    model_dir/checkpoints/best.json    the step with the best metric
+    model_dir/checkpoints/best.json    the best checkpoint's step, metric and value
     model_dir/damaged_checkpoints/     checkpoints that were found damaged; never deleted
 
 The state is one flat dict from dotted paths to arrays, so that files and programs name the weights
@@ -17,26 +17,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import math
 import pathlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from lingvo_gshard.core import atomic_file
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
-from lingvo_gshard.train import retention, stored
-from lingvo_gshard.train.retention import Retention
+from lingvo_gshard.train import stored
 from lingvo_gshard.train.stored import DamagedCheckpointError, Stored, StoredArray, fingerprint
 
 _FOLDER = "checkpoints"
 _DAMAGED_FOLDER = "damaged_checkpoints"
+_BEST = "best.json"
+_HOUR_SECS = 3600.0
 _TEMPORARY = ocp.utils.TMP_DIR_SUFFIX
 _Result = TypeVar("_Result")
 
@@ -88,6 +91,75 @@ def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
     return sorted(int(name) for name in names if name.isdigit())
 
 
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """How many of the newest checkpoints stay, and one every N hours if that is given."""
+
+    keep_max: int = 5
+    keep_every_n_hours: float | None = None
+
+    def kept(self, times: Mapping[int, float], best: int | None) -> set[int]:
+        """Returns the steps to keep, of those in `times` (seconds, by step).
+
+        A clock that is set back counts as time gone by; otherwise nothing would be kept by time
+        until it has caught up.
+        """
+        steps = sorted(times)
+        stay = {step for step in steps if step == best or step in steps[-self.keep_max :]}
+        if self.keep_every_n_hours is None:
+            return stay
+        period_secs, last = self.keep_every_n_hours * _HOUR_SECS, None
+        for step in steps:
+            if last is None or abs(times[step] - times[last]) >= period_secs:
+                stay.add(step)
+                last = step
+        return stay
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best checkpoint so far: its step, and the metric's value there."""
+
+    step: int
+    metric: str
+    value: float
+
+
+def read_best(folder: pathlib.Path) -> Best | None:
+    """Returns what was noted in a folder of checkpoints, or None if nothing readable was."""
+    path = folder / _BEST
+    try:
+        return Best(**json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        logging.warning("%s cannot be read and counts as absent.", path)
+        return None
+
+
+def note_best(
+    folder: pathlib.Path,
+    step: int,
+    metrics: Mapping[str, float],
+    metric: str,
+    higher_is_better: bool = False,
+) -> None:
+    """Notes `step` as the best if its metric beats the one noted before; NaN never does.
+
+    Raises ValueError if the evaluation has no such metric.
+    """
+    if metric not in metrics:
+        raise ValueError(f"best by {metric!r}: the metrics are {', '.join(sorted(metrics))}.")
+    value, before = metrics[metric], read_best(folder)
+    if before is not None and before.metric == metric:
+        is_better = value > before.value if higher_is_better else value < before.value
+    else:
+        is_better = not math.isnan(value)
+    if is_better:
+        noted = dataclasses.asdict(Best(step, metric, value))
+        atomic_file.write(folder / _BEST, json.dumps(noted))
+
+
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints of one model_dir. The context waits at its end, as `wait` does.
 
@@ -98,7 +170,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self,
         model_dir: str | pathlib.Path,
         contents: Contents | None = None,
-        keep: Retention = Retention(),  # noqa: B008 (frozen)
+        keep: Retention = Retention(),
     ) -> None:
         """Opens the folder to save `contents` in it, and makes it; None opens it for reading only.
 
@@ -140,9 +212,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def save(self, step: int, state: NestedMap, input_state: dict[str, Any]) -> None:
         """Starts writing a checkpoint and returns once the state may be overwritten.
 
-        `state` holds JAX arrays, of which every device writes its own part; `input_state` is
-        JSON-able. Waits for the previous save. The checkpoint is complete after `wait`. Raises
-        SaveError if this checkpoint, or the one before, could not be written.
+        Every device writes its own part of the arrays; `input_state` is JSON-able. The checkpoint
+        is complete after `wait`. Raises SaveError if it, or the one before, could not be written.
         """
         assert self._contents is not None, "opened for reading only"
         self.wait()
@@ -167,7 +238,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         with self._save_errors(step):
             self._checkpointer.wait_until_finished()
         if processes.is_first():
-            best = retention.read_best(self._folder)
+            best = read_best(self._folder)
             times = {step: self._path(step).stat().st_mtime for step in self.steps()}
             for old in times.keys() - self._keep.kept(times, best.step if best else None):
                 shutil.rmtree(self._path(old).rename(self._path(f"deleted.{old}{_TEMPORARY}")))
@@ -175,9 +246,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
         """Reads the checkpoint of `step`, one of `steps()`.
 
-        It must hold exactly the arrays of `state_spec`, which go where `shardings` says, on any
-        number of devices. Raises DamagedCheckpointError, which names the file, or the weight and
-        its experts; and ValueError if there is no such checkpoint, or it is another model's.
+        Its arrays, exactly those of `state_spec`, go where `shardings` says. Raises
+        DamagedCheckpointError, which names the file, or the weight and its experts; and ValueError
+        if there is no such checkpoint, or it is another model's.
         """
         path = self._whole(step)
 
@@ -197,9 +268,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def newest(self, read: Callable[[int], _Result]) -> _Result | None:
         """Returns read(step) of the newest undamaged checkpoint; None if there is none at all.
 
-        Logs damaged ones. If opened for saving, it also moves them to
-        model_dir/damaged_checkpoints, so that their steps can be saved again. Raises
-        DamagedCheckpointError if all are damaged.
+        Logs damaged ones. If opened for saving, it also moves them to damaged_checkpoints, so that
+        their steps can be saved again. Raises DamagedCheckpointError if all are damaged.
         """
         step, damaged = self.latest(), None
         while step is not None:

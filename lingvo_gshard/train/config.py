@@ -99,11 +99,10 @@ def claimed(
 
 
 def check_folder(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]) -> None:
-    """Checks that model_dir, which may not exist yet, holds this model or none.
+    """Raises ValueError, which lists the differences, if model_dir holds another model.
 
     Entries of `text`, its Params.ToText(), must agree under the dotted paths `model_prefixes`; all
-    others may change between runs. If there are no prefixes, all must agree but those under
-    `train`. Raises ValueError, which lists the differences, if it holds another model.
+    others may change between runs. Without prefixes, all must agree but those under `train`.
     """
     path = pathlib.Path(model_dir) / _PARAMS
     if not path.exists():
@@ -119,12 +118,13 @@ def check_folder(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple
 
 
 def _entries(text: str, prefixes: tuple[str, ...]) -> str:
-    def counts(line: str) -> bool:
+    """Returns the lines of `text` that tell models apart."""
+    lines = []
+    for line in text.splitlines(keepends=True):
         path = line.split(" : ", 1)[0]
-        if path.endswith(_REMOVED):
-            return False
+        counts = any(f"{path}.".startswith(f"{prefix}.") for prefix in prefixes)
         if not prefixes:
-            return not path.startswith("train.")
-        return any(f"{path}.".startswith(prefix + ".") for prefix in prefixes)
-
-    return "".join(line for line in text.splitlines(keepends=True) if counts(line))
+            counts = not path.startswith("train.")
+        if counts and not path.endswith(_REMOVED):
+            lines.append(line)
+    return "".join(lines)

@@ -21,18 +21,10 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
-from lingvo_gshard.train import (
-    checkpoints,
-    config,
-    loop,
-    retention,
-    summaries,
-    warm_start,
-)
-from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored
+from lingvo_gshard.train import checkpoints, config, loop, summaries, warm_start
+from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored, Retention
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import Input, Share, TrainLoop, group_sizes
-from lingvo_gshard.train.retention import Retention
 from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
 from lingvo_gshard.train.stored import DamagedCheckpointError
 from lingvo_gshard.train.warm_start import WarmStart
@@ -177,10 +169,8 @@ class TPUEstimator:
         _check_steps(f"evaluate {name}", steps=spec.steps)
         began_secs = time.monotonic()
         with self._input(spec.input_fn) as source:
-            results = [
-                result.Transform(float)
-                for result in self._results(ModeKeys.EVAL, state, source, spec.steps)
-            ]
+            found = self._results(ModeKeys.EVAL, state, source, spec.steps)
+            results = [result.Transform(float) for result in found]
         if not results:
             raise ValueError(f"evaluate {name}: the input holds no batches.")
         metrics: dict[str, float] = {}
@@ -194,8 +184,8 @@ class TPUEstimator:
         if processes.is_first():
             summaries.write_evaluation(self.model_dir, name, metrics)
             if spec.best_by is not None:
-                folder = checkpoints.folder(self.model_dir)
-                retention.note_best(folder, step, metrics, spec.best_by, spec.higher_is_better)
+                noted_in = checkpoints.folder(self.model_dir)
+                checkpoints.note_best(noted_in, step, metrics, spec.best_by, spec.higher_is_better)
         return metrics
 
     def export_weights(self, path: str | pathlib.Path, prefix: str = "theta.") -> str:
@@ -228,7 +218,7 @@ class TPUEstimator:
         return config.claimed(self.model_dir, self.params.ToText(), self._model_prefixes)
 
     def checkpoint_steps(self) -> list[int]:
-        """Returns the steps of whole checkpoints, oldest first; empty before the first one."""
+        """Returns the steps of complete checkpoints, oldest first."""
         return checkpoints.whole_steps(self.model_dir)
 
     def restore(self, checkpoint_step: int | None = None) -> Restored:
@@ -316,10 +306,9 @@ def train_and_evaluate(
     max_steps: int,
     hooks: Sequence[TrainHook] = (),
 ) -> dict[str, float] | None:
-    """Trains as `TPUEstimator.train` does, and evaluates every checkpoint on the way.
+    """Trains as `TPUEstimator.train` does, and evaluates every checkpoint after the hooks' calls.
 
-    The hooks are called before each evaluation. Returns the last checkpoint's metrics, as
-    TPUEstimator.evaluate; None if a hook stopped training.
+    Returns the last checkpoint's metrics; None if a hook stopped training.
     """
     evaluator = _EvaluationHook(estimator, evaluation)
     estimator.train(input_fn, max_steps=max_steps, hooks=[*hooks, evaluator])
@@ -336,35 +325,27 @@ def evaluate_continuously(
 ) -> dict[str, float] | None:
     """Evaluates the newest checkpoint again and again while another process trains.
 
-    It looks for a new one every `poll_secs` until it comes to `until_step`. It skips checkpoints
-    that a newer one overtakes, that are deleted while it reads them, that are damaged, or that were
-    evaluated before. Returns the last evaluation's metrics; None if there was none.
+    It skips checkpoints that a newer one overtakes, that are deleted while it reads them, that are
+    damaged, or that were evaluated before. Returns the last metrics; None if there were none.
     """
     lines = summaries.read_lines(pathlib.Path(estimator.model_dir, summaries.EVAL_METRICS))
     seen = {int(line["step"]) for line in lines if line["name"] == spec.name}
     metrics = None
     while max(seen, default=-1) < until_step:
-        newest = processes.of_first(max(estimator.checkpoint_steps(), default=-1))
-        if newest >= 0 and newest not in seen:
-            metrics = _evaluate_if_whole(estimator, spec, newest) or metrics
-            seen.add(newest)
-        else:
+        step = processes.of_first(max(estimator.checkpoint_steps(), default=-1))
+        if step < 0 or step in seen:
             time.sleep(poll_secs)
+            continue
+        seen.add(step)
+        try:
+            metrics = estimator.evaluate_state(estimator.restore(step).state, step, spec)
+        except Exception as error:
+            if step not in estimator.checkpoint_steps():  # It was deleted in the meantime.
+                continue
+            if not isinstance(error, DamagedCheckpointError):
+                raise
+            logging.warning("%s It is not evaluated.", error)
     return metrics
-
-
-def _evaluate_if_whole(
-    estimator: TPUEstimator, spec: EvalSpec, step: int
-) -> dict[str, float] | None:
-    try:
-        return estimator.evaluate_state(estimator.restore(step).state, step, spec)
-    except Exception as error:
-        if step not in estimator.checkpoint_steps():  # It was deleted in the meantime.
-            return None
-        if not isinstance(error, DamagedCheckpointError):
-            raise
-        logging.warning("%s It is not evaluated.", error)
-        return None
 
 
 class _EvaluationHook(TrainHook):

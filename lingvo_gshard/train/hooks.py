@@ -43,7 +43,6 @@ class TrainCall:
 
     @property
     def steps_per_sec(self) -> float:
-        """Training steps per second."""
         return self.num_steps / self.secs
 
     @property
@@ -65,8 +64,8 @@ class TrainCall:
 def joined(calls: Sequence[TrainCall]) -> TrainCall:
     """Returns consecutive calls as one."""
     leaves = zip(*(call.metrics.Flatten() for call in calls), strict=True)
-    return TrainCall(
-        step=calls[-1].step,
+    return dataclasses.replace(
+        calls[-1],
         num_steps=sum(call.num_steps for call in calls),
         metrics=calls[0].metrics.Pack(np.concatenate(leaf) for leaf in leaves),
         secs=sum(call.secs for call in calls),

@@ -111,7 +111,7 @@ def own_share(partitioning: Partitioning) -> Share:
 def share_of(held: Mapping[int, set[int]], process: int) -> Share:
     """Returns the share of `process`, given the row numbers that each process's devices hold.
 
-    It is WHOLE if the rows of some process are not adjacent, or the parts are not equal.
+    It is WHOLE if some process's rows are not adjacent, or the parts are not equal.
     """
     size, part = len(set().union(*held.values())), len(held[process])
     parts = {frozenset(range(start, start + part)) for start in range(0, size, part)}
@@ -121,16 +121,15 @@ def share_of(held: Mapping[int, set[int]], process: int) -> Share:
 
 
 def batch_spec_of(batch: NestedMap, specs: NestedMap, share: Share) -> NestedMap:
-    """Returns the TensorSpecs of all processes' rows of a batch of numpy arrays.
+    """Returns the TensorSpecs of all processes' rows of a batch, which holds those of `share`.
 
-    The batch holds the rows of `share`. It may be of other sizes than `specs`, the input's
-    TensorSpecs, from which dtypes and dims are taken.
+    It may be of other sizes than `specs`, the input's TensorSpecs.
     """
 
     def whole(array: np.ndarray, spec: TensorSpec) -> TensorSpec:
         sizes = zip(array.shape, spec.dims, strict=True)
-        shape = tuple(size * share.count if dim == _ROWS else size for size, dim in sizes)
-        return TensorSpec(shape, spec.dtype, spec.dims)
+        shape = tuple(size * (share.count if dim == _ROWS else 1) for size, dim in sizes)
+        return dataclasses.replace(spec, shape=shape)
 
     return specs.Pack(map(whole, batch.Flatten(), specs.Flatten()))
 
@@ -153,10 +152,7 @@ class TrainLoop:
         self._last_save_secs = time.monotonic()
 
     def run(self, state: NestedMap, groups: Iterable[Group]) -> None:
-        """Trains, and returns once the last checkpoint is complete on disk.
-
-        Raises SaveError if a checkpoint could not be written.
-        """
+        """Trains, and returns once the last checkpoint is complete; raises as Checkpoints.save."""
         step = int(state.step)
         with contextlib.ExitStack() as at_end:
             for hook in reversed(self._hooks):  # An ExitStack calls the last one pushed first.

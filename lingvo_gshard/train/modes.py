@@ -16,23 +16,19 @@ from lingvo_gshard.train.run import Run, record
 def train(run: Run) -> None:
     """Trains to the experiment's max_steps; raises SystemExit if a signal stops it before."""
     _announce(run)
+    max_steps = run.params.train.max_steps
     with StopOnSignal() as stop:
-        run.estimator.train(
-            _input_fn(run, "input"), max_steps=run.params.train.max_steps, hooks=[stop]
-        )
+        run.estimator.train(_input_fn(run, "input"), max_steps=max_steps, hooks=[stop])
     _finish(run, stop)
 
 
 def train_and_eval(run: Run) -> None:
     """Trains as `train` does and evaluates (a part of) dev at every checkpoint."""
     _announce(run)
+    inputs, max_steps = (_input_fn(run, "input"), _dev(run)), run.params.train.max_steps
     with StopOnSignal() as stop:
         metrics = estimator.train_and_evaluate(
-            run.estimator,
-            _input_fn(run, "input"),
-            _dev(run),
-            max_steps=run.params.train.max_steps,
-            hooks=[stop],
+            run.estimator, *inputs, max_steps=max_steps, hooks=[stop]
         )
     if metrics is not None:
         _print_metrics(metrics)

@@ -59,19 +59,14 @@ class Run:
 
     @property
     def params(self) -> Params:
-        """The whole experiment."""
         return self.estimator.params
 
     @property
     def logdir(self) -> str:
-        """The run's folder."""
         return self.estimator.model_dir
 
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
-        """Returns a decoder of the latest checkpoint, and the source and target tokenizers.
-
-        Raises ValueError if the run has no checkpoint.
-        """
+        """Returns a decoder of the latest checkpoint, and its tokenizers; ValueError if none."""
         theta = self.estimator.restore().state.theta
         source, target = (Tokenizer(path) for path in vocabulary_files(self.logdir))
         return Decoder(self._decoder_spec(), theta, self._predict_program), source, target
@@ -145,8 +140,7 @@ def launch_of(
 def experiment_params(launch: Launch) -> Params:
     """Returns the experiment's Params with its settings and the data's vocabulary sizes.
 
-    Raises ValueError if the model, a setting or its value is unknown, or the data's vocabulary does
-    not have the size that the model expects.
+    Raises ValueError for an unknown model or setting, a wrong value, or another vocabulary size.
     """
     params = registry.get_params(launch.model, launch.overrides)
     for name in ("input", "eval_input"):
@@ -163,11 +157,7 @@ def experiment_params(launch: Launch) -> Params:
 
 
 def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstimator:
-    """Returns the estimator of a run.
-
-    Raises ValueError if the partitions don't divide the batch, the groups or the experts, or a
-    setting in params.train is out of range.
-    """
+    """Returns the estimator of a run; ValueError for a size that does not fit."""
     placement.check_divisible(params, num_partitions)
     partitioning = placement.partitioning(params, num_partitions)
     model = TranslationModel(params, partitioning)
@@ -187,7 +177,7 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
 def record(launch: Launch, logdir: str) -> None:
     """Writes into the run's folder what `translate` needs: the launch and the vocabularies.
 
-    Raises ValueError if the folder's model was trained with other vocabularies.
+    Raises ValueError if the folder's model has other vocabularies.
     """
     data, folder = manifest.load(launch.data_dir), pathlib.Path(logdir)
     contents = {}
@@ -210,10 +200,7 @@ def record(launch: Launch, logdir: str) -> None:
 
 
 def recorded(logdir: str) -> Launch:
-    """Returns what `record` wrote; the data itself may be gone.
-
-    Raises ValueError if the folder holds no run, or its record is damaged.
-    """
+    """Returns what `record` wrote; ValueError if there is none, or it is damaged."""
     path = pathlib.Path(logdir, _EXPERIMENT)
     if not path.is_file():
         raise ValueError(f"{logdir}: no {_EXPERIMENT}; give the --logdir of a trained model.")

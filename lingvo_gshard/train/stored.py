@@ -127,7 +127,7 @@ def first_line(error: BaseException) -> str:
 def fingerprint(array: Any, dims: str) -> list[str]:
     """Returns 16 hexadecimal digits for each expert of a JAX array; without dim E it counts as one.
 
-    All processes that hold a part of the array must call it.
+    All processes that hold parts of it must call it.
     """
     with ONE_AT_A_TIME:
         sums = np.asarray(_program(dims, array.sharding.mesh)(array))

@@ -48,13 +48,10 @@ class Rule(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """Where to start from, and by which rules; raises ValueError for what is not a rule.
+    """Where to start from: a run's folder or a .safetensors file; raises ValueError for bad rules.
 
-    Attributes:
-      source: a run's folder, whose newest checkpoint is read, or a .safetensors file.
-      rules: pairs of a pattern of paths and a Rule or its name.
-      old_pieces: for BY_PIECE, pairs of a pattern of paths and an int array [V]: each new piece's
-        id in the old vocabulary, -1 where it has none.
+    `rules` are pairs of a pattern of paths and a Rule or its name. For BY_PIECE, `old_pieces` are
+    pairs of such a pattern and each new piece's id in the old vocabulary, or -1: int [V].
     """
 
     source: str
@@ -76,8 +73,7 @@ class WarmStart:
         """Returns the initialized state with arrays from the source; prints a line for each array.
 
         Holds one array at a time in host memory, and deletes each of `state`, JAX arrays, that it
-        replaces. All processes must call it. Raises FileNotFoundError if there is no such
-        .safetensors file, and ValueError as `arrays` and `first_value`.
+        replaces. All processes must call it. Raises as `arrays` and `first_value`.
         """
         old, leaves = self.arrays(), []
         for (path, leaf), spec in zip(state.FlattenItems(), state_spec.Flatten(), strict=True):
@@ -110,9 +106,8 @@ class WarmStart:
     ) -> tuple[Any, str]:
         """Returns the first value of the array at `path`, and a line that describes it.
 
-        `old` are the old run's arrays by path, and `new` is the value without a warm start, which
-        itself is returned under rule NEW. Raises ValueError if the old run lacks the array, or its
-        shape or dtype does not suit the rule.
+        `old` are the old run's arrays, and `new` is the value without a warm start, which itself is
+        returned under rule NEW. Raises ValueError if the old array is missing or does not suit.
         """
         rule = self.rule_of(path)
         if rule is Rule.NEW:
@@ -126,9 +121,9 @@ class WarmStart:
         if rule is Rule.BY_PIECE:
             return self._by_piece(path, dims, before, new, mismatch)
         if rule is Rule.COPY_EXPERTS:
-            if any(n % b for n, b in zip(new.shape, before.shape, strict=True)):
+            copies, rest = np.divmod(new.shape, before.shape)
+            if rest.any():
                 raise ValueError(f"{mismatch}; rule COPY_EXPERTS needs a multiple of each dim.")
-            copies = [n // b for n, b in zip(new.shape, before.shape, strict=True)]
             line = f"{path}: {_shape(before)} copied to {_shape(new)}"
             return np.tile(np.asarray(before), copies), line
         if before.shape != new.shape:

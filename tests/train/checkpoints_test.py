@@ -14,7 +14,6 @@ from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.train.checkpoints import Checkpoints, Contents, DamagedCheckpointError, SaveError
-from lingvo_gshard.train.retention import Retention
 
 _SPEC = NestedMap(
     step=TensorSpec((), "int32", ""),

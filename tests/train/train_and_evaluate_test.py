@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from lingvo_gshard.train import retention
+from lingvo_gshard.train import checkpoints
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.estimator import EvalSpec, evaluate_continuously, train_and_evaluate
 from lingvo_gshard.train.hooks import TrainHook
@@ -35,7 +35,7 @@ def test_the_best_checkpoint_is_kept(tmp_path):
     errors = _evaluated(tmp_path)
     assert sorted(errors) == [2, 4, 6, 8, 10, 12] and last["error"] == errors[12]
     best = min(errors, key=errors.get)
-    assert retention.read_best(tmp_path / "checkpoints").step == best
+    assert checkpoints.read_best(tmp_path / "checkpoints").step == best
     with Checkpoints(tmp_path) as saved:
         assert saved.steps() == sorted({best, 12})
 
