@@ -13,7 +13,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import specs
-from lingvo_gshard.train.checkpoints import Checkpoints, Contents, DamagedCheckpointError, SaveError
+from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Retention, SaveError
+from lingvo_gshard.train.stored import DamagedCheckpointError
 
 _SPEC = NestedMap(
     step=TensorSpec((), "int32", ""),
