@@ -5,11 +5,9 @@
     model_dir/damaged_checkpoints/     checkpoints that were found damaged; never deleted
 
 The state is one flat dict from dotted paths to arrays, so that files and programs name the weights
-alike. `about` describes it, with a fingerprint of every array.
-
-Orbax writes into a temporary folder, and process 0 renames that to STEP once every process has
-written its part: a folder with a number for a name is complete. Older checkpoints are deleted only
-after that, and are renamed first.
+alike. `about` describes it, with a fingerprint of every array. Orbax writes a temporary folder,
+which process 0 renames to STEP once every process has written its part: a folder with a number for
+a name is complete. Older checkpoints are deleted only after that, and are renamed first.
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.train import stored
 from lingvo_gshard.train.stored import DamagedCheckpointError, Stored, StoredArray, fingerprint
 
-_FOLDER = "checkpoints"
 _DAMAGED_FOLDER = "damaged_checkpoints"
 _BEST = "best.json"
 _HOUR_SECS = 3600.0
@@ -81,7 +78,7 @@ class Restored:
 
 def folder(model_dir: str | pathlib.Path) -> pathlib.Path:
     """Returns the folder of a run's checkpoints, which exists once a run has begun to train."""
-    return pathlib.Path(model_dir).absolute() / _FOLDER
+    return pathlib.Path(model_dir).absolute() / "checkpoints"
 
 
 def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
@@ -144,9 +141,9 @@ def note_best(
     metric: str,
     higher_is_better: bool = False,
 ) -> None:
-    """Notes `step` as the best if its metric beats the one noted before; NaN never does.
+    """Notes `step` as the best if its metric beats the one noted before.
 
-    Raises ValueError if the evaluation has no such metric.
+    NaN never does. Raises ValueError if there is no such metric.
     """
     if metric not in metrics:
         raise ValueError(f"best by {metric!r}: the metrics are {', '.join(sorted(metrics))}.")

@@ -81,8 +81,8 @@ def claimed(
 ) -> Iterator[None]:
     """Locks the folder for a training run and writes params.txt, after `check_folder`.
 
-    The operating system releases the lock when the process ends; child processes don't inherit it.
-    Raises ValueError as `check_folder`, or if another process trains in the folder.
+    The operating system releases the lock when the process ends. Raises ValueError as
+    `check_folder`, or if another process trains in the folder.
     """
     check_folder(model_dir, text, model_prefixes)
     folder = pathlib.Path(model_dir)
@@ -118,7 +118,6 @@ def check_folder(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple
 
 
 def _entries(text: str, prefixes: tuple[str, ...]) -> str:
-    """Returns the lines of `text` that tell models apart."""
     lines = []
     for line in text.splitlines(keepends=True):
         path = line.split(" : ", 1)[0]

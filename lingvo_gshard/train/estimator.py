@@ -37,8 +37,8 @@ _Found = TypeVar("_Found")
 class EvalSpec:
     """What to evaluate on: the Input of `input_fn`, which ends, or its first `steps` batches.
 
-    `name` is that of the result in model_dir: eval_NAME/ and eval_metrics.jsonl. `best_by` is the
-    metric by which the best checkpoint is kept, if it is given.
+    The results are eval_NAME/ and lines in eval_metrics.jsonl. `best_by` is a metric; the
+    checkpoint with its best value is kept.
     """
 
     input_fn: InputFn
@@ -151,19 +151,15 @@ class TPUEstimator:
         checkpoint_step: int | None = None,
         name: str = "eval",
     ) -> dict[str, float]:
-        """Returns the metrics of a checkpoint, by default the latest one, as `evaluate_state` does.
-
-        `input_fn`, `steps` and `name` are those of EvalSpec. Raises as `restore` does, too.
-        """
+        """Returns a checkpoint's metrics, by default the latest one's, as `evaluate_state` does."""
         restored = self.restore(checkpoint_step)
         return self.evaluate_state(restored.state, restored.step, EvalSpec(input_fn, steps, name))
 
     def evaluate_state(self, state: NestedMap, step: int, spec: EvalSpec) -> dict[str, float]:
         """Evaluates a state that is on the devices, after `step` steps.
 
-        Returns each metric's sum over all batches divided by its weight over all batches, and
-        `step`, `num_batches` and `secs`. Raises ValueError for no batches, steps below 1, a metric
-        of weight 0, or no metric `best_by`.
+        Returns each metric's sum over all batches divided by its weight, and `step`, `num_batches`
+        and `secs`. Raises ValueError for no batches, steps below 1, weight 0, or no such `best_by`.
         """
         name = spec.name
         _check_steps(f"evaluate {name}", steps=spec.steps)
@@ -208,7 +204,7 @@ class TPUEstimator:
             return self._present(saved.newest(export))
 
     def check_folder(self) -> None:
-        """Raises ValueError if model_dir holds another model than this one."""
+        """Raises ValueError if model_dir holds another model."""
         config.check_folder(self.model_dir, self.params.ToText(), self._model_prefixes)
 
     def claimed(self) -> contextlib.AbstractContextManager[None]:

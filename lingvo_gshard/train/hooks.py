@@ -107,7 +107,7 @@ class ProgressHook(TrainHook):
 
     def __init__(self, max_steps: int | None) -> None:
         self._max_steps = max_steps
-        self._bar: tqdm.tqdm | None = None
+        self._bar = tqdm.tqdm(disable=True)
         self._num_skipped = 0
 
     def begin(self, step: int) -> None:
@@ -116,7 +116,6 @@ class ProgressHook(TrainHook):
         )
 
     def after_call(self, call: TrainCall) -> None:
-        assert self._bar is not None
         shown = {"loss": f"{call.metrics.loss[-1]:.4f}", "steps/s": f"{call.steps_per_sec:.2f}"}
         if call.tokens_per_sec is not None:
             shown["tokens/s"] = f"{call.tokens_per_sec:.0f}"
@@ -131,15 +130,11 @@ class ProgressHook(TrainHook):
         self._bar.update(call.num_steps)
 
     def end(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()
 
 
 class NonFinite(enum.Enum):
-    """STOP ends training with an error; SKIP logs a warning and continues.
-
-    SKIP needs a model_fn that leaves the weights as they are and sets its metric `skipped` to 1.
-    """
+    """STOP ends training with an error; SKIP logs a warning and continues. See NonFiniteHook."""
 
     STOP = "stop"
     SKIP = "skip"
@@ -150,7 +145,7 @@ class NonFiniteLossError(FloatingPointError):
 
 
 class NonFiniteHook(TrainHook):
-    """Checks the losses of every call."""
+    """Checks every call. SKIP needs a model_fn that skips the update and sets `skipped` to 1."""
 
     def __init__(self, policy: NonFinite) -> None:
         self._policy = policy

@@ -59,10 +59,9 @@ class Group:
 def groups(
     source: Input, sizes: Iterator[int], program: Callable[[int], Executable]
 ) -> Generator[Group]:
-    """Yields Groups, which a thread prepares ahead; close the iterator to end the thread.
+    """Yields Groups of `sizes` batches, which a thread prepares ahead; close it to end the thread.
 
-    `sizes` are the numbers of batches; if the source ends, the last group may be smaller.
-    `program` returns the train program of a number of steps.
+    If the source ends, the last one may be smaller. `program` returns that of a number of steps.
     """
     batches = iter(source)
 
@@ -98,8 +97,7 @@ WHOLE = Share(0, 1)
 
 def own_share(partitioning: Partitioning) -> Share:
     """Returns the share of a batch's rows that this process reads; see `share_of`."""
-    size = partitioning.num_partitions
-    mesh = specs.device_mesh(partitioning)
+    size, mesh = partitioning.num_partitions, specs.device_mesh(partitioning)
     split = specs.sharding(partitioning, TensorSpec((size,), "int32", _ROWS), mesh)
     held: dict[int, set[int]] = collections.defaultdict(set)
     device: Any

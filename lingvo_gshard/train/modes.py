@@ -77,12 +77,8 @@ def _dev(run: Run) -> EvalSpec:
 def _input_fn(run: Run, name: str, **settings: object) -> InputFn:
     """Returns this process's part of an experiment's input, with some of its settings changed."""
     share = run.estimator.input_share
-    return lambda p: (
-        p.Get(name)
-        .Copy()
-        .Set(**settings)
-        .Instantiate(process_index=share.index, num_processes=share.count)
-    )
+    mine = {"process_index": share.index, "num_processes": share.count}
+    return lambda p: p.Get(name).Copy().Set(**settings).Instantiate(**mine)
 
 
 def _finish(run: Run, stop: StopOnSignal) -> None:

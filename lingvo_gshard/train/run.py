@@ -2,7 +2,6 @@
 
 logdir/experiment.json   the model's name, the settings changed, and what it was trained on
 logdir/vocab/*.model     the vocabularies it was trained with
-logdir/params.txt, checkpoints, summaries: written by the estimator
 """
 
 import dataclasses

@@ -1,7 +1,6 @@
 """The estimator's four programs: initialize, train, evaluate, predict.
 
-Each is an AnnotatedFn; Programs exports and compiles them when they are first needed.
-K steps of one call, B batch, L length.
+Programs exports and compiles them when they are first needed. K steps of a call, B batch, L length.
 """
 
 import functools

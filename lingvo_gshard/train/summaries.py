@@ -33,8 +33,8 @@ def scalars(metrics: NestedMap) -> dict[str, float]:
 class SummaryHook(TrainHook):
     """Writes the metrics' means since the last summary, every `every_steps` steps.
 
-    TensorBoard takes about 0.2 ms for each value, so a thread writes while training continues. A
-    summary waits for the one before it, and raises its error.
+    TensorBoard takes about 0.2 ms for each value, so a thread writes. A summary waits for the one
+    before it, and raises its error.
     """
 
     def __init__(self, folder: str | pathlib.Path, every_steps: int) -> None:
@@ -83,18 +83,17 @@ def _memory_gib() -> dict[str, float]:
     """Returns the peak memory of this process, and of its fullest device if devices report it."""
     peaks = {"memory/host_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    in_bytes = [stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat]
-    if in_bytes:
-        peaks["memory/device_peak_gib"] = max(in_bytes) / 2**30
+    if in_bytes := max(stat.get("peak_bytes_in_use", 0) for stat in stats):
+        peaks["memory/device_peak_gib"] = in_bytes / 2**30
     return peaks
 
 
 class MetricsLog(TrainHook):
     """Appends a line to train_metrics.jsonl after each call.
 
-    A line holds step, num_steps, secs, input_wait_secs, wall_secs (the time of all runs in this
-    folder so far, including compilation and saving), and `metrics`: each metric's mean over the
-    call, by dotted path. This run began at `began_secs` by time.monotonic.
+    In a line, wall_secs is the time of all runs in this folder so far, including compilation and
+    saving, and `metrics` has each metric's mean over the call, by dotted path. This run began at
+    `began_secs` by time.monotonic.
     """
 
     def __init__(self, model_dir: str | pathlib.Path, began_secs: float) -> None:

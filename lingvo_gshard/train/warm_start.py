@@ -26,7 +26,6 @@ import numpy as np
 from lingvo_gshard.core import safetensors_file, table
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import checkpoints
 from lingvo_gshard.train.checkpoints import Checkpoints
 
 _FORMAT = "lingvo_gshard weights 1"
@@ -90,11 +89,10 @@ class WarmStart:
         """
         if self.source.endswith(".safetensors"):
             return read_file(self.source)
-        if checkpoints.folder(self.source).is_dir():
-            with Checkpoints(self.source) as saved:
-                step = saved.latest()
-                if step is not None:
-                    return saved.arrays(step)
+        with Checkpoints(self.source) as saved:
+            step = saved.latest()
+            if step is not None:
+                return saved.arrays(step)
         raise ValueError(f"{self.source}: there is no checkpoint to start from.")
 
     def rule_of(self, path: str) -> Rule:
