@@ -98,8 +98,7 @@ class Retention:
     def kept(self, times: Mapping[int, float], best: int | None) -> set[int]:
         """Returns the steps to keep, of those in `times` (seconds, by step).
 
-        A clock that is set back counts as time gone by; otherwise nothing would be kept by time
-        until it has caught up.
+        A clock that is set back counts as time gone by; or nothing would stay until it catches up.
         """
         steps = sorted(times)
         stay = {step for step in steps if step == best or step in steps[-self.keep_max :]}
@@ -333,12 +332,13 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
 def _in_all_processes(path: pathlib.Path, read: Callable[[], _Result]) -> _Result:
     """Returns read(), or raises DamagedCheckpointError in all processes if it does so in one."""
-    damage = None
+    damage = ""
     try:
         result = read()
     except DamagedCheckpointError as error:
-        damage = error
-    finder = processes.largest([0 if damage is None else jax.process_index() + 1])[0] - 1
+        damage = str(error)  # Without its traceback, which keeps the arrays that were read.
+    finder = processes.largest([jax.process_index() + 1 if damage else 0])[0] - 1
     if finder >= 0:
-        raise damage or stored.damaged(path, f"process {finder} names the file")
+        elsewhere = str(stored.damaged(path, f"process {finder} names the file"))
+        raise DamagedCheckpointError(damage or elsewhere)
     return result

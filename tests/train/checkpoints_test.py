@@ -236,6 +236,20 @@ def test_a_damaged_newest_is_told_passed_over_and_kept(tmp_path, caplog):
     assert kept == ["6", "6.1", "9"]
 
 
+def test_a_damaged_state_is_not_in_memory_while_the_one_before_is_read(tmp_path):
+    _saved(tmp_path, (3, 6))
+    _flip_a_bit(_largest_file(tmp_path / "checkpoints/6"))
+    held = []
+
+    def read(step):
+        held.append(sum(array.nbytes for array in jax.live_arrays()))
+        return saved.restore(step, _SPEC, _shardings(2))
+
+    with Checkpoints(tmp_path) as saved:
+        assert saved.newest(read).step == 3
+    assert len(held) == 2 and held[1] - held[0] < 1000
+
+
 def test_training_never_begins_anew_where_all_are_damaged(tmp_path):
     _saved(tmp_path, (3,))
     _flip_a_bit(_largest_file(tmp_path / "checkpoints/3"))
