@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import checkpoints, digests, stopping, summaries
+from lingvo_gshard.train import checkpoints, hooks, summaries
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,8 @@ class Run:
         found = set()
         for path in folder.iterdir() if folder.exists() else ():
             with contextlib.suppress(FileNotFoundError):  # The trainer may be renaming it.
-                if path.is_dir() and not digests.exist(path):
+                name = path.name  # One that begins with "deleted" was complete.
+                if path.is_dir() and not name.isdigit() and not name.startswith("deleted"):
                     found.add(path.stat().st_ino)
         return found
 
@@ -195,8 +196,8 @@ def check_exit_statuses(
     Raises:
       RuntimeError: a process ended with another status.
     """
-    expected = {0, -signal.SIGKILL if sent == signal.SIGKILL else stopping.EXIT_STATUS}
-    others_expected = {0, processes.EXIT_STATUS if sent == signal.SIGKILL else stopping.EXIT_STATUS}
+    expected = {0, -signal.SIGKILL if sent == signal.SIGKILL else hooks.EXIT_STATUS}
+    others_expected = {0, processes.EXIT_STATUS if sent == signal.SIGKILL else hooks.EXIT_STATUS}
     if moment == "start":  # Before training has begun, SIGTERM ends a process at once.
         expected.add(-sent)
     if status not in expected:

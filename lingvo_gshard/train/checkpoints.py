@@ -1,13 +1,13 @@
-"""Checkpoints: sharded arrays and the input's state, written by Orbax and checked by digests.
+"""Checkpoints: sharded arrays and the input's state, written by Orbax.
 
-    model_dir/checkpoints/STEP/{state/,input_state/,about/,digests.json}
-    model_dir/checkpoints/best.json    the step with the best metric
+    model_dir/checkpoints/STEP/{state/,input_state/,about/}
+    model_dir/checkpoints/best.json    the best checkpoint's step, metric and value
     model_dir/damaged_checkpoints/     checkpoints that were found damaged; never deleted
 
 The state is one flat dict from dotted paths to arrays, so that files and programs name the weights
-alike. digests.json is written last: a step without it was cut short and is never restored. Old
-checkpoints are deleted only after that, and lose their digests.json first; Orbax's own preservation
-policies would delete them before the new one is known to be complete.
+alike. `about` describes it, with a fingerprint of every array. Orbax writes a temporary folder,
+which process 0 renames to STEP once every process has written its part: a folder with a number for
+a name is complete. Older checkpoints are deleted only after that, and are renamed first.
 """
 
 from __future__ import annotations
@@ -15,31 +15,29 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
 import logging
+import math
 import pathlib
 import shutil
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from lingvo_gshard.core import atomic_file
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
-from lingvo_gshard.train import digests, retention
-from lingvo_gshard.train.digests import DamagedCheckpointError
-from lingvo_gshard.train.retention import Best, Retention
+from lingvo_gshard.train import stored
+from lingvo_gshard.train.stored import DamagedCheckpointError, Stored, StoredArray, fingerprint
 
-_FOLDER = "checkpoints"
 _DAMAGED_FOLDER = "damaged_checkpoints"
-_BARRIER_MS = 1_200_000
-_barrier_ids = itertools.count()
+_BEST = "best.json"
+_HOUR_SECS = 3600.0
+_TEMPORARY = ocp.utils.TMP_DIR_SUFFIX
 _Result = TypeVar("_Result")
 
 
@@ -49,13 +47,7 @@ class SaveError(OSError):
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a run's checkpoints hold, written beside the arrays.
-
-    Attributes:
-      params: the experiment's Params.ToText().
-      partitioning: how the state is laid out on its devices.
-      state_spec: NestedMap of TensorSpec.
-    """
+    """What a run's checkpoints hold; `params` is the experiment's Params.ToText()."""
 
     params: str
     partitioning: Partitioning
@@ -63,14 +55,15 @@ class Contents:
 
     def to_json(self, state: NestedMap) -> dict[str, Any]:
         """Returns these facts and the state's fingerprints; all processes must call it."""
-        mesh = self.partitioning.mesh
+        mesh, items = self.partitioning.mesh, self.state_spec.FlattenItems()
+        arrays = dict(state.FlattenItems())
         return {
             "params": self.params,
             "mesh": [list(mesh.axis_names), list(mesh.axis_sizes), list(mesh.devices)],
             "table": dict(self.partitioning.table),
-            "arrays": {path: specs.to_json(spec) for path, spec in self.state_spec.FlattenItems()},
+            "arrays": {path: specs.to_json(spec) for path, spec in items},
             "num_processes": jax.process_count(),
-            "fingerprints": digests.fingerprints(state, self.state_spec),
+            "fingerprints": {path: fingerprint(arrays[path], spec.dims) for path, spec in items},
         }
 
 
@@ -83,53 +76,88 @@ class Restored:
     input_state: dict[str, Any]
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredArray:
-    """One array of a checkpoint, read from disk each time that it is given to np.asarray.
-
-    Reading it raises DamagedCheckpointError if it is not what was saved.
-    """
-
-    folder: pathlib.Path
-    name: str
-    spec: TensorSpec
-    fingerprints: list[str]
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.spec.shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(self.spec.dtype)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        here = NamedSharding(Mesh(jax.local_devices()[:1], ("here",)), PartitionSpec())
-        array = _read_arrays(self.folder, {self.name: specs.abstract_array(self.spec, here)})[0]
-        found = digests.fingerprints(NestedMap(x=array), NestedMap(x=self.spec))["x"]
-        digests.check_fingerprints(self.folder, {self.name: self.fingerprints}, {self.name: found})
-        return np.asarray(array, dtype)
-
-
 def folder(model_dir: str | pathlib.Path) -> pathlib.Path:
-    """Returns the folder of a run's checkpoints."""
-    return pathlib.Path(model_dir).absolute() / _FOLDER
-
-
-def exist(model_dir: str | pathlib.Path) -> bool:
-    """Whether a run has ever saved in this folder."""
-    return folder(model_dir).is_dir()
+    """Returns the folder of a run's checkpoints, which exists once a run has begun to train."""
+    return pathlib.Path(model_dir).absolute() / "checkpoints"
 
 
 def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
     """Returns the steps of complete checkpoints, oldest first; empty before the first."""
     within = folder(model_dir)
     names = [path.name for path in within.iterdir()] if within.is_dir() else []
-    return sorted(int(n) for n in names if n.isdigit() and digests.exist(within / n))
+    return sorted(int(name) for name in names if name.isdigit())
 
 
-class Checkpoints:
-    """The checkpoints of one model_dir. Close it, or use it as a context manager.
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """How many of the newest checkpoints stay, and one every N hours if that is given."""
+
+    keep_max: int = 5
+    keep_every_n_hours: float | None = None
+
+    def kept(self, times: Mapping[int, float], best: int | None) -> set[int]:
+        """Returns the steps to keep, of those in `times` (seconds, by step).
+
+        A clock that is set back counts as time gone by; or nothing would stay until it catches up.
+        """
+        steps = sorted(times)
+        stay = {step for step in steps if step == best or step in steps[-self.keep_max :]}
+        if self.keep_every_n_hours is None:
+            return stay
+        period_secs, last = self.keep_every_n_hours * _HOUR_SECS, None
+        for step in steps:
+            if last is None or abs(times[step] - times[last]) >= period_secs:
+                stay.add(step)
+                last = step
+        return stay
+
+
+@dataclasses.dataclass(frozen=True)
+class Best:
+    """The best checkpoint so far: its step, and the metric's value there."""
+
+    step: int
+    metric: str
+    value: float
+
+
+def read_best(folder: pathlib.Path) -> Best | None:
+    """Returns what was noted in a folder of checkpoints, or None if nothing readable was."""
+    path = folder / _BEST
+    try:
+        return Best(**json.loads(path.read_bytes()))
+    except FileNotFoundError:
+        return None
+    except (ValueError, TypeError):
+        logging.warning("%s cannot be read and counts as absent.", path)
+        return None
+
+
+def note_best(
+    folder: pathlib.Path,
+    step: int,
+    metrics: Mapping[str, float],
+    metric: str,
+    higher_is_better: bool = False,
+) -> None:
+    """Notes `step` as the best if its metric beats the one noted before.
+
+    NaN never does. Raises ValueError if there is no such metric.
+    """
+    if metric not in metrics:
+        raise ValueError(f"best by {metric!r}: the metrics are {', '.join(sorted(metrics))}.")
+    value, before = metrics[metric], read_best(folder)
+    if before is not None and before.metric == metric:
+        is_better = value > before.value if higher_is_better else value < before.value
+    else:
+        is_better = not math.isnan(value)
+    if is_better:
+        noted = dataclasses.asdict(Best(step, metric, value))
+        atomic_file.write(folder / _BEST, json.dumps(noted))
+
+
+class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
+    """The checkpoints of one model_dir. The context waits at its end, as `wait` does.
 
     With several processes all of them make the same calls; process 0 decides which are complete.
     """
@@ -138,22 +166,19 @@ class Checkpoints:
         self,
         model_dir: str | pathlib.Path,
         contents: Contents | None = None,
-        keep: Retention = Retention(),  # noqa: B008 (frozen)
+        keep: Retention = Retention(),
     ) -> None:
-        """Opens the folder.
+        """Opens the folder to save `contents` in it, and makes it; None opens it for reading only.
 
-        Args:
-          model_dir: the run's folder.
-          contents: what will be saved; the folder is made. None opens it for reading only.
-          keep: which checkpoints stay when another is saved.
+        `keep` selects the checkpoints that stay when another is saved.
         """
         self._folder = folder(model_dir)
         self._contents, self._keep = contents, keep
         if contents is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             if processes.is_first():
-                for partial in self._folder.glob(f"*{ocp.utils.TMP_DIR_SUFFIX}*"):
-                    shutil.rmtree(partial)  # A save that was cut short.
+                for partial in self._folder.glob(f"*{_TEMPORARY}*"):
+                    shutil.rmtree(partial)  # A save or a deletion that was cut short.
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
                 # Weights hardly compress; without compression saving takes half the time.
@@ -162,21 +187,12 @@ class Checkpoints:
                 about=ocp.JsonCheckpointHandler(),
             )
         )
-        self._finisher = ThreadPoolExecutor(1, thread_name_prefix="checkpoints")
-        self._saving: tuple[int, Future[None]] | None = None
-
-    def __enter__(self) -> Checkpoints:
-        return self
+        self._saving: int | None = None
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Waits for a save in progress and releases the threads; SaveError as `wait`."""
         try:
             self.wait()
         finally:
-            self._finisher.shutdown()
             with contextlib.suppress(OSError):  # Reported by `wait`; Orbax may raise it again.
                 self._checkpointer.close()
 
@@ -184,76 +200,62 @@ class Checkpoints:
         """Returns the steps of complete checkpoints, oldest first."""
         return whole_steps(self._folder.parent)
 
-    def latest(self) -> int | None:
-        """Returns the step of the newest complete checkpoint, as process 0 sees it, or None."""
-        return self._newest_before(None)
-
-    def best(self) -> Best | None:
-        """Returns the best checkpoint by its evaluation, if one was noted and is complete."""
-        noted = retention.read_best(self._folder)
-        return noted if noted is not None and noted.step in self.steps() else None
+    def latest(self, before: float = math.inf) -> int | None:
+        """Returns the last step below `before` with a complete checkpoint, as process 0 sees it."""
+        newest = processes.of_first(max((s for s in self.steps() if s < before), default=-1))
+        return None if newest < 0 else newest
 
     def save(self, step: int, state: NestedMap, input_state: dict[str, Any]) -> None:
         """Starts writing a checkpoint and returns once the state may be overwritten.
 
-        Waits for the previous save. The checkpoint is complete after `wait`.
-
-        Args:
-          step: the checkpoint's name.
-          state: JAX arrays; every device writes its own part.
-          input_state: JSON-able.
-
-        Raises:
-          SaveError: this checkpoint, or the one before, could not be written.
+        Every device writes its own part of the arrays; `input_state` is JSON-able. The checkpoint
+        is complete after `wait`. Raises SaveError if it, or the one before, could not be written.
         """
         assert self._contents is not None, "opened for reading only"
         self.wait()
-        path = self._path(step)
+        about = self._contents.to_json(state)
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(dict(state.FlattenItems())),
             input_state=ocp.args.JsonSave(input_state),
-            about=ocp.args.JsonSave(self._contents.to_json(state)),
+            about=ocp.args.JsonSave({**about, "digest": stored.digest(about, input_state)}),
         )
-        try:
-            if processes.is_first():
-                digests.remove(path)  # With `force`, Orbax deletes the rest of an old save.
-            self._checkpointer.save(path, args=items, force=True)
-        except Exception as error:  # File systems and libraries raise all kinds of errors.
-            raise self._save_error(step, error) from error
-        finish = functools.partial(self._finish, step, next(_barrier_ids))
-        self._saving = step, self._finisher.submit(finish)
+        with self._save_errors(step):
+            self._checkpointer.save(self._path(step), args=items)
+        self._saving = step
 
     def wait(self) -> None:
-        """Returns when the last save is complete; SaveError if it could not be written."""
+        """Returns when the last save is complete; then deletes the checkpoints that need not stay.
+
+        Raises SaveError if it could not be written, and OSError if one could not be deleted.
+        """
         if self._saving is None:
             return
-        (step, done), self._saving = self._saving, None
-        try:
-            done.result()
-        except Exception as error:
-            raise self._save_error(step, error) from error
+        step, self._saving = self._saving, None
+        with self._save_errors(step):
+            self._checkpointer.wait_until_finished()
+        if processes.is_first():
+            best = read_best(self._folder)
+            times = {step: self._path(step).stat().st_mtime for step in self.steps()}
+            for old in times.keys() - self._keep.kept(times, best.step if best else None):
+                shutil.rmtree(self._path(old).rename(self._path(f"deleted.{old}{_TEMPORARY}")))
 
     def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
-        """Reads the checkpoint of `step`.
+        """Reads the checkpoint of `step`, one of `steps()`.
 
-        Args:
-          step: one of `steps()`.
-          state_spec: NestedMap of TensorSpec that the checkpoint must hold exactly.
-          shardings: where each array goes, on any number of devices.
-
-        Raises:
-          DamagedCheckpointError: names the file, or the weight and its experts.
-          ValueError: no such checkpoint, or another model's; names the weight.
+        Its arrays, exactly those of `state_spec`, go where `shardings` says. Raises
+        DamagedCheckpointError, which names the file, or the weight and its experts; and ValueError
+        if there is no such checkpoint, or it is another model's.
         """
-        self._check_files(step)
-        path, described = self._path(step), self.description(step)
-        _check_specs(path, _specs_of(described), state_spec)
-        pairs = zip(state_spec.FlattenItems(), shardings.Flatten(), strict=True)
-        wanted = {name: specs.abstract_array(spec, sharding) for (name, spec), sharding in pairs}
-        state = state_spec.Pack(_read_arrays(path, wanted))
-        found = digests.fingerprints(state, state_spec)
-        digests.check_fingerprints(path, described["fingerprints"], found)
-        return Restored(step, state, _read_json(path / "input_state"))
+        path = self._whole(step)
+
+        def read() -> tuple[Stored, dict[str, jax.Array]]:
+            found = Stored.open(path)
+            found.check_specs(state_spec)
+            return found, found.read(dict(shardings.FlattenItems()))
+
+        found, arrays = _in_all_processes(path, read)
+        found.check(arrays)
+        return Restored(step, state_spec.Pack(arrays.values()), found.input_state)
 
     def restore_newest(self, state_spec: NestedMap, shardings: NestedMap) -> Restored | None:
         """Reads the newest undamaged checkpoint; see `newest` and `restore`."""
@@ -262,75 +264,46 @@ class Checkpoints:
     def newest(self, read: Callable[[int], _Result]) -> _Result | None:
         """Returns read(step) of the newest undamaged checkpoint; None if there is none at all.
 
-        Logs damaged ones. If opened for saving, it also moves them to
-        model_dir/damaged_checkpoints, so that their steps can be saved again.
-
-        Raises:
-          DamagedCheckpointError: all are damaged.
-          ValueError: as `read`.
+        Logs damaged ones. If opened for saving, it also moves them to damaged_checkpoints, so that
+        their steps can be saved again. Raises DamagedCheckpointError if all are damaged.
         """
-        step, damaged = self._newest_before(None), None
+        step, damaged = self.latest(), None
         while step is not None:
             try:
-                return read(step)
+                return _in_all_processes(self._path(step), functools.partial(read, step))
             except DamagedCheckpointError as error:
                 logging.warning("%s Falling back to the checkpoint before it.", error)
                 damaged = error
             if self._contents is not None:
                 self._put_aside(step)
-            step = self._newest_before(step)
-        if damaged is not None:
-            raise DamagedCheckpointError(f"No undamaged checkpoint is left. {damaged}")
+            step = self.latest(before=step)
         aside = self._folder.parent / _DAMAGED_FOLDER
-        if aside.exists():
-            raise DamagedCheckpointError(
-                f"{self._folder}: no checkpoint, only damaged ones in {aside}; move that folder "
-                "away to start anew."
-            )
-        return None
+        if damaged is None and not aside.exists():
+            return None
+        reason = damaged or f"Damaged ones are in {aside}; move that folder away to start anew."
+        raise DamagedCheckpointError(f"{self._folder}: no undamaged checkpoint is left. {reason}")
 
     def arrays(self, step: int) -> dict[str, StoredArray]:
-        """Returns the arrays of `step` by path, of any model, after checking its files.
+        """Returns the arrays of `step` by path, of any model, which are read when they are used.
 
-        Raises:
-          DamagedCheckpointError: names the file.
-          ValueError: no such checkpoint.
+        Raises DamagedCheckpointError, as reading them does, and ValueError for no such checkpoint.
         """
-        self._check_files(step)
-        path, described = self._path(step), self.description(step)
+        found = Stored.open(self._whole(step))
         return {
-            name: StoredArray(path, name, spec, described["fingerprints"][name])
-            for name, spec in _specs_of(described).items()
+            name: StoredArray(found, name, spec.shape, np.dtype(spec.dtype))
+            for name, spec in found.specs.items()
         }
 
-    def description(self, step: int) -> dict[str, Any]:
-        """Returns what `Contents.to_json` wrote into the checkpoint of `step`."""
-        return _read_json(self._path(step) / "about")
+    def _path(self, name: int | str) -> pathlib.Path:
+        return self._folder / str(name)
 
-    def _finish(self, step: int, barrier_id: int) -> None:
-        """Completes a written checkpoint, then deletes those that need not stay."""
-        self._checkpointer.wait_until_finished()
-        path = self._path(step)
-        digests.write_own(path)
-        all_listed = ocp.multihost.get_barrier_sync_fn()
-        all_listed(key=f"lingvo_gshard_digests_{barrier_id}", timeout_ms=_BARRIER_MS)
-        if not processes.is_first():
-            return
-        digests.write(path)
-        best = self.best()
-        times = {step: digests.time_written(self._path(step)) for step in self.steps()}
-        for old in times.keys() - self._keep.kept(times, best.step if best else None):
-            digests.remove(self._path(old))
-            shutil.rmtree(self._path(old))
-
-    def _newest_before(self, step: int | None) -> int | None:
-        """The step of the last complete checkpoint before `step`, as process 0 sees it."""
-        before = [s for s in self.steps() if step is None or s < step]
-        newest = processes.of_first(before[-1] if before else -1)
-        return None if newest < 0 else newest
-
-    def _path(self, step: int) -> pathlib.Path:
-        return self._folder / str(step)
+    def _whole(self, step: int) -> pathlib.Path:
+        """Returns the folder of a complete checkpoint, once a save in progress is complete."""
+        self.wait()
+        if step not in self.steps():
+            there = self.steps() or "none"
+            raise ValueError(f"{self._path(step)}: no whole checkpoint; there are {there}.")
+        return self._path(step)
 
     def _put_aside(self, step: int) -> None:
         if processes.is_first():
@@ -343,58 +316,29 @@ class Checkpoints:
             logging.warning("The damaged checkpoint is kept as %s.", target)
         processes.of_first(0)  # The others wait until it is moved.
 
-    def _save_error(self, step: int, error: Exception) -> SaveError:
-        whole = self.steps()
-        kept = f"the last whole one is of step {whole[-1]}" if whole else "there is no other"
-        first_line = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
-        return SaveError(
-            f"{self._folder}: the checkpoint of step {step} could not be written; {kept}. "
-            f"({first_line})"
-        )
-
-    def _check_files(self, step: int) -> None:
-        """Checks all files, each process its share of them."""
-        self.wait()
-        path = self._path(step)
-        if step not in self.steps():
-            raise ValueError(f"{path}: no whole checkpoint; there are {self.steps() or 'none'}.")
-        index, damage = jax.process_index(), None
+    @contextlib.contextmanager
+    def _save_errors(self, step: int) -> Iterator[None]:
+        """Raises SaveError for the errors of file systems and libraries, which are of all kinds."""
         try:
-            digests.check(path, slice(index, None, jax.process_count()))
-        except DamagedCheckpointError as error:
-            damage = error
-        finder = processes.largest([0 if damage is None else index + 1])[0] - 1
-        if finder >= 0:
-            raise damage or DamagedCheckpointError(
-                f"{path}: the checkpoint is damaged; process {finder} names the file."
-            )
+            yield
+        except Exception as error:
+            whole = self.steps()
+            kept = f"the last whole one is of step {whole[-1]}" if whole else "there is no other"
+            raise SaveError(
+                f"{self._folder}: the checkpoint of step {step} could not be written; {kept}. "
+                f"({stored.first_line(error)})"
+            ) from error
 
 
-def _read_arrays(path: pathlib.Path, wanted: dict[str, jax.ShapeDtypeStruct]) -> list[jax.Array]:
-    """Reads some of a checkpoint's arrays, each at the dtype and sharding that is wanted."""
-    restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
-    args = ocp.args.PyTreeRestore(wanted, restore_args=restore_args, partial_restore=True)
-    arrays = ocp.PyTreeCheckpointHandler().restore(path / "state", args=args)
-    return jax.block_until_ready([arrays[name] for name in wanted])
-
-
-def _read_json(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads what Orbax's JsonCheckpointHandler wrote."""
-    return json.loads((folder / "metadata").read_bytes())
-
-
-def _specs_of(described: dict[str, Any]) -> dict[str, TensorSpec]:
-    return {path: specs.from_json(text) for path, text in described["arrays"].items()}
-
-
-def _check_specs(path: pathlib.Path, held: dict[str, TensorSpec], state_spec: NestedMap) -> None:
-    """ValueError, naming the array, unless the checkpoint holds exactly those of the state."""
-    wanted = dict(state_spec.FlattenItems())
-    for name in sorted(held.keys() | wanted.keys()):
-        here, there = (_text(arrays.get(name)) for arrays in (wanted, held))
-        if here != there:
-            raise ValueError(f"{path}: {name} is {there} in the checkpoint, {here} in the model.")
-
-
-def _text(spec: TensorSpec | None) -> str:
-    return "absent" if spec is None else f"{spec.dtype}{list(spec.shape)}"
+def _in_all_processes(path: pathlib.Path, read: Callable[[], _Result]) -> _Result:
+    """Returns read(), or raises DamagedCheckpointError in all processes if it does so in one."""
+    damage = ""
+    try:
+        result = read()
+    except DamagedCheckpointError as error:
+        damage = str(error)  # Without its traceback, which keeps the arrays that were read.
+    finder = processes.largest([jax.process_index() + 1 if damage else 0])[0] - 1
+    if finder >= 0:
+        elsewhere = str(stored.damaged(path, f"process {finder} names the file"))
+        raise DamagedCheckpointError(damage or elsewhere)
+    return result

@@ -1,8 +1,22 @@
-"""The settings of a training run: `train` in the Params of an experiment."""
+"""The settings of a training run, `train` in the Params of an experiment, and the folder for them.
 
+model_dir/params.txt   the Params of the model whose checkpoints it holds
+model_dir/train.lock   locked by the process that trains in it
+"""
+
+import contextlib
+import fcntl
+import pathlib
+from collections.abc import Iterator
+
+from lingvo_gshard.core import atomic_file, hyperparams
 from lingvo_gshard.core.hyperparams import REQUIRED, Params
-from lingvo_gshard.train.nonfinite import NonFinite
-from lingvo_gshard.train.retention import Retention
+from lingvo_gshard.train.hooks import NonFinite
+
+_PARAMS = "params.txt"
+_LOCK = "train.lock"
+# Settings of earlier versions. Folders may still hold them; they never told models apart.
+_REMOVED = (".second_threshold", "_capacity.number")
 
 
 def train_params() -> Params:
@@ -50,23 +64,66 @@ def train_params() -> Params:
 
 
 def check(p: Params) -> None:
-    """Checks the values of `train_params`.
-
-    Raises:
-      ValueError: a setting is out of range; the message names it.
-    """
+    """Raises ValueError, which names the setting, if one of `train_params` is out of range."""
     for name in ("iterations_per_loop", "save_checkpoints_steps", "keep_checkpoint_max"):
         if p.Get(name) < 1:
             raise ValueError(f"train.{name} must be 1 or more, got {p.Get(name)}.")
-    if p.save_checkpoints_secs is not None and p.save_checkpoints_secs <= 0:
-        raise ValueError(
-            f"train.save_checkpoints_secs must be more than 0, got {p.save_checkpoints_secs}."
-        )
+    for name in ("save_checkpoints_secs", "keep_checkpoint_every_n_hours"):
+        if p.Get(name) is not None and p.Get(name) <= 0:
+            raise ValueError(f"train.{name} must be more than 0, got {p.Get(name)}.")
     if not 0 <= p.seed < 2**31:
         raise ValueError(f"train.seed must be from 0 to 2**31 - 1, got {p.seed}.")
-    retention(p)
 
 
-def retention(p: Params) -> Retention:
-    """Returns which checkpoints are kept."""
-    return Retention(p.keep_checkpoint_max, p.keep_checkpoint_every_n_hours)
+@contextlib.contextmanager
+def claimed(
+    model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]
+) -> Iterator[None]:
+    """Locks the folder for a training run and writes params.txt, after `check_folder`.
+
+    The operating system releases the lock when the process ends. Raises ValueError as
+    `check_folder`, or if another process trains in the folder.
+    """
+    check_folder(model_dir, text, model_prefixes)
+    folder = pathlib.Path(model_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / _LOCK).open("w") as lock:
+        try:
+            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(
+                f"{folder}: another process trains in this folder; wait for it, or choose another."
+            ) from None
+        atomic_file.write(folder / _PARAMS, text)
+        yield
+
+
+def check_folder(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]) -> None:
+    """Raises ValueError, which lists the differences, if model_dir holds another model.
+
+    Entries of `text`, its Params.ToText(), must agree under the dotted paths `model_prefixes`; all
+    others may change between runs. Without prefixes, all must agree but those under `train`.
+    """
+    path = pathlib.Path(model_dir) / _PARAMS
+    if not path.exists():
+        return
+    differing = hyperparams.differences(
+        _entries(text, model_prefixes), _entries(path.read_text(), model_prefixes)
+    )
+    if differing:
+        raise ValueError(
+            f"{path}: this folder holds another model; choose another model_dir. It differs in "
+            f"{'; '.join(differing)}."
+        )
+
+
+def _entries(text: str, prefixes: tuple[str, ...]) -> str:
+    lines = []
+    for line in text.splitlines(keepends=True):
+        path = line.split(" : ", 1)[0]
+        counts = any(f"{path}.".startswith(f"{prefix}.") for prefix in prefixes)
+        if not prefixes:
+            counts = not path.startswith("train.")
+        if counts and not path.endswith(_REMOVED):
+            lines.append(line)
+    return "".join(lines)

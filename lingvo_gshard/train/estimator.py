@@ -21,22 +21,12 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
-from lingvo_gshard.train import (
-    checkpoints,
-    config,
-    feed,
-    model_dir,
-    retention,
-    summaries,
-    weights_file,
-)
-from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored
-from lingvo_gshard.train.feed import Input, Share
-from lingvo_gshard.train.hooks import BackgroundHook, ProgressHook, TrainHook
-from lingvo_gshard.train.loop import TrainLoop, group_sizes
-from lingvo_gshard.train.nonfinite import NonFiniteHook
-from lingvo_gshard.train.retention import BestBy
+from lingvo_gshard.train import checkpoints, config, loop, summaries, warm_start
+from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored, Retention
+from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
+from lingvo_gshard.train.loop import Input, Share, TrainLoop, group_sizes
 from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
+from lingvo_gshard.train.stored import DamagedCheckpointError
 from lingvo_gshard.train.warm_start import WarmStart
 
 InputFn = Callable[[Any], Input]
@@ -45,19 +35,17 @@ _Found = TypeVar("_Found")
 
 @dataclasses.dataclass(frozen=True)
 class EvalSpec:
-    """What to evaluate on.
+    """What to evaluate on: the Input of `input_fn`, which ends, or its first `steps` batches.
 
-    Attributes:
-      input_fn: given params, returns an Input that ends.
-      steps: the largest number of batches; None for all.
-      name: names the result in model_dir: eval_NAME/ and eval_metrics.jsonl.
-      best_by: the metric by which the best checkpoint is kept; None disables it.
+    The results are eval_NAME/ and lines in eval_metrics.jsonl. `best_by` is a metric; the
+    checkpoint with its best value is kept.
     """
 
     input_fn: InputFn
     steps: int | None = None
     name: str = "eval"
-    best_by: BestBy | None = None
+    best_by: str | None = None
+    higher_is_better: bool = False
 
 
 class TPUEstimator:
@@ -84,23 +72,17 @@ class TPUEstimator:
         """Keeps its arguments; nothing is compiled yet.
 
         Args:
-          model_fn: the model.
           model_dir: the folder for checkpoints, summaries, params.txt and metrics.
-          params: given to model_fn and input_fn, and written to model_dir/params.txt;
-            `params.train` holds the settings of config.train_params.
-          partitioning: the mesh and the table from dims to its axes.
+          params: given to model_fn and input_fn; `params.train` holds the settings of
+            config.train_params.
           state_spec: NestedMap of TensorSpec.
           init_fn: returns a state, given an int32 [2] seed tensor.
-          model_prefixes: dotted paths of the `params` that define the model. A model_dir that was
-            trained with other values there is refused. By default, all but `train`.
-          warm_start: initial weights for a folder without checkpoints; None: those of init_fn.
-          log_step_count_steps: write a TensorBoard summary after the call that reaches a multiple
-            of it; by default after every call.
-          show_progress: whether train draws a progress bar.
+          model_prefixes: dotted paths of the `params` that define the model, by default all but
+            `train`. A model_dir that was trained with other values there is refused.
+          warm_start: initial weights for a folder without checkpoints, instead of init_fn's.
+          log_step_count_steps: write a TensorBoard summary at each multiple of it.
 
-        Raises:
-          ValueError: a setting in params.train is missing or out of range, or the state has no
-            step.
+        Raises ValueError if a setting is missing or out of range, or the state has no step.
         """
         if "train" not in params:
             raise ValueError(
@@ -120,7 +102,7 @@ class TPUEstimator:
     @property
     def input_share(self) -> Share:
         """The part of each batch's rows that this process's input must yield."""
-        return feed.own_share(self.partitioning)
+        return loop.own_share(self.partitioning)
 
     def train(
         self,
@@ -132,28 +114,19 @@ class TPUEstimator:
     ) -> Self:
         """Trains from the last checkpoint, or from new weights, and saves at the end.
 
-        Args:
-          input_fn: given params, returns an Input; its state is restored with the weights.
-          steps: how many more steps to train; or
-          max_steps: the step to train to. With neither, training ends with the input.
-          hooks: called after the estimator's own.
-
-        Returns:
-          This estimator.
-
-        Raises:
-          ValueError: both steps and max_steps are given, or one is below 1; or model_dir holds
-            another model, or another process trains in it.
-          NonFiniteLossError: a loss is not finite, and train.on_nonfinite is STOP.
-          SaveError: a checkpoint could not be written.
-          DamagedCheckpointError: there are checkpoints, and all are damaged.
+        `steps` is how many more steps to train, and `max_steps` the step to train to; with neither,
+        training ends with the input, whose state is restored with the weights. Raises ValueError if
+        both are given, or one is below 1, or model_dir holds another model, or another process
+        trains in it; NonFiniteLossError if train.on_nonfinite is STOP; SaveError if a checkpoint
+        could not be written; and DamagedCheckpointError if all checkpoints are damaged.
         """
         if steps is not None and max_steps is not None:
             raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
         _check_steps("train", steps=steps, max_steps=max_steps)
         began_secs = time.monotonic()
         contents = Contents(self.params.ToText(), self.partitioning, self.state_spec)
-        keep = config.retention(self.params.train)
+        p = self.params.train
+        keep = Retention(p.keep_checkpoint_max, p.keep_checkpoint_every_n_hours)
         with self.claimed(), Checkpoints(self.model_dir, contents, keep) as saved:
             restored = saved.restore_newest(self.state_spec, self._shardings())
             start = restored.step if restored else 0
@@ -165,9 +138,9 @@ class TPUEstimator:
             with self._input(input_fn) as source:
                 state = self._begin(restored, source)
                 program = functools.partial(self._programs.get, ModeKeys.TRAIN, source.specs)
-                sizes = group_sizes(start, stop, self.params.train.iterations_per_loop)
-                with contextlib.closing(feed.groups(source, sizes, program)) as groups:
-                    TrainLoop(saved, hooks, self.params.train).run(state, groups)
+                sizes = group_sizes(start, stop, p.iterations_per_loop)
+                with contextlib.closing(loop.groups(source, sizes, program)) as groups:
+                    TrainLoop(saved, hooks, p).run(state, groups)
         return self
 
     def evaluate(
@@ -178,34 +151,22 @@ class TPUEstimator:
         checkpoint_step: int | None = None,
         name: str = "eval",
     ) -> dict[str, float]:
-        """Returns the metrics of a checkpoint, by default the latest one, as `evaluate_state` does.
-
-        `input_fn`, `steps` and `name` are those of EvalSpec.
-
-        Raises:
-          ValueError: no such checkpoint; or as evaluate_state.
-        """
-        restored = self._restore(checkpoint_step)
+        """Returns a checkpoint's metrics, by default the latest one's, as `evaluate_state` does."""
+        restored = self.restore(checkpoint_step)
         return self.evaluate_state(restored.state, restored.step, EvalSpec(input_fn, steps, name))
 
     def evaluate_state(self, state: NestedMap, step: int, spec: EvalSpec) -> dict[str, float]:
         """Evaluates a state that is on the devices, after `step` steps.
 
-        Returns:
-          Each metric's sum over all batches divided by its weight over all batches; also
-          `step`, `num_batches` and `secs`.
-
-        Raises:
-          ValueError: no batches, steps below 1, a metric of weight 0, or no metric `best_by`.
+        Returns each metric's sum over all batches divided by its weight, and `step`, `num_batches`
+        and `secs`. Raises ValueError for no batches, steps below 1, weight 0, or no such `best_by`.
         """
         name = spec.name
         _check_steps(f"evaluate {name}", steps=spec.steps)
         began_secs = time.monotonic()
         with self._input(spec.input_fn) as source:
-            results = [
-                result.Transform(float)
-                for result in self._results(ModeKeys.EVAL, state, source, spec.steps)
-            ]
+            found = self._results(ModeKeys.EVAL, state, source, spec.steps)
+            results = [result.Transform(float) for result in found]
         if not results:
             raise ValueError(f"evaluate {name}: the input holds no batches.")
         metrics: dict[str, float] = {}
@@ -219,65 +180,59 @@ class TPUEstimator:
         if processes.is_first():
             summaries.write_evaluation(self.model_dir, name, metrics)
             if spec.best_by is not None:
-                folder = checkpoints.folder(self.model_dir)
-                retention.note_best(folder, spec.best_by, step, metrics)
+                noted_in = checkpoints.folder(self.model_dir)
+                checkpoints.note_best(noted_in, step, metrics, spec.best_by, spec.higher_is_better)
         return metrics
 
     def export_weights(self, path: str | pathlib.Path, prefix: str = "theta.") -> str:
         """Writes the newest checkpoint's arrays under `prefix` into one .safetensors file.
 
-        Process 0 reads and writes one array at a time.
-
-        Returns:
-          A table of their names and shapes.
-
-        Raises:
-          ValueError: there is no checkpoint, or nothing under `prefix`.
+        Process 0 reads and writes one array at a time. Returns a table of their names and shapes.
+        Raises ValueError if there is no checkpoint, or nothing under `prefix`.
         """
+
+        def export(step: int) -> str:
+            arrays = saved.arrays(step)
+            weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
+            if not weights:
+                raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
+            if processes.is_first():
+                warm_start.write_file(path, weights, step)
+            return warm_start.summary(weights)
+
         with self._saved() as saved:
-            newest = saved.newest(lambda step: (step, saved.arrays(step)))
-        step, arrays = self._present(newest)
-        weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
-        if not weights:
-            raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
-        if processes.is_first():
-            weights_file.write(path, weights, step)
-        return weights_file.summary(weights)
+            return self._present(saved.newest(export))
 
     def check_folder(self) -> None:
-        """Checks that model_dir holds this model, or none yet; ValueError otherwise."""
-        model_dir.check(self.model_dir, self.params.ToText(), self._model_prefixes)
+        """Raises ValueError if model_dir holds another model."""
+        config.check_folder(self.model_dir, self.params.ToText(), self._model_prefixes)
 
     def claimed(self) -> contextlib.AbstractContextManager[None]:
-        """Locks model_dir to train in it, which process 0 does for all; see model_dir.claimed."""
+        """Locks model_dir to train in it, which process 0 does for all; see config.claimed."""
         if not processes.is_first():
             return contextlib.nullcontext()
-        return model_dir.claimed(self.model_dir, self.params.ToText(), self._model_prefixes)
+        return config.claimed(self.model_dir, self.params.ToText(), self._model_prefixes)
 
     def checkpoint_steps(self) -> list[int]:
-        """Returns the steps of whole checkpoints, oldest first; empty before the first one."""
+        """Returns the steps of complete checkpoints, oldest first."""
         return checkpoints.whole_steps(self.model_dir)
 
-    def restore(self, checkpoint_step: int | None = None) -> NestedMap:
-        """Returns a checkpoint's state, by default the latest one's, on the devices.
-
-        Raises:
-          ValueError: no such checkpoint.
-        """
-        return self._restore(checkpoint_step).state
+    def restore(self, checkpoint_step: int | None = None) -> Restored:
+        """Reads a checkpoint, by default the latest one; ValueError if there is no such one."""
+        with self._saved() as saved:
+            if checkpoint_step is not None:
+                return saved.restore(checkpoint_step, self.state_spec, self._shardings())
+            return self._present(saved.restore_newest(self.state_spec, self._shardings()))
 
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the predictions for every row of every batch, in order.
+        """Yields the predictions for every row of every batch, in order. Raises as `restore`.
 
-        Each is a dict from a prediction's dotted path to its array without the batch dim.
-        A program is compiled for each shape of batch.
-
-        Raises:
-          ValueError: no such checkpoint.
+        Each is a dict from a prediction's dotted path to its array without the batch dim. A program
+        is compiled for each shape of batch.
         """
-        return self._predictions(self.restore(checkpoint_step), input_fn)
+        return self._predictions(self.restore(checkpoint_step).state, input_fn)
 
     def _predictions(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
         with self._input(input_fn) as source:
@@ -292,7 +247,7 @@ class TPUEstimator:
     ) -> Iterator[NestedMap]:
         """Yields the result of each batch, of the first `steps` ones if it is given."""
         for batch in itertools.islice(source, steps):
-            spec = feed.batch_spec_of(batch, source.specs, self.input_share)
+            spec = loop.batch_spec_of(batch, source.specs, self.input_share)
             executable = self._programs.get(mode, spec)
             yield executable(state, executable.place("batch", batch))
 
@@ -306,13 +261,12 @@ class TPUEstimator:
             getattr(source, "close", lambda: None)()
 
     def _own_hooks(self, stop: int | None, began_secs: float) -> list[TrainHook]:
-        nonfinite = NonFiniteHook(self.params.train.on_nonfinite)
-        if not processes.is_first():
-            return [nonfinite]
-        log = summaries.MetricsLog(self.model_dir, began_secs)
-        summary = summaries.SummaryHook(f"{self.model_dir}/train", self._log_steps)
-        progress = [ProgressHook(stop)] if self._show_progress else []
-        return [nonfinite, log, BackgroundHook(summary), *progress]
+        hooks: list[TrainHook] = [NonFiniteHook(self.params.train.on_nonfinite)]
+        if processes.is_first():
+            hooks.append(summaries.MetricsLog(self.model_dir, began_secs))
+            hooks.append(summaries.SummaryHook(f"{self.model_dir}/train", self._log_steps))
+            hooks += [ProgressHook(stop)] if self._show_progress else []
+        return hooks
 
     def _begin(self, restored: Restored | None, source: Input) -> NestedMap:
         """Returns the state to start from, and sets the input's state to match."""
@@ -324,12 +278,6 @@ class TPUEstimator:
         if self._warm_start is not None:
             state = self._warm_start.apply(state, self.state_spec)
         return state
-
-    def _restore(self, step: int | None) -> Restored:
-        with self._saved() as saved:
-            if step is not None:
-                return saved.restore(step, self.state_spec, self._shardings())
-            return self._present(saved.restore_newest(self.state_spec, self._shardings()))
 
     def _saved(self) -> Checkpoints:
         """Opens this model's checkpoints to read them."""
@@ -344,6 +292,71 @@ class TPUEstimator:
     def _shardings(self) -> NestedMap:
         mesh = specs.device_mesh(self.partitioning)
         return specs.shardings(self.partitioning, self.state_spec, mesh)
+
+
+def train_and_evaluate(
+    estimator: TPUEstimator,
+    input_fn: InputFn,
+    evaluation: EvalSpec,
+    *,
+    max_steps: int,
+    hooks: Sequence[TrainHook] = (),
+) -> dict[str, float] | None:
+    """Trains as `TPUEstimator.train` does, and evaluates every checkpoint after the hooks' calls.
+
+    Returns the last checkpoint's metrics; None if a hook stopped training.
+    """
+    evaluator = _EvaluationHook(estimator, evaluation)
+    estimator.train(input_fn, max_steps=max_steps, hooks=[*hooks, evaluator])
+    if evaluator.stopped:
+        return None
+    if evaluator.last is not None:
+        return evaluator.last
+    # max_steps was reached before this run began.
+    return estimator.evaluate(evaluation.input_fn, steps=evaluation.steps, name=evaluation.name)
+
+
+def evaluate_continuously(
+    estimator: TPUEstimator, spec: EvalSpec, *, until_step: int, poll_secs: float = 5.0
+) -> dict[str, float] | None:
+    """Evaluates the newest checkpoint again and again while another process trains.
+
+    It skips checkpoints that a newer one overtakes, that are deleted while it reads them, that are
+    damaged, or that were evaluated before. Returns the last metrics; None if there were none.
+    """
+    lines = summaries.read_lines(pathlib.Path(estimator.model_dir, summaries.EVAL_METRICS))
+    seen = {int(line["step"]) for line in lines if line["name"] == spec.name}
+    metrics = None
+    while max(seen, default=-1) < until_step:
+        step = processes.of_first(max(estimator.checkpoint_steps(), default=-1))
+        if step < 0 or step in seen:
+            time.sleep(poll_secs)
+            continue
+        seen.add(step)
+        try:
+            metrics = estimator.evaluate_state(estimator.restore(step).state, step, spec)
+        except Exception as error:
+            if step not in estimator.checkpoint_steps():  # It was deleted in the meantime.
+                continue
+            if not isinstance(error, DamagedCheckpointError):
+                raise
+            logging.warning("%s It is not evaluated.", error)
+    return metrics
+
+
+class _EvaluationHook(TrainHook):
+    """Evaluates each state that is saved, while it is still on the devices."""
+
+    def __init__(self, estimator: TPUEstimator, spec: EvalSpec) -> None:
+        self._estimator, self._spec = estimator, spec
+        self.last: dict[str, float] | None = None
+        self.stopped = False
+
+    def after_save(self, step: int, state: NestedMap) -> None:
+        self.last = self._estimator.evaluate_state(state, step, self._spec)
+
+    def on_stop(self, step: int) -> None:
+        self.stopped = True
 
 
 def _check_steps(caller: str, **counts: int | None) -> None:

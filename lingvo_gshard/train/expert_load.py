@@ -1,5 +1,6 @@
 """Pictures of how a run routed its tokens: the load of every expert, every statistic by layer."""
 
+import itertools
 import pathlib
 import string
 from collections.abc import Sequence
@@ -39,11 +40,7 @@ def by_layer(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
-    """Writes LOGDIR/expert_load.png.
-
-    Returns:
-      The path of the picture; None if the model has no MoE layer or was never trained here.
-    """
+    """Writes LOGDIR/expert_load.png and returns its path, or None if no MoE layer was trained."""
     lines = read_lines(pathlib.Path(logdir, TRAIN_METRICS))
     if not lines or not by_layer(lines[-1]):
         return None
@@ -57,9 +54,7 @@ def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
 def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
     """Draws the experts' latest load and every other field over time.
 
-    Args:
-      figure: an empty figure.
-      lines: one or more lines of train_metrics.jsonl; the last determines layers and fields.
+    The last one of `lines`, those of train_metrics.jsonl, determines the layers and fields.
     """
     layers = by_layer(lines[-1])
     given = {field for values in layers.values() for field in values} - {_LOAD}
@@ -79,10 +74,7 @@ def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
 
 def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], step: int) -> None:
     """Draws a row for each layer; layers with fewer experts have shorter rows."""
-    most = max(map(len, loads.values()))
-    load_LE = np.full((len(loads), most), np.nan)
-    for row, load_E in zip(load_LE, loads.values(), strict=True):
-        row[: len(load_E)] = load_E
+    load_LE = np.array(list(itertools.zip_longest(*loads.values(), fillvalue=np.nan))).T
     image = panel.imshow(
         load_LE, aspect="auto", vmin=0, vmax=max(2.0, np.nanmax(load_LE)), cmap="viridis"
     )

@@ -1,17 +1,135 @@
-"""The training loop: calls of K steps, hooks after each, and checkpoints in between."""
+"""The training loop: calls of K steps, hooks after each, and checkpoints in between.
 
+A background thread prepares the groups of K batches, stacked and placed on the devices. With
+several processes, each one reads its own share of a batch's rows.
+"""
+
+import collections
 import contextlib
+import dataclasses
+import itertools
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import processes
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.spmd import processes, specs
+from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.train.checkpoints import Checkpoints
-from lingvo_gshard.train.feed import Group
 from lingvo_gshard.train.hooks import TrainCall, TrainHook
+
+_ROWS = "B"  # The letter of the dim whose parts the processes read.
+_GROUPS_AHEAD = 2
+
+
+class Input(Protocol):
+    """What an input_fn returns; it may also have a method `close`.
+
+    Iterating yields NestedMap(features, labels) of numpy arrays, which hold this process's rows;
+    `specs` are the TensorSpecs of the rows of all processes. `get_state` returns a JSON-able dict
+    from which `set_state` continues with the batch after the last one yielded.
+    """
+
+    @property
+    def specs(self) -> NestedMap: ...
+
+    def __iter__(self) -> Iterator[NestedMap]: ...
+
+    def get_state(self) -> dict[str, Any]: ...
+
+    def set_state(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """The batches of one call, arrays [K, B, ...] on their devices; their program and end state."""
+
+    executable: Executable
+    batches: NestedMap
+    num_steps: int
+    input_state: dict[str, Any]
+
+
+def groups(
+    source: Input, sizes: Iterator[int], program: Callable[[int], Executable]
+) -> Generator[Group]:
+    """Yields Groups of `sizes` batches, which a thread prepares ahead; close it to end the thread.
+
+    If the source ends, the last one may be smaller. `program` returns that of a number of steps.
+    """
+    batches = iter(source)
+
+    def next_group() -> Group | None:
+        taken = list(itertools.islice(batches, next(sizes, 0)))
+        if not taken:
+            return None
+        leaves = zip(*(batch.Flatten() for batch in taken), strict=True)
+        stacked = taken[0].Pack(np.stack(leaf) for leaf in leaves)
+        state, executable = source.get_state(), program(len(taken))
+        return Group(executable, executable.place("batches", stacked), len(taken), state)
+
+    thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
+    try:
+        ahead = collections.deque(thread.submit(next_group) for _ in range(_GROUPS_AHEAD))
+        while (group := ahead.popleft().result()) is not None:
+            ahead.append(thread.submit(next_group))
+            yield group
+    finally:
+        thread.shutdown(cancel_futures=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Part `index` of the `count` equal parts of a batch's rows."""
+
+    index: int
+    count: int
+
+
+WHOLE = Share(0, 1)
+
+
+def own_share(partitioning: Partitioning) -> Share:
+    """Returns the share of a batch's rows that this process reads; see `share_of`."""
+    size, mesh = partitioning.num_partitions, specs.device_mesh(partitioning)
+    split = specs.sharding(partitioning, TensorSpec((size,), "int32", _ROWS), mesh)
+    held: dict[int, set[int]] = collections.defaultdict(set)
+    device: Any
+    for device, (rows,) in split.devices_indices_map((size,)).items():
+        held[device.process_index].update(range(*rows.indices(size)))
+    return share_of(held, jax.process_index())
+
+
+def share_of(held: Mapping[int, set[int]], process: int) -> Share:
+    """Returns the share of `process`, given the row numbers that each process's devices hold.
+
+    It is WHOLE if some process's rows are not adjacent, or the parts are not equal.
+    """
+    size, part = len(set().union(*held.values())), len(held[process])
+    parts = {frozenset(range(start, start + part)) for start in range(0, size, part)}
+    if size % part or parts != {frozenset(rows) for rows in held.values()}:
+        return WHOLE
+    return Share(min(held[process]) // part, size // part)
+
+
+def batch_spec_of(batch: NestedMap, specs: NestedMap, share: Share) -> NestedMap:
+    """Returns the TensorSpecs of all processes' rows of a batch, which holds those of `share`.
+
+    It may be of other sizes than `specs`, the input's TensorSpecs.
+    """
+
+    def whole(array: np.ndarray, spec: TensorSpec) -> TensorSpec:
+        sizes = zip(array.shape, spec.dims, strict=True)
+        shape = tuple(size * (share.count if dim == _ROWS else 1) for size, dim in sizes)
+        return dataclasses.replace(spec, shape=shape)
+
+    return specs.Pack(map(whole, batch.Flatten(), specs.Flatten()))
 
 
 def group_sizes(step: int, max_steps: int | None, steps_per_call: int) -> Iterator[int]:
@@ -28,20 +146,11 @@ class TrainLoop:
     def __init__(
         self, checkpoints: Checkpoints, hooks: Sequence[TrainHook], train_params: Params
     ) -> None:
-        """Args:
-        checkpoints: where to save.
-        hooks: called in this order.
-        train_params: config.train_params, for when to save.
-        """
         self._checkpoints, self._hooks, self._params = checkpoints, hooks, train_params
         self._last_save_secs = time.monotonic()
 
     def run(self, state: NestedMap, groups: Iterable[Group]) -> None:
-        """Trains, and returns once the last checkpoint is complete on disk.
-
-        Raises:
-          SaveError: a checkpoint could not be written.
-        """
+        """Trains, and returns once the last checkpoint is complete; raises as Checkpoints.save."""
         step = int(state.step)
         with contextlib.ExitStack() as at_end:
             for hook in reversed(self._hooks):  # An ExitStack calls the last one pushed first.
@@ -53,9 +162,13 @@ class TrainLoop:
     def _run(self, state: NestedMap, groups: Iterable[Group], step: int) -> None:
         saved_step, call_ended, last = step, None, None
         stop, _ = self._requests()
-        timed = _timed(groups)
-        while not stop and (following := next(timed, None)):
-            group, wait_secs = following
+        ahead = iter(groups)
+        while not stop:
+            wait_began = time.monotonic()
+            group = next(ahead, None)
+            if group is None:
+                break
+            wait_secs = time.monotonic() - wait_began
             if call_ended is None:
                 call_ended, wait_secs = time.monotonic(), 0.0
             result = group.executable(state, group.batches)
@@ -83,11 +196,9 @@ class TrainLoop:
         """Returns whether any process wants to stop, and whether any wants to save by time."""
         limit_secs = self._params.save_checkpoints_secs
         elapsed_secs = time.monotonic() - self._last_save_secs
-        here = (
-            any(hook.wants_to_stop() for hook in self._hooks),
-            limit_secs is not None and elapsed_secs >= limit_secs,
-        )
-        stop, save_now = processes.largest(here)
+        wants_to_stop = any(hook.wants_to_stop() for hook in self._hooks)
+        save_now = limit_secs is not None and elapsed_secs >= limit_secs
+        stop, save_now = processes.largest([wants_to_stop, save_now])
         return bool(stop), bool(save_now)
 
     def _save(self, step: int, state: NestedMap, group: Group, *, notify: bool) -> None:
@@ -95,11 +206,3 @@ class TrainLoop:
         self._last_save_secs = time.monotonic()
         for hook in self._hooks if notify else ():
             hook.after_save(step, state)
-
-
-def _timed(groups: Iterable[Group]) -> Iterator[tuple[Group, float]]:
-    """Yields each group and how many seconds it was waited for."""
-    began = time.monotonic()
-    for group in groups:
-        yield group, time.monotonic() - began
-        began = time.monotonic()

@@ -7,33 +7,28 @@ from lingvo_gshard.core import table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import expert_load, train_and_evaluate
+from lingvo_gshard.train import estimator, expert_load
 from lingvo_gshard.train.estimator import EvalSpec, InputFn
-from lingvo_gshard.train.retention import BestBy
+from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal
 from lingvo_gshard.train.run import Run, record
-from lingvo_gshard.train.stopping import EXIT_STATUS, StopOnSignal
 
 
 def train(run: Run) -> None:
     """Trains to the experiment's max_steps; raises SystemExit if a signal stops it before."""
     _announce(run)
+    max_steps = run.params.train.max_steps
     with StopOnSignal() as stop:
-        run.estimator.train(
-            _input_fn(run, "input"), max_steps=run.params.train.max_steps, hooks=[stop]
-        )
+        run.estimator.train(_input_fn(run, "input"), max_steps=max_steps, hooks=[stop])
     _finish(run, stop)
 
 
 def train_and_eval(run: Run) -> None:
     """Trains as `train` does and evaluates (a part of) dev at every checkpoint."""
     _announce(run)
+    inputs, max_steps = (_input_fn(run, "input"), _dev(run)), run.params.train.max_steps
     with StopOnSignal() as stop:
-        metrics = train_and_evaluate.train_and_evaluate(
-            run.estimator,
-            _input_fn(run, "input"),
-            _dev(run),
-            max_steps=run.params.train.max_steps,
-            hooks=[stop],
+        metrics = estimator.train_and_evaluate(
+            run.estimator, *inputs, max_steps=max_steps, hooks=[stop]
         )
     if metrics is not None:
         _print_metrics(metrics)
@@ -53,12 +48,10 @@ def evaluate(run: Run) -> None:
 
 def evaluate_continuously(run: Run) -> None:
     """Evaluates each new checkpoint of a run that another process trains, to its last step."""
-    last_step = run.params.train.max_steps
-    metrics = train_and_evaluate.evaluate_continuously(
-        run.estimator, _dev(run), until_step=last_step
-    )
+    until = run.params.train.max_steps
+    metrics = estimator.evaluate_continuously(run.estimator, _dev(run), until_step=until)
     if metrics is None:
-        print_once(f"Every checkpoint up to step {last_step} was evaluated before.")
+        print_once(f"Every checkpoint up to step {until} was evaluated before.")
     else:
         _print_metrics(metrics)
 
@@ -77,24 +70,15 @@ def print_once(line: str) -> None:
 
 
 def _dev(run: Run) -> EvalSpec:
-    metric = run.params.train.keep_best_by
-    return EvalSpec(
-        _input_fn(run, "eval_input"),
-        steps=run.params.train.eval_batches,
-        name="dev",
-        best_by=None if metric is None else BestBy(metric),
-    )
+    p = run.params.train
+    return EvalSpec(_input_fn(run, "eval_input"), p.eval_batches, "dev", p.keep_best_by)
 
 
 def _input_fn(run: Run, name: str, **settings: object) -> InputFn:
     """Returns this process's part of an experiment's input, with some of its settings changed."""
     share = run.estimator.input_share
-    return lambda p: (
-        p.Get(name)
-        .Copy()
-        .Set(**settings)
-        .Instantiate(process_index=share.index, num_processes=share.count)
-    )
+    mine = {"process_index": share.index, "num_processes": share.count}
+    return lambda p: p.Get(name).Copy().Set(**settings).Instantiate(**mine)
 
 
 def _finish(run: Run, stop: StopOnSignal) -> None:

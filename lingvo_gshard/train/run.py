@@ -2,7 +2,6 @@
 
 logdir/experiment.json   the model's name, the settings changed, and what it was trained on
 logdir/vocab/*.model     the vocabularies it was trained with
-logdir/params.txt, checkpoints, summaries: written by the estimator
 """
 
 import dataclasses
@@ -42,14 +41,7 @@ class DataFacts:
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """What the user asked for.
-
-    Attributes:
-      model: a registered name.
-      overrides: `path=value` settings, applied in order to the experiment's Params.
-      data_dir: a folder that data_prep prepared.
-      facts: what the model must know about that data.
-    """
+    """What the user asked for: a registered model, `path=value` settings of it, and data for it."""
 
     model: str
     overrides: tuple[str, ...]
@@ -66,27 +58,21 @@ class Run:
 
     @property
     def params(self) -> Params:
-        """The whole experiment."""
         return self.estimator.params
 
     @property
     def logdir(self) -> str:
-        """The run's folder."""
         return self.estimator.model_dir
 
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
-        """Returns a decoder of the latest checkpoint, and the source and target tokenizers.
-
-        Raises:
-          ValueError: the run has no checkpoint.
-        """
-        theta = self.estimator.restore().theta
+        """Returns a decoder of the latest checkpoint, and its tokenizers; ValueError if none."""
+        theta = self.estimator.restore().state.theta
         source, target = (Tokenizer(path) for path in vocabulary_files(self.logdir))
         return Decoder(self._decoder_spec(), theta, self._predict_program), source, target
 
     def export_bundle(self, folder: str | pathlib.Path) -> None:
-        """Writes a bundle of the latest checkpoint; ValueError as `decoder`."""
-        theta, vocabularies = self.estimator.restore().theta, vocabulary_files(self.logdir)
+        """Writes a bundle of the latest checkpoint. Raises as `decoder`."""
+        theta, vocabularies = self.estimator.restore().state.theta, vocabulary_files(self.logdir)
         bundle.save(folder, self._decoder_spec(), self._predict_program, theta, vocabularies)
 
     def _decoder_spec(self) -> DecoderSpec:
@@ -112,16 +98,9 @@ class Run:
 
 
 def open_run(launch: Launch, logdir: str, num_partitions: int, **decode: object) -> Run:
-    """Returns a run over `num_partitions` devices; nothing is written yet.
+    """Returns a run over `num_partitions` devices, with some of its `decode` settings replaced.
 
-    Args:
-      launch: the experiment and its data.
-      logdir: the run's folder.
-      num_partitions: the number of devices.
-      decode: values that replace some of the experiment's `decode` settings.
-
-    Raises:
-      ValueError: as experiment_params and make_estimator.
+    Nothing is written yet. Raises as `experiment_params` and `make_estimator`.
     """
     params = experiment_params(launch)
     params.decode.Set(**decode)
@@ -129,7 +108,7 @@ def open_run(launch: Launch, logdir: str, num_partitions: int, **decode: object)
 
 
 def data_facts(data_dir: str) -> DataFacts:
-    """Reads the facts of a prepared folder; ValueError as manifest.load."""
+    """Reads the facts of a prepared folder. Raises as manifest.load."""
     data = manifest.load(data_dir)
     codes = tuple(language.code for language in data.languages)
     return DataFacts(data.source_vocabulary.size, data.target_vocabulary.size, codes)
@@ -140,10 +119,8 @@ def launch_of(
 ) -> Launch:
     """Completes what the user asked for with what the folder's run was last trained with.
 
-    The settings recorded with a run hold unless its model is named again.
-
-    Raises:
-      ValueError: model or data_dir is missing and logdir holds no run; or as data_facts.
+    The settings recorded with a run hold unless its model is named again. Raises ValueError if
+    model or data_dir is missing and logdir holds no run; and as `data_facts`.
     """
     if model is not None and data_dir is not None:
         return Launch(model, overrides, data_dir, data_facts(data_dir))
@@ -153,38 +130,33 @@ def launch_of(
     if data_dir is not None:
         launch = dataclasses.replace(launch, data_dir=data_dir, facts=data_facts(data_dir))
     if model is None:
-        model, overrides = launch.model, _merged(launch.overrides, overrides)
+        # Only the last setting of each path.
+        last = {parse_setting(given)[0]: given for given in (*launch.overrides, *overrides)}
+        model, overrides = launch.model, tuple(last.values())
     return dataclasses.replace(launch, model=model, overrides=overrides)
-
-
-def _merged(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns settings in order, only the last one for each path."""
-    last = {parse_setting(setting)[0]: setting for setting in (*before, *after)}
-    return tuple(last.values())
 
 
 def experiment_params(launch: Launch) -> Params:
     """Returns the experiment's Params with its settings and the data's vocabulary sizes.
 
-    Raises:
-      ValueError: the model, a setting or its value is unknown, or the data's vocabulary does not
-        have the size that the model expects.
+    Raises ValueError for an unknown model or setting, a wrong value, or another vocabulary size.
     """
     params = registry.get_params(launch.model, launch.overrides)
     for name in ("input", "eval_input"):
         params.Get(name).data_dir = launch.data_dir
-    _bind_vocabulary(params, "source_vocab_size", launch.facts.source_vocab_size)
-    _bind_vocabulary(params, "target_vocab_size", launch.facts.target_vocab_size)
+    for name in ("source_vocab_size", "target_vocab_size"):
+        wanted, size = params.task.Get(name), getattr(launch.facts, name)
+        if wanted not in (None, size):
+            raise ValueError(
+                f"task.{name} is {wanted}, but the data's vocabulary has {size} pieces: prepare "
+                f"the data with --{name}={wanted}."
+            )
+        params.task.Set(**{name: size})
     return params
 
 
 def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstimator:
-    """Returns the estimator of a run.
-
-    Raises:
-      ValueError: the partitions don't divide the batch, the groups or the experts; or a setting
-        in params.train is out of range.
-    """
+    """Returns the estimator of a run; ValueError for a size that does not fit."""
     placement.check_divisible(params, num_partitions)
     partitioning = placement.partitioning(params, num_partitions)
     model = TranslationModel(params, partitioning)
@@ -197,27 +169,29 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
         init_fn=model.init_state,
         model_prefixes=_MODEL_PREFIXES,
         # A run that has checkpoints continues from those.
-        warm_start=None if checkpoints.exist(logdir) else _warm_start(params),
+        warm_start=None if checkpoints.folder(logdir).is_dir() else _warm_start(params),
     )
 
 
 def record(launch: Launch, logdir: str) -> None:
     """Writes into the run's folder what `translate` needs: the launch and the vocabularies.
 
-    Raises:
-      ValueError: the folder's model was trained with other vocabularies.
+    Raises ValueError if the folder's model has other vocabularies.
     """
     data, folder = manifest.load(launch.data_dir), pathlib.Path(logdir)
-    sources = [
-        pathlib.Path(launch.data_dir, vocabulary.file.path)
-        for vocabulary in (data.source_vocabulary, data.target_vocabulary)
-    ]
-    copies = vocabulary_files(logdir)
-    for source, copy in zip(sources, copies, strict=True):
-        _check_same_vocabulary(source, copy)
+    contents = {}
+    vocabularies = (data.source_vocabulary, data.target_vocabulary)
+    for vocabulary, copy in zip(vocabularies, vocabulary_files(logdir), strict=True):
+        source = pathlib.Path(launch.data_dir, vocabulary.file.path)
+        contents[copy] = source.read_bytes()
+        if copy.exists() and copy.read_bytes() != contents[copy]:
+            raise ValueError(
+                f"{copy}: this folder's model was trained with another vocabulary than {source}; "
+                "choose another --logdir, or the data that the model was trained on."
+            )
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
-    for source, copy in zip(sources, copies, strict=True):
-        atomic_file.write(copy, source.read_bytes())
+    for copy, content in contents.items():
+        atomic_file.write(copy, content)
     asked = dataclasses.asdict(launch)
     facts = asked.pop("facts")
     fields = {"launch": asked, "data": facts}
@@ -225,11 +199,7 @@ def record(launch: Launch, logdir: str) -> None:
 
 
 def recorded(logdir: str) -> Launch:
-    """Returns what `record` wrote; the data itself may be gone.
-
-    Raises:
-      ValueError: the folder holds no run, or its record is damaged.
-    """
+    """Returns what `record` wrote; ValueError if there is none, or it is damaged."""
     path = pathlib.Path(logdir, _EXPERIMENT)
     if not path.is_file():
         raise ValueError(f"{logdir}: no {_EXPERIMENT}; give the --logdir of a trained model.")
@@ -249,46 +219,16 @@ def vocabulary_files(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:
 
 
 def _warm_start(params: Params) -> WarmStart | None:
-    source = params.train.warm_start_from
-    if source is None:
+    if params.train.warm_start_from is None:
         return None
-    rules = tuple(_rule(given) for given in params.train.warm_start_rules)
-    if all(rule is not Rule.BY_PIECE for _, rule in rules):
-        return WarmStart(source, rules)
-    old = (Tokenizer(path) for path in vocabulary_files(source))
+    start = WarmStart(params.train.warm_start_from, params.train.warm_start_rules)
+    if Rule.BY_PIECE not in dict(start.rules).values():
+        return start
+    patterns = (r"theta\.source_embedding\..*", r"theta\.(target_embedding\..*|softmax)")
+    old = (Tokenizer(path) for path in vocabulary_files(start.source))
     new = load_pair(params.input.data_dir)
-    source_ids, target_ids = (
+    ids = (
         old_ids(before.pieces(range(before.vocab_size)), after.pieces(range(after.vocab_size)))
         for before, after in zip(old, new, strict=True)
     )
-    of_source, of_target = r"theta\.source_embedding\..*", r"theta\.(target_embedding\..*|softmax)"
-    return WarmStart(source, rules, ((of_source, source_ids), (of_target, target_ids)))
-
-
-def _rule(given: object) -> tuple[str, Rule]:
-    match given:
-        case (str(pattern), str(name)) if name in Rule.__members__:
-            return pattern, Rule[name]
-    raise ValueError(
-        f"train.warm_start_rules: expected (pattern, rule), got {given!r}; rules are "
-        f"{', '.join(Rule.__members__)}."
-    )
-
-
-def _bind_vocabulary(params: Params, name: str, size: int) -> None:
-    wanted = params.task.Get(name)
-    if wanted is None:
-        params.task.Set(**{name: size})
-    elif wanted != size:
-        raise ValueError(
-            f"task.{name} is {wanted}, but the data's vocabulary has {size} pieces: prepare the "
-            f"data with --{name}={wanted}."
-        )
-
-
-def _check_same_vocabulary(data: pathlib.Path, copy: pathlib.Path) -> None:
-    if copy.exists() and copy.read_bytes() != data.read_bytes():
-        raise ValueError(
-            f"{copy}: this folder's model was trained with another vocabulary than {data}; choose "
-            "another --logdir, or the data that the model was trained on."
-        )
+    return dataclasses.replace(start, old_pieces=tuple(zip(patterns, ids, strict=True)))

@@ -1,9 +1,9 @@
 """The estimator's four programs: initialize, train, evaluate, predict.
 
-Each is an AnnotatedFn; Programs exports and compiles them when they are first needed.
-K steps of one call, B batch, L length.
+Programs exports and compiles them when they are first needed. K steps of a call, B batch, L length.
 """
 
+import functools
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -37,11 +37,7 @@ class Programs:
         self._lock = threading.Lock()
 
     def initialize(self, init_fn: InitFn, seed: int) -> NestedMap:
-        """Returns a new state, of which every device computes its own part.
-
-        Raises:
-          ValueError: init_fn's state differs from state_spec.
-        """
+        """Returns a new state, computed where it lies; ValueError if it differs from state_spec."""
         exported = lowering.export(initializer(init_fn, self._state_spec), self._partitioning)
         made = dict(exported.results.state.FlattenItems())
         wanted = dict(self._state_spec.FlattenItems())
@@ -63,15 +59,10 @@ class Programs:
             return self._compiled[key]
 
     def _annotated(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int) -> AnnotatedFn:
-        model, state_spec = (self._model_fn, self._params), self._state_spec
-        match mode:
-            case ModeKeys.TRAIN:
-                step = train_step(*model)
-                return trainer(step, state_spec, batch_spec, num_steps, self._partitioning)
-            case ModeKeys.EVAL:
-                return evaluator(*model, state_spec, batch_spec)
-            case ModeKeys.PREDICT:
-                return predictor(*model, state_spec, batch_spec)
+        model, arguments = (self._model_fn, self._params), (self._state_spec, batch_spec)
+        if mode is ModeKeys.TRAIN:
+            return trainer(train_step(*model), *arguments, num_steps, self._partitioning)
+        return (evaluator if mode is ModeKeys.EVAL else predictor)(*model, *arguments)
 
 
 def initializer(init_fn: InitFn, state_spec: NestedMap) -> AnnotatedFn:
@@ -114,9 +105,7 @@ def trainer(
         result = step(state, batches.Transform(lambda x: x[0]))
         return NestedMap(result, metrics=result.metrics.Transform(lambda x: x[None]))
 
-    def loop(state: NestedMap, batches: NestedMap) -> NestedMap:
-        return _loop(step, state, batches, (state_spec, batch_spec), partitioning)
-
+    loop = functools.partial(_loop, step, specs=(state_spec, batch_spec), partitioning=partitioning)
     return AnnotatedFn(
         name=f"train_{num_steps}",
         fn=once if num_steps == 1 else loop,

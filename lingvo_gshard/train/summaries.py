@@ -5,7 +5,8 @@ import os
 import pathlib
 import resource
 import time
-from typing import Any, BinaryIO
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import jax
 import numpy as np
@@ -30,27 +31,43 @@ def scalars(metrics: NestedMap) -> dict[str, float]:
 
 
 class SummaryHook(TrainHook):
-    """Writes the metrics' means since the last summary, every `every_steps` steps."""
+    """Writes the metrics' means since the last summary, every `every_steps` steps.
+
+    TensorBoard takes about 0.2 ms for each value, so a thread writes. A summary waits for the one
+    before it, and raises its error.
+    """
 
     def __init__(self, folder: str | pathlib.Path, every_steps: int) -> None:
         self._folder, self._every_steps = str(folder), every_steps
-        self._writer: summary.Writer | None = None
         self._calls: list[TrainCall] = []
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="summaries")
+        self._writing: list[Future[None]] = []
+        self._writer: summary.Writer | None = None
 
     def after_call(self, call: TrainCall) -> None:
         self._calls.append(call)
         if call.reaches_multiple_of(self._every_steps):
-            self._write()
+            self._start_writing()
 
     def end(self) -> None:
-        if self._calls:
-            self._write()
+        with self._thread:
+            if self._calls:
+                self._start_writing()
+            self._wait()
         if self._writer is not None:
             self._writer.close()
 
-    def _write(self) -> None:
-        writer = self._writer = self._writer or summary.Writer(self._folder)
+    def _start_writing(self) -> None:
+        self._wait()
         call, self._calls = joined(self._calls), []
+        self._writing.append(self._thread.submit(self._write, call))
+
+    def _wait(self) -> None:
+        while self._writing:
+            self._writing.pop().result()
+
+    def _write(self, call: TrainCall) -> None:
+        writer = self._writer = self._writer or summary.Writer(self._folder)
         speeds = {
             "speed/steps_per_sec": call.steps_per_sec,
             "speed/input_wait_share": call.input_wait_secs / call.secs,
@@ -66,25 +83,20 @@ def _memory_gib() -> dict[str, float]:
     """Returns the peak memory of this process, and of its fullest device if devices report it."""
     peaks = {"memory/host_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
     stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    in_bytes = [stat["peak_bytes_in_use"] for stat in stats if "peak_bytes_in_use" in stat]
-    if in_bytes:
-        peaks["memory/device_peak_gib"] = max(in_bytes) / 2**30
+    if in_bytes := max(stat.get("peak_bytes_in_use", 0) for stat in stats):
+        peaks["memory/device_peak_gib"] = in_bytes / 2**30
     return peaks
 
 
 class MetricsLog(TrainHook):
     """Appends a line to train_metrics.jsonl after each call.
 
-    A line holds step, num_steps, secs, input_wait_secs, wall_secs (the time of all runs in this
-    folder so far, including compilation and saving), and `metrics`: each metric's mean over the
-    call, by dotted path.
+    In a line, wall_secs is the time of all runs in this folder so far, including compilation and
+    saving, and `metrics` has each metric's mean over the call, by dotted path. This run began at
+    `began_secs` by time.monotonic.
     """
 
     def __init__(self, model_dir: str | pathlib.Path, began_secs: float) -> None:
-        """Args:
-        model_dir: where the file lies.
-        began_secs: when this run began, by time.monotonic.
-        """
         self._path = pathlib.Path(model_dir) / TRAIN_METRICS
         self._began_secs = began_secs
         self._earlier_secs = 0.0
@@ -117,25 +129,14 @@ def write_evaluation(model_dir: str | pathlib.Path, name: str, result: dict[str,
     append_line(model_dir / EVAL_METRICS, {"name": name, **result})
 
 
-def evaluated_steps(model_dir: str | pathlib.Path, name: str) -> list[int]:
-    """Returns the steps whose evaluations are in eval_metrics.jsonl under `name`."""
-    lines = read_lines(pathlib.Path(model_dir) / EVAL_METRICS)
-    return [int(line["step"]) for line in lines if line["name"] == name]
-
-
 def append_line(path: pathlib.Path, line: dict[str, Any]) -> None:
     """Appends a JSON line, and replaces an incomplete last one; an OSError names the file."""
     with atomic_file.naming(path), path.open("ab+") as file:
-        _drop_incomplete_line(file)
+        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+        if file.read(1) not in (b"", b"\n"):
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
         file.write(json.dumps(line).encode() + b"\n")
-
-
-def _drop_incomplete_line(file: BinaryIO) -> None:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - 1))
-    if file.read(1) not in (b"", b"\n"):
-        file.seek(0)
-        file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:

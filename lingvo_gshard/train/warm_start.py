@@ -1,17 +1,21 @@
-r"""Starts a run from another run's weights, by explicit rules.
+r"""Weights that a run exports, and runs that start from another run's weights by explicit rules.
 
 rules = (
-    (r"theta\..*_embedding\..*", Rule.BY_PIECE),
-    (r"theta\..*\.feed_forward\..*", Rule.COPY_EXPERTS),
-    (r"theta\..*", Rule.SAME),
+    (r"theta\..*_embedding\..*", "BY_PIECE"),
+    (r"theta\..*\.feed_forward\..*", "COPY_EXPERTS"),
+    (r"theta\..*", "SAME"),
 )
 
 The first rule whose pattern matches an array's whole path applies to it. Arrays without a rule are
-initialized as in any new run: usually the optimizer's slots and the step.
+initialized as in any new run: usually the optimizer's slots and the step. An exported file is a
+safetensors file whose names are the paths, such as theta.encoder.layers[1].feed_forward.wi.
 """
 
 import dataclasses
 import enum
+import json
+import math
+import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,13 +23,15 @@ from typing import Any
 import jax
 import numpy as np
 
+from lingvo_gshard.core import safetensors_file, table
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import checkpoints, weights_file
 from lingvo_gshard.train.checkpoints import Checkpoints
 
+_FORMAT = "lingvo_gshard weights 1"
 
-class Rule(enum.Enum):
+
+class Rule(enum.StrEnum):
     """How an array is made from the old run's.
 
     SAME: unchanged. COPY_EXPERTS: dims that differ grow by whole copies, so new expert i is old
@@ -33,49 +39,40 @@ class Rule(enum.Enum):
     pieces are new. NEW: initialized.
     """
 
-    SAME = "same"
-    COPY_EXPERTS = "copy_experts"
-    BY_PIECE = "by_piece"
-    NEW = "new"
+    SAME = "SAME"
+    COPY_EXPERTS = "COPY_EXPERTS"
+    BY_PIECE = "BY_PIECE"
+    NEW = "NEW"
 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """Where to start from, and by which rules.
+    """Where to start from: a run's folder or a .safetensors file; raises ValueError for bad rules.
 
-    Attributes:
-      source: a run's folder, whose newest checkpoint is read, or a .safetensors file.
-      rules: pairs of a pattern of paths and a rule; the first that matches applies.
-      old_pieces: for BY_PIECE, pairs of a pattern of paths and an int array [V]: each new piece's
-        id in the old vocabulary, -1 where it has none.
-
-    Raises:
-      ValueError: a pattern is not a regular expression.
+    `rules` are pairs of a pattern of paths and a Rule or its name. For BY_PIECE, `old_pieces` are
+    pairs of such a pattern and each new piece's id in the old vocabulary, or -1: int [V].
     """
 
     source: str
-    rules: tuple[tuple[str, Rule], ...]
+    rules: tuple[tuple[str, str], ...]
     old_pieces: tuple[tuple[str, np.ndarray], ...] = ()
 
     def __post_init__(self) -> None:
-        for pattern, _ in self.rules:
+        for given in self.rules:
             try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"Warm start: {pattern!r} is not a pattern: {error}.") from error
+                pattern, rule = given
+                re.compile(pattern), Rule(rule)
+            except (TypeError, ValueError, re.error) as error:
+                raise ValueError(
+                    f"Warm start: expected (pattern, rule), got {given!r}; rules are "
+                    f"{', '.join(Rule)} ({error})."
+                ) from error
 
     def apply(self, state: NestedMap, state_spec: NestedMap) -> NestedMap:
-        """Returns the state with arrays from the source, and prints a line for each array.
+        """Returns the initialized state with arrays from the source; prints a line for each array.
 
-        Holds one array at a time in host memory, and deletes each of `state` that it replaces.
-
-        Args:
-          state: JAX arrays, as initialized; all processes must call it.
-          state_spec: their TensorSpecs.
-
-        Raises:
-          FileNotFoundError: there is no such .safetensors file.
-          ValueError: as `arrays` and `first_value`.
+        Holds one array at a time in host memory, and deletes each of `state`, JAX arrays, that it
+        replaces. All processes must call it. Raises as `arrays` and `first_value`.
         """
         old, leaves = self.arrays(), []
         for (path, leaf), spec in zip(state.FlattenItems(), state_spec.Flatten(), strict=True):
@@ -88,42 +85,33 @@ class WarmStart:
     def arrays(self) -> Mapping[str, Any]:
         """Returns the source's arrays by path; np.asarray reads one from disk.
 
-        Raises:
-          FileNotFoundError: there is no such .safetensors file.
-          ValueError: there is no checkpoint, or it is damaged.
+        Raises as `read_file`, and ValueError if there is no checkpoint or it is damaged.
         """
         if self.source.endswith(".safetensors"):
-            return weights_file.read(self.source)
-        if checkpoints.exist(self.source):
-            with Checkpoints(self.source) as saved:
-                step = saved.latest()
-                if step is not None:
-                    return saved.arrays(step)
+            return read_file(self.source)
+        with Checkpoints(self.source) as saved:
+            step = saved.latest()
+            if step is not None:
+                return saved.arrays(step)
         raise ValueError(f"{self.source}: there is no checkpoint to start from.")
 
     def rule_of(self, path: str) -> Rule:
         """Returns the rule for the array at `path`."""
-        return _first_match(self.rules, path) or Rule.NEW
+        return Rule(_first_match(self.rules, path) or Rule.NEW)
 
     def first_value(
         self, path: str, dims: str, old: Mapping[str, Any], new: jax.Array
     ) -> tuple[Any, str]:
-        """Returns one array's first value, and a line that describes it.
+        """Returns the first value of the array at `path`, and a line that describes it.
 
-        Args:
-          path: its path in the state.
-          dims: its dims' letters.
-          old: the old run's arrays, by path.
-          new: its value without a warm start; returned itself under rule NEW.
-
-        Raises:
-          ValueError: the old run lacks the array, or its shape or dtype does not suit the rule.
+        `old` are the old run's arrays, and `new` is the value without a warm start, which itself is
+        returned under rule NEW. Raises ValueError if the old array is missing or does not suit.
         """
         rule = self.rule_of(path)
         if rule is Rule.NEW:
             return new, f"{path}: new, {_shape(new)}"
         if path not in old:
-            raise ValueError(f"{self.source}: has no {path}, which rule {rule.name} needs.")
+            raise ValueError(f"{self.source}: has no {path}, which rule {rule} needs.")
         before = old[path]
         mismatch = f"{self.source}: {path} is {_shape(before)}, this model's {_shape(new)}"
         if before.dtype != new.dtype or len(before.shape) != new.ndim:
@@ -131,9 +119,9 @@ class WarmStart:
         if rule is Rule.BY_PIECE:
             return self._by_piece(path, dims, before, new, mismatch)
         if rule is Rule.COPY_EXPERTS:
-            if any(n % b for n, b in zip(new.shape, before.shape, strict=True)):
+            copies, rest = np.divmod(new.shape, before.shape)
+            if rest.any():
                 raise ValueError(f"{mismatch}; rule COPY_EXPERTS needs a multiple of each dim.")
-            copies = [n // b for n, b in zip(new.shape, before.shape, strict=True)]
             line = f"{path}: {_shape(before)} copied to {_shape(new)}"
             return np.tile(np.asarray(before), copies), line
         if before.shape != new.shape:
@@ -164,13 +152,47 @@ def old_ids(old_pieces: Sequence[str], new_pieces: Sequence[str]) -> np.ndarray:
     return np.array([ids.get(piece, -1) for piece in new_pieces], np.int64)
 
 
+def write_file(path: str | pathlib.Path, weights: Mapping[str, Any], step: int) -> None:
+    """Writes the weights after `step` steps, one at a time; see safetensors_file.write."""
+    safetensors_file.write(path, weights, {"format": _FORMAT, "step": str(step)})
+
+
+def read_file(path: str | pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns the arrays that `write_file` wrote, mapped from the file.
+
+    Raises FileNotFoundError if there is no such file, and ValueError if it is not a safetensors
+    file, is cut short, was written by another program, or an array is not what was written.
+    """
+    if not pathlib.Path(path).is_file():
+        raise FileNotFoundError(f"{path}: there is no such file.")
+    found = safetensors_file.read(path)
+    weights, file_format = found.arrays, found.metadata.get("format")
+    if file_format != _FORMAT:
+        raise ValueError(
+            f"{path}: another program's file: its format is {file_format!r}, not {_FORMAT!r}; it "
+            f"holds {', '.join(sorted(weights)[:3]) or 'nothing'}, ..."
+        )
+    digests = json.loads(found.metadata.get("sha256", "{}"))
+    for name in sorted(digests.keys() | weights.keys()):
+        if name not in weights or digests.get(name) != safetensors_file.sha256(weights[name]):
+            raise ValueError(f"{path}: damaged: {name} is not what was written.")
+    return weights
+
+
+def summary(weights: Mapping[str, Any]) -> str:
+    """Returns a line for each array, sorted by name, and one with the totals."""
+    rows = [(name, _shape(array)) for name, array in sorted(weights.items())]
+    total = sum(math.prod(array.shape) for array in weights.values())
+    return "\n".join([table.text(rows), f"{len(weights)} tensors, {total:,} weights"])
+
+
 def _replaced(leaf: jax.Array, value: np.ndarray) -> jax.Array:
     placed = jax.make_array_from_callback(value.shape, leaf.sharding, lambda index: value[index])
     leaf.delete()
     return placed
 
 
-def _first_match(patterns: Sequence[tuple[str, object]], path: str):
+def _first_match(patterns: Sequence[tuple[str, Any]], path: str) -> Any:
     return next((found for pattern, found in patterns if re.fullmatch(pattern, path)), None)
 
 

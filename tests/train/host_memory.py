@@ -74,7 +74,7 @@ def main(folder):
     estimator.export_weights(file, "step")  # What is compiled and loaded once does not count.
     found["export"] = _extra_bytes(lambda: estimator.export_weights(file))
     for source in (run, file):
-        state = estimator.restore()
+        state = estimator.restore().state
         start = WarmStart(source, ((r"theta\..*", Rule.SAME),))
         found[source] = _extra_bytes(lambda start=start, state=state: start.apply(state, spec))
     print(json.dumps({**found, "run": found.pop(run), "file": found.pop(file)}), flush=True)

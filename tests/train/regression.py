@@ -13,7 +13,7 @@ from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.train.config import train_params
 from lingvo_gshard.train.estimator import TPUEstimator
-from lingvo_gshard.train.feed import WHOLE
+from lingvo_gshard.train.loop import WHOLE
 
 B, H, V = 12, 8, 3
 

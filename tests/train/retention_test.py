@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from lingvo_gshard.train import retention
-from lingvo_gshard.train.retention import Best, BestBy, Better, Retention
+from lingvo_gshard.train import checkpoints
+from lingvo_gshard.train.checkpoints import Best, Retention
 
 _HOUR = 3600.0
 
@@ -43,41 +43,32 @@ def test_a_clock_that_jumps_deletes_nothing_new_and_keeping_goes_on():
     assert sorted(held) == [1, 9, 13, 21, 29, 37, 40]
 
 
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [({"keep_max": 0}, "keep_max must be 1"), ({"keep_every_n_hours": 0}, "must be more than 0")],
-)
-def test_numbers_that_keep_nothing_are_refused(numbers, message):
-    with pytest.raises(ValueError, match=message):
-        Retention(**numbers)
-
-
-@pytest.mark.parametrize(("better", "want"), [(Better.LOWER, 4), (Better.HIGHER, 2)])
-def test_the_best_is_noted(tmp_path, better, want):
-    assert retention.read_best(tmp_path) is None
+@pytest.mark.parametrize(("higher", "want"), [(False, 4), (True, 2)])
+def test_the_best_is_noted(tmp_path, higher, want):
+    assert checkpoints.read_best(tmp_path) is None
     for step, value in ((1, 3.0), (2, 5.0), (3, 3.0), (4, 1.0), (5, 2.0)):
-        retention.note_best(tmp_path, BestBy("nll", better), step, {"nll": value, "step": step})
-    assert retention.read_best(tmp_path).step == want
+        checkpoints.note_best(tmp_path, step, {"nll": value, "step": step}, "nll", higher)
+    assert checkpoints.read_best(tmp_path).step == want
 
 
 def test_another_metric_starts_anew_and_an_unknown_one_is_refused(tmp_path):
-    retention.note_best(tmp_path, BestBy("nll"), 1, {"nll": 3.0})
-    retention.note_best(tmp_path, BestBy("error"), 2, {"error": 9.0})
-    assert retention.read_best(tmp_path) == Best(2, "error", 9.0)
+    checkpoints.note_best(tmp_path, 1, {"nll": 3.0}, "nll")
+    checkpoints.note_best(tmp_path, 2, {"error": 9.0}, "error")
+    assert checkpoints.read_best(tmp_path) == Best(2, "error", 9.0)
     with pytest.raises(ValueError, match="best by 'bleu': the metrics are error, nll"):
-        retention.note_best(tmp_path, BestBy("bleu"), 3, {"nll": 3.0, "error": 1.0})
+        checkpoints.note_best(tmp_path, 3, {"nll": 3.0, "error": 1.0}, "bleu")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"step": 3}', "\x00"])
 def test_a_note_that_cannot_be_read_counts_as_absent(tmp_path, content):
     (tmp_path / "best.json").write_text(content)
-    assert retention.read_best(tmp_path) is None
-    retention.note_best(tmp_path, BestBy("nll"), 3, {"nll": 1.0})
-    assert retention.read_best(tmp_path).step == 3
+    assert checkpoints.read_best(tmp_path) is None
+    checkpoints.note_best(tmp_path, 3, {"nll": 1.0}, "nll")
+    assert checkpoints.read_best(tmp_path).step == 3
 
 
-@pytest.mark.parametrize("better", Better)
-def test_what_is_no_number_is_never_the_best(tmp_path, better):
+@pytest.mark.parametrize("higher", [False, True])
+def test_what_is_no_number_is_never_the_best(tmp_path, higher):
     for step, value in ((1, math.nan), (2, 3.0), (3, math.nan)):
-        retention.note_best(tmp_path, BestBy("nll", better), step, {"nll": value})
-    assert retention.read_best(tmp_path) == Best(2, "nll", 3.0)
+        checkpoints.note_best(tmp_path, step, {"nll": value}, "nll", higher)
+    assert checkpoints.read_best(tmp_path) == Best(2, "nll", 3.0)

@@ -7,10 +7,8 @@ import subprocess
 import sys
 import time
 
-from lingvo_gshard.train.estimator import EvalSpec
-from lingvo_gshard.train.hooks import TrainHook
-from lingvo_gshard.train.stopping import StopOnSignal
-from lingvo_gshard.train.train_and_evaluate import train_and_evaluate
+from lingvo_gshard.train.estimator import EvalSpec, train_and_evaluate
+from lingvo_gshard.train.hooks import StopOnSignal, TrainHook
 from tests.train import regression
 
 
@@ -85,7 +83,7 @@ def test_after_an_evaluation_in_which_it_was_asked_to_stop_no_step_is_done(tmp_p
 
 _TWICE = """
 import hashlib, os, signal, sys, threading, time
-from lingvo_gshard.train.stopping import StopOnSignal
+from lingvo_gshard.train.hooks import StopOnSignal
 
 def sends():
     os.kill(os.getpid(), signal.SIGTERM)

@@ -6,14 +6,13 @@ import time
 
 import pytest
 
+from lingvo_gshard.train import checkpoints
 from lingvo_gshard.train.checkpoints import Checkpoints
-from lingvo_gshard.train.estimator import EvalSpec
+from lingvo_gshard.train.estimator import EvalSpec, evaluate_continuously, train_and_evaluate
 from lingvo_gshard.train.hooks import TrainHook
-from lingvo_gshard.train.retention import BestBy
-from lingvo_gshard.train.train_and_evaluate import evaluate_continuously, train_and_evaluate
 from tests.train import regression
 
-_DEV = EvalSpec(lambda p: regression.Batches(num_batches=2), name="dev", best_by=BestBy("error"))
+_DEV = EvalSpec(lambda p: regression.Batches(num_batches=2), name="dev", best_by="error")
 
 
 def _evaluated(folder):
@@ -36,8 +35,8 @@ def test_the_best_checkpoint_is_kept(tmp_path):
     errors = _evaluated(tmp_path)
     assert sorted(errors) == [2, 4, 6, 8, 10, 12] and last["error"] == errors[12]
     best = min(errors, key=errors.get)
+    assert checkpoints.read_best(tmp_path / "checkpoints").step == best
     with Checkpoints(tmp_path) as saved:
-        assert saved.best().step == best
         assert saved.steps() == sorted({best, 12})
 
 
@@ -80,7 +79,7 @@ def test_an_evaluator_passes_over_a_damaged_checkpoint(tmp_path, caplog):
     (tmp_path / "checkpoints/4/about/metadata").write_text("{}")
     assert evaluate_continuously(_estimator(tmp_path), _DEV, until_step=4) is None
     assert not (tmp_path / "eval_metrics.jsonl").exists()
-    assert "checkpoints/4: the checkpoint is damaged: about/metadata was changed" in caplog.text
+    assert "checkpoints/4: the checkpoint is damaged: " in caplog.text
 
 
 def test_an_evaluators_own_mistake_is_raised(tmp_path):

@@ -9,9 +9,8 @@ import pytest
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.train import feed
-from lingvo_gshard.train.feed import WHOLE, Share
-from lingvo_gshard.train.loop import group_sizes
+from lingvo_gshard.train import loop
+from lingvo_gshard.train.loop import WHOLE, Share, group_sizes
 
 
 class _Numbers:
@@ -51,7 +50,7 @@ class _Program:
 
 
 def test_groups_are_stacked_in_order_with_their_states():
-    groups = list(feed.groups(_Numbers(7), iter([3, 3, 3, 3]), _Program))
+    groups = list(loop.groups(_Numbers(7), iter([3, 3, 3, 3]), _Program))
     assert [group.batches.x[:, 0].tolist() for group in groups] == [[1, 2, 3], [4, 5, 6], [7]]
     assert [group.input_state["given"] for group in groups] == [3, 6, 7]
     assert [group.num_steps for group in groups] == [3, 3, 1]
@@ -60,13 +59,13 @@ def test_groups_are_stacked_in_order_with_their_states():
 
 def test_it_reads_no_more_batches_than_the_sizes_add_up_to():
     source = _Numbers(100)
-    assert len(list(feed.groups(source, iter([2, 3]), _Program))) == 2
+    assert len(list(loop.groups(source, iter([2, 3]), _Program))) == 2
     assert source.given == 5
 
 
 def test_closing_ends_the_thread_which_reads_at_most_two_groups_ahead():
     source = _Numbers(10**9)
-    with contextlib.closing(feed.groups(source, iter(lambda: 2, None), _Program)) as groups:
+    with contextlib.closing(loop.groups(source, iter(lambda: 2, None), _Program)) as groups:
         for _ in zip(range(3), groups, strict=False):
             pass
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("feed")]
@@ -78,7 +77,7 @@ def test_an_error_of_placing_is_raised_to_the_caller():
         raise ValueError("no room")
 
     with pytest.raises(ValueError, match="no room"):
-        list(feed.groups(_Numbers(5), iter([1]), program))
+        list(loop.groups(_Numbers(5), iter([1]), program))
 
 
 @pytest.mark.parametrize(
@@ -97,12 +96,11 @@ def test_an_error_of_placing_is_raised_to_the_caller():
     ],
 )
 def test_the_share_of_each_process(held, want):
-    size = 1 + max(max(part) for part in held.values())
-    assert [feed.share_of(held, process, size) for process in held] == want
+    assert [loop.share_of(held, process) for process in held] == want
 
 
 def test_one_process_reads_all_rows():
-    assert feed.own_share(Partitioning.from_dict(Mesh.flat(4), {"B": "d"})) == WHOLE
+    assert loop.own_share(Partitioning.from_dict(Mesh.flat(4), {"B": "d"})) == WHOLE
 
 
 def test_the_rows_of_all_processes_count_along_their_dim_alone():
@@ -110,6 +108,6 @@ def test_the_rows_of_all_processes_count_along_their_dim_alone():
     input_specs = NestedMap(
         bias=TensorSpec((2, 3), "float32", "VM"), x=TensorSpec((9, 9), "int32", "BL")
     )
-    got = feed.batch_spec_of(batch, input_specs, Share(1, 4))
+    got = loop.batch_spec_of(batch, input_specs, Share(1, 4))
     assert got.bias == TensorSpec((2, 3), "float32", "VM")
     assert got.x == TensorSpec((8, 5), "int32", "BL")

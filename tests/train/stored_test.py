@@ -7,7 +7,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.train import digests
+from lingvo_gshard.train.stored import fingerprint
 
 _E, _M, _H = 8, 4, 6
 _SPEC = NestedMap(
@@ -30,7 +30,8 @@ def _fingerprints(arrays, mesh_shape=(1, 1)):
         jax.device_put(a, NamedSharding(mesh, PartitionSpec(*(axes.get(d) for d in s.dims))))
         for a, s in zip(arrays.Flatten(), _SPEC.Flatten(), strict=True)
     ]
-    return digests.fingerprints(arrays.Pack(placed), _SPEC)
+    pairs = zip(placed, _SPEC.FlattenItems(), strict=True)
+    return {path: fingerprint(array, spec.dims) for array, (path, spec) in pairs}
 
 
 def test_one_for_each_expert_whatever_the_mesh():

@@ -1,0 +1,191 @@
+"""One checkpoint's folder: what it holds, read back and checked.
+
+about/metadata holds the fingerprints of the arrays that were saved, which the devices compute again
+for those that are read. A fingerprint is the sum, modulo 2**32, of a hash of each element's bits
+and position in an expert. Sums of parts add up to the sum of the whole, so every partitioning gives
+the same one. It detects elements that were changed, moved or lost; it does not detect forgery.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+import math
+import pathlib
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.spmd import specs
+from lingvo_gshard.spmd.executable import ONE_AT_A_TIME
+
+_SEEDS = (0x9E3779B9, 0x7F4A7C15)  # Two independent sums make 64 bits.
+# TensorStore's status codes for files that are not what was written; others tell of the machine.
+_DAMAGE = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "INVALID_ARGUMENT", "FAILED_PRECONDITION")
+_ABANDONED_READ = ("Encountered error while reading array index", "Event loop is closed")
+
+
+class DamagedCheckpointError(ValueError):
+    """A checkpoint is not what was written."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """A complete checkpoint of any model: its arrays, and their fingerprints for each expert."""
+
+    path: pathlib.Path
+    specs: dict[str, TensorSpec]
+    fingerprints: dict[str, list[str]]
+    input_state: dict[str, Any]
+
+    @classmethod
+    def open(cls, path: pathlib.Path) -> Self:
+        """Reads the description. Raises DamagedCheckpointError, as all methods do."""
+        with _read_errors(path):
+            about = json.loads((path / "about/metadata").read_bytes())
+            input_state = json.loads((path / "input_state/metadata").read_bytes())
+            written = about.pop("digest", None)  # Earlier versions wrote none.
+            if "arrays" not in about or written not in (None, digest(about, input_state)):
+                raise ValueError("about/metadata or input_state/metadata was changed")
+            arrays = {name: specs.from_json(text) for name, text in about["arrays"].items()}
+            return cls(path, arrays, about["fingerprints"], input_state)
+
+    def read(self, shardings: Mapping[str, NamedSharding]) -> dict[str, jax.Array]:
+        """Reads the named arrays, each at the sharding that is given for it; see `check`."""
+        wanted = {name: specs.abstract_array(self.specs[name], s) for name, s in shardings.items()}
+        restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
+        args = ocp.args.PyTreeRestore(wanted, restore_args=restore_args, partial_restore=True)
+        with _read_errors(self.path):
+            arrays = ocp.PyTreeCheckpointHandler().restore(self.path / "state", args=args)
+            for name in wanted:
+                if not isinstance(arrays[name], jax.Array):
+                    raise ValueError(f"state/ holds no {name}")
+            return jax.block_until_ready({name: arrays[name] for name in wanted})
+
+    def check(self, arrays: Mapping[str, jax.Array]) -> None:
+        """Compares fingerprints; an error names the array and the experts that differ."""
+        for name, array in arrays.items():
+            found = fingerprint(array, self.specs[name].dims)
+            pairs = enumerate(zip(self.fingerprints[name], found, strict=True))
+            differing = [expert for expert, (before, after) in pairs if before != after]
+            if differing:
+                raise damaged(self.path, f"{name} is not what was saved, in experts {differing}")
+
+    def check_specs(self, state_spec: NestedMap) -> None:
+        """Raises ValueError, which names the array, unless it holds exactly those of the state."""
+        wanted = dict(state_spec.FlattenItems())
+        for name in sorted(self.specs.keys() | wanted.keys()):
+            there, here = _text(self.specs.get(name)), _text(wanted.get(name))
+            if here != there:
+                raise ValueError(
+                    f"{self.path}: {name} is {there} in the checkpoint, {here} in the model."
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredArray:
+    """One array of a checkpoint, read from disk and checked whenever np.asarray is called on it."""
+
+    stored: Stored
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        here = NamedSharding(Mesh(jax.local_devices()[:1], ("here",)), PartitionSpec())
+        arrays = self.stored.read({self.name: here})
+        self.stored.check(arrays)
+        return np.asarray(arrays[self.name], dtype)
+
+
+def damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:
+    """Returns the error for the checkpoint at `path`."""
+    return DamagedCheckpointError(f"{path}: the checkpoint is damaged: {reason.rstrip('.')}.")
+
+
+def digest(*parts: Any) -> str:
+    """Returns the SHA-256 of JSON-able values."""
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error, without TensorStore's specs."""
+    line = str(error).strip().partition("\n")[0].partition(" [tensorstore_spec")[0]
+    return line or repr(error)
+
+
+def fingerprint(array: Any, dims: str) -> list[str]:
+    """Returns 16 hexadecimal digits for each expert of a JAX array; without dim E it counts as one.
+
+    All processes that hold parts of it must call it.
+    """
+    with ONE_AT_A_TIME:
+        sums = np.asarray(_program(dims, array.sharding.mesh)(array))
+    return [f"{high:08x}{low:08x}" for high, low in sums.tolist()]
+
+
+@functools.cache
+def _program(dims: str, mesh: Mesh):
+    """Compiled once for each shape and sharding, which many arrays of a model share."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return jax.jit(functools.partial(_sums, dims=dims), out_shardings=everywhere)
+
+
+def _sums(x: jax.Array, dims: str) -> jax.Array:
+    """Returns uint32 [E, 2]."""
+    by_expert = jnp.moveaxis(x, dims.index("E"), 0) if "E" in dims else x[None]
+    unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
+    bits = jax.lax.bitcast_convert_type(by_expert, unsigned).astype(jnp.uint32)
+    position = jnp.zeros(by_expert.shape, jnp.uint32)  # Row-major within the expert.
+    for axis in range(1, by_expert.ndim):
+        stride = math.prod(by_expert.shape[axis + 1 :]) % 2**32
+        index = jax.lax.broadcasted_iota(jnp.uint32, by_expert.shape, axis)
+        position += index * jnp.uint32(stride)
+    hashes = [_mixed(bits ^ _mixed(position + jnp.uint32(seed))) for seed in _SEEDS]
+    rest = tuple(range(1, by_expert.ndim))
+    return jnp.stack([jnp.sum(h, rest, dtype=jnp.uint32) for h in hashes], axis=1)
+
+
+def _mixed(x: jax.Array) -> jax.Array:
+    """MurmurHash3's finalizer: a bijection of 32 bits in which every bit depends on all."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+@contextlib.contextmanager
+def _read_errors(path: pathlib.Path) -> Iterator[None]:
+    """Raises DamagedCheckpointError for the errors of a file that is cut, changed or missing."""
+    try:
+        yield
+    except Exception as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        code = re.match("([A-Z_]+): ", str(cause))
+        if code and code[1] not in _DAMAGE:
+            raise
+        if isinstance(cause, OSError | MemoryError) and not isinstance(cause, FileNotFoundError):
+            raise
+        sys.unraisablehook = _print_unraisable
+        raise damaged(path, first_line(cause)) from error
+
+
+def _print_unraisable(unraisable: Any) -> None:
+    """Prints all but the errors of Orbax's reads that were pending when another one failed."""
+    if not str(unraisable.exc_value).startswith(_ABANDONED_READ):
+        sys.__unraisablehook__(unraisable)
+
+
+def _text(spec: TensorSpec | None) -> str:
+    return "absent" if spec is None else f"{spec.dtype}{list(spec.shape)}"
