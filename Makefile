@@ -11,7 +11,7 @@ DEMO_VOCABULARIES := $(if $(CORPUS),,--source_vocab_size=8000 --target_vocab_siz
 DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$(DEMO)/data \
 	--logdir=$(DEMO)/run --num_partitions=4 --set=decode.max_sentences=100
 
-.PHONY: setup setup-tpu setup-chromium demo test test-slow bazel-test wheel-test check bench clean-demo
+.PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-slow bazel-test wheel-test check bench clean-demo
 # The tests that bazel-test runs: one of each kind.
 BAZEL_TESTS := //tests:core/hyperparams_test //tests:sharding/mesh_test //tests:layers/gating_test \
 	//tests:params/experiments_test //tests:layering_test //tests:tools/disturbed_run_test
@@ -24,6 +24,14 @@ setup: .venv/ready
 # Needed only to compile for TPU topologies.
 setup-tpu: setup
 	$(PY) -m pip install --quiet -r requirements-tpu.txt -c constraints.txt
+
+# Needed to compute on NVIDIA GPUs, by the CUDA version of their driver.
+setup-cuda12 setup-cuda13: setup-%: setup
+	$(PY) -m pip install --quiet -r requirements-$*.txt -c constraints.txt
+
+# Needed only to compile for GPU topologies without a GPU.
+setup-plan-gpu: setup
+	$(PY) -m pip install --quiet -r requirements-plan-gpu.txt -c constraints.txt
 
 # The tests of the server's page run in Chromium.
 setup-chromium:

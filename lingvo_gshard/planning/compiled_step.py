@@ -2,7 +2,7 @@
 
 The roofline (section 5.2) is the time of the step if some resource were always at its peak. All
 times are seconds of one core in one step. An instruction takes the longer of its compute and its
-memory time; collectives take their time on the torus; nothing overlaps.
+memory time; collectives take their time on the network; nothing overlaps.
 """
 
 import collections
@@ -16,7 +16,7 @@ from lingvo_gshard.hlo.collectives import COLLECTIVES, Collective, gathered_byte
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.planning.categories import Category, category, source
-from lingvo_gshard.planning.hardware import Generation, Torus
+from lingvo_gshard.planning.hardware import Generation, Network
 from lingvo_gshard.planning.plan import CollectiveSum, StepCost, Times
 from lingvo_gshard.spmd.topology import TopologyExecutable
 
@@ -44,16 +44,17 @@ def read(compiled: TopologyExecutable) -> CompiledStep:
     return CompiledStep(compiled.report(), hlo_cost.costs(module), gathered_bytes(module))
 
 
-def cost(step: CompiledStep, torus: Torus, model_flops_per_core: float) -> StepCost:
-    """The cost of a step whose partitions lie on `torus`."""
+def cost(step: CompiledStep, network: Network, model_flops_per_core: float) -> StepCost:
+    """The cost of a step whose partitions lie on `network`."""
     report = step.report
-    by_category = times_by_category(step.costs, report.collective_ops, torus)
+    xla_secs = report.optimal_secs  # 0 for GPUs.
+    by_category = times_by_category(step.costs, report.collective_ops, network)
     products: dict[str, float] = dict.fromkeys(Category, 0.0)
     for each in step.costs:
         products[category(each.op_name)] += each.times * each.flops
     network_secs: dict[str, float] = collections.defaultdict(float)
     for op in report.collective_ops:
-        network_secs[op.kind] += _times(op) * torus.collective_secs(op)
+        network_secs[op.kind] += _times(op) * network.collective_secs(op)
     return StepCost(
         collectives=_sums(report.collective_ops),
         flops_per_core=products,
@@ -61,23 +62,23 @@ def cost(step: CompiledStep, torus: Torus, model_flops_per_core: float) -> StepC
         roofline_secs=sum(by_category.values(), Times()),
         roofline_secs_by_category=by_category,
         network_secs_by_kind=dict(network_secs),
-        xla_optimal_secs=report.optimal_secs * loop_factor(step.costs, torus.generation),
-        xla_optimal_secs_once=report.optimal_secs,
+        xla_optimal_secs=xla_secs and xla_secs * loop_factor(step.costs, network.generation),
+        xla_optimal_secs_once=xla_secs,
         instructions=report.num_instructions,
     )
 
 
 def times_by_category(
-    costs: Iterable[Cost], ops: Iterable[Collective], torus: Torus
+    costs: Iterable[Cost], ops: Iterable[Collective], network: Network
 ) -> dict[str, Times]:
     """The roofline of each category that has instructions."""
     found: dict[str, Times] = collections.defaultdict(Times)
-    rates = torus.generation.peak_flops, torus.generation.memory_bytes_per_sec
+    rates = network.generation.peak_flops, network.generation.memory_bytes_per_sec
     for cost in costs:
         if cost.opcode.removesuffix("-start") not in COLLECTIVES:
             found[category(cost.op_name)] += _local_times(cost, *rates)
     for op in ops:
-        secs = _times(op) * torus.collective_secs(op)
+        secs = _times(op) * network.collective_secs(op)
         found[category(op.op_name)] += Times(network=secs, step=secs)
     return dict(found)
 

@@ -1,25 +1,34 @@
-"""Published figures of TPU generations, and a model of collectives on their tori (section 5.3).
+"""Published figures of TPUs and GPUs, and models of collectives on their networks (section 5.3).
 
-A link joins two neighbouring chips; its rate is that of one direction. The cores of a chip share
-its links.
+A TPU's link joins two neighbouring chips, and the cores of a chip share its links. A GPU's NVLink
+joins it to all GPUs of its host, and a network adapter of its own joins it to other hosts. Rates
+of links are those of one direction.
 """
 
+from __future__ import annotations
+
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
 from lingvo_gshard.hlo.collectives import Collective, Groups
+from lingvo_gshard.spmd import topology
+from lingvo_gshard.spmd.gpus import GPUS
 
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """The figures of one core, which is what the compiler sees as a device.
+    """The figures of one core or GPU, which is what the compiler sees as a device.
 
     Attributes:
       peak_flops: bfloat16 operations per second.
-      capacity_gib: the memory that the compiler leaves to a program, by its own account.
+      capacity_gib: the memory that a program may use, by the TPU compiler's own account; of a GPU,
+        the share that environment.py leaves to XLA.
+      link_bytes_per_sec: of a TPU's link, or of a GPU's whole NVLink.
       xla_peak_flops, xla_memory_bytes_per_sec: the rates in XLA's own cost model, measured with
-        the optimal_seconds of programs of one instruction.
+        the optimal_seconds of programs of one instruction; 0 for GPUs, which have none.
+      network_bytes_per_sec: of a GPU's network adapter.
     """
 
     cores_per_chip: int
@@ -27,8 +36,9 @@ class Generation:
     memory_bytes_per_sec: float
     capacity_gib: float
     link_bytes_per_sec: float
-    xla_peak_flops: float
-    xla_memory_bytes_per_sec: float
+    xla_peak_flops: float = 0.0
+    xla_memory_bytes_per_sec: float = 0.0
+    network_bytes_per_sec: float = 0.0
 
 
 _GIB = 2.0**30
@@ -36,12 +46,33 @@ _GIB = 2.0**30
 # at https://cloud.google.com/tpu/docs/GENERATION; those of v3's and v4's links at
 # https://doi.org/10.1145/3360307 and https://arxiv.org/abs/2304.01433. The pages of v5e and v5p
 # give the rate of a chip's 4 or 6 links in both directions.
+_GPU_MEMORY_SHARE = 0.92
+# bfloat16 flops without sparsity, NVLink and network adapter, as NVIDIA publishes them: the data
+# sheets of A100, H100, H200 and of DGX B200 and GB200 NVL72. Adapters are those of the DGX systems:
+# 200 Gbit/s for each A100, 400 Gbit/s for each of the others. Memory is that of spmd/gpus.py.
+_GPU_RATES = {
+    "a100": (312e12, 300e9, 25e9),
+    "h100": (989e12, 450e9, 50e9),
+    "h200": (989e12, 450e9, 50e9),
+    "b200": (2250e12, 900e9, 50e9),
+    "gb200": (2500e12, 900e9, 50e9),
+}
+
+
+def _gpu(name: str, peak_flops: float, nvlink: float, adapter: float) -> Generation:
+    gpu = GPUS[name]
+    capacity_gib = _GPU_MEMORY_SHARE * gpu.memory_bytes / _GIB
+    bandwidth = float(gpu.memory_bytes_per_sec)
+    return Generation(1, peak_flops, bandwidth, capacity_gib, nvlink, network_bytes_per_sec=adapter)
+
+
 GENERATIONS = {
     # 656 Gbit/s a link; its page has 340 TB/s for all-reduces of 1024 chips.
     "v3": Generation(2, 123e12 / 2, 900e9 / 2, 15.48, 656e9 / 8, 61.4e12, 400 * _GIB),
     "v4": Generation(2, 275e12 / 2, 1200e9 / 2, 15.25, 50e9, 137e12, 457.5 * _GIB),
     "v5e": Generation(1, 197e12, 819e9, 15.75, 400e9 / 4 / 2, 197e12, 687 * _GIB),
     "v5p": Generation(1, 459e12, 2765e9, 95.74, 1200e9 / 6 / 2, 394e12, 2189 * _GIB),
+    **{name: _gpu(name, *rates) for name, rates in _GPU_RATES.items()},
 }
 
 
@@ -54,6 +85,63 @@ def generation(topology: str) -> Generation:
             f"{', '.join(GENERATIONS)}."
         )
     return GENERATIONS[name]
+
+
+def network(name: str, places: Sequence[tuple[int, ...]]) -> Network:
+    """The network of a topology whose partitions are at `places` (topology.places)."""
+    if topology.is_gpu(name):
+        return Hosts(generation(name), tuple(host for host, _ in places))
+    sizes = tuple(max(coordinates) + 1 for coordinates in zip(*places, strict=True))
+    return Torus(generation(name), sizes, tuple(places))
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """GPUs in hosts; `hosts` are the numbers of the partitions' hosts.
+
+    Within a host every GPU exchanges with all others at NVLink's rate; between hosts each uses its
+    own adapter. Both are used at once and no switch is a bottleneck, which is the best case.
+    """
+
+    generation: Generation
+    hosts: tuple[int, ...]
+
+    def collective_secs(self, collective: Collective) -> float:
+        """The time of one run of a collective: that of the busier of NVLink and adapter.
+
+        With m of a group's g members in a host, and n hosts: AllToAll sends (m - 1) / g of each
+        partition's bytes by NVLink and (g - m) / g by the adapter. AllGather receives (m - 1) / m
+        of the bytes by NVLink, and (n - 1) / n / m by the adapter, as each GPU of a host fetches a
+        part; ReduceScatter is the same, and AllReduce both. CollectivePermute uses the adapter if
+        any pair lies in two hosts. Raises ValueError for other kinds.
+        """
+        size, count = collective.result_bytes, collective.group_size
+        if collective.kind == "collective-permute":
+            crosses = any(self.hosts[a] != self.hosts[b] for a, b in collective.groups)
+            return self._secs(0, size) if crosses else self._secs(size, 0)
+        inside, num_hosts = self._spread(collective.groups)
+        rings = size * (inside - 1) / inside, size * (num_hosts - 1) / num_hosts / inside
+        match collective.kind:
+            case "all-to-all" | "ragged-all-to-all":
+                return self._secs(size * (inside - 1) / count, size * (count - inside) / count)
+            case "all-gather" | "collective-broadcast":
+                return self._secs(*rings)
+            case "all-reduce":
+                return 2 * self._secs(*rings)
+            case "reduce-scatter":  # Its result is one part of what is reduced.
+                return count * self._secs(*rings)
+        raise ValueError(f"no model of the time of a {collective.kind}.")
+
+    def _secs(self, nvlink_bytes: float, adapter_bytes: float) -> float:
+        rates = self.generation
+        return max(
+            nvlink_bytes / rates.link_bytes_per_sec, adapter_bytes / rates.network_bytes_per_sec
+        )
+
+    def _spread(self, groups: Groups) -> tuple[float, int]:
+        """The mean number of a group's members in one of its hosts, and the number of these."""
+        num_hosts = len({self.hosts[i] for i in groups[0]})
+        return len(groups[0]) / num_hosts, num_hosts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +217,9 @@ class Torus:
         places = np.array(self.places)
         distances = _distance(places[pairs[:, 0]], places[pairs[:, 1]], np.array(self.sizes))
         return int(distances.sum(axis=1).max())
+
+
+Network = Torus | Hosts
 
 
 def _mean_distance(positions: np.ndarray, size: int) -> float:

@@ -23,7 +23,6 @@ from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import compiled_step, hardware, memory, plan, report
 from lingvo_gshard.planning.compiled_step import CompiledStep
-from lingvo_gshard.planning.hardware import Torus
 from lingvo_gshard.planning.memory import GIB, Buffer, Memory, Refusal
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.sharding.layout import Partitioning
@@ -101,7 +100,7 @@ def make(request: Request) -> Plan:
     """
     params, p, parts = request.params, request.params.input, request.partitioning
     check(params, parts)
-    places = topology.chip_places(request.topology)
+    places = topology.places(request.topology)
     generation = hardware.generation(request.topology)
     model = TranslationModel(params, parts)
     started = time.monotonic()
@@ -113,8 +112,8 @@ def make(request: Request) -> Plan:
     cost, suspicious = None, tuple[str, ...]()
     if isinstance(outcome, CompiledStep):
         needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
-        torus = _torus(generation, places, parts)
-        cost = compiled_step.cost(outcome, torus, needed / parts.num_partitions)
+        network = hardware.network(request.topology, [places[i] for i in parts.mesh.devices])
+        cost = compiled_step.cost(outcome, network, needed / parts.num_partitions)
         suspicious = compiled_step.suspicious(outcome, params)
     memory_gib, largest_buffers = _memory(model, generation.capacity_gib, outcome)
     return Plan(
@@ -208,14 +207,6 @@ def _compile(exported: program.Program, name: str) -> topology.TopologyExecutabl
         return topology.compile_program(exported, name)
     except topology.OutOfMemoryError as error:
         return memory.parse_refusal(error.details)
-
-
-def _torus(
-    generation: hardware.Generation, places: Sequence[tuple[int, ...]], parts: Partitioning
-) -> Torus:
-    """The torus of the chips at `places`, with partitions where the mesh puts them."""
-    sizes = tuple(max(coordinates) + 1 for coordinates in zip(*places, strict=True))
-    return Torus(generation, sizes, tuple(places[i] for i in parts.mesh.devices))
 
 
 def _memory(

@@ -1,6 +1,8 @@
-"""Compiles a Program for a named TPU topology without a TPU, to be read and not run.
+"""Compiles a Program for a named topology with no such device at hand, to be read and not run.
 
-The compiler is XLA's own, from the optional package libtpu (`make setup-tpu`).
+A TPU's topology counts chips: `v3:32x32`. One of GPUs counts the hosts and the GPUs of each, which
+NVLink joins: `h100:32x8`; a rack of GB200 counts as one host. The compilers are XLA's own, from
+optional packages: libtpu (`make setup-tpu`), and JAX's CUDA plugin (`make setup-plan-gpu`).
 """
 
 import importlib.util
@@ -12,13 +14,18 @@ import jax
 from jax.experimental import topologies
 
 from lingvo_gshard.spmd import executable, specs
+from lingvo_gshard.spmd.gpus import GPUS
 from lingvo_gshard.spmd.program import Program
 
-# X, Y and Z count chips. A chip has two devices in generations 2 to 4, and one in the others.
-_SIZES = {"v2": "XxY", "v3": "XxY", "v4": "XxYxZ", "v5e": "XxY", "v5p": "XxYxZ", "v6e": "XxY"}
+# X, Y and Z count chips. A chip of v2 to v4 and of tpu7x has two devices, of the others one.
+_TPUS = {
+    **dict.fromkeys(("v2", "v3", "v5e", "v6e"), "XxY"),
+    **dict.fromkeys(("v4", "v5p", "tpu7x"), "XxYxZ"),
+}
+_SIZES = {**_TPUS, **dict.fromkeys(GPUS, "HOSTSxGPUS")}
 _KNOWN = (
-    f"known are {', '.join(f'{generation}:{sizes}' for generation, sizes in _SIZES.items())}; "
-    "v3:2x2 is 8 cores, v3:32x32 the 2048 of the paper."
+    f"known are {', '.join(f'{kind}:{sizes}' for kind, sizes in _SIZES.items())}; v3:2x2 is 8 "
+    "cores, v3:32x32 the 2048 of the paper, h100:16x8 128 GPUs."
 )
 
 
@@ -46,32 +53,48 @@ class TopologyExecutable(executable.Executable):
         )
 
 
-def is_installed() -> bool:
-    """Whether the TPU compiler is installed."""
-    return importlib.util.find_spec("libtpu") is not None
+def is_gpu(name: str) -> bool:
+    """Whether a topology is one of GPUs."""
+    return name.partition(":")[0] in GPUS
+
+
+def is_installed(name: str = "v3") -> bool:
+    """Whether the compiler for a topology is installed."""
+    if not is_gpu(name):
+        return importlib.util.find_spec("libtpu") is not None
+    return any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
 
 
 def devices(name: str) -> list[Any]:
     """The devices of a topology in its own order, such as the 128 cores of `v3:8x8`.
 
-    Raises ValueError if libtpu is not installed or does not know the topology.
+    Raises ValueError if the topology is unknown, or the compiler for it is not installed.
     """
     form = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
     if form is None or _SIZES.get(form[1], "").count("x") != form[2].count("x"):
         raise ValueError(f"topology {name!r} is unknown; {_KNOWN}")
-    if not is_installed():
+    if not is_installed(name):
+        kind, target = ("GPU", "setup-plan-gpu") if is_gpu(name) else ("TPU", "setup-tpu")
         raise ValueError(
-            f"topology {name}: the TPU compiler is not installed; `make setup-tpu` installs libtpu."
+            f"topology {name}: the {kind} compiler is not installed; `make {target}` installs it."
+        )
+    try:
+        return list(_description(*form.groups()).devices)
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise ValueError(f"topology {name}: {reason}; {_KNOWN}") from error
+
+
+def _description(kind: str, sizes: str) -> Any:
+    if kind in GPUS:  # JAX counts slices, too: groups of hosts with a network of their own.
+        return topologies.get_topology_desc(
+            platform="cuda", target_config=GPUS[kind].target_config(), topology=f"1x{sizes}"
         )
     # Otherwise libtpu spends minutes asking the cloud's metadata server about this machine.
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     # Otherwise only one process at a time may load libtpu, to guard devices, of which we use none.
     os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
-    try:
-        return list(topologies.get_topology_desc(topology_name=name, platform="tpu").devices)
-    except jax.errors.JaxRuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise ValueError(f"topology {name}: {reason}; {_KNOWN}") from error
+    return topologies.get_topology_desc(topology_name=f"{kind}:{sizes}", platform="tpu")
 
 
 def v3(num_cores: int) -> str:
@@ -85,10 +108,17 @@ def v3(num_cores: int) -> str:
     return f"v3:{2 ** ((exponent - 1) // 2)}x{2 ** (exponent // 2)}"
 
 
-def chip_places(name: str) -> tuple[tuple[int, ...], ...]:
-    """Each device's coordinates of its chip on the torus; ValueError as for `devices`."""
+def places(name: str) -> tuple[tuple[int, ...], ...]:
+    """Where each device is: its chip's coordinates on the torus, or (host, GPU of the host).
+
+    Raises ValueError as `devices`.
+    """
+    found = devices(name)
+    if is_gpu(name):
+        gpus_per_host = int(name.rpartition("x")[2])
+        return tuple(divmod(i, gpus_per_host) for i in range(len(found)))
     rank = len(name.split("x"))
-    return tuple(tuple(device.coords[:rank]) for device in devices(name))
+    return tuple(tuple(device.coords[:rank]) for device in found)
 
 
 def compile_program(program: Program, name: str) -> TopologyExecutable:

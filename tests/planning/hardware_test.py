@@ -116,7 +116,7 @@ def test_the_compilers_own_rates_and_capacity(name, cores):
     if importlib.util.find_spec("libtpu") is None:
         pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
     generation = hardware.generation(name)
-    assert len(topology.chip_places(name)) == cores
+    assert len(topology.places(name)) == cores
     parts = Partitioning(Mesh.flat(cores), ())
     # Smaller operands partly fit in on-chip memory and are copied there first.
     square = TensorSpec((8192, 8192), "float32", "__")

@@ -56,7 +56,7 @@ def _request(**changes):
     return dataclasses.replace(Request("toy.MoE8E4L", (), _params(), "v3:2x2", parts), **changes)
 
 
-_COMPILE_PROGRAM, _CHIP_PLACES = topology.compile_program, topology.chip_places
+_COMPILE_PROGRAM, _PLACES_OF = topology.compile_program, topology.places
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def cpu():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(topology, "compile_program", compile_here)
-        patch.setattr(topology, "chip_places", lambda name: _PLACES)
+        patch.setattr(topology, "places", lambda name: _PLACES)
         yield compiled
 
 
@@ -79,7 +79,7 @@ def cpu():
 def tpu(monkeypatch):
     """Restores the TPU compiler, which `cpu` replaces for the whole module."""
     monkeypatch.setattr(topology, "compile_program", _COMPILE_PROGRAM)
-    monkeypatch.setattr(topology, "chip_places", _CHIP_PLACES)
+    monkeypatch.setattr(topology, "places", _PLACES_OF)
 
 
 @pytest.fixture(scope="module")
