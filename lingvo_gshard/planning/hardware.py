@@ -44,8 +44,8 @@ class Generation:
 _GIB = 2.0**30
 # By the prefix of a topology's name, in the order of the fields. The rates of a chip are published
 # at https://cloud.google.com/tpu/docs/GENERATION; those of v3's and v4's links at
-# https://doi.org/10.1145/3360307 and https://arxiv.org/abs/2304.01433. The pages of v5e and v5p
-# give the rate of a chip's 4 or 6 links in both directions.
+# https://doi.org/10.1145/3360307 and https://arxiv.org/abs/2304.01433. The pages of v5e,
+# v5p, v6e and tpu7x give the rate of a chip's 4 or 6 links in both directions.
 _GPU_MEMORY_SHARE = 0.92
 # bfloat16 flops without sparsity, NVLink and network adapter, as NVIDIA publishes them: the data
 # sheets of A100, H100, H200 and of DGX B200 and GB200 NVL72. Adapters are those of the DGX systems:
@@ -72,6 +72,8 @@ GENERATIONS = {
     "v4": Generation(2, 275e12 / 2, 1200e9 / 2, 15.25, 50e9, 137e12, 457.5 * _GIB),
     "v5e": Generation(1, 197e12, 819e9, 15.75, 400e9 / 4 / 2, 197e12, 687 * _GIB),
     "v5p": Generation(1, 459e12, 2765e9, 95.74, 1200e9 / 6 / 2, 394e12, 2189 * _GIB),
+    "v6e": Generation(1, 918e12, 1638e9, 31.25, 800e9 / 4 / 2, 918e12, 1525.5 * _GIB),
+    "tpu7x": Generation(2, 2307e12 / 2, 7380e9 / 2, 94.75, 1200e9 / 6 / 2, 996e12, 3432.9 * _GIB),
     **{name: _gpu(name, *rates) for name, rates in _GPU_RATES.items()},
 }
 

@@ -109,6 +109,8 @@ def make(request: Request) -> Plan:
     compiled = _compile(exported, request.topology)
     compile_secs, compile_cpu_secs = time.monotonic() - lowered, time.process_time() - lowered_cpu
     outcome = compiled if isinstance(compiled, Refusal) else compiled_step.read(compiled)
+    if isinstance(outcome, CompiledStep):
+        outcome = _unless_too_large(outcome, generation.capacity_gib)
     cost, suspicious = None, tuple[str, ...]()
     if isinstance(outcome, CompiledStep):
         needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
@@ -207,6 +209,14 @@ def _compile(exported: program.Program, name: str) -> topology.TopologyExecutabl
         return topology.compile_program(exported, name)
     except topology.OutOfMemoryError as error:
         return memory.parse_refusal(error.details)
+
+
+def _unless_too_large(step: CompiledStep, capacity_gib: float) -> CompiledStep | Refusal:
+    """Refuses a step in the compiler's place: that of GPUs accepts programs of any size."""
+    peak = step.report.peak_bytes / GIB
+    if peak <= capacity_gib:
+        return step
+    return Refusal(peak, False, memory.largest(step.costs, _NUM_BUFFERS))
 
 
 def _memory(

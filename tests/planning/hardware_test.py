@@ -7,13 +7,13 @@ import pytest
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.planning import hardware
-from lingvo_gshard.planning.hardware import GENERATIONS, Torus
+from lingvo_gshard.planning.hardware import GENERATIONS, Hosts, Torus
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 
-_V3 = GENERATIONS["v3"]
+_V3, _H100 = GENERATIONS["v3"], GENERATIONS["h100"]
 _LINK = 82e9
 _SIZE = 2**20
 
@@ -31,16 +31,23 @@ def _secs(torus, kind, groups=None):
 
 
 def test_the_generations_are_those_of_the_topologies():
-    assert set(GENERATIONS) == {"v3", "v4", "v5e", "v5p"}
+    tpus, gpus = (
+        {"v3", "v4", "v5e", "v5p", "v6e", "tpu7x"},
+        {"a100", "h100", "h200", "b200", "gb200"},
+    )
+    assert set(GENERATIONS) == tpus | gpus
     assert hardware.generation("v3:32x32") is _V3
     assert _V3.peak_flops * 2 == 123e12 and _V3.link_bytes_per_sec == _LINK
-    with pytest.raises(ValueError, match="v6e:2x2: no published figures .* 'v6e', only for v3, "):
-        hardware.generation("v6e:2x2")
+    with pytest.raises(ValueError, match="v2:2x2: no published figures .* 'v2', only for v3, "):
+        hardware.generation("v2:2x2")
 
 
 @pytest.mark.parametrize(
     ("name", "all_reduce_bytes_per_sec", "chips", "links"),
-    [("v3", 340e12, 1024, 4), ("v4", 1.1e15, 4096, 6), ("v5e", 51.2e12, 256, 4)],
+    [
+        *[("v3", 340e12, 1024, 4), ("v4", 1.1e15, 4096, 6)],
+        *[("v5e", 51.2e12, 256, 4), ("v6e", 102.4e12, 256, 4)],
+    ],
 )
 def test_links_agree_with_the_published_all_reduce_bandwidth_of_a_pod(
     name, all_reduce_bytes_per_sec, chips, links
@@ -107,9 +114,57 @@ def test_an_unknown_collective_is_refused():
         _secs(_torus(2, 2), "telegram")
 
 
+def _hosts(hosts, gpus):
+    return Hosts(_H100, tuple(host for host in range(hosts) for _ in range(gpus)))
+
+
+def _gpu_secs(network, kind, groups=None):
+    groups = groups or (tuple(range(len(network.hosts))),)
+    return network.collective_secs(Collective(kind, _SIZE, groups, times=1))
+
+
+def test_within_a_host_nvlink_decides():
+    host, nvlink = _hosts(1, 8), 450e9
+    assert _gpu_secs(host, "all-to-all") == pytest.approx(_SIZE * 7 / 8 / nvlink)
+    assert _gpu_secs(host, "all-gather") == pytest.approx(_SIZE * 7 / 8 / nvlink)
+    assert _gpu_secs(host, "all-reduce") == pytest.approx(2 * _SIZE * 7 / 8 / nvlink)
+    assert _gpu_secs(host, "reduce-scatter") == pytest.approx(_SIZE * 7 / nvlink)
+    assert _gpu_secs(host, "collective-permute", ((0, 1), (1, 0))) == _SIZE / nvlink
+
+
+def test_between_hosts_the_adapters_decide():
+    cluster, adapter = _hosts(4, 8), 50e9
+    # Of each GPU's 32 parts 24 go to other hosts, and all 8 GPUs of a host fetch an eighth each.
+    assert _gpu_secs(cluster, "all-to-all") == pytest.approx(_SIZE * 24 / 32 / adapter)
+    # 7/8 of the bytes by NVLink take longer than 3/4 of an eighth by the adapter, barely.
+    assert _gpu_secs(cluster, "all-gather") == pytest.approx(_SIZE * 7 / 8 / 450e9)
+    assert _gpu_secs(_hosts(64, 8), "all-gather") == pytest.approx(_SIZE * 63 / 64 / 8 / adapter)
+    assert _gpu_secs(cluster, "collective-permute", ((0, 1), (7, 8))) == _SIZE / adapter
+
+
+def test_groups_across_hosts_and_within_them():
+    cluster = _hosts(2, 4)
+    across = tuple((i, i + 4) for i in range(4))
+    assert _gpu_secs(cluster, "all-reduce", across) == pytest.approx(_SIZE / 50e9)
+    within = ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert _gpu_secs(cluster, "all-reduce", within) == pytest.approx(2 * _SIZE * 3 / 4 / 450e9)
+    with pytest.raises(ValueError, match="no model of the time of a telegram"):
+        _gpu_secs(cluster, "telegram")
+
+
+def test_the_network_is_that_of_the_topology():
+    network = hardware.network("h100:2x2", [(0, 0), (0, 1), (1, 0), (1, 1)])
+    assert network == Hosts(_H100, (0, 0, 1, 1))
+    assert _H100.capacity_gib == pytest.approx(0.92 * 79.1, 1e-3)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "cores"), [("v3:2x2", 8), ("v4:2x2x1", 8), ("v5e:2x2", 4), ("v5p:2x2x1", 4)]
+    ("name", "cores"),
+    [
+        *[("v3:2x2", 8), ("v4:2x2x1", 8), ("v5e:2x2", 4)],
+        *[("v5p:2x2x1", 4), ("v6e:2x2", 4), ("tpu7x:2x2x1", 8)],
+    ],
 )
 def test_the_compilers_own_rates_and_capacity(name, cores):
     """The rates in XLA's optimal_seconds, and the memory that it leaves to a program."""

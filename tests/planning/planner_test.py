@@ -254,7 +254,7 @@ def test_a_program_that_is_too_large_gives_a_plan_that_does_not_fit(
 
 def test_partitions_lie_where_the_mesh_puts_them():
     parts = Partitioning(Mesh(("d",), (8,), (7, 6, 5, 4, 3, 2, 0, 1)), ())
-    torus = planner._torus(hardware.generation("v3:2x2"), _PLACES, parts)
+    torus = hardware.network("v3:2x2", [_PLACES[i] for i in parts.mesh.devices])
     assert torus.sizes == (2, 2)
     assert torus.places[:2] == (_PLACES[7], _PLACES[6]) and torus.places[6] == _PLACES[0]
 
