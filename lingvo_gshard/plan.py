@@ -1,12 +1,14 @@
-"""Plans: what a training step would need and cost on a TPU topology that nobody has at hand.
+"""Plans: what a training step would need and cost on TPUs or GPUs that nobody has at hand.
 
 python -m lingvo_gshard.plan --model=m4.MoE2048E36L --topology=v3:32x32 --out=PLAN
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARCH --search
+python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
 python -m lingvo_gshard.plan --table=operators
 python -m lingvo_gshard.plan --table=compile
 python -m lingvo_gshard.plan --table=layers
 python -m lingvo_gshard.plan --table=scaling --out=FAMILY
+python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHINES
 """
 
 import os
@@ -17,10 +19,12 @@ from absl import flags
 
 from lingvo_gshard import cli
 
-_TABLES = ("operators", "compile", "layers", "scaling")
+_TABLES = ("operators", "compile", "layers", "scaling", "machines")
 
 _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as m4.MoE2048E36L.")
-_TOPOLOGY = flags.DEFINE_string("topology", None, "Such as v3:32x32, which is 2048 cores.")
+_TOPOLOGY = flags.DEFINE_string(
+    "topology", None, "Such as v3:32x32, which is 2048 cores, or h100:32x8, 32 hosts of 8 GPUs."
+)
 _OUT = flags.DEFINE_string("out", None, "The folder for plan.json, report.md and the pictures.")
 _BATCH_TOKENS = flags.DEFINE_integer(
     "batch_tokens", None, "Target tokens of a batch; the experiment's by default."
@@ -28,10 +32,15 @@ _BATCH_TOKENS = flags.DEFINE_integer(
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
 _SEARCH = flags.DEFINE_bool("search", False, "Whether to try partitionings and rank them.")
 _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, side by side.")
-_TABLE = flags.DEFINE_enum("table", None, _TABLES, "Tables of the paper, made here.")
+_TABLE = flags.DEFINE_enum(
+    "table", None, _TABLES, "Tables of the paper, made here; or --model on several machines."
+)
+_NUM_DEVICES = flags.DEFINE_integer(
+    "num_devices", 128, "The devices of each machine of --table=machines, a power of two.", 8
+)
 
 # The virtual devices that Table 4's operators are compiled for.
-_NUM_DEVICES = 8
+_OWN_DEVICES = 8
 
 
 def main(argv: list[str]) -> None:
@@ -43,11 +52,15 @@ def main(argv: list[str]) -> None:
 
 def _check_flags() -> None:
     """Refuses flags that do not go together, before anything slow is imported."""
-    if (_MODEL.value is not None) + bool(_COMPARE.value) + (_TABLE.value is not None) != 1:
+    machines = _TABLE.value == "machines"
+    given = [_MODEL.value is not None and not machines, bool(_COMPARE.value), bool(_TABLE.value)]
+    if sum(given) != 1:
         raise ValueError("give one of --model, --compare and --table; see --help.")
     if _COMPARE.value and len(_COMPARE.value) < 2:
         raise ValueError(f"--compare={_COMPARE.value[0]}: two or more plans are expected.")
-    needed = [_TOPOLOGY, _OUT] if _MODEL.value is not None else []
+    if _NUM_DEVICES.value & (_NUM_DEVICES.value - 1):
+        raise ValueError(f"--num_devices={_NUM_DEVICES.value}: expected a power of two.")
+    needed = [_MODEL, _OUT] if machines else [_TOPOLOGY, _OUT] if given[0] else []
     needed += [_OUT] if _TABLE.value == "scaling" else []
     for flag in needed:
         if flag.value is None:
@@ -59,6 +72,7 @@ def _texts() -> Iterable[str]:
     # These load TensorFlow and JAX, which read the environment that cli.run prepares.
     from lingvo_gshard.planning import (
         compilation,
+        machines,
         operators,
         plan,
         planner,
@@ -79,6 +93,8 @@ def _texts() -> Iterable[str]:
             return [compilation.table(compilation.by_layers())]
         case "scaling":
             return scaling.lines(_SET.value, _BATCH_TOKENS.value, pathlib.Path(out))
+        case "machines":
+            return machines.lines(model, _SET.value, _NUM_DEVICES.value, pathlib.Path(out))
     request = planner.request(model, topology, _SET.value, _BATCH_TOKENS.value)
     lines = search.search_lines if _SEARCH.value else search.plan_lines
     return lines(request, pathlib.Path(out))
@@ -88,7 +104,7 @@ def run() -> None:
     """The console entry."""
     # The time of a compilation is part of a plan.
     os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
-    cli.run("plan", main, lambda: _NUM_DEVICES)
+    cli.run("plan", main, lambda: _OWN_DEVICES)
 
 
 if __name__ == "__main__":
