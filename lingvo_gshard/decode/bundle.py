@@ -43,6 +43,7 @@ _RUNTIME = (
     "core/json_records.py",
     "core/nested_map.py",
     "core/safetensors_file.py",
+    "core/table.py",
     "hlo/*.py",
     "sharding/mesh.py",
     "sharding/layout.py",
