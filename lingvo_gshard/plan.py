@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from absl import flags
 
 from lingvo_gshard import cli
+from lingvo_gshard.spmd import environment
 
 _TABLES = ("operators", "compile", "layers", "scaling", "machines")
 
@@ -69,17 +70,18 @@ def _check_flags() -> None:
 
 def _texts() -> Iterable[str]:
     """The parts that the flags ask for, each as soon as it is known."""
-    # These load TensorFlow and JAX, which read the environment that cli.run prepares.
-    from lingvo_gshard.planning import (
-        compilation,
-        machines,
-        operators,
-        plan,
-        planner,
-        report,
-        scaling,
-        search,
-    )
+    with environment.quiet_stderr():
+        # These load TensorFlow and JAX, which read the environment that cli.run prepares.
+        from lingvo_gshard.planning import (
+            compilation,
+            machines,
+            operators,
+            plan,
+            planner,
+            report,
+            scaling,
+            search,
+        )
 
     if _COMPARE.value:
         return [report.comparison([plan.load(pathlib.Path(each)) for each in _COMPARE.value])]

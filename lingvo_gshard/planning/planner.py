@@ -27,13 +27,13 @@ from lingvo_gshard.planning.memory import GIB, Buffer, Memory, Refusal
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import names_of
-from lingvo_gshard.spmd import lowering, program, topology
+from lingvo_gshard.spmd import environment, lowering, program, topology
 from lingvo_gshard.train import steps
 
 _NUM_BUFFERS = 8
 _FINGERPRINT = "fingerprint"
 # The packages whose versions decide what a program compiles to.
-_PACKAGES = ("jax", "libtpu", "tensorflow")
+_PACKAGES = ("jax", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "libtpu", "tensorflow")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,7 +155,10 @@ def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> 
 def _in_own_process(request: Request) -> Plan:
     context = multiprocessing.get_context("spawn")
     start = child_process.end_with_parent
-    with concurrent.futures.ProcessPoolExecutor(1, context, start) as pool:
+    with (
+        environment.quiet_stderr(),
+        concurrent.futures.ProcessPoolExecutor(1, context, start) as pool,
+    ):
         try:
             return pool.submit(make, request).result()
         except BrokenProcessPool as error:

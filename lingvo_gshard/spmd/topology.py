@@ -28,6 +28,17 @@ _KNOWN = (
     "cores, v3:32x32 the 2048 of the paper, h100:16x8 128 GPUs."
 )
 
+# What libtpu reads when it is loaded. Without the first, it spends minutes asking the cloud's
+# metadata server about this machine, and without the second and third it complains that it knows
+# neither its kind nor its workers, of which compiling needs none. With the last, several processes
+# may load it; it guards devices, and we use none.
+_LIBTPU = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v3-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
 
 class OutOfMemoryError(ValueError):
     """A program needs more memory than a device has.
@@ -90,10 +101,8 @@ def _description(kind: str, sizes: str) -> Any:
         return topologies.get_topology_desc(
             platform="cuda", target_config=GPUS[kind].target_config(), topology=f"1x{sizes}"
         )
-    # Otherwise libtpu spends minutes asking the cloud's metadata server about this machine.
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
-    # Otherwise only one process at a time may load libtpu, to guard devices, of which we use none.
-    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+    for variable, value in _LIBTPU.items():
+        os.environ.setdefault(variable, value)
     return topologies.get_topology_desc(topology_name=f"{kind}:{sizes}", platform="tpu")
 
 

@@ -1,0 +1,47 @@
+"""Plans for GPUs, by XLA's own compiler for them."""
+
+import pathlib
+
+import pytest
+
+from lingvo_gshard.planning import planner
+from lingvo_gshard.spmd import topology
+
+_VOCABULARIES = ("task.source_vocab_size=8000", "task.target_vocab_size=2000")
+
+
+@pytest.fixture(autouse=True)
+def _has_a_compiler():
+    if not topology.is_installed("h100"):
+        pytest.skip("the GPU compiler is not installed; `make setup-plan-gpu` installs it")
+
+
+def _collectives(plan):
+    found = {}
+    for each in plan.cost.collectives:
+        found[each.kind] = found.get(each.kind, 0) + each.count
+    return found
+
+
+@pytest.mark.slow
+def test_a_toy_on_one_host_exchanges_its_tokens_alone(tmp_path):
+    settings = (*_VOCABULARIES, "input.batch_size=64")
+    request = planner.request("toy.MoE8E4L", "h100:1x8", settings, None)
+    plan = planner.planned(request, pathlib.Path(tmp_path))
+    assert plan.fits and plan.cores == 8
+    # Two layers with experts: there and back, forward and backward.
+    assert _collectives(plan)["all-to-all"] == 8
+    assert "all-gather" not in _collectives(plan) and not plan.suspicious
+    assert plan.cost.flops_per_core["experts"] > 0 and plan.cost.flops_per_core["dense"] > 0
+    needed = plan.cost.model_flops_per_core
+    assert needed <= sum(plan.cost.flops_per_core.values()) <= 1.5 * needed
+
+
+@pytest.mark.slow
+def test_12_billion_weights_on_128_gpus(tmp_path):
+    request = planner.request("m4.MoE128E12L", "h100:16x8", (), None)
+    plan = planner.planned(request, pathlib.Path(tmp_path))
+    assert plan.fits and plan.memory_gib.peak < 20 and not plan.suspicious
+    assert _collectives(plan)["all-to-all"] == 8 * 3  # In loops over three pairs of layers.
+    # Most of the exchange is between hosts, so that the adapters, not NVLink, decide.
+    assert plan.cost.roofline_secs.network > 0
