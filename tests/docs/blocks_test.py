@@ -12,7 +12,7 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 @pytest.mark.parametrize(
     ("document", "printed"),
     [
-        ("tutorial.md", r"squared error [\d.]+ -> [\d.]+"),
+        pytest.param("tutorial.md", r"squared error [\d.]+ -> [\d.]+", marks=pytest.mark.slow),
         ("extending.md", r"num_experts : 16"),
         ("estimator.md", r"step 500, accuracy 0\.9"),
     ],

@@ -82,6 +82,7 @@ def step_of():
     return functools.cache(_Step)
 
 
+@pytest.mark.slow
 def test_rematerialized_loop_equals_unrolled(step_of):
     """Compares loss, gradient norms, routing, weights and slots; random draws are equal, too."""
     got, want = step_of(_LOOP, 1)(_start()), step_of(_PLAIN, 1)(_start())

@@ -86,6 +86,7 @@ def runs_on_two(tmp_path_factory):
     return at_once, resumed, stopped
 
 
+@pytest.mark.slow
 def test_resumed_run_equals_uninterrupted_run(runs_on_two):
     at_once, resumed, _ = runs_on_two
     got, want = _state(resumed, 4), _state(at_once, 4)
@@ -100,6 +101,7 @@ def test_training_changes_every_weight(runs_on_two):
         assert (np.asarray(a) != np.asarray(b)).any(), path
 
 
+@pytest.mark.slow
 def test_checkpoint_resumes_on_other_number_of_devices(runs_on_two):
     at_once, _, stopped = runs_on_two
     estimator = run.make_estimator(_params(), str(stopped), 4)

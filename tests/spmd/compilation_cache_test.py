@@ -91,6 +91,7 @@ def test_a_layer_that_is_traced_anew_is_not_compiled_anew(tmp_path):
     assert "cache_misses" not in second
 
 
+@pytest.mark.slow
 def test_off_and_elsewhere(files, tmp_path):
     variable = "LINGVO_GSHARD_COMPILATION_CACHE"
     off = _run(files, HOME=str(tmp_path / "home"), **{variable: "off"})
