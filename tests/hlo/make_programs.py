@@ -3,9 +3,9 @@
     python -m tests.hlo.make_programs tpu
     python -m tests.hlo.make_programs gpu
 
-The first needs libtpu (`make setup-tpu`); the second jax-cuda12-plugin and jax-cuda12-pjrt in JAX's
-version, and nvidia-cuda-nvcc-cu12. A program is kept without what no test reads: layouts, source
-files, literals of arrays, and the backend configs of all but loops.
+The first needs libtpu (`make setup-tpu`), the second JAX's CUDA plugin (`make setup-plan-gpu`). A
+program is kept without what no test reads: layouts, source files, literals of arrays, and the
+backend configs of all but loops.
 """
 
 from __future__ import annotations
@@ -23,33 +23,19 @@ environment.prepare(1)
 # They load TensorFlow and JAX, which read the environment then.
 # ruff: noqa: E402
 import tensorflow as tf
-from jax.experimental import topologies
 from tensorflow.compiler.xla.service import hlo_pb2
 
+from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
+from lingvo_gshard.model import placement
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, program, specs, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-from lingvo_gshard.train import run, steps
+from lingvo_gshard.train import steps
 from tests.hlo import programs
-
-# An xla.gpu.GpuTargetConfigProto.
-_H100 = """
-gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152
-  shared_memory_per_core: 233472 threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128
-  block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
-  memory_bandwidth: 3352320000000 l2_cache_size: 52428800 clock_rate_ghz: 1.98
-  device_memory_size: 84929347584 shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 } registers_per_core_limit: 65536
-  registers_per_block_limit: 65536
-}
-platform_name: "CUDA" dnn_version_info { major: 9 minor: 7 } runtime_version { major: 12 minor: 8 }
-device_description_str: "NVIDIA H100 80GB HBM3"
-"""
 
 _KEPT = (
     *("name", "opcode", "shape", "metadata", "literal", "id", "operand_ids", "parameter_number"),
@@ -66,13 +52,13 @@ def main(platform: str) -> None:
         _write("tpu_step", training_step(8), topology.devices("v3:2x2"))
         _write("tpu_split", split_weights(64), topology.devices("v3:4x8"))
     else:
-        _write("gpu_step", training_step(8), _gpus("1x1x8"))
+        _write("gpu_step", training_step(8), topology.devices("h100:1x8"))
 
 
 def training_step(num_partitions: int) -> program.Program:
     """A step of a small mixture of experts whose layers are loops."""
-    params = run.overridden_params(programs.MODEL, programs.SETTINGS)
-    parts = run.partitioning_over(params, num_partitions)
+    params = registry.get_params(programs.MODEL, programs.SETTINGS)
+    parts = placement.partitioning(params, num_partitions)
     model, p = TranslationModel(params, parts), params.input
     batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
     step = steps.train_step(model.model_fn, params)
@@ -138,16 +124,6 @@ def _clear_layouts(shape: Any) -> None:
     shape.ClearField("layout")
     for each in shape.tuple_shapes:
         _clear_layouts(each)
-
-
-def _gpus(name: str) -> list[Any]:
-    import nvidia.cuda_nvcc  # Not installed where only the TPU's programs are made.
-
-    (nvcc,) = nvidia.cuda_nvcc.__path__
-    os.environ["XLA_FLAGS"] += f" --xla_gpu_cuda_data_dir={nvcc}"
-    os.environ["PATH"] = f"{nvcc}/bin:{os.environ['PATH']}"
-    found = topologies.get_topology_desc(platform="cuda", target_config=_H100, topology=name)
-    return list(found.devices)
 
 
 def _write(name: str, exported: program.Program, devices: list[Any]) -> None:
