@@ -69,7 +69,7 @@ def run_through(
         return
     if work_dir.exists():
         logging.info("%s: continuing where an earlier run stopped", out_dir)
-    run = partial(runs.run_tasks, work_dir / "results", num_workers)
+    run = partial(runs.run_tasks, work_dir / "tasks", num_workers)
     steps = _Steps(found, out_dir, work_dir, config, run)
     for step in Step:
         getattr(steps, step)  # Runs it, as each step is a cached property.

@@ -174,7 +174,7 @@ def _start(function, *args) -> multiprocessing.Process:
 @pytest.mark.slow
 def test_killed_in_every_step_it_ends_with_the_same_bytes(built, tmp_path):
     folder, _ = built
-    results = tmp_path / "data" / ".unfinished" / "results"
+    results = tmp_path / "data" / ".unfinished" / "tasks"
     build = (pipeline.build, folder / "text", tmp_path / "data", _CONFIG, 2)
     # As soon as a step has a result, its other tasks are under way.
     for step in ("survey", "clean", "select", "draw", "vocab", "records", "text"):
