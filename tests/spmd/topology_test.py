@@ -14,7 +14,7 @@ from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
 
-_ABSENT = "topology v3:2x2: the TPU compiler is not installed; `make setup-tpu` installs libtpu"
+_ABSENT = "topology v3:2x2: the TPU compiler is not installed; `make setup-tpu` installs it"
 _HAS_LIBTPU = importlib.util.find_spec("libtpu") is not None
 _EIGHT = functions.partitioning(8)
 
@@ -29,7 +29,7 @@ def test_a_missing_compiler_is_an_error(monkeypatch):
 
 
 def test_an_unknown_name_lists_the_known_ones():
-    known = "known are v2:XxY, v3:XxY, v4:XxYxZ, .* v6e:XxY; v3:2x2"
+    known = "known are v2:XxY, v3:XxY, .* v4:XxYxZ, .* h100:HOSTSxGPUS, .*; v3:2x2"
     for name in ("", "v3", "v3:8", "v3:0x2", "v3:2x2x2", "v4:4x4", "v1:2x2", "3:2"):
         with pytest.raises(ValueError, match=f"topology '{name}' is unknown; {known}"):
             topology.devices(name)
