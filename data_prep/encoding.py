@@ -137,6 +137,7 @@ def tokenize(
     """Yields each batch, in order, and the tokens of its two sides; threads work ahead."""
     # Only the processes that tokenize load TensorFlow.
     tf = cli.load("tensorflow")
+    tf.config.set_visible_devices([], "GPU")  # Their memory is the training's.
     source_tokenizer, target_tokenizer = _tokenizer(source_model), _tokenizer(target_model)
     ahead: collections.deque[list[tsv.Pair]] = collections.deque()
 

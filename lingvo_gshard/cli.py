@@ -4,6 +4,7 @@ TensorFlow and JAX read the environment while they are imported. So a binary def
 calls `run`, and names in `load` the modules that do its work.
 """
 
+import dataclasses
 import importlib
 import os
 import re
@@ -16,7 +17,47 @@ from absl import app, flags, logging
 
 from lingvo_gshard.spmd import environment
 
+_PLATFORMS = ("auto", "cpu", "cuda", "tpu")
 _MISSING = re.compile(r"flag --(\w+)=None: Flag --\w+ must have a value other than None.")
+
+
+@dataclasses.dataclass(frozen=True)
+class DeviceFlags:
+    """The flags of a binary that computes: on which devices, and on how many of them."""
+
+    platform: flags.FlagHolder[str]
+    num_partitions: flags.FlagHolder[int | None]
+
+    def start(self, model: str) -> tuple[int, str]:
+        """Starts JAX; returns the number of partitions and a description of the devices.
+
+        Raises ValueError as devices.start and devices.check_model, or if there are too few.
+        """
+        devices = load("lingvo_gshard.spmd.devices")
+        count, described = devices.start()
+        devices.check_model(model, self.platform.value)
+        partitions = self.num_partitions.value or count
+        if partitions > count:
+            raise ValueError(f"--num_partitions={partitions}: there are only {described}.")
+        return partitions, described
+
+
+def device_flags() -> DeviceFlags:
+    """Defines --platform and --num_partitions."""
+    return DeviceFlags(
+        flags.DEFINE_enum(
+            "platform",
+            "auto",
+            _PLATFORMS,
+            "What to compute on; auto: accelerators if there are any, else virtual CPU devices.",
+        ),
+        flags.DEFINE_integer(
+            "num_partitions",
+            None,
+            "Devices to split the model over: by default all accelerators, or one CPU device.",
+            lower_bound=1,
+        ),
+    )
 
 
 def run(
@@ -24,20 +65,22 @@ def run(
     main: Callable[[list[str]], None],
     num_devices: Callable[[], int | None] = lambda: None,
 ) -> None:
-    """Parses the flags, prepares `num_devices()` virtual CPU devices, and runs `main`.
+    """Parses the flags, prepares the devices, and runs `main`.
 
-    A user's mistake (ValueError), a failure of the machine (OSError) and a loss that is not finite
-    end the process with one line and exit status 1; --verbosity=1 shows the traceback. If the
-    reader of standard output goes away or the user presses Ctrl-C, the exit status is the one that
-    a shell gives to SIGPIPE or SIGINT.
+    `num_devices()` is the number of devices if they are virtual ones of the CPU; None if the binary
+    needs no devices. A user's mistake (ValueError), a failure of the machine (OSError) and a loss
+    that is not finite end the process with one line and exit status 1; --verbosity=1 shows the
+    traceback. If the reader of standard output goes away or the user presses Ctrl-C, the exit
+    status is the one that a shell gives to SIGPIPE or SIGINT.
     """
 
     def guarded(argv: list[str]) -> None:
         try:
             if len(argv) > 1:
                 raise ValueError(f"unexpected arguments {argv[1:]}; see --help.")
+            environment.prepare()  # Flags may need JAX to be understood.
             devices = num_devices()
-            environment.prepare(None if devices is None else max(1, devices))
+            environment.prepare(devices, None if devices is None else _platform())
             if not logging.level_debug():
                 logging.set_verbosity(logging.WARNING)  # Hides the libraries' news.
             main(argv)
@@ -60,6 +103,12 @@ def load(module: str) -> Any:
     """Imports a module by name, without the greetings that TensorFlow and XLA print."""
     with environment.quiet_stderr():
         return importlib.import_module(module)
+
+
+def _platform() -> str | None:
+    """The platform of --platform; that of JAX_PLATFORMS or `cpu` for None."""
+    asked = flags.FLAGS.find_module_defining_flag("platform") and flags.FLAGS.platform
+    return load("lingvo_gshard.spmd.devices").find() if asked == "auto" else asked
 
 
 def _parse(program: str, argv: list[str]) -> list[str]:

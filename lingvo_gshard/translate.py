@@ -35,7 +35,7 @@ _SCORES = flags.DEFINE_bool("scores", False, "Print each translation's score bef
 _SERVE = flags.DEFINE_integer("serve", None, "Serve over HTTP on this port.", 0, 65535)
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "The address that --serve listens on.")
 _ATTENTION = flags.DEFINE_bool("attention", False, "Return attention weights, too (--serve).")
-_NUM_PARTITIONS = flags.DEFINE_integer("num_partitions", 1, "Devices, for --logdir.")
+_DEVICES = cli.device_flags()
 
 # At most; a pipe returns what it holds.
 _READ_BYTES = 1 << 20
@@ -45,7 +45,8 @@ def main(argv: list[str]) -> None:
     """Translates, serves, or exports a bundle; raises ValueError for a user's mistake."""
     del argv
     if _EXPORT.value:
-        _trained_run().export_bundle(_EXPORT.value)
+        run, _ = _trained_run()
+        run.export_bundle(_EXPORT.value)
         command = "python -m lingvo_gshard.translate --bundle=. < in.txt > out.txt"
         print(f"Wrote {_EXPORT.value}: cd {_EXPORT.value} && {command}")
         return
@@ -81,6 +82,7 @@ def read_lines(stream: io.BufferedIOBase) -> Iterator[list[str]]:
 def _translator() -> tuple[Translator, DecoderSpec]:
     if _BUNDLE.value:
         decoder, source, target = cli.load("lingvo_gshard.decode.bundle").load(_BUNDLE.value)
+        _, devices = _DEVICES.start(decoder.spec.model)
         num_best = decoder.spec.num_best
         if _BEAM_SIZE.value is not None or _NBEST.value > num_best:
             raise ValueError(
@@ -88,19 +90,23 @@ def _translator() -> tuple[Translator, DecoderSpec]:
                 "export it again with another --beam_size or --nbest."
             )
     else:
-        decoder, source, target = _trained_run().decoder()
+        run, devices = _trained_run()
+        decoder, source, target = run.decoder()
     _check_language(_SOURCE_LANG.value, decoder.spec.languages)
     translator = cli.load("lingvo_gshard.decode.translator")
+    print(devices, file=sys.stderr)
     return translator.Translator(decoder, source, target), decoder.spec
 
 
-def _trained_run() -> Any:
+def _trained_run() -> tuple[Any, str]:
+    """The run of --logdir, and a description of its devices."""
     decode = {"num_best": _NBEST.value, "tell_attention": _ATTENTION.value}
     if _BEAM_SIZE.value is not None:
         decode["beam_size"] = _BEAM_SIZE.value
     runs = cli.load("lingvo_gshard.train.run")
     launch = runs.recorded(_LOGDIR.value)
-    return runs.open_run(launch, _LOGDIR.value, _NUM_PARTITIONS.value, **decode)
+    num_partitions, devices = _DEVICES.start(launch.model)
+    return runs.open_run(launch, _LOGDIR.value, num_partitions, **decode), devices
 
 
 def _server() -> Any:
@@ -132,7 +138,7 @@ def _num_devices() -> int:
     if (_LOGDIR.value is None) == (_BUNDLE.value is None):
         raise ValueError("give either --logdir or --bundle; see --help.")
     if _BUNDLE.value is None:
-        return _NUM_PARTITIONS.value
+        return _DEVICES.num_partitions.value or 1
     if _EXPORT.value:
         raise ValueError("--export needs --logdir.")
     return cli.load("lingvo_gshard.decode.bundle").load_spec(_BUNDLE.value).num_partitions

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_gshard.hlo.collectives import Collective, Groups
-from lingvo_gshard.spmd import topology
+from lingvo_gshard.spmd import environment, topology
 from lingvo_gshard.spmd.gpus import GPUS
 
 
@@ -22,9 +22,9 @@ class Generation:
     """The figures of one core or GPU, which is what the compiler sees as a device.
 
     Attributes:
-      peak_flops: bfloat16 operations per second.
+      peak_flops: bfloat16 operations per second; a GPU's float32 products reach half of it.
       capacity_gib: the memory that a program may use, by the TPU compiler's own account; of a GPU,
-        the share that environment.py leaves to XLA.
+        the share that environment.py gives to XLA.
       link_bytes_per_sec: of a TPU's link, or of a GPU's whole NVLink.
       xla_peak_flops, xla_memory_bytes_per_sec: the rates in XLA's own cost model, measured with
         the optimal_seconds of programs of one instruction; 0 for GPUs, which have none.
@@ -42,11 +42,6 @@ class Generation:
 
 
 _GIB = 2.0**30
-# By the prefix of a topology's name, in the order of the fields. The rates of a chip are published
-# at https://cloud.google.com/tpu/docs/GENERATION; those of v3's and v4's links at
-# https://doi.org/10.1145/3360307 and https://arxiv.org/abs/2304.01433. The pages of v5e,
-# v5p, v6e and tpu7x give the rate of a chip's 4 or 6 links in both directions.
-_GPU_MEMORY_SHARE = 0.92
 # bfloat16 flops without sparsity, NVLink and network adapter, as NVIDIA publishes them: the data
 # sheets of A100, H100, H200 and of DGX B200 and GB200 NVL72. Adapters are those of the DGX systems:
 # 200 Gbit/s for each A100, 400 Gbit/s for each of the others. Memory is that of spmd/gpus.py.
@@ -61,11 +56,15 @@ _GPU_RATES = {
 
 def _gpu(name: str, peak_flops: float, nvlink: float, adapter: float) -> Generation:
     gpu = GPUS[name]
-    capacity_gib = _GPU_MEMORY_SHARE * gpu.memory_bytes / _GIB
+    capacity_gib = environment.GPU_MEMORY_SHARE * gpu.memory_bytes / _GIB
     bandwidth = float(gpu.memory_bytes_per_sec)
     return Generation(1, peak_flops, bandwidth, capacity_gib, nvlink, network_bytes_per_sec=adapter)
 
 
+# By the prefix of a topology's name, in the order of the fields. The rates of a chip are published
+# at https://cloud.google.com/tpu/docs/GENERATION; those of v3's and v4's links at
+# https://doi.org/10.1145/3360307 and https://arxiv.org/abs/2304.01433. The pages of v5e,
+# v5p, v6e and tpu7x give the rate of a chip's 4 or 6 links in both directions.
 GENERATIONS = {
     # 656 Gbit/s a link; its page has 340 TB/s for all-reduces of 1024 chips.
     "v3": Generation(2, 123e12 / 2, 900e9 / 2, 15.48, 656e9 / 8, 61.4e12, 400 * _GIB),

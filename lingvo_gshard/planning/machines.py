@@ -7,20 +7,15 @@ from lingvo_gshard.planning import planner, report
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.spmd import topology
 
-# How many of a TPU's dims its torus has, and the devices of a chip.
-_TPUS = {"v3": (2, 2), "v4": (3, 2), "v5p": (3, 1), "v6e": (2, 1), "tpu7x": (3, 2)}
-_MOST_CHIPS = {"v6e": 256}  # Of a pod.
+# The most devices of a pod.
+_TPUS = {"v3": 2048, "v4": 8192, "v5p": 8192, "v6e": 256, "tpu7x": 16384}
 _GPUS_PER_HOST = {"a100": 8, "h100": 8, "h200": 8, "b200": 8, "gb200": 64}
 _HOURS_PER_YEAR = 365.25 * 24
 
 
 def topologies(num_devices: int) -> list[str]:
     """The machines of a power of two of devices, 8 or more: TPUs as near to cubes as possible."""
-    found = []
-    for name, (rank, devices_per_chip) in _TPUS.items():
-        chips = num_devices // devices_per_chip
-        if chips <= _MOST_CHIPS.get(name, chips):
-            found.append(f"{name}:{'x'.join(map(str, _sides(chips, rank)))}")
+    found = [topology.tpu(name, num_devices) for name, most in _TPUS.items() if num_devices <= most]
     for name, gpus in _GPUS_PER_HOST.items():
         inside = min(gpus, num_devices)
         found.append(f"{name}:{num_devices // inside}x{inside}")
@@ -59,11 +54,5 @@ def _figures(plan: Plan) -> dict[str, float]:
         "memory s": plan.cost.roofline_secs.memory,
         "network s": plan.cost.roofline_secs.network,
         "M tokens a second": plan.tokens_per_sec() / 1e6,
-        "core-hours for 10^12 tokens": plan.core_years() * _HOURS_PER_YEAR,
+        "device-hours for 10^12 tokens": plan.core_years() * _HOURS_PER_YEAR,
     }
-
-
-def _sides(count: int, rank: int) -> list[int]:
-    """A power of two as a product of `rank` powers of two that differ as little as possible."""
-    exponent = count.bit_length() - 1
-    return [2 ** ((exponent + i) // rank) for i in range(rank)]

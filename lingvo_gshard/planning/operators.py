@@ -121,7 +121,7 @@ def lines() -> Iterator[str]:
     """Yields Table 4 measured on JAX's own devices and, if its compiler is installed, TPU v3."""
     yield "On JAX's own devices"
     yield from map(str, rows(compile_program, (2, 4, 8)))
-    if topology.is_installed():
+    if topology.is_installed("v3"):
         yield "On TPU v3"
         yield from map(str, rows(compile_for_v3, (8, 16, 32, 64, 128, 256, 512, 1024, 2048)))
     else:
@@ -138,7 +138,8 @@ def rows(compile: Callable[[Program], Executable], partitions: Sequence[int]) ->
 
 def compile_for_v3(program: Program) -> Executable:
     """Compiles for a TPU v3 with as many cores as the program has partitions."""
-    return topology.compile_program(program, topology.v3(program.partitioning.num_partitions))
+    cores = program.partitioning.num_partitions
+    return topology.compile_program(program, topology.tpu("v3", cores))
 
 
 def communicated_bytes(report: CompiledReport) -> int:

@@ -13,6 +13,7 @@ from lingvo_gshard.core import table
 from lingvo_gshard.planning.categories import Category
 from lingvo_gshard.planning.memory import Memory
 from lingvo_gshard.planning.plan import PAPERS_SHARE, Plan, StepCost, Times
+from lingvo_gshard.spmd import topology
 
 MEMORY_PNG, TIME_PNG, REPORT_MD = "memory.png", "time.png", "report.md"
 # Figure 7's parts, from the bottom of a bar.
@@ -115,15 +116,15 @@ def draw_times(costs: Mapping[str, StepCost], path: pathlib.Path) -> None:
 
 def text(plan: Plan) -> str:
     """A plan as one screen of text."""
-    memory = plan.memory_gib
+    memory, device = plan.memory_gib, _device(plan)
     over = memory.peak - memory.capacity
     verdict = "fits" if plan.fits else f"does NOT fit, by {over:.2f} GiB or more"
     parts = (f"{part.replace('_', ' ')} {getattr(memory, part):.2f}" for part in _MEMORY_PARTS)
     lines = [
-        f"{plan.model} on {plan.topology}: {plan.cores} cores, {table.count(plan.weights)} "
-        f"weights, {plan.tokens_per_core:.0f} target tokens a core",
+        f"{plan.model} on {plan.topology}: {plan.cores} {device}s, {table.count(plan.weights)} "
+        f"weights, {plan.tokens_per_core:.0f} target tokens a {device}",
         f"settings: {', '.join(plan.settings) or 'none'}",
-        f"{verdict}: {memory.peak:.2f} of {memory.capacity:.2f} GiB a core",
+        f"{verdict}: {memory.peak:.2f} of {memory.capacity:.2f} GiB a {device}",
         "  " + ", ".join(parts),
     ]
     for each in plan.largest_buffers[:_NUM_BUFFERS]:
@@ -137,20 +138,24 @@ def text(plan: Plan) -> str:
     return "\n".join(lines)
 
 
+def _device(plan: Plan) -> str:
+    return "GPU" if topology.is_gpu(plan.topology) else "core"
+
+
 def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
     yield _collectives(cost)
     for each in plan.suspicious or ("nothing",):
         yield f"suspicious: {each}"
     yield _categories(cost)
     yield (
-        f"products {sum(cost.flops_per_core.values()) / 1e12:.2f} Tflop a core, of which the "
-        f"mathematics asks for {cost.model_flops_per_core / 1e12:.2f}"
+        f"products {sum(cost.flops_per_core.values()) / 1e12:.2f} Tflop a {_device(plan)}, of "
+        f"which the mathematics asks for {cost.model_flops_per_core / 1e12:.2f}"
     )
     for share in (1.0, PAPERS_SHARE):
         yield (
             f"at {share:.0%} of the roofline: {cost.roofline_secs.step / share:.3g} s a step, "
             f"{plan.steps_per_sec(share):.2f} steps/s, {plan.tokens_per_sec(share) / 1e6:.2f} M "
-            f"tokens/s, {plan.core_years(share):.1f} core-years for 10^12 tokens"
+            f"tokens/s, {plan.core_years(share):.1f} {_device(plan)}-years for 10^12 tokens"
         )
     yield (
         f"XLA's optimal_seconds {cost.xla_optimal_secs:.3g} s (its loops once: "

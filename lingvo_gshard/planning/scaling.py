@@ -27,7 +27,7 @@ def lines(settings: Sequence[str], batch_tokens: int | None, folder: pathlib.Pat
     """
     plans = {}
     for run in paper.FAMILY:
-        request = planner.request(run.model, topology.v3(run.cores), settings, batch_tokens)
+        request = planner.request(run.model, topology.tpu("v3", run.cores), settings, batch_tokens)
         plans[run] = planner.planned(request, folder / run.model.partition(".")[2])
         yield f"{run.name}: {'fits' if plans[run].fits else 'does not fit'}"
     yield text(plans)
@@ -102,7 +102,7 @@ def _figure_9() -> str:
 
 def _collective_secs(kind: str, size: int, partitions: int) -> float:
     generation = hardware.GENERATIONS["v3"]
-    sizes = tuple(map(int, topology.v3(partitions).partition(":")[2].split("x")))
+    sizes = tuple(map(int, topology.tpu("v3", partitions).partition(":")[2].split("x")))
     places = [chip for chip in np.ndindex(sizes) for _ in range(generation.cores_per_chip)]
     whole = Collective(kind, size, (tuple(range(partitions)),), times=1)
     return Torus(generation, sizes, tuple(places)).collective_secs(whole)

@@ -23,7 +23,14 @@ from collections.abc import Iterator
 # jax2tf.call_tf lowers a function that holds anything foldable.
 _NO_CONSTANT_FOLDING = "--tf_xla_disable_constant_folding=true"
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
-_COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds"
+# Unless XLA_FLAGS has them. Many CPU devices on few cores may reach a collective minutes apart,
+# and XLA aborts after 40 s. XLA overlaps a GPU's computing with its communication if told to.
+_XLA_FLAGS = {
+    "--xla_cpu_collective_call_terminate_timeout_seconds": "600",
+    "--xla_gpu_enable_latency_hiding_scheduler": "true",
+}
+# The share of a GPU's memory that XLA takes at its start; the rest is NCCL's and the driver's.
+GPU_MEMORY_SHARE = 0.92
 # Options of glibc's mallopt: one heap for all blocks, whose end is never returned to the kernel.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
 _KEEP_MEMORY = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: 2**31 - 1, _M_ARENA_MAX: 1}
@@ -44,13 +51,14 @@ for line in sys.stdin.buffer:
 """
 
 
-def prepare(num_devices: int | None = None) -> None:
+def prepare(num_devices: int | None = None, platform: str | None = None) -> None:
     """Sets the environment variables that TensorFlow and JAX read when they are loaded.
 
-    `num_devices` is the number of virtual CPU devices of this process; None leaves the devices as
-    they are. With a number, JAX_PLATFORMS becomes `cpu` unless it is set already, and the process
-    keeps the memory that it has freed. With at least as many devices as cores, each device has one
-    thread, unless PJRT_NPROC is set.
+    Without `num_devices` the devices are left as they are. `platform` is `cpu`, `cuda` or `tpu`, by
+    default that of JAX_PLATFORMS, or `cpu`. On a CPU, this process then has `num_devices` virtual
+    devices and keeps the memory that it has freed. With at least as many devices as cores, each
+    device has one thread, unless PJRT_NPROC is set. On a GPU, XLA takes GPU_MEMORY_SHARE of the
+    memory, unless XLA_CLIENT_MEM_FRACTION is set.
 
     Raises RuntimeError if TensorFlow was imported earlier without the flag that it needs, or if JAX
     has started with fewer devices.
@@ -59,10 +67,23 @@ def prepare(num_devices: int | None = None) -> None:
         raise ValueError(f"prepare: num_devices must be 1 or more, got {num_devices}.")
     _disable_constant_folding()
     os.environ.setdefault(_LOG_LEVEL, _ERRORS_ONLY)
+    if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # Its older name; JAX refuses both.
+        os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", str(GPU_MEMORY_SHARE))
     _set_compilation_cache()
-    if num_devices is not None:
+    _set_xla_flags()
+    if num_devices is None:
+        return
+    platform = platform or os.environ.get("JAX_PLATFORMS") or "cpu"
+    _set_jax("jax_platforms", platform if platform.endswith("cpu") else f"{platform},cpu")
+    if platform == "cpu":
         _set_cpu_devices(num_devices)
         _keep_freed_memory()
+
+
+def num_cores() -> int:
+    """The CPU cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it.
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 @contextlib.contextmanager
@@ -148,18 +169,19 @@ def _set_jax(option: str, value: object) -> None:
         sys.modules["jax"].config.update(option, value)
 
 
+def _set_xla_flags() -> None:
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    given = {flag.partition("=")[0] for flag in flags}
+    flags += [f"{flag}={value}" for flag, value in _XLA_FLAGS.items() if flag not in given]
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+
+
 def _set_cpu_devices(num_devices: int) -> None:
-    if "JAX_PLATFORMS" not in os.environ:
-        _set_jax("jax_platforms", "cpu")
-    flags = re.sub(rf"{_DEVICE_COUNT}=\S*", "", os.environ.get("XLA_FLAGS", "")).split()
-    if not any(flag.startswith(_COLLECTIVE_TIMEOUT) for flag in flags):
-        # Many devices on few cores may reach a collective minutes apart; XLA aborts after 40 s.
-        flags.append(f"{_COLLECTIVE_TIMEOUT}=600")
+    flags = re.sub(rf"{_DEVICE_COUNT}=\S*", "", os.environ["XLA_FLAGS"]).split()
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"{_DEVICE_COUNT}={num_devices}"])
     # If the devices keep all cores busy anyway, each has one thread: handing small operations to
     # others would cost 8 to 14 % of a decoding step.
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it.
-    if num_devices >= (len(affinity(0)) if affinity else os.cpu_count() or 1):
+    if num_devices >= num_cores():
         os.environ.setdefault("PJRT_NPROC", "1")
     jax = sys.modules.get("jax")
     # device_count() starts JAX if it hasn't started yet, with the flags set above.

@@ -1,6 +1,7 @@
 """TensorFlow to XLA: exports an AnnotatedFn over an abstract mesh as a Program."""
 
 import jax
+import tensorflow as tf
 from jax import export as jax_export
 from jax.experimental import jax2tf
 from jax.sharding import AbstractMesh
@@ -8,6 +9,9 @@ from jax.sharding import AbstractMesh
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import annotated_fn, specs
 from lingvo_gshard.spmd.program import Program
+
+# TensorFlow only traces: an accelerator's memory is JAX's.
+tf.config.set_visible_devices([], "GPU")
 
 
 def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> Program:

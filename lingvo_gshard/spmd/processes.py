@@ -23,7 +23,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import distributed  # JAX has no public way to its client.
+from jax._src import clusters, distributed  # JAX has no public way to ask either.
 from jax.experimental import multihost_utils
 
 from lingvo_gshard.core.nested_map import NestedMap
@@ -31,7 +31,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 # The exit status of a process that ends because another one has (sysexits.h: unavailable).
 EXIT_STATUS = 69
 _PREFIX = "lingvo_gshard/"  # Of keys and barriers in JAX's coordination service.
-_FAILURES = f"{_PREFIX}failures/"
+_FAILURES, _DEVICES = f"{_PREFIX}failures/", f"{_PREFIX}devices/"
 _POLL_SECS = 1.0
 _GRACE_SECS = 3.0  # For the others to read why this process ends.
 _MINUTE_MS, _DAY_MS = 60_000, 86_400_000
@@ -68,6 +68,29 @@ class Processes:
             )
 
 
+def detected(port: int | None, timeout_secs: int) -> Processes:
+    """The processes that Slurm, Open MPI, Kubernetes or Cloud TPU started together with this one.
+
+    `port` is that of process 0; by default JAX derives it from the job. Raises ValueError if there
+    is no such cluster, or it does not answer within the time.
+    """
+    if port is not None:
+        os.environ["JAX_COORDINATOR_PORT"] = str(port)
+    try:
+        detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
+        coordinator, count, index, _ = detect(None, None, None, None, None, timeout_secs)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"--cluster=auto: the cluster did not answer: {reason}") from error
+    if coordinator is None or count is None or index is None:
+        raise ValueError(
+            "--cluster=auto: neither Slurm, Open MPI, Kubernetes (which needs the package "
+            "kubernetes) nor Cloud TPU started this process; start it by srun or mpirun, or give "
+            "--coordinator, --num_processes and --process_id."
+        )
+    return Processes(coordinator, count, index, timeout_secs=timeout_secs)
+
+
 @contextlib.contextmanager
 def joined(processes: Processes) -> Iterator[None]:
     """Joins the processes: jax.devices() are then those of all, process 0's first.
@@ -82,6 +105,7 @@ def joined(processes: Processes) -> Iterator[None]:
     watch = _Watch(processes)
     watch.join()
     try:
+        watch.check_devices()
         yield
     except (Exception, KeyboardInterrupt) as error:
         if logging.getLogger().isEnabledFor(logging.DEBUG):
@@ -140,6 +164,18 @@ class _Watch:
         timer.cancel()
         self._client = distributed.global_state.client
         _start(self._watch)
+
+    def check_devices(self) -> None:
+        """Raises ValueError unless all processes have the same number of devices."""
+        self._client.key_value_set(f"{_DEVICES}{self._id:08}", str(jax.local_device_count()))
+        self._client.wait_at_barrier(f"{_PREFIX}counted", _DAY_MS)
+        counts = [int(count) for _, count in sorted(self._client.key_value_dir_get(_DEVICES))]
+        if len(set(counts)) > 1:
+            raise ValueError(
+                "the processes have different numbers of devices: "
+                + ", ".join(f"process {i} has {count}" for i, count in enumerate(counts))
+                + "; give each of them the same."
+            )
 
     def fail(self, reason: str) -> None:
         """Tells the others why this process ends, and exits with status 1."""

@@ -17,11 +17,12 @@ from lingvo_gshard.spmd import executable, specs
 from lingvo_gshard.spmd.gpus import GPUS
 from lingvo_gshard.spmd.program import Program
 
-# X, Y and Z count chips. A chip of v2 to v4 and of tpu7x has two devices, of the others one.
+# X, Y and Z count chips.
 _TPUS = {
     **dict.fromkeys(("v2", "v3", "v5e", "v6e"), "XxY"),
     **dict.fromkeys(("v4", "v5p", "tpu7x"), "XxYxZ"),
 }
+CORES_PER_CHIP = {kind: 2 if kind in ("v2", "v3", "v4", "tpu7x") else 1 for kind in _TPUS}
 _SIZES = {**_TPUS, **dict.fromkeys(GPUS, "HOSTSxGPUS")}
 _KNOWN = (
     f"known are {', '.join(f'{kind}:{sizes}' for kind, sizes in _SIZES.items())}; v3:2x2 is 8 "
@@ -69,7 +70,7 @@ def is_gpu(name: str) -> bool:
     return name.partition(":")[0] in GPUS
 
 
-def is_installed(name: str = "v3") -> bool:
+def is_installed(name: str) -> bool:
     """Whether the compiler for a topology is installed."""
     if not is_gpu(name):
         return importlib.util.find_spec("libtpu") is not None
@@ -106,15 +107,17 @@ def _description(kind: str, sizes: str) -> Any:
     return topologies.get_topology_desc(topology_name=f"{kind}:{sizes}", platform="tpu")
 
 
-def v3(num_cores: int) -> str:
-    """The topology of a TPU v3 with that many cores, as square as possible: v3(2048) is `v3:32x32`.
+def tpu(kind: str, num_cores: int) -> str:
+    """The topology of that many cores, as near to a square or cube as possible.
 
-    Raises ValueError unless num_cores is a power of two of 8 or more.
+    tpu("v3", 2048) is `v3:32x32`. Raises ValueError unless num_cores is a power of two of 8 or
+    more.
     """
-    exponent = num_cores.bit_length() - 1
-    if num_cores < 8 or num_cores != 2**exponent:
-        raise ValueError(f"A TPU v3 pod has 8, 16, 32, ... cores, not {num_cores}.")
-    return f"v3:{2 ** ((exponent - 1) // 2)}x{2 ** (exponent // 2)}"
+    if num_cores < 8 or num_cores & (num_cores - 1):
+        raise ValueError(f"A TPU pod has 8, 16, 32, ... cores, not {num_cores}.")
+    dims = _TPUS[kind].count("x") + 1
+    exponent = (num_cores // CORES_PER_CHIP[kind]).bit_length() - 1
+    return f"{kind}:{'x'.join(str(2 ** ((exponent + dim) // dims)) for dim in range(dims))}"
 
 
 def places(name: str) -> tuple[tuple[int, ...], ...]:

@@ -20,7 +20,7 @@ def _compiled(make, num_partitions):
     exported = lowering.export(
         make(num_partitions, _SMALL), moe_programs.partitioning(num_partitions)
     )
-    return topology.compile_program(exported, topology.v3(num_partitions))
+    return topology.compile_program(exported, topology.tpu("v3", num_partitions))
 
 
 def _of_all_groups(arrays, num_partitions):
@@ -45,7 +45,7 @@ def test_a_tensor_of_all_groups_is_seen():
 @pytest.mark.slow
 @pytest.mark.parametrize("num_partitions", [8, 128, 2048])
 def test_two_all_to_alls_forward_and_four_with_backward(num_partitions):
-    if not topology.is_installed():
+    if not topology.is_installed("v3"):
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
             _compiled(moe_programs.forward, num_partitions)
         return
@@ -68,7 +68,7 @@ def test_two_all_to_alls_forward_and_four_with_backward(num_partitions):
 
 @pytest.mark.slow
 def test_neither_program_nor_memory_grows():
-    if not topology.is_installed():
+    if not topology.is_installed("v3"):
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
             _compiled(moe_programs.forward_and_backward, 8)
         return
@@ -110,7 +110,7 @@ def test_the_table_gives_the_growth(monkeypatch):
 @pytest.mark.slow
 def test_sixty_layers_cost_little_more_than_twelve():
     requests = [compilation.request(8, num_layers) for num_layers in (12, 12, 60)]
-    if not topology.is_installed():
+    if not topology.is_installed("v3"):
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
             planner.make(requests[0])
         return
@@ -121,7 +121,7 @@ def test_sixty_layers_cost_little_more_than_twelve():
 
 @pytest.mark.slow
 def test_a_step_for_2048_cores_is_no_larger_than_for_8():
-    if not topology.is_installed():
+    if not topology.is_installed("v3"):
         pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
     few, many = (planner.make(compilation.request(cores, 4)) for cores in (8, 2048))
     assert many.cost.instructions <= 1.5 * few.cost.instructions

@@ -35,14 +35,15 @@ def test_an_unknown_name_lists_the_known_ones():
             topology.devices(name)
 
 
-def test_a_v3_is_as_square_as_possible():
+def test_a_tpu_is_as_near_to_a_square_or_cube_as_possible():
     names = {8: "2x2", 16: "2x4", 128: "8x8", 2048: "32x32"}
-    assert {cores: topology.v3(cores) for cores in names} == {
+    assert {cores: topology.tpu("v3", cores) for cores in names} == {
         cores: f"v3:{name}" for cores, name in names.items()
     }
+    assert (topology.tpu("v5p", 128), topology.tpu("v4", 128)) == ("v5p:4x4x8", "v4:4x4x4")
     for cores in (0, 4, 24):
-        with pytest.raises(ValueError, match=f"A TPU v3 pod has 8, 16, 32, ... cores, not {cores}"):
-            topology.v3(cores)
+        with pytest.raises(ValueError, match=f"A TPU pod has 8, 16, 32, ... cores, not {cores}"):
+            topology.tpu("v3", cores)
 
 
 @pytest.mark.slow

@@ -1,0 +1,71 @@
+"""The devices to compute on: the machine's accelerators, or virtual ones of its CPU."""
+
+import collections
+import os
+
+import jax
+from jax._src import hardware_utils  # JAX has no public way to ask before it starts.
+
+from lingvo_gshard.spmd import environment
+
+_SETUP = "`make setup-cuda12`, `setup-cuda13` and `setup-tpu` install what JAX needs for one"
+_JAX_NAMES = {"cuda": "gpu"}
+
+
+def find() -> str | None:
+    """The platform of this machine's accelerators, `tpu` or `cuda`, or `cpu` if it has none.
+
+    None if JAX_PLATFORMS decides.
+    """
+    if os.environ.get("JAX_PLATFORMS"):
+        return None
+    if _num_tpu_chips():
+        return "tpu"
+    return "cuda" if hardware_utils.has_visible_nvidia_gpu() else "cpu"
+
+
+def _num_tpu_chips() -> int:
+    return hardware_utils.num_available_tpu_chips_and_device_id()[0]
+
+
+def start() -> tuple[int, str]:
+    """Starts JAX; returns the number of devices and `8 x NVIDIA H100 80GB HBM3` or the like.
+
+    Raises ValueError if the platform that was prepared has no device that JAX can use.
+    """
+    wanted = (jax.config.jax_platforms or "cpu").split(",")[0]
+    if wanted == "tpu" and not _num_tpu_chips():  # libtpu would complain at length.
+        raise _missing(wanted, "none is attached")
+    try:
+        found = jax.devices()
+    except RuntimeError as error:
+        raise _missing(wanted, str(error).splitlines()[0]) from error
+    if found[0].platform != _JAX_NAMES.get(wanted, wanted):
+        raise _missing(wanted, f"only {found[0].device_kind}")
+    kinds = collections.Counter(device.device_kind for device in found)
+    described = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+    if found[0].platform == "cpu":
+        described = f"{_counted(len(found), 'virtual CPU device')} on "
+        described += _counted(environment.num_cores(), "core")
+    in_processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
+    return len(found), described + in_processes
+
+
+def _missing(platform: str, found: str) -> ValueError:
+    return ValueError(
+        f"--platform={platform}: JAX finds no such device here ({found}). {_SETUP}; "
+        "--platform=cpu does without one."
+    )
+
+
+def _counted(count: int, thing: str) -> str:
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
+
+
+def check_model(model: str, platform: str) -> None:
+    """Raises ValueError for one of the paper's models on a CPU, unless `platform` asks for it."""
+    if model.startswith("m4.") and jax.default_backend() == "cpu" and platform != "cpu":
+        raise ValueError(
+            f"{model} is made for accelerators, and JAX found none. {_SETUP}; --platform=cpu "
+            "computes it on virtual CPU devices all the same."
+        )

@@ -1,0 +1,82 @@
+"""What a process computes on: found, described, or refused in one line."""
+
+import subprocess
+import sys
+
+import jax
+import pytest
+
+from lingvo_gshard.spmd import devices, environment
+
+
+@pytest.mark.parametrize(
+    ("chips", "gpu", "found"), [(4, False, "tpu"), (0, True, "cuda"), (0, False, "cpu")]
+)
+def test_accelerators_come_before_the_cpu(monkeypatch, chips, gpu, found):
+    monkeypatch.delenv("JAX_PLATFORMS")
+    hardware = devices.hardware_utils
+    monkeypatch.setattr(hardware, "num_available_tpu_chips_and_device_id", lambda: (chips, None))
+    monkeypatch.setattr(hardware, "has_visible_nvidia_gpu", lambda: gpu)
+    assert devices.find() == found
+
+
+def test_the_users_variable_decides(monkeypatch):
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert devices.find() is None
+
+
+class _Gpu:
+    platform, device_kind = "gpu", "NVIDIA H100 80GB HBM3"
+
+
+def test_devices_are_described(monkeypatch):
+    monkeypatch.setattr(environment, "num_cores", lambda: 2)
+    assert devices.start() == (8, "8 virtual CPU devices on 2 cores")
+    monkeypatch.setattr(environment, "num_cores", lambda: 1)
+    monkeypatch.setattr(jax, "devices", lambda: jax.local_devices()[:1])
+    assert devices.start() == (1, "1 virtual CPU device on 1 core")
+    jax.config.update("jax_platforms", "cuda,cpu")
+    try:
+        monkeypatch.setattr(jax, "devices", lambda: [_Gpu()] * 8)
+        assert devices.start() == (8, "8 x NVIDIA H100 80GB HBM3")
+    finally:
+        jax.config.update("jax_platforms", "cpu")
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_a_platform_without_a_device_is_refused(platform):
+    code = f"""
+from lingvo_gshard.spmd import environment
+environment.prepare(2, {platform!r})
+from lingvo_gshard.spmd import devices
+try:
+    devices.start()
+except ValueError as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout.startswith(f"--platform={platform}: JAX finds no such device here (")
+    assert run.stdout.count("\n") == 1 and "`make setup-cuda12`" in run.stdout
+
+
+def test_a_model_of_the_paper_needs_to_be_asked_for_on_a_cpu():
+    devices.check_model("toy.MoE8E4L", "auto")
+    devices.check_model("m4.MoE128E12L", "cpu")
+    with pytest.raises(ValueError, match=r"m4.MoE128E12L is made for accelerators, .*platform=cpu"):
+        devices.check_model("m4.MoE128E12L", "auto")
+
+
+def test_tensorflow_leaves_gpus_alone_before_it_starts():
+    code = """
+from lingvo_gshard.spmd import environment
+environment.prepare(1)
+import tensorflow as tf
+from tensorflow.python.eager import context
+hide = tf.config.set_visible_devices
+def hiding(devices, kind):
+    print(devices, kind, context.context()._initialized)
+tf.config.set_visible_devices = hiding
+import lingvo_gshard.train.run
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert run.stdout == "[] GPU False\n", run.stderr
