@@ -30,7 +30,6 @@ _SETTINGS = (
     "train.iterations_per_loop=2",
     "train.max_steps=60",
 )
-_JOINS = ("--cluster=auto", "--platform=cpu")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,7 +53,7 @@ def flags(tmp_path_factory):
     sizes = pipeline.BuildConfig(source_vocab_size=320, target_vocab_size=300)
     pipeline.build(folder / "text", folder / "data", sizes)
     settings = tuple(f"--set={setting}" for setting in _SETTINGS)
-    return ("--model=toy.MoE8E4L", f"--data_dir={folder}/data", *settings)
+    return ("--platform=cpu", "--model=toy.MoE8E4L", f"--data_dir={folder}/data", *settings)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -82,11 +81,11 @@ def slurm(tmp_path):
     """The environment of a Slurm cluster's commands."""
     (tmp_path / "slurm").mkdir()
     with one_node_slurm.running(tmp_path / "slurm") as env:
-        yield {**env, "PYTHON": os.environ.get("STANDIN", sys.executable)}
+        yield {**env, "PYTHON": sys.executable}
 
 
 def _trainer_flags(run):
-    return [*run.trainer_flags, *_JOINS, "--num_partitions=4", f"--logdir={run.folder}"]
+    return ["--mode=train", "--num_partitions=4", f"--logdir={run.folder}", *run.trainer_flags]
 
 
 def _submit(run, env):
@@ -94,7 +93,7 @@ def _submit(run, env):
     command = ["sbatch", "--parsable", "--ntasks=2", "--ntasks-per-node=2"]
     command += [f"--output={run.folder}.log", str(_ROOT / "launch/slurm.sbatch")]
     done = subprocess.run(
-        [*command, "--mode=train", *_trainer_flags(run)],
+        [*command, *_trainer_flags(run)],
         env=env,
         capture_output=True,
         text=True,
@@ -127,9 +126,9 @@ def test_a_job_of_slurm_is_stopped_and_continues(tmp_path, flags, slurm, whole):
 def test_under_open_mpi_processes_find_each_other(tmp_path, flags, whole):
     run = Run(tmp_path / "run", flags)
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
-    command += [os.environ.get("STANDIN", sys.executable), "-m", "lingvo_gshard.trainer"]
+    command += [sys.executable, "-m", "lingvo_gshard.trainer", "--cluster=auto"]
     done = subprocess.run(
-        [*command, "--mode=train", *_trainer_flags(run)], capture_output=True, text=True, timeout=300
+        [*command, *_trainer_flags(run)], capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     _assert_equal(run, whole)

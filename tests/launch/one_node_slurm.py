@@ -59,7 +59,9 @@ def running(folder: pathlib.Path) -> Iterator[dict[str, str]]:
 def wait_for_state(job: str, states: tuple[str, ...], env: dict[str, str], secs: float) -> str:
     """Waits until the job is in one of the states and returns scontrol's description of it."""
     command = ["scontrol", "show", "job", job]
-    _wait_until(lambda: any(f"JobState={state} " in _output(command, env) for state in states), secs)
+    _wait_until(
+        lambda: any(f"JobState={state} " in _output(command, env) for state in states), secs
+    )
     return _output(command, env)
 
 
@@ -75,7 +77,9 @@ def _daemon(command: list[str], env: dict[str, str], ready: pathlib.Path) -> Ite
     """Runs a daemon from the moment at which its file `ready` exists."""
     path = shutil.which(command[0], path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
     with (ready.parent / f"{command[0]}.log").open("w") as log:
-        process = subprocess.Popen([path or command[0], *command[1:]], env=env, stdout=log, stderr=log)
+        process = subprocess.Popen(
+            [path or command[0], *command[1:]], env=env, stdout=log, stderr=log
+        )
     try:
         _wait_until(ready.exists)
         yield
