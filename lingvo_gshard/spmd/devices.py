@@ -33,7 +33,7 @@ def start() -> tuple[int, str]:
 
     Raises ValueError if the platform that was prepared has no device that JAX can use.
     """
-    wanted = (jax.config.jax_platforms or "cpu").split(",")[0]
+    wanted = os.environ.get("JAX_PLATFORMS", "cpu").split(",")[0]
     if wanted == "tpu" and not _num_tpu_chips():  # libtpu would complain at length.
         raise _missing(wanted, "none is attached")
     try:

@@ -104,8 +104,8 @@ def joined(processes: Processes) -> Iterator[None]:
     """
     watch = _Watch(processes)
     watch.join()
+    watch.check_devices()
     try:
-        watch.check_devices()
         yield
     except (Exception, KeyboardInterrupt) as error:
         if logging.getLogger().isEnabledFor(logging.DEBUG):
@@ -166,23 +166,20 @@ class _Watch:
         _start(self._watch)
 
     def check_devices(self) -> None:
-        """Raises ValueError unless all processes have the same number of devices."""
+        """Ends every process with one line unless all have the same number of devices."""
         self._client.key_value_set(f"{_DEVICES}{self._id:08}", str(jax.local_device_count()))
         self._client.wait_at_barrier(f"{_PREFIX}counted", _DAY_MS)
         counts = [int(count) for _, count in sorted(self._client.key_value_dir_get(_DEVICES))]
         if len(set(counts)) > 1:
-            raise ValueError(
-                "the processes have different numbers of devices: "
-                + ", ".join(f"process {i} has {count}" for i, count in enumerate(counts))
-                + "; give each of them the same."
-            )
+            each = ", ".join(f"process {i} has {count}" for i, count in enumerate(counts))
+            why = f"the processes have different numbers of devices: {each}; give each the same."
+            self._exit(f"Process {self._id} ends: {why}", 1)
 
     def fail(self, reason: str) -> None:
         """Tells the others why this process ends, and exits with status 1."""
         failure = f"process {self._id} has failed: {reason}"
         with contextlib.suppress(jax.errors.JaxRuntimeError):
             self._client.key_value_set(f"{_FAILURES}{self._id}", failure)
-        time.sleep(_GRACE_SECS)
         self._exit(f"Process {self._id} of {self._processes.num_processes} ends: {reason}", 1)
 
     def leave(self) -> None:
@@ -221,7 +218,7 @@ class _Watch:
         self._exits.acquire()
         sys.stdout.flush()
         print(line, file=sys.stderr, flush=True)
-        if self._id == 0 and status == EXIT_STATUS:
+        if self._id == 0 or status != EXIT_STATUS:
             time.sleep(_GRACE_SECS)  # Otherwise the others would take its end for the cause.
         os._exit(status)
 

@@ -16,6 +16,7 @@ def _run(code: str, **env: str) -> subprocess.CompletedProcess:
         for key, value in os.environ.items()
         if key
         not in ("TF_XLA_FLAGS", "XLA_FLAGS", "JAX_PLATFORMS", "TF_CPP_MIN_LOG_LEVEL", "PJRT_NPROC")
+        and "MEM_FRACTION" not in key
     }
     return subprocess.run(
         [sys.executable, "-c", code], env={**clean, **env}, capture_output=True, text=True
@@ -39,6 +40,24 @@ print(jax.device_count())
     assert "device_count=3" in xla_flags and "device_count=5" not in xla_flags
     assert "--xla_cpu_enable_fast_math=false" in xla_flags
     assert count == "3"
+
+
+def test_gpus_get_their_settings_unless_the_user_has_others():
+    code = """
+import os
+from lingvo_gshard.spmd import environment
+environment.prepare(2, "cuda")
+print(os.environ["JAX_PLATFORMS"], os.environ.get("XLA_CLIENT_MEM_FRACTION"))
+print(os.environ["XLA_FLAGS"], os.environ.get("PJRT_NPROC"))
+"""
+    platforms, flags = _run(code).stdout.splitlines()
+    assert platforms == f"cuda,cpu {environment.GPU_MEMORY_SHARE}"
+    assert "--xla_gpu_enable_latency_hiding_scheduler=true" in flags
+    assert "device_count" not in flags and flags.endswith(" None")
+    given = "--xla_gpu_enable_latency_hiding_scheduler=false"
+    other = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.5", "XLA_FLAGS": given}
+    platforms, flags = _run(code, **other).stdout.splitlines()
+    assert platforms == "cuda,cpu None" and flags.count("latency_hiding") == 1 and given in flags
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,37 @@ def test_a_place_that_is_none_is_refused(coordinator, process_id, message):
         processes.Processes(coordinator, 2, process_id)
 
 
+_SLURM = {
+    "SLURM_JOB_ID": "4097",
+    "SLURM_STEP_NODELIST": "node[07-09]",
+    "SLURM_NTASKS": "3",
+    "SLURM_PROCID": "2",
+    "SLURM_LOCALID": "0",
+}
+_MPI = {
+    "OMPI_MCA_orte_hnp_uri": "1531576320.0;tcp://10.96.0.1,10.148.0.1:34911",
+    "OMPI_COMM_WORLD_SIZE": "2",
+    "OMPI_COMM_WORLD_RANK": "1",
+    "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+}
+
+
+def test_a_cluster_tells_the_processes(monkeypatch):
+    monkeypatch.setenv("JAX_COORDINATOR_PORT", "")
+    with pytest.raises(ValueError, match="neither Slurm, Open MPI, .* started this process; start"):
+        processes.detected(None, 300)
+    with monkeypatch.context() as mpi:
+        for name, value in _MPI.items():
+            mpi.setenv(name, value)
+        found = processes.detected(None, 300)
+        assert found.coordinator.startswith("10.96.0.1:")
+        assert (found.num_processes, found.process_id) == (2, 1)
+    for name, value in _SLURM.items():
+        monkeypatch.setenv(name, value)
+    assert processes.detected(None, 300) == processes.Processes("node07:61441", 3, 2, 300)
+    assert processes.detected(1234, 300).coordinator == "node07:1234"
+
+
 # Once both have met, `ends` happens in process `which`; the other one goes on in collectives.
 _ENDS = """
 import os, signal, sys, time
@@ -178,6 +209,29 @@ def test_a_process_that_is_done_waits_for_the_other():
     started = _start(_ENDS, "1", "leaves")
     printed = _finish(started)
     assert [process.returncode for process in started] == [0, 0], printed
+
+
+_UNEQUAL = """
+import sys
+from lingvo_gshard.spmd import environment
+coordinator, process_id = sys.argv[1:]
+environment.prepare(num_devices=1 + int(process_id))
+from lingvo_gshard.spmd import processes
+with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeout_secs=60)):
+    print("joined")
+"""
+
+
+def test_processes_with_different_numbers_of_devices_are_refused():
+    started = _start(_UNEQUAL)
+    printed = _finish(started)
+    assert [process.returncode for process in started] == [1, 1], printed
+    for i, (out, err) in enumerate(printed):
+        assert out == ""
+        assert err.splitlines()[-1] == (
+            f"Process {i} ends: the processes have different numbers of devices: process 0 has 1, "
+            "process 1 has 2; give each the same."
+        )
 
 
 _ALONE = """
