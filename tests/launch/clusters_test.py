@@ -125,7 +125,7 @@ def test_a_job_of_slurm_is_stopped_and_continues(tmp_path, flags, slurm, whole):
 
 def test_under_open_mpi_processes_find_each_other(tmp_path, flags, whole):
     run = Run(tmp_path / "run", flags)
-    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "-n", "2"]
+    command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
     command += [sys.executable, "-m", "lingvo_gshard.trainer", "--cluster=auto"]
     done = subprocess.run(
         [*command, *_trainer_flags(run)], capture_output=True, text=True, timeout=300

@@ -1,4 +1,4 @@
-"""The batch script under stand-ins for Slurm's commands, and the JobSet by its schema and by JAX."""
+"""The batch script with stand-ins for Slurm's commands; the JobSet by its schema and by JAX."""
 
 import copy
 import os

@@ -8,7 +8,7 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 # A requeued job waits `cred_expire` seconds before it starts again; the default is 120.
 _CONFIG = """\
@@ -92,7 +92,7 @@ def _output(command: list[str], env: dict[str, str]) -> str:
     return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60).stdout
 
 
-def _wait_until(condition, secs: float = 60) -> None:
+def _wait_until(condition: Callable[[], object], secs: float = 60) -> None:
     end = time.monotonic() + secs
     while not condition():
         assert time.monotonic() < end, f"not within {secs} s"
