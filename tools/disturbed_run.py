@@ -44,8 +44,9 @@ class Run:
 
     def start(self, layout: Layout) -> list[subprocess.Popen]:
         """Starts the trainer's processes, which continue the run."""
-        command = [sys.executable, "-m", "lingvo_gshard.trainer", "--mode=train"]
-        command += [f"--logdir={self.folder}", f"--num_partitions={layout.partitions}"]
+        command = [sys.executable, "-m", "lingvo_gshard.trainer", "--platform=cpu"]
+        command += ["--mode=train", f"--logdir={self.folder}"]
+        command += [f"--num_partitions={layout.partitions}"]
         command += self.trainer_flags
         if layout.processes > 1:
             command += [f"--coordinator=127.0.0.1:{_free_port()}"]

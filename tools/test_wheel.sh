@@ -20,6 +20,7 @@ done
 "$bin/python" -m data_prep.constructed --out=corpus
 "$bin/python" -m data_prep.build --input=corpus --out=data --source_vocab_size=2000 \
   --target_vocab_size=1000
-"$bin/trainer" --model=toy.MoE8E4L --data_dir=data --logdir=run --mode=train --num_partitions=2 \
-  --set=train.max_steps=2 --set=train.iterations_per_loop=1
-gunzip -c corpus/test/qta-en.tsv.gz | cut -f 1 | head -n 2 | "$bin/translate" --logdir=run --num_partitions=2
+"$bin/trainer" --model=toy.MoE8E4L --data_dir=data --logdir=run --mode=train \
+  --platform=cpu --num_partitions=2 --set=train.max_steps=2 --set=train.iterations_per_loop=1
+gunzip -c corpus/test/qta-en.tsv.gz | cut -f 1 | head -n 2 |
+  "$bin/translate" --logdir=run --platform=cpu --num_partitions=2

@@ -5,15 +5,16 @@ summed by the operations they come from, and with the number of runs of a loop's
 """
 
 import dataclasses
+import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from lingvo_gshard.hlo import trip_counts
 from lingvo_gshard.hlo.collectives import COLLECTIVES
-from lingvo_gshard.hlo.hlo_module import Array, Computation, Instruction, Module
+from lingvo_gshard.hlo.hlo_module import Array, Computation, Instruction, Module, num_bytes
 
 # They run other instructions, or only name or pass on existing values.
 _CONTROL = ("call", "conditional", "while")
@@ -126,12 +127,21 @@ def _products(instruction: Instruction) -> Iterator[tuple[Instruction, int]]:
         case "convolution":
             yield instruction, _convolution_flops(instruction)
         case "dot":
-            yield instruction, _dot_flops(instruction)
+            summed = instruction.proto.dot_dimension_numbers.lhs_contracting_dimensions
+            yield instruction, _dot_flops(instruction, summed)
+        case "custom-call" if _is_cublas(instruction):
+            config = json.loads(instruction.proto.backend_config)["gemm_backend_config"]
+            summed = map(int, config["dot_dimension_numbers"]["lhs_contracting_dimensions"])
+            yield instruction, _dot_flops(instruction, summed)
 
 
-def _dot_flops(dot: Instruction) -> int:
+def _is_cublas(instruction: Instruction) -> bool:
+    """Whether it is a product by NVIDIA's library; its results are the product and a workspace."""
+    return instruction.proto.custom_call_target.startswith("__cublas$")
+
+
+def _dot_flops(dot: Instruction, summed: Iterable[int]) -> int:
     lhs = _shape(dot.operands[0])
-    summed = dot.proto.dot_dimension_numbers.lhs_contracting_dimensions
     return 2 * math.prod(_shape(dot)) * math.prod(lhs[dim] for dim in summed)
 
 
@@ -220,6 +230,8 @@ def _written_bytes(result: Instruction) -> int:
             return result.operands[1].num_bytes
         case "fusion":
             return _written_bytes(result.called[0].root)
+        case "custom-call" if _is_cublas(result):
+            return num_bytes(result.arrays[:1])
     return result.num_bytes
 
 

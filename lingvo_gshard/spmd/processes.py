@@ -97,7 +97,8 @@ def joined(processes: Processes) -> Iterator[None]:
 
     CPU devices communicate through Gloo. On leaving, each process waits for all others.
 
-    If not all processes come in time, or if one of them dies or fails, this process prints one
+    If the processes have different numbers of devices, each of them says so and exits with status
+    1. If not all processes come in time, or if one of them dies or fails, this process prints one
     line and exits with EXIT_STATUS. If this process fails, it prints its own error in one line and
     exits with status 1 at once: to leave in order, it would have to wait for the others, and they
     wait for it in a collective. Raises RuntimeError if JAX has started already.

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 from jax.experimental import topologies
 
-from lingvo_gshard.spmd import executable, specs
+from lingvo_gshard.spmd import environment, executable, specs
 from lingvo_gshard.spmd.gpus import GPUS
 from lingvo_gshard.spmd.program import Program
 
@@ -99,9 +99,11 @@ def devices(name: str) -> list[Any]:
 
 def _description(kind: str, sizes: str) -> Any:
     if kind in GPUS:  # JAX counts slices, too: groups of hosts with a network of their own.
-        return topologies.get_topology_desc(
-            platform="cuda", target_config=GPUS[kind].target_config(), topology=f"1x{sizes}"
-        )
+        target = GPUS[kind].target_config()
+        with environment.quiet_stderr():  # The plugin says that there is no driver.
+            return topologies.get_topology_desc(
+                platform="cuda", target_config=target, topology=f"1x{sizes}"
+            )
     for variable, value in _LIBTPU.items():
         os.environ.setdefault(variable, value)
     return topologies.get_topology_desc(topology_name=f"{kind}:{sizes}", platform="tpu")

@@ -56,6 +56,16 @@ def test_a_loops_body_counts_as_often_as_it_runs(power):
     assert products[0].op_name.endswith("/while/matmul")
 
 
+def test_products_by_cublas_count_without_their_workspace():
+    (m, k), (_, n), (batches, size, _) = programs.PRODUCTS
+    costs = hlo_cost.costs(programs.kept("gpu_products"))
+    found = [(cost.flops, cost.accessed_bytes) for cost in costs if cost.flops]
+    assert sorted(found) == [
+        (2 * batches * size**3, 4 * 3 * batches * size**2),
+        (2 * m * k * n, 4 * (m * k + k * n + m * n)),
+    ]
+
+
 def test_a_single_pass_through_each_loop_gives_xlas_own_counts(power):
     costs = hlo_cost.costs(power.module)
     accessed = sum(cost.accessed_bytes for cost in costs)

@@ -5,7 +5,7 @@
 
 The first needs libtpu (`make setup-tpu`), the second JAX's CUDA plugin (`make setup-plan-gpu`). A
 program is kept without what no test reads: layouts, source files, literals of arrays, and the
-backend configs of all but loops.
+backend configs of all but loops and custom calls.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ environment.prepare(1)
 
 # They load TensorFlow and JAX, which read the environment then.
 # ruff: noqa: E402
+import jax
+import numpy as np
 import tensorflow as tf
 from tensorflow.compiler.xla.service import hlo_pb2
 
@@ -53,6 +55,7 @@ def main(platform: str) -> None:
         _write("tpu_split", split_weights(64), topology.devices("v3:4x8"))
     else:
         _write("gpu_step", training_step(8), topology.devices("h100:1x8"))
+        _keep("gpu_products", _products(topology.devices("h100:1x1")))
 
 
 def training_step(num_partitions: int) -> program.Program:
@@ -108,7 +111,7 @@ def stripped(serialized: bytes) -> bytes:
 
 def _strip(instruction: Any) -> None:
     unwanted = {field.name for field, _ in instruction.ListFields()}.difference(_KEPT)
-    if instruction.opcode == "while":
+    if instruction.opcode in ("while", "custom-call"):
         unwanted.discard("backend_config")
     if instruction.shape.dimensions:
         unwanted.add("literal")
@@ -128,7 +131,23 @@ def _clear_layouts(shape: Any) -> None:
 
 def _write(name: str, exported: program.Program, devices: list[Any]) -> None:
     mesh = specs.device_mesh(exported.partitioning, devices)
-    compiled = topology.TopologyExecutable(exported, mesh)._compiled
+    _keep(name, topology.TopologyExecutable(exported, mesh)._compiled)
+
+
+def _products(devices: list[Any]) -> Any:
+    """Two products by cuBLAS, which a GPU at hand would prefer to XLA's own for some sizes."""
+    arrays = [jax.ShapeDtypeStruct(shape, "float32") for shape in programs.PRODUCTS]
+    mesh = jax.sharding.Mesh(np.array(devices), ("d",))
+    whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+
+    def fn(x: jax.Array, w: jax.Array, batches: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return x @ w, batches @ batches
+
+    lowered = jax.jit(fn, in_shardings=whole, out_shardings=whole).lower(*arrays)
+    return lowered.compile(compiler_options={"xla_gpu_enable_triton_gemm": False})
+
+
+def _keep(name: str, compiled: Any) -> None:
     (module,) = compiled.runtime_executable().hlo_modules()
     programs.FOLDER.mkdir(exist_ok=True)
     path = programs.FOLDER / f"{name}.xz"

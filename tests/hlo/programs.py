@@ -40,6 +40,8 @@ BLOCK_WEIGHTS = {
 }
 # M and H of the perceptron with split weights.
 SPLIT_DIMS = 256, 640
+# Of the products by cuBLAS: a matrix by another one, and a batch of matrices by itself.
+PRODUCTS = (512, 256), (256, 1024), (4, 128, 128)
 
 _NUMBERS = itertools.count()
 

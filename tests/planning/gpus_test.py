@@ -7,7 +7,12 @@ import pytest
 from lingvo_gshard.planning import planner
 from lingvo_gshard.spmd import topology
 
-_VOCABULARIES = ("task.source_vocab_size=8000", "task.target_vocab_size=2000")
+_SMALL = (
+    "task.source_vocab_size=512",
+    "task.target_vocab_size=256",
+    "task.dim=64",
+    "input.batch_size=64",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -24,10 +29,8 @@ def _collectives(plan):
 
 
 @pytest.mark.slow
-def test_a_toy_on_one_host_exchanges_its_tokens_alone(tmp_path):
-    settings = (*_VOCABULARIES, "input.batch_size=64")
-    request = planner.request("toy.MoE8E4L", "h100:1x8", settings, None)
-    plan = planner.planned(request, pathlib.Path(tmp_path))
+def test_a_toy_on_one_host_exchanges_its_tokens_alone():
+    plan = planner.make(planner.request("toy.MoE8E4L", "h100:1x8", _SMALL, None))
     assert plan.fits and plan.cores == 8
     # Two layers with experts: there and back, forward and backward.
     assert _collectives(plan)["all-to-all"] == 8
