@@ -72,7 +72,7 @@ def environment(tmp_path_factory):
 def whole(tmp_path_factory, flags):
     """An undisturbed run of two processes that were given each other's address."""
     run = Run(tmp_path_factory.mktemp("whole") / "run", flags)
-    assert [process.wait(timeout=300) for process in run.start(Layout(4, 2))] == [0, 0]
+    assert [process.wait(timeout=600) for process in run.start(Layout(4, 2))] == [0, 0]
     return run
 
 
@@ -116,7 +116,7 @@ def test_a_job_of_slurm_is_stopped_and_continues(tmp_path, flags, slurm, whole):
     _wait_for_step(run, 6, log)
     subprocess.run(["scancel", "--batch", "--signal=TERM", job], env=slurm, check=True)
     ends = ("COMPLETED", "FAILED", "CANCELLED")
-    description = one_node_slurm.wait_for_state(job, ends, slurm, secs=300)
+    description = one_node_slurm.wait_for_state(job, ends, slurm, secs=600)
     assert "JobState=COMPLETED " in description, description + log.read_text()
     assert "ended with status 75 after 0 restarts" in log.read_text()
     assert "ended with status 0 after 1 restarts" in log.read_text()
@@ -128,14 +128,14 @@ def test_under_open_mpi_processes_find_each_other(tmp_path, flags, whole):
     command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"]
     command += [sys.executable, "-m", "lingvo_gshard.trainer", "--cluster=auto"]
     done = subprocess.run(
-        [*command, *_trainer_flags(run)], capture_output=True, text=True, timeout=300
+        [*command, *_trainer_flags(run)], capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr
     _assert_equal(run, whole)
 
 
 def _wait_for_step(run, step, log):
-    end = time.monotonic() + 300
+    end = time.monotonic() + 600
     while max(run.losses(), default=0) < step:
         assert time.monotonic() < end, log.read_text()
         time.sleep(0.1)
