@@ -25,6 +25,9 @@ _LOGDIR = flags.DEFINE_string("logdir", None, "The run's folder.", required=True
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "A folder that data_prep.build prepared.")
 _MODE = flags.DEFINE_enum("mode", "train_and_eval", _MODES, "What to do.")
 _NUM_PARTITIONS = flags.DEFINE_integer("num_partitions", 1, "Devices to split the model over.")
+_EXECUTABLES = flags.DEFINE_string(
+    "executables", None, "A folder that `plan --save` wrote: train with it instead of compiling."
+)
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
 _SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "The split that is decoded.")
 _COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if several.")
@@ -48,7 +51,7 @@ def main(argv: list[str]) -> None:
     with _joined():
         asked = _MODEL.value, tuple(_SET.value), _DATA_DIR.value
         launch = runs.launch_of(*asked, _LOGDIR.value)
-        run = runs.open_run(launch, _LOGDIR.value, _NUM_PARTITIONS.value)
+        run = runs.open_run(launch, _LOGDIR.value, _NUM_PARTITIONS.value, _EXECUTABLES.value)
         match _MODE.value:
             case "train":
                 modes.train(run)

@@ -128,7 +128,7 @@ def _clear_layouts(shape: Any) -> None:
 
 def _write(name: str, exported: program.Program, devices: list[Any]) -> None:
     mesh = specs.device_mesh(exported.partitioning, devices)
-    compiled = topology.TopologyExecutable(exported, mesh)._compiled
+    compiled = topology.TopologyExecutable(exported, mesh).compiled
     (module,) = compiled.runtime_executable().hlo_modules()
     programs.FOLDER.mkdir(exist_ok=True)
     path = programs.FOLDER / f"{name}.xz"
