@@ -18,9 +18,10 @@ def save(request: Request, folder: pathlib.Path) -> str:
     has or cannot be serialized, or if that process died.
     """
     names = planner.in_own_process(functools.partial(_save, folder=folder), request)
+    programs, them = ("program", "it") if len(names) == 1 else ("programs", "them")
     return (
-        f"saved the compiled programs {', '.join(names)} (of so many steps, as in "
-        f"train.iterations_per_loop): `trainer --executables={folder}` loads them"
+        f"saved the compiled {programs} {', '.join(names)} (of train.iterations_per_loop steps, "
+        f"compiled besides the plan's one): `trainer --executables={folder}` loads {them}"
     )
 
 

@@ -41,7 +41,7 @@ class Executable:
             for name, spec in zip(program.arg_names, program.args, strict=True)
         }
         self._shares_threads = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
-        self.compiled = compiled or lower(program, mesh).compile()
+        self.compiled: Any = compiled or lower(program, mesh).compile()
 
     def __call__(self, *args: NestedMap) -> NestedMap:
         """Runs the program on all devices and returns its results, a NestedMap of JAX arrays.
