@@ -184,8 +184,9 @@ def _set_cpu_devices(num_devices: int) -> None:
     if num_devices >= num_cores():
         os.environ.setdefault("PJRT_NPROC", "1")
     jax = sys.modules.get("jax")
-    # device_count() starts JAX if it hasn't started yet, with the flags set above.
-    if jax is not None and jax.device_count() < num_devices:
+    # device_count() would start JAX, which must not start before jax.distributed.
+    started = jax is not None and jax._src.xla_bridge.backends_are_initialized()
+    if jax is not None and started and jax.device_count() < num_devices:
         raise RuntimeError(
             f"prepare: JAX has started already with {jax.device_count()} devices, "
             f"{num_devices} are wanted. Call environment.prepare() first."

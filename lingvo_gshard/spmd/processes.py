@@ -12,8 +12,9 @@ import contextlib
 import dataclasses
 import logging
 import os
+import pathlib
 import re
-import socket
+import subprocess
 import sys
 import threading
 import time
@@ -131,8 +132,8 @@ def _may_be_the_others_fault(error: BaseException | None) -> bool:
 class _Watch:
     """Ends this process when another one dies or fails.
 
-    Processes other than 0 reach JAX's coordination service through a relay of their own: JAX's
-    client would abort the process as soon as it saw the connection to process 0 close.
+    Processes other than 0 reach JAX's coordination service through a relay (relay.py): JAX's client
+    would abort the process as soon as it saw the connection to process 0 close.
     """
 
     def __init__(self, processes: Processes) -> None:
@@ -149,9 +150,7 @@ class _Watch:
         timer.daemon = True
         timer.start()
         if self._id > 0:
-            listener = socket.create_server(("127.0.0.1", 0))
-            _start(self._relay, listener)
-            coordinator = f"127.0.0.1:{listener.getsockname()[1]}"
+            coordinator = f"127.0.0.1:{self._relay()}"
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         # The service then lists the live processes and does not abort them when one dies.
         jax.config.update("jax_enable_recoverability", True)
@@ -223,29 +222,26 @@ class _Watch:
             time.sleep(_GRACE_SECS)  # Otherwise the others would take its end for the cause.
         os._exit(status)
 
-    def _relay(self, listener: socket.socket) -> None:
+    def _relay(self) -> int:
+        """Starts the relay to process 0 and returns its port."""
         host, _, port = self._processes.coordinator.rpartition(":")
-        while True:
-            client, _ = listener.accept()
-            try:
-                service = socket.create_connection((host.strip("[]"), int(port)))
-            except OSError:  # Process 0 has not started yet; the client will try again.
-                client.close()
-                continue
-            _start(_forward, client, service)
-            _start(self._receive, service, client)
+        script = pathlib.Path(__file__).with_name("relay.py")
+        relay = subprocess.Popen(
+            [sys.executable, "-IS", script, host.strip("[]"), port],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert relay.stdout is not None
+        own_port = int(relay.stdout.readline())
+        _start(self._await_end, relay)
+        return own_port
 
-    def _receive(self, service: socket.socket, client: socket.socket) -> None:
-        _forward(service, client)
+    def _await_end(self, relay: subprocess.Popen) -> None:
+        """Waits for the relay's line; keeps `relay`, whose end would close its input."""
+        assert relay.stdout is not None
+        relay.stdout.readline()
         self._end("process 0 has died")
-
-
-def _forward(source: socket.socket, sink: socket.socket) -> None:
-    """Copies until `source` closes; the sink stays open."""
-    with contextlib.suppress(OSError):
-        while data := source.recv(1 << 16):
-            with contextlib.suppress(OSError):  # The sink is gone.
-                sink.sendall(data)
 
 
 def _start(target: Callable[..., None], *args: Any) -> None:

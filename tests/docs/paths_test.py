@@ -9,7 +9,7 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _DOCUMENTS = sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")])
 # Matches the paths of the project, such as `lingvo_gshard/x.py`, `L:x.py` and `docs/`.
 _PATH = re.compile(
-    r"`((?:L:|T:|(?:lingvo_gshard|params|data_prep|bench|tools|tests|docs)/)[\w/.]*)`"
+    r"`((?:L:|T:|(?:lingvo_gshard|params|data_prep|bench|tools|tests|docs|launch)/)[\w/.]*)`"
 )
 _SHORT = {"L:": "lingvo_gshard/", "T:": "tests/"}
 
