@@ -3,6 +3,7 @@
 python -m lingvo_gshard.plan --model=m4.MoE2048E36L --topology=v3:32x32 --out=PLAN
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARCH --search
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS
+python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS --save
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
 python -m lingvo_gshard.plan --table=operators
 python -m lingvo_gshard.plan --table=compile
@@ -32,6 +33,9 @@ _BATCH_TOKENS = flags.DEFINE_integer(
 )
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
 _SEARCH = flags.DEFINE_bool("search", False, "Whether to try partitionings and rank them.")
+_SAVE = flags.DEFINE_bool(
+    "save", False, "Whether to save OUT/executables for `trainer --executables` if the plan fits."
+)
 _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, side by side.")
 _TABLE = flags.DEFINE_enum(
     "table", None, _TABLES, "Tables of the paper, made here; or --model on several machines."
@@ -57,6 +61,8 @@ def _check_flags() -> None:
     given = [_MODEL.value is not None and not machines, bool(_COMPARE.value), bool(_TABLE.value)]
     if sum(given) != 1:
         raise ValueError("give one of --model, --compare and --table; see --help.")
+    if _SAVE.value and (_SEARCH.value or not given[0]):
+        raise ValueError("--save: give --model, --topology and --out with it, and no --search.")
     if _COMPARE.value and len(_COMPARE.value) < 2:
         raise ValueError(f"--compare={_COMPARE.value[0]}: two or more plans are expected.")
     if _NUM_DEVICES.value & (_NUM_DEVICES.value - 1):
@@ -98,8 +104,9 @@ def _texts() -> Iterable[str]:
         case "machines":
             return machines.lines(model, _SET.value, _NUM_DEVICES.value, pathlib.Path(out))
     request = planner.request(model, topology, _SET.value, _BATCH_TOKENS.value)
-    lines = search.search_lines if _SEARCH.value else search.plan_lines
-    return lines(request, pathlib.Path(out))
+    if _SEARCH.value:
+        return search.search_lines(request, pathlib.Path(out))
+    return search.plan_lines(request, pathlib.Path(out), _SAVE.value)
 
 
 def run() -> None:

@@ -27,6 +27,9 @@ _LOGDIR = flags.DEFINE_string("logdir", None, "The run's folder.", required=True
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "A folder that data_prep.build prepared.")
 _MODE = flags.DEFINE_enum("mode", "train_and_eval", _MODES, "What to do.")
 _DEVICES = cli.device_flags()
+_EXECUTABLES = flags.DEFINE_string(
+    "executables", None, "A folder that `plan --save` wrote: train with it instead of compiling."
+)
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
 _SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "The split that is decoded.")
 _CLUSTER = flags.DEFINE_enum(
@@ -53,7 +56,7 @@ def main(argv: list[str]) -> None:
         launch = runs.launch_of(*asked, _LOGDIR.value)
         num_partitions, devices = _DEVICES.start(launch.model)
         modes.print_once(devices)
-        run = runs.open_run(launch, _LOGDIR.value, num_partitions)
+        run = runs.open_run(launch, _LOGDIR.value, num_partitions, _EXECUTABLES.value)
         match _MODE.value:
             case "train":
                 modes.train(run)

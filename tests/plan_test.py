@@ -43,6 +43,7 @@ def _run(*args, timeout=120):
         (["--compare=/nowhere"], "plan: --compare=/nowhere: two or more plans are expected."),
         (["--compare=/nowhere,/no"], "plan: /nowhere: no plan.json there; `plan --out=/nowhere`"),
         (["--model=toy.MoE8E4L"], "plan: --topology is missing; see --help."),
+        (["--table=compile", "--save"], "plan: --save: give --model, --topology and --out with"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(args, message):

@@ -7,13 +7,13 @@ or the compilers have changed.
 import concurrent.futures
 import dataclasses
 import hashlib
-import importlib.metadata
 import multiprocessing
 import pathlib
 import resource
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from typing import TypeVar
 
 from lingvo_gshard import registry
 from lingvo_gshard.core import child_process
@@ -27,13 +27,12 @@ from lingvo_gshard.planning.memory import GIB, Buffer, Memory, Refusal
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import names_of
-from lingvo_gshard.spmd import environment, lowering, program, topology
+from lingvo_gshard.spmd import environment, lowering, program, saved_executable, topology
 from lingvo_gshard.train import steps
 
 _NUM_BUFFERS = 8
 _FINGERPRINT = "fingerprint"
-# The packages whose versions decide what a program compiles to.
-_PACKAGES = ("jax", "jax-cuda12-pjrt", "jax-cuda13-pjrt", "libtpu", "tensorflow")
+_Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +82,7 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
     fingerprint, kept = _fingerprint(request), folder / _FINGERPRINT
     if kept.is_file() and kept.read_text() == fingerprint:
         return plan.load(folder)
-    made = _in_own_process(request)
+    made = in_own_process(make, request)
     kept.unlink(missing_ok=True)
     plan.save(made, folder)
     report.write(made, folder)
@@ -104,7 +103,7 @@ def make(request: Request) -> Plan:
     generation = hardware.generation(request.topology)
     model = TranslationModel(params, parts)
     started = time.monotonic()
-    exported = _export(model, params)
+    exported = export(model, params, num_steps=1)
     lowered, lowered_cpu = time.monotonic(), time.process_time()
     compiled = _compile(exported, request.topology)
     compile_secs, compile_cpu_secs = time.monotonic() - lowered, time.process_time() - lowered_cpu
@@ -152,7 +151,8 @@ def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> 
     return f"input.batch_size={batch_tokens // length}"
 
 
-def _in_own_process(request: Request) -> Plan:
+def in_own_process(function: Callable[[Request], _Result], request: Request) -> _Result:
+    """Calls a function in a process of its own. Raises as the function, or if the process died."""
     context = multiprocessing.get_context("spawn")
     start = child_process.end_with_parent
     with (
@@ -160,21 +160,17 @@ def _in_own_process(request: Request) -> Plan:
         concurrent.futures.ProcessPoolExecutor(1, context, start) as pool,
     ):
         try:
-            return pool.submit(make, request).result()
+            return pool.submit(function, request).result()
         except BrokenProcessPool as error:
             raise ValueError(
-                f"{request.model} on {request.topology}: the process that made the plan died; "
+                f"{request.model} on {request.topology}: the process that compiled it died; "
                 "this machine's memory may be too small."
             ) from error
 
 
 def _fingerprint(request: Request) -> str:
     """A digest of all that a plan depends on: the request, our code, the compilers."""
-    versions = [
-        (package, found.version)
-        for package in _PACKAGES
-        for found in importlib.metadata.distributions(name=package)
-    ]
+    versions = saved_executable.versions([*saved_executable.PACKAGES, "tensorflow"])
     asked = (request.model, request.params.ToText(), request.topology, request.partitioning)
     digest = hashlib.sha256(repr((asked, versions)).encode())
     for path in sorted(pathlib.Path(__file__).parent.parent.glob("*/*.py")):
@@ -200,11 +196,12 @@ def check(params: Params, parts: Partitioning) -> None:
             )
 
 
-def _export(model: TranslationModel, params: Params) -> program.Program:
+def export(model: TranslationModel, params: Params, num_steps: int) -> program.Program:
+    """Exports the trainer's program of `num_steps` training steps."""
     p, parts = params.input, model.partitioning
     batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
     step = steps.train_step(model.model_fn, params)
-    return lowering.export(steps.trainer(step, model.state_spec, batch, 1, parts), parts)
+    return lowering.export(steps.trainer(step, model.state_spec, batch, num_steps, parts), parts)
 
 
 def _compile(exported: program.Program, name: str) -> topology.TopologyExecutable | Refusal:

@@ -13,7 +13,7 @@ from lingvo_gshard.core import hyperparams, table
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.layers.repeat import Remat
-from lingvo_gshard.planning import planner, report
+from lingvo_gshard.planning import planner, report, saved_training
 from lingvo_gshard.planning.plan import Plan, Times
 from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.sharding.layout import Partitioning
@@ -57,8 +57,12 @@ class Trial:
         return f"{self.name}: fits, {memory.peak:.2f} GiB, {1e3 * self.secs.step:.2f} ms a step"
 
 
-def plan_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
-    """Yields the plan as text, and if it does not fit, what would make it fit."""
+def plan_lines(request: Request, folder: pathlib.Path, save: bool = False) -> Iterator[str]:
+    """Yields the plan as text, and if it does not fit, what would make it fit.
+
+    With `save`, the trainer's executables are saved below `folder`, or ValueError is raised if it
+    does not fit.
+    """
     made = planner.planned(request, folder)
     yield report.text(made)
     if not made.fits:
@@ -66,6 +70,10 @@ def plan_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
         for trial in remedies(request, folder):
             changes = trial.request.settings[len(request.settings) :]
             yield f"  {trial} ({' '.join(f'--set={change}' for change in changes)})"
+    if save and not made.fits:
+        raise ValueError("--save: a step does not fit, so nothing was saved.")
+    if save:
+        yield saved_training.save(request, folder / "executables")
 
 
 def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:

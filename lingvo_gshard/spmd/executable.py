@@ -25,9 +25,12 @@ ONE_AT_A_TIME = threading.Lock()
 class Executable:
     """A compiled program. Call it with one tree of arrays per argument of the Program."""
 
-    def __init__(self, program: Program, mesh: jax.sharding.Mesh) -> None:
-        """Compiles `program` for the devices of `mesh`; use compile_program."""
-        self.program = program
+    def __init__(self, program: Program, mesh: jax.sharding.Mesh, compiled: Any = None) -> None:
+        """Compiles `program` for the devices of `mesh` unless `compiled` is given.
+
+        `compiled` is its jax.stages.Compiled. Use compile_program or SavedExecutables.
+        """
+        self.program, self.mesh = program, mesh
         self._arguments = {
             name: _Argument(
                 f"{program.name}: argument {name}",
@@ -38,7 +41,7 @@ class Executable:
             for name, spec in zip(program.arg_names, program.args, strict=True)
         }
         self._shares_threads = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
-        self._compiled = _compile(program, mesh)
+        self.compiled: Any = compiled or lower(program, mesh).compile()
 
     def __call__(self, *args: NestedMap) -> NestedMap:
         """Runs the program on all devices and returns its results, a NestedMap of JAX arrays.
@@ -56,9 +59,9 @@ class Executable:
         placed = map(self._placed, self._arguments.values(), args)
         flat = [leaf for leaves in placed for leaf in leaves]
         if not self._shares_threads:
-            return self.program.results.Pack(self._compiled(*flat))
+            return self.program.results.Pack(self.compiled(*flat))
         with ONE_AT_A_TIME:
-            results = jax.block_until_ready(self._compiled(*flat))
+            results = jax.block_until_ready(self.compiled(*flat))
         return self.program.results.Pack(results)
 
     def place(self, name: str, tree: NestedMap) -> NestedMap:
@@ -77,16 +80,16 @@ class Executable:
 
     def report(self) -> compiled_report.CompiledReport:
         """The compiled program's collectives, memory and operations."""
-        return compiled_report.read(self.program.name, self._compiled, self.module)
+        return compiled_report.read(self.program.name, self.compiled, self.module)
 
     @functools.cached_property
     def module(self) -> hlo_module.Module:
         """The compiled program of one partition; reading it needs TensorFlow."""
-        return hlo_module.read(self._compiled)
+        return hlo_module.read(self.compiled)
 
     def as_text(self) -> str:
         """XLA's text of the compiled program of one partition."""
-        return self._compiled.as_text()
+        return self.compiled.as_text()
 
     def _placed(self, argument: "_Argument", tree: NestedMap) -> list[jax.Array]:
         return argument.place(tree)  # topology.TopologyExecutable refuses instead.
@@ -102,7 +105,8 @@ def compile_program(program: Program, devices: Sequence[Any] | None = None) -> E
     return Executable(program, mesh)
 
 
-def _compile(program: Program, mesh: jax.sharding.Mesh) -> Any:
+def lower(program: Program, mesh: jax.sharding.Mesh) -> jax.stages.Lowered:
+    """Lowers `program` for the devices of `mesh`, which is quick. Raises as compile_program."""
     leaves = specs.named_leaves(program.arg_names, program.args)
     platform = mesh.devices.flat[0].platform
     specs.check_dtypes(f"{program.name}: argument", leaves, platform)
@@ -119,7 +123,7 @@ def _compile(program: Program, mesh: jax.sharding.Mesh) -> Any:
         keep_unused=True,
     )
     avals = [specs.abstract_array(spec, to) for (_, spec), to in zip(leaves, ins, strict=True)]
-    return jitted.lower(*avals).compile()
+    return jitted.lower(*avals)
 
 
 def _deserialize(program: Program) -> jax_export.Exported:

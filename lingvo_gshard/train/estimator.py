@@ -21,6 +21,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
+from lingvo_gshard.spmd.saved_executable import SavedExecutables
 from lingvo_gshard.train import checkpoints, config, loop, summaries, warm_start
 from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored, Retention
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
@@ -66,6 +67,7 @@ class TPUEstimator:
         init_fn: InitFn,
         model_prefixes: tuple[str, ...] = (),
         warm_start: WarmStart | None = None,
+        executables: str | None = None,
         log_step_count_steps: int = 1,
         show_progress: bool = True,
     ) -> None:
@@ -80,9 +82,11 @@ class TPUEstimator:
           model_prefixes: dotted paths of the `params` that define the model, by default all but
             `train`. A model_dir that was trained with other values there is refused.
           warm_start: initial weights for a folder without checkpoints, instead of init_fn's.
+          executables: a folder of saved executables to train with, instead of compiling.
           log_step_count_steps: write a TensorBoard summary at each multiple of it.
 
-        Raises ValueError if a setting is missing or out of range, or the state has no step.
+        Raises ValueError if a setting is missing or out of range, if the state has no step, or if
+        `executables` holds none.
         """
         if "train" not in params:
             raise ValueError(
@@ -97,7 +101,8 @@ class TPUEstimator:
         self.state_spec, self._init_fn = state_spec, init_fn
         self._model_prefixes, self._warm_start = model_prefixes, warm_start
         self._log_steps, self._show_progress = log_step_count_steps, show_progress
-        self._programs = Programs(model_fn, params, partitioning, state_spec)
+        saved = None if executables is None else SavedExecutables(executables)
+        self._programs = Programs(model_fn, params, partitioning, state_spec, saved)
 
     @property
     def input_share(self) -> Share:

@@ -97,14 +97,21 @@ class Run:
         return lowering.export(annotated, model.partitioning)
 
 
-def open_run(launch: Launch, logdir: str, num_partitions: int, **decode: object) -> Run:
+def open_run(
+    launch: Launch,
+    logdir: str,
+    num_partitions: int,
+    executables: str | None = None,
+    **decode: object,
+) -> Run:
     """Returns a run over `num_partitions` devices, with some of its `decode` settings replaced.
 
-    Nothing is written yet. Raises as `experiment_params` and `make_estimator`.
+    `executables` is as for TPUEstimator. Nothing is written yet. Raises as `experiment_params` and
+    `make_estimator`.
     """
     params = experiment_params(launch)
     params.decode.Set(**decode)
-    return Run(launch, make_estimator(params, logdir, num_partitions))
+    return Run(launch, make_estimator(params, logdir, num_partitions, executables))
 
 
 def data_facts(data_dir: str) -> DataFacts:
@@ -155,8 +162,13 @@ def experiment_params(launch: Launch) -> Params:
     return params
 
 
-def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstimator:
-    """Returns the estimator of a run; ValueError for a size that does not fit."""
+def make_estimator(
+    params: Params, logdir: str, num_partitions: int, executables: str | None = None
+) -> TPUEstimator:
+    """Returns the estimator of a run; ValueError for a size that does not fit.
+
+    `executables` is as for TPUEstimator.
+    """
     placement.check_divisible(params, num_partitions)
     partitioning = placement.partitioning(params, num_partitions)
     model = TranslationModel(params, partitioning)
@@ -170,6 +182,7 @@ def make_estimator(params: Params, logdir: str, num_partitions: int) -> TPUEstim
         model_prefixes=_MODEL_PREFIXES,
         # A run that has checkpoints continues from those.
         warm_start=None if checkpoints.folder(logdir).is_dir() else _warm_start(params),
+        executables=executables,
     )
 
 

@@ -18,6 +18,7 @@ from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import Executable, compile_program
+from lingvo_gshard.spmd.saved_executable import SavedExecutables
 
 InitFn = Callable[[tf.Tensor], NestedMap]
 # (state, features, labels, mode, params) -> TPUEstimatorSpec
@@ -26,13 +27,21 @@ Step = Callable[[NestedMap, NestedMap], NestedMap]
 
 
 class Programs:
-    """Compiles programs on demand; several threads may share one."""
+    """Compiles programs on demand; several threads may share one.
+
+    The training programs that `saved` holds are loaded instead.
+    """
 
     def __init__(
-        self, model_fn: ModelFn, params: Any, partitioning: Partitioning, state_spec: NestedMap
+        self,
+        model_fn: ModelFn,
+        params: Any,
+        partitioning: Partitioning,
+        state_spec: NestedMap,
+        saved: SavedExecutables | None = None,
     ) -> None:
         self._model_fn, self._params, self._partitioning = model_fn, params, partitioning
-        self._state_spec = state_spec
+        self._state_spec, self._saved = state_spec, saved
         self._compiled: dict[Any, Executable] = {}
         self._lock = threading.Lock()
 
@@ -55,7 +64,9 @@ class Programs:
             if key not in self._compiled:
                 annotated = self._annotated(mode, batch_spec, num_steps)
                 exported = lowering.export(annotated, self._partitioning)
-                self._compiled[key] = compile_program(exported)
+                saved = self._saved if mode is ModeKeys.TRAIN else None
+                make = saved.load_or_compile if saved else compile_program
+                self._compiled[key] = make(exported)
             return self._compiled[key]
 
     def _annotated(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int) -> AnnotatedFn:

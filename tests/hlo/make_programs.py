@@ -131,7 +131,7 @@ def _clear_layouts(shape: Any) -> None:
 
 def _write(name: str, exported: program.Program, devices: list[Any]) -> None:
     mesh = specs.device_mesh(exported.partitioning, devices)
-    _keep(name, topology.TopologyExecutable(exported, mesh)._compiled)
+    _keep(name, topology.TopologyExecutable(exported, mesh).compiled)
 
 
 def _products(devices: list[Any]) -> Any:

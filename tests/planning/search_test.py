@@ -8,7 +8,7 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.layers.repeat import Remat
 from lingvo_gshard.model import placement
-from lingvo_gshard.planning import planner, search
+from lingvo_gshard.planning import planner, saved_training, search
 from lingvo_gshard.planning.planner import Request
 from tests.planning import plans
 
@@ -136,6 +136,17 @@ def test_the_remedies_follow_a_plan_that_does_not_fit(monkeypatch, tmp_path):
         "  activations in bfloat16: fits, 9.00 GiB, 500.00 ms a step "
         "(--set=task.activation_dtype=bfloat16)"
     )
+
+
+def test_executables_are_saved_of_a_plan_that_fits(monkeypatch, tmp_path):
+    monkeypatch.setattr(saved_training, "save", lambda request, folder: f"saved in {folder}")
+    _planned(monkeypatch, lambda request: True)
+    assert len(list(search.plan_lines(_request(), tmp_path))) == 1
+    _, saved = search.plan_lines(_request(), tmp_path, save=True)
+    assert saved == f"saved in {tmp_path}/executables"
+    _planned(monkeypatch, lambda request: request.settings)
+    with pytest.raises(ValueError, match="--save: a step does not fit, so nothing was saved"):
+        list(search.plan_lines(_request(), tmp_path, save=True))
 
 
 def test_the_settings_given_are_those_that_were_planned(monkeypatch, tmp_path):

@@ -133,6 +133,7 @@ _ARGUMENTS = [
     "state_spec",
     "model_prefixes",
     "warm_start",
+    "executables",
     "log_step_count_steps",
 ]
 

@@ -1,0 +1,176 @@
+"""Executables in files: compiled by one process, called by others on machines of the same kind.
+
+FOLDER/NAME.executable   the compiled program of that name, as JAX serializes it
+FOLDER/NAME.json         what it was compiled from, and for which machine
+
+The first is a pickle, which can run any code when it is loaded: take folders only from those whom
+you trust. An executable for CPUs needs the instruction set of the CPU that it was compiled on.
+"""
+
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import logging
+import pathlib
+import re
+import reprlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from lingvo_gshard.core import atomic_file, json_records
+from lingvo_gshard.spmd import executable, specs
+from lingvo_gshard.spmd.executable import Executable
+from lingvo_gshard.spmd.program import Program
+
+_JAX = ("jax", "jaxlib")
+_COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-pjrt", "jax-cuda13-pjrt")}
+# The packages whose versions decide what a program compiles to.
+PACKAGES = (*_JAX, *_COMPILERS["tpu"], *_COMPILERS["gpu"])
+_ADVICE = "save it again with `plan --save`, or leave out --executables"
+_FUNCTION = re.compile(r"func\.func private @([\w.$-]+)")
+_SYMBOL = re.compile(r"@([\w.$-]+)")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Facts:
+    """The machine that an executable is for, and the SHA-256 of its program and of its file.
+
+    `device_ids` are in the mesh's order, and `versions` those of the compiler's packages.
+    """
+
+    platform: str
+    device_kind: str
+    num_devices: int
+    device_ids: tuple[int, ...]
+    versions: dict[str, str]
+    program_digest: str
+    file_digest: str
+
+
+def save(compiled: Executable, folder: str | pathlib.Path) -> None:
+    """Writes an executable and its facts, in place of one with the same program's name.
+
+    Raises ValueError if the compiler cannot serialize what it has compiled.
+    """
+    program, mesh = compiled.program, compiled.mesh
+    path, facts_path = _files(pathlib.Path(folder), program)
+    with _one_line(f"program {program.name} cannot be saved"):
+        content = serialize_executable.serialize(compiled.compiled)[0]
+    lowered = executable.lower(program, mesh)
+    facts = _facts(mesh, _program_digest(program, lowered), _digest(content))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    facts_path.unlink(missing_ok=True)
+    atomic_file.write(path, content)
+    # Last: an executable without facts does not count.
+    atomic_file.write(facts_path, json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
+
+
+class SavedExecutables:
+    """A folder of saved executables, loaded for the programs that they were compiled from."""
+
+    def __init__(self, folder: str | pathlib.Path) -> None:
+        """Raises ValueError if the folder holds no saved executable."""
+        self._folder = pathlib.Path(folder)
+        if not any(self._folder.glob("*.json")):
+            raise ValueError(f"{folder}: no saved executables there; `plan --save` writes them.")
+
+    def load_or_compile(self, program: Program, devices: Sequence[Any] | None = None) -> Executable:
+        """Returns the saved executable of `program`; compiles it, with a warning, if there is none.
+
+        Raises ValueError as compile_program, or if the executable of that name is for another
+        machine or of another version, or its files are damaged or missing.
+        """
+        mesh = specs.device_mesh(program.partitioning, devices, f"program {program.name}")
+        path, facts_path = _files(self._folder, program)
+        if not facts_path.is_file():
+            logging.warning("%s does not exist; %s is compiled.", facts_path, program.name)
+            return Executable(program, mesh)
+        facts, lowered = _read_facts(facts_path, mesh), executable.lower(program, mesh)
+        if facts.program_digest == _program_digest(program, lowered):
+            return Executable(program, mesh, _load(path, facts.file_digest, program, mesh))
+        logging.warning("%s is of other settings or code; %s is compiled.", path, program.name)
+        return Executable(program, mesh, lowered.compile())
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    installed = {each: list(importlib.metadata.distributions(name=each)) for each in packages}
+    return {package: found[0].version for package, found in installed.items() if found}
+
+
+def _files(folder: pathlib.Path, program: Program) -> tuple[pathlib.Path, pathlib.Path]:
+    return folder / f"{program.name}.executable", folder / f"{program.name}.json"
+
+
+def _facts(mesh: jax.sharding.Mesh, program_digest: str, file_digest: str) -> _Facts:
+    devices = list(mesh.devices.flat)
+    platform = devices[0].platform
+    return _Facts(
+        platform,
+        devices[0].device_kind,
+        len(devices),
+        tuple(device.id for device in devices),
+        versions([*_JAX, *_COMPILERS.get(platform, ())]),
+        program_digest,
+        file_digest,
+    )
+
+
+def _read_facts(path: pathlib.Path, mesh: jax.sharding.Mesh) -> _Facts:
+    """Reads the facts of an executable; ValueError if it is not for the machine of `mesh`."""
+    try:
+        saved = json_records.read(_Facts, json.loads(path.read_text()))
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path}: is damaged: {error!r}; {_ADVICE}.") from error
+    here = dataclasses.asdict(_facts(mesh, saved.program_digest, saved.file_digest))
+    for name, found in here.items():
+        if (expected := getattr(saved, name)) != found:
+            given, wanted = reprlib.repr(found), reprlib.repr(expected)
+            raise ValueError(f"{path}: is for {name} {wanted}, but here is {given}; {_ADVICE}.")
+    return saved
+
+
+def _load(path: pathlib.Path, digest: str, program: Program, mesh: jax.sharding.Mesh) -> Any:
+    if not path.is_file():
+        raise ValueError(f"{path}: is missing; {_ADVICE}.")
+    content, devices = path.read_bytes(), list(mesh.devices.flat)
+    if _digest(content) != digest:
+        raise ValueError(f"{path}: is damaged, its checksum does not match; {_ADVICE}.")
+    # As in executable.lower: flat arguments, no keywords, flat results.
+    leaves = specs.named_leaves(program.arg_names, program.args)
+    args = jax.tree_util.tree_structure((tuple(leaf.dims for _, leaf in leaves), {}))
+    results = jax.tree_util.tree_structure([leaf.dims for leaf in program.results.Flatten()])
+    with _one_line(f"{path}: cannot be loaded"):
+        return serialize_executable.deserialize_and_load(
+            content, args, results, devices[0].client, devices
+        )
+
+
+@contextlib.contextmanager
+def _one_line(what: str) -> Iterator[None]:
+    """Raises JAX's errors as a ValueError of one line."""
+    try:
+        yield
+    except (ValueError, jax.errors.JaxRuntimeError) as error:
+        raise ValueError(f"{what}: {str(error).splitlines()[0]}") from error
+
+
+def _program_digest(program: Program, lowered: jax.stages.Lowered) -> str:
+    """A digest that is the same in all processes; the exported bytes hold paths of source files.
+
+    Functions are numbered, as TensorFlow's names of them count what a process has traced before.
+    """
+    text = lowered.as_text()
+    numbers = {name: f"@{i}" for i, name in enumerate(_FUNCTION.findall(text))}
+    text = _SYMBOL.sub(lambda symbol: numbers.get(symbol[1], symbol[0]), text)
+    arguments = specs.named_leaves(program.arg_names, program.args)
+    return _digest(repr((arguments, program.results.FlattenItems(), text)).encode())
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
