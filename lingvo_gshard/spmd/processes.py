@@ -3,9 +3,10 @@
 Every process joins the others before JAX starts, then exports, compiles and calls the same
 programs in the same order, each with the same batch or with its own rows of it.
 
-JAX's coordination service, which runs in process 0, knows which processes are alive. Left to
-itself, JAX aborts a process whose peer is gone. Here each process prints one line that names the
-process that died or failed, and exits with EXIT_STATUS.
+JAX's coordination service runs in process 0. Left to itself, JAX aborts a process whose peer is
+gone. Here each process prints one line that names the process that died or failed, and exits with
+EXIT_STATUS. A process has died when the relays (relay.py) see its connection end or, if its host
+can no longer end it, when its heartbeats are missed.
 """
 
 import contextlib
@@ -14,6 +15,7 @@ import logging
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -73,7 +75,7 @@ def detected(port: int | None, timeout_secs: int) -> Processes:
     """The processes that Slurm, Open MPI, Kubernetes or Cloud TPU started together with this one.
 
     `port` is that of process 0; by default JAX derives it from the job. Raises ValueError if there
-    is no such cluster, or it does not answer within the time.
+    is no such cluster. If it does not answer, prints one line and exits with EXIT_STATUS.
     """
     if port is not None:
         os.environ["JAX_COORDINATOR_PORT"] = str(port)
@@ -82,7 +84,8 @@ def detected(port: int | None, timeout_secs: int) -> Processes:
         coordinator, count, index, _ = detect(None, None, None, None, None, timeout_secs)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise ValueError(f"--cluster=auto: the cluster did not answer: {reason}") from error
+        print(f"--cluster=auto: the cluster did not answer: {reason}", file=sys.stderr)
+        sys.exit(EXIT_STATUS)
     if coordinator is None or count is None or index is None:
         raise ValueError(
             "--cluster=auto: neither Slurm, Open MPI, Kubernetes (which needs the package "
@@ -132,14 +135,15 @@ def _may_be_the_others_fault(error: BaseException | None) -> bool:
 class _Watch:
     """Ends this process when another one dies or fails.
 
-    Processes other than 0 reach JAX's coordination service through a relay (relay.py): JAX's client
-    would abort the process as soon as it saw the connection to process 0 close.
+    The processes reach JAX's coordination service through relays: JAX's client would abort its
+    process as soon as it saw the connection to process 0 close.
     """
 
     def __init__(self, processes: Processes) -> None:
         self._processes, self._id = processes, processes.process_id
         self._client: Any = None
         self._leaves = False
+        self._reserved = socket.socket()  # Keeps the port of process 0's service free until then.
         self._exits = threading.Lock()  # Only one thread says why this process ends.
 
     def join(self) -> None:
@@ -149,17 +153,17 @@ class _Watch:
         timer = threading.Timer(timeout_secs, self._end, [f"{late}{timeout_secs} s"])
         timer.daemon = True
         timer.start()
-        if self._id > 0:
-            coordinator = f"127.0.0.1:{self._relay()}"
+        address = self._start_relay()
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         # The service then lists the live processes and does not abort them when one dies.
         jax.config.update("jax_enable_recoverability", True)
         jax.distributed.initialize(
-            coordinator,
+            address,
             num_processes=self._processes.num_processes,
             process_id=self._id,
             initialization_timeout=2 * timeout_secs,  # JAX would abort; the timer comes first.
             heartbeat_timeout_seconds=self._processes.heartbeat_timeout_secs,
+            coordinator_bind_address=address,
         )
         timer.cancel()
         self._client = distributed.global_state.client
@@ -177,9 +181,7 @@ class _Watch:
 
     def fail(self, reason: str) -> None:
         """Tells the others why this process ends, and exits with status 1."""
-        failure = f"process {self._id} has failed: {reason}"
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            self._client.key_value_set(f"{_FAILURES}{self._id}", failure)
+        self._tell(f"process {self._id} has failed: {reason}")
         self._exit(f"Process {self._id} of {self._processes.num_processes} ends: {reason}", 1)
 
     def leave(self) -> None:
@@ -210,6 +212,10 @@ class _Watch:
                         self._end(f"process {process} has died")
             time.sleep(_POLL_SECS)
 
+    def _tell(self, failure: str) -> None:
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            self._client.key_value_set(f"{_FAILURES}{self._id}", failure)
+
     def _end(self, why: str) -> None:
         if not self._leaves:
             self._exit(f"Process {self._id} ends: {why}. Start all of them again.", EXIT_STATUS)
@@ -222,26 +228,39 @@ class _Watch:
             time.sleep(_GRACE_SECS)  # Otherwise the others would take its end for the cause.
         os._exit(status)
 
-    def _relay(self) -> int:
-        """Starts the relay to process 0 and returns its port."""
+    def _start_relay(self) -> str:
+        """Starts the relay; returns the address of JAX's service, as this process is to see it."""
         host, _, port = self._processes.coordinator.rpartition(":")
-        script = pathlib.Path(__file__).with_name("relay.py")
+        script = [sys.executable, "-IS", pathlib.Path(__file__).with_name("relay.py")]
+        if self._id > 0:
+            return f"127.0.0.1:{self._run_relay([*script, str(self._id), host.strip('[]'), port])}"
+        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # As JAX's service.
+        self._reserved.bind(("127.0.0.1", 0))
+        service, service_port = self._reserved.getsockname()
+        self._run_relay([*script, "0", service, str(service_port), port])
+        return f"{service}:{service_port}"
+
+    def _run_relay(self, command: list[Any]) -> int:
+        """Starts a relay, whose lines are the numbers of the dead; returns its port."""
+        pipe = subprocess.PIPE
         relay = subprocess.Popen(
-            [sys.executable, "-IS", script, host.strip("[]"), port],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,
+            command, stdin=pipe, stdout=pipe, text=True, start_new_session=True
         )
         assert relay.stdout is not None
-        own_port = int(relay.stdout.readline())
-        _start(self._await_end, relay)
-        return own_port
+        if not (port := relay.stdout.readline().strip()).isdigit():
+            raise ValueError(f"--coordinator={self._processes.coordinator}: {port}.")
+        _start(self._await_death, relay)
+        return int(port)
 
-    def _await_end(self, relay: subprocess.Popen) -> None:
-        """Waits for the relay's line; keeps `relay`, whose end would close its input."""
+    def _await_death(self, relay: subprocess.Popen) -> None:
+        """Ends this process after another one; keeps `relay`, whose end would close its input."""
         assert relay.stdout is not None
-        relay.stdout.readline()
-        self._end("process 0 has died")
+        for number in relay.stdout:
+            if self._client is not None and not self._leaves:  # Before, it may be started again.
+                death = f"process {int(number)} has died"
+                if self._id == 0:
+                    self._tell(death)
+                self._end(death)
 
 
 def _start(target: Callable[..., None], *args: Any) -> None:

@@ -1,10 +1,14 @@
-"""A relay to process 0's coordination service, run as a process of its own: relay.py HOST PORT.
+"""Relays a process's connections to JAX's coordination service: relay.py PROCESS HOST PORT [OWN].
 
-A thread would not do. While TensorFlow lowers a function, it keeps Python's lock for seconds to
-minutes, by the model's depth; JAX's heartbeats would not get through and JAX would abort.
+Process 0's relay listens on port OWN for the other processes' relays. Those listen for JAX's client
+on a free port. The first line that a relay prints is its port, or why it has none.
 
-It prints its port, and a line when the service closes a connection. The clients' connections stay
-open then. It ends when its standard input does, and ignores the signals that stop a training.
+No relay closes a connection to another one as long as the process lives that has started it. So
+when such a connection ends, the process at its other end has died, and the relay prints its number.
+
+It is a process, not a thread: while TensorFlow lowers a function, it keeps Python's lock for
+seconds to minutes, by the model's depth; JAX's heartbeats would not get through and JAX would
+abort. It ends when its standard input does, and ignores the signals that stop a training.
 """
 
 import contextlib
@@ -16,22 +20,28 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
+_GREETING = b"lingvo_gshard"  # To process 0's relay; the number of the process follows in 4 bytes.
 
-def main(host: str, port: int) -> None:
+
+def main(process: int, host: str, port: int, own_port: int = 0) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     _start(_end_with_stdin)
-    listener = socket.create_server(("127.0.0.1", 0))
+    try:
+        listener = socket.create_server(("127.0.0.1", 0)) if process else _public_listener(own_port)
+    except OSError as error:
+        print(error.strerror, flush=True)
+        return
     print(listener.getsockname()[1], flush=True)
+    relay = _from_client if process else _from_relay
     while True:
-        client, _ = listener.accept()
-        try:
-            service = socket.create_connection((host, port))
-        except OSError:  # Process 0 has not started yet; the client will try again.
-            client.close()
-            continue
-        _start(_forward, client, service)
-        _start(_receive, service, client)
+        _start(relay, listener.accept()[0], (host, port), process)
+
+
+def _public_listener(port: int) -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
 
 
 def _end_with_stdin() -> None:
@@ -39,9 +49,30 @@ def _end_with_stdin() -> None:
     os._exit(0)
 
 
-def _receive(service: socket.socket, client: socket.socket) -> None:
-    _forward(service, client)
-    print("closed", flush=True)
+def _from_client(client: socket.socket, coordinator: tuple[str, int], process: int) -> None:
+    try:
+        first = socket.create_connection(coordinator)
+        first.sendall(_GREETING + process.to_bytes(4))
+    except OSError:  # Process 0 has not started yet; the client will try again.
+        client.close()
+        return
+    _start(_forward, client, first)
+    _forward(first, client)
+    print(0, flush=True)
+
+
+def _from_relay(other: socket.socket, service: tuple[str, int], _: int) -> None:
+    try:
+        greeting = other.recv(len(_GREETING) + 4, socket.MSG_WAITALL)
+        client = socket.create_connection(service)
+    except OSError:
+        greeting = b""
+    if greeting[:-4] != _GREETING:  # A stranger, or JAX's service has not started yet.
+        other.close()
+        return
+    _start(_forward, client, other)
+    _forward(other, client)
+    print(int.from_bytes(greeting[-4:]), flush=True)
 
 
 def _forward(source: socket.socket, sink: socket.socket) -> None:
@@ -57,4 +88,4 @@ def _start(target: Callable[..., None], *args: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(int(sys.argv[1]), sys.argv[2], *map(int, sys.argv[3:]))

@@ -103,7 +103,7 @@ def test_when_one_dies_the_other_ends_and_both_go_on_when_started_again(tmp_path
     assert processes[dying].wait(timeout=120) == -signal.SIGKILL
     died = time.monotonic()
     _, said = processes[1 - dying].communicate(timeout=120)
-    assert time.monotonic() - died < 20
+    assert time.monotonic() - died < 5
     assert processes[1 - dying].returncode == EXIT_STATUS
     assert f"Process {1 - dying} ends: process {dying} has died. Start all of them again." in said
 
