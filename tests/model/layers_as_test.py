@@ -164,7 +164,7 @@ def test_bfloat16_activations_in_partitioned_loop(step_of):
     ("scale", "loss_is_finite"),
     [(np.inf, False), (1e25, True)],  # The loss is finite, but gradients overflow float32.
 )
-@pytest.mark.parametrize("way", [_PLAIN, _LOOP])
+@pytest.mark.parametrize("way", [pytest.param(_PLAIN, marks=pytest.mark.slow), _LOOP])
 def test_non_finite_step_changes_only_the_step_count(step_of, way, scale, loss_is_finite):
     state = _start()
     state.theta.softmax = (state.theta.softmax * scale).astype("float32")
