@@ -125,8 +125,26 @@ def test_no_english_sentence_is_in_two_splits(corpus):
         assert one.isdisjoint(other)
 
 
+# Another process's hash seed differs, which would show if the order of a set mattered.
+
+
+def test_another_process_has_the_same_sentences(speakers):
+    code = (
+        "from data_prep import constructed\n"
+        "meanings = constructed.meanings(seed=5, count=50)\n"
+        "said = [list(map(s.sentence, meanings)) for s in constructed.speakers(seed=5)]\n"
+        "print(repr((said, list(map(constructed.english, meanings)))))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
+    )
+    meanings = constructed.meanings(seed=5, count=50)
+    said = [list(map(speaker.sentence, meanings)) for speaker in speakers.values()]
+    assert done.stdout == f"{(said, list(map(constructed.english, meanings)))!r}\n"
+
+
+@pytest.mark.slow
 def test_another_process_writes_the_same_bytes(corpus, tmp_path):
-    # Its hash seed differs, which would show if the order of a set mattered.
     command = [sys.executable, "-m", "data_prep.constructed", f"--out={tmp_path}", "--seed=5"]
     subprocess.run(command, check=True, capture_output=True, timeout=120)
     assert _digests(tmp_path) == _digests(corpus)

@@ -271,8 +271,19 @@ def _check(found, wanted):
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.integers(1, 8), st.integers(0, 10**6), st.booleans())
+@given(st.sampled_from([3, 6, 8]), st.integers(0, 10**6), st.booleans())
 def test_equals_a_textbook_beam(beam_size, seed, free):
+    _check_against_the_textbook(beam_size, seed, free)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(1, 8), st.integers(0, 10**6), st.booleans())
+def test_every_beam_size_equals_a_textbook_beam(beam_size, seed, free):
+    _check_against_the_textbook(beam_size, seed, free)
+
+
+def _check_against_the_textbook(beam_size, seed, free):
     config, toy, asked = _CONFIGS[beam_size], _random_model(seed), _asked(seed, free)
     found = _one_device(config)(toy.tensors(), asked)
     _check(found, _textbook(config, toy, asked))

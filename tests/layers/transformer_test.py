@@ -8,15 +8,15 @@ from lingvo_gshard.layers import attention
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.moe import MoELayer
-from lingvo_gshard.layers.repeat import Layers
+from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.layers.transformer import Source, TransformerStack
 from tests.layers import building, stacking
 
 B, L, T, M = 2, 4, 6, 8
 
 
-def _stack(num_layers=4, has_source=False, sparse=True, layers_as=Layers.UNROLLED):
-    p = TransformerStack.Params().Set(dim=M, num_layers=num_layers, layers_as=layers_as)
+def _stack(num_layers=4, has_source=False, sparse=True, **settings):
+    p = TransformerStack.Params().Set(dim=M, num_layers=num_layers, **settings)
     p.layer.Set(has_source=has_source)
     p.layer.attention.Set(num_heads=2, head_dim=3)
     p.dense.hidden_dim = 10
@@ -82,6 +82,20 @@ def test_only_decoder_layers_attend_to_source():
     encoder, decoder = (_stack(has_source=s).weight_specs.layers[0] for s in (False, True))
     assert decoder.keys() - encoder.keys() >= {"source_attention", "source_norm"}
     assert not encoder.keys() - decoder.keys()
+
+
+@pytest.mark.parametrize("remat", Remat)
+def test_a_loop_equals_unrolled_layers(remat):
+    """The values alone: repeat_test.py has gradients, model/layers_as_test.py whole steps."""
+    unrolled, loop = _stack(), _stack(layers_as=Layers.LOOP, remat=remat)
+    theta, (x, mask, valid, _) = building.random_theta(unrolled), _inputs()
+    context = Context(Mode.TRAIN, tf.constant([1, 5]))
+    want = unrolled.FProp(theta.Transform(tf.constant), x, mask, valid, None, context)
+    stacks = stacking.stacked(theta, 2).Transform(tf.constant)
+    got = loop.FProp(stacks, x, mask, valid, None, context)
+    np.testing.assert_allclose(got[0], want[0], rtol=1e-4, atol=1e-5)
+    for a, b in zip(got[1], want[1], strict=True):
+        np.testing.assert_allclose(a.rms, b.rms, rtol=1e-4)
 
 
 def test_decoding_with_stacked_weights_equals_unrolled():

@@ -3,6 +3,8 @@
 B batch, T source length, L target length, V target vocabulary, k beam.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -28,12 +30,13 @@ def theta():
 
 @pytest.fixture(scope="module")
 def trained(theta):
-    """Metrics and gradients in TRAIN mode, by number of partitions."""
-    found = {}
-    for n in (1, 2, 4, 8):
+    """Number of partitions -> metrics and gradients in TRAIN mode, computed once."""
+
+    @functools.cache
+    def computed(n):
         task = small_task.task_params().Instantiate(Annotator(functions.partitioning(n)))
 
-        def fn(theta, batch, seed, task=task):
+        def fn(theta, batch, seed):
             leaves, context = theta.Flatten(), Context(Mode.TRAIN, seed.seed)
             with tf.GradientTape() as tape:
                 tape.watch(leaves)
@@ -50,24 +53,27 @@ def trained(theta):
             seed=NestedMap(seed=TensorSpec((2,), "int32", "_")),
         )
         seed = NestedMap(seed=np.array([1, 5], np.int32))
-        found[n] = executable(theta, small_task.random_batch(3), seed)
-    return found
+        return executable(theta, small_task.random_batch(3), seed)
+
+    return computed
 
 
-@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+@pytest.mark.parametrize(
+    "num_partitions", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8))]
+)
 def test_partitioned_training_equals_unpartitioned(trained, num_partitions):
-    got, want = trained[num_partitions], trained[1]
+    got, want = trained(num_partitions), trained(1)
     np.testing.assert_allclose(got.metrics.loss, want.metrics.loss, rtol=1e-5)
     building.assert_close(got, want, rtol=1e-3)
 
 
 def test_every_weight_has_a_gradient(trained):
-    for path, gradient in trained[1].d_theta.FlattenItems():
+    for path, gradient in trained(1).d_theta.FlattenItems():
         assert np.abs(gradient).max() > 1e-7, path
 
 
 def test_metrics_and_their_sum_in_the_loss(trained):
-    m = trained[1].metrics
+    m = trained(1).metrics
     assert set(m.routing.overflow) == set(m.routing.load_E) == {"encoder_1", "decoder_1"}
     layers = {f"{stack}_{i}" for stack in ("encoder", "decoder") for i in range(2)}
     assert set(m.activation_norms) == layers

@@ -188,10 +188,18 @@ with processes.joined(settings):
 """
 
 
-@pytest.mark.parametrize("which", [0, 1])
+_DIES = ("dies", -signal.SIGKILL, "has died")
+_FAILS = ("fails", 1, "has failed: the disk is full")
+
+
 @pytest.mark.parametrize(
-    ("ends", "status", "why"),
-    [("dies", -signal.SIGKILL, "has died"), ("fails", 1, "has failed: the disk is full")],
+    ("which", "ends", "status", "why"),
+    [
+        (0, *_DIES),
+        (1, *_FAILS),
+        pytest.param(1, *_DIES, marks=pytest.mark.slow),
+        pytest.param(0, *_FAILS, marks=pytest.mark.slow),
+    ],
 )
 def test_when_one_process_ends_the_other_names_it_and_ends(which, ends, status, why):
     started = _start(_ENDS, str(which), ends)
@@ -269,7 +277,7 @@ with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeo
 """
 
 
-@pytest.mark.parametrize("process_id", [0, 1])
+@pytest.mark.parametrize("process_id", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_to_which_nobody_comes_says_so_and_ends(process_id):
     coordinator = f"127.0.0.1:{_free_port()}"
     command = [sys.executable, "-c", _ALONE, coordinator, str(process_id)]
