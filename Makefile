@@ -41,8 +41,8 @@ setup-chromium:
 test: setup setup-chromium
 	$(PY) -m pytest -q -n 2
 
-# Without the TPU compiler some slow tests would be skipped; with `make setup-plan-gpu`, two more run.
-test-slow: setup-tpu
+# Without the compilers some slow tests would be skipped.
+test-slow: setup-tpu setup-plan-gpu
 	$(PY) -m pytest -q -n 2 -m slow
 
 # Afterwards, `bazel test --config=offline //...` runs all tests.

@@ -67,19 +67,19 @@ def _compiled(way):
         with tf.GradientTape() as tape:
             tape.watch([x, shared, stack])
             y, (squares, rows) = _WAYS[way](x, shared, stack)
-            loss = tf.reduce_sum(y) + tf.reduce_sum(squares * tf.range(1.0, R + 1))
+            factors = tf.range(1.0, R + 1, dtype=squares.dtype)
+            loss = tf.reduce_sum(y) + tf.reduce_sum(squares * factors)
         return [y, squares, rows, *tape.gradient(loss, [x, shared, stack])]
 
     rng = np.random.default_rng(3)
-    # Small, so that no gradient is a difference of much larger numbers.
-    args = [tf.constant(0.1 * rng.normal(size=s), tf.float32) for s in ((B, M), (B, M), (R, M, M))]
+    args = [tf.constant(rng.normal(size=size)) for size in ((B, M), (B, M), (R, M, M))]  # float64
     return run(*args), run.experimental_get_compiler_ir(*args)(stage="optimized_hlo")
 
 
 @pytest.mark.parametrize("way", _WAYS)
 def test_values_and_gradients_equal_plain_composition(way):
     for got, want in zip(_compiled(way)[0], _compiled("plain")[0], strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("remat", Remat)
