@@ -167,7 +167,8 @@ class _Watch:
         )
         timer.cancel()
         self._client = distributed.global_state.client
-        _start(self._watch)
+        _start(self._watch_heartbeats)
+        _start(self._watch_failures)
 
     def check_devices(self) -> None:
         """Ends every process with one line unless all have the same number of devices."""
@@ -197,16 +198,21 @@ class _Watch:
         """The live processes' incarnation numbers by process; waits until each of them asks."""
         return self._client.get_live_nodes(list(range(self._processes.num_processes)))
 
-    def _watch(self) -> None:
+    def _watch_failures(self) -> None:
+        while not self._leaves:
+            with contextlib.suppress(jax.errors.JaxRuntimeError):
+                for key, failure in self._client.key_value_dir_get(_FAILURES):
+                    if key != f"{_FAILURES}{self._id}":
+                        self._end(failure)
+            time.sleep(_POLL_SECS)
+
+    def _watch_heartbeats(self) -> None:
         first: dict[int, int] = {}
         while not self._leaves:
             # If process 0 is gone, which the relay notices, or as this process leaves.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 live = self._live()
                 first = first or live
-                for key, failure in self._client.key_value_dir_get(_FAILURES):
-                    if key != f"{_FAILURES}{self._id}":
-                        self._end(failure)
                 for process in range(self._processes.num_processes):
                     if process not in live or live[process] != first.get(process):
                         self._end(f"process {process} has died")

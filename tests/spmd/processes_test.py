@@ -70,12 +70,14 @@ def _free_port() -> int:
         return listener.getsockname()[1]
 
 
-def _start(code: str, *args: str) -> list[subprocess.Popen]:
-    """Two processes that run `code`, each with `args`, the coordinator and its number."""
+def _start(code: str, *args: str, count: int = 2) -> list[subprocess.Popen]:
+    """Processes that run `code`, each with `args`, the coordinator and its number."""
     keep = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     command = [sys.executable, "-c", code, *args, f"127.0.0.1:{_free_port()}"]
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
-    return [subprocess.Popen([*command, str(i)], env=keep, text=True, **pipes) for i in range(2)]
+    return [
+        subprocess.Popen([*command, str(i)], env=keep, text=True, **pipes) for i in range(count)
+    ]
 
 
 def _finish(started: list[subprocess.Popen]) -> list[tuple[str, str]]:
@@ -173,8 +175,9 @@ import os, signal, sys, time
 from lingvo_gshard.spmd import environment
 environment.prepare(num_devices=1)
 from lingvo_gshard.spmd import processes
-which, ends, coordinator, process_id = sys.argv[1:]
-settings = processes.Processes(coordinator, 2, int(process_id), 60, heartbeat_timeout_secs=6)
+which, ends, count, coordinator, process_id = sys.argv[1:]
+here = int(count), int(process_id)
+settings = processes.Processes(coordinator, *here, timeout_secs=60, heartbeat_timeout_secs=6)
 with processes.joined(settings):
     processes.of_first(1)
     if process_id == which and ends == "dies":
@@ -202,7 +205,7 @@ _FAILS = ("fails", 1, "has failed: the disk is full")
     ],
 )
 def test_when_one_process_ends_the_other_names_it_and_ends(which, ends, status, why):
-    started = _start(_ENDS, str(which), ends)
+    started = _start(_ENDS, str(which), ends, "2")
     assert started[which].wait(timeout=60) == status
     ended = time.monotonic()
     assert started[1 - which].wait(timeout=60) == processes.EXIT_STATUS
@@ -214,14 +217,26 @@ def test_when_one_process_ends_the_other_names_it_and_ends(which, ends, status, 
         assert errors[which][-1] == f"Process {which} of 2 ends: the disk is full"
 
 
+def test_when_one_of_three_dies_both_others_name_it_at_once():
+    started = _start(_ENDS, "1", "dies", "3", count=3)
+    assert started[1].wait(timeout=60) == -signal.SIGKILL
+    ended = time.monotonic()
+    printed = _finish(started)
+    assert time.monotonic() - ended < 5
+    for i in (0, 2):
+        assert started[i].returncode == processes.EXIT_STATUS
+        line = f"Process {i} ends: process 1 has died. Start all of them again."
+        assert printed[i][1].splitlines()[-1] == line
+
+
 def test_a_process_that_is_done_waits_for_the_other():
-    started = _start(_ENDS, "1", "leaves")
+    started = _start(_ENDS, "1", "leaves", "2")
     printed = _finish(started)
     assert [process.returncode for process in started] == [0, 0], printed
 
 
 def test_a_strangers_connection_changes_nothing():
-    started = _start(_ENDS, "1", "leaves")
+    started = _start(_ENDS, "1", "leaves", "2")
     host, port = started[0].args[-2].split(":")
     for said in (b"GET / HTTP/1.0\r\n\r\n", b""):
         connection, deadline = None, time.monotonic() + 60
