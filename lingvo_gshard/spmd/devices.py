@@ -37,7 +37,8 @@ def start() -> tuple[int, str]:
     if wanted == "tpu" and not _num_tpu_chips():  # libtpu would complain at length.
         raise _missing(wanted, "none is attached")
     try:
-        found = jax.devices()
+        with environment.quiet_stderr():  # A plugin says that there is no driver.
+            found = jax.devices()
     except RuntimeError as error:
         raise _missing(wanted, str(error).splitlines()[0]) from error
     if found[0].platform != _JAX_NAMES.get(wanted, wanted):

@@ -30,6 +30,7 @@ from jax._src import clusters, distributed  # JAX has no public way to ask eithe
 from jax.experimental import multihost_utils
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.spmd import environment
 
 # The exit status of a process that ends because another one has (sysexits.h: unavailable).
 EXIT_STATUS = 69
@@ -172,7 +173,9 @@ class _Watch:
 
     def check_devices(self) -> None:
         """Ends every process with one line unless all have the same number of devices."""
-        self._client.key_value_set(f"{_DEVICES}{self._id:08}", str(jax.local_device_count()))
+        with environment.quiet_stderr():  # JAX starts.
+            count = jax.local_device_count()
+        self._client.key_value_set(f"{_DEVICES}{self._id:08}", str(count))
         self._client.wait_at_barrier(f"{_PREFIX}counted", _DAY_MS)
         counts = [int(count) for _, count in sorted(self._client.key_value_dir_get(_DEVICES))]
         if len(set(counts)) > 1:

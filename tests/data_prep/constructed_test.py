@@ -93,6 +93,7 @@ def _all_small_sentences():
         yield Clause(subject, verb, "future", time="soon")
 
 
+@pytest.mark.slow
 def test_no_two_small_sentences_sound_the_same(speakers):
     clauses = list(_all_small_sentences())
     sentences = [Sentence(clause) for clause in clauses]

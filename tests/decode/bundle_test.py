@@ -38,9 +38,10 @@ _TEXT = "\n".join(_LINES).encode()
 # Only these packages and the standard library can be imported.
 _ALONE = """
 import importlib.metadata, sys
+owners = importlib.metadata.packages_distributions()
 allowed = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy"}
 allowed |= {"absl", "sentencepiece", "flatbuffers"}
-owners = importlib.metadata.packages_distributions()
+allowed |= {name for name in owners if name.startswith(("jax_", "libtpu", "nvidia"))}  # Plugins.
 
 class Refuse:
     def find_spec(self, name, path=None, target=None):

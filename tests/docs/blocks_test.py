@@ -13,7 +13,7 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
     ("document", "printed"),
     [
         pytest.param("tutorial.md", r"squared error [\d.]+ -> [\d.]+", marks=pytest.mark.slow),
-        ("extending.md", r"num_experts : 16"),
+        pytest.param("extending.md", r"num_experts : 16", marks=pytest.mark.slow),
         ("estimator.md", r"step 500, accuracy 0\.9"),
     ],
 )

@@ -68,6 +68,7 @@ def _run(files: list[str], code: str = _RUN_SAVED, **env: str) -> dict:
     return json.loads(run.stdout)
 
 
+@pytest.mark.slow
 def test_the_second_process_compiles_nothing(files, tmp_path):
     first = _run([*files, "report"], HOME=str(tmp_path))
     (folder,) = (tmp_path / ".cache" / "lingvo_gshard").iterdir()
