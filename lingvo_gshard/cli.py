@@ -31,15 +31,12 @@ class DeviceFlags:
     def start(self, model: str) -> tuple[int, str]:
         """Starts JAX; returns the number of partitions and a description of the devices.
 
-        Raises ValueError as devices.start and devices.check_model, or if there are too few.
+        Raises ValueError as devices.start and devices.check_model.
         """
         devices = load("lingvo_gshard.spmd.devices")
-        count, described = devices.start()
+        started = devices.start(self.num_partitions.value)
         devices.check_model(model, self.platform.value)
-        partitions = self.num_partitions.value or count
-        if partitions > count:
-            raise ValueError(f"--num_partitions={partitions}: there are only {described}.")
-        return partitions, described
+        return started
 
 
 def device_flags() -> DeviceFlags:
@@ -106,8 +103,8 @@ def load(module: str) -> Any:
 
 
 def _platform() -> str | None:
-    """The platform of --platform; that of JAX_PLATFORMS or `cpu` for None."""
-    asked = flags.FLAGS.find_module_defining_flag("platform") and flags.FLAGS.platform
+    """What --platform asks for; None for what JAX_PLATFORMS says, or `cpu`."""
+    asked = flags.FLAGS.platform if "platform" in flags.FLAGS else None
     return load("lingvo_gshard.spmd.devices").find() if asked == "auto" else asked
 
 

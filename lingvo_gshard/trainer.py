@@ -7,9 +7,10 @@ A folder that holds a run knows its model and data, so later commands need --log
 or Ctrl-C stops training after the call under way, saves, and exits with status 75; a second one
 ends the process at once.
 
-To train with several processes, give each the same command with --coordinator=HOST:PORT,
---num_processes=N, its own --process_id from 0 to N-1, and a --logdir that all can reach. If one
-dies, the others name it and exit with status 69; started again, all of them continue.
+To train with several processes, give each the same command and a --logdir that all can reach, with
+--cluster=auto under Slurm, Open MPI, Kubernetes or Cloud TPU, else with --coordinator=HOST:PORT,
+--num_processes=N, and its own --process_id from 0 to N-1. If one dies, the others name it and exit
+with status 69; started again, all of them continue.
 """
 
 import contextlib

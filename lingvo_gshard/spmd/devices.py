@@ -28,10 +28,12 @@ def _num_tpu_chips() -> int:
     return hardware_utils.num_available_tpu_chips_and_device_id()[0]
 
 
-def start() -> tuple[int, str]:
-    """Starts JAX; returns the number of devices and `8 x NVIDIA H100 80GB HBM3` or the like.
+def start(num_partitions: int | None = None) -> tuple[int, str]:
+    """Starts JAX; returns the number of partitions and `8 x NVIDIA H100 80GB HBM3` or the like.
 
-    Raises ValueError if the platform that was prepared has no device that JAX can use.
+    There are as many partitions as devices by default. Raises ValueError if the platform that was
+    prepared has no device that JAX can use, if there are fewer devices than partitions, or if
+    several processes have more.
     """
     wanted = os.environ.get("JAX_PLATFORMS", "cpu").split(",")[0]
     if wanted == "tpu" and not _num_tpu_chips():  # libtpu would complain at length.
@@ -43,13 +45,22 @@ def start() -> tuple[int, str]:
         raise _missing(wanted, str(error).splitlines()[0]) from error
     if found[0].platform != _JAX_NAMES.get(wanted, wanted):
         raise _missing(wanted, f"only {found[0].device_kind}")
+    described, partitions = _described(found), num_partitions or len(found)
+    if partitions > len(found):
+        raise ValueError(f"--num_partitions={partitions}: there are only {described}.")
+    if partitions < len(found) and jax.process_count() > 1:
+        raise ValueError(f"--num_partitions={partitions}: {described} must all take part.")
+    return partitions, described
+
+
+def _described(found: list[jax.Device]) -> str:
     kinds = collections.Counter(device.device_kind for device in found)
     described = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     if found[0].platform == "cpu":
         described = f"{_counted(len(found), 'virtual CPU device')} on "
         described += _counted(environment.num_cores(), "core")
     in_processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    return len(found), described + in_processes
+    return described + in_processes
 
 
 def _missing(platform: str, found: str) -> ValueError:

@@ -56,6 +56,15 @@ except ValueError as error:
     assert run.stdout.count("\n") == 1 and "`make setup-cuda12`" in run.stdout
 
 
+def test_too_few_devices_and_idle_ones_of_other_processes_are_refused(monkeypatch):
+    assert devices.start(2)[0] == 2
+    with pytest.raises(ValueError, match="--num_partitions=9: there are only 8 virtual CPU dev"):
+        devices.start(9)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="=4: 8 virtual .* in 2 processes must all take part"):
+        devices.start(4)
+
+
 def test_a_model_of_the_paper_needs_to_be_asked_for_on_a_cpu():
     devices.check_model("toy.MoE8E4L", "auto")
     devices.check_model("m4.MoE128E12L", "cpu")
