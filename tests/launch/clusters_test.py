@@ -12,12 +12,14 @@ import time
 import pytest
 
 from data_prep import pipeline, tsv
+from tests import quick_machine_code
 from tests.launch import one_node_slurm
 from tools.disturbed_run import Layout, Run
 
 pytestmark = pytest.mark.slow
 
 _ROOT = pathlib.Path(__file__).parents[2]
+_STEPS = 16
 _SETTINGS = (
     "task.dim=16",
     "task.encoder.num_layers=2",
@@ -28,7 +30,7 @@ _SETTINGS = (
     "input.source_len=32",
     "input.target_len=32",
     "train.iterations_per_loop=2",
-    "train.max_steps=30",
+    f"train.max_steps={_STEPS}",
 )
 
 
@@ -63,6 +65,7 @@ def environment(tmp_path_factory):
         for name in [*os.environ]:
             if name.startswith(("JAX_", "XLA_FLAGS", "PJRT_")):
                 patch.delenv(name)
+        patch.setenv("XLA_FLAGS", quick_machine_code.FLAGS)
         patch.setenv("LINGVO_GSHARD_COMPILATION_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("PYTHONPATH", str(_ROOT))
         yield
@@ -104,7 +107,7 @@ def _submit(run, env):
 
 
 def _assert_equal(run, whole):
-    assert run.losses() == whole.losses() and max(run.losses()) == 30
+    assert run.losses() == whole.losses() and max(run.losses()) == _STEPS
     assert run.fingerprints() == whole.fingerprints()
 
 

@@ -1,0 +1,6 @@
+"""XLA flags for tests whose time is compilation: its CPU backend works a third as long.
+
+XLA plans and partitions the programs as always, but hardly optimizes their machine code.
+"""
+
+FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
