@@ -119,7 +119,9 @@ def tpu(kind: str, num_cores: int) -> str:
         raise ValueError(f"A TPU pod has 8, 16, 32, ... cores, not {num_cores}.")
     dims = _TPUS[kind].count("x") + 1
     exponent = (num_cores // CORES_PER_CHIP[kind]).bit_length() - 1
-    return f"{kind}:{'x'.join(str(2 ** ((exponent + dim) // dims)) for dim in range(dims))}"
+    sides = [2 ** ((exponent + dim) // dims) for dim in range(dims)]
+    sides.sort(key=lambda side: side == 1)  # A host has 2x2x1 chips.
+    return f"{kind}:{'x'.join(map(str, sides))}"
 
 
 def places(name: str) -> tuple[tuple[int, ...], ...]:

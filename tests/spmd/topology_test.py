@@ -41,6 +41,7 @@ def test_a_tpu_is_as_near_to_a_square_or_cube_as_possible():
         cores: f"v3:{name}" for cores, name in names.items()
     }
     assert (topology.tpu("v5p", 128), topology.tpu("v4", 128)) == ("v5p:4x4x8", "v4:4x4x4")
+    assert topology.tpu("tpu7x", 8) == "tpu7x:2x2x1"
     for cores in (0, 4, 24):
         with pytest.raises(ValueError, match=f"A TPU pod has 8, 16, 32, ... cores, not {cores}"):
             topology.tpu("v3", cores)
