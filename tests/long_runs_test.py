@@ -1,6 +1,7 @@
 """Runs of several minutes: one learns the constructed languages, another is killed repeatedly."""
 
 import json
+import os
 import random
 import signal
 import time
@@ -14,6 +15,7 @@ from lingvo_gshard.spmd import specs
 from lingvo_gshard.train import modes, run
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.run import Launch
+from tests import quick_machine_code
 from tools.disturbed_run import Layout, Run
 
 pytestmark = pytest.mark.slow
@@ -85,7 +87,9 @@ def _kill_after(process, run, step):
     process.wait()
 
 
-def test_a_run_that_is_killed_repeatedly_ends_in_the_same_state(data_dir, tmp_path):
+def test_a_run_that_is_killed_repeatedly_ends_in_the_same_state(data_dir, tmp_path, monkeypatch):
+    flags = f"{os.environ['XLA_FLAGS']} {quick_machine_code.FLAGS}"
+    monkeypatch.setenv("XLA_FLAGS", flags)  # Each start compiles.
     launch = _launch(data_dir)
     trainer_flags = (
         f"--model={launch.model}",
