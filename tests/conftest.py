@@ -24,9 +24,11 @@ def pytest_configure(config):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _memory_is_returned():
-    """After each file, the kernel gets back what its compilations needed: workers share memory."""
+def _memory_is_returned(request):
+    """After each file of slow tests, the kernel gets back what its compilations needed."""
     yield
+    if request.config.option.markexpr == "not slow":
+        return
     if "jax" in sys.modules:
         sys.modules["jax"].clear_caches()
     gc.collect()
