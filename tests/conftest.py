@@ -5,6 +5,7 @@ The compilation cache is off, so that each test compiles its own programs.
 
 import ctypes
 import gc
+import importlib
 import os
 import sys
 
@@ -35,3 +36,17 @@ def _memory_is_returned(request):
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc has it.
         libc.malloc_trim(0)
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Counts what is compiled: one entry for each."""
+    jax = importlib.import_module("jax")
+    calls, compile_lowered = [], jax.stages.Lowered.compile
+
+    def count(self, *args, **kwargs):
+        calls.append(self)
+        return compile_lowered(self, *args, **kwargs)
+
+    monkeypatch.setattr(jax.stages.Lowered, "compile", count)
+    return calls

@@ -26,7 +26,7 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import clusters, distributed  # JAX has no public way to ask either.
+from jax._src import clusters, distributed  # JAX has no public way to either.
 from jax.experimental import multihost_utils
 
 from lingvo_gshard.core.nested_map import NestedMap
@@ -144,7 +144,7 @@ class _Watch:
         self._processes, self._id = processes, processes.process_id
         self._client: Any = None
         self._leaves = False
-        self._reserved = socket.socket()  # Keeps the port of process 0's service free until then.
+        self._reserved = socket.socket()  # Keeps a port of process 0 for JAX's service.
         self._exits = threading.Lock()  # Only one thread says why this process ends.
 
     def join(self) -> None:

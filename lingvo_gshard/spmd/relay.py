@@ -64,10 +64,10 @@ def _from_client(client: socket.socket, coordinator: tuple[str, int], process: i
 def _from_relay(other: socket.socket, service: tuple[str, int], _: int) -> None:
     try:
         greeting = other.recv(len(_GREETING) + 4, socket.MSG_WAITALL)
+        if greeting[:-4] != _GREETING:
+            raise ConnectionRefusedError("a stranger")
         client = socket.create_connection(service)
-    except OSError:
-        greeting = b""
-    if greeting[:-4] != _GREETING:  # A stranger, or JAX's service has not started yet.
+    except OSError:  # JAX's service may not have started yet.
         other.close()
         return
     _start(_forward, client, other)

@@ -48,19 +48,6 @@ def four(saved, tmp_path):
     return tmp_path
 
 
-@pytest.fixture
-def compiled(monkeypatch):
-    """Counts what is compiled: one entry for each."""
-    calls, compile_lowered = [], jax.stages.Lowered.compile
-
-    def count(self, *args, **kwargs):
-        calls.append(self)
-        return compile_lowered(self, *args, **kwargs)
-
-    monkeypatch.setattr(jax.stages.Lowered, "compile", count)
-    return calls
-
-
 def _results(run):
     args = [functions.randoms(arg, seed) for seed, arg in enumerate(run.program.args)]
     return [np.asarray(leaf) for leaf in run(*args).Flatten()]

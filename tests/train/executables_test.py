@@ -2,7 +2,6 @@
 
 import pathlib
 
-import jax
 import pytest
 
 from lingvo_gshard.model.spec import ModeKeys
@@ -23,19 +22,6 @@ def _losses(estimator, max_steps):
     hook = _Losses()
     estimator.train(lambda p: regression.Batches(), max_steps=max_steps, hooks=[hook])
     return hook.losses
-
-
-@pytest.fixture
-def compiled(monkeypatch):
-    """Counts what is compiled: one entry for each."""
-    calls, compile_lowered = [], jax.stages.Lowered.compile
-
-    def count(self, *args, **kwargs):
-        calls.append(self)
-        return compile_lowered(self, *args, **kwargs)
-
-    monkeypatch.setattr(jax.stages.Lowered, "compile", count)
-    return calls
 
 
 def test_training_loads_what_was_saved(tmp_path, compiled, caplog):
