@@ -5,6 +5,8 @@ gives its dims: `gates_GSE`. All floats are float32; masks are floats that hold 
 numbers are those of Algorithm 1.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 import math
@@ -37,7 +39,7 @@ class Capacity:
     def Params(cls) -> InstantiableParams:
         p = InstantiableParams(cls)
         p.Define("by", CapacityBy.FACTOR, "The rule.")
-        p.Define("factor", 2.0, "For FACTOR; 2 in the paper (section 2.2: 2N / (G * E)).")
+        p.Define("factor", 2.0, "Of FACTOR; 2 in the paper, section 2.2.")
         return p
 
     def __init__(self, params: InstantiableParams) -> None:
@@ -49,6 +51,10 @@ class Capacity:
         """C of each expert in a group of `group_size` tokens."""
         if self.p.by is CapacityBy.TOKENS:
             return group_size
+        return self.even_places(group_size, num_experts)
+
+    def even_places(self, group_size: int, num_experts: int) -> int:
+        """C by FACTOR, which is enough if the experts' loads are about even."""
         return min(group_size, math.ceil(self.p.factor * group_size / num_experts))
 
 
@@ -71,6 +77,13 @@ class Choice:
     position_GS: tf.Tensor
     wanted_GS: tf.Tensor
     kept_GS: tf.Tensor
+
+    def window(self, first: tf.Tensor, size: int) -> Choice:
+        """Keeps only the tokens at `size` positions from `first` on, which become 0 to size - 1."""
+        position_GS = self.position_GS - first
+        inside_GS = (position_GS >= 0) & (position_GS < size)
+        kept_GS = self.kept_GS * tf.cast(inside_GS, tf.float32)
+        return dataclasses.replace(self, position_GS=position_GS, kept_GS=kept_GS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,6 +120,17 @@ class Gating:
     first: Choice
     second: Choice
     routing: Routing
+
+    def occupied(self) -> tf.Tensor:
+        """The number of positions that the fullest buffer of an expert needs: an int32 scalar."""
+        choices = (self.first, self.second)
+        ends = [(c.position_GS + 1) * tf.cast(c.kept_GS, tf.int32) for c in choices]
+        return tf.reduce_max(tf.maximum(*ends))
+
+    def window(self, first: tf.Tensor, size: int) -> Gating:
+        """As Choice.window, for both choices."""
+        choices = (choice.window(first, size) for choice in (self.first, self.second))
+        return Gating(*choices, self.routing)
 
 
 def top2_gating(

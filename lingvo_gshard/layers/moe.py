@@ -4,6 +4,7 @@ B batch, L length, G groups, S tokens of a group, E experts, C capacity, M model
 """
 
 import dataclasses
+import math
 
 import tensorflow as tf
 
@@ -11,11 +12,11 @@ from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import gating
-from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.context import Context, Mode, computed
 from lingvo_gshard.layers.dispatch import DISPATCHERS, Dispatch
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Gating, Routing, SecondExpert
 from lingvo_gshard.layers.projection import matmul, project
-from lingvo_gshard.layers.ragged_experts import ragged_experts
+from lingvo_gshard.layers.ragged_experts import moves_less, ragged_experts
 from lingvo_gshard.layers.random import random_uniform
 
 
@@ -57,9 +58,7 @@ class MoELayer(BaseLayer):
         where a token overflowed. Raises ValueError if the group size does not divide the batch's
         tokens, or if dispatch is GATHER and the partitions do not divide the number of groups.
         """
-        count = x.shape[0]  # When decoding, a group is the hypotheses of one example.
-        if context.mode is not Mode.DECODE:
-            count = num_groups(self.p, f"{self.path}: group_size", *x.shape[:2])
+        count = self._num_groups(*x.shape[:2], context.mode)
         x_GSM = self.annotate(tf.reshape(x, [count, -1, self.p.dim]), "GSM")
         valid_GS = self.annotate(tf.reshape(valid_mask, [count, -1]), "GS")
         p = self.p.train_capacity if context.training else self.p.eval_capacity
@@ -70,14 +69,55 @@ class MoELayer(BaseLayer):
             second_above = self._second_above(valid_GS, context)
             gates = gating.top2_gating(logits_GSE, valid_GS, capacity, second_above=second_above)
         if not context.training and capacity == x_GSM.shape[1]:  # Nothing can overflow.
-            with tf.name_scope("experts"):
-                y_GSM = ragged_experts(x_GSM, gates, theta.wi, theta.wo, self._annotator)
+            y_GSM = self._exact(theta, x_GSM, gates, context)
         else:
             y_GSM = self._dispatched(theta, x_GSM, gates, capacity, context)
         # This is a metric, which every device must hold in full.
         load_E = self.annotate(gates.routing.load_E, "_")
         routing = dataclasses.replace(gates.routing, load_E=load_E)
         return self.annotate(tf.reshape(y_GSM, x.shape), "BLM"), routing
+
+    def _num_groups(self, batch: int, length: int, mode: Mode) -> int:
+        """G for a batch [B, L], which may be one step of decoding."""
+        if mode is not Mode.DECODE:
+            return num_groups(self.p, f"{self.path}: group_size", batch, length)
+        if self.p.eval_capacity.by is not CapacityBy.TOKENS:
+            return batch  # So that no example takes the places of another.
+        parts = math.gcd(batch, *self._annotator.factor("G"))
+        tokens = batch * length
+        return tokens // default_group_size(self.p, tokens // parts)
+
+    def _exact(
+        self, theta: NestedMap, x_GSM: tf.Tensor, gates: Gating, context: Context
+    ) -> tf.Tensor:
+        """The outputs of all tokens, as if C were S, in whichever way moves less; [G, S, M]."""
+        num_groups, size, _ = x_GSM.shape
+        p = self.p.eval_capacity.Instantiate()
+        capacity = p.even_places(size, self.p.num_experts)
+        buffer_rows = self.p.num_experts * num_groups * capacity
+        if not moves_less(num_groups * size, buffer_rows, self._annotator):
+            return self._in_rounds(theta, x_GSM, gates, capacity, context)
+        with tf.name_scope("experts"):
+            return ragged_experts(x_GSM, gates, theta.wi, theta.wo, self._annotator)
+
+    def _in_rounds(
+        self, theta: NestedMap, x_GSM: tf.Tensor, gates: Gating, capacity: int, context: Context
+    ) -> tf.Tensor:
+        """Dispatches the next C positions of every buffer in each round; [G, S, M].
+
+        There are as many rounds as the fullest buffer needs, and a partition's memory does not
+        depend on how many partitions there are.
+        """
+        occupied = gates.occupied()
+        context = dataclasses.replace(context, product=computed)  # No gradient needs a record.
+
+        def next_round(first: tf.Tensor, y_GSM: tf.Tensor) -> list[tf.Tensor]:
+            now = gates.window(first, capacity)
+            y_GSM += self._dispatched(theta, x_GSM, now, capacity, context)
+            return [first + capacity, self.annotate(y_GSM, "GSM")]
+
+        start = [tf.constant(0), self.annotate(tf.zeros_like(x_GSM), "GSM")]
+        return tf.while_loop(lambda first, _: first < occupied, next_round, start)[1]
 
     def _dispatched(
         self, theta: NestedMap, x_GSM: tf.Tensor, gates: Gating, capacity: int, context: Context
@@ -125,15 +165,18 @@ class MoELayer(BaseLayer):
 
 
 def group_size(p: Params, tokens: int) -> int:
-    """S for a batch of `tokens` tokens with padding: MoELayer's p.group_size if set, or a default.
+    """S for a batch of `tokens` tokens with padding: p.group_size if set, or a default."""
+    return default_group_size(p, tokens) if p.group_size is None else p.group_size
+
+
+def default_group_size(p: Params, tokens: int) -> int:
+    """S for `tokens` tokens, a divisor of them, so that dispatch costs little.
 
     Per token, dispatch and combine by einsum take 4 * E * C * M flops, and the experts take
     (E * C / S) * 4 * M * H: the former are S / H of the latter. So the default is the largest
     divisor of `tokens` that is at most H / 10. With so many experts that C would be below 1, and
     be rounded up, the default is the largest divisor that is at most E / factor.
     """
-    if p.group_size is not None:
-        return p.group_size
     most = max(1.0, p.hidden_dim / 10, p.num_experts / p.train_capacity.factor)
     return max(size for size in range(1, min(tokens, int(most)) + 1) if tokens % size == 0)
 

@@ -1,4 +1,4 @@
-"""Experts without capacity equal Algorithm 2 where nothing overflows.
+"""Both ways without a capacity equal Algorithm 2 where nothing overflows.
 
 B batch, L length, M model, H hidden; other letters as in ragged_experts.py.
 """
@@ -20,6 +20,13 @@ from tests.spmd import functions
 
 B, L, M, H = 16, 6, 5, 7
 _MODES = (Mode.DECODE, Mode.EVAL, Mode.TRAIN)
+
+
+@pytest.fixture(params=[8, 0], ids=["ragged", "in rounds"])
+def rounds(request, monkeypatch):
+    """With 0 likely rounds, dispatch in rounds always seems cheaper."""
+    monkeypatch.setattr(ragged_experts, "_LIKELY_ROUNDS", request.param)
+    return request.param == 0
 
 
 def _params(num_experts):
@@ -53,7 +60,7 @@ def _theta(params):
 
 
 @pytest.mark.parametrize("num_experts", [1, 2, 8, 64])
-def test_equals_algorithm_2(num_experts):
+def test_equals_algorithm_2(num_experts, rounds):
     params = _params(num_experts)
     theta = _theta(params)
     decoded, evaluated, want = (_eager(params, theta, _batch(), mode) for mode in _MODES)
@@ -63,7 +70,7 @@ def test_equals_algorithm_2(num_experts):
     assert not decoded[_batch().valid_BL == 0].any()
 
 
-def test_all_tokens_may_choose_the_same_experts():
+def test_all_tokens_may_choose_the_same_experts(rounds):
     params = _params(8)
     theta, batch = _theta(params), _batch()
     batch.x_BLM = np.tile(batch.x_BLM[:1, :1], (B, L, 1))
@@ -71,7 +78,7 @@ def test_all_tokens_may_choose_the_same_experts():
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
-def test_products_have_dtype_of_tokens():
+def test_products_have_dtype_of_tokens(rounds):
     params, batch = _params(4), _batch()
     theta, want = _theta(params), _eager(params, _theta(params), batch, Mode.DECODE)
     batch.x_BLM = batch.x_BLM.astype(tf.bfloat16.as_numpy_dtype)
@@ -81,7 +88,7 @@ def test_products_have_dtype_of_tokens():
     assert near.mean() > 0.9  # After rounding, some tokens choose other experts.
 
 
-def test_only_padding_gives_zeros():
+def test_only_padding_gives_zeros(rounds):
     params, batch = _params(4), _batch()
     batch.valid_BL = np.zeros_like(batch.valid_BL)
     assert not _eager(params, _theta(params), batch, Mode.DECODE).any()
@@ -91,16 +98,18 @@ _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
 
 
 @pytest.mark.parametrize(
-    ("parts", "num_experts", "collectives"),
+    ("parts", "num_experts", "split"),
     [
-        (functions.partitioning(2), 8, (1, 1, 0)),
-        (building.REPLICATED_EXPERTS, 4, (1, 1, 0)),
-        (_DATA, 8, (0, 0, 0)),
-        pytest.param(functions.partitioning(8), 8, (1, 1, 0), marks=pytest.mark.slow),
+        (functions.partitioning(2), 8, True),
+        (building.REPLICATED_EXPERTS, 4, True),
+        (_DATA, 8, False),
+        pytest.param(functions.partitioning(4), 8, True, marks=pytest.mark.slow),
+        pytest.param(functions.partitioning(8), 8, True, marks=pytest.mark.slow),
     ],
-    ids=["2 devices", "replicated experts", "data parallel", "8 devices"],
+    ids=["2 devices", "replicated experts", "data parallel", "4 devices", "8 devices"],
 )
-def test_partitioned_equals_unpartitioned(parts, num_experts, collectives):
+def test_partitioned_equals_unpartitioned(parts, num_experts, split, rounds):
+    """A round dispatches and combines, once all partitions have told their fullest buffers."""
     params, batch = _params(num_experts), _batch()
     layer, theta = params.Instantiate(Annotator(parts), "moe"), _theta(params)
 
@@ -115,7 +124,28 @@ def test_partitioned_equals_unpartitioned(parts, num_experts, collectives):
     np.testing.assert_allclose(run(theta, batch).y_BLM, want, rtol=1e-4, atol=1e-5)
     report = run.report()
     kinds = ("all-gather", "all-to-all", "all-reduce")
-    assert tuple(report.count(kind) for kind in kinds) == collectives
+    want = (0, 2 * split, 1) if rounds else (split, split, 0)
+    assert tuple(report.count(kind) for kind in kinds) == want
+
+
+@pytest.mark.parametrize(
+    ("num_devices", "tokens", "num_experts", "ragged"),
+    [
+        (1, 4096, 8, True),
+        (8, 4096, 8, True),
+        (8, 32, 8, True),
+        (128, 128 * 4096, 128, False),
+        (2048, 2048 * 4096, 2048, False),
+        (2048, 2048 * 32, 2048, False),
+        (2, 2 * 32, 2048, True),
+    ],
+)
+def test_few_partitions_gather_and_many_dispatch(num_devices, tokens, num_experts, ragged):
+    num_groups = max(num_devices, tokens // 1024)
+    capacity = Capacity.Params().Instantiate().even_places(tokens // num_groups, num_experts)
+    annotator = Annotator(functions.partitioning(num_devices))
+    buffer_rows = num_experts * num_groups * capacity
+    assert ragged_experts.moves_less(tokens, buffer_rows, annotator) == ragged
 
 
 def test_expert_indices_are_exact_in_bfloat16():
