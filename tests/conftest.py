@@ -16,26 +16,31 @@ from tests import quick_machine_code
 
 os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
 environment.prepare(num_devices=8)
+os.environ["XLA_FLAGS"] += f" {quick_machine_code.FLAGS}"
 
 
-def pytest_configure(config):
-    """Most of the quick tests' time is compilation; the slow ones have XLA's defaults."""
-    if config.option.markexpr == "not slow":
-        os.environ["XLA_FLAGS"] += f" {quick_machine_code.FLAGS}"
-
-
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(autouse=True)
 def _memory_is_returned(request):
-    """After each file of slow tests, the kernel gets back what its compilations needed."""
+    """After a slow test, the kernel gets back what its graphs and compilations needed."""
     yield
-    if request.config.option.markexpr == "not slow":
+    if request.node.get_closest_marker("slow") is None or "jax" not in sys.modules:
         return
-    if "jax" in sys.modules:
-        sys.modules["jax"].clear_caches()
+    _forget_graphs()
+    sys.modules["jax"].clear_caches()
     gc.collect()
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):  # glibc has it.
         libc.malloc_trim(0)
+
+
+def _forget_graphs():
+    """Drops JAX's and TensorFlow's own references to the graphs of all functions so far."""
+    if call_tf := sys.modules.get("jax.experimental.jax2tf.call_tf"):
+        call_tf._get_concrete_function_tf.cache_clear()
+    if ops := sys.modules.get("tensorflow.python.framework.ops"):
+        gradients = ops.gradient_registry._registry
+        for name in [name for name in gradients if name.startswith("CustomGradient-")]:
+            del gradients[name]
 
 
 @pytest.fixture

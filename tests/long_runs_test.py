@@ -1,26 +1,31 @@
 """Runs of several minutes: one learns the constructed languages, another is killed repeatedly."""
 
 import json
-import os
 import random
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
 from data_prep import constructed, pipeline
-from lingvo_gshard.evaluation import decode_split
 from lingvo_gshard.spmd import specs
-from lingvo_gshard.train import modes, run
+from lingvo_gshard.train import run
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.run import Launch
-from tests import quick_machine_code
 from tools.disturbed_run import Layout, Run
 
 pytestmark = pytest.mark.slow
 
-_STEPS = 60
+_STEPS = 40
+_SHORT = (
+    "train.max_steps=300",
+    "optimizer.schedule.total_steps=300",
+    "optimizer.schedule.cool_down_steps=150",
+    "decode.max_sentences=20",
+)
 
 
 @pytest.fixture(scope="module")
@@ -36,30 +41,27 @@ def _run(launch, logdir, num_partitions):
     return run.open_run(launch, str(logdir), num_partitions)
 
 
-def test_the_demo_model_learns_to_translate(data_dir, tmp_path):
-    """Trains for 500 of the demo's 2000 steps. Word frequencies alone would give 5 nats a token."""
-    overrides = (
-        "train.max_steps=500",
-        "optimizer.schedule.total_steps=500",
-        "optimizer.schedule.cool_down_steps=250",
-        "decode.max_sentences=20",
-    )
-    demo = _run(run.launch_of("toy.MoE8E4L", overrides, data_dir, str(tmp_path)), tmp_path, 4)
-    modes.train_and_eval(demo)
+def test_the_demo_model_learns_to_translate(data_dir, tmp_path, monkeypatch):
+    """Trains for 300 of the demo's 2000 steps. Word frequencies alone would give 5 nats a token."""
+    monkeypatch.delenv("XLA_FLAGS")  # Here the steps take longer than the compilation.
+    command = [sys.executable, "-m", "lingvo_gshard.trainer", "--model=toy.MoE8E4L"]
+    command += [f"--data_dir={data_dir}", f"--logdir={tmp_path}", "--platform=cpu"]
+    command += ["--num_partitions=4", *(f"--set={setting}" for setting in _SHORT)]
+    for mode in ("train_and_eval", "decode"):
+        subprocess.run([*command, f"--mode={mode}"], check=True, timeout=900)
     evaluation = json.loads((tmp_path / "eval_metrics.jsonl").read_text().splitlines()[-1])
-    assert evaluation["step"] == 500
-    assert evaluation["nll"] < 3.0
-    decode_split.decode_split(demo, "test")
+    assert evaluation["step"] == 300
+    assert evaluation["nll"] < 3.5
     report = json.loads((tmp_path / "decode_test" / "scores.json").read_text())
     assert len(report["languages"]) == 14
-    assert report["languages"][0]["bleu"]["value"] > 5  # The largest language comes first.
+    assert report["languages"][0]["bleu"]["value"] > 2  # The largest language comes first.
     lines = [json.loads(line) for line in (tmp_path / "train_metrics.jsonl").open()]
     assert lines[-1]["metrics"]["routing.overflow.encoder_1"] < 0.02
 
 
 def _launch(data_dir):
     overrides = ("train.iterations_per_loop=5", "train.save_checkpoints_steps=10")
-    overrides += (f"train.max_steps={_STEPS}",)
+    overrides += (f"train.max_steps={_STEPS}", "input.batch_size=16")
     return Launch("toy.MoE8E4L", overrides, data_dir, run.data_facts(data_dir))
 
 
@@ -87,9 +89,7 @@ def _kill_after(process, run, step):
     process.wait()
 
 
-def test_a_run_that_is_killed_repeatedly_ends_in_the_same_state(data_dir, tmp_path, monkeypatch):
-    flags = f"{os.environ['XLA_FLAGS']} {quick_machine_code.FLAGS}"
-    monkeypatch.setenv("XLA_FLAGS", flags)  # Each start compiles.
+def test_a_run_that_is_killed_repeatedly_ends_in_the_same_state(data_dir, tmp_path):
     launch = _launch(data_dir)
     trainer_flags = (
         f"--model={launch.model}",
@@ -100,7 +100,7 @@ def test_a_run_that_is_killed_repeatedly_ends_in_the_same_state(data_dir, tmp_pa
     assert _start_trainer(whole).wait() == 0
 
     rng = random.Random(7)
-    for earliest in (5, 20, 35):
+    for earliest in (5, 20):
         process = _start_trainer(killed)
         _kill_after(process, killed, earliest + rng.randrange(10))
         assert process.returncode == -signal.SIGKILL

@@ -1,6 +1,7 @@
-"""XLA flags for tests whose time is compilation: its CPU backend works a third as long.
+"""XLA flags for the tests, whose time is compilation: its CPU backend works a third as long.
 
-XLA plans and partitions the programs as always, but hardly optimizes their machine code.
+XLA plans and partitions the programs as always, but hardly optimizes their machine code. Programs
+that tests start inherit the flags.
 """
 
 FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"

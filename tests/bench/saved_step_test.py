@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from tests import quick_machine_code
-
 _WITHOUT_TENSORFLOW = """
 import runpy, sys
 sys.modules["tensorflow"] = None  # Makes any import of it fail.
@@ -17,8 +15,7 @@ runpy.run_module("bench.saved_step", run_name="__main__", alter_sys=True)
 
 
 def _python(*args: str) -> str:
-    flags = f"{os.environ['XLA_FLAGS']} {quick_machine_code.FLAGS}"
-    env = {**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
     return subprocess.run(
         [sys.executable, *args], env=env, capture_output=True, text=True, check=True
     ).stdout

@@ -5,8 +5,6 @@ import pathlib
 import subprocess
 import sys
 
-from tests import quick_machine_code
-
 ROOT = pathlib.Path(__file__).parents[2]
 
 
@@ -21,7 +19,6 @@ def output(source: str, folder: pathlib.Path) -> str:
             "PYTHONPATH": str(ROOT),
             "TMPDIR": str(folder),
             "MPLBACKEND": "Agg",
-            "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} {quick_machine_code.FLAGS}",
         },
         cwd=folder,
         capture_output=True,

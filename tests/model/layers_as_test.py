@@ -137,7 +137,7 @@ def test_kept_products_are_not_exchanged_again(step_of):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", [_LOOP, _KEEPING, (Layers.LOOP, Remat.NONE)])
+@pytest.mark.parametrize("way", [_LOOP, _KEEPING])
 def test_gather_dispatch_equals_einsum_dispatch(step_of, way):
     gather = _Step(way, 2, dispatch=Dispatch.GATHER)
     building.assert_close(gather(_start()), step_of(_PLAIN, 1)(_start()), rtol=1e-3)
