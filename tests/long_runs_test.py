@@ -89,7 +89,8 @@ def _kill_after(process, run, step):
     process.wait()
 
 
-def test_a_run_that_is_killed_repeatedly_ends_in_the_same_state(data_dir, tmp_path):
+def test_a_run_that_is_killed_repeatedly_ends_in_the_same_state(data_dir, tmp_path, monkeypatch):
+    monkeypatch.setenv("LINGVO_GSHARD_COMPILATION_CACHE", str(tmp_path / "cache"))
     launch = _launch(data_dir)
     trainer_flags = (
         f"--model={launch.model}",
