@@ -2,9 +2,8 @@
 
     python -m tests.train.many FOLDER COORDINATOR NUM_PROCESSES PROCESS_ID ACTION...
 
-Prints, as JSON, for each action: the most memory that it took beyond what was used before, the bytes
-that TensorStore read, and the exported files that were opened. `dies` is a save during which the
-last process kills itself.
+Prints a line of JSON for each action: the most memory that it took beyond what was used before, the
+bytes that TensorStore read, and the exported files that were opened.
 """
 
 import contextlib
@@ -17,9 +16,9 @@ import sys
 from lingvo_gshard.spmd import environment
 from tests.train.host_memory import extra_bytes
 
-NUM_PARTITIONS, NUM_EXPERTS, NUM_LAYERS = 8, 16, 4
-EXPERT_BYTES = 4 * 2**20
-PART_BYTES = 20 * 2**20
+NUM_PARTITIONS, NUM_EXPERTS, NUM_LAYERS = 8, 32, 2
+EXPERT_BYTES = 2 * 2**20
+PART_BYTES = 10 * 2**20
 
 
 def _spec():
@@ -29,9 +28,9 @@ def _spec():
     return NestedMap(
         step=TensorSpec((), "int32", ""),
         theta=NestedMap(
-            gate=TensorSpec((1024, NUM_EXPERTS), "float32", "M_"),
-            query=TensorSpec((1024, 512), "float32", "MH"),
-            wi=[TensorSpec((NUM_EXPERTS, 1024, 1024), "float32", "EMH")] * NUM_LAYERS,
+            gate=TensorSpec((512, NUM_EXPERTS), "float32", "M_"),
+            query=TensorSpec((512, 1024), "float32", "MH"),
+            wi=[TensorSpec((NUM_EXPERTS, 512, 1024), "float32", "EMH")] * NUM_LAYERS,
         ),
     )
 
@@ -59,22 +58,21 @@ class _Member:
         parts = Partitioning.from_dict(Mesh.flat(NUM_PARTITIONS), {"E": "d"})
         self._shardings = specs.shardings(parts, self._spec, specs.device_mesh(parts))
         self._contents = Contents("", parts, self._spec)
-        self.state = None
+        self.state, self._step = None, 1
 
     def make(self):
+        """Makes the state after one step."""
         self.state = self._made(1)
 
     def _made(self, step):
-        """The state after `step` steps, each of which doubles it and adds one."""
+        """The state after `step` steps: whole numbers, so that every partitioning is exact."""
         import jax
         import numpy as np
 
         def value(spec, sharding):
             def part(index):
-                begins = [s.indices(n)[0] for s, n in zip(index, spec.shape, strict=True)]
-                sizes = [len(range(*s.indices(n))) for s, n in zip(index, spec.shape, strict=True)]
-                grid = sum(np.ix_(*[b + np.arange(n) for b, n in zip(begins, sizes, strict=True)]))
-                return np.asarray(grid * step, spec.dtype)
+                ranges = [np.arange(n)[s] for s, n in zip(index, spec.shape, strict=True)]
+                return np.asarray(sum(np.ix_(*ranges)) * step, spec.dtype)
 
             return jax.make_array_from_callback(spec.shape, sharding, part)
 
@@ -87,24 +85,35 @@ class _Member:
         return Checkpoints(self._folder / "run", self._contents)
 
     def save(self):
+        """Saves the state as that of its step."""
         with self._checkpoints() as saved:
-            saved.save(1, self.state, {})
+            saved.save(self._step, self.state, {})
 
-    def dies(self):
+    def step(self):
+        """Trains one step."""
+        import jax
+
+        pairs = zip(self.state.Flatten(), self._made(1).Flatten(), strict=True)
+        self.state = self.state.Pack([jax.jit(jax.numpy.add)(a, b) for a, b in pairs])
+        self._step += 1
+
+    def die(self):
+        """Begins to save, and kills the last process."""
         import jax
 
         with self._checkpoints() as saved:
-            saved.save(2, self._made(2), {})
+            saved.save(self._step, self.state, {})
             if jax.process_index() == jax.process_count() - 1:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     def restore(self):
+        """Goes on from the newest checkpoint."""
         with self._checkpoints() as saved:
             restored = saved.restore_newest(self._spec, self._shardings)
-        assert restored.step == 1
-        self._check(restored.state, self._made(1))
+        self.state, self._step = restored.state, restored.step
 
     def export(self):
+        """Exports the weights of step 1."""
         from lingvo_gshard.train import export
         from lingvo_gshard.train.checkpoints import Checkpoints
 
@@ -114,13 +123,12 @@ class _Member:
             export.write(self._folder / "w.safetensors", weights, 1, PART_BYTES)
 
     def begin_from_run(self):
+        """Begins anew with the weights of the newest checkpoint."""
         self._begin("run")
 
     def begin_from_parts(self):
+        """Begins anew with the exported weights."""
         self._begin("w.safetensors.index.json")
-
-    def begin_from_file(self):
-        self._begin("one.safetensors")
 
     def _begin(self, source):
         from lingvo_gshard.train.warm_start import WarmStart
@@ -130,14 +138,14 @@ class _Member:
             self.state = start.apply(self.state, self._spec)
 
     def check(self):
-        self._check(self.state, self._made(1))
-
-    def _check(self, found, wanted):
+        """Fails unless the state is bit for bit that of its step."""
         import numpy as np
 
-        for a, b in zip(found.Flatten(), wanted.Flatten(), strict=True):
-            for one, other in zip(a.addressable_shards, b.addressable_shards, strict=True):
-                np.testing.assert_array_equal(np.asarray(one.data), np.asarray(other.data))
+        pairs = zip(self.state.FlattenItems(), self._made(self._step).Flatten(), strict=True)
+        for (path, found), wanted in pairs:
+            shards = zip(found.addressable_shards, wanted.addressable_shards, strict=True)
+            for one, other in shards:
+                np.testing.assert_array_equal(one.data, other.data, err_msg=path)
 
 
 def _run(folder, actions):
@@ -148,14 +156,14 @@ def _run(folder, actions):
             opened.add(pathlib.Path(str(args[0])).name)
 
     sys.addaudithook(hook)
-    member, counts = _Member(folder), {}
+    member = _Member(folder)
     for action in actions:
         before = _bytes_read()
         opened.clear()
-        extra = extra_bytes(getattr(member, action))
+        memory = extra_bytes(getattr(member, action))
         files = sorted(name for name in opened if "safetensors" in name)
-        counts[action] = {"memory": extra, "read": _bytes_read() - before, "files": files}
-    print(json.dumps(counts), flush=True)
+        counts = {"memory": memory, "read": _bytes_read() - before, "files": files}
+        print(json.dumps({action: counts}), flush=True)
 
 
 def main(folder, coordinator, num_processes, process_id, *actions):
