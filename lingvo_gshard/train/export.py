@@ -60,14 +60,13 @@ def write(
     mark = {"format": exported.FORMAT, "step": str(step), "export": export}
     about = {**mark, "arrays": json.dumps(arrays), "fingerprints": json.dumps(fingerprints)}
     files = dict(zip(_file_names(path, len(parts)), parts, strict=True))
+    metadata = about if len(files) == 1 else mark
     index = path.with_name(path.name + exported.INDEX_SUFFIX)
 
     def write_own() -> None:
         for file, (process, part) in files.items():
             if process == jax.process_index():
-                safetensors_file.write(
-                    path.with_name(file), part, mark if len(files) > 1 else about
-                )
+                safetensors_file.write(path.with_name(file), part, metadata)
 
     if processes.is_first():
         _remove(index, path, files)
@@ -153,9 +152,8 @@ def _index(files: Mapping[str, tuple[int, _Part]], about: Mapping[str, str]) -> 
     parts = {file: part for file, (_, part) in files.items()}
     total = sum(entry.num_bytes for part in parts.values() for entry in part.values())
     weight_map = {name: file for file, part in parts.items() for name in part}
-    return json.dumps(
-        {"metadata": {"total_size": total, **about}, "weight_map": weight_map}, indent=2
-    )
+    index = {"metadata": {"total_size": total, **about}, "weight_map": weight_map}
+    return json.dumps(index, indent=2) + "\n"
 
 
 def _num_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:

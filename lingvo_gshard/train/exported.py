@@ -110,19 +110,17 @@ class _Files:
         return np.concatenate(parts, axis)
 
     def _part(self, entry: str, index: Index) -> np.ndarray:
-        file = self._files[entry]
-        if file not in self._opened:
-            self._opened[file] = self._open(self._path.parent / file)
-        found = self._opened[file]
+        path = self._path.parent / self._files[entry]
+        if path not in self._opened:
+            self._opened[path] = self._open(path)
+        found = self._opened[path]
         if entry not in found.arrays:
-            raise ValueError(f"{self._path.parent / file}: damaged: it lacks {entry}.")
+            raise ValueError(f"{path}: damaged: it lacks {entry}.")
         part = found.arrays[entry][index]
-        is_whole = part.shape == found.arrays[entry].shape
         digests = json.loads(found.metadata.get("sha256", "{}"))
+        is_whole = part.shape == found.arrays[entry].shape
         if is_whole and digests.get(entry) != safetensors_file.sha256(part):
-            raise ValueError(
-                f"{self._path.parent / file}: damaged: {entry} is not what was written."
-            )
+            raise ValueError(f"{path}: damaged: {entry} is not what was written.")
         return part
 
     def _open(self, path: pathlib.Path) -> Contents:

@@ -87,15 +87,11 @@ class Stored:
     def arrays(self) -> dict[str, SavedArray]:
         """Returns the arrays by path, parts of which are read when they are used."""
         context = ocp.type_handlers.get_ts_context(use_ocdbt=True)
+        here = functools.partial(damaged, self.path)
         return {
-            name: SavedArray(
-                name,
-                spec,
-                self.fingerprints[name],
-                functools.partial(self._part, name, context),
-                functools.partial(damaged, self.path),
-            )
+            name: SavedArray(name, spec, self.fingerprints[name], read, here)
             for name, spec in self.specs.items()
+            for read in [functools.partial(self._part, name, context)]
         }
 
     def _part(self, name: str, context: tensorstore.Context, index: Index) -> np.ndarray:
@@ -140,8 +136,8 @@ class SavedArray:
 
     def __getitem__(self, index: Index) -> np.ndarray:
         dims = self.spec.dims
-        rest = [slice(None)] * (len(dims) - len(index))
-        slices = [slice(*s.indices(n)) for s, n in zip((*index, *rest), self.shape, strict=True)]
+        given = (*index, *[slice(None)] * (len(dims) - len(index)))
+        slices = [slice(*s.indices(n)) for s, n in zip(given, self.shape, strict=True)]
         part = self.read(tuple(slices))
         spans = zip(dims, slices, self.shape, strict=True)
         if self.fingerprints is None or any(d != "E" and s != slice(0, n, 1) for d, s, n in spans):

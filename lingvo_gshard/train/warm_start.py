@@ -1,4 +1,4 @@
-r"""Weights that a run exports, and runs that start from another run's weights by explicit rules.
+r"""Runs that start from another run's weights by explicit rules.
 
 rules = (
     (r"theta\..*_embedding\..*", "BY_PIECE"),
@@ -7,8 +7,7 @@ rules = (
 )
 
 The first rule whose pattern matches an array's whole path applies to it. Arrays without a rule are
-initialized as in any new run: usually the optimizer's slots and the step. An exported file is a
-safetensors file whose names are the paths, such as theta.encoder.layers[1].feed_forward.wi.
+initialized as in any new run: usually the optimizer's slots and the step.
 """
 
 import dataclasses
@@ -45,10 +44,11 @@ class Rule(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """Where to start from: a run's folder or a .safetensors file; raises ValueError for bad rules.
+    """Where to start from; raises ValueError for bad rules.
 
-    `rules` are pairs of a pattern of paths and a Rule or its name. For BY_PIECE, `old_pieces` are
-    pairs of such a pattern and each new piece's id in the old vocabulary, or -1: int [V].
+    `source` is a run's folder, or a .safetensors file or its index that a run exported. `rules` are
+    pairs of a pattern of paths and a Rule or its name. For BY_PIECE, `old_pieces` are pairs of such
+    a pattern and each new piece's id in the old vocabulary, or -1: int [V].
     """
 
     source: str
@@ -114,35 +114,36 @@ class WarmStart:
             return new, f"{path}: new, {_shape(new)}"
         if path not in old:
             raise ValueError(f"{self.source}: has no {path}, which rule {rule} needs.")
-        before, ids = old[path], [np.arange(size) for size in new.shape]
-        mismatch = f"{self.source}: {path} is {_shape(before)}, this model's {_shape(new)}"
+        ids, line = self._ids(rule, path, dims, old[path], new)
+        return _taken(old[path], ids, new), f"{path}: {line}"
+
+    def _ids(
+        self, rule: Rule, path: str, dims: str, before: Any, new: jax.Array
+    ) -> tuple[list[np.ndarray], str]:
+        """Returns, along each dim, each new index's old one, or -1; and how the rule is applied."""
+        ids, shape = [np.arange(size) for size in new.shape], _shape(new)
+        mismatch = f"{self.source}: {path} is {_shape(before)}, this model's {shape}"
         if before.dtype != new.dtype or len(before.shape) != new.ndim:
             raise ValueError(f"{mismatch}.")
-        line = f"{path}: restored, {_shape(new)}"
-        if rule is Rule.BY_PIECE:
-            axis, ids_V = self._pieces(path, dims)
-            ids[axis] = ids_V
-            known = f"restored {np.sum(ids_V >= 0)} of {len(ids_V)} pieces, the others new"
-            line = f"{path}: {known}, {_shape(new)}"
-            if np.delete(before.shape, axis).tolist() != np.delete(new.shape, axis).tolist():
-                raise ValueError(f"{mismatch}.")
-        elif rule is Rule.COPY_EXPERTS:
+        if rule is Rule.COPY_EXPERTS:
             if np.mod(new.shape, before.shape).any():
                 raise ValueError(f"{mismatch}; rule COPY_EXPERTS needs a multiple of each dim.")
-            ids = [each % size for each, size in zip(ids, before.shape, strict=True)]
-            line = f"{path}: {_shape(before)} copied to {_shape(new)}"
-        elif before.shape != new.shape:
+            copied = [each % size for each, size in zip(ids, before.shape, strict=True)]
+            return copied, f"{_shape(before)} copied to {shape}"
+        if rule is Rule.BY_PIECE:
+            old_ids = _first_match(self.old_pieces, path)
+            if old_ids is None or "V" not in dims:
+                raise ValueError(f"{path}: rule BY_PIECE, but no vocabulary is known for it.")
+            axis, known = dims.index("V"), np.count_nonzero(old_ids >= 0)
+            if np.delete(before.shape, axis).tolist() != np.delete(new.shape, axis).tolist():
+                raise ValueError(f"{mismatch}.")
+            ids[axis] = old_ids
+            return ids, f"restored {known} of {len(old_ids)} pieces, the others new, {shape}"
+        if before.shape != new.shape:
             raise ValueError(
                 f"{mismatch}; rule SAME needs the same shape: COPY_EXPERTS, BY_PIECE or NEW may do."
             )
-        return _taken(before, ids, new), line
-
-    def _pieces(self, path: str, dims: str) -> tuple[int, np.ndarray]:
-        """Returns the vocabulary's dim, and each new piece's id in the old one."""
-        ids = _first_match(self.old_pieces, path)
-        if ids is None or "V" not in dims:
-            raise ValueError(f"{path}: rule BY_PIECE, but no vocabulary is known for it.")
-        return dims.index("V"), ids
+        return ids, f"restored, {shape}"
 
 
 def old_ids(old_pieces: Sequence[str], new_pieces: Sequence[str]) -> np.ndarray:
@@ -165,7 +166,8 @@ def _taken(before: Any, ids: Sequence[np.ndarray], new: jax.Array) -> jax.Array:
     """
     shards = {str(shard.index): shard.data for shard in new.addressable_shards}
 
-    def part(index: Index) -> np.ndarray:
+    def part(index: Index | None) -> np.ndarray:
+        assert index is not None
         kept, own = shards[str(index)], [x[i] for x, i in zip(ids, index, strict=True)]
         known = [x[x >= 0] for x in own]
         if not all(map(len, known)):
