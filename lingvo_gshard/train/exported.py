@@ -9,6 +9,7 @@ it: `theta.encoder.layers[1].feed_forward.wi[0:64]` is [0:64] of that array, its
 The metadata of the index, or of the only file, hold all arrays' specs and fingerprints as JSON.
 """
 
+import collections
 import contextlib
 import functools
 import json
@@ -57,11 +58,13 @@ def read(path: str | pathlib.Path) -> dict[str, SavedArray]:
         )
     if "arrays" not in about:
         raise ValueError(f"{path}: only a part of an export; give its index, *{INDEX_SUFFIX}.")
+    opened = _Files(path, about.get("export"), files)
     with _parsing(path):
-        arrays = specs.from_json(json.loads(about["arrays"]))
-        return _Files(path, about.get("export"), files).arrays(
-            arrays, json.loads(about["fingerprints"])
-        )
+        fingerprints = json.loads(about["fingerprints"])
+        return {
+            name: opened.array(name, specs.from_json(text), fingerprints.get(name))
+            for name, text in json.loads(about["arrays"]).items()
+        }
 
 
 class _Files:
@@ -71,30 +74,24 @@ class _Files:
         """`path` is the index or the only file, and `files` has the file of each entry."""
         self._path, self._export, self._files = path, export, files
         self._opened: dict[pathlib.Path, Contents] = {}
-
-    def arrays(
-        self, arrays: dict[str, TensorSpec], fingerprints: dict[str, list[str]]
-    ) -> dict[str, SavedArray]:
-        """See `read`. Raises ValueError or KeyError if entries are missing."""
-        entries: dict[str, _Entries] = {name: [] for name in arrays}
-        for entry in self._files:
+        self._entries: dict[str, _Entries] = collections.defaultdict(list)
+        for entry in files:
             name, index = _parsed(entry)
-            entries[name].append((index, entry))
-        for name, spec in arrays.items():
-            index, _ = entries[name][0]
-            held = sum(each[-1].stop - each[-1].start for each, _ in entries[name] if each)
-            if index and held != spec.shape[len(index) - 1]:
-                raise ValueError(f"entries of {name} are missing")
-        return {
-            name: SavedArray(
-                name,
-                spec,
-                fingerprints.get(name),
-                functools.partial(self._read, entries[name]),
-                lambda reason: ValueError(f"{self._path}: damaged: {reason}."),
-            )
-            for name, spec in arrays.items()
-        }
+            self._entries[name].append((index, entry))
+
+    def array(self, name: str, spec: TensorSpec, fingerprints: list[str] | None) -> SavedArray:
+        """Raises ValueError or IndexError if entries are missing."""
+        entries = self._entries[name]
+        axis = len(entries[0][0]) - 1
+        if axis >= 0 and sum(i[-1].stop - i[-1].start for i, _ in entries) != spec.shape[axis]:
+            raise ValueError(f"entries of {name} are missing")
+        return SavedArray(
+            name,
+            spec,
+            fingerprints,
+            functools.partial(self._read, entries),
+            lambda reason: ValueError(f"{self._path}: damaged: {reason}."),
+        )
 
     def _read(self, entries: _Entries, wanted: Index) -> np.ndarray:
         """Returns a copy of [wanted] of an array, which holds a slice of each dim."""
