@@ -81,7 +81,8 @@ class _Files:
 
     def array(self, name: str, spec: TensorSpec, fingerprints: list[str] | None) -> SavedArray:
         """Raises ValueError or IndexError if entries are missing."""
-        entries = self._entries[name]
+        # Processes may have written the ranges in any order.
+        entries = sorted(self._entries[name], key=lambda held: [s.start for s in held[0][-1:]])
         axis = len(entries[0][0]) - 1
         if axis >= 0 and sum(i[-1].stop - i[-1].start for i, _ in entries) != spec.shape[axis]:
             raise ValueError(f"entries of {name} are missing")

@@ -129,6 +129,14 @@ def test_parts_are_read_from_the_files_that_hold_them(tmp_path, monkeypatch):
     assert opened == [files["theta.layers[1].wi[2:4]"], files["theta.layers[1].wi[4:6]"]]
 
 
+def test_ranges_may_stand_in_any_order(tmp_path):
+    path = _write(tmp_path)
+    index = json.loads(path.read_text())
+    index["weight_map"] = dict(reversed(index["weight_map"].items()))
+    path.write_text(json.dumps(index))
+    _same(_read(path), _values())
+
+
 def _change(path, find, place):
     """Flips a bit of the byte that comes `place` after `find`."""
     data = bytearray(path.read_bytes())
