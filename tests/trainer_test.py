@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from data_prep import pipeline, tsv
+from lingvo_gshard.core import safetensors_file
 from lingvo_gshard.evaluation import decode_split, run_report
-from lingvo_gshard.train import modes, warm_start
+from lingvo_gshard.train import exported, modes
 from lingvo_gshard.train import run as runs
 from lingvo_gshard.train.hooks import NonFiniteLossError
 from lingvo_gshard.train.run import Launch
@@ -111,7 +112,7 @@ def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, caps
     page = (run_dir / "report.html").read_text()
     assert "<h1>toy.MoE8E4L in " in page and "\nencoder_1 " in page
     modes.export(run)
-    weights = warm_start.read_file(run_dir / "weights.safetensors")
+    weights = exported.read(run_dir / "weights.safetensors")
     assert weights["theta.encoder.layers[1].feed_forward.wi"].shape[0] == 8
     assert "theta.softmax" in capsys.readouterr().out
 
@@ -156,9 +157,10 @@ def test_experts_are_copied_from_a_run_into_one_with_more(data_dir, run_dir, tmp
 def test_a_layer_whose_weights_are_no_numbers_is_named(data_dir, run_dir, tmp_path):
     """By the call in which the step is, the first after a warm start."""
     _run(data_dir, run_dir).estimator.export_weights(tmp_path / "weights.safetensors")
-    weights = warm_start.read_file(tmp_path / "weights.safetensors")
+    weights = safetensors_file.read(tmp_path / "weights.safetensors").arrays
     weights["theta.decoder.layers[1].feed_forward.wo"][3] = np.nan
-    warm_start.write_file(tmp_path / "damaged.safetensors", weights, 4)
+    metadata = {"format": exported.FORMAT, "step": "4"}
+    safetensors_file.write(tmp_path / "damaged.safetensors", weights, metadata)
     run = _run(data_dir, tmp_path / "run", f"train.warm_start_from={tmp_path}/damaged.safetensors")
     with pytest.raises(
         NonFiniteLossError,

@@ -24,7 +24,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 
 from lingvo_gshard.core import atomic_file
@@ -32,7 +31,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.train import stored
-from lingvo_gshard.train.stored import DamagedCheckpointError, Stored, StoredArray, fingerprint
+from lingvo_gshard.train.stored import DamagedCheckpointError, SavedArray, Stored, fingerprint
 
 _DAMAGED_FOLDER = "damaged_checkpoints"
 _BEST = "best.json"
@@ -253,7 +252,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             found.check_specs(state_spec)
             return found, found.read(dict(shardings.FlattenItems()))
 
-        found, arrays = _in_all_processes(path, read)
+        found, arrays = stored.in_all_processes(path, read)
         found.check(arrays)
         return Restored(step, state_spec.Pack(arrays.values()), found.input_state)
 
@@ -270,7 +269,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         step, damaged = self.latest(), None
         while step is not None:
             try:
-                return _in_all_processes(self._path(step), functools.partial(read, step))
+                return stored.in_all_processes(self._path(step), functools.partial(read, step))
             except DamagedCheckpointError as error:
                 logging.warning("%s Falling back to the checkpoint before it.", error)
                 damaged = error
@@ -283,16 +282,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         reason = damaged or f"Damaged ones are in {aside}; move that folder away to start anew."
         raise DamagedCheckpointError(f"{self._folder}: no undamaged checkpoint is left. {reason}")
 
-    def arrays(self, step: int) -> dict[str, StoredArray]:
-        """Returns the arrays of `step` by path, of any model, which are read when they are used.
+    def arrays(self, step: int) -> dict[str, SavedArray]:
+        """Returns the arrays of `step` by path, of any model, parts of which are read when used.
 
         Raises DamagedCheckpointError, as reading them does, and ValueError for no such checkpoint.
         """
-        found = Stored.open(self._whole(step))
-        return {
-            name: StoredArray(found, name, spec.shape, np.dtype(spec.dtype))
-            for name, spec in found.specs.items()
-        }
+        return Stored.open(self._whole(step)).arrays()
 
     def _path(self, name: int | str) -> pathlib.Path:
         return self._folder / str(name)
@@ -328,17 +323,3 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 f"{self._folder}: the checkpoint of step {step} could not be written; {kept}. "
                 f"({stored.first_line(error)})"
             ) from error
-
-
-def _in_all_processes(path: pathlib.Path, read: Callable[[], _Result]) -> _Result:
-    """Returns read(), or raises DamagedCheckpointError in all processes if it does so in one."""
-    damage = ""
-    try:
-        result = read()
-    except DamagedCheckpointError as error:
-        damage = str(error)  # Without its traceback, which keeps the arrays that were read.
-    finder = processes.largest([jax.process_index() + 1 if damage else 0])[0] - 1
-    if finder >= 0:
-        elsewhere = str(stored.damaged(path, f"process {finder} names the file"))
-        raise DamagedCheckpointError(damage or elsewhere)
-    return result

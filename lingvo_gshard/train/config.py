@@ -48,7 +48,7 @@ def train_params() -> Params:
     p.Define(
         "warm_start_from",
         None,
-        "A run's folder or a .safetensors file to take initial weights from; None disables it.",
+        "A run's folder, exported file or index to take initial weights from; None disables it.",
         optional=str,
     )
     p.Define(

@@ -22,7 +22,7 @@ from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.saved_executable import SavedExecutables
-from lingvo_gshard.train import checkpoints, config, loop, summaries, warm_start
+from lingvo_gshard.train import checkpoints, config, export, loop, summaries, warm_start
 from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored, Retention
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import Input, Share, TrainLoop, group_sizes
@@ -189,24 +189,29 @@ class TPUEstimator:
                 checkpoints.note_best(noted_in, step, metrics, spec.best_by, spec.higher_is_better)
         return metrics
 
-    def export_weights(self, path: str | pathlib.Path, prefix: str = "theta.") -> str:
-        """Writes the newest checkpoint's arrays under `prefix` into one .safetensors file.
+    def export_weights(
+        self,
+        path: str | pathlib.Path,
+        prefix: str = "theta.",
+        part_bytes: int = export.PART_BYTES,
+    ) -> str:
+        """Writes the newest checkpoint's arrays under `prefix` as safetensors files.
 
-        Process 0 reads and writes one array at a time. Returns a table of their names and shapes.
-        Raises ValueError if there is no checkpoint, or nothing under `prefix`.
+        All processes must call it; see export.write. Returns a table of their names and shapes, and
+        the path that a WarmStart takes. Raises ValueError if there is no checkpoint, or nothing
+        under `prefix`.
         """
 
-        def export(step: int) -> str:
+        def write(step: int) -> str:
             arrays = saved.arrays(step)
             weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
             if not weights:
                 raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
-            if processes.is_first():
-                warm_start.write_file(path, weights, step)
-            return warm_start.summary(weights)
+            whole = export.write(pathlib.Path(path), weights, step, part_bytes)
+            return f"{warm_start.summary(weights)}\nWrote {whole}."
 
         with self._saved() as saved:
-            return self._present(saved.newest(export))
+            return self._present(saved.newest(write))
 
     def check_folder(self) -> None:
         """Raises ValueError if model_dir holds another model."""

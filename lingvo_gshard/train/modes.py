@@ -57,10 +57,8 @@ def evaluate_continuously(run: Run) -> None:
 
 
 def export(run: Run) -> None:
-    """Writes the latest checkpoint to logdir/weights.safetensors; prints names and shapes."""
-    path = pathlib.Path(run.logdir, "weights.safetensors")
-    print_once(run.estimator.export_weights(path))
-    print_once(f"Wrote {path}.")
+    """Writes the latest checkpoint to logdir/weights.safetensors, or parts of it; prints shapes."""
+    print_once(run.estimator.export_weights(pathlib.Path(run.logdir, "weights.safetensors")))
 
 
 def print_once(line: str) -> None:

@@ -6,6 +6,8 @@ and position in an expert. Sums of parts add up to the sum of the whole, so ever
 the same one. It detects elements that were changed, moved or lost; it does not detect forgery.
 """
 
+from __future__ import annotations
+
 import contextlib
 import dataclasses
 import functools
@@ -15,20 +17,23 @@ import math
 import pathlib
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from typing import Any, Self
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+import tensorstore
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import specs
+from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.executable import ONE_AT_A_TIME
 
+Index = tuple[slice, ...]
+_Result = TypeVar("_Result")
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)  # Two independent sums make 64 bits.
 # TensorStore's status codes for files that are not what was written; others tell of the machine.
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "INVALID_ARGUMENT", "FAILED_PRECONDITION")
@@ -76,10 +81,25 @@ class Stored:
         """Compares fingerprints; an error names the array and the experts that differ."""
         for name, array in arrays.items():
             found = fingerprint(array, self.specs[name].dims)
-            pairs = enumerate(zip(self.fingerprints[name], found, strict=True))
-            differing = [expert for expert, (before, after) in pairs if before != after]
-            if differing:
-                raise damaged(self.path, f"{name} is not what was saved, in experts {differing}")
+            if reason := _difference(name, self.fingerprints[name], found):
+                raise damaged(self.path, reason)
+
+    def arrays(self) -> dict[str, SavedArray]:
+        """Returns the arrays by path, parts of which are read when they are used."""
+        context = ocp.type_handlers.get_ts_context(use_ocdbt=True)
+        here = functools.partial(damaged, self.path)
+        return {
+            name: SavedArray(name, spec, self.fingerprints[name], read, here)
+            for name, spec in self.specs.items()
+            for read in [functools.partial(self._part, name, context)]
+        }
+
+    def _part(self, name: str, context: tensorstore.Context, index: Index) -> np.ndarray:
+        folder = self.path / "state"
+        info = ocp.type_handlers.ParamInfo(name=name, parent_dir=folder, ts_context=context)
+        spec = tensorstore.Spec(ocp.type_handlers.get_json_tspec_read(info, use_ocdbt=True))
+        with _read_errors(self.path):
+            return tensorstore.open(spec, context=context).result()[index].read().result()
 
     def check_specs(self, state_spec: NestedMap) -> None:
         """Raises ValueError, which names the array, unless it holds exactly those of the state."""
@@ -93,24 +113,64 @@ class Stored:
 
 
 @dataclasses.dataclass(frozen=True)
-class StoredArray:
-    """One array of a checkpoint, read from disk and checked whenever np.asarray is called on it."""
+class SavedArray:
+    """An array of a checkpoint or of exported files; an index of slices reads a part of it.
 
-    stored: Stored
+    A part that is all of it, or whole experts, is compared with the fingerprints if there are any;
+    one that cuts through experts can't be. `damaged` makes the error.
+    """
+
     name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
+    spec: TensorSpec
+    fingerprints: list[str] | None
+    read: Callable[[Index], np.ndarray]  # Of a slice for each dim.
+    damaged: Callable[[str], ValueError]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.spec.dtype)
+
+    def __getitem__(self, index: Index) -> np.ndarray:
+        dims = self.spec.dims
+        given = (*index, *[slice(None)] * (len(dims) - len(index)))
+        slices = [slice(*s.indices(n)) for s, n in zip(given, self.shape, strict=True)]
+        part = self.read(tuple(slices))
+        spans = zip(dims, slices, self.shape, strict=True)
+        if self.fingerprints is None or any(d != "E" and s != slice(0, n, 1) for d, s, n in spans):
+            return part
+        axis = dims.find("E")
+        by_expert = np.moveaxis(part, axis, 0) if axis >= 0 else part[None]
         here = NamedSharding(Mesh(jax.local_devices()[:1], ("here",)), PartitionSpec())
-        arrays = self.stored.read({self.name: here})
-        self.stored.check(arrays)
-        return np.asarray(arrays[self.name], dtype)
+        rest = dims.replace("E", "")
+        # One expert at a time needs less memory, and JAX keeps what it is given for a while.
+        found = [fingerprint(jax.device_put(one.copy(), here), rest)[0] for one in by_expert]
+        experts = slices[axis] if axis >= 0 else slice(None)
+        if reason := _difference(self.name, self.fingerprints, found, experts):
+            raise self.damaged(reason)
+        return part
 
 
 def damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:
     """Returns the error for the checkpoint at `path`."""
     return DamagedCheckpointError(f"{path}: the checkpoint is damaged: {reason.rstrip('.')}.")
+
+
+def in_all_processes(path: pathlib.Path, read: Callable[[], _Result]) -> _Result:
+    """Returns read(), or raises DamagedCheckpointError in all processes if it does so in one."""
+    damage = ""
+    try:
+        result = read()
+    except DamagedCheckpointError as error:
+        damage = str(error)  # Without its traceback, which keeps the arrays that were read.
+    finder = processes.largest([jax.process_index() + 1 if damage else 0])[0] - 1
+    if finder >= 0:
+        elsewhere = str(damaged(path, f"process {finder} names the file"))
+        raise DamagedCheckpointError(damage or elsewhere)
+    return result
 
 
 def digest(*parts: Any) -> str:
@@ -185,6 +245,13 @@ def _print_unraisable(unraisable: Any) -> None:
     """Prints all but the errors of Orbax's reads that were pending when another one failed."""
     if not str(unraisable.exc_value).startswith(_ABANDONED_READ):
         sys.__unraisablehook__(unraisable)
+
+
+def _difference(name: str, saved: list[str], found: list[str], experts: slice = slice(None)) -> str:
+    """Describes which of the experts' fingerprints differ; empty if none do."""
+    pairs = zip(range(len(saved))[experts], saved[experts], found, strict=True)
+    differing = [expert for expert, before, after in pairs if before != after]
+    return f"{name} is not what was saved, in experts {differing}" if differing else ""
 
 
 def _text(spec: TensorSpec | None) -> str:

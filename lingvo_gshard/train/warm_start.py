@@ -1,4 +1,4 @@
-r"""Weights that a run exports, and runs that start from another run's weights by explicit rules.
+r"""Runs that start from another run's weights by explicit rules.
 
 rules = (
     (r"theta\..*_embedding\..*", "BY_PIECE"),
@@ -7,15 +7,12 @@ rules = (
 )
 
 The first rule whose pattern matches an array's whole path applies to it. Arrays without a rule are
-initialized as in any new run: usually the optimizer's slots and the step. An exported file is a
-safetensors file whose names are the paths, such as theta.encoder.layers[1].feed_forward.wi.
+initialized as in any new run: usually the optimizer's slots and the step.
 """
 
 import dataclasses
 import enum
-import json
 import math
-import pathlib
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -23,12 +20,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from lingvo_gshard.core import safetensors_file, table
+from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes
+from lingvo_gshard.train import exported
 from lingvo_gshard.train.checkpoints import Checkpoints
-
-_FORMAT = "lingvo_gshard weights 1"
+from lingvo_gshard.train.stored import Index
 
 
 class Rule(enum.StrEnum):
@@ -47,10 +44,11 @@ class Rule(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """Where to start from: a run's folder or a .safetensors file; raises ValueError for bad rules.
+    """Where to start from; raises ValueError for bad rules.
 
-    `rules` are pairs of a pattern of paths and a Rule or its name. For BY_PIECE, `old_pieces` are
-    pairs of such a pattern and each new piece's id in the old vocabulary, or -1: int [V].
+    `source` is a run's folder, or a .safetensors file or its index that a run exported. `rules` are
+    pairs of a pattern of paths and a Rule or its name. For BY_PIECE, `old_pieces` are pairs of such
+    a pattern and each new piece's id in the old vocabulary, or -1: int [V].
     """
 
     source: str
@@ -71,24 +69,27 @@ class WarmStart:
     def apply(self, state: NestedMap, state_spec: NestedMap) -> NestedMap:
         """Returns the initialized state with arrays from the source; prints a line for each array.
 
-        Holds one array at a time in host memory, and deletes each of `state`, JAX arrays, that it
-        replaces. All processes must call it. Raises as `arrays` and `first_value`.
+        Each process reads only what its devices need, one array at a time, and deletes each of
+        `state`, JAX arrays, that it replaces. All processes must call it. Raises as `arrays` and
+        `first_value`.
         """
         old, leaves = self.arrays(), []
         for (path, leaf), spec in zip(state.FlattenItems(), state_spec.Flatten(), strict=True):
             value, line = self.first_value(path, spec.dims, old, leaf)
-            leaves.append(leaf if value is leaf else _replaced(leaf, np.asarray(value)))
+            leaves.append(value)
+            if value is not leaf:
+                leaf.delete()
             if processes.is_first():
                 print(line)
         return state.Pack(leaves)
 
     def arrays(self) -> Mapping[str, Any]:
-        """Returns the source's arrays by path; np.asarray reads one from disk.
+        """Returns the source's arrays by path, parts of which are read when they are used.
 
-        Raises as `read_file`, and ValueError if there is no checkpoint or it is damaged.
+        Raises as `exported.read`, and ValueError if there is no checkpoint or it is damaged.
         """
-        if self.source.endswith(".safetensors"):
-            return read_file(self.source)
+        if self.source.endswith((".safetensors", exported.INDEX_SUFFIX)):
+            return exported.read(self.source)
         with Checkpoints(self.source) as saved:
             step = saved.latest()
             if step is not None:
@@ -101,82 +102,54 @@ class WarmStart:
 
     def first_value(
         self, path: str, dims: str, old: Mapping[str, Any], new: jax.Array
-    ) -> tuple[Any, str]:
+    ) -> tuple[jax.Array, str]:
         """Returns the first value of the array at `path`, and a line that describes it.
 
         `old` are the old run's arrays, and `new` is the value without a warm start, which itself is
-        returned under rule NEW. Raises ValueError if the old array is missing or does not suit.
+        returned under rule NEW. Raises ValueError if the old array is missing or does not suit, or
+        if what is read of it is damaged; see stored.SavedArray for what is checked.
         """
         rule = self.rule_of(path)
         if rule is Rule.NEW:
             return new, f"{path}: new, {_shape(new)}"
         if path not in old:
             raise ValueError(f"{self.source}: has no {path}, which rule {rule} needs.")
-        before = old[path]
-        mismatch = f"{self.source}: {path} is {_shape(before)}, this model's {_shape(new)}"
+        ids, line = self._ids(rule, path, dims, old[path], new)
+        return _taken(old[path], ids, new), f"{path}: {line}"
+
+    def _ids(
+        self, rule: Rule, path: str, dims: str, before: Any, new: jax.Array
+    ) -> tuple[list[np.ndarray], str]:
+        """Returns, along each dim, each new index's old one, or -1; and how the rule is applied."""
+        ids, shape = [np.arange(size) for size in new.shape], _shape(new)
+        mismatch = f"{self.source}: {path} is {_shape(before)}, this model's {shape}"
         if before.dtype != new.dtype or len(before.shape) != new.ndim:
             raise ValueError(f"{mismatch}.")
-        if rule is Rule.BY_PIECE:
-            return self._by_piece(path, dims, before, new, mismatch)
         if rule is Rule.COPY_EXPERTS:
-            copies, rest = np.divmod(new.shape, before.shape)
-            if rest.any():
+            if np.mod(new.shape, before.shape).any():
                 raise ValueError(f"{mismatch}; rule COPY_EXPERTS needs a multiple of each dim.")
-            line = f"{path}: {_shape(before)} copied to {_shape(new)}"
-            return np.tile(np.asarray(before), copies), line
+            copied = [each % size for each, size in zip(ids, before.shape, strict=True)]
+            return copied, f"{_shape(before)} copied to {shape}"
+        if rule is Rule.BY_PIECE:
+            old_ids = _first_match(self.old_pieces, path)
+            if old_ids is None or "V" not in dims:
+                raise ValueError(f"{path}: rule BY_PIECE, but no vocabulary is known for it.")
+            axis, known = dims.index("V"), np.count_nonzero(old_ids >= 0)
+            if np.delete(before.shape, axis).tolist() != np.delete(new.shape, axis).tolist():
+                raise ValueError(f"{mismatch}.")
+            ids[axis] = old_ids
+            return ids, f"restored {known} of {len(old_ids)} pieces, the others new, {shape}"
         if before.shape != new.shape:
             raise ValueError(
                 f"{mismatch}; rule SAME needs the same shape: COPY_EXPERTS, BY_PIECE or NEW may do."
             )
-        return before, f"{path}: restored, {_shape(new)}"
-
-    def _by_piece(
-        self, path: str, dims: str, before: Any, new: jax.Array, mismatch: str
-    ) -> tuple[np.ndarray, str]:
-        old_ids = _first_match(self.old_pieces, path)
-        if old_ids is None or "V" not in dims:
-            raise ValueError(f"{path}: rule BY_PIECE, but no vocabulary is known for it.")
-        axis, known = dims.index("V"), np.flatnonzero(old_ids >= 0)
-        value = np.array(processes.to_host(NestedMap(x=new)).x)
-        by_piece, before_by_piece = (np.moveaxis(x, axis, 0) for x in (value, np.asarray(before)))
-        if by_piece.shape[1:] != before_by_piece.shape[1:]:
-            raise ValueError(f"{mismatch}.")
-        by_piece[known] = before_by_piece[old_ids[known]]
-        line = f"{path}: restored {len(known)} of {len(old_ids)} pieces, the others new"
-        return value, f"{line}, {_shape(new)}"
+        return ids, f"restored, {shape}"
 
 
 def old_ids(old_pieces: Sequence[str], new_pieces: Sequence[str]) -> np.ndarray:
     """Returns each new piece's id among the old ones, -1 where it has none: int64 [V]."""
     ids = {piece: i for i, piece in enumerate(old_pieces)}
     return np.array([ids.get(piece, -1) for piece in new_pieces], np.int64)
-
-
-def write_file(path: str | pathlib.Path, weights: Mapping[str, Any], step: int) -> None:
-    """Writes the weights after `step` steps, one at a time; see safetensors_file.write."""
-    safetensors_file.write(path, weights, {"format": _FORMAT, "step": str(step)})
-
-
-def read_file(path: str | pathlib.Path) -> dict[str, np.ndarray]:
-    """Returns the arrays that `write_file` wrote, mapped from the file.
-
-    Raises FileNotFoundError if there is no such file, and ValueError if it is not a safetensors
-    file, is cut short, was written by another program, or an array is not what was written.
-    """
-    if not pathlib.Path(path).is_file():
-        raise FileNotFoundError(f"{path}: there is no such file.")
-    found = safetensors_file.read(path)
-    weights, file_format = found.arrays, found.metadata.get("format")
-    if file_format != _FORMAT:
-        raise ValueError(
-            f"{path}: another program's file: its format is {file_format!r}, not {_FORMAT!r}; it "
-            f"holds {', '.join(sorted(weights)[:3]) or 'nothing'}, ..."
-        )
-    digests = json.loads(found.metadata.get("sha256", "{}"))
-    for name in sorted(digests.keys() | weights.keys()):
-        if name not in weights or digests.get(name) != safetensors_file.sha256(weights[name]):
-            raise ValueError(f"{path}: damaged: {name} is not what was written.")
-    return weights
 
 
 def summary(weights: Mapping[str, Any]) -> str:
@@ -186,10 +159,29 @@ def summary(weights: Mapping[str, Any]) -> str:
     return "\n".join([table.text(rows), f"{len(weights)} tensors, {total:,} weights"])
 
 
-def _replaced(leaf: jax.Array, value: np.ndarray) -> jax.Array:
-    placed = jax.make_array_from_callback(value.shape, leaf.sharding, lambda index: value[index])
-    leaf.delete()
-    return placed
+def _taken(before: Any, ids: Sequence[np.ndarray], new: jax.Array) -> jax.Array:
+    """Returns an array like `new` whose [i, j, ...] is before[ids[0][i], ids[1][j], ...].
+
+    Where an id is -1, it keeps what `new` has. Only what this process's devices need is read.
+    """
+    shards = {str(shard.index): shard.data for shard in new.addressable_shards}
+
+    def part(index: Index | None) -> np.ndarray:
+        assert index is not None
+        kept, own = shards[str(index)], [x[i] for x, i in zip(ids, index, strict=True)]
+        known = [x[x >= 0] for x in own]
+        if not all(map(len, known)):
+            return np.asarray(kept)
+        found = before[tuple(slice(x.min(), x.max() + 1) for x in known)]
+        for axis, x in enumerate(own):
+            if len(x) != found.shape[axis] or (np.diff(x) != 1).any():
+                found = np.take(found, x - known[axis].min(), axis, mode="clip")
+            if len(known[axis]) < len(x):
+                is_new = np.expand_dims(x < 0, [i for i in range(new.ndim) if i != axis])
+                found = np.where(is_new, kept, found)
+        return found
+
+    return jax.make_array_from_callback(new.shape, new.sharding, part)
 
 
 def _first_match(patterns: Sequence[tuple[str, Any]], path: str) -> Any:

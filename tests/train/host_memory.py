@@ -6,6 +6,8 @@ Prints, as JSON, the bytes of one array, the bytes of the state, and by how much
 what was there before it.
 """
 
+import ctypes
+import gc
 import json
 import os
 import pathlib
@@ -24,8 +26,10 @@ def _used_bytes():
     return 1024 * int(line.split()[1])
 
 
-def _extra_bytes(do):
+def extra_bytes(do):
     """The most memory that is used while `do` runs, beyond what was used before."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # What was freed before would serve without being counted.
     before, done = _used_bytes(), threading.Event()
     most = [before]
 
@@ -72,11 +76,11 @@ def main(folder):
     file = f"{folder}/w.safetensors"
     found = {"array": 4 * _ROWS * _MODEL, "state": 2 * _NUM_ARRAYS * 4 * _ROWS * _MODEL}
     estimator.export_weights(file, "step")  # What is compiled and loaded once does not count.
-    found["export"] = _extra_bytes(lambda: estimator.export_weights(file))
+    found["export"] = extra_bytes(lambda: estimator.export_weights(file))
     for source in (run, file):
         state = estimator.restore().state
         start = WarmStart(source, ((r"theta\..*", Rule.SAME),))
-        found[source] = _extra_bytes(lambda start=start, state=state: start.apply(state, spec))
+        found[source] = extra_bytes(lambda start=start, state=state: start.apply(state, spec))
     print(json.dumps({**found, "run": found.pop(run), "file": found.pop(file)}), flush=True)
 
 

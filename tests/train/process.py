@@ -3,8 +3,8 @@
     python -m tests.train.process FOLDER COORDINATOR NUM_PROCESSES PROCESS_ID MAX_STEPS [DIES_AT]
 
 Each process reads its own rows of a batch. With FOLDER.source beside it, a run's folder, a new run
-begins from that one's weights. Prints the losses of its steps and an evaluation's error; at the
-step DIES_AT it kills itself.
+begins from that one's weights. Exports the last checkpoint, and prints the losses of its steps and
+an evaluation's error; at the step DIES_AT it kills itself.
 """
 
 import contextlib
@@ -44,6 +44,7 @@ def _train(folder, max_steps, dies_at):
     share = estimator.input_share
     estimator.train(lambda p: regression.Batches(share=share), max_steps=max_steps, hooks=[losses])
     result = estimator.evaluate(lambda p: regression.Batches(num_batches=3, share=share))
+    estimator.export_weights(f"{folder}/weights.safetensors", part_bytes=64)
     print(json.dumps({"losses": losses.losses, "error": result["error"]}), flush=True)
 
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.spmd.processes import EXIT_STATUS
+from lingvo_gshard.train import exported
+from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.hooks import TrainHook
 from lingvo_gshard.train.warm_start import Rule, WarmStart
 from tests.train import regression
@@ -71,12 +73,23 @@ def _results_of(processes):
     return printed[0]["losses"], printed[0]["error"]
 
 
+def _check_exported(folder, step):
+    """What two processes exported, in parts."""
+    weights = exported.read(folder / "weights.safetensors.index.json")
+    with Checkpoints(folder) as saved:
+        wanted = saved.arrays(step)
+    assert sorted(weights) == ["theta.bias_V", "theta.w_HV"]
+    for name, array in weights.items():
+        np.testing.assert_array_equal(array[()], wanted[name][()], err_msg=name)
+
+
 def test_one_then_two_then_one_process_train_as_one(tmp_path):
     whole = _train_here(tmp_path / "whole", 10)
     first = _train_here(tmp_path / "shared", 2)
     both, error = _results_of(_start(tmp_path / "shared", 6))
     # Across processes a sum is taken in another order.
     np.testing.assert_allclose(error, _error_here(tmp_path / "shared"), rtol=1e-5)
+    _check_exported(tmp_path / "shared", 6)
     last = _train_here(tmp_path / "shared", 10)
     np.testing.assert_allclose([*first, *both, *last], whole, rtol=1e-5)
     lines = [json.loads(line) for line in (tmp_path / "shared/train_metrics.jsonl").open()]

@@ -1,0 +1,185 @@
+"""One process of several that hold a state of eight partitions; run by tests.
+
+    python -m tests.train.many FOLDER COORDINATOR NUM_PROCESSES PROCESS_ID ACTION...
+
+Prints a line of JSON for each action: the most memory that it took beyond what was used before, the
+bytes that TensorStore read, and the exported files that were opened.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import signal
+import sys
+
+from lingvo_gshard.spmd import environment
+from tests.train.host_memory import extra_bytes
+
+NUM_PARTITIONS, NUM_EXPERTS, NUM_LAYERS = 8, 32, 2
+EXPERT_BYTES = 2 * 2**20
+PART_BYTES = 10 * 2**20
+
+
+def _spec():
+    from lingvo_gshard.core.nested_map import NestedMap
+    from lingvo_gshard.sharding.layout import TensorSpec
+
+    return NestedMap(
+        step=TensorSpec((), "int32", ""),
+        theta=NestedMap(
+            gate=TensorSpec((512, NUM_EXPERTS), "float32", "M_"),
+            query=TensorSpec((512, 1024), "float32", "MH"),
+            wi=[TensorSpec((NUM_EXPERTS, 512, 1024), "float32", "EMH")] * NUM_LAYERS,
+        ),
+    )
+
+
+def _bytes_read():
+    import tensorstore
+
+    found = tensorstore.experimental_collect_matching_metrics(
+        "/tensorstore/kvstore/file/bytes_read"
+    )
+    return sum(value["value"] for metric in found for value in metric["values"])
+
+
+class _Member:
+    """What each action does; all processes do the same."""
+
+    def __init__(self, folder):
+        from lingvo_gshard.sharding.layout import Partitioning
+        from lingvo_gshard.sharding.mesh import Mesh
+        from lingvo_gshard.spmd import specs
+        from lingvo_gshard.train.checkpoints import Contents
+
+        self._folder = pathlib.Path(folder)
+        self._spec = _spec()
+        parts = Partitioning.from_dict(Mesh.flat(NUM_PARTITIONS), {"E": "d"})
+        self._shardings = specs.shardings(parts, self._spec, specs.device_mesh(parts))
+        self._contents = Contents("", parts, self._spec)
+        self.state, self._step = None, 1
+
+    def make(self):
+        """Makes the state after one step."""
+        self.state = self._made(1)
+
+    def _made(self, step):
+        """The state after `step` steps: whole numbers, so that every partitioning is exact."""
+        import jax
+        import numpy as np
+
+        def value(spec, sharding):
+            def part(index):
+                ranges = [np.arange(n)[s] for s, n in zip(index, spec.shape, strict=True)]
+                return np.asarray(sum(np.ix_(*ranges)) * step, spec.dtype)
+
+            return jax.make_array_from_callback(spec.shape, sharding, part)
+
+        pairs = zip(self._spec.Flatten(), self._shardings.Flatten(), strict=True)
+        return self._spec.Pack([value(spec, sharding) for spec, sharding in pairs])
+
+    def _checkpoints(self):
+        from lingvo_gshard.train.checkpoints import Checkpoints
+
+        return Checkpoints(self._folder / "run", self._contents)
+
+    def save(self):
+        """Saves the state as that of its step."""
+        with self._checkpoints() as saved:
+            saved.save(self._step, self.state, {})
+
+    def step(self):
+        """Trains one step."""
+        import jax
+
+        pairs = zip(self.state.Flatten(), self._made(1).Flatten(), strict=True)
+        self.state = self.state.Pack([jax.jit(jax.numpy.add)(a, b) for a, b in pairs])
+        self._step += 1
+
+    def die(self):
+        """Begins to save, and kills the last process."""
+        import jax
+
+        with self._checkpoints() as saved:
+            saved.save(self._step, self.state, {})
+            if jax.process_index() == jax.process_count() - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    def restore(self):
+        """Goes on from the newest checkpoint."""
+        with self._checkpoints() as saved:
+            restored = saved.restore_newest(self._spec, self._shardings)
+        self.state, self._step = restored.state, restored.step
+
+    def export(self):
+        """Exports the weights of step 1."""
+        from lingvo_gshard.train import export
+        from lingvo_gshard.train.checkpoints import Checkpoints
+
+        with Checkpoints(self._folder / "run") as saved:
+            arrays = saved.arrays(1)
+            weights = {name: array for name, array in arrays.items() if name.startswith("theta.")}
+            export.write(self._folder / "w.safetensors", weights, 1, PART_BYTES)
+
+    def begin_from_run(self):
+        """Begins anew with the weights of the newest checkpoint."""
+        self._begin("run")
+
+    def begin_from_parts(self):
+        """Begins anew with the exported weights."""
+        self._begin("w.safetensors.index.json")
+
+    def _begin(self, source):
+        from lingvo_gshard.train.warm_start import WarmStart
+
+        with contextlib.redirect_stdout(sys.stderr):
+            start = WarmStart(str(self._folder / source), (("theta.*", "SAME"),))
+            self.state = start.apply(self.state, self._spec)
+
+    def check(self):
+        """Fails unless the state is bit for bit that of its step."""
+        import numpy as np
+
+        pairs = zip(self.state.FlattenItems(), self._made(self._step).Flatten(), strict=True)
+        for (path, found), wanted in pairs:
+            shards = zip(found.addressable_shards, wanted.addressable_shards, strict=True)
+            for one, other in shards:
+                np.testing.assert_array_equal(one.data, other.data, err_msg=path)
+
+
+def _run(folder, actions):
+    opened = set()
+
+    def hook(event, args):
+        if event == "open" and str(args[0]).startswith(folder):
+            opened.add(pathlib.Path(str(args[0])).name)
+
+    sys.addaudithook(hook)
+    member = _Member(folder)
+    for action in actions:
+        before = _bytes_read()
+        opened.clear()
+        memory = extra_bytes(getattr(member, action))
+        files = sorted(name for name in opened if "safetensors" in name)
+        counts = {"memory": memory, "read": _bytes_read() - before, "files": files}
+        print(json.dumps({action: counts}), flush=True)
+
+
+def main(folder, coordinator, num_processes, process_id, *actions):
+    """Joins the others and does what the command line says."""
+    count = NUM_PARTITIONS // int(num_processes)
+    # Not prepare(num_devices=...): it keeps freed memory in the process, where it would count.
+    flag = f"--xla_force_host_platform_device_count={count}"
+    os.environ.update(JAX_PLATFORMS="cpu", XLA_FLAGS=flag)
+    environment.prepare()
+    from lingvo_gshard.spmd import processes
+
+    number = int(process_id)
+    settings = processes.Processes(coordinator, int(num_processes), number, timeout_secs=120)
+    with processes.joined(settings):
+        _run(folder, actions)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
