@@ -39,13 +39,13 @@ def define_devices() -> None:
     flags.DEFINE_integer("join_timeout_secs", 300, timeout, lower_bound=1)
 
 
-def start_devices(model: str) -> tuple[int, str]:
+def start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
     """Starts JAX; returns the number of partitions and a description of the devices.
 
-    Raises ValueError as devices.start and devices.check_model.
+    `partitions` replaces --num_partitions. Raises ValueError as devices.start and check_model.
     """
     devices = load("lingvo_gshard.spmd.devices")
-    started = devices.start(flags.FLAGS.num_partitions)
+    started = devices.start(partitions or flags.FLAGS.num_partitions)
     devices.check_model(model, flags.FLAGS.platform)
     return started
 

@@ -29,6 +29,7 @@ _EXECUTABLES = flags.DEFINE_string(
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
 _SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "The split that is decoded.")
 cli.define_devices()
+flags.adopt_module_key_flags(cli)
 
 
 def main(argv: list[str]) -> None:

@@ -21,6 +21,7 @@ import hashlib
 import io
 import itertools
 import pathlib
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
@@ -46,6 +47,7 @@ _SERVE = flags.DEFINE_integer("serve", None, "Serve over HTTP on this port.", 0,
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "The address that --serve listens on.")
 _ATTENTION = flags.DEFINE_bool("attention", False, "Return attention weights, too (--serve).")
 cli.define_devices()
+flags.adopt_module_key_flags(cli)
 
 # At most; a pipe returns what it holds.
 _READ_BYTES = 1 << 20
@@ -84,7 +86,7 @@ def _translate_file(translator: Translator, source: pathlib.Path, target: pathli
     if cli.load("lingvo_gshard.spmd.processes").is_first():
         with atomic_file.replacing(target) as path, path.open("w", encoding="utf-8") as file:
             file.writelines(parts.lines())
-        parts.delete()
+        shutil.rmtree(parts.folder)
 
 
 def read_lines(stream: io.BufferedIOBase) -> Iterator[list[str]]:
@@ -109,7 +111,7 @@ def _translator() -> Translator:
     if _BUNDLE.value:
         bundle = cli.load("lingvo_gshard.decode.bundle")
         spec = bundle.load_spec(_BUNDLE.value)
-        _, devices = cli.start_devices(spec.model)
+        _, devices = cli.start_devices(spec.model, spec.num_partitions)
         if _BEAM_SIZE.value is not None or _NBEST.value > spec.num_best:
             raise ValueError(
                 f"{_BUNDLE.value}: its beam is fixed and gives {spec.num_best} translations of a "

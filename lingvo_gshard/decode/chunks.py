@@ -12,7 +12,6 @@ import dataclasses
 import itertools
 import json
 import pathlib
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,12 +22,10 @@ from lingvo_gshard.spmd import processes
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The parts of a text's translation; parts of anything else in the folder are deleted.
+    """The parts of a text's translation.
 
-    Attributes:
-      folder: where they are; the folder above it must exist.
-      line_of: makes a line of output, without its end.
-      text: JSON-able; another one for every other text or `line_of`.
+    The folder above `folder` must exist. `line_of` makes a line of output, without its end. `text`,
+    which is JSON-able, stands for the text and `line_of`; parts of another one are deleted.
     """
 
     folder: pathlib.Path
@@ -56,10 +53,6 @@ class Parts:
             with path.open(encoding="utf-8", newline="\n") as file:
                 yield from file
 
-    def delete(self) -> None:
-        """Deletes the folder."""
-        shutil.rmtree(self.folder)
-
     def _claim(self) -> int:
         """Readies the folder; returns the lines in a chunk, as when its parts were begun."""
         note, window = self.folder / "belongs_to.txt", self.translator.window
@@ -76,12 +69,11 @@ class Parts:
     def _write_part(self, number: int, lines: list[str]) -> None:
         """Writes a part that is not there; all processes call it together, some without lines."""
         share, path = self.translator.decoder.share, self._path(number)
-        missing = [0] * share.count
-        missing[share.index] = int(bool(lines) and not path.exists())
-        if not processes.largest(missing)[share.index]:  # Alike in all processes of a share.
-            lines = []
-        found = self.translator.translate_together(lines)
-        if lines and share.leads:
+        own_number, writers = processes.index() + 1, [0] * share.count
+        writers[share.index] = own_number if lines and not path.exists() else 0
+        writer = processes.largest(writers)[share.index]  # One of those with the same share.
+        found = self.translator.translate_together(lines if writer else [])
+        if writer == own_number:
             atomic_file.write(path, "".join(f"{self.line_of(each)}\n" for each in found))
 
     def _path(self, number: int) -> pathlib.Path:

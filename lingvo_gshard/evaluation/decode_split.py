@@ -2,6 +2,7 @@
 
 import itertools
 import pathlib
+import shutil
 from collections.abc import Iterator
 
 from lingvo_gshard.core import atomic_file
@@ -41,7 +42,7 @@ def decode_split(run: Run, split: str) -> None:
         found = Quality(tuple(rows))
         found.save(folder / "scores.json")
         found.draw(folder / "bleu.png")
-        parts.delete()
+        shutil.rmtree(parts.folder)
         print(found.table())
         print(f"Wrote {folder}/scores.json, bleu.png and one file of translations per language.")
 

@@ -93,14 +93,10 @@ def device_mesh(
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """Part `index` of the `count` equal parts of a batch's rows.
-
-    The first of the processes with the same part leads: it writes what they all compute.
-    """
+    """Part `index` of the `count` equal parts of a batch's rows."""
 
     index: int
     count: int
-    leads: bool = dataclasses.field(default=True, compare=False)
 
     def of(self, tree: NestedMap) -> NestedMap:
         """Returns this part of JAX arrays as numpy arrays; all processes must call it."""
@@ -124,17 +120,13 @@ def own_share(partitioning: Partitioning) -> Share:
 def share_of(held: Mapping[int, set[int]], process: int) -> Share:
     """Returns the share of `process`, given the row numbers that each process's devices hold.
 
-    It is WHOLE if some process's rows are not adjacent, or the parts are not equal. Raises
-    ValueError if `process` holds none.
+    It is WHOLE if some process's rows are not adjacent, or the parts are not equal.
     """
-    if process not in held:
-        raise ValueError(f"no device of process {process} takes part; start fewer processes.")
     size, part = len(set().union(*held.values())), len(held[process])
     parts = {frozenset(range(start, start + part)) for start in range(0, size, part)}
     if size % part or parts != {frozenset(rows) for rows in held.values()}:
-        return Share(0, 1, leads=process == min(held))
-    leader = min(other for other, rows in held.items() if rows == held[process])
-    return Share(min(held[process]) // part, size // part, leads=process == leader)
+        return WHOLE
+    return Share(min(held[process]) // part, size // part)
 
 
 def _own_rows(array: jax.Array) -> np.ndarray:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from lingvo_gshard.core import atomic_file
 from lingvo_gshard.decode.chunks import Parts
 from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.spmd import processes
@@ -32,7 +33,7 @@ class _Processes:
             processes, "largest", lambda values: np.max(self._gathered(values), axis=0).tolist()
         )
         monkeypatch.setattr(processes, "of_first", lambda value: self._gathered(value)[0])
-        monkeypatch.setattr(processes, "is_first", lambda: self._own.index == 0)
+        monkeypatch.setattr(processes, "index", lambda: self._own.index)
 
     def _gathered(self, value):
         self._values[self._own.index] = value
@@ -116,14 +117,14 @@ def test_every_line_is_translated_once_by_one_process(tmp_path, monkeypatch, cou
 
 
 def test_processes_with_the_same_rows_translate_the_same_lines(tmp_path, monkeypatch):
-    lines, written = _lines(3 * _WINDOW), []
-    write = Parts._write_part.__globals__["atomic_file"].write
-    monkeypatch.setattr(
-        Parts._write_part.__globals__["atomic_file"],
-        "write",
-        lambda path, content: (written.append(path.name), write(path, content)),
-    )
-    shares = [Share(0, 2), Share(0, 2, leads=False), Share(1, 2)]
+    lines, written, write = _lines(3 * _WINDOW), [], atomic_file.write
+
+    def noted(path, content):
+        written.append(path.name)
+        write(path, content)
+
+    monkeypatch.setattr(atomic_file, "write", noted)
+    shares = [Share(0, 2), Share(0, 2), Share(1, 2)]
     done = _translate(tmp_path / "parts", lines, 3, monkeypatch, shares=shares)
     assert done.output == _reversed(lines) and done.encoded[0] == done.encoded[1]
     assert sorted(written) == ["belongs_to.txt", *(f"part_{i:08}.txt" for i in range(3))]
@@ -181,5 +182,3 @@ def test_lines_are_read_a_round_at_a_time(tmp_path):
     parts = Parts(tmp_path / "parts", translator, lambda found: found[0].text, {})
     parts.write(lines)
     assert ahead[0] == _WINDOW and len(ahead) == 20 * 16
-    parts.delete()
-    assert not (tmp_path / "parts").exists()
