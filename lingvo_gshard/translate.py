@@ -64,7 +64,7 @@ def main(argv: list[str]) -> None:
         return
     with cli.joined():
         translator = _translator()
-        if _INPUT.value:
+        if _INPUT.value and _OUTPUT.value:
             _translate_file(translator, pathlib.Path(_INPUT.value), pathlib.Path(_OUTPUT.value))
         elif _SERVE.value is not None:
             _server().serve(translator, translator.decoder.spec, _HOST.value, _SERVE.value)

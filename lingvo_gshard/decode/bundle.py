@@ -167,11 +167,12 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
     """
     folder, spec = pathlib.Path(folder), load_spec(folder)
     programs = {n: program.load(_program_file(folder, n)) for n in spec.source_lengths}
-    first = programs[spec.source_lengths[0]]
-    theta = _weights(folder / _WEIGHTS, first.args[0].theta)
-    digest = safetensors_file.read(folder / _WEIGHTS).metadata["sha256"]
+    first, path = programs[spec.source_lengths[0]], folder / _WEIGHTS
+    theta = _weights(path, first.args[0].theta)
+    listed = safetensors_file.read(path).metadata.get("sha256")  # Older files list none.
+    digest = listed or hashlib.sha256(path.read_bytes()).hexdigest()
     origin = {"weights": digest, "search": hashlib.sha256(first.exported).hexdigest()}
-    source, target = (Tokenizer(path) for path in _vocabulary_files(folder))
+    source, target = (Tokenizer(each) for each in _vocabulary_files(folder))
     share = own_share(first.partitioning)
     return Decoder(spec, theta, programs.__getitem__, share, origin), source, target
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -91,3 +93,12 @@ def test_the_share_of_each_process(held, want):
 
 def test_one_process_reads_all_rows():
     assert specs.own_share(Partitioning.from_dict(Mesh.flat(4), {"B": "d"})) == WHOLE
+
+
+def test_own_rows_are_fetched_in_order():
+    parts = Partitioning.from_dict(Mesh.flat(4), {"B": "d"})
+    spec, rows = TensorSpec((8, 3), "int32", "B_"), np.arange(24, dtype=np.int32).reshape(8, 3)
+    placed = jax.device_put(rows, specs.sharding(parts, spec, specs.device_mesh(parts)))
+    found = Share(0, 2).of(NestedMap(x=placed)).x
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_array_equal(found, rows)  # This process has all devices.
