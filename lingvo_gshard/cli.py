@@ -4,7 +4,8 @@ TensorFlow and JAX read the environment while they are imported. So a binary def
 calls `run`, and names in `load` the modules that do its work.
 """
 
-import dataclasses
+import contextlib
+import functools
 import importlib
 import os
 import re
@@ -21,40 +22,67 @@ _PLATFORMS = ("auto", "cpu", "cuda", "tpu")
 _MISSING = re.compile(r"flag --(\w+)=None: Flag --\w+ must have a value other than None.")
 
 
-@dataclasses.dataclass(frozen=True)
-class DeviceFlags:
-    """The flags of a binary that computes: on which devices, and on how many of them."""
+def define_devices() -> None:
+    """Defines the flags of a binary that computes: on which devices, and in how many processes."""
+    platform = "What to compute on; auto: accelerators if there are any, else virtual CPU devices."
+    partitions = "Devices to split the model over: by default all accelerators, or one CPU device."
+    cluster = "auto: what Slurm, Open MPI, Kubernetes or Cloud TPU say."
+    port = "The port of process 0, with --cluster=auto."
+    timeout = "Seconds to wait for the other processes at the start."
+    flags.DEFINE_enum("platform", "auto", _PLATFORMS, platform)
+    flags.DEFINE_integer("num_partitions", None, partitions, lower_bound=1)
+    flags.DEFINE_enum("cluster", "none", ["auto", "none"], cluster)
+    flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if several.")
+    flags.DEFINE_integer("coordinator_port", None, port, 1, 65535)
+    flags.DEFINE_integer("num_processes", 1, "Processes that work together.", lower_bound=1)
+    flags.DEFINE_integer("process_id", 0, "This process's number among them.")
+    flags.DEFINE_integer("join_timeout_secs", 300, timeout, lower_bound=1)
 
-    platform: flags.FlagHolder[str]
-    num_partitions: flags.FlagHolder[int | None]
 
-    def start(self, model: str) -> tuple[int, str]:
-        """Starts JAX; returns the number of partitions and a description of the devices.
+def start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
+    """Starts JAX; returns the number of partitions and a description of the devices.
 
-        Raises ValueError as devices.start and devices.check_model.
-        """
-        devices = load("lingvo_gshard.spmd.devices")
-        started = devices.start(self.num_partitions.value)
-        devices.check_model(model, self.platform.value)
-        return started
+    `partitions` replaces --num_partitions. Raises ValueError as devices.start and check_model.
+    """
+    devices = load("lingvo_gshard.spmd.devices")
+    started = devices.start(partitions or flags.FLAGS.num_partitions)
+    devices.check_model(model, flags.FLAGS.platform)
+    return started
 
 
-def device_flags() -> DeviceFlags:
-    """Defines --platform and --num_partitions."""
-    return DeviceFlags(
-        flags.DEFINE_enum(
-            "platform",
-            "auto",
-            _PLATFORMS,
-            "What to compute on; auto: accelerators if there are any, else virtual CPU devices.",
-        ),
-        flags.DEFINE_integer(
-            "num_partitions",
-            None,
-            "Devices to split the model over: by default all accelerators, or one CPU device.",
-            lower_bound=1,
-        ),
-    )
+def devices_each(partitions: int | None = None) -> int:
+    """The CPU devices of each process: its part of `partitions`, or of --num_partitions."""
+    count = processes().num_processes if processes() else 1
+    partitions = partitions or flags.FLAGS.num_partitions or count
+    if partitions % count:
+        raise ValueError(
+            f"{count} processes need --num_partitions of {count} or a multiple, got {partitions}."
+        )
+    return partitions // count
+
+
+def joined() -> contextlib.AbstractContextManager[None]:
+    """Joins the other processes, if there are any."""
+    found = processes()
+    return load("lingvo_gshard.spmd.processes").joined(found) if found else contextlib.nullcontext()
+
+
+@functools.cache
+def processes() -> Any:
+    """The Processes that work together; None if this one works alone."""
+    given = flags.FLAGS
+    spmd, timeout_secs = load("lingvo_gshard.spmd.processes"), given.join_timeout_secs
+    explicit = given.coordinator, given.num_processes, given.process_id
+    if given.cluster == "auto":
+        if explicit != (None, 1, 0):
+            raise ValueError("--cluster=auto asks the cluster; give no --coordinator besides.")
+        found = spmd.detected(given.coordinator_port, timeout_secs)
+        return found if found.num_processes > 1 else None
+    if given.num_processes == 1:
+        return None
+    if given.coordinator is None:
+        raise ValueError("--num_processes: give --coordinator=HOST:PORT of process 0 as well.")
+    return spmd.Processes(*explicit, timeout_secs=timeout_secs)
 
 
 def run(

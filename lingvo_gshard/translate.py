@@ -3,27 +3,36 @@
     python -m lingvo_gshard.translate --logdir=RUN --source_lang=de < in.txt > out.txt
     python -m lingvo_gshard.translate --logdir=RUN --export=DIR
     python -m lingvo_gshard.translate --bundle=DIR < in.txt > out.txt
+    python -m lingvo_gshard.translate --bundle=DIR --input=in.txt --output=out.txt
     python -m lingvo_gshard.translate --bundle=DIR --serve=8080
 
 --export writes a bundle, which runs without TensorFlow. --serve answers over HTTP and serves a page
 to type in, for any number of people.
+
+--input is for long files. OUTPUT.parts holds what is done, and the same command goes on from there
+when it was stopped. In the end OUTPUT is written, over any earlier one. Several processes, with
+flags as for the trainer, share the work.
 """
 
 from __future__ import annotations
 
 import difflib
+import hashlib
 import io
+import itertools
+import pathlib
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from absl import flags
 
 from lingvo_gshard import cli
+from lingvo_gshard.core import atomic_file
 
 if TYPE_CHECKING:
-    from lingvo_gshard.decode.bundle import DecoderSpec
-    from lingvo_gshard.decode.translator import Translation, Translator
+    from lingvo_gshard.decode.translator import NBest, Translator
 
 _LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.")
 _BUNDLE = flags.DEFINE_string("bundle", None, "A folder that --export wrote.")
@@ -31,11 +40,14 @@ _EXPORT = flags.DEFINE_string("export", None, "Write a bundle of --logdir to thi
 _SOURCE_LANG = flags.DEFINE_string("source_lang", None, "The lines' language; checked, not used.")
 _NBEST = flags.DEFINE_integer("nbest", 1, "Translations of each line.", lower_bound=1)
 _BEAM_SIZE = flags.DEFINE_integer("beam_size", None, "Active hypotheses of each line.", 1)
+_INPUT = flags.DEFINE_string("input", None, "Translate the lines of this file.")
+_OUTPUT = flags.DEFINE_string("output", None, "Write the translations of --input to this file.")
 _SCORES = flags.DEFINE_bool("scores", False, "Print each translation's score before it.")
 _SERVE = flags.DEFINE_integer("serve", None, "Serve over HTTP on this port.", 0, 65535)
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "The address that --serve listens on.")
 _ATTENTION = flags.DEFINE_bool("attention", False, "Return attention weights, too (--serve).")
-_DEVICES = cli.device_flags()
+cli.define_devices()
+flags.adopt_module_key_flags(cli)
 
 # At most; a pipe returns what it holds.
 _READ_BYTES = 1 << 20
@@ -50,15 +62,31 @@ def main(argv: list[str]) -> None:
         command = "python -m lingvo_gshard.translate --bundle=. < in.txt > out.txt"
         print(f"Wrote {_EXPORT.value}: cd {_EXPORT.value} && {command}")
         return
-    translator, spec = _translator()
-    if _SERVE.value is not None:
-        _server().serve(translator, spec, _HOST.value, _SERVE.value)
-        return
-    for lines in read_lines(cast(io.BufferedReader, sys.stdin.buffer)):
-        for translations in translator.translate(lines):
-            line = _line(translations[: _NBEST.value], _SCORES.value)
-            sys.stdout.buffer.write(f"{line}\n".encode())  # UTF-8, whatever the locale is.
-            sys.stdout.buffer.flush()
+    with cli.joined():
+        translator = _translator()
+        if _INPUT.value and _OUTPUT.value:
+            _translate_file(translator, pathlib.Path(_INPUT.value), pathlib.Path(_OUTPUT.value))
+        elif _SERVE.value is not None:
+            _server().serve(translator, translator.decoder.spec, _HOST.value, _SERVE.value)
+        else:
+            for lines in read_lines(cast(io.BufferedReader, sys.stdin.buffer)):
+                for found in translator.translate(lines):
+                    sys.stdout.buffer.write(f"{_line(found)}\n".encode())  # Whatever the locale is.
+                    sys.stdout.buffer.flush()
+
+
+def _translate_file(translator: Translator, source: pathlib.Path, target: pathlib.Path) -> None:
+    chunks, folder = cli.load("lingvo_gshard.decode.chunks"), pathlib.Path(f"{target}.parts")
+    with source.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        file.seek(0)
+        text = {"text": digest, "nbest": _NBEST.value, "scores": _SCORES.value}
+        parts = chunks.Parts(folder, translator, _line, text)
+        parts.write(itertools.chain.from_iterable(read_lines(file)))
+    if cli.load("lingvo_gshard.spmd.processes").is_first():
+        with atomic_file.replacing(target) as path, path.open("w", encoding="utf-8") as file:
+            file.writelines(parts.lines())
+        shutil.rmtree(parts.folder)
 
 
 def read_lines(stream: io.BufferedIOBase) -> Iterator[list[str]]:
@@ -79,23 +107,23 @@ def read_lines(stream: io.BufferedIOBase) -> Iterator[list[str]]:
         yield [b"".join(unfinished).decode("utf-8", errors="replace")]
 
 
-def _translator() -> tuple[Translator, DecoderSpec]:
+def _translator() -> Translator:
     if _BUNDLE.value:
-        decoder, source, target = cli.load("lingvo_gshard.decode.bundle").load(_BUNDLE.value)
-        _, devices = _DEVICES.start(decoder.spec.model)
-        num_best = decoder.spec.num_best
-        if _BEAM_SIZE.value is not None or _NBEST.value > num_best:
+        bundle = cli.load("lingvo_gshard.decode.bundle")
+        spec = bundle.load_spec(_BUNDLE.value)
+        _, devices = cli.start_devices(spec.model, spec.num_partitions)
+        if _BEAM_SIZE.value is not None or _NBEST.value > spec.num_best:
             raise ValueError(
-                f"{_BUNDLE.value}: its beam is fixed and gives {num_best} translations of a line; "
-                "export it again with another --beam_size or --nbest."
+                f"{_BUNDLE.value}: its beam is fixed and gives {spec.num_best} translations of a "
+                "line; export it again with another --beam_size or --nbest."
             )
+        decoder, source, target = bundle.load(_BUNDLE.value)
     else:
         run, devices = _trained_run()
         decoder, source, target = run.decoder()
     _check_language(_SOURCE_LANG.value, decoder.spec.languages)
-    translator = cli.load("lingvo_gshard.decode.translator")
     print(devices, file=sys.stderr)
-    return translator.Translator(decoder, source, target), decoder.spec
+    return cli.load("lingvo_gshard.decode.translator").Translator(decoder, source, target)
 
 
 def _trained_run() -> tuple[Any, str]:
@@ -105,7 +133,7 @@ def _trained_run() -> tuple[Any, str]:
         decode["beam_size"] = _BEAM_SIZE.value
     runs = cli.load("lingvo_gshard.train.run")
     launch = runs.recorded(_LOGDIR.value)
-    num_partitions, devices = _DEVICES.start(launch.model)
+    num_partitions, devices = cli.start_devices(launch.model)
     return runs.open_run(launch, _LOGDIR.value, num_partitions, **decode), devices
 
 
@@ -128,20 +156,35 @@ def _check_language(code: str | None, languages: Sequence[str]) -> None:
         )
 
 
-def _line(translations: Iterable[Translation], scores: bool) -> str:
-    """Joins a line's translations by tabs; `scores` puts each one's score before it."""
-    return "\t".join(f"{t.score:.4f}\t{t.text}" if scores else t.text for t in translations)
+def _line(found: NBest) -> str:
+    """Joins a line's --nbest translations by tabs; --scores puts each one's score before it."""
+    asked = found[: _NBEST.value]
+    return "\t".join(f"{t.score:.4f}\t{t.text}" if _SCORES.value else t.text for t in asked)
 
 
 def _num_devices() -> int:
-    """Returns how many devices the translator needs, after checking the flags."""
+    """Returns how many devices this process needs, after checking the flags."""
     if (_LOGDIR.value is None) == (_BUNDLE.value is None):
         raise ValueError("give either --logdir or --bundle; see --help.")
-    if _BUNDLE.value is None:
-        return _DEVICES.num_partitions.value or 1
-    if _EXPORT.value:
+    if _BUNDLE.value and _EXPORT.value:
         raise ValueError("--export needs --logdir.")
-    return cli.load("lingvo_gshard.decode.bundle").load_spec(_BUNDLE.value).num_partitions
+    _check_files(_INPUT.value, _OUTPUT.value)
+    if _BUNDLE.value is None:
+        return cli.devices_each()
+    spec = cli.load("lingvo_gshard.decode.bundle").load_spec(_BUNDLE.value)
+    return cli.devices_each(spec.num_partitions)
+
+
+def _check_files(source: str | None, target: str | None) -> None:
+    if source is None or target is None:
+        if source or target or cli.processes():
+            raise ValueError("give both --input and --output, which several processes need.")
+    elif _EXPORT.value or _SERVE.value is not None:
+        raise ValueError("--input goes with neither --serve nor --export.")
+    elif not pathlib.Path(source).is_file():
+        raise ValueError(f"--input={source}: there is no such file.")
+    elif pathlib.Path(target).is_dir() or not pathlib.Path(target).parent.is_dir():
+        raise ValueError(f"--output={target}: expected a file in a folder that exists.")
 
 
 def run() -> None:

@@ -3,7 +3,9 @@
 import json
 import pathlib
 import random
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 
@@ -188,6 +190,28 @@ def test_decoding_writes_a_translation_a_line(data_dir, run_dir, capsys):
     sizes = [(row["code"], row["train_pairs"], row["sentences"]) for row in report["languages"]]
     assert sizes[0][0] == "aa" and sizes[0][1] > sizes[1][1] and [s[2] for s in sizes] == [5, 3]
     assert (folder / "bleu.png").exists() and "average" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_two_processes_decode_as_one(data_dir, run_dir, tmp_path):
+    """The second one has no lines, as they are few, but takes part."""
+    copies = [pathlib.Path(shutil.copytree(run_dir, tmp_path / name)) for name in ("one", "two")]
+    decode_split.decode_split(_run(data_dir, copies[0]), "dev")
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        coordinator = f"--coordinator=127.0.0.1:{listener.getsockname()[1]}"
+    flags = ["--mode=decode", "--split=dev", "--platform=cpu", f"--logdir={copies[1]}"]
+    flags += [coordinator, "--num_processes=2"]
+    pipes = {"stdout": subprocess.PIPE, "text": True}
+    commands = [_command("trainer", *flags, f"--process_id={i}") for i in range(2)]
+    started = [subprocess.Popen(**command, **pipes) for command in commands]
+    printed = [process.communicate(timeout=300)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0]
+    assert ["Wrote" in text for text in printed] == [True, False]
+    for name in ("aa.txt", "scores.json"):
+        one, two = ((copy / "decode_dev" / name).read_text() for copy in copies)
+        assert one == two
+    assert not (copies[1] / "decode_dev/parts").exists()
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,10 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
-from lingvo_gshard import translate
+from lingvo_gshard import cli, translate
 from lingvo_gshard.decode.translator import Translation
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -37,8 +39,12 @@ def test_lines_are_there_as_soon_as_they_have_come(monkeypatch):
 
 def test_translations_of_a_line_stand_between_tabs():
     found = (Translation("good day", -0.25, 3), Translation("hello", -1.5, 2))
-    assert translate._line(found, scores=False) == "good day\thello"
-    assert translate._line(found, scores=True) == "-0.2500\tgood day\t-1.5000\thello"
+    flags.FLAGS.mark_as_parsed()
+    with flagsaver.flagsaver(nbest=2):
+        assert translate._line(found) == "good day\thello"
+    with flagsaver.flagsaver(nbest=2, scores=True):
+        assert translate._line(found) == "-0.2500\tgood day\t-1.5000\thello"
+    assert translate._line(found) == "good day"
 
 
 @pytest.mark.parametrize(
@@ -56,6 +62,30 @@ def test_flags_that_make_no_sense_are_refused_in_one_line(flags, message):
     done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("translate: ") and message in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"input": "here.txt"}, "give both --input and --output"),
+        ({"output": "out.txt"}, "give both --input and --output"),
+        ({"num_processes": 2, "coordinator": "a:1"}, "both .* which several processes need"),
+        ({"input": "here.txt", "output": "out.txt", "serve": 1}, "neither --serve nor --export"),
+        ({"input": "gone.txt", "output": "out.txt"}, "--input=gone.txt: there is no such file"),
+        ({"input": "here.txt", "output": "gone/out.txt"}, "--output=gone/out.txt: expected a file"),
+        ({"input": "here.txt", "output": "."}, "--output=.: expected a file in a folder that exi"),
+    ],
+)
+def test_files_that_cannot_be_read_or_written_are_refused(tmp_path, monkeypatch, given, message):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("here.txt").touch()
+    flags.FLAGS.mark_as_parsed()
+    cli.processes.cache_clear()
+    with (
+        flagsaver.flagsaver(bundle="b", **given),
+        pytest.raises(ValueError, match=message),
+    ):
+        translate._num_devices()
 
 
 def test_help_succeeds():

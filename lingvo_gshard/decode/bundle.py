@@ -15,6 +15,7 @@ B batch, L source length, n hypotheses, T target length.
 """
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import json
 import pathlib
@@ -26,9 +27,10 @@ import numpy as np
 from lingvo_gshard.core import safetensors_file
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.tokenizer import Tokenizer
-from lingvo_gshard.spmd import processes, program
+from lingvo_gshard.spmd import program
 from lingvo_gshard.spmd.executable import Executable, compile_program
 from lingvo_gshard.spmd.program import Program
+from lingvo_gshard.spmd.specs import WHOLE, Share, own_share
 
 _VERSION = 1
 _SPEC = "bundle.json"
@@ -53,6 +55,7 @@ _RUNTIME = (
     "input/manifest.py",
     "input/tokenizer.py",
     "decode/bundle.py",
+    "decode/chunks.py",
     "decode/translator.py",
     "serving/*",
 )
@@ -74,32 +77,41 @@ class DecoderSpec:
     num_partitions: int
 
 
+@dataclasses.dataclass
 class Decoder:
-    """Decodes batches; compiles the program of a length when it is first needed."""
+    """Decodes batches; compiles the program of a length when it is first needed.
 
-    def __init__(
-        self, spec: DecoderSpec, theta: NestedMap, program_for: Callable[[int], Program]
-    ) -> None:
-        """`program_for` a source length is the program of (state.theta, batch.features)."""
-        self.spec, self._program_for = spec, program_for
-        self._state = NestedMap(theta=theta)
+    Attributes:
+      program_for: from a source length to the program of (state.theta, batch.features).
+      share: this process's part of a batch's rows.
+      origin: differs between decoders of other weights or settings.
+    """
+
+    spec: DecoderSpec
+    theta: NestedMap
+    program_for: Callable[[int], Program]
+    share: Share = WHOLE
+    origin: dict[str, str] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
         self._compiled: dict[int, Executable] = {}
 
     def __call__(self, features: NestedMap) -> dict[str, np.ndarray]:
         """Decodes a batch of int32 [B, L] source_ids, source_segment_ids and source_positions.
 
+        All processes must call it, each with its own rows, and get the results of these.
         Returns ids int32 [B, n, T], lengths int32 [B, n], scores float32 [B, n], token_log_probs
         float32 [B, n, T] and, if the model records it, attention [B, n, T, L]: see Hypotheses.
         """
         run = self._executable(features.source_ids.shape[1])
-        found = run(self._state, NestedMap(features=features)).predictions
-        return dict(processes.to_host(found).FlattenItems())
+        found = run(NestedMap(theta=self.theta), NestedMap(features=features)).predictions
+        return dict(self.share.of(found).FlattenItems())
 
     def _executable(self, source_len: int) -> Executable:
         if source_len not in self._compiled:
-            run = compile_program(self._program_for(source_len))
+            run = compile_program(self.program_for(source_len))
             # The programs of all lengths need the weights on the same devices.
-            self._state = run.place("state", self._state)
+            self.theta = run.place("state", NestedMap(theta=self.theta)).theta
             self._compiled[source_len] = run
         return self._compiled[source_len]
 
@@ -155,9 +167,14 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
     """
     folder, spec = pathlib.Path(folder), load_spec(folder)
     programs = {n: program.load(_program_file(folder, n)) for n in spec.source_lengths}
-    theta = _weights(folder / _WEIGHTS, programs[spec.source_lengths[0]].args[0].theta)
-    source, target = (Tokenizer(path) for path in _vocabulary_files(folder))
-    return Decoder(spec, theta, programs.__getitem__), source, target
+    first, path = programs[spec.source_lengths[0]], folder / _WEIGHTS
+    theta = _weights(path, first.args[0].theta)
+    listed = safetensors_file.read(path).metadata.get("sha256")  # Older files list none.
+    digest = listed or hashlib.sha256(path.read_bytes()).hexdigest()
+    origin = {"weights": digest, "search": hashlib.sha256(first.exported).hexdigest()}
+    source, target = (Tokenizer(each) for each in _vocabulary_files(folder))
+    share = own_share(first.partitioning)
+    return Decoder(spec, theta, programs.__getitem__, share, origin), source, target
 
 
 def _weights(path: pathlib.Path, wanted: NestedMap) -> NestedMap:

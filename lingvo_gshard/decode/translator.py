@@ -10,6 +10,7 @@ import numpy as np
 from lingvo_gshard.decode.bundle import Decoder
 from lingvo_gshard.input import sentences
 from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.spmd import processes
 
 # This many batches of lines are sorted by length together; with more there is less padding.
 _WINDOW_BATCHES = 16
@@ -48,46 +49,53 @@ class Translation:
     attention: Attention | None = None
 
 
+NBest = tuple[Translation, ...]  # Best first; at least one.
 _NOTHING = (Translation("", 0.0, 0),)
 
 
 class Translator:
-    """Translates lines with a decoder."""
+    """Translates lines with a decoder, `window` lines together."""
 
     def __init__(self, decoder: Decoder, source: Tokenizer, target: Tokenizer) -> None:
-        self._decoder, self._source, self._target = decoder, source, target
+        self.decoder, self._source, self._target = decoder, source, target
+        self._num_rows = decoder.spec.batch_size // decoder.share.count
+        self.window = _WINDOW_BATCHES * self._num_rows
 
-    def translate(self, lines: Iterable[str]) -> Iterator[tuple[Translation, ...]]:
-        """Yields the n best translations of each line, best first, in the order of the lines.
+    def translate(self, lines: Iterable[str]) -> Iterator[NBest]:
+        """Yields the n best translations of each line, in the order of the lines.
 
-        There is at least one translation of each line: that of a blank line is empty. A line that
-        is too long for the model is translated in parts. Lines are read, and results returned,
-        several batches at a time.
+        Lines are read, and results returned, a window at a time.
         """
-        lines, window = iter(lines), _WINDOW_BATCHES * self._decoder.spec.batch_size
-        while some := list(itertools.islice(lines, window)):
-            parts = [split(line, self._fits) if line.strip() else [] for line in some]
-            found = iter(self._parts(list(itertools.chain(*parts))))
-            yield from [_joined([next(found) for _ in of_line]) for of_line in parts]
+        lines = iter(lines)
+        while some := list(itertools.islice(lines, self.window)):
+            yield from self.translate_together(some)
+
+    def translate_together(self, lines: Sequence[str]) -> list[NBest]:
+        """Returns the n best translations of each line; that of a blank line is empty.
+
+        A line that is too long for the model is translated in parts. With several processes, all
+        must call it, each with its own lines, but the same if their shares of the rows are.
+        """
+        parts = [split(line, self._fits) if line.strip() else [] for line in lines]
+        found = iter(self._parts(list(itertools.chain(*parts))))
+        return [_joined([next(found) for _ in of_line]) for of_line in parts]
 
     def _fits(self, text: str) -> bool:
-        return len(self._source.encode(text)) <= self._decoder.spec.source_lengths[-1]
+        return len(self._source.encode(text)) <= self.decoder.spec.source_lengths[-1]
 
-    def _parts(self, parts: Sequence[str]) -> list[tuple[Translation, ...]]:
-        found: list[tuple[Translation, ...]] = [_NOTHING] * len(parts)
-        spec = self._decoder.spec
-        batches = sentences.decode_batches(
-            parts, self._source, spec.batch_size, spec.source_lengths
-        )
-        for batch in batches:
-            hypotheses = self._decoder(batch.features)
+    def _parts(self, parts: Sequence[str]) -> list[NBest]:
+        found: list[NBest] = [_NOTHING] * len(parts)
+        sizes = self._num_rows, self.decoder.spec.source_lengths
+        # All processes call the program of a length equally often.
+        for batch in sentences.decode_batches(parts, self._source, *sizes, processes.largest):
+            hypotheses = self.decoder(batch.features)
             for row, index in enumerate(batch.line_indices):
                 if index >= 0:
                     arrays = {name: array[row] for name, array in hypotheses.items()}
                     found[index] = self._translations(parts[index], arrays)
         return found
 
-    def _translations(self, part: str, row: dict[str, np.ndarray]) -> tuple[Translation, ...]:
+    def _translations(self, part: str, row: dict[str, np.ndarray]) -> NBest:
         found = []
         for i in np.flatnonzero(row["lengths"]):
             ids, length, attention = row["ids"][i], int(row["lengths"][i]), None
@@ -129,7 +137,7 @@ def _middle(text: str) -> int:
     return middle
 
 
-def _joined(parts: Sequence[tuple[Translation, ...]]) -> tuple[Translation, ...]:
+def _joined(parts: Sequence[NBest]) -> NBest:
     """Joins the translations of a line's parts: the i-th best ones form the line's i-th best."""
     if not parts:
         return _NOTHING

@@ -2,10 +2,16 @@
 
 import itertools
 import pathlib
+import shutil
+from collections.abc import Iterator
 
+from lingvo_gshard.core import atomic_file
+from lingvo_gshard.decode.chunks import Parts
 from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.evaluation import quality
+from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
 from lingvo_gshard.input import manifest, sentences
+from lingvo_gshard.input.manifest import Language
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train.run import Run, recorded
 
@@ -13,43 +19,50 @@ from lingvo_gshard.train.run import Run, recorded
 def decode_split(run: Run, split: str) -> None:
     """Writes LOGDIR/decode_SPLIT and prints the scores by language.
 
-    The folder gets LANGUAGE.txt with one translation per line, scores.json and bleu.png. All
-    processes must call it; process 0 writes. Raises ValueError if the run was never trained, no
-    language has the split, or decode.max_sentences is below 1.
+    The folder gets LANGUAGE.txt with one translation per line, scores.json and bleu.png. Until
+    then, its folder `parts` holds what is done, and another call goes on from there. All processes
+    must call it; process 0 scores, one language at a time. Raises ValueError if the run was never
+    trained, no language has the split, or decode.max_sentences is below 1.
     """
     recorded(run.logdir)  # Refuses a folder that was never trained in.
+    languages, folder = _languages(run, split), pathlib.Path(run.logdir, f"decode_{split}")
+    folder.mkdir(exist_ok=True)
+    texts = {language.code: language.text[split].sha256 for language in languages}
+    translator = Translator(*run.decoder())
+    parts = Parts(folder / "parts", translator, lambda found: found[0].text, texts)
+    # Batches mix languages, so that they are full and each length needs one program only.
+    parts.write(source for each in languages for source, _ in _pairs(run, split, each))
+    if processes.is_first():
+        lines, rows = parts.lines(), []
+        for language in languages:
+            references = [english for _, english in _pairs(run, split, language)]
+            translated = list(itertools.islice(lines, len(references)))
+            atomic_file.write(folder / f"{language.code}.txt", "".join(translated))
+            rows.append(_scored(language, translated, references))
+        found = Quality(tuple(rows))
+        found.save(folder / "scores.json")
+        found.draw(folder / "bleu.png")
+        shutil.rmtree(parts.folder)
+        print(found.table())
+        print(f"Wrote {folder}/scores.json, bleu.png and one file of translations per language.")
+
+
+def _languages(run: Run, split: str) -> list[Language]:
     data_dir, limit = run.launch.data_dir, run.params.decode.max_sentences
-    data = manifest.load(data_dir)
     if limit is not None and limit < 1:
         raise ValueError(f"decode.max_sentences must be 1 or more, or None, got {limit}.")
-    texts = {
-        language.code: sentences.eval_text(data_dir, split, language.code)[:limit]
-        for language in data.languages
-        if split in language.text
-    }
-    if not texts:
+    found = [each for each in manifest.load(data_dir).languages if split in each.text]
+    if not found:
         raise ValueError(f"{data_dir}: no language has a {split} split to decode.")
-    folder = pathlib.Path(run.logdir, f"decode_{split}")
-    folder.mkdir(exist_ok=True)
-    # Batches mix languages, so that they are full and each length needs one program only.
-    lines = (source for pairs in texts.values() for source, _ in pairs)
-    translations = Translator(*run.decoder()).translate(lines)
-    hypotheses: dict[str, list[str]] = {}
-    for code, pairs in texts.items():
-        hypotheses[code] = [best.text for best, *_ in itertools.islice(translations, len(pairs))]
-        if processes.is_first():
-            text = "".join(line + "\n" for line in hypotheses[code])
-            (folder / f"{code}.txt").write_text(text)
-    if not processes.is_first():
-        return
-    rows = []
-    for code, pairs in texts.items():
-        both = hypotheses[code], [english for _, english in pairs]
-        scores = [quality.score(metric, *both) for metric in quality.METRICS]
-        size = data.language(code).num_examples("train")
-        rows.append(quality.LanguageQuality(code, size, len(pairs), *scores))
-    found = quality.Quality(tuple(rows))
-    found.save(folder / "scores.json")
-    found.draw(folder / "bleu.png")
-    print(found.table())
-    print(f"Wrote {folder}/scores.json, bleu.png and one file of translations per language.")
+    return found
+
+
+def _pairs(run: Run, split: str, language: Language) -> Iterator[tuple[str, str]]:
+    path = pathlib.Path(run.launch.data_dir, language.text[split].path)
+    return itertools.islice(sentences.eval_text(path), run.params.decode.max_sentences)
+
+
+def _scored(language: Language, lines: list[str], references: list[str]) -> LanguageQuality:
+    both = [line.rstrip("\n") for line in lines], references
+    scores = [quality.score(metric, *both) for metric in quality.METRICS]
+    return LanguageQuality(language.code, language.num_examples("train"), len(lines), *scores)

@@ -5,13 +5,12 @@ import gzip
 import itertools
 import logging
 import os
-import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.input import example_codec, manifest
+from lingvo_gshard.input import example_codec
 from lingvo_gshard.input.tokenizer import Tokenizer
 
 # A program is compiled for each length; at most half of a row beyond the first bucket is padding.
@@ -31,20 +30,12 @@ class DecodeBatch:
     line_indices: np.ndarray
 
 
-def eval_text(data_dir: str | os.PathLike[str], split: str, language: str) -> list[tuple[str, str]]:
-    """The raw (source, English) pairs of dev or test, in order.
-
-    Raises ValueError if the folder is not a prepared one or has no text for this split and
-    language.
-    """
-    texts = manifest.load(data_dir).language(language).text
-    if split not in texts:
-        found = ", ".join(sorted(texts)) or "none"
-        raise ValueError(f"no text of split {split!r} for language {language}: there is {found}")
-    path = pathlib.Path(data_dir, texts[split].path)
+def eval_text(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
+    """Yields the raw (source, English) pairs of a file of dev or test text, in order."""
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
-        lines = [line.rstrip("\n").split("\t") for line in file]
-    return [(source, english) for source, english in lines]
+        for line in file:
+            source, english = line.rstrip("\n").split("\t")
+            yield source, english
 
 
 def lengths(max_len: int) -> tuple[int, ...]:
@@ -53,12 +44,17 @@ def lengths(max_len: int) -> tuple[int, ...]:
 
 
 def decode_batches(
-    lines: Sequence[str], tokenizer: Tokenizer, batch_size: int, row_lengths: Sequence[int]
+    lines: Sequence[str],
+    tokenizer: Tokenizer,
+    batch_size: int,
+    row_lengths: Sequence[int],
+    num_batches: Callable[[list[int]], list[int]] = list,
 ) -> Iterator[DecodeBatch]:
     """Yields every line once, shortest first.
 
     All rows of a batch have the same length, the shortest that fits. `row_lengths` ascend; longer
-    lines are truncated, with a warning.
+    lines are truncated, with a warning. `num_batches` maps the numbers of batches of each length to
+    those to yield, the additional ones without lines.
     """
     if min(batch_size, *row_lengths) < 1:
         raise ValueError(
@@ -67,11 +63,16 @@ def decode_batches(
     encoded = _encode(lines, tokenizer, row_lengths[-1])
     sizes = np.array([len(ids) for ids in encoded], np.int64)
     shortest_first = np.argsort(sizes, kind="stable")
+    batches: list[list[list[int]]] = []
     for shorter, length in itertools.pairwise([0, *row_lengths]):
         in_bucket = (sizes[shortest_first] > shorter) & (sizes[shortest_first] <= length)
         members = shortest_first[in_bucket].tolist()
-        for start in range(0, len(members), batch_size):
-            yield _batch(members[start : start + batch_size], encoded, batch_size, length)
+        starts = range(0, len(members), batch_size)
+        batches.append([members[start : start + batch_size] for start in starts])
+    counts = num_batches([len(of_length) for of_length in batches])
+    for length, count, of_length in zip(row_lengths, counts, batches, strict=True):
+        for rows in itertools.chain(of_length, [[]] * (count - len(of_length))):
+            yield _batch(rows, encoded, batch_size, length)
 
 
 def _encode(lines: Sequence[str], tokenizer: Tokenizer, max_len: int) -> list[list[int]]:

@@ -7,9 +7,7 @@ import collections
 import dataclasses
 from collections.abc import Callable, Sequence
 
-from lingvo_gshard.decode.translator import Translation
-
-NBest = tuple[Translation, ...]
+from lingvo_gshard.decode.translator import NBest
 
 
 @dataclasses.dataclass(frozen=True)

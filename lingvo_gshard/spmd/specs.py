@@ -1,6 +1,8 @@
-"""Trees of TensorSpec: their JAX shardings, their JSON, and the dtypes that they may have."""
+"""Trees of TensorSpec: their JAX shardings, each process's share, their JSON, and their dtypes."""
 
-from collections.abc import Sequence
+import collections
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -10,8 +12,10 @@ from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.spmd import processes
 
 Named = list[tuple[str, TensorSpec]]
+ROWS = "B"  # The letter of the dim whose parts the processes read.
 
 # fmt: off
 _DTYPES = (
@@ -85,6 +89,49 @@ def device_mesh(
         )
     grid = np.array([devices[i] for i in mesh.devices], dtype=object).reshape(mesh.axis_sizes)
     return jax.sharding.Mesh(grid, mesh.axis_names)
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """Part `index` of the `count` equal parts of a batch's rows."""
+
+    index: int
+    count: int
+
+    def of(self, tree: NestedMap) -> NestedMap:
+        """Returns this part of JAX arrays as numpy arrays; all processes must call it."""
+        return processes.to_host(tree) if self.count == 1 else tree.Transform(_own_rows)
+
+
+WHOLE = Share(0, 1)
+
+
+def own_share(partitioning: Partitioning) -> Share:
+    """Returns the share of a batch's rows that this process reads; see `share_of`."""
+    size, mesh = partitioning.num_partitions, device_mesh(partitioning)
+    split = sharding(partitioning, TensorSpec((size,), "int32", ROWS), mesh)
+    held: dict[int, set[int]] = collections.defaultdict(set)
+    device: Any
+    for device, (rows,) in split.devices_indices_map((size,)).items():
+        held[device.process_index].update(range(*rows.indices(size)))
+    return share_of(held, jax.process_index())
+
+
+def share_of(held: Mapping[int, set[int]], process: int) -> Share:
+    """Returns the share of `process`, given the row numbers that each process's devices hold.
+
+    It is WHOLE if some process's rows are not adjacent, or the parts are not equal.
+    """
+    size, part = len(set().union(*held.values())), len(held[process])
+    parts = {frozenset(range(start, start + part)) for start in range(0, size, part)}
+    if size % part or parts != {frozenset(rows) for rows in held.values()}:
+        return WHOLE
+    return Share(min(held[process]) // part, size // part)
+
+
+def _own_rows(array: jax.Array) -> np.ndarray:
+    by_start = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
+    return np.concatenate([np.asarray(by_start[start]) for start in sorted(by_start)])
 
 
 def abstract_array(spec: TensorSpec, placed: NamedSharding) -> jax.ShapeDtypeStruct:

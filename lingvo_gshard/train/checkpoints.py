@@ -68,11 +68,12 @@ class Contents:
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A checkpoint that was read: its step, the state on its devices, and the input's state."""
+    """A checkpoint: its step, its state on the devices, the input's state, and a digest."""
 
     step: int
     state: NestedMap
     input_state: dict[str, Any]
+    digest: str
 
 
 def folder(model_dir: str | pathlib.Path) -> pathlib.Path:
@@ -254,7 +255,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
         found, arrays = stored.in_all_processes(path, read)
         found.check(arrays)
-        return Restored(step, state_spec.Pack(arrays.values()), found.input_state)
+        state = state_spec.Pack(arrays.values())
+        return Restored(step, state, found.input_state, stored.digest(found.fingerprints))
 
     def restore_newest(self, state_spec: NestedMap, shardings: NestedMap) -> Restored | None:
         """Reads the newest undamaged checkpoint; see `newest` and `restore`."""

@@ -25,7 +25,7 @@ from lingvo_gshard.spmd.saved_executable import SavedExecutables
 from lingvo_gshard.train import checkpoints, config, export, loop, summaries, warm_start
 from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored, Retention
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
-from lingvo_gshard.train.loop import Input, Share, TrainLoop, group_sizes
+from lingvo_gshard.train.loop import Input, TrainLoop, group_sizes
 from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
 from lingvo_gshard.train.stored import DamagedCheckpointError
 from lingvo_gshard.train.warm_start import WarmStart
@@ -105,9 +105,9 @@ class TPUEstimator:
         self._programs = Programs(model_fn, params, partitioning, state_spec, saved)
 
     @property
-    def input_share(self) -> Share:
+    def input_share(self) -> specs.Share:
         """The part of each batch's rows that this process's input must yield."""
-        return loop.own_share(self.partitioning)
+        return specs.own_share(self.partitioning)
 
     def train(
         self,

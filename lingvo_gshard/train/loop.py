@@ -9,22 +9,21 @@ import contextlib
 import dataclasses
 import itertools
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
-import jax
 import numpy as np
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.spmd import processes, specs
+from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.spmd import processes
 from lingvo_gshard.spmd.executable import Executable
+from lingvo_gshard.spmd.specs import ROWS, Share
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.hooks import TrainCall, TrainHook
 
-_ROWS = "B"  # The letter of the dim whose parts the processes read.
 _GROUPS_AHEAD = 2
 
 
@@ -84,40 +83,6 @@ def groups(
         thread.shutdown(cancel_futures=True)
 
 
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """Part `index` of the `count` equal parts of a batch's rows."""
-
-    index: int
-    count: int
-
-
-WHOLE = Share(0, 1)
-
-
-def own_share(partitioning: Partitioning) -> Share:
-    """Returns the share of a batch's rows that this process reads; see `share_of`."""
-    size, mesh = partitioning.num_partitions, specs.device_mesh(partitioning)
-    split = specs.sharding(partitioning, TensorSpec((size,), "int32", _ROWS), mesh)
-    held: dict[int, set[int]] = collections.defaultdict(set)
-    device: Any
-    for device, (rows,) in split.devices_indices_map((size,)).items():
-        held[device.process_index].update(range(*rows.indices(size)))
-    return share_of(held, jax.process_index())
-
-
-def share_of(held: Mapping[int, set[int]], process: int) -> Share:
-    """Returns the share of `process`, given the row numbers that each process's devices hold.
-
-    It is WHOLE if some process's rows are not adjacent, or the parts are not equal.
-    """
-    size, part = len(set().union(*held.values())), len(held[process])
-    parts = {frozenset(range(start, start + part)) for start in range(0, size, part)}
-    if size % part or parts != {frozenset(rows) for rows in held.values()}:
-        return WHOLE
-    return Share(min(held[process]) // part, size // part)
-
-
 def batch_spec_of(batch: NestedMap, specs: NestedMap, share: Share) -> NestedMap:
     """Returns the TensorSpecs of all processes' rows of a batch, which holds those of `share`.
 
@@ -126,7 +91,7 @@ def batch_spec_of(batch: NestedMap, specs: NestedMap, share: Share) -> NestedMap
 
     def whole(array: np.ndarray, spec: TensorSpec) -> TensorSpec:
         sizes = zip(array.shape, spec.dims, strict=True)
-        shape = tuple(size * (share.count if dim == _ROWS else 1) for size, dim in sizes)
+        shape = tuple(size * (share.count if dim == ROWS else 1) for size, dim in sizes)
         return dataclasses.replace(spec, shape=shape)
 
     return specs.Pack(map(whole, batch.Flatten(), specs.Flatten()))

@@ -66,9 +66,11 @@ class Run:
 
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
         """Returns a decoder of the latest checkpoint, and its tokenizers; ValueError if none."""
-        theta = self.estimator.restore().state.theta
+        found, share = self.estimator.restore(), self.estimator.input_share
+        theta, origin = found.state.theta, {"weights": found.digest, "params": self.params.ToText()}
+        decoder = Decoder(self._decoder_spec(), theta, self._predict_program, share, origin)
         source, target = (Tokenizer(path) for path in vocabulary_files(self.logdir))
-        return Decoder(self._decoder_spec(), theta, self._predict_program), source, target
+        return decoder, source, target
 
     def export_bundle(self, folder: str | pathlib.Path) -> None:
         """Writes a bundle of the latest checkpoint. Raises as `decoder`."""

@@ -1,7 +1,6 @@
 """A bundle translates in a process that has jax, numpy, sentencepiece and flatbuffers alone."""
 
 import dataclasses
-import io
 import json
 import pathlib
 import re
@@ -11,21 +10,10 @@ import sys
 
 import numpy as np
 import pytest
-import sentencepiece
 
-from lingvo_gshard import registry
 from lingvo_gshard.core import safetensors_file
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import bundle
-from lingvo_gshard.decode.bundle import Decoder, DecoderSpec
-from lingvo_gshard.decode.translator import Translator
-from lingvo_gshard.input.tokenizer import Tokenizer
-from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import lowering
-from lingvo_gshard.train import steps
-from tests.layers import building
-from tests.spmd import functions
 
 _LINES = [
     "ba ke lixmo",
@@ -61,58 +49,6 @@ runpy.run_module("lingvo_gshard.translate", run_name="__main__")
 """
 
 
-def _vocabulary(path):
-    """Trains a SentencePiece model with this project's special ids, a few words and all bytes."""
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["ba ke li mo", "ke li mo ba", "a line of words, in parts"] * 9),
-        model_writer=model,
-        vocab_size=300,
-        model_type="bpe",
-        byte_fallback=True,
-        hard_vocab_limit=False,
-        pad_id=0,
-        bos_id=1,
-        eos_id=2,
-        unk_id=3,
-        minloglevel=2,
-    )
-    path.write_bytes(model.getvalue())
-    return Tokenizer(path)
-
-
-def _model(vocab_size):
-    params = registry.get_params("toy.MoE8E4L")
-    params.task.Set(source_vocab_size=vocab_size, target_vocab_size=vocab_size, dim=16)
-    for stack in (params.task.encoder, params.task.decoder):
-        stack.num_layers = 2
-    params.decode.Set(batch_size=2, beam_size=3, num_best=2, max_target_len=8)
-    return TranslationModel(params, functions.partitioning(2)), params
-
-
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """Returns the folder of a bundle and the same translator in this process."""
-    folder = tmp_path_factory.mktemp("made")
-    path = folder / "made.model"
-    tokenizer = _vocabulary(path)
-    model, params = _model(tokenizer.vocab_size)
-    spec = DecoderSpec("toy.MoE8E4L", ("de", "fr"), 2, (16,), 2, 2)
-
-    def program_for(source_len):
-        rows = TensorSpec((2, source_len), "int32", "BL")
-        names = ("source_ids", "source_positions", "source_segment_ids")
-        batch = NestedMap(features=NestedMap({name: rows for name in names}))
-        state = NestedMap(theta=model.state_spec.theta)
-        return lowering.export(
-            steps.predictor(model.model_fn, params, state, batch), model.partitioning
-        )
-
-    theta = building.random_theta(model.task)
-    bundle.save(folder / "bundle", spec, program_for, theta, (path, path))
-    return folder / "bundle", Translator(Decoder(spec, theta, program_for), tokenizer, tokenizer)
-
-
 def _translate(folder, *flags, text=_TEXT):
     return subprocess.run(
         [sys.executable, "-c", _ALONE, "--bundle=.", *flags],
@@ -137,6 +73,17 @@ def test_a_bundle_translates_like_the_model(made):
             [float(score) for score in fields[::2]], [t.score for t in want], atol=2e-4
         )
     assert len(wanted[0]) == 2 and any(want[0].text for want in wanted)
+
+
+def test_a_file_is_translated_like_standard_input(made, tmp_path):
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_bytes(_TEXT)
+    target.write_text("old")
+    done = _translate(made[0], f"--input={source}", f"--output={target}", "--nbest=2")
+    assert done.returncode == 0, done.stderr.decode()
+    wanted = ["\t".join(each.text for each in found) for found in made[1].translate(_LINES)]
+    assert target.read_text() == "".join(f"{line}\n" for line in wanted)
+    assert sorted(tmp_path.iterdir()) == [source, target] and not done.stdout
 
 
 def test_any_input_bytes_give_one_output_line_per_line(made):
@@ -175,7 +122,7 @@ def test_unsupported_flags_are_refused_in_one_line(made, flags, message):
 def test_weights_read_back(made):
     folder, translator = made
     held = safetensors_file.read(folder / "weights.safetensors").arrays
-    for path, array in translator._decoder._state.theta.FlattenItems():
+    for path, array in translator.decoder.theta.FlattenItems():
         np.testing.assert_array_equal(held[path], array)
 
 
@@ -233,5 +180,5 @@ def test_other_folders_are_refused(tmp_path):
 def test_a_spec_reads_back(made):
     spec = bundle.load_spec(made[0])
     assert json.loads((made[0] / "bundle.json").read_text())["version"] == 1
-    assert spec == dataclasses.replace(made[1]._decoder.spec) and isinstance(spec.languages, tuple)
+    assert spec == dataclasses.replace(made[1].decoder.spec) and isinstance(spec.languages, tuple)
     assert pathlib.Path(made[0], "programs", "source_16.program").stat().st_size > 1000

@@ -2,58 +2,17 @@
 
 import itertools
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lingvo_gshard.decode.bundle import DecoderSpec
 from lingvo_gshard.decode.translator import Translation, Translator, split
-
-_EOS = 2
-
-
-class _Letters:
-    """A letter is a piece: `a` is 4, `b` is 5, ..."""
-
-    def encode(self, text):
-        return [ord(letter) - ord("a") + 4 for letter in text.strip()] + [_EOS]
-
-    def encode_lines(self, lines):
-        return [self.encode(line) for line in lines]
-
-    def decode(self, ids):
-        ids = list(ids)
-        return "".join(chr(i - 4 + ord("a")) for i in ids[: ids.index(_EOS)])
-
-
-class _Reverser:
-    """A decoder that reverses each source; its second best is `a` for each letter.
-
-    The third hypothesis is missing. It records the shapes of its batches.
-    """
-
-    def __init__(self, batch_size, source_lengths):
-        self.spec = DecoderSpec("reverser", ("de",), batch_size, source_lengths, 3, 1)
-        self.shapes = []
-
-    def __call__(self, features):
-        shape = features.source_ids.shape
-        self.shapes.append(shape)
-        ids, lengths = np.zeros((shape[0], 3, shape[1]), np.int32), np.zeros((shape[0], 3), int)
-        for row, (source, segments) in enumerate(
-            zip(features.source_ids, features.source_segment_ids, strict=True)
-        ):
-            words = source[segments > 0][:-1]
-            ids[row, 0, : len(words) + 1] = [*words[::-1], _EOS]
-            ids[row, 1, : len(words) + 1] = [4] * len(words) + [_EOS]
-            lengths[row, :2] = len(words) + 1
-        return {"ids": ids, "lengths": lengths, "scores": lengths * [-0.25, -2.0, -1e9]}
+from tests.decode.reverser import Letters, Reverser
 
 
 def _translator(batch_size=3, source_lengths=(16, 20)):
-    decoder = _Reverser(batch_size, source_lengths)
-    return Translator(decoder, _Letters(), _Letters()), decoder
+    decoder = Reverser(batch_size, source_lengths)
+    return Translator(decoder, Letters(), Letters()), decoder
 
 
 def _texts(lines, *sizes):
@@ -106,12 +65,12 @@ def test_translations_are_returned_before_all_lines_are_read():
 
 
 def test_line_breaks_and_tabs_in_a_translation_become_spaces():
-    class Breaking(_Letters):
+    class Breaking(Letters):
         def decode(self, ids):
             text = super().decode(ids).replace("x", "\n").replace("y", "\r\n")
             return text.replace("z", "\u2028").replace("w", "\t")
 
-    translator = Translator(_translator()[1], _Letters(), Breaking())
+    translator = Translator(_translator()[1], Letters(), Breaking())
     assert [best.text for best, *_ in translator.translate(["dxcybzawa"])] == ["a a b c d"]
 
 

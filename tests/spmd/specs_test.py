@@ -1,16 +1,20 @@
-"""A dtype that would be narrowed, or that a device lacks, is refused by name."""
+"""Dtypes that are refused by name, and each process's share of a batch's rows."""
 
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, program, specs
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.spmd.specs import WHOLE, Share
 from tests.spmd import functions
 
 
@@ -43,7 +47,8 @@ def test_what_a_platform_lacks():
     code = """
 import jax
 jax.config.update("jax_enable_x64", True)
-from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import specs
 leaves = [("state.x", TensorSpec((2, 3), "complex128", "__"))]
 specs.check_dtypes("f: argument", leaves, "cpu")
@@ -65,3 +70,35 @@ def test_every_dtype_of_32_bits_or_less_passes_through():
     ones = tree.Transform(lambda spec: tf.ones(spec.shape, spec.dtype).numpy())
     for name, leaf in executable(ones).FlattenItems():
         assert leaf.dtype == name and (leaf == 1).all()
+
+
+@pytest.mark.parametrize(
+    ("held", "want"),
+    [
+        # Rows over the processes' devices, in their order, or not.
+        ({0: {0, 1}, 1: {2, 3}}, [Share(0, 2), Share(1, 2)]),
+        ({0: {2, 3}, 1: {0, 1}}, [Share(1, 2), Share(0, 2)]),
+        # Two processes hold the same rows; all hold all rows.
+        ({0: {0, 1}, 1: {0, 1}, 2: {2, 3}}, [Share(0, 2), Share(0, 2), Share(1, 2)]),
+        ({0: {0, 1, 2}, 1: {0, 1, 2}}, [WHOLE, WHOLE]),
+        # Not adjacent; not on a part's border; not equally many.
+        ({0: {0, 2}, 1: {1, 3}}, [WHOLE, WHOLE]),
+        ({0: {0, 3}, 1: {1, 2}}, [WHOLE, WHOLE]),
+        ({0: {0}, 1: {1, 2, 3}}, [WHOLE, WHOLE]),
+    ],
+)
+def test_the_share_of_each_process(held, want):
+    assert [specs.share_of(held, process) for process in held] == want
+
+
+def test_one_process_reads_all_rows():
+    assert specs.own_share(Partitioning.from_dict(Mesh.flat(4), {"B": "d"})) == WHOLE
+
+
+def test_own_rows_are_fetched_in_order():
+    parts = Partitioning.from_dict(Mesh.flat(4), {"B": "d"})
+    spec, rows = TensorSpec((8, 3), "int32", "B_"), np.arange(24, dtype=np.int32).reshape(8, 3)
+    placed = jax.device_put(rows, specs.sharding(parts, spec, specs.device_mesh(parts)))
+    found = Share(0, 2).of(NestedMap(x=placed)).x
+    assert isinstance(found, np.ndarray)
+    np.testing.assert_array_equal(found, rows)  # This process has all devices.

@@ -1,4 +1,4 @@
-"""The feed's order, its end and its thread, and which rows of a batch a process reads."""
+"""The feed's order, its end and its thread, and the sizes of a batch of which it has a share."""
 
 import contextlib
 import threading
@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.spmd.specs import Share
 from lingvo_gshard.train import loop
-from lingvo_gshard.train.loop import WHOLE, Share, group_sizes
+from lingvo_gshard.train.loop import group_sizes
 
 
 class _Numbers:
@@ -78,29 +78,6 @@ def test_an_error_of_placing_is_raised_to_the_caller():
 
     with pytest.raises(ValueError, match="no room"):
         list(loop.groups(_Numbers(5), iter([1]), program))
-
-
-@pytest.mark.parametrize(
-    ("held", "want"),
-    [
-        # Rows over the processes' devices, in their order, or not.
-        ({0: {0, 1}, 1: {2, 3}}, [Share(0, 2), Share(1, 2)]),
-        ({0: {2, 3}, 1: {0, 1}}, [Share(1, 2), Share(0, 2)]),
-        # Two processes hold the same rows; all hold all rows.
-        ({0: {0, 1}, 1: {0, 1}, 2: {2, 3}}, [Share(0, 2), Share(0, 2), Share(1, 2)]),
-        ({0: {0, 1, 2}, 1: {0, 1, 2}}, [WHOLE, WHOLE]),
-        # Not adjacent; not on a part's border; not equally many.
-        ({0: {0, 2}, 1: {1, 3}}, [WHOLE, WHOLE]),
-        ({0: {0, 3}, 1: {1, 2}}, [WHOLE, WHOLE]),
-        ({0: {0}, 1: {1, 2, 3}}, [WHOLE, WHOLE]),
-    ],
-)
-def test_the_share_of_each_process(held, want):
-    assert [loop.share_of(held, process) for process in held] == want
-
-
-def test_one_process_reads_all_rows():
-    assert loop.own_share(Partitioning.from_dict(Mesh.flat(4), {"B": "d"})) == WHOLE
 
 
 def test_the_rows_of_all_processes_count_along_their_dim_alone():

@@ -11,9 +11,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd.specs import WHOLE
 from lingvo_gshard.train.config import train_params
 from lingvo_gshard.train.estimator import TPUEstimator
-from lingvo_gshard.train.loop import WHOLE
 
 B, H, V = 12, 8, 3
 

@@ -1,0 +1,80 @@
+"""Translates a text of any length with any number of processes, and goes on where it was stopped.
+
+The lines are dealt out in chunks of consecutive lines. A folder holds what is done:
+
+    belongs_to.txt    the lines in a chunk, and below them what the parts are made from
+    part_<I>.txt      the output lines of chunk I, whole or absent
+
+What is in memory does not grow with the text.
+"""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from lingvo_gshard.core import atomic_file
+from lingvo_gshard.decode.translator import NBest, Translator
+from lingvo_gshard.spmd import processes
+
+
+@dataclasses.dataclass(frozen=True)
+class Parts:
+    """The parts of a text's translation.
+
+    The folder above `folder` must exist. `line_of` makes a line of output, without its end. `text`,
+    which is JSON-able, stands for the text and `line_of`; parts of another one are deleted.
+    """
+
+    folder: pathlib.Path
+    translator: Translator
+    line_of: Callable[[NBest], str]
+    text: Mapping[str, Any]
+
+    def write(self, lines: Iterable[str]) -> None:
+        """Translates the chunks that have no part yet.
+
+        All processes must call it with the same lines. In each round, every share of the decoder's
+        rows gets one chunk.
+        """
+        size = processes.of_first(self._claim() if processes.is_first() else 0)
+        share, remaining = self.translator.decoder.share, iter(lines)
+        chunks = enumerate(iter(lambda: list(itertools.islice(remaining, size)), []))
+        while some := list(itertools.islice(chunks, share.count)):
+            some += [(0, [])] * (share.count - len(some))
+            self._write_part(*some[share.index])
+        processes.of_first(0)  # Process 0 waits for the last round's parts.
+
+    def lines(self) -> Iterator[str]:
+        """Yields every line that `write` has completed, with its end."""
+        for path in itertools.takewhile(pathlib.Path.exists, map(self._path, itertools.count())):
+            with path.open(encoding="utf-8", newline="\n") as file:
+                yield from file
+
+    def _claim(self) -> int:
+        """Readies the folder; returns the lines in a chunk, as when its parts were begun."""
+        note, window = self.folder / "belongs_to.txt", self.translator.window
+        wanted = json.dumps({**self.translator.decoder.origin, **self.text}, indent=2)
+        chunk_lines, _, held = note.read_text().partition("\n") if note.exists() else [""] * 3
+        if held == wanted:
+            return int(chunk_lines)
+        self.folder.mkdir(exist_ok=True)
+        for part in self.folder.glob("part_*"):
+            part.unlink()
+        atomic_file.write(note, f"{window}\n{wanted}")
+        return window
+
+    def _write_part(self, number: int, lines: list[str]) -> None:
+        """Writes a part that is not there; all processes call it together, some without lines."""
+        share, path = self.translator.decoder.share, self._path(number)
+        own_number, writers = processes.index() + 1, [0] * share.count
+        writers[share.index] = own_number if lines and not path.exists() else 0
+        writer = processes.largest(writers)[share.index]  # One of those with the same share.
+        found = self.translator.translate_together(lines if writer else [])
+        if writer == own_number:
+            atomic_file.write(path, "".join(f"{self.line_of(each)}\n" for each in found))
+
+    def _path(self, number: int) -> pathlib.Path:
+        return self.folder / f"part_{number:08}.txt"
