@@ -32,6 +32,9 @@ _EXECUTABLES = flags.DEFINE_string(
     "executables", None, "A folder that `plan --save` wrote: train with it instead of compiling."
 )
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
+_VERIFY_DATA = flags.DEFINE_bool(
+    "verify_data", False, "First compare all of the data with the manifest's hashes."
+)
 _SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "The split that is decoded.")
 _CLUSTER = flags.DEFINE_enum(
     "cluster", "none", ["auto", "none"], "auto: what Slurm, Open MPI, Kubernetes or Cloud TPU say."
@@ -58,6 +61,8 @@ def main(argv: list[str]) -> None:
         num_partitions, devices = _DEVICES.start(launch.model)
         modes.print_once(devices)
         run = runs.open_run(launch, _LOGDIR.value, num_partitions, _EXECUTABLES.value)
+        if _VERIFY_DATA.value:
+            modes.verify_data(run)
         match _MODE.value:
             case "train":
                 modes.train(run)

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -278,6 +279,17 @@ def _one_line(done, binary):
 def test_the_trainer_tells_a_mistake_in_one_line(data_dir, tmp_path, flags, message):
     done = _binary("trainer", f"--data_dir={data_dir}", f"--logdir={tmp_path}/run", *flags)
     assert message in _one_line(done, "trainer")
+    assert not (tmp_path / "run").exists()
+
+
+def test_verify_data_hashes_all_files_before_anything_is_written(data_dir, tmp_path, capsys):
+    modes.verify_data(_run(data_dir, tmp_path / "run"))
+    assert capsys.readouterr().out == f"{data_dir}: all 15 files are as the manifest says.\n"
+    path = pathlib.Path(shutil.copytree(data_dir, tmp_path / "data"), "text/test/br-en.tsv.gz")
+    path.write_bytes(bytes(path.stat().st_size))
+    where = f"--data_dir={tmp_path}/data", f"--logdir={tmp_path}/run"
+    done = _binary("trainer", "--model=toy.MoE8E4L", "--verify_data", *where)
+    assert f"trainer: {path} has SHA-256" in _one_line(done, "trainer")
     assert not (tmp_path / "run").exists()
 
 

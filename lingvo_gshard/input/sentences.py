@@ -35,12 +35,13 @@ def eval_text(data_dir: str | os.PathLike[str], split: str, language: str) -> li
     """The raw (source, English) pairs of dev or test, in order.
 
     Raises ValueError if the folder is not a prepared one or has no text for this split and
-    language.
+    language, or if the text is damaged.
     """
     texts = manifest.load(data_dir).language(language).text
     if split not in texts:
         found = ", ".join(sorted(texts)) or "none"
         raise ValueError(f"no text of split {split!r} for language {language}: there is {found}")
+    manifest.verify(data_dir, [texts[split]])
     path = pathlib.Path(data_dir, texts[split].path)
     with gzip.open(path, "rt", encoding="utf-8", newline="\n") as file:
         lines = [line.rstrip("\n").split("\t") for line in file]

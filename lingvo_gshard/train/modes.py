@@ -3,6 +3,8 @@
 import pathlib
 import sys
 
+import jax
+
 from lingvo_gshard.core import table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
@@ -61,6 +63,17 @@ def export(run: Run) -> None:
     path = pathlib.Path(run.logdir, "weights.safetensors")
     print_once(run.estimator.export_weights(path))
     print_once(f"Wrote {path}.")
+
+
+def verify_data(run: Run) -> None:
+    """Hashes all files of the data, each process its share of them.
+
+    Raises ValueError for one that is missing or differs from what the manifest says.
+    """
+    data_dir = run.launch.data_dir
+    files = manifest.load(data_dir).files()
+    manifest.verify(data_dir, files[jax.process_index() :: jax.process_count()])
+    print_once(f"{data_dir}: all {len(files)} files are as the manifest says.")
 
 
 def print_once(line: str) -> None:
