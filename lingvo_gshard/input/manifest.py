@@ -179,7 +179,7 @@ def check_sizes(data_dir: str | os.PathLike[str], files: Sequence[DataFile]) -> 
 
     Raises ValueError for one that is missing or has another size.
     """
-    _for_each(_checked_path, data_dir, files)
+    _for_each(_check_size, data_dir, files)
 
 
 def verify(data_dir: str | os.PathLike[str], files: Sequence[DataFile]) -> None:
@@ -192,26 +192,24 @@ def verify(data_dir: str | os.PathLike[str], files: Sequence[DataFile]) -> None:
 
 
 def _for_each(
-    check: Callable[[pathlib.Path, DataFile], Any],
+    check: Callable[[str, DataFile], Any],
     data_dir: str | os.PathLike[str],
     files: Sequence[DataFile],
 ) -> None:
     """Checks many files at once: waiting for a disk and hashing release the interpreter's lock."""
-    folder = pathlib.Path(data_dir)
 
     def check_some(start: int) -> None:
         for file in files[start : start + _FILES_PER_TASK]:
-            check(folder, file)
+            check(f"{data_dir}/{file.path}", file)
 
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
         for _ in threads.map(check_some, range(0, len(files), _FILES_PER_TASK)):
             pass
 
 
-def _checked_path(folder: pathlib.Path, file: DataFile) -> pathlib.Path:
-    path = folder / file.path
+def _check_size(path: str, file: DataFile) -> None:
     try:
-        size = path.stat().st_size
+        size = os.stat(path).st_size
     except FileNotFoundError as error:
         raise ValueError(
             f"{path} is missing: the manifest names it, prepare the data again"
@@ -220,12 +218,11 @@ def _checked_path(folder: pathlib.Path, file: DataFile) -> pathlib.Path:
         raise ValueError(
             f"{path} has {size} bytes, the manifest says {file.size_bytes}: prepare the data again"
         )
-    return path
 
 
-def _check_content(folder: pathlib.Path, file: DataFile) -> None:
-    path = _checked_path(folder, file)
-    found = _sha256_of_version(path, path.stat().st_mtime_ns)
+def _check_content(path: str, file: DataFile) -> None:
+    _check_size(path, file)
+    found = _sha256_of_version(path, os.stat(path).st_mtime_ns)
     if found != file.sha256:
         raise ValueError(
             f"{path} has SHA-256 {found}, the manifest says {file.sha256}: the file was "
@@ -234,11 +231,11 @@ def _check_content(folder: pathlib.Path, file: DataFile) -> None:
 
 
 @functools.cache
-def _sha256_of_version(path: pathlib.Path, mtime_ns: int) -> str:
+def _sha256_of_version(path: str, mtime_ns: int) -> str:
     del mtime_ns
     return _sha256(path)
 
 
-def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
+def _sha256(path: str | pathlib.Path) -> str:
+    with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
