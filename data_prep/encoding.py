@@ -19,8 +19,7 @@ from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import example_codec, manifest
 
 _PAIRS_PER_BATCH = 2048
-# A record is read with its group, of about 2 kB. Larger groups would make the file's index smaller,
-# but not a file of 10,000 records quicker to open.
+# A record is read with its group, of 2 kB; a file's index, read to open it, has an entry a group.
 _WRITER_OPTIONS = "group_size:16,uncompressed"
 
 

@@ -64,7 +64,7 @@ def run_through(
     runs.claim(out_dir, runs.plan(found, config), _MADE)
     work_dir = out_dir / _UNFINISHED
     if (out_dir / manifest.FILE_NAME).exists():
-        manifest.check_sizes(out_dir, manifest.load(out_dir).files())
+        manifest.verify(out_dir, manifest.load(out_dir).files(), contents=False)
         logging.info("%s: is prepared already", out_dir)
         shutil.rmtree(work_dir, ignore_errors=True)
         return

@@ -32,9 +32,7 @@ _EXECUTABLES = flags.DEFINE_string(
     "executables", None, "A folder that `plan --save` wrote: train with it instead of compiling."
 )
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
-_VERIFY_DATA = flags.DEFINE_bool(
-    "verify_data", False, "First compare all of the data with the manifest's hashes."
-)
+_VERIFY_DATA = flags.DEFINE_bool("verify_data", False, "First check the hashes of all the data.")
 _SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "The split that is decoded.")
 _CLUSTER = flags.DEFINE_enum(
     "cluster", "none", ["auto", "none"], "auto: what Slurm, Open MPI, Kubernetes or Cloud TPU say."

@@ -3,10 +3,7 @@
 import dataclasses
 import functools
 import typing
-from collections.abc import Callable
 from typing import Any
-
-_Reader = Callable[[Any], Any]
 
 
 def read(kind: Any, value: Any) -> Any:
@@ -15,33 +12,22 @@ def read(kind: Any, value: Any) -> Any:
     Raises KeyError if a field without a default is missing, and TypeError or AttributeError if the
     value has another structure. Keys that are no fields are ignored.
     """
-    reader = _reader(kind)
-    return value if reader is None else reader(value)
+    origin, inner = _structure(kind)
+    if origin is dataclasses:
+        given = (each for each in inner if not each[2] or each[0] in value)
+        return kind(**{name: read(each, value[name]) for name, each, _ in given})
+    if origin is tuple:
+        return tuple(read(inner[0], each) for each in value)
+    if origin is dict:
+        return {name: read(inner[1], each) for name, each in value.items()}
+    return value
 
 
-@functools.cache  # A manifest has hundreds of thousands of records of a few types.
-def _reader(kind: Any) -> _Reader | None:
-    """What rebuilds values of a type; None if they are as JSON has them."""
-    inner = typing.get_args(kind)
+@functools.cache  # A manifest has hundreds of thousands of values of a few types.
+def _structure(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A generic type and its arguments; of a dataclass, each field's (name, type, has default)."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        return _dataclass_reader(kind)
-    if typing.get_origin(kind) is tuple:
-        return lambda value: tuple(read(inner[0], each) for each in value)
-    if typing.get_origin(kind) is dict:
-        return lambda value: {name: read(inner[1], each) for name, each in value.items()}
-    return None
-
-
-def _dataclass_reader(kind: type) -> _Reader:
-    types = typing.get_type_hints(kind)
-    # A field's default is an attribute of the class.
-    fields = [(name, _reader(types[name]), hasattr(kind, name)) for name in types]
-
-    def rebuild(value: Any) -> Any:
-        given = {}
-        for name, reader, has_default in fields:
-            if name in value or not has_default:
-                given[name] = value[name] if reader is None else reader(value[name])
-        return kind(**given)
-
-    return rebuild
+        types = typing.get_type_hints(kind).items()
+        # A field's default is an attribute of the class.
+        return dataclasses, tuple((name, each, hasattr(kind, name)) for name, each in types)
+    return typing.get_origin(kind), typing.get_args(kind)

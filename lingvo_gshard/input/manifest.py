@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core import atomic_file, json_records
@@ -146,7 +146,7 @@ def save(manifest: Manifest, data_dir: str | os.PathLike[str]) -> None:
 
 
 def load(data_dir: str | os.PathLike[str]) -> Manifest:
-    """Reads a folder's manifest, but looks at no other file: see `check_sizes` and `verify`.
+    """Reads a folder's manifest, but looks at no other file: see `verify`.
 
     Raises ValueError if the folder or its manifest is missing, or if the manifest is damaged or of
     another version.
@@ -174,58 +174,39 @@ def _read_version(path: pathlib.Path, mtime_ns: int) -> Manifest:
     )
 
 
-def check_sizes(data_dir: str | os.PathLike[str], files: Sequence[DataFile]) -> None:
-    """Checks that files which a manifest of `data_dir` names are there, with the right sizes.
-
-    Raises ValueError for one that is missing or has another size.
-    """
-    _for_each(_check_size, data_dir, files)
-
-
-def verify(data_dir: str | os.PathLike[str], files: Sequence[DataFile]) -> None:
-    """Checks the sizes and SHA-256 of files that a manifest of `data_dir` names.
+def verify(
+    data_dir: str | os.PathLike[str], files: Sequence[DataFile], *, contents: bool = True
+) -> None:
+    """Checks the sizes and, if `contents`, the SHA-256 of files that a manifest names.
 
     Raises ValueError for one that is missing or differs. A process reads each file only once,
     unless the file is modified.
     """
-    _for_each(_check_content, data_dir, files)
-
-
-def _for_each(
-    check: Callable[[str, DataFile], Any],
-    data_dir: str | os.PathLike[str],
-    files: Sequence[DataFile],
-) -> None:
-    """Checks many files at once: waiting for a disk and hashing release the interpreter's lock."""
 
     def check_some(start: int) -> None:
         for file in files[start : start + _FILES_PER_TASK]:
-            check(f"{data_dir}/{file.path}", file)
+            _check(f"{data_dir}/{file.path}", file, contents)
 
+    # Waiting for a disk and hashing release the interpreter's lock.
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
         for _ in threads.map(check_some, range(0, len(files), _FILES_PER_TASK)):
             pass
 
 
-def _check_size(path: str, file: DataFile) -> None:
+def _check(path: str, file: DataFile, contents: bool) -> None:
     try:
-        size = os.stat(path).st_size
+        found = os.stat(path)
     except FileNotFoundError as error:
         raise ValueError(
             f"{path} is missing: the manifest names it, prepare the data again"
         ) from error
-    if size != file.size_bytes:
+    if (size := found.st_size) != file.size_bytes:
         raise ValueError(
             f"{path} has {size} bytes, the manifest says {file.size_bytes}: prepare the data again"
         )
-
-
-def _check_content(path: str, file: DataFile) -> None:
-    _check_size(path, file)
-    found = _sha256_of_version(path, os.stat(path).st_mtime_ns)
-    if found != file.sha256:
+    if contents and (sha256 := _sha256_of_version(path, found.st_mtime_ns)) != file.sha256:
         raise ValueError(
-            f"{path} has SHA-256 {found}, the manifest says {file.sha256}: the file was "
+            f"{path} has SHA-256 {sha256}, the manifest says {file.sha256}: the file was "
             "damaged, or comes from another preparation than the manifest"
         )
 

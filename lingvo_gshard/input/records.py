@@ -15,8 +15,6 @@ from lingvo_gshard.input.example_codec import Example
 # reading its end, which holds the index; by default that would be the last MiB.
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0,footer_prefetch_bytes:80K"
 _READER_BUFFER_BYTES = 1 << 15
-
-
 # Of one source. An open file keeps 8 bytes a record in memory.
 _MAX_OPEN_FILES = 256
 
@@ -60,10 +58,7 @@ class RecordSource:
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """Int [len, 2]: the tokens of each source and target, without reading any record.
-
-        Raises ValueError if a file of lengths is damaged.
-        """
+        """Int [len, 2]: the tokens of each source and target. Raises as manifest.verify."""
         files = [shard.lengths for shard in self._shards]
         manifest.verify(self._data_dir, files)
         return np.concatenate([np.load(f"{self._data_dir}/{file.path}") for file in files])

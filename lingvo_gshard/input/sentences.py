@@ -34,8 +34,8 @@ class DecodeBatch:
 def eval_text(data_dir: str | os.PathLike[str], split: str, language: str) -> list[tuple[str, str]]:
     """The raw (source, English) pairs of dev or test, in order.
 
-    Raises ValueError if the folder is not a prepared one or has no text for this split and
-    language, or if the text is damaged.
+    Raises ValueError if the folder is not a prepared one, has no text for this split and language,
+    or a damaged one.
     """
     texts = manifest.load(data_dir).language(language).text
     if split not in texts:

@@ -60,10 +60,7 @@ class Tokenizer:
 
 
 def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
-    """Returns the source and target tokenizers of a data folder.
-
-    Raises as manifest.load and manifest.verify.
-    """
+    """Returns a data folder's source and target tokenizers. Raises as manifest.load and verify."""
     files = manifest.load(data_dir).vocabulary_files
     manifest.verify(data_dir, files)
     source, target = (Tokenizer(pathlib.Path(data_dir, file.path)) for file in files)

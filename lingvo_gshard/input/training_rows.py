@@ -6,8 +6,8 @@ Pool k, counted over all lanes, holds the examples that the mixture gives from p
 skipped (they come again when their language starts over), and room that is left is padding.
 
 So the rows of batch s follow from s by counting, however the run got there. Each of n processes
-owns V/n lanes, and no two processes read the same examples. V is 8, or its largest common divisor
-with B. If n does not divide V, V is n: then the batches are those of n processes only.
+owns V/n lanes, and no two processes read the same examples. V is gcd(B, 8), or else n, if n does
+not divide that; then the batches depend on n.
 """
 
 import functools

@@ -66,10 +66,7 @@ def export(run: Run) -> None:
 
 
 def verify_data(run: Run) -> None:
-    """Hashes all files of the data, each process its share of them.
-
-    Raises ValueError for one that is missing or differs from what the manifest says.
-    """
+    """Hashes all files of the data, each process its share. Raises as manifest.verify."""
     data_dir = run.launch.data_dir
     files = manifest.load(data_dir).files()
     manifest.verify(data_dir, files[jax.process_index() :: jax.process_count()])

@@ -64,31 +64,31 @@ def test_missing_and_changed_files_are_refused(copy):
     content = model.read_bytes()
     manifest.verify(copy, files)
     model.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    manifest.check_sizes(copy, files)
+    manifest.verify(copy, files, contents=False)
     with pytest.raises(ValueError, match=r"target.model has SHA-256"):
         manifest.verify(copy, files)
     model.write_bytes(content[:-1])
-    for check in (manifest.check_sizes, manifest.verify):
+    for contents in (True, False):
         with pytest.raises(ValueError, match=rf"target.model has {len(content) - 1} bytes"):
-            check(copy, files)
+            manifest.verify(copy, files, contents=contents)
     model.unlink()
     with pytest.raises(ValueError, match=r"target.model is missing"):
-        manifest.check_sizes(copy, files)
+        manifest.verify(copy, files, contents=False)
 
 
 def test_one_bad_file_of_many_is_found(tmp_path):
     for number in range(300):
         (tmp_path / str(number)).write_bytes(b"x")
     files = [manifest.describe_file(tmp_path, str(number)) for number in range(300)]
-    manifest.check_sizes(tmp_path, files)
+    manifest.verify(tmp_path, files, contents=False)
     manifest.verify(tmp_path, files)
     (tmp_path / "217").write_bytes(b"y")
-    manifest.check_sizes(tmp_path, files)
+    manifest.verify(tmp_path, files, contents=False)
     with pytest.raises(ValueError, match=r"/217 has SHA-256"):
         manifest.verify(tmp_path, files)
     (tmp_path / "217").unlink()
     with pytest.raises(ValueError, match=r"/217 is missing"):
-        manifest.check_sizes(tmp_path, files)
+        manifest.verify(tmp_path, files, contents=False)
 
 
 def test_loading_reads_the_manifest_once_and_looks_at_no_other_file(copy, monkeypatch):
