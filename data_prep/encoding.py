@@ -19,8 +19,8 @@ from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import example_codec, manifest
 
 _PAIRS_PER_BATCH = 2048
-# One record a group, so that each can be read alone. Token ids hardly compress one at a time.
-_WRITER_OPTIONS = "group_size:1,uncompressed"
+# A record is read with its group, of 2 kB; a file's index, read to open it, has an entry a group.
+_WRITER_OPTIONS = "group_size:16,uncompressed"
 
 
 class _Summable:

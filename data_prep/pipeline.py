@@ -58,12 +58,13 @@ def run_through(
 ) -> None:
     """Runs the steps up to `last` that are not done yet; the manifest is written last of all.
 
-    Raises ValueError if text cannot be read, no pair is left to train on, or the folder has another
-    plan.
+    Raises ValueError if text cannot be read, no pair is left to train on, the folder has another
+    plan, or files of a finished run are gone.
     """
     runs.claim(out_dir, runs.plan(found, config), _MADE)
     work_dir = out_dir / _UNFINISHED
     if (out_dir / manifest.FILE_NAME).exists():
+        manifest.verify(out_dir, manifest.load(out_dir).files(), contents=False)
         logging.info("%s: is prepared already", out_dir)
         shutil.rmtree(work_dir, ignore_errors=True)
         return

@@ -27,6 +27,7 @@ _EXECUTABLES = flags.DEFINE_string(
     "executables", None, "A folder that `plan --save` wrote: train with it instead of compiling."
 )
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
+_VERIFY_DATA = flags.DEFINE_bool("verify_data", False, "First check the hashes of all the data.")
 _SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "The split that is decoded.")
 cli.define_devices()
 flags.adopt_module_key_flags(cli)
@@ -41,6 +42,8 @@ def main(argv: list[str]) -> None:
         num_partitions, devices = cli.start_devices(launch.model)
         modes.print_once(devices)
         run = runs.open_run(launch, _LOGDIR.value, num_partitions, _EXECUTABLES.value)
+        if _VERIFY_DATA.value:
+            modes.verify_data(run)
         match _MODE.value:
             case "train":
                 modes.train(run)

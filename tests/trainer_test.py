@@ -307,6 +307,17 @@ def test_the_trainer_tells_a_mistake_in_one_line(data_dir, tmp_path, flags, mess
     assert not (tmp_path / "run").exists()
 
 
+def test_verify_data_hashes_all_files_before_anything_is_written(data_dir, tmp_path, capsys):
+    modes.verify_data(_run(data_dir, tmp_path / "run"))
+    assert capsys.readouterr().out == f"{data_dir}: all 15 files are as the manifest says.\n"
+    path = pathlib.Path(shutil.copytree(data_dir, tmp_path / "data"), "text/test/br-en.tsv.gz")
+    path.write_bytes(bytes(path.stat().st_size))
+    where = f"--data_dir={tmp_path}/data", f"--logdir={tmp_path}/run"
+    done = _binary("trainer", "--model=toy.MoE8E4L", "--verify_data", *where)
+    assert f"trainer: {path} has SHA-256" in _one_line(done, "trainer")
+    assert not (tmp_path / "run").exists()
+
+
 def test_an_unknown_flag_is_refused():
     done = _binary("trainer", "--logdri=x")
     assert done.returncode == 1 and b"Unknown command line flag 'logdri'" in done.stderr

@@ -1,6 +1,7 @@
 """Rebuilds dataclasses from the JSON of their `dataclasses.asdict`."""
 
 import dataclasses
+import functools
 import typing
 from typing import Any
 
@@ -11,14 +12,22 @@ def read(kind: Any, value: Any) -> Any:
     Raises KeyError if a field without a default is missing, and TypeError or AttributeError if the
     value has another structure. Keys that are no fields are ignored.
     """
-    inner = typing.get_args(kind)
+    origin, inner = _structure(kind)
+    if origin is dataclasses:
+        given = (each for each in inner if not each[2] or each[0] in value)
+        return kind(**{name: read(each, value[name]) for name, each, _ in given})
+    if origin is tuple:
+        return tuple(read(inner[0], each) for each in value)
+    if origin is dict:
+        return {name: read(inner[1], each) for name, each in value.items()}
+    return value
+
+
+@functools.cache  # A manifest has hundreds of thousands of values of a few types.
+def _structure(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """A generic type and its arguments; of a dataclass, each field's (name, type, has default)."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         types = typing.get_type_hints(kind).items()
         # A field's default is an attribute of the class.
-        given = {name: each for name, each in types if name in value or not hasattr(kind, name)}
-        return kind(**{name: read(each, value[name]) for name, each in given.items()})
-    if typing.get_origin(kind) is tuple:
-        return tuple(read(inner[0], each) for each in value)
-    if typing.get_origin(kind) is dict:
-        return {name: read(inner[1], each) for name, each in value.items()}
-    return value
+        return dataclasses, tuple((name, each, hasattr(kind, name)) for name, each in types)
+    return typing.get_origin(kind), typing.get_args(kind)

@@ -22,7 +22,7 @@ def decode_split(run: Run, split: str) -> None:
     The folder gets LANGUAGE.txt with one translation per line, scores.json and bleu.png. Until
     then, its folder `parts` holds what is done, and another call goes on from there. All processes
     must call it; process 0 scores, one language at a time. Raises ValueError if the run was never
-    trained, no language has the split, or decode.max_sentences is below 1.
+    trained, no language has the split or its text is damaged, or decode.max_sentences is below 1.
     """
     recorded(run.logdir)  # Refuses a folder that was never trained in.
     languages, folder = _languages(run, split), pathlib.Path(run.logdir, f"decode_{split}")
@@ -54,6 +54,7 @@ def _languages(run: Run, split: str) -> list[Language]:
     found = [each for each in manifest.load(data_dir).languages if split in each.text]
     if not found:
         raise ValueError(f"{data_dir}: no language has a {split} split to decode.")
+    manifest.verify(data_dir, [each.text[split] for each in found])
     return found
 
 

@@ -1,6 +1,5 @@
 """The input of training and evaluation: packed batches of numpy arrays, read in the background."""
 
-import math
 import weakref
 from typing import Any
 
@@ -16,7 +15,6 @@ from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.training_rows import TrainingBatches
 
 _PREFETCHED_BATCHES = 4
-_MAX_LANES = 8  # At most this many processes can each read their own part of training data.
 
 
 class TranslationInput:
@@ -30,11 +28,11 @@ class TranslationInput:
         labels:   target_labels, target_weights
 
     With `repeat` the stream is endless, and batch s depends on the data, these settings and s
-    alone: neither on what was read before nor on the number of processes. Examples that are too
-    long for a row are left out. Without `repeat`, every example of the split appears exactly once,
-    truncated if it is too long, and rows of weight 0 fill up the last batch. With BUCKETED rows,
-    batches of short pairs have shape [2B, L/2] or [4B, L/4], so that every batch holds the same
-    number of tokens.
+    alone: neither on what was read before nor, up to eight of them, on the number of processes.
+    Examples that are too long for a row are left out. Without `repeat`, every example of the split
+    appears exactly once, truncated if it is too long, and rows of weight 0 fill up the last batch.
+    With BUCKETED rows, batches of short pairs have shape [2B, L/2] or [4B, L/4], so that every
+    batch holds the same number of tokens.
     """
 
     @classmethod
@@ -59,23 +57,21 @@ class TranslationInput:
     def __init__(
         self, params: hyperparams.Params, *, process_index: int = 0, num_processes: int = 1
     ):
-        """Opens the data and checks the hashes of all files that will be read.
+        """Checks the vocabularies, and that the record files are there with the right sizes.
 
-        If n processes share the batches, process p gets rows [p*B/n, (p+1)*B/n) of each. Raises
+        Each of n processes checks an n-th of these files and gets B/n rows of each batch. Raises
         ValueError if the folder is not a prepared one or is damaged, if it lacks the split or a
-        language, if a size is below 1, or if n processes cannot share the batches.
+        language, if a size is below 1, or if n processes cannot share the batches. What is damaged
+        in a file of records is noticed when it is read.
         """
         self.p = p = params.Copy().Freeze()
         if p.batch_size < 1:
             raise ValueError(f"batch_size {p.batch_size}: expected at least 1")
         if p.repeat and p.rows is Rows.BUCKETED:
             raise ValueError("rows BUCKETED needs repeat=False: training batches have one shape")
-        num_lanes = math.gcd(p.batch_size, _MAX_LANES)
-        most = num_lanes if p.repeat else p.batch_size
-        if num_processes < 1 or most % num_processes:
+        if num_processes < 1 or p.batch_size % num_processes:
             raise ValueError(
-                f"num_processes {num_processes}: expected a divisor of {most}, as batch_size is "
-                f"{p.batch_size}"
+                f"num_processes {num_processes}: expected a divisor of batch_size {p.batch_size}"
             )
         if not 0 <= process_index < num_processes:
             raise ValueError(f"process_index {process_index}: expected 0 to {num_processes - 1}")
@@ -85,19 +81,15 @@ class TranslationInput:
         data = manifest.load(p.data_dir)
         languages = mixture.languages_of(data, p.split, p.languages)
         records = [language.records[p.split] for language in languages]
-        files = [data.source_vocabulary.file, data.target_vocabulary.file]
-        for shard in (shard for one in records for shard in one.shards):
-            files += [shard.file] if p.repeat else [shard.file, shard.lengths]
-        manifest.verify(p.data_dir, files)
+        files = [shard.file for one in records for shard in one.shards]
+        manifest.verify(p.data_dir, data.vocabulary_files)
+        manifest.verify(p.data_dir, files[process_index::num_processes], contents=False)
+        source = RecordSource(p.data_dir, *records)
         batches: grain.MapDataset[Arrays]
         if p.repeat:
-            sources = [RecordSource(p.data_dir, one) for one in records]
-            mixed = mixture.Mixture(sources, p.temperature, p.max_repeats, p.shuffle, p.seed)
-            size = num_lanes // num_processes
-            lanes = range(process_index * size, (process_index + 1) * size)
-            batches = TrainingBatches(mixed, p, shape, num_lanes, lanes)
+            mixed = mixture.Mixture(source, p.temperature, p.max_repeats, p.shuffle, p.seed)
+            batches = TrainingBatches(mixed, p, shape, process_index, num_processes)
         else:
-            source = RecordSource(p.data_dir, *records)
             batches = OnePassBatches(source, p, shape, process_index, num_processes)
         # The prefetch thread reads; Grain's own readers would add more threads.
         one_thread = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)

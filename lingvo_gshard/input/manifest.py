@@ -18,7 +18,7 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from lingvo_gshard.core import atomic_file, json_records
@@ -26,6 +26,9 @@ from lingvo_gshard.core import atomic_file, json_records
 FILE_NAME = "manifest.json"
 VERSION = 3
 SPLITS = ("train", "dev", "test")
+_COMMAND = "python -m data_prep.build --input=TEXT_DIR --out="
+_THREADS = 32  # More than cores: a network's disk answers many at once.
+_FILES_PER_TASK = 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,9 +117,14 @@ class Manifest:
             raise ValueError(f"language {code!r} is not in the data: it holds {', '.join(by_code)}")
         return by_code[code]
 
+    @property
+    def vocabulary_files(self) -> tuple[DataFile, DataFile]:
+        """The SentencePiece models of source and target."""
+        return self.source_vocabulary.file, self.target_vocabulary.file
+
     def files(self) -> tuple[DataFile, ...]:
         """Every file that the manifest names."""
-        found = [self.source_vocabulary.file, self.target_vocabulary.file]
+        found = [*self.vocabulary_files]
         for language in self.languages:
             for records in language.records.values():
                 for shard in records.shards:
@@ -138,68 +146,77 @@ def save(manifest: Manifest, data_dir: str | os.PathLike[str]) -> None:
 
 
 def load(data_dir: str | os.PathLike[str]) -> Manifest:
-    """Reads a folder's manifest and checks that its files exist and have the right sizes.
+    """Reads a folder's manifest, but looks at no other file: see `verify`.
 
-    Raises ValueError if the folder or its manifest is missing, if the manifest is damaged or of
-    another version, or if a file is missing or has another size.
+    Raises ValueError if the folder or its manifest is missing, or if the manifest is damaged or of
+    another version.
     """
     folder = pathlib.Path(data_dir)
     path = folder / FILE_NAME
-    command = f"python -m data_prep.build --input=TEXT_DIR --out={folder}"
     if not path.is_file():
         problem = f"no {FILE_NAME} in {folder}" if folder.is_dir() else f"no data folder {folder}"
-        raise ValueError(f"{problem}: prepare it with {command}")
+        raise ValueError(f"{problem}: prepare it with {_COMMAND}{folder}")
+    return _read_version(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)  # A manifest of 100,000 files takes seconds to read.
+def _read_version(path: pathlib.Path, mtime_ns: int) -> Manifest:
+    del mtime_ns  # A modified file has another key in the cache.
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         if fields["version"] == VERSION:
-            manifest = json_records.read(Manifest, fields)
+            return json_records.read(Manifest, fields)
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a manifest: {error!r}") from error
-    if fields["version"] != VERSION:
-        raise ValueError(
-            f"{path} has version {fields['version']}, expected {VERSION}: "
-            f"prepare the data again with {command}"
-        )
-    for file in manifest.files():
-        found = folder / file.path
-        if not found.is_file():
-            raise ValueError(f"{found} is missing: the manifest names it, prepare the data again")
-        if (size := found.stat().st_size) != file.size_bytes:
-            raise ValueError(
-                f"{found} has {size} bytes, the manifest says {file.size_bytes}: "
-                "prepare the data again"
-            )
-    return manifest
+    raise ValueError(
+        f"{path} has version {fields['version']}, expected {VERSION}: "
+        f"prepare the data again with {_COMMAND}{path.parent}"
+    )
 
 
-def verify(data_dir: str | os.PathLike[str], files: Iterable[DataFile]) -> None:
-    """Checks the SHA-256 of files that a manifest of `data_dir` names.
+def verify(
+    data_dir: str | os.PathLike[str], files: Sequence[DataFile], *, contents: bool = True
+) -> None:
+    """Checks the sizes and, if `contents`, the SHA-256 of files that a manifest names.
 
-    Raises ValueError for the first one that differs. A process reads each file only once, unless
-    the file is modified.
+    Raises ValueError for one that is missing or differs. A process reads each file only once,
+    unless the file is modified.
     """
 
-    def check(file: DataFile) -> None:
-        path = pathlib.Path(data_dir, file.path)
-        found = _sha256_of_version(path, path.stat().st_mtime_ns)
-        if found != file.sha256:
-            raise ValueError(
-                f"{path} has SHA-256 {found}, the manifest says {file.sha256}: the file was "
-                "damaged, or comes from another preparation than the manifest"
-            )
+    def check_some(start: int) -> None:
+        for file in files[start : start + _FILES_PER_TASK]:
+            _check(f"{data_dir}/{file.path}", file, contents)
 
-    # Hashing releases the interpreter's lock.
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as threads:
-        for _ in threads.map(check, files):
+    # Waiting for a disk and hashing release the interpreter's lock.
+    with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
+        for _ in threads.map(check_some, range(0, len(files), _FILES_PER_TASK)):
             pass
 
 
+def _check(path: str, file: DataFile, contents: bool) -> None:
+    try:
+        found = os.stat(path)
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{path} is missing: the manifest names it, prepare the data again"
+        ) from error
+    if (size := found.st_size) != file.size_bytes:
+        raise ValueError(
+            f"{path} has {size} bytes, the manifest says {file.size_bytes}: prepare the data again"
+        )
+    if contents and (sha256 := _sha256_of_version(path, found.st_mtime_ns)) != file.sha256:
+        raise ValueError(
+            f"{path} has SHA-256 {sha256}, the manifest says {file.sha256}: the file was "
+            "damaged, or comes from another preparation than the manifest"
+        )
+
+
 @functools.cache
-def _sha256_of_version(path: pathlib.Path, mtime_ns: int) -> str:
-    del mtime_ns  # A modified file has another key in the cache.
+def _sha256_of_version(path: str, mtime_ns: int) -> str:
+    del mtime_ns
     return _sha256(path)
 
 
-def _sha256(path: pathlib.Path) -> str:
-    with path.open("rb") as file:
+def _sha256(path: str | pathlib.Path) -> str:
+    with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

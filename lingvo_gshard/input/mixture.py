@@ -79,39 +79,39 @@ class Mixture:
 
     def __init__(
         self,
-        sources: Sequence[RecordSource],
+        source: RecordSource,
         temperature: float,
         max_repeats: float | None,
         shuffle: bool,
         seed: int,
     ) -> None:
         """With `shuffle` each language has a new order every time it starts over."""
-        self._sources, self._shuffle = sources, shuffle
-        counts = [len(source) for source in sources]
-        self.weights = sampling_weights(counts, temperature, max_repeats)
+        self._source, self._shuffle = source, shuffle
+        self.weights = sampling_weights(source.sizes, temperature, max_repeats)
         rng = np.random.default_rng(seed)
         # Without phases all languages would give their first example at the same position.
-        self._phases = rng.random(len(sources))
+        self._phases = rng.random(len(source.sizes))
         # Languages of equal size need different orders: their English sides may be the same.
-        self._seeds = rng.integers(0, 2**32, len(sources))
+        self._seeds = rng.integers(0, 2**32, len(source.sizes))
 
     def read(self, start: int, end: int) -> list[Example]:
         """The examples between two positions, in order: about end - start of them."""
         first, last = self._given_before(start), self._given_before(end)
-        positions, examples = [], []
-        for language, source in enumerate(self._sources):
+        positions, records, offset = [], [], 0
+        for language, size in enumerate(self._source.sizes):
             numbers = np.arange(first[language], last[language])
             positions.append((numbers + 1 - self._phases[language]) / self.weights[language])
-            examples += source.read(self._records(language, numbers))
+            records.append(offset + self._records(language, numbers))
+            offset += size
         order = np.argsort(np.concatenate(positions), kind="stable")
-        return [examples[i] for i in order]
+        return self._source.read(np.concatenate(records)[order])
 
     def _given_before(self, position: int) -> np.ndarray:
         return np.floor(self.weights * position + self._phases).astype(np.int64)
 
     def _records(self, language: int, numbers: np.ndarray) -> np.ndarray:
         """Maps a language's example numbers, which count on over epochs, to its records."""
-        size = len(self._sources[language])
+        size = self._source.sizes[language]
         epochs, indices = np.divmod(numbers, size)
         if not self._shuffle:
             return indices

@@ -60,10 +60,8 @@ class Tokenizer:
 
 
 def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
-    """Returns the source and target tokenizers of a data folder. Raises as manifest.load."""
-    data = manifest.load(data_dir)
-    source, target = (
-        Tokenizer(pathlib.Path(data_dir, vocabulary.file.path))
-        for vocabulary in (data.source_vocabulary, data.target_vocabulary)
-    )
+    """Returns a data folder's source and target tokenizers. Raises as manifest.load and verify."""
+    files = manifest.load(data_dir).vocabulary_files
+    manifest.verify(data_dir, files)
+    source, target = (Tokenizer(pathlib.Path(data_dir, file.path)) for file in files)
     return source, target

@@ -6,7 +6,8 @@ Pool k, counted over all lanes, holds the examples that the mixture gives from p
 skipped (they come again when their language starts over), and room that is left is padding.
 
 So the rows of batch s follow from s by counting, however the run got there. Each of n processes
-owns V/n lanes, and no two processes read the same examples.
+owns V/n lanes, and no two processes read the same examples. V is gcd(B, 8), or else n, if n does
+not divide that; then the batches depend on n.
 """
 
 import functools
@@ -21,6 +22,7 @@ from lingvo_gshard.input import packing
 from lingvo_gshard.input.mixture import Mixture
 from lingvo_gshard.input.packing import Arrays, Rows, RowShape
 
+_NUM_LANES = 8
 # In a larger pool it is likelier that some pair fits the room that a row has left.
 _MIN_POOL_ROWS = 512
 _PROBED_EXAMPLES = 2000
@@ -36,22 +38,25 @@ class TrainingBatches(grain.MapDataset[Arrays]):
         mixture: Mixture,
         params: hyperparams.Params,
         shape: RowShape,
-        num_lanes: int,
-        lanes: range,
+        process_index: int,
+        num_processes: int,
     ) -> None:
         """Reads some examples to estimate how many of them fill a pool.
 
-        `params` are TranslationInput's, `num_lanes` is V, a divisor of the batch size, and `lanes`
-        are this process's. Raises ValueError if none of the examples fits a row.
+        `params` are TranslationInput's, and `num_processes` is n, a divisor of the batch size.
+        Raises ValueError if none of the examples fits a row.
         """
         super().__init__()
         self._mixture, self._params, self._shape = mixture, params, shape
-        self._num_lanes, self._lanes = num_lanes, lanes
-        self._lane_rows = params.batch_size // num_lanes
+        num_lanes = math.gcd(params.batch_size, _NUM_LANES)
+        self._num_lanes = num_lanes if num_lanes % num_processes == 0 else num_processes
+        per_process = self._num_lanes // num_processes
+        self._lanes = range(process_index * per_process, (process_index + 1) * per_process)
+        self._lane_rows = params.batch_size // self._num_lanes
         self._pool_batches = math.ceil(_MIN_POOL_ROWS / self._lane_rows)
         self._pool_rows = self._pool_batches * self._lane_rows
         self._pool_draws = self._draws_for(self._pool_rows)
-        self._pool = functools.lru_cache(len(lanes))(self._make_pool)  # The last one of each lane.
+        self._pool = functools.lru_cache(per_process)(self._make_pool)  # The last one of each lane.
 
     def __len__(self) -> int:
         return sys.maxsize

@@ -3,6 +3,8 @@
 import pathlib
 import sys
 
+import jax
+
 from lingvo_gshard.core import table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
@@ -59,6 +61,14 @@ def evaluate_continuously(run: Run) -> None:
 def export(run: Run) -> None:
     """Writes the latest checkpoint to logdir/weights.safetensors, or parts of it; prints shapes."""
     print_once(run.estimator.export_weights(pathlib.Path(run.logdir, "weights.safetensors")))
+
+
+def verify_data(run: Run) -> None:
+    """Hashes all files of the data, each process its share. Raises as manifest.verify."""
+    data_dir = run.launch.data_dir
+    files = manifest.load(data_dir).files()
+    manifest.verify(data_dir, files[jax.process_index() :: jax.process_count()])
+    print_once(f"{data_dir}: all {len(files)} files are as the manifest says.")
 
 
 def print_once(line: str) -> None:

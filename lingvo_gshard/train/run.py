@@ -191,13 +191,13 @@ def make_estimator(
 def record(launch: Launch, logdir: str) -> None:
     """Writes into the run's folder what `translate` needs: the launch and the vocabularies.
 
-    Raises ValueError if the folder's model has other vocabularies.
+    Raises ValueError if the folder's model has other vocabularies, or the data's are damaged.
     """
     data, folder = manifest.load(launch.data_dir), pathlib.Path(logdir)
+    manifest.verify(launch.data_dir, data.vocabulary_files)
     contents = {}
-    vocabularies = (data.source_vocabulary, data.target_vocabulary)
-    for vocabulary, copy in zip(vocabularies, vocabulary_files(logdir), strict=True):
-        source = pathlib.Path(launch.data_dir, vocabulary.file.path)
+    for file, copy in zip(data.vocabulary_files, vocabulary_files(logdir), strict=True):
+        source = pathlib.Path(launch.data_dir, file.path)
         contents[copy] = source.read_bytes()
         if copy.exists() and copy.read_bytes() != contents[copy]:
             raise ValueError(

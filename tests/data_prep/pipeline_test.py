@@ -157,6 +157,9 @@ def test_what_is_finished_is_not_done_again(built, tmp_path):
     assert pipeline.build(folder / "text", data, _CONFIG) == made
     assert not (data / ".unfinished").exists()
     assert all(path.stat().st_mtime_ns == times[path] for path in data.rglob("*"))
+    (data / "text/test/ja-en.tsv.gz").unlink()
+    with pytest.raises(ValueError, match=r"ja-en.tsv.gz is missing: .* prepare the data again"):
+        pipeline.build(folder / "text", data, _CONFIG)
 
 
 def test_a_folder_with_things_of_others_is_left_alone(built, tmp_path):

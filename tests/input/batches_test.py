@@ -1,11 +1,12 @@
 import json
+import math
 import pathlib
 import shutil
 
 import numpy as np
 import pytest
 
-from lingvo_gshard.input import manifest, mixture, records
+from lingvo_gshard.input import manifest, mixture, one_pass, packing, records
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.input.packing import Rows
 from lingvo_gshard.input.tokenizer import load_pair
@@ -88,7 +89,7 @@ def test_a_batch_is_a_function_of_its_number(data_dir):
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, *({"split": "dev", "repeat": False, "rows": r} for r in (Rows.PACKED, Rows.BUCKETED))],
+    [{}, *({"split": "dev", "repeat": False, "rows": r} for r in (Rows.SINGLE, Rows.BUCKETED))],
 )
 @pytest.mark.parametrize("num_processes", [2, 4])
 def test_processes_share_the_batches_of_a_single_process(data_dir, num_processes, changes):
@@ -135,13 +136,60 @@ def test_processes_read_different_parts_of_the_mixture(data_dir, monkeypatch):
     assert len(set(parts)) == len(parts)
 
 
+def test_more_processes_than_eight_have_a_lane_each(data_dir, monkeypatch):
+    calls = _record_reads(monkeypatch, mixture.Mixture)
+    sources = [
+        _input(data_dir, batch_size=12, num_processes=12, process_index=i) for i in range(12)
+    ]
+    batches = [next(source) for source in sources]
+    assert all(batch.features.source_ids.shape == (1, 29) for batch in batches)
+    parts = [bounds for bounds in calls if bounds != (0, 2000)]
+    assert len(set(parts)) == len(parts) >= 12
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("num_processes", [3, 4])
+def test_processes_pack_an_nth_of_the_rows_for_equally_many_batches(
+    data_dir, num_processes, shuffle, monkeypatch
+):
+    planned, plan_rows = [], packing.plan_rows
+    monkeypatch.setattr(
+        packing, "plan_rows", lambda *args: planned.append(len(args[0])) or plan_rows(*args)
+    )
+    settings = {"split": "dev", "repeat": False, "shuffle": shuffle, "batch_size": 12}
+    settings |= {"source_len": 90, "target_len": 80, "num_processes": num_processes}
+    sources = [_input(data_dir, process_index=i, **settings) for i in range(num_processes)]
+    parts = [list(source) for source in sources]
+    assert planned == [math.ceil(48 / num_processes)] * num_processes
+    shapes = [[batch.Transform(np.shape) for batch in part] for part in parts]
+    assert all(one == shapes[0] for one in shapes)
+    assert shapes[0][0].features.source_ids == (12 // num_processes, 90)
+    found = [segment for part in parts for batch in part for segment in _segments(batch)]
+    assert sorted(found) == sorted(_all_examples(data_dir, "dev"))
+    assert {source.get_state()["next_index"] for source in sources} == {len(parts[0])}
+
+
+@pytest.mark.parametrize("num_processes", [1, 8, 128])
+def test_bundles_of_similar_lengths_leave_little_more_padding(num_processes):
+    rng = np.random.default_rng(3)
+    source = rng.gamma(4.0, 6.0, 2048 * num_processes) + 2
+    target = source * rng.normal(1.0, 0.15, len(source)) + 1
+    lengths = np.stack([source, target], axis=1).astype(np.int64).clip(1, 128)
+    bundles = one_pass._bundles(lengths, num_processes)
+    np.testing.assert_array_equal(np.sort(bundles.ravel()), np.arange(len(lengths)))
+    if num_processes == 1:
+        np.testing.assert_array_equal(bundles[:, 0], np.arange(2048))
+    longest = lengths[bundles].max(axis=1)
+    assert (longest.sum(axis=0) * num_processes < 1.06 * lengths.sum(axis=0)).all()
+
+
 @pytest.mark.parametrize("rows", Rows)
 def test_processes_read_different_records_in_one_pass(data_dir, rows, monkeypatch):
     calls = _record_reads(monkeypatch, records.RecordSource)
-    one_pass = {"split": "dev", "repeat": False, "rows": rows, "num_processes": 2}
+    settings = {"split": "dev", "repeat": False, "rows": rows, "num_processes": 2}
     sizes = []
     for index in (0, 1):
-        list(_input(data_dir, process_index=index, **one_pass))
+        list(_input(data_dir, process_index=index, **settings))
         sizes.append(sum(len(indices) for (indices,) in calls))
     assert 10 < sizes[0] < 38
     assert sorted(np.concatenate([indices for (indices,) in calls])) == list(range(48))
@@ -290,35 +338,60 @@ def test_user_mistakes_are_named(data_dir, tmp_path):
         _input(str(tmp_path))
     with pytest.raises(ValueError, match=r"batch_size 0"):
         _input(data_dir, batch_size=0)
-    with pytest.raises(ValueError, match=r"num_processes 3: .* divisor of 2, as batch_size is 6"):
-        _input(data_dir, num_processes=3)
     with pytest.raises(ValueError, match=r"process_index 2: expected 0 to 1"):
         _input(data_dir, num_processes=2, process_index=2)
-    with pytest.raises(ValueError, match=r"num_processes 4: expected a divisor of 6"):
-        _input(data_dir, split="dev", repeat=False, num_processes=4)
+    for changes in ({}, {"split": "dev", "repeat": False}):
+        with pytest.raises(ValueError, match=r"num_processes 4: .* a divisor of batch_size 6"):
+            _input(data_dir, num_processes=4, **changes)
     with pytest.raises(ValueError, match=r"rows BUCKETED needs repeat=False"):
         _input(data_dir, rows=Rows.BUCKETED)
     with pytest.raises(ValueError, match=r"language 'de' is not in the data"):
         _input(data_dir, languages=["de"])
 
 
-@pytest.mark.parametrize(
-    "name", ["vocab/source.model", "records/train/aa-00000-of-00001.array_record"]
-)
-def test_damage_is_reported_before_anything_is_read(data_dir, tmp_path, name):
-    copy = pathlib.Path(shutil.copytree(data_dir, tmp_path / "copy"))
-    path = copy / name
+def _with_a_byte_changed(data_dir, tmp_path, name, position):
+    path = pathlib.Path(shutil.copytree(data_dir, tmp_path / "copy")) / name
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 1
+    content[position] ^= 1
     path.write_bytes(content)
+    return path
+
+
+def test_damaged_vocabularies_and_missing_files_are_reported_before_anything_is_read(
+    data_dir, tmp_path
+):
+    path = _with_a_byte_changed(data_dir, tmp_path, "vocab/source.model", 1000)
+    copy = str(tmp_path / "copy")
     with pytest.raises(ValueError, match=rf"{path.name} has SHA-256 .*: the file was damaged"):
-        _input(str(copy))
-    if "train" in name:
-        # Other splits can still be read.
-        next(_input(str(copy), split="dev", repeat=False))
+        _input(copy)
+    shutil.copy(pathlib.Path(data_dir, "vocab/source.model"), path)
+    path = tmp_path / "copy/records/train/aa-00000-of-00001.array_record"
     path.unlink()
+    next(_input(copy, split="dev", repeat=False))  # Other splits can still be read.
     with pytest.raises(ValueError, match=rf"{path.name} is missing"):
-        _input(str(copy))
+        _input(copy)
+
+
+@pytest.mark.parametrize("split", ["train", "dev"])
+def test_a_damaged_record_makes_no_batch(data_dir, tmp_path, split):
+    name = f"records/{split}/aa-00000-of-00001.array_record"
+    path = _with_a_byte_changed(data_dir, tmp_path, name, 1000)
+    with pytest.raises(ValueError, match=rf"^{path}: Corrupted .*mismatch") as error:
+        next(_input(str(tmp_path / "copy"), split=split, repeat=split == "train"))
+    assert "\n" not in str(error.value)
+
+
+def test_each_process_looks_at_its_share_of_the_files(data_dir, monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        manifest, "verify", lambda _, files, contents=True: contents or calls.append(set(files))
+    )
+    for index in (0, 1):
+        _input(data_dir, process_index=index, num_processes=2)
+    shards = [one.records["train"].shards for one in manifest.load(data_dir).languages]
+    assert calls[0] | calls[1] == {shard.file for one in shards for shard in one}
+    assert not calls[0] & calls[1]
+    assert len(calls[0]) - len(calls[1]) in (0, 1)
 
 
 def test_a_closed_input_is_refused(data_dir):

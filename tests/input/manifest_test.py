@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import pathlib
 import shutil
@@ -6,6 +7,7 @@ import sys
 
 import pytest
 
+from lingvo_gshard.core import json_records
 from lingvo_gshard.input import manifest
 
 
@@ -58,18 +60,48 @@ def test_another_version_is_refused(copy):
 
 
 def test_missing_and_changed_files_are_refused(copy):
-    model = copy / "vocab" / "target.model"
+    model, files = copy / "vocab" / "target.model", manifest.load(copy).files()
     content = model.read_bytes()
+    manifest.verify(copy, files)
     model.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    manifest.load(copy)
+    manifest.verify(copy, files, contents=False)
     with pytest.raises(ValueError, match=r"target.model has SHA-256"):
-        manifest.verify(copy, manifest.load(copy).files())
+        manifest.verify(copy, files)
     model.write_bytes(content[:-1])
-    with pytest.raises(ValueError, match=rf"target.model has {len(content) - 1} bytes"):
-        manifest.load(copy)
+    for contents in (True, False):
+        with pytest.raises(ValueError, match=rf"target.model has {len(content) - 1} bytes"):
+            manifest.verify(copy, files, contents=contents)
     model.unlink()
     with pytest.raises(ValueError, match=r"target.model is missing"):
-        manifest.load(copy)
+        manifest.verify(copy, files, contents=False)
+
+
+def test_one_bad_file_of_many_is_found(tmp_path):
+    for number in range(300):
+        (tmp_path / str(number)).write_bytes(b"x")
+    files = [manifest.describe_file(tmp_path, str(number)) for number in range(300)]
+    manifest.verify(tmp_path, files, contents=False)
+    manifest.verify(tmp_path, files)
+    (tmp_path / "217").write_bytes(b"y")
+    manifest.verify(tmp_path, files, contents=False)
+    with pytest.raises(ValueError, match=r"/217 has SHA-256"):
+        manifest.verify(tmp_path, files)
+    (tmp_path / "217").unlink()
+    with pytest.raises(ValueError, match=r"/217 is missing"):
+        manifest.verify(tmp_path, files, contents=False)
+
+
+def test_loading_reads_the_manifest_once_and_looks_at_no_other_file(copy, monkeypatch):
+    calls, read = [], json_records.read
+    monkeypatch.setattr(json_records, "read", lambda *args: calls.append(args) or read(*args))
+    first = manifest.load(copy)
+    for file in first.files():
+        (copy / file.path).unlink()
+    assert manifest.load(copy) is first
+    assert sum(kind is manifest.Manifest for kind, _ in calls) == 1
+    changed = dataclasses.replace(first, library_versions={"x": "1"})
+    manifest.save(changed, copy)
+    assert manifest.load(copy) == changed
 
 
 def test_unknown_language_is_refused(data_dir):

@@ -11,14 +11,14 @@ from lingvo_gshard.input.tokenizer import load_pair
 _COUNTS = {"aa": 512, "br": 90, "cy": 16}
 
 
-def _sources(data_dir, split="train", codes=None):
-    languages = mixture.languages_of(manifest.load(data_dir), split, codes)
-    return [RecordSource(data_dir, language.records[split]) for language in languages]
+def _source(data_dir, codes=None):
+    languages = mixture.languages_of(manifest.load(data_dir), "train", codes)
+    return RecordSource(data_dir, *(language.records["train"] for language in languages))
 
 
 def _mixture(data_dir, codes=None, **changes):
     settings = {"temperature": 5.0, "max_repeats": None, "shuffle": True, "seed": 3} | changes
-    return Mixture(_sources(data_dir, codes=codes), **settings)
+    return Mixture(_source(data_dir, codes), **settings)
 
 
 def _ids(examples):
@@ -88,8 +88,7 @@ def test_each_epoch_of_a_language_has_each_example_once_in_another_order(data_di
 
 
 def test_languages_of_equal_size_are_shuffled_differently(data_dir):
-    sources = _sources(data_dir, codes=["br"]) * 2
-    mixed = Mixture(sources, 1.0, None, shuffle=True, seed=1)
+    mixed = Mixture(_source(data_dir, ["br", "br"]), 1.0, None, shuffle=True, seed=1)
     ids = _ids(mixed.read(0, 180))
     assert set(collections.Counter(ids).values()) == {2}
     assert ids[0::2] != ids[1::2]

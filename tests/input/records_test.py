@@ -1,4 +1,6 @@
 import dataclasses
+import os
+import pathlib
 
 import numpy as np
 import pytest
@@ -38,6 +40,78 @@ def test_reads_what_was_written_in_any_order(written):
     np.testing.assert_array_equal(source[20].source_ids, examples[20][0])
     assert source.read(np.array([], int)) == []
     assert source.lengths.tolist() == [[len(s), len(t)] for s, t in examples]
+
+
+def _damaged(folder, tmp_path, shard, position):
+    """A copy of a shard's file in which one byte differs."""
+    content = bytearray((folder / shard.file.path).read_bytes())
+    content[position] ^= 0x55
+    path = tmp_path / shard.file.path
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def test_a_damaged_byte_anywhere_is_reported_or_has_no_effect(written, tmp_path):
+    folder, entry, examples = written
+    shard = entry.shards[2]
+    one = dataclasses.replace(entry, shards=(shard,))
+    size, reported = shard.file.size_bytes, 0
+    assert size < 1 << 18
+    # Most bytes of so small a file pad its blocks of 64 KiB.
+    for position in [*range(0, 2500, 13), *range(2500, size, 1997), *range(size - 70, size)]:
+        path = _damaged(folder, tmp_path, shard, position)
+        try:
+            found = records.RecordSource(tmp_path, one).read(np.arange(36))
+        except ValueError as error:
+            reported += 1
+            assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
+            continue
+        for example, (source_ids, target_ids) in zip(found, examples[21:], strict=True):
+            assert example.source_ids.tolist() == source_ids
+            assert example.target_ids.tolist() == target_ids
+    assert reported > 100
+
+
+def test_missing_files_and_damaged_lengths_are_reported(written, tmp_path):
+    folder, entry, _ = written
+    with pytest.raises(ValueError, match=r"x/de-0.array_record: .*No such file"):
+        records.RecordSource(tmp_path, entry)[0]
+    content = (folder / "x/20.npy").read_bytes()
+    for file in (shard.lengths for shard in entry.shards):
+        path = tmp_path / file.path
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes((folder / file.path).read_bytes())
+    path = pathlib.Path(tmp_path, "x/20.npy")
+    path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(ValueError, match=r"x/20.npy has SHA-256"):
+        records.RecordSource(tmp_path, entry).lengths  # noqa: B018
+
+
+def test_only_the_files_used_last_stay_open(tmp_path, monkeypatch):
+    monkeypatch.setattr(records, "_MAX_OPEN_FILES", 3)
+    opened, reader = [], records.array_record_module.ArrayRecordReader
+    monkeypatch.setattr(
+        records.array_record_module,
+        "ArrayRecordReader",
+        lambda path, **options: opened.append(path) or reader(path, **options),
+    )
+    shards = []
+    for number in range(20):
+        encoding.write_records(tmp_path / str(number), [example_codec.encode([number], [2])] * 4)
+        file = manifest.describe_file(tmp_path, str(number))
+        shards.append(manifest.Shard(file, file, 4))
+    halves = (manifest.Records(tuple(half), 1, 1, 0, 0) for half in (shards[:9], shards[9:]))
+    source = records.RecordSource(tmp_path, *halves)
+    assert source.sizes == [36, 44]
+    before = len(os.listdir("/proc/self/fd"))
+    for indices in (np.arange(80), np.arange(80)[::-1], np.arange(79, 68, -1)):
+        found = source.read(indices)
+        assert [int(one.source_ids[0]) for one in found] == (indices // 4).tolist()
+    # Each file at most once a call; the third call finds its three files open.
+    assert [path.rsplit("/")[-1] for path in opened[:20]] == [str(number) for number in range(20)]
+    assert len(opened) == 40
+    assert len(os.listdir("/proc/self/fd")) - before == 3
 
 
 def test_a_wrong_number_of_records_is_refused(written):

@@ -180,3 +180,11 @@ def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
         run.record(_prepared(tmp_path / "b", b"ours", b"other"), logdir)
     assert run.recorded(logdir) == launch
     assert [p.read_bytes() for p in run.vocabulary_files(logdir)] == [b"ours", b"english"]
+
+
+def test_a_damaged_vocabulary_is_not_recorded(tmp_path):
+    launch = _prepared(tmp_path / "data", b"ours", b"english")
+    (tmp_path / "data/vocab/source.model").write_bytes(b"0urs")
+    with pytest.raises(ValueError, match=r"vocab/source.model has SHA-256"):
+        run.record(launch, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()

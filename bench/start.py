@@ -1,0 +1,142 @@
+"""What it costs to start training on 10^9 pairs in 10^5 files, beside a thousandth of them.
+
+    python -m bench.start [--files=100000]
+
+Either folder holds a hundred languages, the n-th of which has 1/n of the first one's files. The
+files are hard links to a few that have 10,000 records each: all of them can be read, and all are in
+the page cache. A process that trains alone measures each folder: the time until the manifest is
+read, and until the first batch is made; the time of a batch of 64 rows of 128 tokens, early and
+late; the files opened for these; at the end, the files that are open and the peak memory. All times
+are CPU seconds, after the imports.
+"""
+
+import dataclasses
+import itertools
+import json
+import os
+import pathlib
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from unittest import mock
+
+import numpy as np
+from absl import app, flags
+from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
+
+from data_prep import encoding
+from lingvo_gshard.core import table
+from lingvo_gshard.input import example_codec, manifest
+from lingvo_gshard.input.batches import TranslationInput
+
+_FILES = flags.DEFINE_integer("files", 100_000, "Files of records in the larger folder.", 1000)
+_MEASURED = flags.DEFINE_string("measured", None, "Measures only this folder, and prints JSON.")
+_RECORDS = 10_000
+_CONTENTS = 8  # In ext4 a file has at most 65,000 names.
+_LANGUAGES = 100
+_BATCH_SIZE, _ROW_LEN = 64, 128
+_BATCHES = 64  # In so many, each lane begins one more pool.
+_STEPS = (_BATCHES, 10**6)
+
+
+def main(argv: list[str]) -> None:
+    if _MEASURED.value:
+        print(json.dumps(measure(_MEASURED.value)))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        few, many = (
+            _measure_apart(pathlib.Path(folder, str(count)), count)
+            for count in (_FILES.value // 1000, _FILES.value)
+        )
+    rows = [(name, *_cells(few[name], many[name])) for name in few]
+    print(table.text([("", "small", "large", "ratio"), *rows]))
+
+
+def write(data_dir: pathlib.Path, num_files: int) -> None:
+    """Writes a prepared folder of about so many files of records, at least one a language."""
+    rng = np.random.default_rng(1)
+    contents = [_content(data_dir, f"{number}", rng) for number in range(_CONTENTS)]
+    (data_dir / "records/train").mkdir(parents=True)
+    shares = 1 / np.arange(1, _LANGUAGES + 1)
+    languages = []
+    for number, share in enumerate(shares / shares.sum()):
+        code, shards = f"q{number:02d}", []
+        for index in range(int(np.ceil(num_files * share))):
+            name = f"records/train/{code}-{index:05d}"
+            shards.append(_linked(data_dir, contents[index % _CONTENTS], name))
+        records = manifest.Records(tuple(shards), 1, 1, 0, 0)
+        languages.append(manifest.Language(code, {"train": records}, {}, {}))
+    vocabulary = manifest.Vocabulary(contents[0].lengths, 32_000)  # Any file will do.
+    manifest.save(manifest.Manifest(tuple(languages), vocabulary, vocabulary, {}, {}), data_dir)
+
+
+def measure(data_dir: str) -> dict[str, float]:
+    """Starts to train and reads batches; returns the costs by name."""
+    opened: list[str] = []
+    reader = array_record_module.ArrayRecordReader
+
+    def open_file(path: str, **options: object) -> array_record_module.ArrayRecordReader:
+        opened.append(path)
+        return reader(path, **options)
+
+    with mock.patch.object(array_record_module, "ArrayRecordReader", open_file):
+        began = time.process_time()
+        records = [language.records["train"] for language in manifest.load(data_dir).languages]
+        costs = {
+            "pairs": sum(one.num_examples for one in records),
+            "files": sum(len(one.shards) for one in records),
+            "secs to the manifest": time.process_time() - began,
+        }
+        p = TranslationInput.Params().Set(data_dir=data_dir, batch_size=_BATCH_SIZE)
+        source = p.Set(source_len=_ROW_LEN, target_len=_ROW_LEN).Instantiate()
+        next(source)
+        costs["secs to the first batch"] = time.process_time() - began
+        for step in _STEPS:
+            source.set_state({"next_index": step})
+            next(source)  # Begins a pool of each lane.
+            began, before = time.process_time(), len(opened)
+            for _ in range(_BATCHES):
+                next(source)
+            costs[f"ms a batch after {step}"] = (time.process_time() - began) / _BATCHES * 1e3
+            costs[f"files opened a batch after {step}"] = (len(opened) - before) / _BATCHES
+    source.close()
+    costs["open files"] = len(os.listdir("/proc/self/fd"))
+    return costs | {"peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
+
+
+def _measure_apart(data_dir: pathlib.Path, num_files: int) -> dict[str, float]:
+    """Returns what `measure` does in a fresh process, for a new folder of so many files."""
+    write(data_dir, num_files)
+    command = [sys.executable, "-m", "bench.start", f"--measured={data_dir}"]
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+
+def _cells(few: float, many: float) -> tuple[str, str, str]:
+    return f"{few:.4g}", f"{many:.4g}", f"{many / few:.2f}" if few else "-"
+
+
+def _content(data_dir: pathlib.Path, name: str, rng: np.random.Generator) -> manifest.Shard:
+    """Writes a file of records of 4 to 39 tokens a side, and the file of their lengths."""
+    lengths = rng.integers(4, 40, (_RECORDS, 2))
+    pairs = ([rng.integers(4, 32_000, size) for size in sizes] for sizes in lengths)
+    records = itertools.starmap(example_codec.encode, pairs)
+    paths = f"{name}.array_record", f"{name}.lengths.npy"
+    encoding.write_records(data_dir / paths[0], records)
+    np.save(data_dir / paths[1], lengths.astype(np.uint8))
+    file, lengths_file = (manifest.describe_file(data_dir, path) for path in paths)
+    return manifest.Shard(file, lengths_file, _RECORDS)
+
+
+def _linked(data_dir: pathlib.Path, shard: manifest.Shard, name: str) -> manifest.Shard:
+    """Gives a shard's files other names."""
+    files = []
+    for file, suffix in ((shard.file, "array_record"), (shard.lengths, "lengths.npy")):
+        os.link(data_dir / file.path, data_dir / f"{name}.{suffix}")
+        files.append(dataclasses.replace(file, path=f"{name}.{suffix}"))
+    return manifest.Shard(*files, shard.num_examples)
+
+
+if __name__ == "__main__":
+    app.run(main)
