@@ -128,6 +128,12 @@ def test_a_plan_is_printed_and_written_and_kept(tmp_path):
     assert values["fits"] and values["xla_optimal_secs"] > 0 and values["host_peak_gib"] > 0.5
     assert {path.name for path in tmp_path.iterdir()} >= {"report.md", "memory.png", "time.png"}
     assert values["mesh"] == {"d": 8}
+    programs = values["programs"]
+    assert values["all_fit"] and set(programs) == {"train", "initialize", "evaluate", "decode"}
+    # Evaluation holds weights and slots but no gradients, decoding the weights alone.
+    peaks = {name: program["memory_gib"]["peak"] for name, program in programs.items()}
+    assert 0 < peaks["decode"] < peaks["train"] and 0 < peaks["evaluate"] < peaks["train"]
+    assert programs["decode"]["memory_gib"]["optimizer_slots"] == 0
     again = _run(*args)
     assert again.stdout == first.stdout  # Including the seconds: it was not made again.
 
@@ -141,5 +147,5 @@ def test_fewer_experts_than_cores_are_replicated_as_in_the_trainer(tmp_path):
     run = _run(*args, timeout=900)
     assert run.returncode == 0, run.stderr
     made = plan.load(tmp_path)
-    assert made.fits and made.cores == 32 and made.mesh == {"r": 4, "d": 8}
+    assert made.all_fit and made.cores == 32 and made.mesh == {"r": 4, "d": 8}
     assert made.sharding == {"B": "r+d", "E": "d", "G": "r+d"}

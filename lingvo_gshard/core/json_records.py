@@ -12,6 +12,8 @@ def read(kind: Any, value: Any) -> Any:
     value has another structure. Keys that are no fields are ignored.
     """
     inner = typing.get_args(kind)
+    if value is not None and type(None) in inner:
+        return read(inner[0], value)
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
         types = typing.get_type_hints(kind).items()
         # A field's default is an attribute of the class.

@@ -17,9 +17,9 @@ from lingvo_gshard.decode.bundle import Decoder, DecoderSpec
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 from lingvo_gshard.model import placement
+from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.train import checkpoints, steps
 from lingvo_gshard.train.estimator import TPUEstimator
@@ -87,14 +87,18 @@ class Run:
         )
 
     def _predict_program(self, source_len: int) -> Program:
-        """Exports the program that decodes sources of one length; its state is theta alone."""
         model = TranslationModel(self.params, self.estimator.partitioning)
-        rows = TensorSpec((self.params.decode.batch_size, source_len), "int32", "BL")
-        names = ("source_ids", "source_segment_ids", "source_positions")
-        batch = NestedMap(features=NestedMap({name: rows for name in names}))
-        state = NestedMap(theta=model.state_spec.theta)
-        annotated = steps.predictor(model.model_fn, self.params, state, batch)
-        return lowering.export(annotated, model.partitioning)
+        return predict_program(model, self.params, source_len)
+
+
+def predict_program(model: TranslationModel, params: Params, source_len: int) -> Program:
+    """Exports the program that decodes sources of one length; its state is theta alone."""
+    rows = TensorSpec((params.decode.batch_size, source_len), "int32", "BL")
+    names = ("source_ids", "source_segment_ids", "source_positions")
+    batch = NestedMap(features=NestedMap({name: rows for name in names}))
+    state = NestedMap(theta=model.state_spec.theta)
+    programs = steps.Programs(model.model_fn, params, model.partitioning, state)
+    return programs.export(ModeKeys.PREDICT, batch)
 
 
 def open_run(
