@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lingvo_gshard.hlo.hlo_module import Computation, Instruction, Module
 
 # Longer loops are not run: their trip counts are unknown.
-_MOST_TRIPS = 100_000
+_MOST_TRIPS = 20_000
 # An integer (a flag is 0 or 1), a tuple of values, or None if unknown.
 _Value = int | tuple | None
 # The dtypes that are followed, and the values that each can hold; overflows are not followed.

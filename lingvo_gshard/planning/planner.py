@@ -106,11 +106,11 @@ def make(request: Request) -> Plan:
     """
     params, p, parts = request.params, request.params.input, request.partitioning
     check(params, parts)
-    places = topology.places(request.topology)
-    network = hardware.network(request.topology, [places[i] for i in parts.mesh.devices])
+    generation = hardware.generation(request.topology)
     model = TranslationModel(params, parts)
     needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
     exported = [programs.export(name, model, params) for name in request.programs]
+    made = {each.name: programs.make(each, request.topology, generation) for each in exported}
     return Plan(
         model=request.model,
         settings=request.settings,
@@ -121,8 +121,8 @@ def make(request: Request) -> Plan:
         weights=model.task.num_weights,
         tokens_per_core=p.batch_size * p.target_len / parts.num_partitions,
         model_flops_per_core=needed / parts.num_partitions,
-        programs={each.name: programs.make(each, request.topology, network) for each in exported},
         host_peak_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB,
+        programs=made,
     )
 
 

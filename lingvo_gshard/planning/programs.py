@@ -13,9 +13,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import compiled_step, memory
+from lingvo_gshard.planning import compiled_step, hardware, memory
 from lingvo_gshard.planning.compiled_step import CompiledStep
-from lingvo_gshard.planning.hardware import Network
+from lingvo_gshard.planning.hardware import Generation
 from lingvo_gshard.planning.memory import GIB, Buffer, Memory, Refusal
 from lingvo_gshard.planning.plan import DECODE, INITIALIZE, TRAIN, Batch, ProgramPlan
 from lingvo_gshard.spmd import topology
@@ -53,15 +53,17 @@ def export(name: str, model: TranslationModel, params: Params, num_steps: int = 
     return Exported(name, program, batch, state, time.monotonic() - started)
 
 
-def make(exported: Exported, topology_name: str, network: Network) -> ProgramPlan:
+def make(exported: Exported, topology_name: str, generation: Generation) -> ProgramPlan:
     """Compiles a program for a topology and reads the result. Raises ValueError as the compiler."""
     started, started_cpu = time.monotonic(), time.process_time()
     compiled = _compile(exported.program, topology_name)
     secs, cpu_secs = time.monotonic() - started, time.process_time() - started_cpu
-    capacity_gib = network.generation.capacity_gib
+    capacity_gib = generation.capacity_gib
     outcome = compiled if isinstance(compiled, Refusal) else _read(compiled, capacity_gib)
     cost, suspicious = None, tuple[str, ...]()
     if isinstance(outcome, CompiledStep):
+        places, mesh = topology.places(topology_name), exported.program.partitioning.mesh
+        network = hardware.network(topology_name, [places[i] for i in mesh.devices])
         cost = compiled_step.cost(outcome, network)
         per = "step" if exported.name == TRAIN else "call"
         suspicious = compiled_step.suspicious(outcome, exported.batch, per)

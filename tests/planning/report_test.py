@@ -15,7 +15,7 @@ def test_the_report_is_one_screen(tmp_path):
         "m4.MoE128E12L on v3:8x8: 128 cores, 12.50 B weights, 8192 target tokens a core",
         "fits: 9.00 of 15.48 GiB a core",
         "1 GiB f32[8,256,32000] of softmax",
-        "collectives of a step on one core          count  MiB\n",
+        "collectives of a step on one core            count  MiB\n",
         "all-to-all from encoder/layers_1/dispatch      8  8.0\n",
         "suspicious: all-gather of 3.0 MiB a step from encoder",
         "experts     3000      200.00      40.00      100.00   340.00",
