@@ -144,6 +144,7 @@ def test_fewer_experts_than_cores_are_replicated_as_in_the_trainer(tmp_path):
         pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
     settings = [f"--set={each}" for each in (*_TINY, "input.batch_size=64")]
     args = ["--model=toy.MoE8E4L", "--topology=v3:4x4", f"--out={tmp_path}", *settings]
+    args.append("--programs=train")
     run = _run(*args, timeout=900)
     assert run.returncode == 0, run.stderr
     made = plan.load(tmp_path)

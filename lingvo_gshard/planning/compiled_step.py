@@ -122,7 +122,7 @@ def suspicious(step: CompiledStep, batch: Batch, per: str = "step") -> tuple[str
         if size >= _LARGE_BYTES
     ]
     lengths = f"{batch.source_len}|{batch.target_len}"
-    whole = re.compile(rf"\[(\d+,)*{batch.rows},({lengths})[,\]]")
+    whole = re.compile(rf"\[(\d+,)*{batch.rows},({lengths}),")
     found += [
         f"{array}, the whole batch on every core, from {source(each.op_name)}"
         for each in step.costs

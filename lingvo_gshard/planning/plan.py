@@ -120,7 +120,7 @@ class Plan:
     `settings` are changes to the experiment, `path=value`; `mesh` has the sizes of its axes, and
     `sharding` the axes of each letter. `tokens_per_core` are a batch's target tokens, and
     `model_flops_per_core` what the mathematics of a training step asks for (model/flops.py).
-    `host_peak_gib` is the most memory that the planning process held on this machine. `programs`
+    `host_peak_gib` is the most memory that a planning process held on this machine. `programs`
     has the training step, and others of the run (programs.py).
     """
 
@@ -163,6 +163,14 @@ class Plan:
         """The core-years of 10^12 tokens; infinity if the program does not fit."""
         rate = self.tokens_per_sec(share)
         return self.cores * _TRAINING_TOKENS / rate / _SECS_PER_YEAR if rate else float("inf")
+
+
+def joined(old: Plan | None, new: Plan) -> Plan:
+    """The programs of two plans of the same request, or of the new one alone."""
+    if old is None:
+        return new
+    peak_gib = max(old.host_peak_gib, new.host_peak_gib)
+    return dataclasses.replace(old, programs=old.programs | new.programs, host_peak_gib=peak_gib)
 
 
 def save(plan: Plan, folder: pathlib.Path) -> None:

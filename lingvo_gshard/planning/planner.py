@@ -76,41 +76,40 @@ def request(
 
 
 def planned(request: Request, folder: pathlib.Path) -> Plan:
-    """The plan kept in `folder`, with the programs that it lacked, written there with its report.
+    """The plan kept in `folder`, written there with its report after each program that it lacked.
 
-    Each plan is made in a process of its own, so that its memory is measured alone and a compiler
-    that dies takes no other plan with it. Raises ValueError as `make`, or if that process died.
+    Each program is planned in a process of its own, so that its memory is measured alone and a
+    compiler that dies takes no other plan with it. Raises ValueError as `make`, or if that process
+    died.
     """
     fingerprint, kept = _fingerprint(request), folder / _FINGERPRINT
     is_kept = kept.is_file() and kept.read_text() == fingerprint
-    found = plan.load(folder).programs if is_kept else {}
-    missing = tuple(name for name in request.programs if name not in found)
-    if not missing:
-        return plan.load(folder)
-    made = in_own_process(make, dataclasses.replace(request, programs=missing))
-    made = dataclasses.replace(made, programs=found | made.programs)
-    kept.unlink(missing_ok=True)
-    plan.save(made, folder)
-    report.write(made, folder)
-    kept.write_text(fingerprint)  # Last: without it the folder holds no finished plan.
-    return made
+    found = plan.load(folder) if is_kept else None
+    for name in request.programs:
+        if found is None or name not in found.programs:
+            made = in_own_process(make, dataclasses.replace(request, programs=(name,)))
+            found = plan.joined(found, made)
+            kept.unlink(missing_ok=True)
+            plan.save(found, folder)
+            report.write(found, folder)
+            kept.write_text(fingerprint)  # Last: without it the folder holds no finished plan.
+    assert found is not None
+    return found
 
 
 def make(request: Request) -> Plan:
     """Compiles the experiment's programs for the topology and reads the results.
 
-    All are exported before the first is compiled, so that mistakes are found early. Raises
-    ValueError for an unknown topology or one without a compiler, more partitions than cores, a
-    vocabulary without a size, groups that do not divide evenly over the cores, or a dim that the
+    Raises ValueError for an unknown topology or one without a compiler, more partitions than cores,
+    a vocabulary without a size, groups that do not divide evenly over the cores, or a dim that the
     mesh does not divide.
     """
     params, p, parts = request.params, request.params.input, request.partitioning
     check(params, parts)
-    generation = hardware.generation(request.topology)
+    machine = request.topology, hardware.generation(request.topology)
     model = TranslationModel(params, parts)
     needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
-    exported = [programs.export(name, model, params) for name in request.programs]
-    made = {each.name: programs.make(each, request.topology, generation) for each in exported}
+    made = {name: programs.make(name, model, params, *machine) for name in request.programs}
     return Plan(
         model=request.model,
         settings=request.settings,
@@ -146,7 +145,7 @@ def _save_training(request: Request, folder: pathlib.Path) -> list[str]:
     model, p = TranslationModel(request.params, request.partitioning), request.params.train
     names = []
     for num_steps in dict.fromkeys(group_sizes(0, p.max_steps, p.iterations_per_loop)):
-        program = programs.export(plan.TRAIN, model, request.params, num_steps).program
+        program = programs.export(plan.TRAIN, model, request.params, num_steps)
         try:
             compiled = topology.compile_program(program, request.topology)
         except topology.OutOfMemoryError as error:

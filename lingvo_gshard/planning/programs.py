@@ -5,7 +5,6 @@ has a program for each length of sources, the one for the longest is planned: it
 weights and flat sequence as the others and more of the source, so that they fit if it does.
 """
 
-import dataclasses
 import time
 
 from lingvo_gshard.core.hyperparams import Params
@@ -18,6 +17,7 @@ from lingvo_gshard.planning.compiled_step import CompiledStep
 from lingvo_gshard.planning.hardware import Generation
 from lingvo_gshard.planning.memory import GIB, Buffer, Memory, Refusal
 from lingvo_gshard.planning.plan import DECODE, INITIALIZE, TRAIN, Batch, ProgramPlan
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import topology
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.spmd.topology import TopologyExecutable
@@ -26,58 +26,48 @@ from lingvo_gshard.train import run, steps
 _NUM_BUFFERS = 8
 
 
-@dataclasses.dataclass(frozen=True)
-class Exported:
-    """A program, the batch of each call, what it holds of the state, and the time it took."""
-
-    name: str
-    program: Program
-    batch: Batch
-    state: NestedMap
-    lower_secs: float
-
-
-def export(name: str, model: TranslationModel, params: Params, num_steps: int = 1) -> Exported:
+def export(name: str, model: TranslationModel, params: Params, num_steps: int = 1) -> Program:
     """Exports a program, in training one of `num_steps`. Raises ValueError if the trainer can't."""
-    started, batch, state = time.monotonic(), _batch(name, params), model.state_spec
-    programs = steps.Programs(model.model_fn, params, model.partitioning, state)
+    batch, parts = _batch(name, params), model.partitioning
+    programs = steps.Programs(model.model_fn, params, parts, model.state_spec)
     if name == INITIALIZE:
-        program = programs.export_initializer(model.init_state)
-    elif name == DECODE:
-        program = run.predict_program(model, params, batch.source_len)
-        state = NestedMap(theta=state.theta, slots=NestedMap())
-    else:
-        rows = packing.batch_specs(batch.rows, packing.RowShape(batch.source_len, batch.target_len))
-        mode = ModeKeys.TRAIN if name == TRAIN else ModeKeys.EVAL
-        program = programs.export(mode, rows, num_steps)
-    return Exported(name, program, batch, state, time.monotonic() - started)
+        return programs.export_initializer(model.init_state)
+    if name == DECODE:
+        return run.predict_program(model, params, batch.source_len)
+    rows = packing.batch_specs(batch.rows, packing.RowShape(batch.source_len, batch.target_len))
+    return programs.export(ModeKeys.TRAIN if name == TRAIN else ModeKeys.EVAL, rows, num_steps)
 
 
-def make(exported: Exported, topology_name: str, generation: Generation) -> ProgramPlan:
+def make(
+    name: str, model: TranslationModel, params: Params, topology_name: str, generation: Generation
+) -> ProgramPlan:
     """Compiles a program for a topology and reads the result. Raises ValueError as the compiler."""
-    started, started_cpu = time.monotonic(), time.process_time()
-    compiled = _compile(exported.program, topology_name)
-    secs, cpu_secs = time.monotonic() - started, time.process_time() - started_cpu
-    capacity_gib = generation.capacity_gib
+    started = time.monotonic()
+    exported = export(name, model, params)
+    lowered, lowered_cpu = time.monotonic(), time.process_time()
+    compiled = _compile(exported, topology_name)
+    compile_secs, compile_cpu_secs = time.monotonic() - lowered, time.process_time() - lowered_cpu
+    batch, capacity_gib = _batch(name, params), generation.capacity_gib
     outcome = compiled if isinstance(compiled, Refusal) else _read(compiled, capacity_gib)
     cost, suspicious = None, tuple[str, ...]()
     if isinstance(outcome, CompiledStep):
-        places, mesh = topology.places(topology_name), exported.program.partitioning.mesh
-        network = hardware.network(topology_name, [places[i] for i in mesh.devices])
-        cost = compiled_step.cost(outcome, network)
-        per = "step" if exported.name == TRAIN else "call"
-        suspicious = compiled_step.suspicious(outcome, exported.batch, per)
-    memory_gib, largest_buffers = _memory(exported, capacity_gib, outcome)
+        places = topology.places(topology_name)
+        placed = [places[i] for i in model.partitioning.mesh.devices]
+        cost = compiled_step.cost(outcome, hardware.network(topology_name, placed))
+        suspicious = compiled_step.suspicious(outcome, batch, "step" if name == TRAIN else "call")
+    slots = NestedMap() if name == DECODE else model.state_spec.slots
+    state = NestedMap(theta=model.state_spec.theta, slots=slots)
+    memory_gib, largest_buffers = _memory(state, model.partitioning, capacity_gib, outcome)
     return ProgramPlan(
-        batch=exported.batch,
+        batch=batch,
         fits=cost is not None,
         memory_gib=memory_gib,
         largest_buffers=largest_buffers,
         suspicious=suspicious,
         cost=cost,
-        lower_secs=exported.lower_secs,
-        compile_secs=secs,
-        compile_cpu_secs=cpu_secs,
+        lower_secs=lowered - started,
+        compile_secs=compile_secs,
+        compile_cpu_secs=compile_cpu_secs,
     )
 
 
@@ -108,10 +98,9 @@ def _read(compiled: TopologyExecutable, capacity_gib: float) -> CompiledStep | R
 
 
 def _memory(
-    exported: Exported, capacity_gib: float, outcome: CompiledStep | Refusal
+    state: NestedMap, parts: Partitioning, capacity_gib: float, outcome: CompiledStep | Refusal
 ) -> tuple[Memory, tuple[Buffer, ...]]:
     """The memory of one core and its largest buffers."""
-    state, parts = exported.state, exported.program.partitioning
     held = memory.state_gib(state, parts)
     if isinstance(outcome, CompiledStep):
         peak, temporaries = outcome.report.peak_bytes / GIB, outcome.report.temp_bytes / GIB

@@ -394,10 +394,27 @@ def test_programs_that_a_kept_plan_lacks_are_added(asked, tmp_path):
     planner.planned(_request(), tmp_path)
     everything = _request(programs=plan.PROGRAMS)
     whole = planner.planned(everything, tmp_path)
-    assert [each.programs for each in asked] == [("train",), plan.PROGRAMS[1:]]
+    assert [each.programs for each in asked] == [(name,) for name in plan.PROGRAMS]
     assert tuple(whole.programs) == plan.PROGRAMS
     assert planner.planned(_request(), tmp_path) == planner.planned(everything, tmp_path) == whole
-    assert len(asked) == 2
+    assert len(asked) == 4
+
+
+def test_programs_that_were_planned_before_a_mistake_are_kept(asked, monkeypatch, tmp_path):
+    make = planner.in_own_process
+
+    def fails(function, request):
+        if request.programs == ("evaluate",):
+            raise ValueError("evaluate: B=30 is not divisible by the 8 partitions")
+        return make(function, request)
+
+    everything = _request(programs=plan.PROGRAMS)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="^evaluate: B=30"):
+        patch.setattr(planner, "in_own_process", fails)
+        planner.planned(everything, tmp_path)
+    assert list(plan.load(tmp_path).programs) == ["train", "initialize"]
+    planner.planned(everything, tmp_path)
+    assert [each.programs for each in asked] == [(name,) for name in plan.PROGRAMS]
 
 
 def test_an_interrupted_plan_is_made_again_and_others_are_kept(asked, monkeypatch, tmp_path):

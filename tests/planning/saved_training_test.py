@@ -68,7 +68,7 @@ def exported(monkeypatch):
 
     def export(name, model, params, num_steps):
         numbers.append(num_steps)
-        return types.SimpleNamespace(program=types.SimpleNamespace(name=f"{name}_{num_steps}"))
+        return types.SimpleNamespace(name=f"{name}_{num_steps}")
 
     monkeypatch.setattr(programs, "export", export)
     return numbers
