@@ -20,7 +20,7 @@ from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.model import flops
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import compiled_step, hardware, plan, planner
+from lingvo_gshard.planning import compiled_step, hardware, plan, planner, report
 from lingvo_gshard.planning.compiled_step import CompiledStep
 from lingvo_gshard.planning.memory import GIB
 from lingvo_gshard.planning.plan import Batch
@@ -377,6 +377,7 @@ def asked(monkeypatch):
         return dataclasses.replace(made, programs=programs)
 
     monkeypatch.setattr(planner, "in_own_process", make)
+    monkeypatch.setattr(report, "write", lambda *_: None)  # Pictures take their time.
     return requests
 
 
