@@ -103,10 +103,7 @@ def loop_factor(costs: Iterable[Cost], generation: Generation) -> float:
 
 
 def suspicious(step: CompiledStep, batch: Batch, per: str = "step") -> tuple[str, ...]:
-    """Describes gathers of large tensors, and large tensors of the whole batch on every core.
-
-    `per` is the name of a call.
-    """
+    """Describes gathers of large tensors `per` call, and large ones of the whole batch on a core."""
     gathered = {
         (each.kind, each.source): each.bytes
         for each in _sums(step.report.collective_ops)
@@ -121,8 +118,8 @@ def suspicious(step: CompiledStep, batch: Batch, per: str = "step") -> tuple[str
         for (kind, name), size in gathered.items()
         if size >= _LARGE_BYTES
     ]
-    lengths = f"{batch.source_len}|{batch.target_len}"
-    whole = re.compile(rf"\[(\d+,)*{batch.rows},({lengths}),")
+    # Tokens are vectors: a last dim may be a number of tokens by chance.
+    whole = re.compile(rf"\[(\d+,)*{batch.rows},({batch.source_len}|{batch.target_len}),")
     found += [
         f"{array}, the whole batch on every core, from {source(each.op_name)}"
         for each in step.costs

@@ -25,10 +25,7 @@ def topologies(num_devices: int) -> list[str]:
 def lines(
     ask: Callable[[str, str], Request], model: str, num_devices: int, folder: pathlib.Path
 ) -> Iterator[str]:
-    """Plans the model for each machine in a folder of its own; yields progress, then the table.
-
-    `ask` makes the request for a model and a topology.
-    """
+    """Plans the model for each machine in a folder of its own; yields progress, then the table."""
     columns = {}
     for name in topologies(num_devices):
         if not topology.is_installed(name):

@@ -33,7 +33,7 @@ def export(name: str, model: TranslationModel, params: Params, num_steps: int = 
     if name == INITIALIZE:
         return programs.export_initializer(model.init_state)
     if name == DECODE:
-        return run.predict_program(model, params, batch.source_len)
+        return run.predict_program(params, parts, batch.source_len)
     rows = packing.batch_specs(batch.rows, packing.RowShape(batch.source_len, batch.target_len))
     return programs.export(ModeKeys.TRAIN if name == TRAIN else ModeKeys.EVAL, rows, num_steps)
 

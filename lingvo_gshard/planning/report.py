@@ -60,10 +60,7 @@ def side_by_side(columns: Mapping[str, Mapping[str, float | None]]) -> str:
 
 
 def figures(plan: Plan) -> dict[str, float]:
-    """The figures of a plan by name, with their units: the training step's, then all others'.
-
-    What does not fit has no times.
-    """
+    """The figures of a plan by name, with their units; what does not fit has no times."""
     step = plan.step
     memory, cost = dataclasses.asdict(step.memory_gib), step.cost
     found = {

@@ -19,7 +19,7 @@ from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.train import checkpoints, steps
 from lingvo_gshard.train.estimator import TPUEstimator
@@ -87,17 +87,17 @@ class Run:
         )
 
     def _predict_program(self, source_len: int) -> Program:
-        model = TranslationModel(self.params, self.estimator.partitioning)
-        return predict_program(model, self.params, source_len)
+        return predict_program(self.params, self.estimator.partitioning, source_len)
 
 
-def predict_program(model: TranslationModel, params: Params, source_len: int) -> Program:
+def predict_program(params: Params, partitioning: Partitioning, source_len: int) -> Program:
     """Exports the program that decodes sources of one length; its state is theta alone."""
+    model = TranslationModel(params, partitioning)
     rows = TensorSpec((params.decode.batch_size, source_len), "int32", "BL")
     names = ("source_ids", "source_segment_ids", "source_positions")
     batch = NestedMap(features=NestedMap({name: rows for name in names}))
     state = NestedMap(theta=model.state_spec.theta)
-    programs = steps.Programs(model.model_fn, params, model.partitioning, state)
+    programs = steps.Programs(model.model_fn, params, partitioning, state)
     return programs.export(ModeKeys.PREDICT, batch)
 
 
