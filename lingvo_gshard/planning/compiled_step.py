@@ -103,7 +103,7 @@ def loop_factor(costs: Iterable[Cost], generation: Generation) -> float:
 
 
 def suspicious(step: CompiledStep, batch: Batch, per: str = "step") -> tuple[str, ...]:
-    """Describes gathers of large tensors `per` call, and large ones of the whole batch on a core."""
+    """Describes gathers of large tensors, and tensors of the whole batch on a core, `per` call."""
     gathered = {
         (each.kind, each.source): each.bytes
         for each in _sums(step.report.collective_ops)
