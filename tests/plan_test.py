@@ -130,10 +130,9 @@ def test_a_plan_is_printed_and_written_and_kept(tmp_path):
     assert values["mesh"] == {"d": 8}
     programs = values["programs"]
     assert values["all_fit"] and set(programs) == {"train", "initialize", "evaluate", "decode"}
-    # Evaluation holds weights and slots but no gradients, decoding the weights alone.
-    peaks = {name: program["memory_gib"]["peak"] for name, program in programs.items()}
-    assert 0 < peaks["decode"] < peaks["train"] and 0 < peaks["evaluate"] < peaks["train"]
-    assert programs["decode"]["memory_gib"]["optimizer_slots"] == 0
+    memory = {name: program["memory_gib"] for name, program in programs.items()}
+    assert memory["evaluate"]["optimizer_slots"] == memory["train"]["optimizer_slots"] > 0
+    assert memory["decode"]["optimizer_slots"] == 0  # It holds the weights alone.
     again = _run(*args)
     assert again.stdout == first.stdout  # Including the seconds: it was not made again.
 
