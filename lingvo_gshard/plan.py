@@ -1,4 +1,4 @@
-"""Plans: what a training step would need and cost on TPUs or GPUs that nobody has at hand.
+"""Plans: what a run's programs would need and cost on TPUs or GPUs that nobody has at hand.
 
 python -m lingvo_gshard.plan --model=m4.MoE2048E36L --topology=v3:32x32 --out=PLAN
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARCH --search
@@ -35,6 +35,13 @@ _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; re
 _SEARCH = flags.DEFINE_bool("search", False, "Whether to try partitionings and rank them.")
 _SAVE = flags.DEFINE_bool(
     "save", False, "Whether to save OUT/executables for `trainer --executables` if the plan fits."
+)
+_PROGRAMS = flags.DEFINE_enum(
+    "programs",
+    None,
+    ("train", "all"),
+    "The training step alone, or evaluation, decoding and initialization, too. All by default, but "
+    "for --table=machines. --search plans the others for the partitioning that it chooses.",
 )
 _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, side by side.")
 _TABLE = flags.DEFINE_enum(
@@ -91,6 +98,12 @@ def _texts() -> Iterable[str]:
 
     if _COMPARE.value:
         return [report.comparison([plan.load(pathlib.Path(each)) for each in _COMPARE.value])]
+
+    def ask(model: str, topology: str) -> planner.Request:
+        request = planner.request(model, topology, _SET.value, _BATCH_TOKENS.value)
+        default = "train" if _TABLE.value == "machines" else "all"
+        return request if (_PROGRAMS.value or default) == "all" else request.step_only()
+
     model, topology, out = (flag.value or "" for flag in (_MODEL, _TOPOLOGY, _OUT))
     match _TABLE.value:
         case "operators":
@@ -100,13 +113,12 @@ def _texts() -> Iterable[str]:
         case "layers":
             return [compilation.table(compilation.by_layers())]
         case "scaling":
-            return scaling.lines(_SET.value, _BATCH_TOKENS.value, pathlib.Path(out))
+            return scaling.lines(ask, pathlib.Path(out))
         case "machines":
-            return machines.lines(model, _SET.value, _NUM_DEVICES.value, pathlib.Path(out))
-    request = planner.request(model, topology, _SET.value, _BATCH_TOKENS.value)
+            return machines.lines(ask, model, _NUM_DEVICES.value, pathlib.Path(out))
     if _SEARCH.value:
-        return search.search_lines(request, pathlib.Path(out))
-    return search.plan_lines(request, pathlib.Path(out), _SAVE.value)
+        return search.search_lines(ask(model, topology), pathlib.Path(out))
+    return search.plan_lines(ask(model, topology), pathlib.Path(out), _SAVE.value)
 
 
 def run() -> None:

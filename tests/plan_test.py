@@ -128,6 +128,11 @@ def test_a_plan_is_printed_and_written_and_kept(tmp_path):
     assert values["fits"] and values["xla_optimal_secs"] > 0 and values["host_peak_gib"] > 0.5
     assert {path.name for path in tmp_path.iterdir()} >= {"report.md", "memory.png", "time.png"}
     assert values["mesh"] == {"d": 8}
+    programs = values["programs"]
+    assert values["all_fit"] and set(programs) == {"train", "initialize", "evaluate", "decode"}
+    memory = {name: program["memory_gib"] for name, program in programs.items()}
+    assert memory["evaluate"]["optimizer_slots"] == memory["train"]["optimizer_slots"] > 0
+    assert memory["decode"]["optimizer_slots"] == 0  # It holds the weights alone.
     again = _run(*args)
     assert again.stdout == first.stdout  # Including the seconds: it was not made again.
 
@@ -138,8 +143,9 @@ def test_fewer_experts_than_cores_are_replicated_as_in_the_trainer(tmp_path):
         pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
     settings = [f"--set={each}" for each in (*_TINY, "input.batch_size=64")]
     args = ["--model=toy.MoE8E4L", "--topology=v3:4x4", f"--out={tmp_path}", *settings]
+    args.append("--programs=train")
     run = _run(*args, timeout=900)
     assert run.returncode == 0, run.stderr
     made = plan.load(tmp_path)
-    assert made.fits and made.cores == 32 and made.mesh == {"r": 4, "d": 8}
+    assert made.all_fit and made.cores == 32 and made.mesh == {"r": 4, "d": 8}
     assert made.sharding == {"B": "r+d", "E": "d", "G": "r+d"}

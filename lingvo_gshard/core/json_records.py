@@ -16,6 +16,8 @@ def read(kind: Any, value: Any) -> Any:
     if origin is dataclasses:
         given = (each for each in inner if not each[2] or each[0] in value)
         return kind(**{name: read(each, value[name]) for name, each, _ in given})
+    if value is not None and type(None) in inner:
+        return read(inner[0], value)
     if origin is tuple:
         return tuple(read(inner[0], each) for each in value)
     if origin is dict:

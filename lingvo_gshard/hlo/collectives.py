@@ -33,14 +33,14 @@ class Collective:
     """One collective of one partition's program. A start and its done count as one.
 
     `result_bytes` are those of its results on one partition, each time it runs; several tensors
-    may share one collective. `times` is how often it runs in one call of the program, None if a
-    loop around it has no known trip count.
+    may share one collective. `times` is how often it runs in one call of the program, by
+    trip_counts.py.
     """
 
     kind: str
     result_bytes: int
     groups: Groups
-    times: int | None
+    times: int
     op_name: str = dataclasses.field(default="", compare=False)
 
     @property
@@ -49,7 +49,7 @@ class Collective:
         return len(self.groups[0])
 
 
-def find(module: Module, times: Mapping[Computation, int | None]) -> tuple[Collective, ...]:
+def find(module: Module, times: Mapping[Computation, int]) -> tuple[Collective, ...]:
     """All collectives of a program, whose computations run `times`."""
     return tuple(
         _collective(instruction, computation, module.num_partitions, times[computation])
@@ -91,7 +91,7 @@ def _continues(instruction: Instruction, computation: Computation) -> bool:
 
 
 def _collective(
-    instruction: Instruction, computation: Computation, num_partitions: int, times: int | None
+    instruction: Instruction, computation: Computation, num_partitions: int, times: int
 ) -> Collective:
     kind, results = instruction.opcode.removesuffix(_START), instruction.arrays
     if computation.name.startswith("all-reduce-scatter"):  # The TPU's fusion with a slice.

@@ -22,7 +22,7 @@ class CompiledReport:
       alias_bytes: how much of the output lies in donated arguments.
       peak_bytes: the most that is held at once, arguments included.
       collective_ops: each collective and how often it runs, in the text's order.
-      loops: the trip count of each loop by name, None if unknown, in the text's order.
+      loops: the most trips of each loop by name, None if unknown, in the text's order.
     """
 
     name: str
@@ -63,11 +63,11 @@ class CompiledReport:
             ops: list[tuple] = [("collective", "count", "bytes", "times", "groups", "of size")]
             for op, count in collections.Counter(self.collective_ops).items():
                 groups = len(op.groups), op.group_size
-                ops.append((op.kind, count, op.result_bytes, table.number(op.times, "d"), *groups))
+                ops.append((op.kind, count, op.result_bytes, op.times, *groups))
             parts.append(table.text(ops))
         if self.loops:
             trips = ((name, table.number(count, "d")) for name, count in self.loops.items())
-            parts.append(table.text([("loop", "trips"), *trips]))
+            parts.append(table.text([("loop", "most trips"), *trips]))
         return "\n".join(parts)
 
 

@@ -3,7 +3,8 @@
 The compilers for CPUs and GPUs note the trip count of a loop whose counter they recognize, the
 TPU's never does. Trip counts that the program itself determines are found by running the part of a
 loop that decides when it ends: counters, bounds and flags, all scalar integers. All other values
-are unknown.
+are unknown. A loop that the data may end earlier, such as that of a search, counts as if they never
+did; one that they alone can end is of unknown length and counts as one trip.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lingvo_gshard.hlo.hlo_module import Computation, Instruction, Module
 
 # Longer loops are not run: their trip counts are unknown.
-_MOST_TRIPS = 100_000
+_MOST_TRIPS = 20_000
 # An integer (a flag is 0 or 1), a tuple of values, or None if unknown.
 _Value = int | tuple | None
 # The dtypes that are followed, and the values that each can hold; overflows are not followed.
@@ -42,16 +43,16 @@ _ARITHMETIC: Mapping[str, Callable[..., int]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """What one call of a program runs; None stands for an unknown number.
+    """What one call of a program runs at most, but for loops of unknown length.
 
     Attributes:
       times: how often each computation runs. Every branch of a conditional counts as taken; the
         function of a reduction, sort or scatter counts once for each of these.
-      trip_counts: how often each while instruction, by its name, runs its body each time; also
-        None if that is not always the same. The outermost loops come first.
+      trip_counts: the most times that each while instruction, by its name, runs its body each time;
+        None if its length is unknown or not always the same. The outermost loops come first.
     """
 
-    times: dict[Computation, int | None]
+    times: dict[Computation, int]
     trip_counts: dict[str, int | None]
 
 
@@ -128,16 +129,18 @@ def _apply(instruction: Instruction, operands: tuple[_Value, ...]) -> _Value:
 
 
 def _run_loop(frame: _Frame, loop: Instruction) -> tuple[int | None, _Value]:
-    """A loop's trip count, and its final state as far as it is known."""
+    """The most trips of a loop, and its final state as far as it is known."""
     (state,) = frame.operands(loop)
     body, condition = loop.called
+    is_certain = True
     for trips in range(_MOST_TRIPS + 1):
         goes_on = _Frame(condition, [state]).result()
-        if goes_on is None:
+        if goes_on == 0:
+            return trips, state if is_certain else _unchanged(frame, loop)
+        is_certain = is_certain and goes_on is not None
+        before, state = state, _Frame(body, [state]).result()
+        if state == before:  # No further trip would tell more.
             break
-        if not goes_on:
-            return trips, state
-        state = _Frame(body, [state]).result()
     return None, None
 
 
@@ -146,10 +149,9 @@ def _trip_count(frame: _Frame, loop: Instruction) -> int | None:
     return int(known["n"]) if known else _run_loop(frame, loop)[0]
 
 
-def _follow(frame: _Frame, times: int | None, runs: Runs) -> None:
+def _follow(frame: _Frame, times: int, runs: Runs) -> None:
     """Adds `times` runs of a frame's computation, and of all that it calls, to `runs`."""
-    before = runs.times[frame.computation]
-    runs.times[frame.computation] = None if before is None or times is None else before + times
+    runs.times[frame.computation] += times
     for instruction in frame.computation.instructions:
         match instruction.opcode:
             case "while":
@@ -158,10 +160,9 @@ def _follow(frame: _Frame, times: int | None, runs: Runs) -> None:
                     runs.trip_counts[instruction.name] = None
                 state = [_unchanged(frame, instruction)]
                 body, condition = instruction.called
-                all_trips = None if times is None or trips is None else times * trips
-                tests = None if times is None or all_trips is None else times + all_trips
+                all_trips = times * (1 if trips is None else trips)
                 _follow(_Frame(body, state), all_trips, runs)
-                _follow(_Frame(condition, state), tests, runs)
+                _follow(_Frame(condition, state), times + all_trips, runs)
             case "fusion" | "call":
                 (called,) = instruction.called
                 _follow(_Frame(called, frame.operands(instruction)), times, runs)

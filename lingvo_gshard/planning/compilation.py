@@ -44,7 +44,7 @@ def request(cores: int, num_layers: int) -> Request:
         ]
     params = registry.get_params(_MODEL, settings)
     parts = placement.partitioning(params, cores)
-    return Request(_MODEL, tuple(settings), params, topology.tpu("v3", cores), parts)
+    return Request(_MODEL, tuple(settings), params, topology.tpu("v3", cores), parts).step_only()
 
 
 def table(requests: Mapping[str, Request]) -> str:

@@ -1,8 +1,9 @@
-"""Reads a compiled training step: what it computes and sends, its roofline, what looks wrong in it.
+"""Reads a compiled program: what it computes and sends, its roofline, what looks wrong in it.
 
-The roofline (section 5.2) is the time of the step if some resource were always at its peak. All
-times are seconds of one core in one step. An instruction takes the longer of its compute and its
-memory time; collectives take their time on the network; nothing overlaps.
+The roofline (section 5.2) is the time of a call if some resource were always at its peak. All
+times are seconds of one core in one call, which in training is a step. An instruction takes the
+longer of its compute and its memory time; collectives take their time on the network; nothing
+overlaps.
 """
 
 import collections
@@ -10,14 +11,13 @@ import dataclasses
 import re
 from collections.abc import Iterable, Sequence
 
-from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.hlo import hlo_cost, hlo_module
 from lingvo_gshard.hlo.collectives import COLLECTIVES, Collective, gathered_bytes
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.planning.categories import Category, category, source
 from lingvo_gshard.planning.hardware import Generation, Network
-from lingvo_gshard.planning.plan import CollectiveSum, StepCost, Times
+from lingvo_gshard.planning.plan import Batch, CollectiveSum, StepCost, Times
 from lingvo_gshard.spmd.topology import TopologyExecutable
 
 # Smaller tensors, such as metrics and the gate's losses, are not suspicious.
@@ -30,22 +30,31 @@ _EXPECTED = ("all-to-all", "all-reduce", "reduce-scatter")
 class CompiledStep:
     """A compiled program in numbers, and the cost of each instruction.
 
-    `gathered_bytes` are those of each all-reduce that stands for an all-gather, by its name.
+    `gathered_bytes` are those of each all-reduce that stands for an all-gather, by its name;
+    `uncounted_loops` are the sources of the loops of unknown length.
     """
 
     report: CompiledReport
     costs: tuple[Cost, ...]
     gathered_bytes: dict[str, int]
+    uncounted_loops: tuple[str, ...] = ()
 
 
 def read(compiled: TopologyExecutable) -> CompiledStep:
-    """Reads the program. Raises ValueError if it has a loop of unknown length."""
-    module = compiled.module
-    return CompiledStep(compiled.report(), hlo_cost.costs(module), gathered_bytes(module))
+    """Reads the program."""
+    module, report = compiled.module, compiled.report()
+    uncounted = (
+        source(instruction.op_name)
+        for computation in module.computations
+        for instruction in computation.instructions
+        if report.loops.get(instruction.name, 0) is None
+    )
+    costs, gathered = hlo_cost.costs(module), gathered_bytes(module)
+    return CompiledStep(report, costs, gathered, tuple(dict.fromkeys(uncounted)))
 
 
-def cost(step: CompiledStep, network: Network, model_flops_per_core: float) -> StepCost:
-    """The cost of a step whose partitions lie on `network`."""
+def cost(step: CompiledStep, network: Network) -> StepCost:
+    """The cost of a call of a program whose partitions lie on `network`."""
     report = step.report
     xla_secs = report.optimal_secs  # 0 for GPUs.
     by_category = times_by_category(step.costs, report.collective_ops, network)
@@ -54,17 +63,17 @@ def cost(step: CompiledStep, network: Network, model_flops_per_core: float) -> S
         products[category(each.op_name)] += each.times * each.flops
     network_secs: dict[str, float] = collections.defaultdict(float)
     for op in report.collective_ops:
-        network_secs[op.kind] += _times(op) * network.collective_secs(op)
+        network_secs[op.kind] += op.times * network.collective_secs(op)
     return StepCost(
         collectives=_sums(report.collective_ops),
         flops_per_core=products,
-        model_flops_per_core=model_flops_per_core,
         roofline_secs=sum(by_category.values(), Times()),
         roofline_secs_by_category=by_category,
         network_secs_by_kind=dict(network_secs),
         xla_optimal_secs=xla_secs and xla_secs * loop_factor(step.costs, network.generation),
         xla_optimal_secs_once=xla_secs,
         instructions=report.num_instructions,
+        uncounted_loops=step.uncounted_loops,
     )
 
 
@@ -78,7 +87,7 @@ def times_by_category(
         if cost.opcode.removesuffix("-start") not in COLLECTIVES:
             found[category(cost.op_name)] += _local_times(cost, *rates)
     for op in ops:
-        secs = _times(op) * network.collective_secs(op)
+        secs = op.times * network.collective_secs(op)
         found[category(op.op_name)] += Times(network=secs, step=secs)
     return dict(found)
 
@@ -93,8 +102,8 @@ def loop_factor(costs: Iterable[Cost], generation: Generation) -> float:
     return sum(secs * cost.times for secs, cost in once) / sum(secs for secs, _ in once)
 
 
-def suspicious(step: CompiledStep, params: Params) -> tuple[str, ...]:
-    """Describes gathers of large tensors, and large tensors of the whole batch on every core."""
+def suspicious(step: CompiledStep, batch: Batch, per: str = "step") -> tuple[str, ...]:
+    """Describes gathers of large tensors, and tensors of the whole batch on a core, `per` call."""
     gathered = {
         (each.kind, each.source): each.bytes
         for each in _sums(step.report.collective_ops)
@@ -105,17 +114,17 @@ def suspicious(step: CompiledStep, params: Params) -> tuple[str, ...]:
             key = "all-reduce in place of an all-gather", source(each.op_name)
             gathered[key] = gathered.get(key, 0) + each.times * step.gathered_bytes[each.name]
     found = [
-        f"{kind} of {size / 2**20:.1f} MiB a step from {name}"
+        f"{kind} of {size / 2**20:.1f} MiB a {per} from {name}"
         for (kind, name), size in gathered.items()
         if size >= _LARGE_BYTES
     ]
-    p = params.input
-    batch = re.compile(rf"\[(\d+,)*{p.batch_size},({p.source_len}|{p.target_len})[,\]]")
+    # Tokens are vectors: a last dim may be a number of tokens by chance.
+    whole = re.compile(rf"\[(\d+,)*{batch.rows},({batch.source_len}|{batch.target_len}),")
     found += [
         f"{array}, the whole batch on every core, from {source(each.op_name)}"
         for each in step.costs
         for array in each.arrays
-        if batch.search(str(array)) and hlo_module.num_bytes([array]) >= _LARGE_BYTES
+        if whole.search(str(array)) and hlo_module.num_bytes([array]) >= _LARGE_BYTES
     ]
     return tuple(dict.fromkeys(found))
 
@@ -125,8 +134,8 @@ def _sums(ops: Sequence[Collective]) -> tuple[CollectiveSum, ...]:
     counts, sizes = collections.Counter[tuple[str, str]](), collections.Counter[tuple[str, str]]()
     for op in ops:
         key = op.kind, source(op.op_name)
-        counts[key] += _times(op)
-        sizes[key] += _times(op) * op.result_bytes
+        counts[key] += op.times
+        sizes[key] += op.times * op.result_bytes
     sums = [CollectiveSum(key[0], counts[key], sizes[key], key[1]) for key in counts]
     return tuple(sorted(sums, key=lambda each: -each.bytes))
 
@@ -135,8 +144,3 @@ def _local_times(cost: Cost, flops_per_sec: float, bytes_per_sec: float) -> Time
     compute = cost.times * cost.flops / flops_per_sec
     memory = cost.times * cost.accessed_bytes / bytes_per_sec
     return Times(compute, memory, step=max(compute, memory))
-
-
-def _times(op: Collective) -> int:
-    assert op.times is not None  # hlo_cost.costs refuses loops of unknown length.
-    return op.times

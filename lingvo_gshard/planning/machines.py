@@ -1,10 +1,10 @@
 """One model on several machines side by side: what fits, and how fast and dear training is."""
 
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 from lingvo_gshard.planning import planner, report
-from lingvo_gshard.planning.plan import Plan
+from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.spmd import topology
 
 # The most devices of a pod.
@@ -23,7 +23,7 @@ def topologies(num_devices: int) -> list[str]:
 
 
 def lines(
-    model: str, settings: Sequence[str], num_devices: int, folder: pathlib.Path
+    ask: Callable[[str, str], Request], model: str, num_devices: int, folder: pathlib.Path
 ) -> Iterator[str]:
     """Plans the model for each machine in a folder of its own; yields progress, then the table."""
     columns = {}
@@ -31,28 +31,10 @@ def lines(
         if not topology.is_installed(name):
             yield f"{name}: left out, its compiler is not installed"
             continue
-        request = planner.request(model, name, settings, None)
-        made = planner.planned(request, folder / name.replace(":", "_"))
-        yield f"{name}: {'fits' if made.fits else 'does not fit'}"
-        columns[name] = _figures(made)
+        made = planner.planned(ask(model, name), folder / name.replace(":", "_"))
+        yield f"{name}: {made.verdict}"
+        columns[name] = report.figures(made) | {"fits": made.all_fit}
+        if made.step.cost:
+            hours = made.core_years() * _HOURS_PER_YEAR
+            columns[name] |= {"device-hours for 10^12 tokens": hours}
     yield report.side_by_side(columns)
-
-
-def _figures(plan: Plan) -> dict[str, float]:
-    found: dict[str, float] = {
-        "devices": plan.cores,
-        "fits": plan.fits,
-        "peak GiB": plan.memory_gib.peak,
-        "capacity GiB": plan.memory_gib.capacity,
-    }
-    if plan.cost is None:
-        return found
-    return {
-        **found,
-        "step s at the roofline": plan.cost.roofline_secs.step,
-        "compute s": plan.cost.roofline_secs.compute,
-        "memory s": plan.cost.roofline_secs.memory,
-        "network s": plan.cost.roofline_secs.network,
-        "M tokens a second": plan.tokens_per_sec() / 1e6,
-        "device-hours for 10^12 tokens": plan.core_years() * _HOURS_PER_YEAR,
-    }

@@ -1,4 +1,4 @@
-"""A plan: what a training step of an experiment needs and costs on a topology; plan.json."""
+"""A plan: what an experiment's programs need and cost on a topology; plan.json."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from lingvo_gshard.core import atomic_file, json_records
 from lingvo_gshard.planning.memory import Buffer, Memory
 
 PLAN_JSON = "plan.json"
+# Every plan has the first; planning/programs.py describes them.
+TRAIN, INITIALIZE, EVALUATE, DECODE = PROGRAMS = ("train", "initialize", "evaluate", "decode")
 # The share of the roofline that the paper measured for MoE(2048E, 36L) (section 5.2).
 PAPERS_SHARE = 0.48
 _SECS_PER_YEAR = 365.25 * 24 * 3600
@@ -19,7 +21,7 @@ _TRAINING_TOKENS = 1e12
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Seconds of a step, or of a part of it, at the roofline.
+    """Seconds of a call of a program, or of a part of it, at the roofline.
 
     `compute` is flops over the peak rate, `memory` bytes over the memory's bandwidth, `network` the
     time of collectives on the torus, and `step` the sum over instructions of the longer of compute
@@ -37,7 +39,7 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveSum:
-    """All collectives of one kind from one layer in a step, loops included.
+    """All collectives of one kind from one layer in a call of a program, loops included.
 
     `kind` is named as in the compiled program; `bytes` are those of the results on one core.
     """
@@ -50,14 +52,16 @@ class CollectiveSum:
 
 @dataclasses.dataclass(frozen=True)
 class StepCost:
-    """What a step computes and sends, and how long it takes.
+    """What a call of a program computes and sends, and how long it takes.
+
+    A loop counts as often as it can run at most (hlo/trip_counts.py).
 
     Attributes:
       collectives: one entry for each kind and source, the most bytes first.
-      flops_per_core: the flops of matrix products in a step, by category.
-      model_flops_per_core: the flops that the mathematics asks for (model/flops.py).
-      roofline_secs: our roofline of the whole step.
+      flops_per_core: the flops of matrix products, by category.
+      roofline_secs: our roofline of the whole call.
       network_secs_by_kind: the time of the collectives of each kind.
+      uncounted_loops: where the loops of unknown length come from, whose bodies count once.
       xla_optimal_secs: XLA's optimal_seconds, with loop bodies times their trip counts.
       xla_optimal_secs_once: XLA's optimal_seconds as XLA gives them, each loop body once.
       instructions: the number of instructions in all computations.
@@ -65,13 +69,48 @@ class StepCost:
 
     collectives: tuple[CollectiveSum, ...]
     flops_per_core: dict[str, float]
-    model_flops_per_core: float
     roofline_secs: Times
     roofline_secs_by_category: dict[str, Times]
     network_secs_by_kind: dict[str, float]
     xla_optimal_secs: float
     xla_optimal_secs_once: float
     instructions: int
+    uncounted_loops: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """The rows of a call, and the tokens of a row's sides; a search's target_len are its steps."""
+
+    rows: int
+    source_len: int
+    target_len: int
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramPlan:
+    """One program of a run, such as its training step.
+
+    `suspicious` describes what a well partitioned program would not have. A program fits if the
+    compiler accepts it; otherwise it has no cost. Lowering goes from the layers to an exported
+    program, compiling from there to the cores' own program; its CPU seconds are those of all
+    threads.
+    """
+
+    batch: Batch
+    fits: bool
+    memory_gib: Memory
+    largest_buffers: tuple[Buffer, ...]
+    suspicious: tuple[str, ...]
+    cost: StepCost | None
+    lower_secs: float
+    compile_secs: float
+    compile_cpu_secs: float
+
+    def tokens_per_sec(self) -> float:
+        """The target tokens per second of all cores at the roofline; 0 if it does not fit."""
+        tokens = self.batch.rows * self.batch.target_len
+        return tokens / self.cost.roofline_secs.step if self.cost else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,11 +118,10 @@ class Plan:
     """One experiment on one topology.
 
     `settings` are changes to the experiment, `path=value`; `mesh` has the sizes of its axes, and
-    `sharding` the axes of each letter. `tokens_per_core` are a batch's target tokens. `suspicious`
-    describes what a well partitioned program would not have. A program fits if the compiler
-    accepts it; otherwise it has no cost. Lowering goes from the layers to an exported program,
-    compiling from there to the cores' own program; its CPU seconds are those of all threads.
-    `host_peak_gib` is the most memory that the planning process held on this machine.
+    `sharding` the axes of each letter. `tokens_per_core` are a batch's target tokens, and
+    `model_flops_per_core` what the mathematics of a training step asks for (model/flops.py).
+    `host_peak_gib` is the most memory that a planning process held on this machine. `programs`
+    has the training step, and others of the run (programs.py).
     """
 
     model: str
@@ -94,19 +132,28 @@ class Plan:
     cores: int
     weights: int
     tokens_per_core: float
-    fits: bool
-    memory_gib: Memory
-    largest_buffers: tuple[Buffer, ...]
-    suspicious: tuple[str, ...]
-    cost: StepCost | None
-    lower_secs: float
-    compile_secs: float
-    compile_cpu_secs: float
+    model_flops_per_core: float
     host_peak_gib: float
+    programs: dict[str, ProgramPlan]
+
+    @property
+    def step(self) -> ProgramPlan:
+        """The training step."""
+        return self.programs[TRAIN]
+
+    @property
+    def all_fit(self) -> bool:
+        return all(each.fits for each in self.programs.values())
+
+    @property
+    def verdict(self) -> str:
+        """Whether all programs fit, or which of them do not."""
+        unfit = (name for name, program in self.programs.items() if not program.fits)
+        return "fits" if self.all_fit else f"does NOT fit: {', '.join(unfit)}"
 
     def steps_per_sec(self, share: float = 1.0) -> float:
-        """The rate at a share of the roofline; 0 if the program does not fit."""
-        return share / self.cost.roofline_secs.step if self.cost else 0.0
+        """The rate of training at a share of the roofline; 0 if a step does not fit."""
+        return share / self.step.cost.roofline_secs.step if self.step.cost else 0.0
 
     def tokens_per_sec(self, share: float = 1.0) -> float:
         """The target tokens per second of all cores at a share of the roofline."""
@@ -118,13 +165,22 @@ class Plan:
         return self.cores * _TRAINING_TOKENS / rate / _SECS_PER_YEAR if rate else float("inf")
 
 
-def save(plan: Plan, folder: pathlib.Path) -> None:
-    """Writes folder/plan.json: the fields of the plan and of its cost, and the rates they imply.
+def joined(old: Plan | None, new: Plan) -> Plan:
+    """The programs of two plans of the same request, or of the new one alone."""
+    if old is None:
+        return new
+    peak_gib = max(old.host_peak_gib, new.host_peak_gib)
+    return dataclasses.replace(old, programs=old.programs | new.programs, host_peak_gib=peak_gib)
 
-    If the plan does not fit, the fields of the cost and the rates are null.
+
+def save(plan: Plan, folder: pathlib.Path) -> None:
+    """Writes folder/plan.json: the plan's fields, its training step's, and the rates they imply.
+
+    If the training step does not fit, the fields of its cost and the rates are null.
     """
-    values = dataclasses.asdict(plan)
-    values |= values.pop("cost") or {field.name: None for field in dataclasses.fields(StepCost)}
+    values, step = dataclasses.asdict(plan), dataclasses.asdict(plan.step)
+    cost = step.pop("cost") or {field.name: None for field in dataclasses.fields(StepCost)}
+    values |= step | cost | {"all_fit": plan.all_fit}
     rates = {
         "steps_per_sec": plan.steps_per_sec,
         "tokens_per_sec": plan.tokens_per_sec,
@@ -132,7 +188,7 @@ def save(plan: Plan, folder: pathlib.Path) -> None:
     }
     for name, rate in rates.items():
         at_shares = {"at_roofline": rate(1.0), "at_papers_share": rate(PAPERS_SHARE)}
-        values[name] = at_shares if plan.cost else None
+        values[name] = at_shares if plan.step.cost else None
     folder.mkdir(parents=True, exist_ok=True)
     atomic_file.write(folder / PLAN_JSON, json.dumps(values, indent=2) + "\n")
 
@@ -143,8 +199,6 @@ def load(folder: pathlib.Path) -> Plan:
     if not path.is_file():
         raise ValueError(f"{folder}: no {PLAN_JSON} there; `plan --out={folder}` makes one.")
     try:
-        values = json.loads(path.read_text())
-        cost = json_records.read(StepCost, values) if values["fits"] else None
-        return json_records.read(Plan, {**values, "cost": cost})
+        return json_records.read(Plan, json.loads(path.read_text()))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: is damaged or of another version: {error!r}.") from error

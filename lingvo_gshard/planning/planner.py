@@ -1,4 +1,4 @@
-"""Makes plans: compiles an experiment's training step for a topology and reads the result.
+"""Makes plans: compiles an experiment's programs for a topology and reads the results.
 
 No arrays are made. A plan is kept in its folder, and made again only if the experiment, the code
 or the compilers have changed.
@@ -6,31 +6,28 @@ or the compilers have changed.
 
 import concurrent.futures
 import dataclasses
+import functools
 import hashlib
 import multiprocessing
 import pathlib
 import resource
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from lingvo_gshard import registry
 from lingvo_gshard.core import child_process
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.input import packing
 from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import compiled_step, hardware, memory, plan, report
-from lingvo_gshard.planning.compiled_step import CompiledStep
-from lingvo_gshard.planning.memory import GIB, Buffer, Memory, Refusal
+from lingvo_gshard.planning import hardware, plan, programs, report
+from lingvo_gshard.planning.memory import GIB
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import names_of
-from lingvo_gshard.spmd import environment, lowering, program, saved_executable, topology
-from lingvo_gshard.train import steps
+from lingvo_gshard.spmd import environment, saved_executable, topology
+from lingvo_gshard.train.loop import group_sizes
 
-_NUM_BUFFERS = 8
 _FINGERPRINT = "fingerprint"
 _Result = TypeVar("_Result")
 
@@ -48,6 +45,11 @@ class Request:
     params: Params
     topology: str
     partitioning: Partitioning
+    programs: tuple[str, ...] = plan.PROGRAMS
+
+    def step_only(self) -> Self:
+        """The same request for the training step alone."""
+        return dataclasses.replace(self, programs=(plan.TRAIN,))
 
 
 def request(
@@ -74,49 +76,40 @@ def request(
 
 
 def planned(request: Request, folder: pathlib.Path) -> Plan:
-    """The plan kept in `folder`, or a new one that is written there with its report.
+    """The plan kept in `folder`, written there with its report after each program that it lacked.
 
-    Each plan is made in a process of its own, so that its memory is measured alone and a compiler
-    that dies takes no other plan with it. Raises ValueError as `make`, or if that process died.
+    Each program is planned in a process of its own, so that its memory is measured alone and a
+    compiler that dies takes no other plan with it. Raises ValueError as `make`, or if that process
+    died.
     """
     fingerprint, kept = _fingerprint(request), folder / _FINGERPRINT
-    if kept.is_file() and kept.read_text() == fingerprint:
-        return plan.load(folder)
-    made = in_own_process(make, request)
-    kept.unlink(missing_ok=True)
-    plan.save(made, folder)
-    report.write(made, folder)
-    kept.write_text(fingerprint)  # Last: without it the folder holds no finished plan.
-    return made
+    is_kept = kept.is_file() and kept.read_text() == fingerprint
+    found = plan.load(folder) if is_kept else None
+    for name in request.programs:
+        if found is None or name not in found.programs:
+            made = in_own_process(make, dataclasses.replace(request, programs=(name,)))
+            found = plan.joined(found, made)
+            kept.unlink(missing_ok=True)
+            plan.save(found, folder)
+            report.write(found, folder)
+            kept.write_text(fingerprint)  # Last: without it the folder holds no finished plan.
+    assert found is not None
+    return found
 
 
 def make(request: Request) -> Plan:
-    """Compiles the experiment's training step for the topology and reads the result.
+    """Compiles the experiment's programs for the topology and reads the results.
 
-    Raises ValueError for an unknown topology or one without a compiler, more partitions than
-    cores, a vocabulary without a size, groups that do not divide evenly over the cores, or a dim
-    that the mesh does not divide.
+    Raises ValueError for an unknown topology or one without a compiler, more partitions than cores,
+    a vocabulary without a size, groups that do not divide evenly over the cores, or a dim that the
+    mesh does not divide.
     """
     params, p, parts = request.params, request.params.input, request.partitioning
     check(params, parts)
-    places = topology.places(request.topology)
-    generation = hardware.generation(request.topology)
+    machine = request.topology, hardware.generation(request.topology)
     model = TranslationModel(params, parts)
-    started = time.monotonic()
-    exported = export(model, params, num_steps=1)
-    lowered, lowered_cpu = time.monotonic(), time.process_time()
-    compiled = _compile(exported, request.topology)
-    compile_secs, compile_cpu_secs = time.monotonic() - lowered, time.process_time() - lowered_cpu
-    outcome = compiled if isinstance(compiled, Refusal) else compiled_step.read(compiled)
-    if isinstance(outcome, CompiledStep):
-        outcome = _unless_too_large(outcome, generation.capacity_gib)
-    cost, suspicious = None, tuple[str, ...]()
-    if isinstance(outcome, CompiledStep):
-        needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
-        network = hardware.network(request.topology, [places[i] for i in parts.mesh.devices])
-        cost = compiled_step.cost(outcome, network, needed / parts.num_partitions)
-        suspicious = compiled_step.suspicious(outcome, params)
-    memory_gib, largest_buffers = _memory(model, generation.capacity_gib, outcome)
+    needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
+    made = {name: programs.make(name, model, params, *machine) for name in request.programs}
     return Plan(
         model=request.model,
         settings=request.settings,
@@ -126,16 +119,40 @@ def make(request: Request) -> Plan:
         cores=parts.num_partitions,
         weights=model.task.num_weights,
         tokens_per_core=p.batch_size * p.target_len / parts.num_partitions,
-        fits=cost is not None,
-        memory_gib=memory_gib,
-        largest_buffers=largest_buffers,
-        suspicious=suspicious,
-        cost=cost,
-        lower_secs=lowered - started,
-        compile_secs=compile_secs,
-        compile_cpu_secs=compile_cpu_secs,
+        model_flops_per_core=needed / parts.num_partitions,
         host_peak_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB,
+        programs=made,
     )
+
+
+def save_training(request: Request, folder: pathlib.Path) -> str:
+    """Saves in `folder` the training programs that the trainer would compile, and describes them.
+
+    A plan is that of one step; the trainer's program does train.iterations_per_loop of them, and is
+    compiled here in a process of its own. Raises ValueError if it needs more memory than a device
+    has or cannot be serialized, or if that process died.
+    """
+    names = in_own_process(functools.partial(_save_training, folder=folder), request)
+    what, them = ("program", "it") if len(names) == 1 else ("programs", "them")
+    return (
+        f"saved the compiled {what} {', '.join(names)} (of train.iterations_per_loop steps, "
+        f"compiled besides the plan's one): `trainer --executables={folder}` loads {them}"
+    )
+
+
+def _save_training(request: Request, folder: pathlib.Path) -> list[str]:
+    check(request.params, request.partitioning)
+    model, p = TranslationModel(request.params, request.partitioning), request.params.train
+    names = []
+    for num_steps in dict.fromkeys(group_sizes(0, p.max_steps, p.iterations_per_loop)):
+        program = programs.export(plan.TRAIN, model, request.params, num_steps)
+        try:
+            compiled = topology.compile_program(program, request.topology)
+        except topology.OutOfMemoryError as error:
+            raise ValueError(str(error)) from None  # One that can be sent to another process.
+        saved_executable.save(compiled, folder)
+        names.append(program.name)
+    return names
 
 
 def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> str:
@@ -194,43 +211,3 @@ def check(params: Params, parts: Partitioning) -> None:
                 f"a multiple of the {ways} cores that share them; choose smaller groups or more "
                 "tokens."
             )
-
-
-def export(model: TranslationModel, params: Params, num_steps: int) -> program.Program:
-    """Exports the trainer's program of `num_steps` training steps."""
-    p, parts = params.input, model.partitioning
-    batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
-    step = steps.train_step(model.model_fn, params)
-    return lowering.export(steps.trainer(step, model.state_spec, batch, num_steps, parts), parts)
-
-
-def _compile(exported: program.Program, name: str) -> topology.TopologyExecutable | Refusal:
-    try:
-        return topology.compile_program(exported, name)
-    except topology.OutOfMemoryError as error:
-        return memory.parse_refusal(error.details)
-
-
-def _unless_too_large(step: CompiledStep, capacity_gib: float) -> CompiledStep | Refusal:
-    """Refuses a step in the compiler's place: that of GPUs accepts programs of any size."""
-    peak = step.report.peak_bytes / GIB
-    if peak <= capacity_gib:
-        return step
-    return Refusal(peak, False, memory.largest(step.costs, _NUM_BUFFERS))
-
-
-def _memory(
-    model: TranslationModel, capacity_gib: float, outcome: CompiledStep | Refusal
-) -> tuple[Memory, tuple[Buffer, ...]]:
-    """The memory of one core and its largest buffers."""
-    state = memory.state_gib(model.state_spec, model.partitioning)
-    if isinstance(outcome, CompiledStep):
-        peak, temporaries = outcome.report.peak_bytes / GIB, outcome.report.temp_bytes / GIB
-        buffers = memory.largest(outcome.costs, _NUM_BUFFERS)
-    else:
-        peak = outcome.gib
-        temporaries = peak if outcome.temporaries_alone else peak - sum(state)
-        buffers = outcome.buffers[:_NUM_BUFFERS] or memory.largest_of_state(
-            model.state_spec, model.partitioning, _NUM_BUFFERS
-        )
-    return Memory(capacity_gib, *state, temporaries, peak), buffers

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from lingvo_gshard.core import table
 from lingvo_gshard.planning.categories import Category
 from lingvo_gshard.planning.memory import Memory
-from lingvo_gshard.planning.plan import PAPERS_SHARE, Plan, StepCost, Times
+from lingvo_gshard.planning.plan import DECODE, PAPERS_SHARE, Plan, ProgramPlan, StepCost, Times
 from lingvo_gshard.spmd import topology
 
 MEMORY_PNG, TIME_PNG, REPORT_MD = "memory.png", "time.png", "report.md"
@@ -24,10 +24,10 @@ _NUM_BUFFERS = 5
 def write(plan: Plan, folder: pathlib.Path) -> None:
     """Writes folder/report.md and its pictures."""
     pictures = [MEMORY_PNG]
-    draw_memory({plan.model: plan.memory_gib}, folder / MEMORY_PNG)
-    if plan.cost:
+    draw_memory({plan.model: plan.step.memory_gib}, _device(plan), folder / MEMORY_PNG)
+    if plan.step.cost:
         pictures.append(TIME_PNG)
-        draw_times({plan.model: plan.cost}, folder / TIME_PNG)
+        draw_times({plan.model: plan.step.cost}, folder / TIME_PNG)
     images = "\n".join(f"![{name}]({name})" for name in pictures)
     (folder / REPORT_MD).write_text(
         f"# {plan.model} on {plan.topology}\n\n```\n{text(plan)}\n```\n\n{images}\n"
@@ -60,19 +60,23 @@ def side_by_side(columns: Mapping[str, Mapping[str, float | None]]) -> str:
 
 
 def figures(plan: Plan) -> dict[str, float]:
-    """The figures of a plan by name, with their units; without times if it does not fit."""
-    memory, cost = dataclasses.asdict(plan.memory_gib), plan.cost
+    """The figures of a plan by name, with their units; what does not fit has no times."""
+    step = plan.step
+    memory, cost = dataclasses.asdict(step.memory_gib), step.cost
     found = {
         "cores": plan.cores,
         "weights B": plan.weights / 1e9,
         "target tokens a core": plan.tokens_per_core,
-        "fits": plan.fits,
+        "fits": step.fits,
         **{f"{part} GiB": gib for part, gib in memory.items()},
-        "lower s": plan.lower_secs,
-        "compile s": plan.compile_secs,
-        "compile CPU s": plan.compile_cpu_secs,
+        "lower s": step.lower_secs,
+        "compile s": step.compile_secs,
+        "compile CPU s": step.compile_cpu_secs,
         "host's peak GiB": plan.host_peak_gib,
     }
+    for name, program in plan.programs.items():
+        if program is not step:
+            found |= {f"{name} {each}": value for each, value in _call_figures(program).items()}
     if cost is None:
         return found
     for part, secs in dataclasses.asdict(cost.roofline_secs).items():
@@ -81,6 +85,7 @@ def figures(plan: Plan) -> dict[str, float]:
         found[f"{name} ms"] = 1e3 * times.step
     found |= {
         "steps/s": plan.steps_per_sec(),
+        "M tokens/s": plan.tokens_per_sec() / 1e6,
         "core-years": plan.core_years(),
         "XLA optimal ms": 1e3 * cost.xla_optimal_secs,
         "Gflop a core": sum(cost.flops_per_core.values()) / 1e9,
@@ -92,13 +97,23 @@ def figures(plan: Plan) -> dict[str, float]:
     return found
 
 
-def draw_memory(memories: Mapping[str, Memory], path: pathlib.Path) -> None:
-    """Draws Figure 7: a bar of GiB per core for each plan; a dashed line is the capacity."""
+def _call_figures(program: ProgramPlan) -> dict[str, float]:
+    """What one call of a program needs, and if it fits, sends and takes."""
+    found = {"GiB": program.memory_gib.peak, "compile s": program.compile_secs}
+    if program.cost is None:
+        return found
+    exchanges = _by_kind(program.cost).get("all-to-all", (0, 0.0))[0]
+    found |= {"all-to-alls": exchanges, "ms": 1e3 * program.cost.roofline_secs.step}
+    return found | {"K tokens/s": program.tokens_per_sec() / 1e3}
+
+
+def draw_memory(memories: Mapping[str, Memory], device: str, path: pathlib.Path) -> None:
+    """Draws Figure 7: a bar of GiB a device for each plan; a dashed line is the capacity."""
     parts = {
         part.replace("_", " "): [getattr(memory, part) for memory in memories.values()]
         for part in _MEMORY_PARTS
     }
-    figure = _stacked(list(memories), parts, "GiB a core")
+    figure = _stacked(list(memories), parts, f"GiB a {device}")
     for capacity in {memory.capacity for memory in memories.values()}:
         figure.axes[0].axhline(capacity, color="black", linestyle="--", linewidth=1)
     figure.savefig(path, dpi=130)
@@ -116,9 +131,9 @@ def draw_times(costs: Mapping[str, StepCost], path: pathlib.Path) -> None:
 
 def text(plan: Plan) -> str:
     """A plan as one screen of text."""
-    memory, device = plan.memory_gib, _device(plan)
+    step, memory, device = plan.step, plan.step.memory_gib, _device(plan)
     over = memory.peak - memory.capacity
-    verdict = "fits" if plan.fits else f"does NOT fit, by {over:.2f} GiB or more"
+    verdict = plan.verdict if step.fits else f"does NOT fit, by {over:.2f} GiB or more"
     parts = (f"{part.replace('_', ' ')} {getattr(memory, part):.2f}" for part in _MEMORY_PARTS)
     lines = [
         f"{plan.model} on {plan.topology}: {plan.cores} {device}s, {table.count(plan.weights)} "
@@ -127,15 +142,33 @@ def text(plan: Plan) -> str:
         f"{verdict}: {memory.peak:.2f} of {memory.capacity:.2f} GiB a {device}",
         "  " + ", ".join(parts),
     ]
-    for each in plan.largest_buffers[:_NUM_BUFFERS]:
+    for each in step.largest_buffers[:_NUM_BUFFERS]:
         lines.append(f"  {each.gib:.3g} GiB {each.shape} of {each.source}")
-    if plan.cost:
-        lines += _cost_lines(plan, plan.cost)
+    if step.cost:
+        lines += _cost_lines(plan, step.cost)
     lines.append(
-        f"lowered in {plan.lower_secs:.1f} s, compiled in {plan.compile_secs:.1f} s "
-        f"({plan.compile_cpu_secs:.1f} of CPU), {plan.host_peak_gib:.1f} GiB of this machine"
+        f"lowered in {step.lower_secs:.1f} s, compiled in {step.compile_secs:.1f} s "
+        f"({step.compile_cpu_secs:.1f} of CPU), {plan.host_peak_gib:.1f} GiB of this machine"
     )
-    return "\n".join(lines)
+    return "\n".join([*lines, programs(plan)])
+
+
+def programs(plan: Plan) -> str:
+    """The table of all programs, and what is remarkable in those besides the training step."""
+    columns = ("GiB", "all-to-alls", "ms", "K tokens/s", "compile s")
+    rows, lines = [["of a call", "fits", *columns]], []
+    for name, program in plan.programs.items():
+        found = _call_figures(program)
+        cells = (table.number(found.get(column), ".5g") for column in columns)
+        rows.append([name, "yes" if program.fits else "NO", *cells])
+        if program is not plan.step:
+            lines += [f"suspicious in {name}: {each}" for each in program.suspicious]
+        for source in program.cost.uncounted_loops if program.cost else ():
+            lines.append(f"{name}: a loop of unknown length, counted as one trip, in {source}")
+        if name == DECODE:
+            num_steps = program.batch.target_len
+            lines.append(f"{name}: all {num_steps} steps of the search, which may end earlier")
+    return "\n".join([table.text(rows, indent="  "), *lines])
 
 
 def _device(plan: Plan) -> str:
@@ -143,13 +176,13 @@ def _device(plan: Plan) -> str:
 
 
 def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
-    yield _collectives(cost)
-    for each in plan.suspicious or ("nothing",):
+    yield _collectives(cost, _device(plan))
+    for each in plan.step.suspicious or ("nothing",):
         yield f"suspicious: {each}"
     yield _categories(cost)
     yield (
         f"products {sum(cost.flops_per_core.values()) / 1e12:.2f} Tflop a {_device(plan)}, of "
-        f"which the mathematics asks for {cost.model_flops_per_core / 1e12:.2f}"
+        f"which the mathematics asks for {plan.model_flops_per_core / 1e12:.2f}"
     )
     for share in (1.0, PAPERS_SHARE):
         yield (
@@ -163,9 +196,9 @@ def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
     )
 
 
-def _collectives(cost: StepCost) -> str:
+def _collectives(cost: StepCost, device: str) -> str:
     """The table of collectives by kind, with the two sources of the most bytes."""
-    rows: list[Sequence[object]] = [("collectives of a step on one core", "count", "MiB")]
+    rows: list[Sequence[object]] = [(f"collectives of a step on one {device}", "count", "MiB")]
     for kind, (count, mib) in sorted(_by_kind(cost).items(), key=lambda item: -item[1][0]):
         sources = [each.source for each in cost.collectives if each.kind == kind]
         more = f" and {len(sources) - 2} more" if len(sources) > 2 else ""

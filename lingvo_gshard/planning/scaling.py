@@ -5,7 +5,7 @@ docs/paper.md explains where the plans differ from the paper.
 
 import itertools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
@@ -14,22 +14,23 @@ from lingvo_gshard.planning import hardware, paper, planner, report
 from lingvo_gshard.planning.hardware import Torus
 from lingvo_gshard.planning.paper import PaperRun
 from lingvo_gshard.planning.plan import Plan
+from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.spmd import topology
 
 _FIGURE_9_PARTITIONS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
-def lines(settings: Sequence[str], batch_tokens: int | None, folder: pathlib.Path) -> Iterator[str]:
+def lines(ask: Callable[[str, str], Request], folder: pathlib.Path) -> Iterator[str]:
     """Plans the family; yields progress, then all tables.
 
-    `settings` and `batch_tokens` change every model, as for planner.request. The plans, each in a
-    folder of its own, and the pictures go to `folder`.
+    `ask` makes the request for a model and a topology. The plans, each in a folder of its own, and
+    the pictures go to `folder`.
     """
     plans = {}
     for run in paper.FAMILY:
-        request = planner.request(run.model, topology.tpu("v3", run.cores), settings, batch_tokens)
+        request = ask(run.model, topology.tpu("v3", run.cores))
         plans[run] = planner.planned(request, folder / run.model.partition(".")[2])
-        yield f"{run.name}: {'fits' if plans[run].fits else 'does not fit'}"
+        yield f"{run.name}: {plans[run].verdict}"
     yield text(plans)
     draw(plans, folder)
 
@@ -50,23 +51,28 @@ def text(plans: Mapping[PaperRun, Plan]) -> str:
     for layers, runs in itertools.groupby(by_size, key=lambda run: run.layers):
         columns = {run.name: _figures(run, plans[run]) for run in runs}
         parts.append(f"{layers} layers\n{report.side_by_side(columns)}")
-    found = [f"suspicious in {run.name}: {each}" for run in plans for each in plans[run].suspicious]
+    found = [
+        f"suspicious in {name} of {run.name}: {each}"
+        for run, plan in plans.items()
+        for name, program in plan.programs.items()
+        for each in program.suspicious
+    ]
     parts.append("\n".join(found) or "None that fits gathers weights, experts or tokens.")
     return "\n\n".join([*parts, _figure_9()])
 
 
 def draw(plans: Mapping[PaperRun, Plan], folder: pathlib.Path) -> None:
     """Writes Figures 7 and 8 of the whole family into `folder`."""
-    memories = {run.name: plan.memory_gib for run, plan in plans.items()}
-    costs = {run.name: plan.cost for run, plan in plans.items() if plan.cost}
-    report.draw_memory(memories, folder / "figure_7.png")
+    memories = {run.name: plan.step.memory_gib for run, plan in plans.items()}
+    costs = {run.name: plan.step.cost for run, plan in plans.items() if plan.step.cost}
+    report.draw_memory(memories, "core", folder / "figure_7.png")
     report.draw_times(costs, folder / "figure_8.png")
 
 
 def _figures(run: PaperRun, plan: Plan) -> dict[str, float | None]:
     """The plan's figures, also for a token of a core, and the paper's."""
     found: dict[str, float | None] = {**report.figures(plan)}
-    if cost := plan.cost:
+    if cost := plan.step.cost:
         exchange_secs = cost.network_secs_by_kind.get("all-to-all", 0.0)
         times = (cost.roofline_secs_by_category.get(name) for name in ("optimizer", "softmax"))
         layers_secs = cost.roofline_secs.step - sum(each.step for each in times if each)

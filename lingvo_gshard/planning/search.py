@@ -13,7 +13,7 @@ from lingvo_gshard.core import hyperparams, table
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.layers.repeat import Remat
-from lingvo_gshard.planning import planner, report, saved_training
+from lingvo_gshard.planning import planner, report
 from lingvo_gshard.planning.plan import Plan, Times
 from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.sharding.layout import Partitioning
@@ -31,27 +31,28 @@ _Change = tuple[str, Mapping[str, object]]
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """An alternative and its plan, or the reason why there is none."""
+    """An alternative and the plan of its training step, or the reason why there is none."""
 
     name: str
     request: Request
+    folder: pathlib.Path
     plan: Plan | None
     refusal: str = ""
 
     @property
     def secs(self) -> Times:
         """The times of a step at the roofline; an infinite step if it cannot run."""
-        cost = self.plan.cost if self.plan else None
+        cost = self.plan.step.cost if self.plan else None
         return cost.roofline_secs if cost else Times(step=float("inf"))
 
     @property
     def fits(self) -> bool:
-        return self.plan is not None and self.plan.fits
+        return self.plan is not None and self.plan.step.fits
 
     def __str__(self) -> str:
         if self.plan is None:
             return f"{self.name}: refused: {self.refusal}"
-        memory = self.plan.memory_gib
+        memory = self.plan.step.memory_gib
         if not self.fits:
             return f"{self.name}: does not fit, {memory.peak:.2f} of {memory.capacity:.2f} GiB"
         return f"{self.name}: fits, {memory.peak:.2f} GiB, {1e3 * self.secs.step:.2f} ms a step"
@@ -65,26 +66,29 @@ def plan_lines(request: Request, folder: pathlib.Path, save: bool = False) -> It
     """
     made = planner.planned(request, folder)
     yield report.text(made)
-    if not made.fits:
+    if not made.step.fits:
         yield "what would make it fit, each compiled (--search tries partitionings):"
         for trial in remedies(request, folder):
             changes = trial.request.settings[len(request.settings) :]
             yield f"  {trial} ({' '.join(f'--set={change}' for change in changes)})"
-    if save and not made.fits:
+    if save and not made.step.fits:
         raise ValueError("--save: a step does not fit, so nothing was saved.")
     if save:
-        yield saved_training.save(request, folder / "executables")
+        yield planner.save_training(request, folder / "executables")
 
 
 def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
-    """Yields each candidate as soon as it is planned, then their ranking."""
+    """Yields each candidate as soon as its step is planned, their ranking, the best's programs."""
     moe = request.params.task.encoder.moe
     num_experts = None if moe is None else moe.num_experts
     trials = []
     for name, parts in candidates(num_experts, request.partitioning.num_partitions):
         trials.append(_trial(name, dataclasses.replace(request, partitioning=parts), folder))
         yield str(trials[-1])
+    trials.sort(key=lambda trial: trial.secs.step)
     yield "\n" + ranking(trials)
+    if trials[0].fits:
+        yield "\n" + report.programs(planner.planned(trials[0].request, trials[0].folder))
 
 
 def candidates(num_experts: int | None, cores: int) -> Iterator[tuple[str, Partitioning]]:
@@ -113,16 +117,15 @@ def candidates(num_experts: int | None, cores: int) -> Iterator[tuple[str, Parti
 
 
 def ranking(trials: Sequence[Trial]) -> str:
-    """The partitionings that fit, the fastest first, the others, and why one is chosen."""
-    ranked = sorted(trials, key=lambda trial: trial.secs.step)
-    fitting = [trial for trial in ranked if trial.fits]
+    """The partitionings that fit, in their order, the others, and why the first is chosen."""
+    fitting = [trial for trial in trials if trial.fits]
     rows = [["partitioning", "GiB", "step ms", "compute", "memory", "network"]]
     for trial in fitting:
         assert trial.plan is not None
-        secs, peak_gib = trial.secs, trial.plan.memory_gib.peak
+        secs, peak_gib = trial.secs, trial.plan.step.memory_gib.peak
         times = (secs.step, secs.compute, secs.memory, secs.network)
         rows.append([trial.name, f"{peak_gib:.2f}", *(f"{1e3 * each:.2f}" for each in times)])
-    others = [str(trial) for trial in ranked if not trial.fits]
+    others = [str(trial) for trial in trials if not trial.fits]
     return "\n".join([table.text(rows), *others, f"chosen: {_choice(fitting)}"])
 
 
@@ -147,12 +150,12 @@ def remedies(request: Request, folder: pathlib.Path) -> Iterator[Trial]:
 
 
 def _trial(name: str, request: Request, folder: pathlib.Path) -> Trial:
-    """Plans an alternative in a folder of its own below `folder`."""
-    subfolder = folder / re.sub(r"\W+", "_", name).strip("_")
+    """Plans an alternative's training step in a folder of its own below `folder`."""
+    folder = folder / re.sub(r"\W+", "_", name).strip("_")
     try:
-        return Trial(name, request, planner.planned(request, subfolder))
+        return Trial(name, request, folder, planner.planned(request.step_only(), folder))
     except ValueError as error:  # Mostly dims that the mesh does not divide.
-        return Trial(name, request, None, str(error).splitlines()[0])
+        return Trial(name, request, folder, None, str(error).splitlines()[0])
 
 
 def _changed(request: Request, change: _Change, folder: pathlib.Path) -> Trial:

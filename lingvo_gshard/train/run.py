@@ -17,9 +17,9 @@ from lingvo_gshard.decode.bundle import Decoder, DecoderSpec
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 from lingvo_gshard.model import placement
+from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import lowering
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.train import checkpoints, steps
 from lingvo_gshard.train.estimator import TPUEstimator
@@ -89,14 +89,18 @@ class Run:
         )
 
     def _predict_program(self, source_len: int) -> Program:
-        """Exports the program that decodes sources of one length; its state is theta alone."""
-        model = TranslationModel(self.params, self.estimator.partitioning)
-        rows = TensorSpec((self.params.decode.batch_size, source_len), "int32", "BL")
-        names = ("source_ids", "source_segment_ids", "source_positions")
-        batch = NestedMap(features=NestedMap({name: rows for name in names}))
-        state = NestedMap(theta=model.state_spec.theta)
-        annotated = steps.predictor(model.model_fn, self.params, state, batch)
-        return lowering.export(annotated, model.partitioning)
+        return predict_program(self.params, self.estimator.partitioning, source_len)
+
+
+def predict_program(params: Params, partitioning: Partitioning, source_len: int) -> Program:
+    """Exports the program that decodes sources of one length; its state is theta alone."""
+    model = TranslationModel(params, partitioning)
+    rows = TensorSpec((params.decode.batch_size, source_len), "int32", "BL")
+    names = ("source_ids", "source_segment_ids", "source_positions")
+    batch = NestedMap(features=NestedMap({name: rows for name in names}))
+    state = NestedMap(theta=model.state_spec.theta)
+    programs = steps.Programs(model.model_fn, params, partitioning, state)
+    return programs.export(ModeKeys.PREDICT, batch)
 
 
 def open_run(

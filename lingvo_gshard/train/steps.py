@@ -18,6 +18,7 @@ from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import Executable, compile_program
+from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.spmd.saved_executable import SavedExecutables
 
 InitFn = Callable[[tf.Tensor], NestedMap]
@@ -46,7 +47,12 @@ class Programs:
         self._lock = threading.Lock()
 
     def initialize(self, init_fn: InitFn, seed: int) -> NestedMap:
-        """Returns a new state, computed where it lies; ValueError if it differs from state_spec."""
+        """Returns a new state, computed where it lies. Raises as `export_initializer`."""
+        compiled = compile_program(self.export_initializer(init_fn))
+        return compiled(NestedMap(seed=np.array([seed, 0], np.int32))).state
+
+    def export_initializer(self, init_fn: InitFn) -> Program:
+        """Exports the program that makes a state; ValueError if it differs from state_spec."""
         exported = lowering.export(initializer(init_fn, self._state_spec), self._partitioning)
         made = dict(exported.results.state.FlattenItems())
         wanted = dict(self._state_spec.FlattenItems())
@@ -55,25 +61,27 @@ class Programs:
                 raise ValueError(
                     f"init_fn: {path} is {made.get(path)}, but state_spec has {wanted.get(path)}."
                 )
-        return compile_program(exported)(NestedMap(seed=np.array([seed, 0], np.int32))).state
+        return exported
 
     def get(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Executable:
         """Returns the program of a mode; in TRAIN it does `num_steps` training steps."""
         key = (mode, num_steps, *batch_spec.FlattenItems())
         with self._lock:
             if key not in self._compiled:
-                annotated = self._annotated(mode, batch_spec, num_steps)
-                exported = lowering.export(annotated, self._partitioning)
+                exported = self.export(mode, batch_spec, num_steps)
                 saved = self._saved if mode is ModeKeys.TRAIN else None
                 make = saved.load_or_compile if saved else compile_program
                 self._compiled[key] = make(exported)
             return self._compiled[key]
 
-    def _annotated(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int) -> AnnotatedFn:
+    def export(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Program:
+        """Exports the program that `get` compiles."""
         model, arguments = (self._model_fn, self._params), (self._state_spec, batch_spec)
         if mode is ModeKeys.TRAIN:
-            return trainer(train_step(*model), *arguments, num_steps, self._partitioning)
-        return (evaluator if mode is ModeKeys.EVAL else predictor)(*model, *arguments)
+            annotated = trainer(train_step(*model), *arguments, num_steps, self._partitioning)
+        else:
+            annotated = (evaluator if mode is ModeKeys.EVAL else predictor)(*model, *arguments)
+        return lowering.export(annotated, self._partitioning)
 
 
 def initializer(init_fn: InitFn, state_spec: NestedMap) -> AnnotatedFn:

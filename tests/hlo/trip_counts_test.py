@@ -56,8 +56,11 @@ def _until_n(i, n, _):
         (_next, lambda i, n, x: i != 5, 0, 5),
         # The smaller of two bounds.
         (_next, lambda i, n, x: (i < n) & (i <= 5), 0, 6),
-        # A bound, and a flag that depends on the data.
-        (_next, lambda i, n, x: (i < n) & (x[0] > 0), 0, None),
+        # A bound, and a flag that depends on the data and may end the loop before it.
+        (_next, lambda i, n, x: (i < n) & (x[0] > 0), 0, 10),
+        # The data alone.
+        (_next, lambda i, n, x: x[0] > 0, 0, None),
+        (lambda i, n: i, lambda i, n, x: x[0] > 0, 0, None),
         (_next, lambda i, n, x: (i < n) & (x[0] > 0), 12, 0),
         (lambda i, n: jnp.where(i > 1, n, 1), _until_n, 2, 1),
         # Endless, and past what a counter can hold.
@@ -73,8 +76,9 @@ def test_what_decides_the_end(monkeypatch, step, condition, start, trips):
     assert runs.trip_counts == {loop.name: trips}
     body, condition = loop.called
     assert runs.times[module.entry] == 1
-    assert runs.times[body] == trips
-    assert runs.times[condition] == (None if trips is None else trips + 1)
+    counted = 1 if trips is None else trips
+    assert runs.times[body] == counted
+    assert runs.times[condition] == counted + 1
 
 
 @pytest.mark.parametrize(("start", "trips"), [(0, 10), (-1, None)])
@@ -172,7 +176,7 @@ def _early(state: NestedMap) -> NestedMap:
 
 @pytest.mark.parametrize(
     ("fn", "trips"),
-    [(_forward, [6]), (_shortened, [4]), (_gradient, [6, 6]), (_early, [None])],
+    [(_forward, [6]), (_shortened, [4]), (_gradient, [6, 6]), (_early, [6])],
 )
 def test_compiled_loops(fn, trips):
     args = NestedMap(

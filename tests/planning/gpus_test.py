@@ -23,7 +23,7 @@ def _has_a_compiler():
 
 def _collectives(plan):
     found = {}
-    for each in plan.cost.collectives:
+    for each in plan.step.cost.collectives:
         found[each.kind] = found.get(each.kind, 0) + each.count
     return found
 
@@ -31,20 +31,22 @@ def _collectives(plan):
 @pytest.mark.slow
 def test_a_toy_on_one_host_exchanges_its_tokens_alone():
     plan = planner.make(planner.request("toy.MoE8E4L", "h100:1x8", _SMALL, None))
-    assert plan.fits and plan.cores == 8
+    assert plan.step.fits and plan.cores == 8
     # Two layers with experts: there and back, forward and backward.
     assert _collectives(plan)["all-to-all"] == 8
-    assert "all-gather" not in _collectives(plan) and not plan.suspicious
-    assert plan.cost.flops_per_core["experts"] > 0 and plan.cost.flops_per_core["dense"] > 0
-    needed = plan.cost.model_flops_per_core
-    assert needed <= sum(plan.cost.flops_per_core.values()) <= 1.5 * needed
+    assert "all-gather" not in _collectives(plan) and not plan.step.suspicious
+    assert (
+        plan.step.cost.flops_per_core["experts"] > 0 and plan.step.cost.flops_per_core["dense"] > 0
+    )
+    needed = plan.model_flops_per_core
+    assert needed <= sum(plan.step.cost.flops_per_core.values()) <= 1.5 * needed
 
 
 @pytest.mark.slow
 def test_12_billion_weights_on_128_gpus(tmp_path):
     request = planner.request("m4.MoE128E12L", "h100:16x8", (), None)
     plan = planner.planned(request, pathlib.Path(tmp_path))
-    assert plan.fits and plan.memory_gib.peak < 20 and not plan.suspicious
+    assert plan.step.fits and plan.step.memory_gib.peak < 20 and not plan.step.suspicious
     assert _collectives(plan)["all-to-all"] == 8 * 3  # In loops over three pairs of layers.
     # Most of the exchange is between hosts, so that the adapters, not NVLink, decide.
-    assert plan.cost.roofline_secs.network > 0
+    assert plan.step.cost.roofline_secs.network > 0

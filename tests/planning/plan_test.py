@@ -7,12 +7,36 @@ import pytest
 from lingvo_gshard.planning import plan
 from tests.planning import plans
 
+_OTHERS = {"evaluate": plans.program(plans.cost()), "decode": plans.program(None)}
+
 
 @pytest.mark.parametrize("cost", [plans.cost(), None])
-def test_a_plan_comes_back_from_its_file_as_it_was(tmp_path, cost):
-    kept = plans.plan(cost)
+@pytest.mark.parametrize("programs", [{}, _OTHERS])
+def test_a_plan_comes_back_from_its_file_as_it_was(tmp_path, cost, programs):
+    kept = plans.plan(cost, programs=programs)
     plan.save(kept, tmp_path)
     assert plan.load(tmp_path) == kept
+
+
+def test_the_file_has_every_program_and_whether_all_fit(tmp_path):
+    plan.save(plans.plan(plans.cost(), programs=_OTHERS), tmp_path)
+    values = json.loads((tmp_path / "plan.json").read_text())
+    assert values["fits"] is True and values["all_fit"] is False
+    assert list(values["programs"]) == ["train", "evaluate", "decode"]
+    asked = "fits memory_gib largest_buffers suspicious cost lower_secs compile_secs"
+    for program in values["programs"].values():
+        assert set(asked.split()) <= program.keys()
+    assert values["programs"]["train"]["cost"]["roofline_secs"] == values["roofline_secs"]
+    assert values["programs"]["decode"]["cost"] is None
+
+
+def test_a_plan_of_the_training_step_alone_by_an_older_version_is_refused(tmp_path):
+    plan.save(plans.plan(plans.cost()), tmp_path)
+    values = json.loads((tmp_path / "plan.json").read_text())
+    del values["programs"]
+    (tmp_path / "plan.json").write_text(json.dumps(values))
+    with pytest.raises(ValueError, match="is damaged or of another version: KeyError.'programs'"):
+        plan.load(tmp_path)
 
 
 def test_the_fields_of_the_file(tmp_path):
@@ -52,7 +76,7 @@ def test_missing_and_damaged_plans_are_refused(tmp_path):
         plan.load(tmp_path)
     plan.save(plans.plan(plans.cost()), tmp_path)
     values = json.loads((tmp_path / "plan.json").read_text())
-    del values["memory_gib"]["peak"]
+    del values["programs"]["train"]["memory_gib"]["peak"]
     (tmp_path / "plan.json").write_text(json.dumps(values))
     with pytest.raises(ValueError, match=r"plan.json: is damaged or of another version: KeyError"):
         plan.load(tmp_path)

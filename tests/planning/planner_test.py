@@ -20,9 +20,10 @@ from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.model import flops
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import compiled_step, hardware, plan, planner
+from lingvo_gshard.planning import compiled_step, hardware, plan, planner, report
 from lingvo_gshard.planning.compiled_step import CompiledStep
 from lingvo_gshard.planning.memory import GIB
+from lingvo_gshard.planning.plan import Batch
 from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
@@ -38,6 +39,13 @@ _TINY = {
     "input.batch_size": 16,
     "input.source_len": 8,
     "input.target_len": 8,
+    "eval_input.batch_size": 16,
+    "eval_input.source_len": 8,
+    "eval_input.target_len": 8,
+    "decode.batch_size": 16,
+    "decode.max_source_len": 8,
+    "decode.max_target_len": 5,
+    "decode.beam_size": 2,
 }
 
 
@@ -53,7 +61,8 @@ def _params(num_layers=2):
 
 def _request(**changes):
     parts = Partitioning.from_dict(Mesh.flat(8), _params().sharding)
-    return dataclasses.replace(Request("toy.MoE8E4L", (), _params(), "v3:2x2", parts), **changes)
+    asked = Request("toy.MoE8E4L", (), _params(), "v3:2x2", parts).step_only()
+    return dataclasses.replace(asked, **changes)
 
 
 _COMPILE_PROGRAM, _PLACES_OF = topology.compile_program, topology.places
@@ -108,7 +117,7 @@ def test_memory_is_the_size_of_the_arrays(made, model):
     experts = [leaf for path, leaf in weights.items() if path.endswith(("feed_forward.wi", "wo"))]
     experts = [leaf for leaf in experts if leaf.shape[0] == 8 and leaf.ndim == 3]
     experts = [leaf for leaf in experts if 12 in leaf.shape]
-    memory = kept.memory_gib
+    memory = kept.step.memory_gib
     assert memory.expert_weights == pytest.approx(gib(experts))
     assert memory.replicated_weights + memory.expert_weights == pytest.approx(gib(weights.values()))
     assert memory.optimizer_slots == pytest.approx(gib(state.slots.Flatten()))
@@ -119,29 +128,29 @@ def test_memory_is_the_size_of_the_arrays(made, model):
 
 def test_the_plans_own_facts(made, model):
     kept, _ = made
-    assert kept.fits and kept.cores == 8 and kept.mesh == {"d": 8}
+    assert kept.step.fits and kept.cores == 8 and kept.mesh == {"d": 8}
     assert kept.sharding == {"B": "d", "E": "d", "G": "d"}
     assert kept.weights == model.task.num_weights
     assert kept.tokens_per_core == 16.0
-    assert kept.lower_secs > 0 and kept.compile_secs > 0 and kept.host_peak_gib > 0.1
+    assert kept.step.lower_secs > 0 and kept.step.compile_secs > 0 and kept.host_peak_gib > 0.1
 
 
 def test_collectives_are_those_of_the_compiled_program(made):
     kept, compiled = made
     report = compiled.report()
     for kind in ("all-to-all", "all-reduce"):
-        counted = sum(each.count for each in kept.cost.collectives if each.kind == kind)
+        counted = sum(each.count for each in kept.step.cost.collectives if each.kind == kind)
         assert counted == report.count(kind)
-    exchanges = [each for each in kept.cost.collectives if each.kind == "all-to-all"]
+    exchanges = [each for each in kept.step.cost.collectives if each.kind == "all-to-all"]
     by_layer = [each.count for each in exchanges if "layers_1/feed_forward" in each.source]
     assert sum(by_layer) == 8  # Two MoE layers, dispatch and combine, forward and backward.
-    assert kept.cost.instructions == report.num_instructions
+    assert kept.step.cost.instructions == report.num_instructions
 
 
 def test_flops_are_those_of_the_layers(made, model):
     """Counted by hand for one core: 16 source and 16 target tokens, of 2 rows, in groups of 8."""
     kept, _ = made
-    products = dict(kept.cost.flops_per_core)
+    products = dict(kept.step.cost.flops_per_core)
     step, tokens, width = 3 * 2, 16 + 16, 8 * 12  # Forward, and twice that backward; M * H.
     projections = 2 * 4 * 8 * 8 * 16 + 2 * 8 * 8 * 8 * 16  # Of two encoder and two decoder layers.
     assert products.pop("dense") == step * (tokens * 2 * width + projections)
@@ -158,14 +167,14 @@ def test_flops_are_those_of_the_layers(made, model):
 
 def test_model_flops_are_less(made, model):
     """The mathematics asks for no empty places, no dispatch and no combine."""
-    cost, p = made[0].cost, _params().input
+    kept, p = made[0], _params().input
     needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len) / 8
-    assert cost.model_flops_per_core == needed
-    assert needed < sum(cost.flops_per_core.values()) < 2 * needed
+    assert kept.model_flops_per_core == needed
+    assert needed < sum(kept.step.cost.flops_per_core.values()) < 2 * needed
 
 
 def test_the_roofline_adds_up(made):
-    cost = made[0].cost
+    cost = made[0].step.cost
     by_category = cost.roofline_secs_by_category.values()
     for part in ("compute", "memory", "network", "step"):
         whole = getattr(cost.roofline_secs, part)
@@ -192,7 +201,7 @@ def test_the_plan_of_a_loop_is_that_of_the_unrolled_program(cpu):
         params = _params(num_layers=4)
         for name in ("encoder", "decoder"):
             params.task.Get(name).layers_as = layers_as
-        costs[layers_as] = planner.make(_request(params=params)).cost
+        costs[layers_as] = planner.make(_request(params=params)).step.cost
     loop, unrolled = costs[Layers.LOOP], costs[Layers.UNROLLED]
     looped, counts = (_by_category(cost.flops_per_core) for cost in (loop, unrolled))
     for name, count in counts.items():
@@ -210,7 +219,7 @@ def test_another_partitioning(cpu):
     assert kept.mesh == {"data": 2, "experts": 4}
     assert kept.sharding == {"B": "data+experts", "E": "experts", "G": "data+experts"}
     # Two experts a core instead of one.
-    assert kept.memory_gib.expert_weights == pytest.approx(4 * 2 * 2 * 2 * 8 * 12 / GIB)
+    assert kept.step.memory_gib.expert_weights == pytest.approx(4 * 2 * 2 * 2 * 8 * 12 / GIB)
 
 
 def test_impossible_requests_are_refused(cpu):
@@ -244,12 +253,12 @@ def test_a_program_that_is_too_large_gives_a_plan_that_does_not_fit(
     monkeypatch.setattr(lowering, "export", lambda *_: made[1].program)
     monkeypatch.setattr(topology, "compile_program", refuse)
     kept = planner.make(_request())
-    assert not kept.fits and kept.cost is None
-    memory = kept.memory_gib
+    assert not kept.step.fits and kept.step.cost is None
+    memory = kept.step.memory_gib
     assert memory.peak == peak and memory.capacity == 15.48
     state = memory.replicated_weights + memory.expert_weights + memory.optimizer_slots
     assert memory.temporaries == pytest.approx(peak - state * besides_the_state)
-    assert kept.largest_buffers[0].source.startswith("theta.")
+    assert kept.step.largest_buffers[0].source.startswith("theta.")
 
 
 def test_partitions_lie_where_the_mesh_puts_them():
@@ -259,9 +268,9 @@ def test_partitions_lie_where_the_mesh_puts_them():
     assert torus.places[:2] == (_PLACES[7], _PLACES[6]) and torus.places[6] == _PLACES[0]
 
 
-def _suspicious(params, costs=(), collectives=()):
+def _suspicious(costs=(), collectives=()):
     report = types.SimpleNamespace(collective_ops=collectives)
-    return compiled_step.suspicious(CompiledStep(report, costs, {}), params)
+    return compiled_step.suspicious(CompiledStep(report, costs, {}), Batch(16, 8, 12))
 
 
 @pytest.mark.parametrize("length", [8, 12])  # The source's length and the target's.
@@ -269,7 +278,7 @@ def test_a_tensor_of_the_whole_batch_is_suspicious(length):
     def found(rows):
         array = Array("f32", (4, rows, length, 8192))
         cost = Cost("i", "fusion", "call_tf/encoder/norm/mul", 0, 0, (array,), 1)
-        return _suspicious(_params().Set(**{"input.target_len": 12}), costs=(cost,))
+        return _suspicious(costs=(cost,))
 
     assert found(16) == (
         f"f32[4,16,{length},8192], the whole batch on every core, from encoder/norm",
@@ -283,11 +292,11 @@ def test_a_large_gather_is_suspicious_and_a_sum_is_not():
         name = "call_tf/encoder/norm/mul"
         return [Collective(kind, size, ((0, 1),), times=2, op_name=name) for kind in kinds]
 
-    assert _suspicious(_params(), collectives=ops(2**20)) == (
+    assert _suspicious(collectives=ops(2**20)) == (
         "all-gather of 2.0 MiB a step from encoder/norm",
         "collective-permute of 2.0 MiB a step from encoder/norm",
     )
-    assert _suspicious(_params(), collectives=ops(2**18)) == ()
+    assert _suspicious(collectives=ops(2**18)) == ()
 
 
 def _need_the_tpus_compiler():
@@ -321,8 +330,8 @@ def test_the_family_gathers_no_weights_experts_or_tokens(tpu, monkeypatch):
     _need_the_tpus_compiler()
     monkeypatch.setattr(compiled_step, "_LARGE_BYTES", 1)  # Narrow layers have small weights.
     kept = planner.make(_small_m4())
-    assert {each.kind for each in kept.cost.collectives} == {"all-to-all", "all-reduce"}
-    assert kept.suspicious == ()
+    assert {each.kind for each in kept.step.cost.collectives} == {"all-to-all", "all-reduce"}
+    assert kept.step.suspicious == ()
 
 
 @pytest.mark.slow
@@ -331,16 +340,28 @@ def test_weights_that_are_gathered_are_suspicious(tpu):
     _need_the_tpus_compiler()
     parts = Partitioning.from_dict(Mesh.flat(128), dict.fromkeys("BEGM", "d"))
     kept = planner.make(dataclasses.replace(_small_m4(), partitioning=parts))
-    assert any("all-reduce in place of an all-gather" in each for each in kept.suspicious)
+    assert any("all-reduce in place of an all-gather" in each for each in kept.step.suspicious)
 
 
 @pytest.mark.slow
-def test_a_tpus_program_is_planned(tpu):
+def test_a_tpus_programs_are_planned(tpu):
     _need_the_tpus_compiler()
-    kept = planner.make(_request())
-    assert kept.fits and kept.memory_gib.capacity == 15.48
-    assert kept.cost.xla_optimal_secs > 0
-    assert kept.cost.flops_per_core["experts"] == 3 * 2 * (2 * 32) * 2 * 8 * 12
+    kept = planner.make(_request(programs=plan.PROGRAMS))
+    assert kept.all_fit and kept.step.memory_gib.capacity == 15.48
+    assert kept.step.cost.xla_optimal_secs > 0
+    assert kept.step.cost.flops_per_core["experts"] == 3 * 2 * (2 * 32) * 2 * 8 * 12
+    # Two rows of 8 tokens a core, forward and backward; the same forward; 5 steps of 2 hypotheses.
+    tokens = {"train": 3 * 2 * 8, "evaluate": 2 * 8, "decode": 5 * 2 * 2, "initialize": 0}
+    for name, count in tokens.items():
+        products = kept.programs[name].cost.flops_per_core
+        assert products["softmax"] == 2 * count * 8 * 16, name
+    state = kept.step.memory_gib
+    for name in ("initialize", "evaluate"):
+        assert kept.programs[name].memory_gib.optimizer_slots == state.optimizer_slots > 0
+    assert kept.programs["decode"].memory_gib.optimizer_slots == 0
+    weights = state.replicated_weights + state.expert_weights
+    assert kept.programs["decode"].memory_gib.peak > weights
+    assert kept.programs["initialize"].memory_gib.peak >= weights + state.optimizer_slots
 
 
 @pytest.fixture
@@ -351,9 +372,12 @@ def asked(monkeypatch):
     def make(function, request):
         assert function is planner.make
         requests.append(request)
-        return plans.plan(plans.cost(), settings=request.settings)
+        made = plans.plan(plans.cost(), settings=request.settings)
+        programs = dict.fromkeys(request.programs, made.step)
+        return dataclasses.replace(made, programs=programs)
 
     monkeypatch.setattr(planner, "in_own_process", make)
+    monkeypatch.setattr(report, "write", lambda *_: None)  # Pictures take their time.
     return requests
 
 
@@ -365,6 +389,33 @@ def test_a_plan_is_made_once(asked, tmp_path):
     planner.planned(other, tmp_path)
     planner.planned(dataclasses.replace(other, topology="v3:4x4"), tmp_path)
     assert len(asked) == 3
+
+
+def test_programs_that_a_kept_plan_lacks_are_added(asked, tmp_path):
+    planner.planned(_request(), tmp_path)
+    everything = _request(programs=plan.PROGRAMS)
+    whole = planner.planned(everything, tmp_path)
+    assert [each.programs for each in asked] == [(name,) for name in plan.PROGRAMS]
+    assert tuple(whole.programs) == plan.PROGRAMS
+    assert planner.planned(_request(), tmp_path) == planner.planned(everything, tmp_path) == whole
+    assert len(asked) == 4
+
+
+def test_programs_that_were_planned_before_a_mistake_are_kept(asked, monkeypatch, tmp_path):
+    make = planner.in_own_process
+
+    def fails(function, request):
+        if request.programs == ("evaluate",):
+            raise ValueError("evaluate: B=30 is not divisible by the 8 partitions")
+        return make(function, request)
+
+    everything = _request(programs=plan.PROGRAMS)
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="^evaluate: B=30"):
+        patch.setattr(planner, "in_own_process", fails)
+        planner.planned(everything, tmp_path)
+    assert list(plan.load(tmp_path).programs) == ["train", "initialize"]
+    planner.planned(everything, tmp_path)
+    assert [each.programs for each in asked] == [(name,) for name in plan.PROGRAMS]
 
 
 def test_an_interrupted_plan_is_made_again_and_others_are_kept(asked, monkeypatch, tmp_path):

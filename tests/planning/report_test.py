@@ -3,6 +3,7 @@
 import dataclasses
 
 from lingvo_gshard.planning import report
+from lingvo_gshard.planning.plan import Batch
 from tests.planning import plans
 
 
@@ -14,6 +15,7 @@ def test_the_report_is_one_screen(tmp_path):
         "m4.MoE128E12L on v3:8x8: 128 cores, 12.50 B weights, 8192 target tokens a core",
         "fits: 9.00 of 15.48 GiB a core",
         "1 GiB f32[8,256,32000] of softmax",
+        "collectives of a step on one core            count  MiB\n",
         "all-to-all from encoder/layers_1/dispatch      8  8.0\n",
         "suspicious: all-gather of 3.0 MiB a step from encoder",
         "experts     3000      200.00      40.00      100.00   340.00",
@@ -57,3 +59,47 @@ def test_plans_side_by_side():
     assert rows["fits"] == ["1", "1", "0", "0.000"]
     assert rows["peak GiB"] == ["9", "9", "20", "2.222"]
     assert rows["all-to-all MiB"] == ["8", "8", "-", "-"]
+
+
+def _with_programs(**programs):
+    return plans.plan(
+        plans.cost(), programs={"initialize": plans.program(plans.cost()), **programs}
+    )
+
+
+def test_all_programs_are_in_a_table_and_the_verdict_is_theirs():
+    looping = dataclasses.replace(plans.cost(), uncounted_loops=("encoder/experts",))
+    evaluate = plans.program(looping, suspicious=("all-gather of 3.0 MiB a call from encoder",))
+    decode = plans.program(plans.cost(4.0), batch=Batch(128, 256, 64))
+    kept = _with_programs(evaluate=evaluate, decode=decode)
+    text = report.text(kept)
+    assert kept.all_fit and "\nfits: 9.00 of 15.48 GiB a core" in text
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()[-8:]}
+    assert list(rows)[:5] == ["of", "train", "initialize", "evaluate", "decode"]
+    # The AllToAlls, milliseconds, thousands of tokens a second, seconds of compiling.
+    assert rows["decode"] == ["yes", "9", "8", "4000", "2.048", "40"]
+    for line in (
+        "suspicious in evaluate: all-gather of 3.0 MiB a call from encoder",
+        "evaluate: a loop of unknown length, counted as one trip, in encoder/experts",
+        "decode: all 64 steps of the search, which may end earlier",
+    ):
+        assert line in text.splitlines()
+
+
+def test_a_program_that_does_not_fit_is_named():
+    kept = _with_programs(evaluate=plans.program(None))
+    text = report.text(kept)
+    assert not kept.all_fit and "\ndoes NOT fit: evaluate: 9.00 of 15.48 GiB a core" in text
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("  evaluate ")]
+    assert row == ["evaluate", "NO", "20", "-", "-", "-", "40"]
+
+
+def test_figures_of_other_programs_follow_the_steps():
+    figures = report.figures(_with_programs(decode=plans.program(None)))
+    assert figures["decode GiB"] == 20.0 and "decode ms" not in figures
+    assert figures["initialize ms"] == 500.0 and "train ms" not in figures
+
+
+def test_gpus_are_called_so():
+    text = report.text(plans.plan(plans.cost(), topology="h100:16x8"))
+    assert "collectives of a step on one GPU" in text and "core" not in text

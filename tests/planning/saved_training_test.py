@@ -8,7 +8,7 @@ import pytest
 
 from lingvo_gshard.input import packing
 from lingvo_gshard.model.spec import ModeKeys
-from lingvo_gshard.planning import planner, saved_training
+from lingvo_gshard.planning import planner, programs
 from lingvo_gshard.spmd import saved_executable, topology
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train import run
@@ -49,7 +49,7 @@ def asked(monkeypatch):
 @pytest.mark.slow
 def test_the_trainers_program_is_saved(asked, tmp_path, monkeypatch):
     folder = tmp_path / "executables"
-    text = saved_training.save(asked, folder)
+    text = planner.save_training(asked, folder)
     assert text.startswith("saved the compiled program train_2 ")
     assert text.endswith(f"`trainer --executables={folder}` loads it")
     params = asked.params
@@ -66,11 +66,11 @@ def exported(monkeypatch):
     """Exports nothing; returns the numbers of steps that were asked for."""
     numbers = []
 
-    def export(model, params, num_steps):
+    def export(name, model, params, num_steps):
         numbers.append(num_steps)
-        return types.SimpleNamespace(name=f"train_{num_steps}")
+        return types.SimpleNamespace(name=f"{name}_{num_steps}")
 
-    monkeypatch.setattr(planner, "export", export)
+    monkeypatch.setattr(programs, "export", export)
     return numbers
 
 
@@ -79,7 +79,7 @@ def test_there_is_one_for_each_number_of_steps_in_a_call(asked, exported, tmp_pa
     names = []
     monkeypatch.setattr(topology, "compile_program", lambda program, name: program)
     monkeypatch.setattr(saved_executable, "save", lambda made, folder: names.append(made.name))
-    text = saved_training.save(asked, tmp_path)
+    text = planner.save_training(asked, tmp_path)
     assert exported == [2, 1] and names == ["train_2", "train_1"]
     assert text.startswith("saved the compiled programs train_2, train_1 ")
 
@@ -90,6 +90,6 @@ def test_a_program_that_is_too_large_is_not_saved(asked, exported, tmp_path, mon
 
     monkeypatch.setattr(topology, "compile_program", refuse)
     with pytest.raises(ValueError, match="^topology v3:2x2: too large$") as caught:
-        saved_training.save(asked, tmp_path / "executables")
+        planner.save_training(asked, tmp_path / "executables")
     assert type(pickle.loads(pickle.dumps(caught.value))) is ValueError
     assert not (tmp_path / "executables").exists()

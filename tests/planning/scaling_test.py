@@ -6,6 +6,7 @@ import pytest
 
 from lingvo_gshard import registry
 from lingvo_gshard.planning import paper, scaling
+from lingvo_gshard.planning.plan import Batch
 from tests.planning import plans
 
 
@@ -69,6 +70,17 @@ def test_every_table_shows_the_papers_values(tmp_path):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_growth_of_evaluation_and_decoding_is_a_row():
+    made = {}
+    for run, plan in _plans().items():
+        memory = dataclasses.replace(plan.step.memory_gib, peak=2.0 + run.cores / 1024)
+        decode = plans.program(plans.cost(2.0), memory_gib=memory, batch=Batch(run.cores, 256, 256))
+        made[run] = dataclasses.replace(plan, programs=plan.programs | {"decode": decode})
+    rows = _rows(scaling.text(made), "36 layers")
+    assert rows["decode GiB"] == ["2.125", "2.5", "4", "1.882"]
+    assert rows["decode K tokens/s"] == ["16.38", "65.54", "262.1", "16.000"]
+
+
 def test_growth_is_per_token():
     # On 2048 cores, a core has a quarter of the tokens; an equal step is four times a token's.
     rows = _rows(scaling.text(_plans()), "36 layers")
@@ -83,9 +95,10 @@ def test_suspicious_programs_are_listed():
     made = _plans()
     assert "None that fits gathers weights, experts or tokens." in scaling.text(made)
     first = paper.FAMILY[0]
-    gathering = dataclasses.replace(made[first], suspicious=("all-gather of 3.0 MiB a step",))
-    text = scaling.text(made | {first: gathering})
-    assert "suspicious in MoE(2048E, 36L): all-gather of 3.0 MiB a step" in text
+    gathering = plans.program(plans.cost(), suspicious=("all-gather of 3.0 MiB a call",))
+    programs = made[first].programs | {"evaluate": gathering}
+    text = scaling.text(made | {first: dataclasses.replace(made[first], programs=programs)})
+    assert "suspicious in evaluate of MoE(2048E, 36L): all-gather of 3.0 MiB a call" in text
     assert "None that fits gathers" not in text
 
 

@@ -8,7 +8,7 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.layers.repeat import Remat
 from lingvo_gshard.model import placement
-from lingvo_gshard.planning import planner, saved_training, search
+from lingvo_gshard.planning import plan, planner, search
 from lingvo_gshard.planning.planner import Request
 from tests.planning import plans
 
@@ -61,12 +61,14 @@ def _searched(monkeypatch, tmp_path, step_secs):
         secs = step_secs.get(folder.name)
         if isinstance(secs, str):
             raise ValueError(secs)
-        return plans.plan(plans.cost(secs) if secs else None)
+        made = plans.plan(plans.cost(secs) if secs else None)
+        programs = dict.fromkeys(request.programs, made.step)
+        return dataclasses.replace(made, programs=programs)
 
     monkeypatch.setattr(planner, "planned", planned)
-    *progress, ranking = search.search_lines(_request(), tmp_path)
-    assert [line.partition(":")[0] for line in progress] == _names(8, 8)
-    return progress, ranking.splitlines()[1:]
+    names, found = _names(8, 8), list(search.search_lines(_request(), tmp_path))
+    assert [line.partition(":")[0] for line in found[: len(names)]] == names
+    return found[: len(names)], *(text.splitlines()[1:] for text in found[len(names) :])
 
 
 def test_what_fits_is_ranked_and_the_choice_is_explained(monkeypatch, tmp_path):
@@ -75,7 +77,9 @@ def test_what_fits_is_ranked_and_the_choice_is_explained(monkeypatch, tmp_path):
         "data_parallel_dense_weights_split_over_H": "E=7 is not divisible by 8 partitions\nmore",
         "experts_on_the_batch_s_axis_the_paper_s": 0.5,
     }
-    progress, ranking = _searched(monkeypatch, tmp_path, step_secs)
+    progress, ranking, programs = _searched(monkeypatch, tmp_path, step_secs)
+    # Those of the chosen one alone are compiled.
+    assert [line.split()[0] for line in programs[1:5]] == list(plan.PROGRAMS)
     unfit = "data parallel only: does not fit, 20.00 of 15.48 GiB"
     refused = (
         "data parallel, dense weights split over H: refused: E=7 is not divisible by 8 partitions"
@@ -139,7 +143,7 @@ def test_the_remedies_follow_a_plan_that_does_not_fit(monkeypatch, tmp_path):
 
 
 def test_executables_are_saved_of_a_plan_that_fits(monkeypatch, tmp_path):
-    monkeypatch.setattr(saved_training, "save", lambda request, folder: f"saved in {folder}")
+    monkeypatch.setattr(planner, "save_training", lambda request, folder: f"saved in {folder}")
     _planned(monkeypatch, lambda request: True)
     assert len(list(search.plan_lines(_request(), tmp_path))) == 1
     _, saved = search.plan_lines(_request(), tmp_path, save=True)
