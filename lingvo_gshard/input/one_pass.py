@@ -118,7 +118,8 @@ class OnePassBatches(grain.MapDataset[Arrays]):
     def _buckets(self) -> Iterator[tuple[RowShape, np.ndarray]]:
         """Deals all examples out to rows of several lengths by the longer of their two sides."""
         source_len, target_len = self._shape.source_len, self._shape.target_len
-        scales, rest = (1,), self._order
+        scales: tuple[int, ...] = (1,)
+        rest = self._order
         if self._params.rows is Rows.BUCKETED:
             scales = tuple(n for n in _BUCKET_SCALES if source_len % n == target_len % n == 0)
         for scale in scales:

@@ -129,8 +129,8 @@ class Gating:
 
     def window(self, first: tf.Tensor, size: int) -> Gating:
         """As Choice.window, for both choices."""
-        choices = (choice.window(first, size) for choice in (self.first, self.second))
-        return Gating(*choices, self.routing)
+        choices = {name: getattr(self, name).window(first, size) for name in ("first", "second")}
+        return dataclasses.replace(self, **choices)
 
 
 def top2_gating(

@@ -58,7 +58,8 @@ class MoELayer(BaseLayer):
         where a token overflowed. Raises ValueError if the group size does not divide the batch's
         tokens, or if dispatch is GATHER and the partitions do not divide the number of groups.
         """
-        count = self._num_groups(*x.shape[:2], context.mode)
+        batch, length, _ = x.shape
+        count = self._num_groups(batch, length, context.mode)
         x_GSM = self.annotate(tf.reshape(x, [count, -1, self.p.dim]), "GSM")
         valid_GS = self.annotate(tf.reshape(valid_mask, [count, -1]), "GS")
         p = self.p.train_capacity if context.training else self.p.eval_capacity
