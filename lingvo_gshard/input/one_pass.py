@@ -118,10 +118,9 @@ class OnePassBatches(grain.MapDataset[Arrays]):
     def _buckets(self) -> Iterator[tuple[RowShape, np.ndarray]]:
         """Deals all examples out to rows of several lengths by the longer of their two sides."""
         source_len, target_len = self._shape.source_len, self._shape.target_len
-        scales: tuple[int, ...] = (1,)
-        rest = self._order
+        scales, rest = [1], self._order
         if self._params.rows is Rows.BUCKETED:
-            scales = tuple(n for n in _BUCKET_SCALES if source_len % n == target_len % n == 0)
+            scales = [n for n in _BUCKET_SCALES if source_len % n == target_len % n == 0]
         for scale in scales:
             shape = RowShape(source_len // scale, target_len // scale)
             fits = (self._source.lengths[rest] <= [shape.source_len, shape.target_len]).all(axis=1)
