@@ -1,6 +1,7 @@
 """What `plan --save` saves is what the trainer calls."""
 
 import pickle
+import re
 import types
 
 import jax
@@ -8,8 +9,9 @@ import pytest
 
 from lingvo_gshard.input import packing
 from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import planner, programs
-from lingvo_gshard.spmd import saved_executable, topology
+from lingvo_gshard.spmd import executable, saved_executable, specs, topology
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train import run
 
@@ -59,6 +61,19 @@ def test_the_trainers_program_is_saved(asked, tmp_path, monkeypatch):
     batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
     loaded = estimator._programs.get(ModeKeys.TRAIN, batch, 2)
     assert loaded.program.name == "train_2" and loaded.report().count("all-to-all") > 0
+
+
+@pytest.mark.slow
+def test_the_search_that_is_planned_is_the_one_that_a_run_decodes_with(asked, tmp_path):
+    estimator = run.make_estimator(asked.params, str(tmp_path), 2)
+    decoded = run.Run(None, estimator)._predict_program(asked.params.decode.max_source_len)
+    model = TranslationModel(asked.params, asked.partitioning)
+    planned = programs.export("decode", model, asked.params)
+
+    def text(program):
+        return executable.lower(program, specs.device_mesh(program.partitioning)).as_text()
+
+    assert re.sub(r"@[\w.$-]+", "", text(planned)) == re.sub(r"@[\w.$-]+", "", text(decoded))
 
 
 @pytest.fixture
