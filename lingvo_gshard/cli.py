@@ -22,6 +22,7 @@ _PLATFORMS = ("auto", "cpu", "cuda", "tpu")
 _MISSING = re.compile(r"flag --(\w+)=None: Flag --\w+ must have a value other than None.")
 
 
+@functools.cache  # Tests import several binaries into one process.
 def define_devices() -> None:
     """Defines the flags of a binary that computes: on which devices, and in how many processes."""
     platform = "What to compute on; auto: accelerators if there are any, else virtual CPU devices."
