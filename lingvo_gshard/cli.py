@@ -54,11 +54,10 @@ def start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
 def devices_each(partitions: int | None = None) -> int:
     """The CPU devices of each process: its part of `partitions`, or of --num_partitions."""
     count = processes().num_processes if processes() else 1
+    what = "a bundle of" if partitions else "--num_partitions of"
     partitions = partitions or flags.FLAGS.num_partitions or count
     if partitions % count:
-        raise ValueError(
-            f"{count} processes need --num_partitions of {count} or a multiple, got {partitions}."
-        )
+        raise ValueError(f"{count} processes need {what} {count} or a multiple, got {partitions}.")
     return partitions // count
 
 

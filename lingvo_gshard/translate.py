@@ -82,10 +82,10 @@ def _translate_file(translator: Translator, source: pathlib.Path, target: pathli
         file.seek(0)
         text = {"text": digest, "nbest": _NBEST.value, "scores": _SCORES.value}
         parts = chunks.Parts(folder, translator, _line, text)
-        parts.write(itertools.chain.from_iterable(read_lines(file)))
+        num_parts = parts.write(itertools.chain.from_iterable(read_lines(file)))
     if cli.load("lingvo_gshard.spmd.processes").is_first():
         with atomic_file.replacing(target) as path, path.open("w", encoding="utf-8") as file:
-            file.writelines(parts.lines())
+            file.writelines(parts.lines(num_parts))
         shutil.rmtree(parts.folder)
 
 

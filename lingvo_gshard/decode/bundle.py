@@ -171,7 +171,8 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
     theta = _weights(path, first.args[0].theta)
     listed = safetensors_file.read(path).metadata.get("sha256")  # Older files list none.
     digest = listed or hashlib.sha256(path.read_bytes()).hexdigest()
-    origin = {"weights": digest, "search": hashlib.sha256(first.exported).hexdigest()}
+    search = hashlib.sha256(b"".join(programs[n].exported for n in spec.source_lengths))
+    origin = {"weights": digest, "search": search.hexdigest()}
     source, target = (Tokenizer(each) for each in _vocabulary_files(folder))
     share = own_share(first.partitioning)
     return Decoder(spec, theta, programs.__getitem__, share, origin), source, target

@@ -11,6 +11,7 @@ What is in memory does not grow with the text.
 import dataclasses
 import itertools
 import json
+import logging
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -33,8 +34,8 @@ class Parts:
     line_of: Callable[[NBest], str]
     text: Mapping[str, Any]
 
-    def write(self, lines: Iterable[str]) -> None:
-        """Translates the chunks that have no part yet.
+    def write(self, lines: Iterable[str]) -> int:
+        """Translates the chunks that have no part yet; returns the number of all parts.
 
         All processes must call it with the same lines. In each round, every share of the decoder's
         rows gets one chunk.
@@ -42,14 +43,17 @@ class Parts:
         size = processes.of_first(self._claim() if processes.is_first() else 0)
         share, remaining = self.translator.decoder.share, iter(lines)
         chunks = enumerate(iter(lambda: list(itertools.islice(remaining, size)), []))
+        num_parts = 0
         while some := list(itertools.islice(chunks, share.count)):
+            num_parts += len(some)
             some += [(0, [])] * (share.count - len(some))
             self._write_part(*some[share.index])
         processes.of_first(0)  # Process 0 waits for the last round's parts.
+        return num_parts
 
-    def lines(self) -> Iterator[str]:
-        """Yields every line that `write` has completed, with its end."""
-        for path in itertools.takewhile(pathlib.Path.exists, map(self._path, itertools.count())):
+    def lines(self, num_parts: int) -> Iterator[str]:
+        """Yields every line of the parts, with its end. Raises OSError if a part is missing."""
+        for path in map(self._path, range(num_parts)):
             with path.open(encoding="utf-8", newline="\n") as file:
                 yield from file
 
@@ -61,13 +65,17 @@ class Parts:
         if held == wanted:
             return int(chunk_lines)
         self.folder.mkdir(exist_ok=True)
-        for part in self.folder.glob("part_*"):
+        others = list(self.folder.glob("part_*"))
+        if others:
+            reason = "they belong to another checkpoint, text or setting"
+            logging.warning("%s: deleting %d parts; %s.", self.folder, len(others), reason)
+        for part in others:
             part.unlink()
         atomic_file.write(note, f"{window}\n{wanted}")
         return window
 
     def _write_part(self, number: int, lines: list[str]) -> None:
-        """Writes a part that is not there; all processes call it together, some without lines."""
+        """Writes a part unless it exists. All processes must call it, some without lines."""
         share, path = self.translator.decoder.share, self._path(number)
         own_number, writers = processes.index() + 1, [0] * share.count
         writers[share.index] = own_number if lines and not path.exists() else 0

@@ -31,9 +31,9 @@ def decode_split(run: Run, split: str) -> None:
     translator = Translator(*run.decoder())
     parts = Parts(folder / "parts", translator, lambda found: found[0].text, texts)
     # Batches mix languages, so that they are full and each length needs one program only.
-    parts.write(source for each in languages for source, _ in _pairs(run, split, each))
+    num_parts = parts.write(x for each in languages for x, _ in _pairs(run, split, each))
     if processes.is_first():
-        lines, rows = parts.lines(), []
+        lines, rows = parts.lines(num_parts), []
         for language in languages:
             references = [english for _, english in _pairs(run, split, language)]
             translated = list(itertools.islice(lines, len(references)))

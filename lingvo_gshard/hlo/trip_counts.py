@@ -3,8 +3,8 @@
 The compilers for CPUs and GPUs note the trip count of a loop whose counter they recognize, the
 TPU's never does. Trip counts that the program itself determines are found by running the part of a
 loop that decides when it ends: counters, bounds and flags, all scalar integers. All other values
-are unknown. A loop that the data may end earlier, such as that of a search, counts as if they never
-did; one that they alone can end is of unknown length and counts as one trip.
+are unknown. A loop that the data may end early, such as a search, counts with the most trips that
+it can take. A loop that only the data can end is of unknown length and counts as one trip.
 """
 
 import dataclasses

@@ -198,11 +198,12 @@ def _check(path: str, file: DataFile, contents: bool) -> None:
         found = os.stat(path)
     except FileNotFoundError as error:
         raise ValueError(
-            f"{path} is missing: the manifest names it, prepare the data again"
+            f"{path} is missing: the manifest names it, prepare the data again in an empty folder"
         ) from error
     if (size := found.st_size) != file.size_bytes:
         raise ValueError(
-            f"{path} has {size} bytes, the manifest says {file.size_bytes}: prepare the data again"
+            f"{path} has {size} bytes, the manifest says {file.size_bytes}: prepare the data again "
+            "in an empty folder"
         )
     if contents and (sha256 := _sha256_of_version(path, found.st_mtime_ns)) != file.sha256:
         raise ValueError(

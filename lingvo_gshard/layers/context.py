@@ -24,7 +24,7 @@ _INDEX_STRIDE = 0x3779B1B5
 
 
 class Mode(enum.Enum):
-    """What the program is for. Only TRAIN is random. DECODE makes each example its own group."""
+    """What the program is for. Only TRAIN is random. DECODE allows batches of any size."""
 
     TRAIN = "train"
     EVAL = "eval"

@@ -39,7 +39,7 @@ class Capacity:
     def Params(cls) -> InstantiableParams:
         p = InstantiableParams(cls)
         p.Define("by", CapacityBy.FACTOR, "The rule.")
-        p.Define("factor", 2.0, "Of FACTOR; 2 in the paper, section 2.2.")
+        p.Define("factor", 2.0, "C * E / S of FACTOR, or of a round; 2 in the paper (2.2).")
         return p
 
     def __init__(self, params: InstantiableParams) -> None:
@@ -129,8 +129,8 @@ class Gating:
 
     def window(self, first: tf.Tensor, size: int) -> Gating:
         """As Choice.window, for both choices."""
-        choices = {name: getattr(self, name).window(first, size) for name in ("first", "second")}
-        return dataclasses.replace(self, **choices)
+        choices = [choice.window(first, size) for choice in (self.first, self.second)]
+        return dataclasses.replace(self, first=choices[0], second=choices[1])
 
 
 def top2_gating(

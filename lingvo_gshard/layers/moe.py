@@ -38,7 +38,7 @@ class MoELayer(BaseLayer):
         eval_capacity = Capacity.Params().Set(by=CapacityBy.TOKENS)
         p.Define("eval_capacity", eval_capacity, "C otherwise. By default no token is dropped.")
         p.Define("second_expert", SecondExpert.RANDOM, "Which tokens ask for their second expert.")
-        p.Define("dispatch", Dispatch.EINSUM, "How tokens reach experts of limited capacity.")
+        p.Define("dispatch", Dispatch.EINSUM, "How tokens reach the buffers of their experts.")
         return p
 
     def __init__(self, params: InstantiableParams, *args) -> None:

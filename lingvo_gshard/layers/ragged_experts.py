@@ -24,19 +24,19 @@ from lingvo_gshard.layers.gating import Gating
 from lingvo_gshard.layers.slices import read_at, write_at
 
 _LEAST_TILE, _LARGEST_TILE = 8, 128
-# How many rounds of dispatch we reckon with: the fullest buffer over the even share.
+# The rounds that a batch is expected to need: the tokens of the fullest buffer over C.
 _LIKELY_ROUNDS = 8
 
 
 def moves_less(num_tokens: int, buffer_rows: int, annotator: Annotator) -> bool:
     """Whether ragged experts move fewer rows of a partition than dispatch in rounds does.
 
-    A partition gathers the tokens of all W partitions of the experts, and gets back two outputs for
-    each: 3 rows a token. A round sends the rows of all buffers, E * G * C, to the experts and back,
-    from all partitions of the groups. So many partitions are for rounds, few are for gathering.
+    A partition gathers the tokens of all W partitions of the experts and sends back an output for
+    each. A round sends a partition's share of all buffers, E * G * C rows, to the experts and back.
+    So rounds win on many partitions, and gathering wins on few.
     """
     (_, parts), (ways,) = annotator.factor("EG"), annotator.factor("G")
-    return 3 * num_tokens / parts <= 2 * _LIKELY_ROUNDS * buffer_rows / ways
+    return num_tokens / parts <= _LIKELY_ROUNDS * buffer_rows / ways
 
 
 def ragged_experts(

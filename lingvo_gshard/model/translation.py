@@ -137,7 +137,7 @@ class TranslationTask(BaseLayer):
         If `attention_beam`, k, is given, DecodeStep keeps the newest tokens' attention to the
         source as `attention` [B, k, T] in the state.
         """
-        # DECODE makes each row a group, so any number of sentences of any length is allowed.
+        # DECODE chooses groups that divide the batch: any number and length of sentences will do.
         encoded, _ = self.Encode(theta, features, Context(Mode.DECODE))
         source_real = _valid_mask(features.source_segment_ids)
         cache = self.decoder.InitCache(theta.decoder, encoded, cache_len)

@@ -11,6 +11,18 @@ from lingvo_gshard.spmd import topology
 _TPUS = {"v3": 2048, "v4": 8192, "v5p": 8192, "v6e": 256, "tpu7x": 16384}
 _GPUS_PER_HOST = {"a100": 8, "h100": 8, "h200": 8, "b200": 8, "gb200": 64}
 _HOURS_PER_YEAR = 365.25 * 24
+# The figures of a plan that compare machines, and their names here.
+_ROWS = {
+    "cores": "devices",
+    "fits": "fits",
+    "peak GiB": "peak GiB",
+    "capacity GiB": "capacity GiB",
+    "roofline step ms": "step ms at the roofline",
+    "roofline compute ms": "compute ms",
+    "roofline memory ms": "memory ms",
+    "roofline network ms": "network ms",
+    "M tokens/s": "M tokens/s",
+}
 
 
 def topologies(num_devices: int) -> list[str]:
@@ -26,14 +38,15 @@ def lines(
     ask: Callable[[str, str], Request], model: str, num_devices: int, folder: pathlib.Path
 ) -> Iterator[str]:
     """Plans the model for each machine in a folder of its own; yields progress, then the table."""
-    columns = {}
+    columns: dict[str, dict[str, float]] = {}
     for name in topologies(num_devices):
         if not topology.is_installed(name):
             yield f"{name}: left out, its compiler is not installed"
             continue
         made = planner.planned(ask(model, name), folder / name.replace(":", "_"))
         yield f"{name}: {made.verdict}"
-        columns[name] = report.figures(made) | {"fits": made.all_fit}
+        found = report.figures(made)
+        columns[name] = {row: found[figure] for figure, row in _ROWS.items() if figure in found}
         if made.step.cost:
             hours = made.core_years() * _HOURS_PER_YEAR
             columns[name] |= {"device-hours for 10^12 tokens": hours}

@@ -1,4 +1,4 @@
-"""What a core's memory holds during a training step, split as in Figure 7."""
+"""What a core's memory holds during a call of a program, split as in Figure 7."""
 
 import dataclasses
 import math

@@ -80,7 +80,7 @@ class StepCost:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The rows of a call, and the tokens of a row's sides; a search's target_len are its steps."""
+    """The rows of a call and a row's lengths in tokens; for a search, target_len is its steps."""
 
     rows: int
     source_len: int

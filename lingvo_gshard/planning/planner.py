@@ -82,6 +82,7 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
     compiler that dies takes no other plan with it. Raises ValueError as `make`, or if that process
     died.
     """
+    check_rows(request)
     fingerprint, kept = _fingerprint(request), folder / _FINGERPRINT
     is_kept = kept.is_file() and kept.read_text() == fingerprint
     found = plan.load(folder) if is_kept else None
@@ -193,6 +194,18 @@ def _fingerprint(request: Request) -> str:
     for path in sorted(pathlib.Path(__file__).parent.parent.glob("*/*.py")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
+
+
+def check_rows(request: Request) -> None:
+    """Refuses batches of evaluation and decoding that do not divide evenly over the cores."""
+    (ways,) = request.partitioning.factor("B")
+    for name, part in ((plan.EVALUATE, "eval_input"), (plan.DECODE, "decode")):
+        rows = request.params.Get(part).batch_size
+        if name in request.programs and rows % ways:
+            raise ValueError(
+                f"{part}.batch_size={rows} is not a multiple of the {ways} cores that share a "
+                f"batch; change it with --set={part}.batch_size=ROWS, or give --programs=train."
+            )
 
 
 def check(params: Params, parts: Partitioning) -> None:

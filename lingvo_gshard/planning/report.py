@@ -43,7 +43,8 @@ def comparison(plans: Sequence[Plan]) -> str:
         parts = [f"{i}: {plan.model} on {plan.topology}, mesh {mesh}", f"table {rows}"]
         lines.append("; ".join([*parts, *plan.settings]))
     columns = {f"{i}: {plan.model}": figures(plan) for i, plan in enumerate(plans, 1)}
-    return "\n".join([*lines, side_by_side(columns)])
+    notes = (f"{i}: {each}" for i, plan in enumerate(plans, 1) for each in caveats(plan))
+    return "\n".join([*lines, side_by_side(columns), *notes])
 
 
 def side_by_side(columns: Mapping[str, Mapping[str, float | None]]) -> str:
@@ -67,7 +68,7 @@ def figures(plan: Plan) -> dict[str, float]:
         "cores": plan.cores,
         "weights B": plan.weights / 1e9,
         "target tokens a core": plan.tokens_per_core,
-        "fits": step.fits,
+        "fits": plan.all_fit,
         **{f"{part} GiB": gib for part, gib in memory.items()},
         "lower s": step.lower_secs,
         "compile s": step.compile_secs,
@@ -104,7 +105,8 @@ def _call_figures(program: ProgramPlan) -> dict[str, float]:
         return found
     exchanges = _by_kind(program.cost).get("all-to-all", (0, 0.0))[0]
     found |= {"all-to-alls": exchanges, "ms": 1e3 * program.cost.roofline_secs.step}
-    return found | {"K tokens/s": program.tokens_per_sec() / 1e3}
+    rate = program.tokens_per_sec() / 1e3
+    return found | {"K tokens/s": rate} if rate else found  # Initialization has no tokens.
 
 
 def draw_memory(memories: Mapping[str, Memory], device: str, path: pathlib.Path) -> None:
@@ -139,7 +141,7 @@ def text(plan: Plan) -> str:
         f"{plan.model} on {plan.topology}: {plan.cores} {device}s, {table.count(plan.weights)} "
         f"weights, {plan.tokens_per_core:.0f} target tokens a {device}",
         f"settings: {', '.join(plan.settings) or 'none'}",
-        f"{verdict}: {memory.peak:.2f} of {memory.capacity:.2f} GiB a {device}",
+        f"{verdict}; a step needs {memory.peak:.2f} of {memory.capacity:.2f} GiB a {device}",
         "  " + ", ".join(parts),
     ]
     for each in step.largest_buffers[:_NUM_BUFFERS]:
@@ -156,19 +158,27 @@ def text(plan: Plan) -> str:
 def programs(plan: Plan) -> str:
     """The table of all programs, and what is remarkable in those besides the training step."""
     columns = ("GiB", "all-to-alls", "ms", "K tokens/s", "compile s")
-    rows, lines = [["of a call", "fits", *columns]], []
+    rows = [["of a call", "fits", *columns]]
     for name, program in plan.programs.items():
         found = _call_figures(program)
         cells = (table.number(found.get(column), ".5g") for column in columns)
         rows.append([name, "yes" if program.fits else "NO", *cells])
-        if program is not plan.step:
-            lines += [f"suspicious in {name}: {each}" for each in program.suspicious]
+    strange = [
+        f"suspicious in {name}: {each}"
+        for name, program in plan.programs.items()
+        if program is not plan.step
+        for each in program.suspicious
+    ]
+    return "\n".join([table.text(rows, indent="  "), *strange, *caveats(plan)])
+
+
+def caveats(plan: Plan) -> Iterator[str]:
+    """Yields what the times of the programs leave out, or count in full."""
+    for name, program in plan.programs.items():
         for source in program.cost.uncounted_loops if program.cost else ():
-            lines.append(f"{name}: a loop of unknown length, counted as one trip, in {source}")
-        if name == DECODE:
-            num_steps = program.batch.target_len
-            lines.append(f"{name}: all {num_steps} steps of the search, which may end earlier")
-    return "\n".join([table.text(rows, indent="  "), *lines])
+            yield f"{name}: a loop of unknown length, counted as one trip, in {source}"
+        if name == DECODE and program.fits:
+            yield f"{name}: counts all {program.batch.target_len} steps; a search may end earlier"
 
 
 def _device(plan: Plan) -> str:

@@ -57,7 +57,9 @@ def text(plans: Mapping[PaperRun, Plan]) -> str:
         for name, program in plan.programs.items()
         for each in program.suspicious
     ]
-    parts.append("\n".join(found) or "None that fits gathers weights, experts or tokens.")
+    found = found or ["None that fits gathers weights, experts or tokens."]
+    found += [f"{run.name}: {each}" for run, plan in plans.items() for each in report.caveats(plan)]
+    parts.append("\n".join(found))
     return "\n\n".join([*parts, _figure_9()])
 
 

@@ -59,10 +59,10 @@ class Trial:
 
 
 def plan_lines(request: Request, folder: pathlib.Path, save: bool = False) -> Iterator[str]:
-    """Yields the plan as text, and if it does not fit, what would make it fit.
+    """Yields the plan as text, and if a training step does not fit, what would make it fit.
 
-    With `save`, the trainer's executables are saved below `folder`, or ValueError is raised if it
-    does not fit.
+    With `save`, the trainer's executables are saved below `folder`, or ValueError is raised if a
+    step does not fit.
     """
     made = planner.planned(request, folder)
     yield report.text(made)
@@ -79,6 +79,7 @@ def plan_lines(request: Request, folder: pathlib.Path, save: bool = False) -> It
 
 def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
     """Yields each candidate as soon as its step is planned, their ranking, the best's programs."""
+    planner.check_rows(request)
     moe = request.params.task.encoder.moe
     num_experts = None if moe is None else moe.num_experts
     trials = []

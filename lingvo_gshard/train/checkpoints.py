@@ -287,9 +287,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def arrays(self, step: int) -> dict[str, SavedArray]:
         """Returns the arrays of `step` by path, of any model, parts of which are read when used.
 
-        Raises DamagedCheckpointError, as reading them does, and ValueError for no such checkpoint.
+        All processes must call it. Raises DamagedCheckpointError, as reading them does, and
+        ValueError for no such checkpoint.
         """
-        return Stored.open(self._whole(step)).arrays()
+        path = self._whole(step)
+        return stored.in_all_processes(path, lambda: Stored.open(path).arrays())
 
     def _path(self, name: int | str) -> pathlib.Path:
         return self._folder / str(name)

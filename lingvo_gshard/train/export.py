@@ -48,9 +48,10 @@ def write(
 ) -> pathlib.Path:
     """Writes weights in parts of at most `part_bytes`; returns the only file, or the index.
 
-    All processes must call it. Each reads and checks what it writes, one entry at a time: its range
-    of each array's experts, and some of the other arrays. The index or only file of an earlier
-    export is deleted before any part of it is. Raises DamagedCheckpointError in all processes.
+    All processes must call it. Each reads what it writes, one entry at a time: its range of each
+    array's experts, and some of the other arrays. It checks all but ranges of arrays without
+    experts. The index or only file of an earlier export is deleted before any part of it is. Raises
+    DamagedCheckpointError in all processes.
     """
     parts = _parts(weights, part_bytes)
     arrays = {name: specs.to_json(array.spec) for name, array in weights.items()}
@@ -140,7 +141,7 @@ def _file_names(path: pathlib.Path, count: int) -> list[str]:
 
 
 def _remove(index: pathlib.Path, path: pathlib.Path, files: Mapping[str, Any]) -> None:
-    """Deletes an earlier export, what makes it whole first; but not an only file to be replaced."""
+    """Deletes an earlier export, its index first. A single file that will be replaced stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
     parts = path.parent.glob(f"{path.stem}-?????-of-?????{path.suffix}*")
     for old in (index, path, *parts):

@@ -68,6 +68,7 @@ def verify_data(run: Run) -> None:
     data_dir = run.launch.data_dir
     files = manifest.load(data_dir).files()
     manifest.verify(data_dir, files[jax.process_index() :: jax.process_count()])
+    processes.of_first(0)  # Process 0 waits for the others.
     print_once(f"{data_dir}: all {len(files)} files are as the manifest says.")
 
 

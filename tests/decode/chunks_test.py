@@ -89,8 +89,7 @@ def _translate(
         translator = Translator(limited, tokenizer, tokenizer)
         assert translator.window == _WINDOW
         parts = Parts(folder, translator, lambda found: found[0].text, {"text": text})
-        parts.write(iter(lines))
-        return list(parts.lines()), tokenizer.encoded
+        return list(parts.lines(parts.write(iter(lines)))), tokenizer.encoded
 
     done = _Processes(count, monkeypatch).run(work)
     return _Done(done[0][0], [encoded for _, encoded in done])
@@ -182,3 +181,12 @@ def test_lines_are_read_a_round_at_a_time(tmp_path):
     parts = Parts(tmp_path / "parts", translator, lambda found: found[0].text, {})
     parts.write(lines)
     assert ahead[0] == _WINDOW and len(ahead) == 20 * 16
+
+
+def test_a_part_that_vanished_is_noticed(tmp_path):
+    translator = Translator(Reverser(_BATCH, (8,)), Letters(), Letters())
+    parts = Parts(tmp_path / "parts", translator, lambda found: found[0].text, {})
+    num_parts = parts.write(["ab"] * (2 * _WINDOW + 1))
+    (tmp_path / "parts/part_00000001.txt").unlink()
+    with pytest.raises(FileNotFoundError, match="part_00000001"):
+        list(parts.lines(num_parts))

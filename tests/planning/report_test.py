@@ -13,7 +13,7 @@ def test_the_report_is_one_screen(tmp_path):
     assert len(text.splitlines()) < 40
     for part in (
         "m4.MoE128E12L on v3:8x8: 128 cores, 12.50 B weights, 8192 target tokens a core",
-        "fits: 9.00 of 15.48 GiB a core",
+        "fits; a step needs 9.00 of 15.48 GiB a core",
         "1 GiB f32[8,256,32000] of softmax",
         "collectives of a step on one core            count  MiB\n",
         "all-to-all from encoder/layers_1/dispatch      8  8.0\n",
@@ -43,7 +43,7 @@ def test_the_sources_of_a_kind_are_counted():
 def test_the_report_of_a_plan_that_does_not_fit_gives_the_excess(tmp_path):
     unfit = plans.plan(None)
     text = report.text(unfit)
-    assert "does NOT fit, by 4.52 GiB or more: 20.00 of 15.48 GiB a core" in text
+    assert "does NOT fit, by 4.52 GiB or more; a step needs 20.00 of 15.48 GiB a core" in text
     assert "  1 GiB f32[8,256,32000] of softmax" in text
     report.write(unfit, tmp_path)
     assert "time.png" not in (tmp_path / "report.md").read_text()
@@ -73,7 +73,7 @@ def test_all_programs_are_in_a_table_and_the_verdict_is_theirs():
     decode = plans.program(plans.cost(4.0), batch=Batch(128, 256, 64))
     kept = _with_programs(evaluate=evaluate, decode=decode)
     text = report.text(kept)
-    assert kept.all_fit and "\nfits: 9.00 of 15.48 GiB a core" in text
+    assert kept.all_fit and "\nfits; a step needs 9.00 of 15.48 GiB a core" in text
     rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()[-8:]}
     assert list(rows)[:5] == ["of", "train", "initialize", "evaluate", "decode"]
     # The AllToAlls, milliseconds, thousands of tokens a second, seconds of compiling.
@@ -81,7 +81,7 @@ def test_all_programs_are_in_a_table_and_the_verdict_is_theirs():
     for line in (
         "suspicious in evaluate: all-gather of 3.0 MiB a call from encoder",
         "evaluate: a loop of unknown length, counted as one trip, in encoder/experts",
-        "decode: all 64 steps of the search, which may end earlier",
+        "decode: counts all 64 steps; a search may end earlier",
     ):
         assert line in text.splitlines()
 
@@ -89,7 +89,10 @@ def test_all_programs_are_in_a_table_and_the_verdict_is_theirs():
 def test_a_program_that_does_not_fit_is_named():
     kept = _with_programs(evaluate=plans.program(None))
     text = report.text(kept)
-    assert not kept.all_fit and "\ndoes NOT fit: evaluate: 9.00 of 15.48 GiB a core" in text
+    assert (
+        not kept.all_fit
+        and "\ndoes NOT fit: evaluate; a step needs 9.00 of 15.48 GiB a core" in text
+    )
     (row,) = [line.split() for line in text.splitlines() if line.startswith("  evaluate ")]
     assert row == ["evaluate", "NO", "20", "-", "-", "-", "40"]
 

@@ -95,8 +95,9 @@ def test_one_process_reads_all_rows():
     assert specs.own_share(Partitioning.from_dict(Mesh.flat(4), {"B": "d"})) == WHOLE
 
 
-def test_own_rows_are_fetched_in_order():
-    parts = Partitioning.from_dict(Mesh.flat(4), {"B": "d"})
+@pytest.mark.parametrize("axes", [("y", "x"), "x"])
+def test_own_rows_are_fetched_once_and_in_order(axes):
+    parts = Partitioning.from_dict(Mesh(("x", "y"), (2, 2)), {"B": axes})
     spec, rows = TensorSpec((8, 3), "int32", "B_"), np.arange(24, dtype=np.int32).reshape(8, 3)
     placed = jax.device_put(rows, specs.sharding(parts, spec, specs.device_mesh(parts)))
     found = Share(0, 2).of(NestedMap(x=placed)).x
