@@ -1,6 +1,6 @@
 """The memory that data_prep needs for a corpus and for one that is several times as large.
 
-    python -m bench.data_prep_memory [--input=TEXT_DIR] [--times=10]
+    python -m bench.data_prep_memory [--text=TEXT_DIR] [--times=10]
 
 The larger corpus repeats the smaller one with edits: in each copy, one word of either side moves,
 so that no pair is dropped as a duplicate. Both are prepared step by step, and the peak memory of
@@ -30,7 +30,7 @@ from data_prep import sources, tsv
 from data_prep.pipeline import Step
 from lingvo_gshard.core import table
 
-_INPUT = flags.DEFINE_string("input", None, "A folder of split text; by default a synthetic one.")
+_TEXT = flags.DEFINE_string("text", None, "A folder of split text; by default a synthetic one.")
 _TIMES = flags.DEFINE_integer("times", 10, "The larger corpus' size relative to the smaller one's.")
 _WORKERS = flags.DEFINE_integer("workers", 2, "The number of worker processes.")
 _SETTINGS = flags.DEFINE_multi_string("set", [], "Another flag of data_prep.build, NAME=VALUE.")
@@ -60,10 +60,10 @@ def main(argv: list[str]) -> None:
 def _texts(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     """Writes the corpora; returns the folder of each by its name."""
     once, repeated = folder / "text", folder / "repeated"
-    if _INPUT.value is None:
+    if _TEXT.value is None:
         corpus.write(once)
     else:
-        once = pathlib.Path(_INPUT.value)
+        once = pathlib.Path(_TEXT.value)
     for file in sources.in_folder(once):
         copies = _TIMES.value if file.split == "train" else 1
         path = repeated / str(file.split) / f"{file.language}-en.tsv.gz"
@@ -94,7 +94,7 @@ def _with_a_word_moved(text: str, rng: np.random.Generator) -> str:
 
 
 def _costs(text: pathlib.Path, data: pathlib.Path) -> dict[Step, Cost]:
-    command = [sys.executable, "-m", "data_prep.build", f"--input={text}", f"--out={data}"]
+    command = [sys.executable, "-m", "data_prep.build", f"--text={text}", f"--out={data}"]
     command += [f"--workers={_WORKERS.value}", *(f"--{setting}" for setting in _SETTINGS.value)]
     return {step: _cost([*command, f"--through={step}"]) for step in Step}
 
