@@ -94,7 +94,7 @@ def _with_a_word_moved(text: str, rng: np.random.Generator) -> str:
 
 
 def _costs(text: pathlib.Path, data: pathlib.Path) -> dict[Step, Cost]:
-    command = [sys.executable, "-m", "data_prep.build", f"--text={text}", f"--out={data}"]
+    command = [sys.executable, "-m", "data_prep.build", f"--input={text}", f"--out={data}"]
     command += [f"--workers={_WORKERS.value}", *(f"--{setting}" for setting in _SETTINGS.value)]
     return {step: _cost([*command, f"--through={step}"]) for step in Step}
 
