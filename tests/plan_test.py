@@ -123,7 +123,7 @@ def test_a_plan_is_printed_and_written_and_kept(tmp_path):
     args = ["--model=toy.MoE8E4L", "--topology=v3:2x2", f"--out={tmp_path}", *settings]
     first = _run(*args, timeout=900)
     assert first.returncode == 0, first.stderr
-    assert "toy.MoE8E4L on v3:2x2: 8 cores" in first.stdout and "fits:" in first.stdout
+    assert "toy.MoE8E4L on v3:2x2: 8 cores" in first.stdout and "fits; a step" in first.stdout
     values = json.loads((tmp_path / "plan.json").read_text())
     assert values["fits"] and values["xla_optimal_secs"] > 0 and values["host_peak_gib"] > 0.5
     assert {path.name for path in tmp_path.iterdir()} >= {"report.md", "memory.png", "time.png"}
