@@ -1,6 +1,7 @@
 """Whole, cut short, damaged, and another model's checkpoints."""
 
 import json
+import multiprocessing
 import resource
 import shutil
 
@@ -289,19 +290,24 @@ def test_no_byte_changed_in_any_file_changes_what_is_restored(tmp_path):
     assert num_noticed >= 4
 
 
-def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
+def _fill_the_disk(folder):
     """The limit on a file's size stands for the disk's."""
-    _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with _open(tmp_path) as saved:
+    with _open(folder) as saved:
         saved.save(3, _state(3), {"index": 3})
         saved.wait()
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
-        try:
-            with pytest.raises(SaveError, match="step 6 could not be written; the last .* step 3"):
-                saved.save(6, _state(6), {})
-                saved.wait()
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        with pytest.raises(SaveError, match="step 6 could not be written; the last .* step 3"):
+            saved.save(6, _state(6), {})
+            saved.wait()
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
+    """Orbax goes on writing other files after the first failure, until the process ends."""
+    process = multiprocessing.get_context("spawn").Process(target=_fill_the_disk, args=(tmp_path,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
     assert _newest(tmp_path).step == 3
     _saved(tmp_path, (6,))
     _same(_newest(tmp_path).state, _state(6))
