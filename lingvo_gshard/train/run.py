@@ -175,9 +175,11 @@ def make_estimator(
 
     `executables` is as for TPUEstimator.
     """
-    placement.check_divisible(params, num_partitions)
     partitioning = placement.partitioning(params, num_partitions)
+    placement.check_divisible(params, partitioning)
     model = TranslationModel(params, partitioning)
+    for path, spec in model.state_spec.FlattenItems():
+        partitioning.check(path, spec)
     return TPUEstimator(
         model.model_fn,
         logdir,
