@@ -130,7 +130,7 @@ def lines() -> Iterator[str]:
         return
     yield "On TPU v3"
     yield from map(str, rows(compile_for_v3, (8, 16, 32, 64, 128, 256, 512, 1024, 2048)))
-    yield "AG or CP on 8 cores of TPU v3, operands of n x n: the loop of Figure 4c needs less memory"
+    yield "AG or CP (Figure 4c), operands of n x n on 8 cores of TPU v3: the loop needs less memory"
     yield figure_4c()
 
 
