@@ -139,6 +139,7 @@ def test_other_dims_stay_split_over_other_axes():
             lambda p: _ab(p).einsum("BA,AC->BC", tf.zeros([2, 2])),
             "Partial.einsum: 'BA,AC->BC' begins with 'BA', but the partial result has dims 'AB'",
         ),
+        (lambda p: _ab(p).reduce(split="C"), "Partial.reduce: 'AB' has no dim 'C' to split"),
         (
             lambda p: _ab(p) + _ab(p, "AK,KB->BA"),
             "'AB' over axis 'd' can't be added to 'BA' over axis 'd'",
