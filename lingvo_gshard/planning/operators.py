@@ -28,10 +28,8 @@ _GROWING, _STAYING = 16, 32
 _CAPACITIES, _KERNEL = 2048, 3  # Capacity x experts; rows and columns of a kernel.
 # A measured power of D that is nearer than this to the paper's counts as equal.
 _POWER_TOLERANCE = 0.25
-# Sides of the square operands of Figure 4c, and the compiler's option for the other form: operands
-# are gathered, whatever their size in MiB.
-_SIDES = (8192, 16384)
-_GATHERED = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
+# The TPU compiler's option to gather operands of up to so many MiB in place of Figure 4c's loop.
+_GATHERED: dict[str, str | bool] = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 
 _ABBREVIATIONS = {
     "all-reduce": "AR",
@@ -137,17 +135,17 @@ def lines() -> Iterator[str]:
 def figure_4c() -> str:
     """The table of both forms of Table 4's `AG or CP`, per partition, by the compiler for TPU v3.
 
-    The compiler makes the loop where the operand to be gathered is large. There the operand is
-    gathered, too, by an option. A temporary is what is neither an argument nor the result.
+    The compiler makes the loop where the operand to be gathered is large; an option gives the other
+    form of it. Temporary is what is neither an argument nor the result.
     """
-    cells = [("operator", "n", "form", "collectives", "sent MiB", "temporary MiB")]
+    cells = [["operator", "n", "form", "collectives", "sent MiB", "temporary MiB"]]
     for operator in (each for each in TABLE_4 if each.communication.endswith("AG or CP")):
-        for n, options in ((_SIDES[0], None), (_SIDES[1], _GATHERED), (_SIDES[1], None)):
+        for n, options in ((8192, None), (16384, _GATHERED), (16384, None)):
             report = compile_for_v3(_export(operator, 8, n), options).report()
             form = "loop" if report.loops else "gathered"
             sizes = (communicated_bytes(report), report.temp_bytes)
-            mib = (f"{size / 2**20:.0f}" for size in sizes)
-            cells.append((operator.name, str(n), form, _collectives(report), *mib))
+            mib = [f"{size / 2**20:.0f}" for size in sizes]
+            cells.append([operator.name, str(n), form, _collectives(report), *mib])
     return table.text(cells, indent="  ")
 
 
@@ -159,7 +157,7 @@ def rows(compile: Callable[[Program], Executable], partitions: Sequence[int]) ->
     ]
 
 
-def compile_for_v3(program: Program, options: Mapping[str, str] | None = None) -> Executable:
+def compile_for_v3(program: Program, options: dict[str, str | bool] | None = None) -> Executable:
     """Compiles for a TPU v3 with as many cores as the program has partitions."""
     cores = program.partitioning.num_partitions
     return topology.compile_program(program, topology.tpu("v3", cores), options)

@@ -66,9 +66,9 @@ class Partial:
     def reduce(self, split: str | None = None) -> tf.Tensor:
         """The sum, whole along the axis or with the dim `split` split over it.
 
-        The former is one all-reduce. The latter is one reduce-scatter on GPUs, and on TPUs along one
-        axis of several; else the compiler makes an all-reduce and a slice. Raises ValueError if the
-        sum has no dim `split`.
+        The former is one all-reduce. The latter is one reduce-scatter on GPUs, and on TPUs along
+        one axis of several; else the compiler makes an all-reduce and a slice. Raises ValueError if
+        the sum has no dim `split`.
         """
         axes = _axes_without(self.partitioning, self.dims, self.axis)
         if split is not None:

@@ -8,7 +8,6 @@ optional packages: libtpu (`make setup-tpu`), and JAX's CUDA plugin (`make setup
 import importlib.util
 import os
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -139,7 +138,7 @@ def places(name: str) -> tuple[tuple[int, ...], ...]:
 
 
 def compile_program(
-    program: Program, name: str, options: Mapping[str, str] | None = None
+    program: Program, name: str, options: dict[str, str | bool] | None = None
 ) -> TopologyExecutable:
     """Compiles `program` for the first of a topology's devices, with `options` of the compiler.
 
