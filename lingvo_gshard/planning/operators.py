@@ -107,11 +107,11 @@ TABLE_4 = (
     Operator("Reduce(AB->A) A", lambda a: tf.reduce_sum(a, 1), ("AB",), "A", "A"),
     Operator("Reduce(AB->B) A", lambda a: tf.reduce_sum(a, 0), ("AB",), "B", "A", *_SUMMED),
     _einsum("Einsum", "GSEC,GSM->EGCM", "GE", "O(D)", "O(1)", "O(sqrt(D)) AA"),
-    # In TensorFlow's order of dims; x and y are the kernel's.
+    # In TensorFlow's order of dims; the kernel's x and y are never split.
     Operator(
         "Convolution(BIXY,xyIO->BOXY) X",
         lambda x_BXYI, kernel_xyIO: tf.nn.conv2d(x_BXYI, kernel_xyIO, 1, "SAME"),
-        ("BXYI", "xyIO"),
+        ("BXYI", "__IO"),
         "BXYO",
         "X",
         communication="O(1) CP",
@@ -196,7 +196,7 @@ def _size(letter: str, operator: Operator, num_partitions: int) -> int:
         return num_partitions
     if letter == "C" and "G" in operator.split:  # O(1/D), as the table's footnote says.
         return max(_CAPACITIES // num_partitions, 1)
-    if letter in "xy":
+    if letter == "_":
         return _KERNEL
     return _GROWING * num_partitions if letter in operator.split else _STAYING
 
