@@ -56,12 +56,11 @@ def write(
     parts = _parts(weights, part_bytes)
     arrays = {name: specs.to_json(array.spec) for name, array in weights.items()}
     fingerprints = {name: array.fingerprints for name, array in weights.items()}
-    names = [sorted(part) for _, part in parts]
-    export = stored.digest(step, arrays, fingerprints, names)
-    mark = {"format": exported.FORMAT, "step": str(step), "export": export}
-    about = {**mark, "arrays": json.dumps(arrays), "fingerprints": json.dumps(fingerprints)}
+    export = stored.digest(step, arrays, fingerprints, [sorted(part) for _, part in parts])
+    identity = {"format": exported.FORMAT, "step": str(step), "export": export}
+    contents = {"arrays": json.dumps(arrays), "fingerprints": json.dumps(fingerprints)}
     files = dict(zip(_file_names(path, len(parts)), parts, strict=True))
-    metadata = about if len(files) == 1 else mark
+    metadata = identity | contents if len(files) == 1 else identity
     index = path.with_name(path.name + exported.INDEX_SUFFIX)
 
     def write_own() -> None:
@@ -76,7 +75,7 @@ def write(
     if len(files) == 1:
         return path
     if processes.is_first():
-        atomic_file.write(index, _index(files, about))
+        atomic_file.write(index, _index(files, identity | contents))
     processes.of_first(0)
     return index
 
@@ -149,11 +148,10 @@ def _remove(index: pathlib.Path, path: pathlib.Path, files: Mapping[str, Any]) -
             old.unlink(missing_ok=True)
 
 
-def _index(files: Mapping[str, tuple[int, _Part]], about: Mapping[str, str]) -> str:
-    parts = {file: part for file, (_, part) in files.items()}
-    total = sum(entry.num_bytes for part in parts.values() for entry in part.values())
-    weight_map = {name: file for file, part in parts.items() for name in part}
-    index = {"metadata": {"total_size": total, **about}, "weight_map": weight_map}
+def _index(files: Mapping[str, tuple[int, _Part]], metadata: Mapping[str, str]) -> str:
+    total = sum(entry.num_bytes for _, part in files.values() for entry in part.values())
+    weight_map = {name: file for file, (_, part) in files.items() for name in part}
+    index = {"metadata": {"total_size": total, **metadata}, "weight_map": weight_map}
     return json.dumps(index, indent=2) + "\n"
 
 
