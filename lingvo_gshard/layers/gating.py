@@ -39,9 +39,7 @@ class Capacity:
     def Params(cls) -> InstantiableParams:
         p = InstantiableParams(cls)
         p.Define("by", CapacityBy.FACTOR, "The rule.")
-        p.Define(
-            "factor", 2.0, "C * E / S by FACTOR and in a round of TOKENS; 2 in the paper (2.2)."
-        )
+        p.Define("factor", 2.0, "C * E / S by FACTOR, and in TOKENS' rounds; 2 in the paper (2.2).")
         return p
 
     def __init__(self, params: InstantiableParams) -> None:
