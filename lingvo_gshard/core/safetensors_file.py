@@ -53,6 +53,7 @@ def write(path: str | pathlib.Path, arrays: Mapping[str, Any], metadata: Mapping
             array = np.asarray(arrays[name])
             file.write(_bytes_of(array))
             digests[name] = sha256(array)
+            del array  # Otherwise it would be in memory while the next one is read.
         file.seek(0)
         file.write(_encoded(header, metadata, digests))
 

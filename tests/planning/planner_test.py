@@ -377,7 +377,7 @@ def asked(monkeypatch):
         return dataclasses.replace(made, programs=programs)
 
     monkeypatch.setattr(planner, "in_own_process", make)
-    monkeypatch.setattr(report, "write", lambda *_: None)  # Pictures take their time.
+    monkeypatch.setattr(report, "draw", lambda *_: None)  # It takes its time.
     return requests
 
 
@@ -399,6 +399,14 @@ def test_programs_that_a_kept_plan_lacks_are_added(asked, tmp_path):
     assert tuple(whole.programs) == plan.PROGRAMS
     assert planner.planned(_request(), tmp_path) == planner.planned(everything, tmp_path) == whole
     assert len(asked) == 4
+
+
+def test_every_program_is_reported_and_the_pictures_are_drawn_once(asked, monkeypatch, tmp_path):
+    reported, drawn = [], []
+    monkeypatch.setattr(report, "write", lambda made, _: reported.append(list(made.programs)))
+    monkeypatch.setattr(report, "draw", lambda made, _: drawn.append(list(made.programs)))
+    planner.planned(_request(programs=plan.PROGRAMS), tmp_path)
+    assert reported == [list(plan.PROGRAMS[:n]) for n in (1, 2, 3, 4)] and drawn == [["train"]]
 
 
 def test_programs_that_were_planned_before_a_mistake_are_kept(asked, monkeypatch, tmp_path):
