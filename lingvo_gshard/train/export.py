@@ -34,7 +34,7 @@ class _Entry:
 
     @property
     def num_bytes(self) -> int:
-        return _num_bytes(self.shape, self.dtype)
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self.array[self.index]
@@ -85,7 +85,7 @@ def _parts(weights: Mapping[str, SavedArray], part_bytes: int) -> list[tuple[int
 
     What fits in one part is written by process 0.
     """
-    total = sum(_num_bytes(array.shape, array.dtype) for array in weights.values())
+    total = sum(_Entry(array, (), array.shape).num_bytes for array in weights.values())
     num_writers = jax.process_count() if total > part_bytes else 1
     own: dict[int, _Part] = collections.defaultdict(dict)
     for number, (name, array) in enumerate(sorted(weights.items())):
@@ -103,14 +103,13 @@ def _cut(array: SavedArray, num_writers: int, part_bytes: int) -> list[_Entry]:
     An array without experts is cut, along its longest dim, only if it does not fit. One index is
     never cut.
     """
-    shape, axis = array.shape, array.spec.dims.find("E")
+    whole, shape, axis = _Entry(array, (), array.shape), array.shape, array.spec.dims.find("E")
     if axis < 0:
         axis, num_writers = int(np.argmax([*shape, 0])), 1
-    num_bytes = _num_bytes(shape, array.dtype)
-    if num_bytes <= part_bytes and num_writers == 1:
-        return [_Entry(array, (), shape)]
+    if whole.num_bytes <= part_bytes and num_writers == 1:
+        return [whole]
     size = shape[axis]
-    per_part = max(1, part_bytes * size // num_bytes)
+    per_part = max(1, part_bytes * size // whole.num_bytes)
     count = max(min(num_writers, size), math.ceil(size / per_part))
     ends = [i * size // count for i in range(count + 1)]
     before, after = (slice(None),) * axis, shape[axis + 1 :]
@@ -153,7 +152,3 @@ def _index(files: Mapping[str, tuple[int, _Part]], metadata: Mapping[str, str]) 
     weight_map = {name: file for file, (_, part) in files.items() for name in part}
     index = {"metadata": {"total_size": total, **metadata}, "weight_map": weight_map}
     return json.dumps(index, indent=2) + "\n"
-
-
-def _num_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    return math.prod(shape) * dtype.itemsize
