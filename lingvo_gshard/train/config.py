@@ -40,6 +40,8 @@ def train_params() -> Params:
     rules = "Pairs (pattern of a weight's path, rule); the first pattern that matches applies."
     p.Define("warm_start_rules", ((r"theta\..*", "SAME"),), rules)
     p.Define("eval_batches", 100, "Batches of an evaluation during training.", optional=int)
+    scatter = "Whether gradients are summed only where the optimizer's lowercase letters put them."
+    p.Define("scatter_gradients", True, scatter)
     p.Define("seed", 1, "The seed of the initial weights, of dropout and of random routing.")
     return p
 

@@ -20,7 +20,7 @@ from lingvo_gshard.hlo.hlo_module import Array
 from lingvo_gshard.input import packing
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers
-from lingvo_gshard.model import flops
+from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import compiled_step, hardware, plan, planner, programs, report
@@ -65,7 +65,7 @@ def _params(num_layers=2):
 
 
 def _request(**changes):
-    parts = Partitioning.from_dict(Mesh.flat(8), _params().sharding)
+    parts = placement.partitioning(_params(), 8)
     asked = Request("toy.MoE8E4L", (), _params(), "v3:2x2", parts).step_only()
     return dataclasses.replace(asked, **changes)
 
@@ -230,10 +230,10 @@ def test_another_partitioning(cpu):
 def test_impossible_requests_are_refused(cpu):
     with pytest.raises(ValueError, match="task.source_vocab_size is as large as the data's.*--set"):
         planner.make(_request(params=_params().Set(**{"task.source_vocab_size": None})))
-    with pytest.raises(ValueError, match="E=8 is not divisible by the 16 partitions"):
-        sixteen = Partitioning.from_dict(Mesh.flat(16), _params().sharding)
+    with pytest.raises(ValueError, match="16 partitions .* do not divide .*num_experts = 8"):
+        sixteen = Partitioning.parse(Mesh.flat(16), "BGE:d")
         planner.make(_request(partitioning=sixteen))
-    with pytest.raises(ValueError, match="decoder.moe.group_size .* 4 groups, .* 8 cores that"):
+    with pytest.raises(ValueError, match="8 partitions .* divide the decoder's groups .* = 4"):
         params = _params()
         params.task.decoder.moe.group_size = 32
         planner.make(_request(params=params))
@@ -325,7 +325,7 @@ def _small_m4():
         stack = params.task.Get(name).Set(dim=128, num_layers=4)
         stack.dense.hidden_dim = stack.moe.hidden_dim = 128
         stack.layer.attention.Set(num_heads=2, head_dim=32)
-    parts = Partitioning.from_dict(Mesh.flat(128), params.sharding)
+    parts = placement.partitioning(params, 128)
     return Request("m4.MoE128E36L", (), params, "v3:8x8", parts)
 
 
@@ -436,7 +436,7 @@ def training(cpu, monkeypatch):
     """A run on two cores whose calls have two training steps; it is planned in this process."""
     monkeypatch.setattr(planner, "in_own_process", lambda function, request: function(request))
     params = _params().Set(**{"train.iterations_per_loop": 2, "train.max_steps": 4})
-    parts = Partitioning.from_dict(Mesh.flat(2), params.sharding)
+    parts = placement.partitioning(params, 2)
     return _request(params=params, partitioning=parts)
 
 
