@@ -72,7 +72,8 @@ def _searched(monkeypatch, tmp_path, step_secs):
         return dataclasses.replace(made, programs=programs)
 
     monkeypatch.setattr(planner, "planned", planned)
-    names, found = _names(8, 8), list(search.search_lines(_request(), tmp_path))
+    sizes = {"task.source_vocab_size": 64, "task.target_vocab_size": 32, "input.batch_size": 64}
+    names, found = _names(8, 8), list(search.search_lines(_request(**sizes), tmp_path))
     assert [line.partition(":")[0] for line in found[: len(names)]] == names
     assert {programs for _, programs in asked[: len(names)]} == {(plan.TRAIN,)}
     tables = [text.splitlines()[1:] for text in found[len(names) :]]
