@@ -442,13 +442,16 @@ def training(cpu, monkeypatch):
 
 @pytest.mark.slow
 def test_the_trainers_program_is_saved(training, tmp_path, monkeypatch):
-    folder = tmp_path / "executables"
-    text = planner.save_training(training, folder)
+    """It is found by what it computes, and so is the same program, whatever its partitioning."""
+    folder, params = tmp_path / "executables", training.params
+    params.Set(mesh="e:*,m:2", sharding="BGE:e,H:m,m:e")
+    asked = dataclasses.replace(training, partitioning=placement.partitioning(params, 4))
+    text = planner.save_training(asked, folder)
     assert text.startswith("saved the compiled program train_2 ")
     assert text.endswith(f"`trainer --executables={folder}` loads it")
-    estimator = run.make_estimator(training.params, str(tmp_path / "run"), 2, str(folder))
+    estimator = run.make_estimator(params, str(tmp_path / "run"), 4, str(folder))
     monkeypatch.setattr(jax.stages.Lowered, "compile", None)  # Nothing is compiled from here on.
-    p = training.params.input
+    p = params.input
     batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
     loaded = estimator._programs.get(ModeKeys.TRAIN, batch, 2)
     assert loaded.program.name == "train_2" and loaded.report().count("all-to-all") > 0
