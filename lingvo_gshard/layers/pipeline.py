@@ -44,6 +44,11 @@ def check_pipeline(name: str, p: Params, block_size: int) -> None:
             raise ValueError(f"{name}: a pipeline of stages={p.stages} needs {what}.")
 
 
+def bubble(p: Params) -> float:
+    """The share of a stage's ticks without a microbatch, for a stack's `p`; 0 without stages."""
+    return (p.stages - 1) / (p.microbatches + p.stages - 1)
+
+
 def split(x: tf.Tensor, microbatches: int) -> tf.Tensor:
     """[B, ...] as microbatches [_, Q, ...]; if B is split, each row stays on its device."""
     rows = tf.reshape(x, [-1, microbatches, *x.shape[1:]])
@@ -81,13 +86,9 @@ class Pipeline:
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """As Loop, with each block's reports averaged over the microbatches.
 
-        Raises ValueError if the microbatches do not divide the batch.
+        Raises ValueError if stages or microbatches do not lie evenly on the partitions.
         """
-        if x.shape[0] % self.microbatches:
-            raise ValueError(
-                f"microbatches={self.microbatches} does not divide a batch of {x.shape[0]} rows; "
-                "choose a divisor."
-            )
+        self._check(x.shape[0])
         loop = Loop(
             functools.partial(self._tick, [each.shape[1] for each in (x, *shared)]),
             self._ticks,
@@ -103,6 +104,19 @@ class Pipeline:
         _, (leaving, *reports) = loop(tf.zeros_like(entering[0]), weights, [entering], remat)
         y = self.annotator.annotate(joined(leaving[self.stages - 1 :, -1]), "BLM")
         return y, [self._mean(report) for report in reports]
+
+    def _check(self, batch: int) -> None:
+        of_stages, of_rows, *_ = self.annotator.factor(_TRAVELLING)
+        if self.stages % of_stages:
+            raise ValueError(
+                f"stages={self.stages} is not a multiple of the {of_stages} partitions along the "
+                f"mesh axis of {STACKED}; change stages, or the mesh."
+            )
+        if batch % (self.microbatches * of_rows):
+            raise ValueError(
+                f"microbatches={self.microbatches} does not divide a batch of {batch} rows into "
+                f"parts for {of_rows} partitions; choose a divisor of {batch // of_rows}."
+            )
 
     def _entering(self, x: tf.Tensor) -> tf.Tensor:
         """[_, R, Q, L, M]: what is added to the stages' inputs in each tick, at the first stage."""

@@ -121,7 +121,8 @@ class Plan:
     `sharding` the axes of each letter. `tokens_per_core` are a batch's target tokens, and
     `model_flops_per_core` what the mathematics of a training step asks for (model/flops.py).
     `host_peak_gib` is the most memory that a planning process held on this machine. `programs`
-    has the training step, and others of the run (programs.py).
+    has the training step, and others of the run (programs.py). `bubble` is the share of the ticks
+    of a pipeline's stages that have no microbatch; their times are counted.
     """
 
     model: str
@@ -135,6 +136,7 @@ class Plan:
     model_flops_per_core: float
     host_peak_gib: float
     programs: dict[str, ProgramPlan]
+    bubble: float = 0.0
 
     @property
     def step(self) -> ProgramPlan:

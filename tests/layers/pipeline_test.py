@@ -3,13 +3,17 @@
 B batch, L target length, T source length, M model.
 """
 
+import collections
 import functools
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import pipeline
 from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.gating import SecondExpert
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.layers.transformer import Source, TransformerStack
@@ -20,7 +24,7 @@ from tests.layers import building
 from tests.spmd import functions
 
 B, L, T, M, E = 8, 6, 4, 8, 4
-_DENSE, _SPARSE = {"R": "p", "B": "d"}, {"R": "p", "B": ("e", "d"), "G": ("e", "d"), "E": "e"}
+_DENSE, _SPARSE = {"R": "p", "B": "d"}, {"R": "p", "B": ("d", "e"), "G": ("d", "e"), "E": "e"}
 _ONE = Partitioning(Mesh.flat(1), ())
 
 
@@ -30,7 +34,7 @@ def _parts(table, **axes):
 
 def _params(*, sparse=False, source=False, dropout=0.0, **settings):
     p = TransformerStack.Params().Set(dim=M, num_layers=4, layers_as=Layers.LOOP)
-    p.Set(remat=Remat.BLOCK, **settings)
+    p.Set(**{"remat": Remat.BLOCK} | settings)
     p.layer.Set(has_source=source)
     p.layer.attention.Set(num_heads=2, head_dim=3)
     p.layer.attention.dropout.rate = p.layer.residual_dropout.rate = dropout
@@ -81,7 +85,6 @@ def _step(parts=_ONE, **settings):
         return NestedMap(
             loss=loss,
             aux=NestedMap({str(i): each for i, each in enumerate(aux)}),
-            rms=NestedMap({str(i): report.rms for i, report in enumerate(reports)}),
             gradients=watched.Pack(gradients),
         )
 
@@ -97,8 +100,104 @@ def _run(parts=_ONE, **settings):
     return result.Transform(np.asarray)
 
 
-def _assert_equal(got, want, atol=1e-5):
-    """Reports' means over microbatches are those over the batch only if they are linear."""
-    for each in (got, want):
-        del each["rms"]
-    building.assert_close(got, want, atol=atol)
+def _counts(parts, **settings):
+    """How many collectives of a kind run so many times, by (kind, times)."""
+    report = _step(parts, **settings).report()
+    return collections.Counter((op.kind, op.times) for op in report.collective_ops)
+
+
+def test_a_pipeline_equals_the_loop():
+    """Each shift, forward, again and backward, is a collective-permute in every tick."""
+    parts = _parts(_DENSE, p=2, d=2)
+    building.assert_close(_run(parts, stages=2, microbatches=4), _run())
+    assert _counts(parts, stages=2, microbatches=4)["collective-permute", 4 + 2 - 1] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parts", "settings"),
+    [
+        (_ONE, {"stages": 2, "microbatches": 8}),
+        (_parts(_DENSE, p=2, d=1), {"stages": 4, "microbatches": 2}),
+        (_parts(_DENSE, p=4, d=2), {"stages": 4, "microbatches": 4, "remat": Remat.NONE}),
+    ],
+)
+def test_every_partitioning_equals_the_loop(parts, settings):
+    building.assert_close(_run(parts, source=True, **settings), _run(source=True))
+
+
+@pytest.mark.slow
+def test_stages_with_experts_equal_the_loop():
+    """The auxiliary loss, and so the weights' gradients, get nothing from the bubble's ticks."""
+    parts, settings = _parts(_SPARSE, p=2, d=2, e=2), {"stages": 2, "microbatches": 2}
+    building.assert_close(_run(parts, sparse=True, **settings), _run(sparse=True))
+    # In each of 3 ticks there and back: forward, again and backward.
+    assert _counts(parts, sparse=True, **settings)["all-to-all", 3] == 6
+
+
+@pytest.mark.slow
+def test_a_single_microbatch_draws_what_the_loop_draws():
+    got, want = (
+        _run(sparse=True, dropout=0.3, **settings)
+        for settings in ({"stages": 2, "microbatches": 1}, {})
+    )
+    building.assert_close(got, want)
+    other = _run(sparse=True, dropout=0.3, stages=2, microbatches=2)
+    assert abs(other.loss - want.loss) > 1e-3
+
+
+def test_a_partition_holds_the_weights_of_its_stage():
+    stack = _params().Instantiate(building.Unannotated())
+    parts = _parts(_DENSE, p=4, d=2)
+    for spec in building.theta_specs(stack).block[0].Flatten():
+        assert parts.shard_shape(spec) == (1, *spec.shape[1:])
+
+
+def test_the_first_microbatch_has_the_seed_of_a_batch():
+    context = Context(Mode.TRAIN, tf.constant([3, 5]))
+    seeds = [tuple(context.in_microbatch(tf.constant(i)).seed.numpy()) for i in range(2048)]
+    assert seeds[0] == (3, 5) and len(set(seeds)) == 2048
+    assert min(abs(int(salt) - 5) for _, salt in seeds[1:]) > 10**5  # Steps are in the salt, too.
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 3)])
+def test_joined_microbatches_are_the_batch(shape):
+    x = tf.random.normal(shape)
+    parts = pipeline.split(x, 4)
+    assert parts.shape == (4, 3, *shape[1:])
+    np.testing.assert_array_equal(parts[1], x[1::4])
+    np.testing.assert_array_equal(pipeline.joined(parts), x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stages": 3}, "stages=3 needs a number of stages that divides its 4 blocks"),
+        ({"stages": 0}, "stages=0 and microbatches=1: both are 1 or more"),
+        ({"microbatches": 2}, "microbatches need 2 stages or more"),
+        ({"stages": 2, "layers_as": Layers.UNROLLED}, "needs layers_as=LOOP"),
+        ({"stages": 2, "remat": Remat.ALL_BUT_PRODUCTS}, "needs remat=BLOCK or NONE"),
+    ],
+)
+def test_settings_that_make_no_pipeline_are_refused(settings, message):
+    with pytest.raises(ValueError, match=f"^stack: .*{message}"):
+        _params(**settings).Instantiate(building.Unannotated(), "stack")
+
+
+def test_dispatch_by_gather_is_refused():
+    params = _params(sparse=True, stages=2)
+    params.moe.dispatch = Dispatch.GATHER
+    with pytest.raises(ValueError, match="stages=2 needs moe.dispatch=EINSUM"):
+        params.Instantiate(building.Unannotated())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stages": 2}, "stages=2 is not a multiple of the 4 partitions along"),
+        ({"stages": 4, "microbatches": 8}, "microbatches=8 .* 8 rows .*choose a divisor of 4"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        _step(_parts(_DENSE, p=4, d=2), **settings)
