@@ -109,8 +109,9 @@ def _counts(parts, **settings):
 def test_a_pipeline_equals_the_loop():
     """Each shift, forward, again and backward, is a collective-permute in every tick."""
     parts = _parts(_DENSE, p=2, d=2)
-    building.assert_close(_run(parts, stages=2, microbatches=4), _run())
-    assert _counts(parts, stages=2, microbatches=4)["collective-permute", 4 + 2 - 1] == 3
+    settings = {"num_layers": 2, "stages": 2, "microbatches": 4}
+    building.assert_close(_run(parts, **settings), _run(num_layers=2))
+    assert _counts(parts, **settings)["collective-permute", 4 + 2 - 1] == 3
 
 
 @pytest.mark.slow
@@ -155,8 +156,8 @@ def test_a_partition_holds_the_weights_of_its_stage():
 
 def test_the_first_microbatch_has_the_seed_of_a_batch():
     context = Context(Mode.TRAIN, tf.constant([3, 5]))
-    seeds = [tuple(context.in_microbatch(tf.constant(i)).seed.numpy()) for i in range(2048)]
-    assert seeds[0] == (3, 5) and len(set(seeds)) == 2048
+    seeds = [tuple(context.in_microbatch(tf.constant(i)).seed.numpy()) for i in range(256)]
+    assert seeds[0] == (3, 5) and len(set(seeds)) == 256
     assert min(abs(int(salt) - 5) for _, salt in seeds[1:]) > 10**5  # Steps are in the salt, too.
 
 
