@@ -79,7 +79,7 @@ def plan_lines(request: Request, folder: pathlib.Path, save: bool = False) -> It
 
 def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
     """Yields each candidate as soon as its step is planned, their ranking, the best's programs."""
-    planner.check_rows(request)
+    planner.check(request)
     moe = request.params.task.encoder.moe
     num_experts = None if moe is None else moe.num_experts
     trials = []

@@ -17,11 +17,13 @@ DIMS_ATTRIBUTE = "_dims"
 class Annotator:
     """Applies a partitioning to the tensors of a traced function; see base_layer.Annotator.
 
+    With `scatter_gradients`, a weight's gradient is summed only where its update is computed.
     `mapped` is the dim over which tf.vectorized_map maps the function, or empty. The map hands each
     annotation on to the tensor with this leading dim, so it must be that tensor's.
     """
 
     partitioning: Partitioning
+    scatter_gradients: bool = True
     mapped: str = ""
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
@@ -42,6 +44,10 @@ class Annotator:
         annotated = sharding.apply_to_tensor(tensor, use_sharding_op=True)
         annotated.op._set_attr(DIMS_ATTRIBUTE, tf.compat.v1.AttrValue(s=dims.encode()))
         return annotated
+
+    def annotate_gradient(self, gradient: tf.Tensor, dims: str) -> tf.Tensor:
+        """Annotates the gradient of a weight with these dims."""
+        return self.annotate(gradient, dims.lower() if self.scatter_gradients else dims)
 
     def locally(
         self,
