@@ -10,9 +10,10 @@ B batch, Q rows of a microbatch, L length of all tensors that travel, M model.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
+from tensorflow.python.ops.parallel_for import control_flow_ops
 
 from lingvo_gshard.core.base_layer import STACKED, Annotator
 from lingvo_gshard.core.hyperparams import Params
@@ -35,7 +36,7 @@ def check_pipeline(name: str, p: Params, block_size: int) -> None:
     blocks = p.num_layers // block_size
     needed = {
         "layers_as=LOOP": p.layers_as is Layers.LOOP,
-        "remat=BLOCK or NONE": p.remat is not Remat.ALL_BUT_PRODUCTS,
+        "remat=BLOCK": p.remat is Remat.BLOCK,
         "moe.dispatch=EINSUM": p.moe is None or p.moe.dispatch is Dispatch.EINSUM,
         f"a number of stages that divides its {blocks} blocks": blocks % p.stages == 0,
     }
@@ -98,6 +99,7 @@ class Pipeline:
             weight_dims=[_TRAVELLING],
             stack_dim="_",
             report_dims=_report_dims,
+            as_function=True,
         )
         entering = self._entering(tf.concat([x, *shared], 1))
         weights = [tf.reshape(each, [self.stages, -1, *each.shape[1:]]) for each in stacks]
@@ -132,8 +134,7 @@ class Pipeline:
         *weights, entering = rest
         x = self.annotator.annotate(tf.pad(x[:-1], [[1, 0], *[[0, 0]] * 3]), _TRAVELLING)
         args = (tf.range(self.stages), x + entering, *weights)
-        stage = functools.partial(self._stage, lengths, tick)
-        y, *reports = tf.vectorized_map(lambda a: stage(*a), args, fallback_to_while_loop=False)
+        y, *reports = _mapped(functools.partial(self._stage, lengths, tick), args)
         y = self.annotator.annotate(y, _TRAVELLING)
         return [y, y[:, :, : lengths[0]], *reports]
 
@@ -153,6 +154,19 @@ class Pipeline:
         """[R, ...]: the mean over the microbatches of a report [ticks, stages, blocks, ...]."""
         of_stages = [report[s : s + self.microbatches, s] for s in range(self.stages)]
         return tf.concat([tf.reduce_mean(each, 0) for each in of_stages], 0)
+
+
+def _mapped(fn: Callable[..., list[tf.Tensor]], args: Tensors) -> list[tf.Tensor]:
+    """tf.vectorized_map of `fn` over the first dim of all arguments, in a Loop's own function.
+
+    The public one is a function inside the loop. In its gradient TensorFlow takes all that enters
+    the map for possible constants, and so holds whole activations where it lowers the program.
+    """
+    return control_flow_ops._pfor_impl(
+        lambda i: fn(*(tf.gather(each, i) for each in args)),
+        args[0].shape[0],
+        fallback_to_while_loop=False,
+    )
 
 
 def _report_dims(spec: tf.TensorSpec) -> str:

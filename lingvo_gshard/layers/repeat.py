@@ -69,7 +69,8 @@ class Loop:
     """A block applied R times in one while-loop, and in a second one for the gradient.
 
     The dims are those of x, of each shared tensor, and of each weight of one block; `stack_dim` is
-    the leading dim of stacks, and `report_dims` gives the dims of one report.
+    the leading dim of stacks, and `report_dims` gives the dims of one report. With `as_function`, a
+    loop's body is a function, in which TensorFlow drops operations that nothing uses.
     """
 
     block: Block
@@ -80,6 +81,7 @@ class Loop:
     weight_dims: Sequence[str]
     stack_dim: str = STACKED
     report_dims: Callable[[tf.Tensor | tf.TensorSpec], str] = lambda x: "_" * x.shape.rank
+    as_function: bool = False
 
     def __call__(
         self, x: tf.Tensor, shared: Tensors, stacks: Tensors, remat: Remat
@@ -190,6 +192,8 @@ class Loop:
         return [tf.TensorSpec(t.shape, t.dtype) for t in reports]
 
     def _while(self, body: Callable[..., list[tf.Tensor]], start: Tensors) -> list[tf.Tensor]:
+        if self.as_function:
+            body = tf.function(body, autograph=False)
         _, *carried = tf.while_loop(
             lambda k, *_: k < self.num_blocks,
             lambda k, *carried: [k + 1, *body(k, *carried)],

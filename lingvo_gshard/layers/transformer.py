@@ -309,7 +309,10 @@ class TransformerStack(BaseLayer):
     def _pipeline(
         self, weights: NestedMap, shared: list[tf.Tensor], masks: list[tf.Tensor], context: Context
     ) -> Pipeline:
-        by_microbatch = [split(mask, self.p.microbatches) for mask in masks]
+        by_microbatch = [
+            self.annotate(split(mask, self.p.microbatches), "_BL__"[: len(mask.shape) + 1])
+            for mask in masks
+        ]
         annotator = self._annotator.over(STACKED)
         layers = [layer.p.Instantiate(annotator, layer.path) for layer in self.block]
 

@@ -120,7 +120,7 @@ def test_a_pipeline_equals_the_loop():
     [
         (_ONE, {"stages": 2, "microbatches": 8}),
         (_parts(_DENSE, p=2, d=1), {"stages": 4, "microbatches": 2}),
-        (_parts(_DENSE, p=4, d=2), {"stages": 4, "microbatches": 4, "remat": Remat.NONE}),
+        (_parts(_DENSE, p=4, d=2), {"stages": 4, "microbatches": 4}),
     ],
 )
 def test_every_partitioning_equals_the_loop(parts, settings):
@@ -177,7 +177,7 @@ def test_joined_microbatches_are_the_batch(shape):
         ({"stages": 0}, "stages=0 and microbatches=1: both are 1 or more"),
         ({"microbatches": 2}, "microbatches need 2 stages or more"),
         ({"stages": 2, "layers_as": Layers.UNROLLED}, "needs layers_as=LOOP"),
-        ({"stages": 2, "remat": Remat.ALL_BUT_PRODUCTS}, "needs remat=BLOCK or NONE"),
+        ({"stages": 2, "remat": Remat.NONE}, "needs remat=BLOCK"),
     ],
 )
 def test_settings_that_make_no_pipeline_are_refused(settings, message):
