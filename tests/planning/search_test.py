@@ -55,9 +55,15 @@ def test_every_candidate_splits_the_batch_over_all_cores(num_experts):
 
 
 def _searched(monkeypatch, tmp_path, step_secs):
-    """Searches with a plan of such a step for each folder, None if it does not fit, or an error."""
+    """Searches with a plan of such a step for each folder, None if it does not fit, or an error.
+
+    Returns the lines of the candidates, those of the ranking, those of the chosen one's programs if
+    one fits, and what was planned besides the candidates' training steps: programs by folder.
+    """
+    asked = []
 
     def planned(request, folder):
+        asked.append((folder.name, request.programs))
         secs = step_secs.get(folder.name)
         if isinstance(secs, str):
             raise ValueError(secs)
@@ -66,9 +72,12 @@ def _searched(monkeypatch, tmp_path, step_secs):
         return dataclasses.replace(made, programs=programs)
 
     monkeypatch.setattr(planner, "planned", planned)
-    names, found = _names(8, 8), list(search.search_lines(_request(), tmp_path))
+    sizes = {"task.source_vocab_size": 64, "task.target_vocab_size": 32, "input.batch_size": 64}
+    names, found = _names(8, 8), list(search.search_lines(_request(**sizes), tmp_path))
     assert [line.partition(":")[0] for line in found[: len(names)]] == names
-    return found[: len(names)], *(text.splitlines()[1:] for text in found[len(names) :])
+    assert {programs for _, programs in asked[: len(names)]} == {(plan.TRAIN,)}
+    tables = [text.splitlines()[1:] for text in found[len(names) :]]
+    return found[: len(names)], *tables, dict(asked[len(names) :])
 
 
 def test_what_fits_is_ranked_and_the_choice_is_explained(monkeypatch, tmp_path):
@@ -77,8 +86,8 @@ def test_what_fits_is_ranked_and_the_choice_is_explained(monkeypatch, tmp_path):
         "data_parallel_dense_weights_split_over_H": "E=7 is not divisible by 8 partitions\nmore",
         "experts_on_the_batch_s_axis_the_paper_s": 0.5,
     }
-    progress, ranking, programs = _searched(monkeypatch, tmp_path, step_secs)
-    # Those of the chosen one alone are compiled.
+    progress, ranking, programs, besides = _searched(monkeypatch, tmp_path, step_secs)
+    assert besides == {"experts_on_the_batch_s_axis_the_paper_s": plan.PROGRAMS}
     assert [line.split()[0] for line in programs[1:5]] == list(plan.PROGRAMS)
     unfit = "data parallel only: does not fit, 20.00 of 15.48 GiB"
     refused = (
@@ -98,8 +107,8 @@ def test_what_fits_is_ranked_and_the_choice_is_explained(monkeypatch, tmp_path):
 
 
 def test_nothing_fits(monkeypatch, tmp_path):
-    _, ranking = _searched(monkeypatch, tmp_path, {})
-    assert ranking[-1] == "chosen: none, for none fits."
+    _, ranking, besides = _searched(monkeypatch, tmp_path, {})
+    assert ranking[-1] == "chosen: none, for none fits." and not besides
 
 
 def _planned(monkeypatch, fits):
