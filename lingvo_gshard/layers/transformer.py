@@ -283,16 +283,14 @@ class TransformerStack(BaseLayer):
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         weights = NestedMap(layers=theta.block)
         repeat = self._pipeline if self.p.stages > 1 and context.training else self._loop
-        run = repeat(weights, shared, masks, context)
+        run = repeat(weights, masks, context)
         x, stacks = run(x, shared, weights.Flatten(), self.p.remat)
         reports: list[LayerReport] = []
         for index in range(run.num_blocks):
             reports += _reports(self.block, (stack[index] for stack in stacks))
         return x, reports
 
-    def _loop(
-        self, weights: NestedMap, shared: list[tf.Tensor], masks: list[tf.Tensor], context: Context
-    ) -> Loop:
+    def _loop(self, weights: NestedMap, masks: list[tf.Tensor], context: Context) -> Loop:
         def block(products: Products, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
             first = index * self._block_size
             return self._apply(self.block, weights, masks, context, first, products, *args)
@@ -302,13 +300,11 @@ class TransformerStack(BaseLayer):
             self.p.num_layers // self._block_size,
             self._annotator,
             x_dims="BLM",
-            shared_dims=["BTM"] * len(shared),
+            shared_dims=["BTM"] * (len(masks) - 2),  # With a third mask, the source.
             weight_dims=self._weight_dims,
         )
 
-    def _pipeline(
-        self, weights: NestedMap, shared: list[tf.Tensor], masks: list[tf.Tensor], context: Context
-    ) -> Pipeline:
+    def _pipeline(self, weights: NestedMap, masks: list[tf.Tensor], context: Context) -> Pipeline:
         by_microbatch = [
             self.annotate(split(mask, self.p.microbatches), "_BL__"[: len(mask.shape) + 1])
             for mask in masks
