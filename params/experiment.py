@@ -31,6 +31,8 @@ class TranslationExperiment:
     DISPATCH = Dispatch.EINSUM
     LAYERS_AS = Layers.UNROLLED
     REMAT = Remat.NONE
+    STAGES = 1  # of a pipeline; needs LOOP
+    MICROBATCHES = 1
     ACTIVATION_DTYPE = "float32"
     DROPOUT = 0.1
     LABEL_SMOOTHING = 0.1
@@ -97,6 +99,8 @@ class TranslationExperiment:
             num_layers=cls.NUM_LAYERS // 2,
             layers_as=cls.LAYERS_AS,
             remat=cls.REMAT,
+            stages=cls.STAGES,
+            microbatches=cls.MICROBATCHES,
         )
         p.dense.hidden_dim = cls.HIDDEN_DIM
         p.layer.attention.Set(num_heads=cls.NUM_HEADS, head_dim=cls.HEAD_DIM)

@@ -36,6 +36,8 @@ class Annotator(Protocol):
 
     def factor(self, dims: str) -> tuple[int, ...]: ...
 
+    def over(self, dim: str) -> Annotator: ...
+
 
 # The leading dim of an array that stacks the weights of several layers.
 STACKED = "R"

@@ -119,6 +119,12 @@ class Context:
         seed = tf.stack([key + tf.convert_to_tensor(index + 1) * _INDEX_STRIDE, salt])
         return dataclasses.replace(self, seed=seed, scope=path)
 
+    def in_microbatch(self, index: tf.Tensor) -> Context:
+        """The context of microbatch `index`; the first one has the seed of a whole batch."""
+        assert self.seed is not None
+        step = tf.stack([0, index * _INDEX_STRIDE])
+        return dataclasses.replace(self, seed=self.seed + step)
+
     def seed_for(self, path: str) -> tf.Tensor:
         """The seed, int32 [2], for the layer at `path`; only when training."""
         assert self.seed is not None and path.startswith(self.scope), (path, self.scope)

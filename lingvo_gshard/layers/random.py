@@ -26,7 +26,7 @@ def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
     before, last = shape[:start], shape[start:]
     if math.prod(before) > _MAX_INDICES:
         raise ValueError(f"random_bits: {shape} has too many elements for two 32-bit indices.")
-    keys = tf.bitcast(seed, tf.uint32)
+    keys = tf.cast(seed, tf.uint32)  # Negative numbers wrap around.
     high = tf.reshape(_flat_index(before), [*before, *[1] * len(last)])
     mixed = _finalize(_xor(_flat_index(last), _finalize(keys[0] + _uint32(0x9E3779B9))))
     return _finalize(mixed + _finalize(keys[1] + _uint32(0x7F4A7C15) + high))

@@ -68,7 +68,9 @@ def _replayed(kept: Tensors) -> Products:
 class Loop:
     """A block applied R times in one while-loop, and in a second one for the gradient.
 
-    The dims are those of x, of each shared tensor, and of each weight of one block.
+    The dims are those of x, of each shared tensor, and of each weight of one block; `stack_dim` is
+    the leading dim of stacks, and `report_dims` gives the dims of one report. With `as_function`, a
+    loop's body is a function, in which TensorFlow drops operations that nothing uses.
     """
 
     block: Block
@@ -77,6 +79,9 @@ class Loop:
     x_dims: str
     shared_dims: Sequence[str]
     weight_dims: Sequence[str]
+    stack_dim: str = STACKED
+    report_dims: Callable[[tf.Tensor | tf.TensorSpec], str] = lambda x: "_" * x.shape.rank
+    as_function: bool = False
 
     def __call__(
         self, x: tf.Tensor, shared: Tensors, stacks: Tensors, remat: Remat
@@ -117,9 +122,9 @@ class Loop:
             return [y, *(tensor for _, tensor in kept), *reports]
 
         specs = self._report_specs(keeping, x, shared, stacks)
-        report_dims = ["_" * spec.shape.rank for spec in specs[len(kept_dims) :]]
+        report_dims = map(self.report_dims, specs[len(kept_dims) :])
         stacked = [*self.weight_dims, *kept_dims, *report_dims]
-        dims = [self.x_dims, *(STACKED + each for each in stacked)]
+        dims = [self.x_dims, *(self.stack_dim + each for each in stacked)]
 
         def body(i: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
             x, *rest = self._annotated(carried, dims)
@@ -144,7 +149,8 @@ class Loop:
     ) -> list[tf.Tensor]:
         """Gradients of x, shared and stacks, given the stacks of kept tensors with their dims."""
         one_dims = [self.x_dims, *self.shared_dims, *self.weight_dims]
-        dims = [self.x_dims, *self.shared_dims, *(STACKED + each for each in self.weight_dims)]
+        stacked = [self.stack_dim + each for each in self.weight_dims]
+        dims = [self.x_dims, *self.shared_dims, *stacked]
         n = len(shared)
 
         def annotated(gradients: Tensors, dims: Sequence[str]) -> list[tf.Tensor]:
@@ -159,7 +165,8 @@ class Loop:
             weights = [_weight(stack, i) for stack in stacks]
             x, *products = (self.annotator.annotate(_item(stack, i), d) for stack, d in kept)
             args = self._annotated([x, *shared, *weights], one_dims)
-            d_results = [d_x, *(_item(stack, i) for stack in d_reports)]
+            d_items = [_item(stack, i) for stack in d_reports]
+            d_results = [d_x, *self._annotated(d_items, list(map(self.report_dims, d_items)))]
             block = functools.partial(self.block, _replayed(products), i)
             d_args = _pull_back(block, args, d_results)
             d_x, *new = annotated(d_args, one_dims)
@@ -185,6 +192,8 @@ class Loop:
         return [tf.TensorSpec(t.shape, t.dtype) for t in reports]
 
     def _while(self, body: Callable[..., list[tf.Tensor]], start: Tensors) -> list[tf.Tensor]:
+        if self.as_function:
+            body = tf.function(body, autograph=False)
         _, *carried = tf.while_loop(
             lambda k, *_: k < self.num_blocks,
             lambda k, *carried: [k + 1, *body(k, *carried)],

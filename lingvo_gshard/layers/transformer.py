@@ -10,16 +10,17 @@ from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
-from lingvo_gshard.core.base_layer import BaseLayer
+from lingvo_gshard.core.base_layer import STACKED, BaseLayer
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import KeysValues, MultiHeadAttention
-from lingvo_gshard.layers.context import Context, LayerReport, Products
+from lingvo_gshard.layers.context import Context, LayerReport, Products, computed
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer, LayerNorm
 from lingvo_gshard.layers.gating import Routing
 from lingvo_gshard.layers.moe import MoELayer
-from lingvo_gshard.layers.repeat import Block, Layers, Loop, Remat, recomputed
+from lingvo_gshard.layers.pipeline import Pipeline, check_pipeline, split
+from lingvo_gshard.layers.repeat import Layers, Loop, Remat, recomputed
 from lingvo_gshard.layers.slices import lengthened, write_at
 
 
@@ -199,6 +200,8 @@ class TransformerStack(BaseLayer):
         p.Define("moe", MoELayer.Params(), "The feed-forward of odd layers; None for dense ones.")
         p.Define("layers_as", Layers.UNROLLED, "How the program applies the layers.")
         p.Define("remat", Remat.NONE, "What the backward pass recomputes.")
+        p.Define("stages", 1, "The stages of a pipeline (GPipe) for training; needs LOOP.")
+        p.Define("microbatches", 1, "The parts of a batch that pass through the pipeline.")
         return p
 
     def __init__(self, params: InstantiableParams, *args) -> None:
@@ -208,6 +211,7 @@ class TransformerStack(BaseLayer):
             raise ValueError(f"{self.path}: num_layers must be 1 or more, got {p.num_layers}.")
         kinds = [p.dense] if p.moe is None else [p.dense, p.moe]
         self._block_size = size = len(kinds)
+        check_pipeline(self.path, p, size)
         layers = [
             p.layer.Copy().Set(dim=p.dim, feed_forward=kinds[i % size].Copy())
             for i in range(p.num_layers)
@@ -234,28 +238,9 @@ class TransformerStack(BaseLayer):
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         """Applies all layers; see TransformerLayer.FProp. Returns one report for each layer."""
         shared = [] if source is None else [source.encoded]
-
-        def apply(
-            layers: list[TransformerLayer],
-            weights: NestedMap,
-            first: int | tf.Tensor,
-            products: Products,
-            x: tf.Tensor,
-            *rest: tf.Tensor,
-        ) -> list[tf.Tensor]:
-            """Applies the layers from index `first` on, as a repeat.Block."""
-            memory = None if source is None else Source(rest[0], source.mask)
-            thetas = weights.Pack(rest[len(shared) :]).layers
-            reported = []
-            for j, (layer, own) in enumerate(zip(layers, thetas, strict=True)):
-                inner = context.in_layer(self.path, first + j, layer.path)
-                inner = dataclasses.replace(inner, product=products)
-                x, report = layer.FProp(own, x, mask, valid_mask, memory, inner)
-                reported += report.tensors()
-            return [x, *reported]
-
-        run = self._unrolled if self.p.layers_as is Layers.UNROLLED else self._loop
-        x, reports = run(theta, x, shared, apply)
+        masks = [mask, valid_mask] if source is None else [mask, valid_mask, source.mask]
+        run = self._unrolled if self.p.layers_as is Layers.UNROLLED else self._repeated
+        x, reports = run(theta, x, shared, masks, context)
         return self.norm.FProp(theta.norm, x), reports
 
     def InitCache(self, theta: NestedMap, encoded: tf.Tensor, cache_len: int) -> NestedMap:
@@ -282,39 +267,92 @@ class TransformerStack(BaseLayer):
         return self.norm.FProp(theta.norm, x), NestedMap(layers=caches), attention
 
     def _unrolled(
-        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], apply: Block
+        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], *args
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         reports: list[LayerReport] = []
         for first in range(0, self.p.num_layers, self._block_size):
             layers = self.layers[first : first + self._block_size]
             weights = NestedMap(layers=theta.layers[first : first + self._block_size])
-            block = functools.partial(apply, layers, weights, first)
+            block = functools.partial(self._apply, layers, weights, *args, first)
             x, *tensors = recomputed(block, self.p.remat)(x, *shared, *weights.Flatten())
             reports += _reports(layers, iter(tensors))
         return x, reports
 
-    def _loop(
-        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], apply: Block
+    def _repeated(
+        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], masks: list, context: Context
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         weights = NestedMap(layers=theta.block)
-        specs = NestedMap(layers=[layer.weight_specs for layer in self.block])
+        repeat = self._pipeline if self.p.stages > 1 and context.training else self._loop
+        run = repeat(weights, masks, context)
+        x, stacks = run(x, shared, weights.Flatten(), self.p.remat)
+        reports: list[LayerReport] = []
+        for index in range(run.num_blocks):
+            reports += _reports(self.block, (stack[index] for stack in stacks))
+        return x, reports
 
+    def _loop(self, weights: NestedMap, masks: list[tf.Tensor], context: Context) -> Loop:
         def block(products: Products, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
-            return apply(self.block, weights, index * self._block_size, products, *args)
+            first = index * self._block_size
+            return self._apply(self.block, weights, masks, context, first, products, *args)
 
-        loop = Loop(
+        return Loop(
             block,
             self.p.num_layers // self._block_size,
             self._annotator,
             x_dims="BLM",
-            shared_dims=["BTM"] * len(shared),
-            weight_dims=[spec.dims for spec in specs.Flatten()],
+            shared_dims=["BTM"] * (len(masks) - 2),  # With a third mask, the source.
+            weight_dims=self._weight_dims,
         )
-        x, stacks = loop(x, shared, weights.Flatten(), self.p.remat)
-        reports: list[LayerReport] = []
-        for index in range(loop.num_blocks):
-            reports += _reports(self.block, (stack[index] for stack in stacks))
-        return x, reports
+
+    def _pipeline(self, weights: NestedMap, masks: list[tf.Tensor], context: Context) -> Pipeline:
+        by_microbatch = [
+            self.annotate(split(mask, self.p.microbatches), "_BL__"[: len(mask.shape) + 1])
+            for mask in masks
+        ]
+        annotator = self._annotator.over(STACKED)
+        layers = [layer.p.Instantiate(annotator, layer.path) for layer in self.block]
+
+        def block(microbatch: tf.Tensor, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
+            now = [tf.gather(mask, microbatch) for mask in by_microbatch]
+            inner, first = context.in_microbatch(microbatch), index * self._block_size
+            return self._apply(layers, weights, now, inner, first, computed, *args)
+
+        return Pipeline(
+            block,
+            self.p.num_layers // self._block_size,
+            self.p.stages,
+            self.p.microbatches,
+            self._annotator,
+            self._weight_dims,
+        )
+
+    def _apply(
+        self,
+        layers: list[TransformerLayer],
+        weights: NestedMap,
+        masks: list[tf.Tensor],
+        context: Context,
+        first: int | tf.Tensor,
+        products: Products,
+        x: tf.Tensor,
+        *rest: tf.Tensor,
+    ) -> list[tf.Tensor]:
+        """Applies the layers from index `first` on, as a repeat.Block."""
+        mask, valid_mask, *source_mask = masks
+        memory = Source(rest[0], source_mask[0]) if source_mask else None
+        thetas = weights.Pack(rest[len(source_mask) :]).layers
+        reported = []
+        for j, (layer, own) in enumerate(zip(layers, thetas, strict=True)):
+            inner = context.in_layer(self.path, first + j, layer.path)
+            inner = dataclasses.replace(inner, product=products)
+            x, report = layer.FProp(own, x, mask, valid_mask, memory, inner)
+            reported += report.tensors()
+        return [x, *reported]
+
+    @property
+    def _weight_dims(self) -> list[str]:
+        specs = NestedMap(layers=[layer.weight_specs for layer in self.block])
+        return [spec.dims for spec in specs.Flatten()]
 
     def _layers_and_weights(self, theta: NestedMap) -> list[tuple[TransformerLayer, NestedMap]]:
         """Each layer with its weights; in a LOOP, with its slices of the stacks."""

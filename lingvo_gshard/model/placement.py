@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.layers import moe
+from lingvo_gshard.layers import moe, pipeline
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh, names_of
 
@@ -37,16 +37,22 @@ def num_weights(params: Params) -> int:
 
 
 def num_groups(params: Params) -> dict[str, int]:
-    """Returns how many groups of tokens a batch has in each stack with experts.
+    """Returns how many groups of tokens a (micro)batch has in each stack with experts.
 
-    Raises ValueError if a stack's group size does not divide its batch's tokens.
+    Raises ValueError if a stack's group size does not divide its tokens.
     """
     groups = {}
     for stack, length in _STACKS.items():
         if (p := params.task.Get(stack).moe) is not None:
-            sizes = params.input.batch_size, params.input.Get(length)
+            rows = params.input.batch_size // params.task.Get(stack).microbatches
+            sizes = rows, params.input.Get(length)
             groups[stack] = moe.num_groups(p, f"task.{stack}.moe.group_size", *sizes)
     return groups
+
+
+def bubble(params: Params) -> float:
+    """Returns the share of the time that a pipeline's stages have no microbatch, at worst."""
+    return max(pipeline.bubble(params.task.Get(stack)) for stack in _STACKS)
 
 
 def check_divisible(params: Params, parts: Partitioning, rows: Collection[str] = _ROWS) -> None:

@@ -124,6 +124,7 @@ class Plan:
     `sharding` the axes of each letter. `model_flops_per_core` is what the mathematics of a training
     step asks for (model/flops.py). `host_peak_gib` is the most memory that a planning process held
     on this machine. `programs` has the training step, and others of the run (programs.py).
+    `bubble` is the share of a pipeline's ticks in which a stage has no microbatch.
     """
 
     model: str
@@ -136,6 +137,7 @@ class Plan:
     model_flops_per_core: float
     host_peak_gib: float
     programs: dict[str, ProgramPlan]
+    bubble: float = 0.0
 
     @property
     def step(self) -> ProgramPlan:

@@ -118,6 +118,7 @@ def make(request: Request) -> Plan:
         model_flops_per_core=needed / parts.num_partitions,
         host_peak_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB,
         programs=made,
+        bubble=placement.bubble(params),
     )
 
 

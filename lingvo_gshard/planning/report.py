@@ -12,7 +12,15 @@ from matplotlib.figure import Figure
 from lingvo_gshard.core import table
 from lingvo_gshard.planning.categories import Category
 from lingvo_gshard.planning.memory import Memory
-from lingvo_gshard.planning.plan import DECODE, PAPERS_SHARE, Plan, ProgramPlan, StepCost, Times
+from lingvo_gshard.planning.plan import (
+    DECODE,
+    PAPERS_SHARE,
+    TRAIN,
+    Plan,
+    ProgramPlan,
+    StepCost,
+    Times,
+)
 from lingvo_gshard.spmd import topology
 
 MEMORY_PNG, TIME_PNG, REPORT_MD = "memory.png", "time.png", "report.md"
@@ -177,6 +185,8 @@ def programs(plan: Plan) -> str:
 
 def caveats(plan: Plan) -> Iterator[str]:
     """Yields what the times of the programs leave out, or count in full."""
+    if plan.bubble:
+        yield f"{TRAIN}: counts the pipeline's bubble, {plan.bubble:.1%} of the ticks of a stage"
     for name, program in plan.programs.items():
         for source in program.cost.uncounted_loops if program.cost else ():
             yield f"{name}: a loop of unknown length, counted as one trip, in {source}"

@@ -18,10 +18,13 @@ class Annotator:
     """Applies a partitioning to the tensors of a traced function; see base_layer.Annotator.
 
     With `scatter_gradients`, a weight's gradient is summed only where its update is computed.
+    `mapped` is the dim over which tf.vectorized_map maps the function, or empty. The map hands each
+    annotation on to the tensor with this leading dim, so it must be that tensor's.
     """
 
     partitioning: Partitioning
     scatter_gradients: bool = True
+    mapped: str = ""
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Annotates `tensor` of rank len(dims) with the sharding that the table gives its dims.
@@ -35,9 +38,10 @@ class Annotator:
                 f"annotate: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, "
                 f"but dims {dims!r} name {len(dims)}."
             )
+        dims = self.mapped + dims
         check_named_once(f"annotate: {tensor.name} of shape {tensor.shape}", dims)
-        grid = self.partitioning.mesh.grid
-        annotated = annotate.mesh_split(tensor, grid, self.partitioning.axes(dims))
+        sharding = annotate.mesh_sharding(self.partitioning.mesh.grid, self.partitioning.axes(dims))
+        annotated = sharding.apply_to_tensor(tensor, use_sharding_op=True)
         annotated.op._set_attr(DIMS_ATTRIBUTE, tf.compat.v1.AttrValue(s=dims.encode()))
         return annotated
 
@@ -63,3 +67,7 @@ class Annotator:
     def factor(self, dims: str) -> tuple[int, ...]:
         """How many ways each dim is split."""
         return self.partitioning.factor(dims)
+
+    def over(self, dim: str) -> "Annotator":
+        """The annotator inside a map over the leading dim `dim`; it can't be used for `locally`."""
+        return dataclasses.replace(self, mapped=dim)

@@ -15,8 +15,9 @@ from lingvo_gshard.train.hooks import NonFinite
 
 _PARAMS = "params.txt"
 _LOCK = "train.lock"
-# Settings of earlier versions. Folders may still hold them; they never told models apart.
-_REMOVED = (".second_threshold", "_capacity.number")
+# Settings that do not tell models apart: two of earlier versions, and a pipeline's, which may
+# change between runs.
+_IGNORED = (".second_threshold", "_capacity.number", ".stages", ".microbatches")
 
 
 def train_params() -> Params:
@@ -107,6 +108,6 @@ def _entries(text: str, prefixes: tuple[str, ...]) -> str:
         counts = any(f"{path}.".startswith(f"{prefix}.") for prefix in prefixes)
         if not prefixes:
             counts = not path.startswith("train.")
-        if counts and not path.endswith(_REMOVED):
+        if counts and not path.endswith(_IGNORED):
             lines.append(line)
     return "".join(lines)

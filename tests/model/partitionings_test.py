@@ -93,3 +93,23 @@ def training():
 @pytest.mark.parametrize("way", _WAYS)
 def test_training_equals_that_of_one_device(training, way):
     training(8, *_WAYS[way]).equals(training(1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "way",
+    [("mesh=p:2,d:*", "sharding=R:p,B:d+p"), ("mesh=p:2,d:2,e:*", "sharding=R:p,BG:d+e,E:e")],
+    ids=["pipeline", "pipeline x experts x data"],
+)
+def test_training_in_stages_equals_the_loop(training, way):
+    """Random numbers differ by microbatch, and are off."""
+    settings = ["optimizer.schedule.multiplier=0.1", "task.input_dropout.rate=0.0"]
+    stages = []
+    for stack in ("encoder", "decoder"):
+        names = [f"task.{stack}.{each}" for each in ("layers_as", "remat", "num_layers")]
+        settings += map("=".join, zip(names, ("LOOP", "BLOCK", "4"), strict=True))
+        settings += [f"task.{stack}.moe.second_expert=ALL"]
+        for dropout in ("attention.dropout", "residual_dropout"):
+            settings += [f"task.{stack}.layer.{dropout}.rate=0.0"]
+        stages += [f"task.{stack}.stages=2", f"task.{stack}.microbatches=2"]
+    training(8, *way, *settings, *stages).equals(training(1, *settings))

@@ -27,3 +27,9 @@ def test_of_fewer_experts_than_partitions_there_are_copies():
 def test_num_weights_needs_no_memory():
     p = _params("task.encoder.moe.num_experts=100000")
     assert placement.num_weights(p) > 100000 * 2 * p.task.dim * p.task.encoder.moe.hidden_dim
+
+
+def test_groups_are_those_of_a_microbatch():
+    p = _params("task.encoder.stages=2", "task.encoder.microbatches=4")
+    assert placement.num_groups(p) == {"encoder": 32 * 64 // 4 // 128, "decoder": 32 * 48 // 128}
+    assert placement.bubble(p) == 1 / 5 and placement.bubble(_params()) == 0

@@ -89,6 +89,12 @@ def test_all_programs_are_in_a_table_and_the_verdict_is_theirs():
         assert line in text.splitlines()
 
 
+def test_the_bubble_of_a_pipeline_is_told():
+    line = "train: counts the pipeline's bubble, 20.0% of the ticks of a stage"
+    told = [plans.plan(plans.cost(), bubble=bubble) for bubble in (0.0, 0.2)]
+    assert [line in report.text(kept).splitlines() for kept in told] == [False, True]
+
+
 def test_a_program_that_does_not_fit_is_named():
     kept = _with_programs(evaluate=plans.program(None))
     text = report.text(kept)

@@ -66,6 +66,12 @@ def test_prefixes_are_whole_path_components(tmp_path):
         config.check_folder(tmp_path, "tasks.dim : 5\n", ("task",))
 
 
+def test_the_stages_of_a_pipeline_may_change(tmp_path):
+    (tmp_path / "params.txt").write_text("task.dim : 4\n")
+    stages = "task.encoder.stages : 2\ntask.encoder.microbatches : 4\n"
+    config.check_folder(tmp_path, "task.dim : 4\n" + stages, ("task",))
+
+
 def test_settings_of_earlier_versions_are_ignored(tmp_path):
     removed = "task.moe.second_threshold : 0.2\ntask.moe.train_capacity.number : 1\n"
     (tmp_path / "params.txt").write_text("task.dim : 4\n" + removed)

@@ -1,0 +1,178 @@
+"""GPipe: a stack's blocks in stages, which work on different microbatches at the same time.
+
+Stages are the leading dim of weights and activations, R. The table's row of R splits both, so each
+device applies its own stage to all that reaches it, and the shift of activations from a stage to
+the next one is a collective-permute. In tick t stage s has microbatch t - s. The stages of the
+first and last ticks have none, and compute a bubble that nothing uses.
+
+B batch, Q rows of a microbatch, L length of all tensors that travel, M model.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+from tensorflow.python.ops.parallel_for import control_flow_ops
+
+from lingvo_gshard.core.base_layer import STACKED, Annotator
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.layers.context import Products
+from lingvo_gshard.layers.dispatch import Dispatch
+from lingvo_gshard.layers.repeat import Block, Layers, Loop, Remat, Tensors
+
+_TRAVELLING = f"{STACKED}BLM"
+
+
+def check_pipeline(name: str, p: Params, block_size: int) -> None:
+    """Raises ValueError if the stack called `name` can't have its stages or microbatches."""
+    if p.stages < 1 or p.microbatches < 1 or p.stages == 1 < p.microbatches:
+        raise ValueError(
+            f"{name}: stages={p.stages} and microbatches={p.microbatches}: both are 1 or more, and "
+            "microbatches need 2 stages or more."
+        )
+    if p.stages == 1:
+        return
+    blocks = p.num_layers // block_size
+    needed = {
+        "layers_as=LOOP": p.layers_as is Layers.LOOP,
+        "remat=BLOCK": p.remat is Remat.BLOCK,
+        "moe.dispatch=EINSUM": p.moe is None or p.moe.dispatch is Dispatch.EINSUM,
+        f"a number of stages that divides its {blocks} blocks": blocks % p.stages == 0,
+    }
+    for what, holds in needed.items():
+        if not holds:
+            raise ValueError(f"{name}: a pipeline of stages={p.stages} needs {what}.")
+
+
+def bubble(p: Params) -> float:
+    """The share of a stage's ticks without a microbatch, for a stack's `p`; 0 without stages."""
+    return (p.stages - 1) / (p.microbatches + p.stages - 1)
+
+
+def split(x: tf.Tensor, microbatches: int) -> tf.Tensor:
+    """[B, ...] as microbatches [_, Q, ...]; if B is split, each row stays on its device."""
+    rows = tf.reshape(x, [-1, microbatches, *x.shape[1:]])
+    return tf.transpose(rows, [1, 0, *range(2, len(rows.shape))])
+
+
+def joined(x: tf.Tensor) -> tf.Tensor:
+    """The inverse of `split`."""
+    rows = tf.transpose(x, [1, 0, *range(2, len(x.shape))])
+    return tf.reshape(rows, [-1, *x.shape[2:]])
+
+
+@dataclasses.dataclass(frozen=True)
+class Pipeline:
+    """A block applied R times to each microbatch, in stages of as many blocks each.
+
+    The block is as in repeat.py, but takes the index of its microbatch in place of `products`: it
+    is applied by tf.vectorized_map, which drops custom gradients. The shared tensors are [B, _, M]
+    as x. The dims are those of each weight of one block.
+    """
+
+    block: Block
+    num_blocks: int
+    stages: int
+    microbatches: int
+    annotator: Annotator
+    weight_dims: Sequence[str]
+
+    @property
+    def _ticks(self) -> int:
+        return self.microbatches + self.stages - 1
+
+    def __call__(
+        self, x: tf.Tensor, shared: Tensors, stacks: Tensors, remat: Remat
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """As Loop, with each block's reports averaged over the microbatches.
+
+        Raises ValueError if stages or microbatches do not lie evenly on the partitions.
+        """
+        self._check(x.shape[0])
+        loop = Loop(
+            functools.partial(self._tick, [each.shape[1] for each in (x, *shared)]),
+            self._ticks,
+            self.annotator,
+            _TRAVELLING,
+            shared_dims=[f"{STACKED}_{dims}" for dims in self.weight_dims],
+            weight_dims=[_TRAVELLING],
+            stack_dim="_",
+            report_dims=_report_dims,
+            as_function=True,
+        )
+        entering = self._entering(tf.concat([x, *shared], 1))
+        weights = [tf.reshape(each, [self.stages, -1, *each.shape[1:]]) for each in stacks]
+        _, (leaving, *reports) = loop(tf.zeros_like(entering[0]), weights, [entering], remat)
+        y = self.annotator.annotate(joined(leaving[self.stages - 1 :, -1]), "BLM")
+        return y, [self._mean(report) for report in reports]
+
+    def _check(self, batch: int) -> None:
+        of_stages, of_rows, *_ = self.annotator.factor(_TRAVELLING)
+        if self.stages % of_stages:
+            raise ValueError(
+                f"stages={self.stages} is not a multiple of the {of_stages} partitions along the "
+                f"mesh axis of {STACKED}; change stages, or the mesh."
+            )
+        if batch % (self.microbatches * of_rows):
+            raise ValueError(
+                f"microbatches={self.microbatches} does not divide a batch of {batch} rows into "
+                f"parts for {of_rows} partitions; choose a divisor of {batch // of_rows}."
+            )
+
+    def _entering(self, x: tf.Tensor) -> tf.Tensor:
+        """[_, R, Q, L, M]: what is added to the stages' inputs in each tick, at the first stage."""
+        x = split(x, self.microbatches)[:, None]
+        bubble = [[0, self.stages - 1], [0, self.stages - 1], [0, 0], [0, 0], [0, 0]]
+        return self.annotator.annotate(tf.pad(x, bubble), f"_{_TRAVELLING}")
+
+    def _tick(
+        self, lengths: Sequence[int], products: Products, tick: tf.Tensor, x: tf.Tensor, *rest
+    ) -> list[tf.Tensor]:
+        """Applies all stages, as a repeat.Block that also reports x without the shared tensors."""
+        del products
+        *weights, entering = rest
+        x = self.annotator.annotate(tf.pad(x[:-1], [[1, 0], *[[0, 0]] * 3]), _TRAVELLING)
+        args = (tf.range(self.stages), x + entering, *weights)
+        y, *reports = _mapped(functools.partial(self._stage, lengths, tick), args)
+        y = self.annotator.annotate(y, _TRAVELLING)
+        return [y, y[:, :, : lengths[0]], *reports]
+
+    def _stage(
+        self, lengths: Sequence[int], tick: tf.Tensor, stage: tf.Tensor, x: tf.Tensor, *weights
+    ) -> list[tf.Tensor]:
+        """Applies the blocks of one stage to x and the shared tensors, which are joined over L."""
+        microbatch = tf.clip_by_value(tick - stage, 0, self.microbatches - 1)
+        x, *shared = tf.split(x, lengths, axis=1)
+        depth, reports = self.num_blocks // self.stages, []
+        for i, own in enumerate(zip(*map(tf.unstack, weights), strict=True)):
+            x, *new = self.block(microbatch, stage * depth + i, x, *shared, *own)
+            reports.append(new)
+        return [tf.concat([x, *shared], 1), *map(tf.stack, zip(*reports, strict=True))]
+
+    def _mean(self, report: tf.Tensor) -> tf.Tensor:
+        """[R, ...]: the mean over the microbatches of a report [ticks, stages, blocks, ...]."""
+        of_stages = [report[s : s + self.microbatches, s] for s in range(self.stages)]
+        return tf.concat([tf.reduce_mean(each, 0) for each in of_stages], 0)
+
+
+def _mapped(fn: Callable[..., list[tf.Tensor]], args: Tensors) -> list[tf.Tensor]:
+    """tf.vectorized_map of `fn` over the first dim of all arguments, in a Loop's own function.
+
+    The public one is a function inside the loop. In its gradient TensorFlow takes all that enters
+    the map for possible constants, and so holds whole activations where it lowers the program.
+    """
+    return control_flow_ops._pfor_impl(
+        lambda i: fn(*(tf.gather(each, i) for each in args)),
+        args[0].shape[0],
+        fallback_to_while_loop=False,
+    )
+
+
+def _report_dims(spec: tf.TensorSpec) -> str:
+    """The dims of a tick's report: of x, or of the statistics of each stage's blocks."""
+    return (
+        _TRAVELLING
+        if spec.shape.rank == len(_TRAVELLING)
+        else STACKED + "_" * (spec.shape.rank - 1)
+    )

@@ -1,0 +1,204 @@
+"""A pipeline of stages equals the loop over the same blocks: loss, gradients and reports.
+
+B batch, L target length, T source length, M model.
+"""
+
+import collections
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import pipeline
+from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.dispatch import Dispatch
+from lingvo_gshard.layers.gating import SecondExpert
+from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.layers.transformer import Source, TransformerStack
+from lingvo_gshard.sharding.annotator import Annotator
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.sharding.mesh import Mesh
+from tests.layers import building
+from tests.spmd import functions
+
+B, L, T, M, E = 8, 6, 4, 8, 4
+_DENSE, _SPARSE = {"R": "p", "B": "d"}, {"R": "p", "B": ("d", "e"), "G": ("d", "e"), "E": "e"}
+_ONE = Partitioning(Mesh.flat(1), ())
+
+
+def _parts(table, **axes):
+    return Partitioning.from_dict(Mesh(tuple(axes), tuple(axes.values())), table)
+
+
+def _params(*, sparse=False, source=False, dropout=0.0, **settings):
+    p = TransformerStack.Params().Set(dim=M, num_layers=4, layers_as=Layers.LOOP)
+    p.Set(**{"remat": Remat.BLOCK} | settings)
+    p.layer.Set(has_source=source)
+    p.layer.attention.Set(num_heads=2, head_dim=3)
+    p.layer.attention.dropout.rate = p.layer.residual_dropout.rate = dropout
+    p.dense.hidden_dim = 10
+    if sparse:
+        second = SecondExpert.RANDOM if dropout else SecondExpert.ALL
+        p.moe.Set(hidden_dim=5, num_experts=E, group_size=L, second_expert=second)
+    else:
+        p.moe = None
+    return p
+
+
+def _specs(source):
+    specs = NestedMap(x=functions.f32((B, L, M), "BLM"), valid=functions.f32((B, L), "BL"))
+    specs.mask = functions.f32((B, L, L), "BL_")
+    if source:
+        specs.encoded = functions.f32((B, T, M), "BTM")
+        specs.source_mask = functions.f32((B, L, T), "BLT")
+    return specs
+
+
+def _inputs(source):
+    inputs = functions.randoms(_specs(source), 1)
+    for name in inputs.keys() & {"valid", "mask", "source_mask"}:
+        inputs[name] = (inputs[name] > -0.5).astype("float32")
+    return inputs
+
+
+@functools.cache
+def _step(parts=_ONE, **settings):
+    """The compiled loss, reports, and gradients of the weights and inputs."""
+    params = _params(**settings)
+    stack, has_source = params.Instantiate(Annotator(parts), "stack"), params.layer.has_source
+
+    def fn(theta, inputs):
+        context = Context(Mode.TRAIN, tf.constant([3, 5]))
+        watched = NestedMap(theta=theta, x=inputs.x)
+        source = None
+        if has_source:
+            watched.encoded = inputs.encoded
+            source = Source(inputs.encoded, inputs.source_mask)
+        with tf.GradientTape() as tape:
+            tape.watch(watched.Flatten())
+            y, reports = stack.FProp(theta, inputs.x, inputs.mask, inputs.valid, source, context)
+            aux = [report.routing.aux_loss for report in reports if report.routing]
+            loss = tf.reduce_mean(tf.square(y - 1.0)) + 10.0 * tf.add_n(aux or [0.0])
+        gradients = tape.gradient(loss, watched.Flatten(), unconnected_gradients="zero")
+        return NestedMap(
+            loss=loss,
+            aux=NestedMap({str(i): each for i, each in enumerate(aux)}),
+            gradients=watched.Pack(gradients),
+        )
+
+    theta, specs = building.theta_specs(stack), _specs(has_source)
+    dims = building.dims_of(gradients=NestedMap(theta=theta, x=specs.x))
+    return building.compile_fn(fn, parts, dims, theta=theta, inputs=specs)
+
+
+def _run(parts=_ONE, **settings):
+    stack = _params(**settings).Instantiate(building.Unannotated())
+    inputs = _inputs(settings.get("source", False))
+    result = _step(parts, **settings)(building.random_theta(stack), inputs)
+    return result.Transform(np.asarray)
+
+
+def _counts(parts, **settings):
+    """How many collectives of a kind run so many times, by (kind, times)."""
+    report = _step(parts, **settings).report()
+    return collections.Counter((op.kind, op.times) for op in report.collective_ops)
+
+
+def test_a_pipeline_equals_the_loop():
+    """Each shift, forward, again and backward, is a collective-permute in every tick."""
+    parts = _parts(_DENSE, p=2, d=2)
+    settings = {"num_layers": 2, "stages": 2, "microbatches": 4}
+    building.assert_close(_run(parts, **settings), _run(num_layers=2))
+    assert _counts(parts, **settings)["collective-permute", 4 + 2 - 1] == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("parts", "settings"),
+    [
+        (_ONE, {"stages": 2, "microbatches": 8}),
+        (_parts(_DENSE, p=2, d=1), {"stages": 4, "microbatches": 2}),
+        (_parts(_DENSE, p=4, d=2), {"stages": 4, "microbatches": 4}),
+    ],
+)
+def test_every_partitioning_equals_the_loop(parts, settings):
+    building.assert_close(_run(parts, source=True, **settings), _run(source=True))
+
+
+@pytest.mark.slow
+def test_stages_with_experts_equal_the_loop():
+    """The auxiliary loss, and so the weights' gradients, get nothing from the bubble's ticks."""
+    parts, settings = _parts(_SPARSE, p=2, d=2, e=2), {"stages": 2, "microbatches": 2}
+    building.assert_close(_run(parts, sparse=True, **settings), _run(sparse=True))
+    # In each of 3 ticks there and back: forward, again and backward.
+    assert _counts(parts, sparse=True, **settings)["all-to-all", 3] == 6
+
+
+@pytest.mark.slow
+def test_a_single_microbatch_draws_what_the_loop_draws():
+    got, want = (
+        _run(sparse=True, dropout=0.3, **settings)
+        for settings in ({"stages": 2, "microbatches": 1}, {})
+    )
+    building.assert_close(got, want)
+    other = _run(sparse=True, dropout=0.3, stages=2, microbatches=2)
+    assert abs(other.loss - want.loss) > 1e-3
+
+
+def test_a_partition_holds_the_weights_of_its_stage():
+    stack = _params().Instantiate(building.Unannotated())
+    parts = _parts(_DENSE, p=4, d=2)
+    for spec in building.theta_specs(stack).block[0].Flatten():
+        assert parts.shard_shape(spec) == (1, *spec.shape[1:])
+
+
+def test_the_first_microbatch_has_the_seed_of_a_batch():
+    context = Context(Mode.TRAIN, tf.constant([3, 5]))
+    seeds = [tuple(context.in_microbatch(tf.constant(i)).seed.numpy()) for i in range(256)]
+    assert seeds[0] == (3, 5) and len(set(seeds)) == 256
+    assert min(abs(int(salt) - 5) for _, salt in seeds[1:]) > 10**5  # Steps are in the salt, too.
+
+
+@pytest.mark.parametrize("shape", [(12,), (12, 3)])
+def test_joined_microbatches_are_the_batch(shape):
+    x = tf.random.normal(shape)
+    parts = pipeline.split(x, 4)
+    assert parts.shape == (4, 3, *shape[1:])
+    np.testing.assert_array_equal(parts[1], x[1::4])
+    np.testing.assert_array_equal(pipeline.joined(parts), x)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stages": 3}, "stages=3 needs a number of stages that divides its 4 blocks"),
+        ({"stages": 0}, "stages=0 and microbatches=1: both are 1 or more"),
+        ({"microbatches": 2}, "microbatches need 2 stages or more"),
+        ({"stages": 2, "layers_as": Layers.UNROLLED}, "needs layers_as=LOOP"),
+        ({"stages": 2, "remat": Remat.NONE}, "needs remat=BLOCK"),
+    ],
+)
+def test_settings_that_make_no_pipeline_are_refused(settings, message):
+    with pytest.raises(ValueError, match=f"^stack: .*{message}"):
+        _params(**settings).Instantiate(building.Unannotated(), "stack")
+
+
+def test_dispatch_by_gather_is_refused():
+    params = _params(sparse=True, stages=2)
+    params.moe.dispatch = Dispatch.GATHER
+    with pytest.raises(ValueError, match="stages=2 needs moe.dispatch=EINSUM"):
+        params.Instantiate(building.Unannotated())
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"stages": 2}, "stages=2 is not a multiple of the 4 partitions along"),
+        ({"stages": 4, "microbatches": 8}, "microbatches=8 .* 8 rows .*choose a divisor of 4"),
+    ],
+)
+def test_sizes_that_do_not_divide_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        _step(_parts(_DENSE, p=4, d=2), **settings)

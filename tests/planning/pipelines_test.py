@@ -1,0 +1,30 @@
+"""Plans of pipelines."""
+
+import pytest
+
+from lingvo_gshard.planning import planner
+from lingvo_gshard.spmd import topology
+
+_SETTINGS = (
+    "mesh=d:*,p:2",
+    "sharding=R:p,B:d+p",
+    "task.source_vocab_size=512",
+    "task.target_vocab_size=256",
+    *(
+        f"task.{stack}.{setting}"
+        for stack in ("encoder", "decoder")
+        for setting in ("layers_as=LOOP", "remat=BLOCK", "stages=2", "microbatches=4")
+    ),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
+def test_a_pipeline_shifts_activations_in_every_tick(name):
+    if not topology.is_installed(name.partition(":")[0]):
+        pytest.skip("the compiler is not installed; see `make setup-tpu` and `setup-plan-gpu`")
+    plan = planner.make(planner.request("toy.Dense4L", name, _SETTINGS, None).step_only())
+    assert plan.step.fits and plan.bubble == 1 / 5
+    shifts = [each for each in plan.step.cost.collectives if each.kind == "collective-permute"]
+    # Two stacks, each forward, again and backward, in 5 ticks.
+    assert sum(each.count for each in shifts) >= 2 * 3 * 5
