@@ -313,7 +313,10 @@ class TransformerStack(BaseLayer):
         layers = [layer.p.Instantiate(annotator, layer.path) for layer in self.block]
 
         def block(microbatch: tf.Tensor, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
-            now = [tf.gather(mask, microbatch) for mask in by_microbatch]
+            now = [
+                annotator.annotate(tf.gather(mask, microbatch), "BL_"[: len(mask.shape) - 1])
+                for mask in by_microbatch
+            ]
             inner, first = context.in_microbatch(microbatch), index * self._block_size
             return self._apply(layers, weights, now, inner, first, computed, *args)
 

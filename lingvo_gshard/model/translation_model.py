@@ -79,6 +79,7 @@ class TranslationModel:
                 old, state.slots, gradients, state.step, weight_specs=weight_specs
             )
             theta = _where(finite, theta, old)
+            theta = self._annotated(self._annotate_update, theta.Flatten())
             slots = _where(finite, slots, state.slots)
         return TPUEstimatorSpec(
             mode=ModeKeys.TRAIN,
