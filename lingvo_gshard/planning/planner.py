@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Self, TypeVar
 
 from lingvo_gshard import registry
-from lingvo_gshard.core import child_process
+from lingvo_gshard.core import child_process, hyperparams
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.translation_model import TranslationModel
@@ -50,6 +50,18 @@ class Request:
     def step_only(self) -> Self:
         """The same request for the training step alone."""
         return dataclasses.replace(self, programs=(plan.TRAIN,))
+
+    def changed(self, settings: Sequence[str]) -> Self:
+        """The same request with more settings."""
+        params = self.params.Copy()
+        for setting in settings:
+            hyperparams.apply_setting(params, setting)
+        return dataclasses.replace(
+            self,
+            settings=(*self.settings, *settings),
+            params=params,
+            partitioning=placement.partitioning(params, self.partitioning.num_partitions),
+        )
 
 
 def request(
