@@ -9,9 +9,9 @@ import numpy as np
 from lingvo_gshard import registry
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.model import placement
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.train.steps import Programs
 
 SOURCE_VOCAB_SIZE, TARGET_VOCAB_SIZE = 8000, 4000
@@ -26,8 +26,7 @@ def experiment(name: str) -> Params:
 
 def partitioned_model(params: Params, num_partitions: int) -> TranslationModel:
     """Returns the experiment's model, partitioned over `num_partitions` devices."""
-    partitioning = Partitioning.from_dict(Mesh.flat(num_partitions), params.sharding)
-    return TranslationModel(params, partitioning)
+    return TranslationModel(params, placement.partitioning(params, num_partitions))
 
 
 def programs(params: Params, model: TranslationModel) -> Programs:

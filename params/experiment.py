@@ -1,6 +1,7 @@
 """Builds the Params of a whole translation experiment from a few numbers.
 
-The tree is: task (layers and loss), optimizer, input, eval_input, train, decode, sharding.
+The tree is: task (layers and loss), optimizer, input, eval_input, train, decode, and the mesh,
+device_assignment and sharding that lay it out.
 """
 
 from lingvo_gshard.core.hyperparams import Params
@@ -42,6 +43,10 @@ class TranslationExperiment:
     TARGET_LEN: int
     DECODE_BATCH_SIZE = 32  # sentences
 
+    # The paper's: the mesh has one axis, which splits batch, groups and experts.
+    MESH = "d:*"
+    SHARDING = "BGE:d"
+
     MAX_STEPS: int
     ITERATIONS_PER_LOOP = 100
     SAVE_CHECKPOINTS_STEPS = 1000
@@ -62,9 +67,12 @@ class TranslationExperiment:
         p.Define("eval_input", eval_input, "The batches of evaluation.")
         p.Define("train", cls._train(), "The training loop.")
         p.Define("decode", cls._decode(), "Flat beam search.")
-        # The paper's table: the mesh has one axis, which splits batch, groups and experts.
-        table = {"B": "d", "G": "d", "E": "d"}
-        p.Define("sharding", table, "The table from letters of dims to axes of the mesh.")
+        axes = "The mesh: axes and their sizes, the slowest first; * is the rest of the devices."
+        p.Define("mesh", cls.MESH, axes)
+        devices = "The mesh's devices in row-major order (A.3); None for 0, 1, 2, ..."
+        p.Define("device_assignment", None, devices, optional=list)
+        table = "The table from letters of dims to axes, such as BG:data+experts,E:experts."
+        p.Define("sharding", cls.SHARDING, table)
         return p
 
     @classmethod

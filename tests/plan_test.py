@@ -93,7 +93,7 @@ def test_a_mistake_is_reported_in_one_line(args, message):
                 *("--model=toy.MoE8E4L", "--topology=v3:4x4"),
                 *(f"--set=task.{stack}.moe.num_experts=12" for stack in ("encoder", "decoder")),
             ],
-            "--topology=v3:4x4: 12 experts can't lie evenly on its 32 cores",
+            "The 32 partitions along mesh axis d, which splits E, do not divide task.encoder.moe",
         ),
     ],
 )

@@ -25,6 +25,8 @@ class Annotator(Protocol):
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor: ...
 
+    def annotate_gradient(self, gradient: tf.Tensor, dims: str) -> tf.Tensor: ...
+
     def locally(
         self,
         fn: Callable[..., tf.Tensor],

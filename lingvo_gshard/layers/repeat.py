@@ -145,23 +145,29 @@ class Loop:
         """Gradients of x, shared and stacks, given the stacks of kept tensors with their dims."""
         one_dims = [self.x_dims, *self.shared_dims, *self.weight_dims]
         dims = [self.x_dims, *self.shared_dims, *(STACKED + each for each in self.weight_dims)]
+        n = len(shared)
+
+        def annotated(gradients: Tensors, dims: Sequence[str]) -> list[tf.Tensor]:
+            """Annotates the gradients of x, shared tensors and weights."""
+            pairs = zip(gradients[n + 1 :], dims[n + 1 :], strict=True)
+            others = self._annotated(gradients[: n + 1], dims[: n + 1])
+            return others + [self.annotator.annotate_gradient(x, d) for x, d in pairs]
 
         def body(k: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
             i = self.num_blocks - 1 - k
-            d_x, *sums = self._annotated(carried, dims)
+            d_x, *sums = annotated(carried, dims)
             weights = [_weight(stack, i) for stack in stacks]
             x, *products = (self.annotator.annotate(_item(stack, i), d) for stack, d in kept)
             args = self._annotated([x, *shared, *weights], one_dims)
             d_results = [d_x, *(_item(stack, i) for stack in d_reports)]
             block = functools.partial(self.block, _replayed(products), i)
             d_args = _pull_back(block, args, d_results)
-            d_x, *new = self._annotated(d_args, one_dims)
-            n = len(shared)
+            d_x, *new = annotated(d_args, one_dims)
             d_shared = [a + b for a, b in zip(sums[:n], new[:n], strict=True)]
             d_stacks = [
                 _replaced(s, i, tf.cast(d, s.dtype)) for s, d in zip(sums[n:], new[n:], strict=True)
             ]
-            return self._annotated([d_x, *d_shared, *d_stacks], dims)
+            return annotated([d_x, *d_shared, *d_stacks], dims)
 
         empty = [tf.zeros(s.shape, _gradient_dtype(s, d_y.dtype)) for s in stacks]
         sums = self._while(body, [d_y, *map(tf.zeros_like, shared), *empty])

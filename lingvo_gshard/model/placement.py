@@ -1,27 +1,34 @@
 """How an experiment's model lies on its devices."""
 
+from collections.abc import Collection
+
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers import moe
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.sharding.mesh import Mesh, names_of
 
 _STACKS = {"encoder": "source_len", "decoder": "target_len"}
+_ROWS = ("input", "eval_input", "decode")
 
 
 def partitioning(params: Params, num_partitions: int) -> Partitioning:
-    """Returns the experiment's table over a mesh of `num_partitions` devices.
+    """Returns the experiment's table over its mesh of `num_partitions` devices.
 
-    With fewer experts than devices, the experts are replicated along a second axis, `r`, which
-    every other letter of the experts' axis is split over, too.
+    On a mesh of one axis and with fewer experts than devices, the experts are replicated along a
+    second axis, `r`, which every other letter is split over, too. Raises ValueError if mesh or
+    table make no sense or do not fit the devices.
     """
-    p = params.task.encoder.moe
-    if p is None or num_partitions <= p.num_experts:
-        return Partitioning.from_dict(Mesh.flat(num_partitions), params.sharding)
-    mesh = Mesh(("r", "d"), (num_partitions // p.num_experts, p.num_experts))
+    mesh = Mesh.parse(params.mesh, num_partitions, params.device_assignment)
+    parts, p = Partitioning.parse(mesh, params.sharding), params.task.encoder.moe
+    copies = parts.factor("E")[0] // p.num_experts if p and p.num_experts > 0 else 0
+    if len(mesh.axis_names) > 1 or copies < 2 or copies * p.num_experts != num_partitions:
+        return parts
+    (axis,) = mesh.axis_names
+    split = Mesh(("r", axis), (copies, p.num_experts), mesh.device_assignment)
     table = {
-        letter: axis if letter == "E" else ("r", axis) for letter, axis in params.sharding.items()
+        letter: row if letter in "Ee" or not row else ("r", axis) for letter, row in parts.table
     }
-    return Partitioning.from_dict(mesh, table)
+    return Partitioning.from_dict(split, table)
 
 
 def num_weights(params: Params) -> int:
@@ -42,27 +49,21 @@ def num_groups(params: Params) -> dict[str, int]:
     return groups
 
 
-def check_divisible(params: Params, num_partitions: int) -> None:
-    """Raises ValueError unless the partitions divide every dimension that is split.
+def check_divisible(params: Params, parts: Partitioning, rows: Collection[str] = _ROWS) -> None:
+    """Raises ValueError unless the mesh divides experts, groups, and the batches named by `rows`.
 
     The error names the setting to change.
     """
-    if num_partitions < 1:
-        raise ValueError(f"--num_partitions must be 1 or more, got {num_partitions}.")
-    p = params.task.encoder.moe
-    sizes = {
-        "input.batch_size": params.input.batch_size,
-        "decode.batch_size": params.decode.batch_size,
-    }
-    if p is not None:
-        # Fewer experts than partitions are replicated, and need only divide them.
-        if p.num_experts < 1 or num_partitions % p.num_experts:
-            sizes["task.encoder.moe.num_experts"] = p.num_experts
+    sizes = {f"{name}.batch_size": ("B", params.Get(name).batch_size) for name in rows}
+    if params.task.encoder.moe is not None:
+        sizes["task.encoder.moe.num_experts"] = ("E", params.task.encoder.moe.num_experts)
         for stack, count in num_groups(params).items():
-            sizes[f"the {stack}'s groups (tokens / task.{stack}.moe.group_size)"] = count
-    for name, size in sizes.items():
-        if size < 1 or size % num_partitions:
+            sizes[f"the {stack}'s groups (tokens / task.{stack}.moe.group_size)"] = ("G", count)
+    for name, (letter, size) in sizes.items():
+        (ways,) = parts.factor(letter)
+        if size < 1 or size % ways:
+            axes = " and ".join(names_of(parts.axes(letter))) or "none"
             raise ValueError(
-                f"--num_partitions={num_partitions} does not divide {name} = {size}; choose a "
-                "divisor, or change it with --set."
+                f"The {ways} partitions along mesh axis {axes}, which splits {letter}, do not "
+                f"divide {name} = {size}; choose a divisor, or change it with --set."
             )

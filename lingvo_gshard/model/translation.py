@@ -184,7 +184,7 @@ class TranslationTask(BaseLayer):
     def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         with tf.name_scope("softmax"):
             logits = project(x, theta.softmax)
-        return self.annotate(tf.cast(logits, tf.float32), "BLV")
+        return self.annotate(tf.cast(logits, tf.float32), "ULV")
 
 
 def _valid_mask(segment_ids: tf.Tensor) -> tf.Tensor:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -26,7 +27,8 @@ class TranslationModel:
     def __init__(self, params: Params, partitioning: Partitioning) -> None:
         self._params = params.Copy().Freeze()
         self.partitioning = partitioning
-        self.task = params.task.Instantiate(Annotator(partitioning))
+        self._annotator = Annotator(partitioning, params.train.scatter_gradients)
+        self.task = params.task.Instantiate(self._annotator)
         self.optimizer = params.optimizer.Instantiate()
         weights = self.task.weight_specs
         self.state_spec = NestedMap(
@@ -62,7 +64,8 @@ class TranslationModel:
         with tf.GradientTape() as tape:
             tape.watch(state.theta.Flatten())
             loss, metrics = self.task.Loss(state.theta, features, labels, context)
-        gradients = self._annotated(state, tape.gradient(loss, state.theta.Flatten()))
+        gradients = tape.gradient(loss, state.theta.Flatten())
+        gradients = self._annotated(self._annotator.annotate_gradient, gradients)
         weight_specs = self.task.weight_specs
         metrics.gradient_norms = gradient_norms(gradients, weight_specs)
         metrics.gradient_norm = tf.linalg.global_norm(metrics.gradient_norms.Flatten())
@@ -70,10 +73,12 @@ class TranslationModel:
         finite = tf.math.is_finite(loss) & tf.math.is_finite(metrics.gradient_norm)
         metrics.skipped = 1.0 - tf.cast(finite, tf.float32)
         with tf.name_scope("optimizer"):
+            old = self._annotated(self._annotate_update, state.theta.Flatten())
+            gradients = self._annotated(self._annotate_update, gradients.Flatten())
             theta, slots = self.optimizer.update(
-                state.theta, state.slots, gradients, state.step, weight_specs=weight_specs
+                old, state.slots, gradients, state.step, weight_specs=weight_specs
             )
-            theta = _where(finite, theta, state.theta)
+            theta = _where(finite, theta, old)
             slots = _where(finite, slots, state.slots)
         return TPUEstimatorSpec(
             mode=ModeKeys.TRAIN,
@@ -82,13 +87,17 @@ class TranslationModel:
             metrics=metrics,
         )
 
-    def _annotated(self, state: NestedMap, gradients: list[Any]) -> NestedMap:
-        """Annotates gradients like their weights, so that an update needs no communication."""
-        specs = self.state_spec.theta.Flatten()
-        return state.theta.Pack(
-            Annotator(self.partitioning).annotate(tf.convert_to_tensor(gradient), spec.dims)
-            for gradient, spec in zip(gradients, specs, strict=True)
-        )
+    def _annotated(
+        self, annotate: Callable[[tf.Tensor, str], tf.Tensor], tensors: list[Any]
+    ) -> NestedMap:
+        """Annotates tensors, one for each weight and of its dims."""
+        specs = self.state_spec.theta
+        pairs = zip(tensors, specs.Flatten(), strict=True)
+        return specs.Pack(annotate(tf.convert_to_tensor(x), spec.dims) for x, spec in pairs)
+
+    def _annotate_update(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
+        """Splits a weight or its gradient where the update is computed, as its slots are split."""
+        return self._annotator.annotate(tensor, dims.lower())
 
     def _evaluate(
         self, state: NestedMap, features: NestedMap, labels: NestedMap
@@ -114,7 +123,7 @@ class TranslationModel:
             functools.partial(self.task.DecodeStep, state.theta),
             first,
             self._requests(features),
-            Annotator(self.partitioning).annotate,
+            self._annotator.annotate,
             self.task.GrowDecode,
         )
         names = ["ids", "lengths", "scores", "token_log_probs"] + ["attention"] * p.tell_attention

@@ -2,8 +2,8 @@
 
 The slots of a weight of rank 2 or more average its squared gradient over the last dim (`row`) and
 over the dim before it (`column`). Any dims before those two, such as E, are a batch of matrices.
-A slot has its weight's dims without the averaged one, and so its sharding. The weights in a stack
-are updated like single weights: each has its own clipping and its own scale.
+A slot has its weight's dims without the averaged one, as the optimizer's lowercase letters. The
+weights in a stack are updated like single weights: each has its own clipping and its own scale.
 """
 
 import math
@@ -95,7 +95,7 @@ class Adafactor:
 
 
 def _slot_specs(spec: WeightSpec) -> NestedMap:
-    shape, dims = spec.shape, spec.dims
+    shape, dims = spec.shape, spec.dims.lower()
     if len(spec.axes) < 2:
         return NestedMap(full=TensorSpec(shape, "float32", dims))
     return NestedMap(

@@ -71,7 +71,7 @@ def request(
 
     `batch_tokens`, the target tokens of a batch, is a setting too, unless it is None. Raises
     ValueError for an unknown model, setting or topology, if rows do not make up the batch's
-    tokens, or if the experts do not lie evenly on the cores.
+    tokens, or if the mesh does not fit the cores.
     """
     settings = tuple(settings)
     if batch_tokens is not None:
@@ -79,11 +79,6 @@ def request(
     params = registry.get_params(model, settings)
     cores = len(topology.devices(topology_name))
     parts = placement.partitioning(params, cores)
-    if parts.num_partitions != cores:
-        raise ValueError(
-            f"--topology={topology_name}: {params.task.encoder.moe.num_experts} experts can't lie "
-            f"evenly on its {cores} cores; choose a multiple or a divisor of them."
-        )
     return Request(model, settings, params, topology_name, parts)
 
 
@@ -94,7 +89,7 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
     compiler that dies takes no other plan with it. Raises ValueError as `make`, or if that process
     died.
     """
-    check_rows(request)
+    check(request)
     fingerprint, kept = _fingerprint(request), folder / _FINGERPRINT
     is_kept = kept.is_file() and kept.read_text() == fingerprint
     found = plan.load(folder) if is_kept else None
@@ -114,11 +109,10 @@ def make(request: Request) -> Plan:
     """Compiles the experiment's programs for the topology and reads the results.
 
     Raises ValueError for an unknown topology or one without a compiler, more partitions than cores,
-    a vocabulary without a size, groups that do not divide evenly over the cores, or a dim that the
-    mesh does not divide.
+    a vocabulary without a size, or a dim that the mesh does not divide.
     """
     params, p, parts = request.params, request.params.input, request.partitioning
-    check(params, parts)
+    check(request)
     machine = request.topology, hardware.generation(request.topology)
     model = TranslationModel(params, parts)
     needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
@@ -154,7 +148,7 @@ def save_training(request: Request, folder: pathlib.Path) -> str:
 
 
 def _save_training(request: Request, folder: pathlib.Path) -> list[str]:
-    check(request.params, request.partitioning)
+    check(request)
     model, p = TranslationModel(request.params, request.partitioning), request.params.train
     names = []
     for num_steps in dict.fromkeys(group_sizes(0, p.max_steps, p.iterations_per_loop)):
@@ -208,31 +202,14 @@ def _fingerprint(request: Request) -> str:
     return digest.hexdigest()
 
 
-def check_rows(request: Request) -> None:
-    """Refuses batches of evaluation and decoding that do not divide evenly over the cores."""
-    (ways,) = request.partitioning.factor("B")
-    for name, part in ((plan.EVALUATE, "eval_input"), (plan.DECODE, "decode")):
-        rows = request.params.Get(part).batch_size
-        if name in request.programs and rows % ways:
-            raise ValueError(
-                f"{part}.batch_size={rows} is not a multiple of the {ways} cores that share a "
-                f"batch; change it with --set={part}.batch_size=ROWS, or give --programs=train."
-            )
-
-
-def check(params: Params, parts: Partitioning) -> None:
-    """Refuses vocabularies without a size, and groups that do not divide evenly over the cores."""
+def check(request: Request) -> None:
+    """Refuses vocabularies without a size, and sizes that do not divide evenly over the cores."""
     for name in ("source_vocab_size", "target_vocab_size"):
-        if params.task.Get(name) is None:
+        if request.params.task.Get(name) is None:
             raise ValueError(
                 f"task.{name} is as large as the data's, and a plan has no data; give "
                 f"--set=task.{name}=SIZE."
             )
-    (ways,) = parts.factor("G")
-    for stack, count in placement.num_groups(params).items():
-        if count % ways:  # Cores would be idle and tokens gathered.
-            raise ValueError(
-                f"task.{stack}.moe.group_size divides the batch into {count} groups, which is not "
-                f"a multiple of the {ways} cores that share them; choose smaller groups or more "
-                "tokens."
-            )
+    rows = {plan.TRAIN: "input", plan.EVALUATE: "eval_input", plan.DECODE: "decode"}
+    asked = [part for name, part in rows.items() if name in request.programs]
+    placement.check_divisible(request.params, request.partitioning, asked)

@@ -101,10 +101,10 @@ def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
 def candidates(request: Request) -> list[Candidate]:
     """All candidates that fit by the cost model, those with the shortest steps first."""
     state = TranslationModel(request.params, Partitioning(Mesh.flat(1), ())).state_spec
-    network = hardware.network(request.topology, topology.places(request.topology))
+    mesh, places = request.partitioning.mesh, topology.places(request.topology)
+    network = hardware.network(request.topology, [places[i] for i in mesh.devices])
     model, found = CostModel(request.params, state, network), []
-    cores = request.partitioning.num_partitions
-    for layout, remat in itertools.product(layouts(_sizes(request), cores), Remat):
+    for layout, remat in itertools.product(layouts(_sizes(request), mesh.num_partitions), Remat):
         remats = (f"task.{stack}.remat={remat.name}" for stack in _STACKS)
         settings = (*layout, *remats)
         gib, secs = model.estimate(request.changed(settings).partitioning, remat)

@@ -15,9 +15,13 @@ DIMS_ATTRIBUTE = "_dims"
 
 @dataclasses.dataclass(frozen=True)
 class Annotator:
-    """Applies a partitioning to the tensors of a traced function; see base_layer.Annotator."""
+    """Applies a partitioning to the tensors of a traced function; see base_layer.Annotator.
+
+    With `scatter_gradients`, a weight's gradient is summed only where its update is computed.
+    """
 
     partitioning: Partitioning
+    scatter_gradients: bool = True
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Annotates `tensor` of rank len(dims) with the sharding that the table gives its dims.
@@ -36,6 +40,10 @@ class Annotator:
         annotated = annotate.mesh_split(tensor, grid, self.partitioning.axes(dims))
         annotated.op._set_attr(DIMS_ATTRIBUTE, tf.compat.v1.AttrValue(s=dims.encode()))
         return annotated
+
+    def annotate_gradient(self, gradient: tf.Tensor, dims: str) -> tf.Tensor:
+        """Annotates the gradient of a weight with these dims."""
+        return self.annotate(gradient, dims.lower() if self.scatter_gradients else dims)
 
     def locally(
         self,

@@ -2,7 +2,8 @@
 
 Letters are the paper's: B batch, L length, S tokens of a group, M model, H hidden, N heads,
 D head size, V vocabulary, G groups, E experts, C capacity. K counts the steps of one call, R the
-blocks that share a stack of weights. `_` is a dim that is never split.
+blocks that share a stack of weights; U is the batch at the softmax; `_` is never split. A lowercase
+letter is the same dim in the optimizer: of slots, and of gradients and weights in their update.
 
 This file holds numbers only: a compiled program reads its table without TensorFlow.
 """
@@ -13,6 +14,9 @@ import dataclasses
 from collections.abc import Mapping
 
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
+
+# A letter without a row has that of another.
+_LIKE = {"U": "B"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +73,25 @@ class Partitioning:
         """The partitioning of a {letter: axis} table."""
         return Partitioning(mesh, tuple(sorted(table.items())))
 
+    @staticmethod
+    def parse(mesh: Mesh, text: str) -> Partitioning:
+        """The partitioning of a table such as `BG:data+experts,E:experts,U:-`.
+
+        Each row holds letters and their axes, or `-` for none. Raises ValueError if the text means
+        something else; and as Partitioning.
+        """
+        rows: list[tuple[str, Axis]] = []
+        for row in text.split(",") if text else []:
+            letters, _, axis = row.strip().partition(":")
+            if not letters or not axis:
+                raise ValueError(
+                    f"sharding={text}: expected letters with their axes, or - for none, such as "
+                    "BG:data+experts,E:experts."
+                )
+            axes = () if axis == "-" else tuple(axis.split("+"))
+            rows += [(letter, axis if axes == (axis,) else axes) for letter in letters]
+        return Partitioning(mesh, tuple(sorted(rows, key=lambda row: row[0])))
+
     @property
     def num_partitions(self) -> int:
         """The number of devices."""
@@ -78,12 +101,15 @@ class Partitioning:
         """The mesh axis of each dim: each letter in turn takes those of its axes still free.
 
         With {"G": ("x", "y"), "E": "y"}, GECM is split along G alone, by both axes; EGCM is split
-        along E by y and along G by x.
+        along E by y and along G by x. Without a row of its own a lowercase letter has its
+        capital's, and U has B's.
         """
         table, taken = dict(self.table), set[str]()
         axes: list[Axis | None] = []
         for letter in dims:
-            free = tuple(name for name in names_of([table.get(letter)]) if name not in taken)
+            rows = (table.get(each) for each in (letter, letter.upper(), _LIKE.get(letter, "")))
+            named = names_of([next((row for row in rows if row is not None), None)])
+            free = tuple(name for name in named if name not in taken)
             taken.update(free)
             axes.append(free[0] if len(free) == 1 else free or None)
         return tuple(axes)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 
 # A dim is split along one axis of a mesh, or along several, of which the first varies slowest.
 Axis = str | tuple[str, ...]
+_AXIS = re.compile(r"([A-Za-z]\w*):([1-9]\d*|\*)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +78,28 @@ class Mesh:
             if names.count(name) > 1:
                 raise ValueError(f"Mesh: an axis is used twice in {tuple(names)}.")
         return math.prod(self.shape[name] for name in names)
+
+    @staticmethod
+    def parse(text: str, num_partitions: int, assignment: Sequence[int] | None = None) -> Mesh:
+        """The mesh of a text such as `data:*,experts:8`: axes and sizes, the slowest first.
+
+        A size of `*` is what the others leave of `num_partitions`. Raises ValueError if the text
+        means something else or the sizes do not multiply to `num_partitions`; and as Mesh.
+        """
+        axes = [_AXIS.fullmatch(axis.strip()) for axis in text.split(",")]
+        names = tuple(axis[1] for axis in axes if axis)
+        sizes = [axis[2] for axis in axes if axis]
+        if len(sizes) < len(axes) or sizes.count("*") > 1:
+            raise ValueError(
+                f"mesh={text}: expected axes with their sizes, of which one may be the rest, such "
+                "as data:*,experts:8."
+            )
+        known = math.prod(int(size) for size in sizes if size != "*")
+        if num_partitions % known or ("*" not in sizes and num_partitions != known):
+            expected = f"a multiple of {known}" if "*" in sizes else known
+            raise ValueError(f"mesh={text}: {num_partitions} devices, expected {expected}.")
+        filled = (num_partitions // known if size == "*" else int(size) for size in sizes)
+        return Mesh(names, tuple(filled), None if assignment is None else tuple(assignment))
 
     @staticmethod
     def flat(num_partitions: int) -> Mesh:

@@ -59,6 +59,11 @@ def train_params() -> Params:
     p.Define(
         "eval_batches", 100, "Batches of an evaluation during training; None for all.", optional=int
     )
+    p.Define(
+        "scatter_gradients",
+        True,
+        "Whether gradients are summed only where the optimizer's lowercase letters put them.",
+    )
     p.Define("seed", 1, "The seed of the initial weights, of dropout and of random routing.")
     return p
 

@@ -175,9 +175,12 @@ def make_estimator(
 
     `executables` is as for TPUEstimator.
     """
-    placement.check_divisible(params, num_partitions)
     partitioning = placement.partitioning(params, num_partitions)
+    placement.check_divisible(params, partitioning)
     model = TranslationModel(params, partitioning)
+    weights, slots = model.state_spec.theta, model.state_spec.slots
+    for path, spec in [*weights.FlattenItems(), *slots.FlattenItems()]:
+        partitioning.check(path, spec)
     return TPUEstimator(
         model.model_fn,
         logdir,

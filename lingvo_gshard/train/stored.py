@@ -135,7 +135,7 @@ class SavedArray:
         return np.dtype(self.spec.dtype)
 
     def __getitem__(self, index: Index) -> np.ndarray:
-        dims = self.spec.dims
+        dims = self.spec.dims.upper()
         given = (*index, *[slice(None)] * (len(dims) - len(index)))
         slices = [slice(*s.indices(n)) for s, n in zip(given, self.shape, strict=True)]
         part = self.read(tuple(slices))
@@ -185,12 +185,12 @@ def first_line(error: BaseException) -> str:
 
 
 def fingerprint(array: Any, dims: str) -> list[str]:
-    """Returns 16 hexadecimal digits for each expert of a JAX array; without dim E it counts as one.
+    """Returns 16 hexadecimal digits for each expert of a JAX array; without dim E it is one.
 
     All processes that hold parts of it must call it.
     """
     with ONE_AT_A_TIME:
-        sums = np.asarray(_program(dims, array.sharding.mesh)(array))
+        sums = np.asarray(_program(dims.upper(), array.sharding.mesh)(array))
     return [f"{high:08x}{low:08x}" for high, low in sums.tolist()]
 
 

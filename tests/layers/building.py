@@ -30,6 +30,8 @@ class Unannotated:
         assert len(tensor.shape) == len(dims), (tensor.shape, dims)
         return tensor
 
+    annotate_gradient = annotate
+
     def locally(self, fn: Callable, arguments: list, dims: str) -> tf.Tensor:
         """Applies fn to the whole tensors, which are the only part."""
         return self.annotate(fn(*(self.annotate(*argument) for argument in arguments)), dims)

@@ -11,13 +11,14 @@ def _params(*settings, model="toy.MoE8E4L"):
 
 
 def test_a_dense_model_has_no_experts_to_divide():
-    placement.check_divisible(_params("input.batch_size=32", model="toy.Dense4L"), 16)
+    p = _params("input.batch_size=32", model="toy.Dense4L")
+    placement.check_divisible(p, placement.partitioning(p, 16))
 
 
 def test_of_fewer_experts_than_partitions_there_are_copies():
     p = _params("task.encoder.moe.num_experts=4", "task.decoder.moe.group_size=64")
-    placement.check_divisible(p, 8)
     parts = placement.partitioning(p, 8)
+    placement.check_divisible(p, parts)
     assert (parts.factor("EMH"), parts.factor("BLM")) == ((4, 1, 1), (8, 1, 1))
     assert parts.factor("EGCM") == (4, 2, 1, 1)
     assert placement.partitioning(p, 4).mesh == Mesh.flat(4)

@@ -33,11 +33,11 @@ def _zero_slots(optimizer, specs):
 def test_slots_have_dims_of_weight_without_the_averaged_one():
     slots = dict(_adafactor().slot_specs(_SPECS).FlattenItems())
     assert {path: (spec.shape, spec.dims) for path, spec in slots.items()} == {
-        "experts.column": ((3, 5), "EH"),
-        "experts.row": ((3, 4), "EM"),
-        "matrix.column": ((2,), "E"),
-        "matrix.row": ((6,), "M"),
-        "stack[0].full": ((7,), "M"),
+        "experts.column": ((3, 5), "eh"),
+        "experts.row": ((3, 4), "em"),
+        "matrix.column": ((2,), "e"),
+        "matrix.row": ((6,), "m"),
+        "stack[0].full": ((7,), "m"),
         "stack[1].full": ((), ""),
     }
     assert isinstance(slots["matrix.row"], TensorSpec)

@@ -47,7 +47,9 @@ def test_the_modules_docstring_holds_the_launch_command_of_one_experiment(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_stated_partitions_divide_the_model(name):
-    placement.check_divisible(params_with_vocabularies(name), write_goldens.num_partitions(name))
+    params = params_with_vocabularies(name)
+    parts = placement.partitioning(params, write_goldens.num_partitions(name))
+    placement.check_divisible(params, parts)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -90,7 +90,7 @@ def test_the_layers_are_two_loops_and_their_groups_divide_evenly(cores, num_laye
     for stack in (params.task.encoder, params.task.decoder):
         assert stack.num_layers == num_layers // 2 and stack.moe.num_experts == cores
         assert stack.layers_as is Layers.LOOP and stack.remat is Remat.ALL_BUT_PRODUCTS
-    planner.check(params, request.partitioning)
+    planner.check(request)
 
 
 def test_the_table_gives_the_growth(monkeypatch):

@@ -18,7 +18,7 @@ from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.hlo.hlo_module import Array
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers
-from lingvo_gshard.model import flops
+from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import compiled_step, hardware, plan, planner, report
 from lingvo_gshard.planning.compiled_step import CompiledStep
@@ -60,7 +60,7 @@ def _params(num_layers=2):
 
 
 def _request(**changes):
-    parts = Partitioning.from_dict(Mesh.flat(8), _params().sharding)
+    parts = placement.partitioning(_params(), 8)
     asked = Request("toy.MoE8E4L", (), _params(), "v3:2x2", parts).step_only()
     return dataclasses.replace(asked, **changes)
 
@@ -225,10 +225,10 @@ def test_another_partitioning(cpu):
 def test_impossible_requests_are_refused(cpu):
     with pytest.raises(ValueError, match="task.source_vocab_size is as large as the data's.*--set"):
         planner.make(_request(params=_params().Set(**{"task.source_vocab_size": None})))
-    with pytest.raises(ValueError, match="E=8 is not divisible by the 16 partitions"):
-        sixteen = Partitioning.from_dict(Mesh.flat(16), _params().sharding)
+    with pytest.raises(ValueError, match="16 partitions .* do not divide .*num_experts = 8"):
+        sixteen = Partitioning.parse(Mesh.flat(16), "BGE:d")
         planner.make(_request(partitioning=sixteen))
-    with pytest.raises(ValueError, match="decoder.moe.group_size .* 4 groups, .* 8 cores that"):
+    with pytest.raises(ValueError, match="8 partitions .* divide the decoder's groups .* = 4"):
         params = _params()
         params.task.decoder.moe.group_size = 32
         planner.make(_request(params=params))
@@ -320,7 +320,7 @@ def _small_m4():
         stack = params.task.Get(name).Set(dim=128, num_layers=4)
         stack.dense.hidden_dim = stack.moe.hidden_dim = 128
         stack.layer.attention.Set(num_heads=2, head_dim=32)
-    parts = Partitioning.from_dict(Mesh.flat(128), params.sharding)
+    parts = placement.partitioning(params, 128)
     return Request("m4.MoE128E36L", (), params, "v3:8x8", parts)
 
 
