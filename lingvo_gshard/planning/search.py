@@ -73,14 +73,13 @@ class Trial:
         return f"{self.name}: fits, {memory.peak:.2f} GiB, {1e3 * self.secs.step:.2f} ms a step"
 
 
-def tried(name: str, request: Request, folder: pathlib.Path, estimated_secs: float = 0.0) -> Trial:
+def tried(name: str, request: Request, folder: pathlib.Path) -> Trial:
     """Plans an alternative's training step in a folder of its own below `folder`."""
-    folder, made, refusal = folder / re.sub(r"\W+", "_", name).strip("_"), None, ""
+    folder = folder / re.sub(r"\W+", "_", name).strip("_")
     try:
-        made = planner.planned(request.step_only(), folder)
+        return Trial(name, request, folder, planner.planned(request.step_only(), folder))
     except ValueError as error:  # Mostly dims that the mesh does not divide.
-        refusal = str(error).splitlines()[0]
-    return Trial(name, request, folder, made, refusal, estimated_secs)
+        return Trial(name, request, folder, None, str(error).splitlines()[0])
 
 
 def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
@@ -172,11 +171,17 @@ def compiled(request: Request, found: Sequence[Candidate], folder: pathlib.Path)
     left, fitting = _COMPILED, set[tuple[str, ...]]()
     for each in found:
         if left and each.settings[:2] not in fitting:
-            name = " ".join(each.settings)
-            trial = tried(name, request.changed(each.settings), folder, each.secs)
+            trial = planned(request, each, folder)
             left -= 1
             fitting |= {each.settings[:2]} if trial.fits else set()
             yield trial
+
+
+def planned(request: Request, candidate: Candidate, folder: pathlib.Path) -> Trial:
+    """Plans a candidate's training step in a folder of its own below `folder`."""
+    changed = request.changed(candidate.settings)
+    trial = tried(" ".join(candidate.settings), changed, folder)
+    return dataclasses.replace(trial, estimated_secs=candidate.secs)
 
 
 def ranking(trials: Sequence[Trial]) -> str:
