@@ -28,6 +28,8 @@ from lingvo_gshard.sharding.mesh import names_of
 from lingvo_gshard.spmd import environment, saved_executable, topology
 from lingvo_gshard.train.loop import group_sizes
 
+# The settings of the batches that programs take.
+BATCHES = {plan.TRAIN: "input", plan.EVALUATE: "eval_input", plan.DECODE: "decode"}
 _FINGERPRINT = "fingerprint"
 _Result = TypeVar("_Result")
 
@@ -204,12 +206,16 @@ def _fingerprint(request: Request) -> str:
 
 def check(request: Request) -> None:
     """Refuses vocabularies without a size, and sizes that do not divide evenly over the cores."""
+    check_vocabularies(request)
+    asked = [part for name, part in BATCHES.items() if name in request.programs]
+    placement.check_divisible(request.params, request.partitioning, asked)
+
+
+def check_vocabularies(request: Request) -> None:
+    """Refuses vocabularies without a size."""
     for name in ("source_vocab_size", "target_vocab_size"):
         if request.params.task.Get(name) is None:
             raise ValueError(
                 f"task.{name} is as large as the data's, and a plan has no data; give "
                 f"--set=task.{name}=SIZE."
             )
-    rows = {plan.TRAIN: "input", plan.EVALUATE: "eval_input", plan.DECODE: "decode"}
-    asked = [part for name, part in rows.items() if name in request.programs]
-    placement.check_divisible(request.params, request.partitioning, asked)

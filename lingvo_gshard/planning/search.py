@@ -19,7 +19,7 @@ from lingvo_gshard.core import table
 from lingvo_gshard.layers.repeat import Remat
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import hardware, plan, planner, report
+from lingvo_gshard.planning import hardware, planner, report
 from lingvo_gshard.planning.cost_model import CostModel
 from lingvo_gshard.planning.plan import Plan, Times
 from lingvo_gshard.planning.planner import Request
@@ -29,7 +29,6 @@ from lingvo_gshard.spmd import topology
 
 _COMPILED = 6  # How many candidates are compiled.
 _STACKS = ("encoder", "decoder")
-_BATCHES = {plan.TRAIN: "input", plan.EVALUATE: "eval_input", plan.DECODE: "decode"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,21 +83,24 @@ def tried(name: str, request: Request, folder: pathlib.Path) -> Trial:
 
 def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
     """Yields each candidate as soon as it is compiled, their ranking, the best's programs."""
-    planner.check(request)
-    found, trials = candidates(request), []
+    planner.check_vocabularies(request)
+    found, trials = candidates(request), list[Trial]()
     yield f"{len(found)} candidates fit by the cost model; its best ones, compiled:"
     for trial in compiled(request, found, folder):
         trials.append(trial)
         yield str(trial)
     trials.sort(key=lambda trial: trial.secs.step)
     yield "\n" + ranking(trials)
-    if trials and trials[0].fits:
+    if trials[0].fits:
         yield "to train so: " + " ".join(f"--set={each}" for each in trials[0].request.settings)
         yield "\n" + report.programs(planner.planned(trials[0].request, trials[0].folder))
 
 
 def candidates(request: Request) -> list[Candidate]:
-    """All candidates that fit by the cost model, those with the shortest steps first."""
+    """All candidates that fit by the cost model, those with the shortest steps first.
+
+    Raises ValueError if there are none.
+    """
     state = TranslationModel(request.params, Partitioning(Mesh.flat(1), ())).state_spec
     mesh, places = request.partitioning.mesh, topology.places(request.topology)
     network = hardware.network(request.topology, [places[i] for i in mesh.devices])
@@ -109,6 +111,11 @@ def candidates(request: Request) -> list[Candidate]:
         gib, secs = model.estimate(request.changed(settings).partitioning, remat)
         if gib <= network.generation.capacity_gib:
             found.append(Candidate(settings, secs.step))
+    if not found:
+        raise ValueError(
+            f"--search: no mesh of {mesh.num_partitions} devices divides the model and its batches "
+            "and leaves room for a step; change --topology or the sizes."
+        )
     return sorted(found, key=lambda candidate: candidate.secs)
 
 
@@ -136,11 +143,12 @@ def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
 def _tensor_parallel(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
     """The possible rows of the axis `model`, if there is one: H, and what else it divides."""
     ways = axes.get("model", 1)
-    split = [letter for letter in "HNV" if sizes[letter] % ways == 0]
+    letters = "".join(letter for letter in "HNV" if sizes[letter] % ways == 0)
     if ways == 1:
         return [""]
-    with_experts = ["E"] * (sizes["E"] % ways == 0 and "experts" not in axes)
-    return [f"{''.join(row)}:model" for row in (split, [*with_experts, *split]) if "H" in row]
+    with_experts = "experts" not in axes and sizes["E"] % ways == 0
+    rows = [letters, f"E{letters}"] if with_experts else [letters]
+    return [f"{row}:model" for row in rows if "H" in row]
 
 
 def _split_weights(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
@@ -158,9 +166,8 @@ def _sizes(request: Request) -> dict[str, int]:
     weights = params.task.Instantiate(Partitioning(Mesh.flat(1), ())).weight_specs.Flatten()
     found = [pair for spec in weights for pair in zip(spec.dims, spec.shape, strict=True)]
     found += [("G", count) for count in placement.num_groups(params).values()]
-    for name in request.programs:
-        if name in _BATCHES:
-            found.append(("B", params.Get(_BATCHES[name]).batch_size))
+    batches = [part for name, part in planner.BATCHES.items() if name in request.programs]
+    found += [("B", params.Get(f"{part}.batch_size")) for part in batches]
     for letter, size in found:
         sizes[letter] = math.gcd(sizes[letter], size)
     return {"E": 1, "G": sizes["B"], **sizes}  # A dense model has neither.
