@@ -26,11 +26,11 @@ from lingvo_gshard.planning.plan import Times
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import names_of
 
-# Fitted to compiled steps: how often a norm, its dropout and its residual sum read or write a
-# result besides once; how often slices of stacks, sums and the optimizer do so with a weight.
-_NORM_PASSES, _WEIGHT_PASSES = 8, 10
-# From so many partitions on, a TPU's compiler gathers by an all-reduce (hlo/collectives.py).
-_GATHERED_BY_SUM = 64
+# Fitted to compiled steps: how often results that are kept, and weights with their gradients, are
+# read or written outside products, such as by norms, sums, stacks and the optimizer.
+_KEPT_PASSES, _WEIGHT_PASSES = 5, 10
+# From so many partitions on, a TPU's compiler writes them as all-reduces, which take twice as long.
+_SUMMED = {"reduce-scatter": 1, "all-gather": 64}
 _SAVING = (Remat.NONE, Remat.ALL_BUT_PRODUCTS, Remat.BLOCK)
 
 
@@ -166,8 +166,8 @@ class _Layout:
         network = self._secs("all-to-all", axes, size * self._sent)
         if p.kept is Remat.BLOCK and "R" in p.sizes:  # The input of a stage.
             network += self._secs("collective-permute", names_of(self._parts.axes("R")), size)
-        passes = size * _NORM_PASSES * (p.right == "M")
-        return total + (forward_runs + 1) * self._times(0, passes, network)
+        passes = _KEPT_PASSES * size if forward_runs == 1 else 0
+        return total + self._times(0, passes, (forward_runs + 1) * network)
 
     def update(self, spec: TensorSpec) -> np.ndarray:
         """A weight's update, and the gathering of what was split for it alone."""
@@ -236,14 +236,13 @@ class _Layout:
         if not axes:
             return 0.0
         if key not in self._rates:
-            is_torus = isinstance(self._network, Torus)
-            if kind == "all-gather" and is_torus and count >= _GATHERED_BY_SUM:
-                kind = "all-reduce"
             grid = np.arange(count).reshape(self._parts.mesh.axis_sizes)
             group = grid[tuple(slice(None) if name in axes else 0 for name in self._shape)].ravel()
             group = group[:2] if kind == "collective-permute" else group
             collective = Collective(kind, 1, (tuple(group.tolist()),), 1)
             self._rates[key] = self._network.collective_secs(collective)
+            if isinstance(self._network, Torus) and count >= _SUMMED.get(kind, math.inf):
+                self._rates[key] *= 2
         return num_bytes * self._rates[key]
 
 
