@@ -132,7 +132,7 @@ def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
         if rest or any(sizes[dim] % (data * experts) for dim in "BG") or sizes["E"] % experts:
             continue
         axes = {"data": data, "experts": experts, "model": model}
-        axes = {name: size for name, size in axes.items() if size > 1}
+        axes = {name: size for name, size in axes.items() if size > 1} or {"data": 1}
         mesh = ",".join(f"{name}:{size}" for name, size in axes.items())
         batch = [name for name in axes if name != "model"]
         tokens = [f"BG:{'+'.join(batch)}"] * bool(batch) + ["E:experts"] * (experts > 1)
@@ -210,7 +210,7 @@ def agreement(steps: Sequence[tuple[float, float]]) -> str:
     """How well the cost model's steps, first in each pair, predict the compiled ones."""
     pairs = np.array(steps)
     ranks, ratios = pairs.argsort(0).argsort(0), pairs[:, 0] / pairs[:, 1]
-    correlation = np.corrcoef(ranks.T)[0, 1]
+    correlation = np.asarray(np.corrcoef(ranks.T))[0, 1]
     return (
         f"the cost model's steps: {ratios.min():.2f} to {ratios.max():.2f} of the compiled ones, "
         f"rank correlation {correlation:.2f} over {len(pairs)} candidates"
