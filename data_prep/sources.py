@@ -67,8 +67,7 @@ class TsvFile(Source):
     split: str | None = None
 
     def rows(self) -> Iterator[Row]:
-        for pair in tsv.read(self.path):
-            yield Row(self.language, pair)
+        return (Row(self.language, pair) for pair in tsv.read(self.path))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,8 +102,7 @@ class JsonlFile(Source):
     split: str | None = None
 
     def rows(self) -> Iterator[Row]:
-        for pair in tsv.read_lines(self.path, self._parse):
-            yield Row(self.language, pair)
+        return (Row(self.language, pair) for pair in tsv.read_lines(self.path, self._parse))
 
     def _parse(self, line: str) -> Pair:
         try:

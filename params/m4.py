@@ -96,8 +96,8 @@ class MoE128E12L(MoE128E36L):
 class T96L(MoE2048E36L):
     """T(96L), dense: 2.35 B weights, the paper's 2.3B, on 2048 partitions.
 
-    It is data parallel here and a GPipe pipeline in the paper.     The paper gives no sizes
-    for it, only those of GPipe's T(128L) in footnote 11. In GPipe's family (Huang et al. 2019,
+    It is data parallel here and a GPipe pipeline in the paper. The paper gives no sizes for it,
+    only those of GPipe's T(128L) in footnote 11. In GPipe's family (Huang et al. 2019,
     arXiv:1811.06965, section 5) the deep T(L, H=8192, A=16) has M=1024, and its printed weights
     imply heads of 64: 48 + 48 such layers have 2.35 B weights. With the heads of 128 of A.2 it
     would be 2.95 B. Every core holds all weights, and their gradients leave no room for float32

@@ -5,7 +5,6 @@ import pathlib
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 
@@ -19,6 +18,7 @@ from lingvo_gshard.train import exported, modes
 from lingvo_gshard.train import run as runs
 from lingvo_gshard.train.hooks import NonFiniteLossError
 from lingvo_gshard.train.run import Launch
+from tests import ports
 
 _SMALL = (
     "task.dim=16",
@@ -197,11 +197,8 @@ def test_two_processes_decode_as_one(data_dir, run_dir, tmp_path):
     """The second one has no lines, as they are few, but takes part."""
     copies = [pathlib.Path(shutil.copytree(run_dir, tmp_path / name)) for name in ("one", "two")]
     decode_split.decode_split(_run(data_dir, copies[0]), "dev")
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        coordinator = f"--coordinator=127.0.0.1:{listener.getsockname()[1]}"
     flags = ["--mode=decode", "--split=dev", "--platform=cpu", f"--logdir={copies[1]}"]
-    flags += [coordinator, "--num_processes=2"]
+    flags += [f"--coordinator=127.0.0.1:{ports.free()}", "--num_processes=2"]
     pipes = {"stdout": subprocess.PIPE, "text": True}
     commands = [_command("trainer", *flags, f"--process_id={i}") for i in range(2)]
     started = [subprocess.Popen(**command, **pipes) for command in commands]

@@ -6,7 +6,7 @@ import json
 import math
 import pathlib
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import ml_dtypes  # noqa: F401  (numpy learns bfloat16 by name from it)
 import numpy as np
@@ -50,7 +50,10 @@ def write(path: str | pathlib.Path, arrays: Mapping[str, Any], metadata: Mapping
     with atomic_file.replacing(path) as partial, partial.open("wb") as file:
         file.write(_encoded(header, metadata, digests))
         for name in names:
-            digests[name] = _append(file, np.asarray(arrays[name]))
+            array = np.asarray(arrays[name])
+            file.write(_bytes_of(array))
+            digests[name] = sha256(array)
+            del array  # Otherwise it would be in memory while the next one is read.
         file.seek(0)
         file.write(_encoded(header, metadata, digests))
 
@@ -82,11 +85,6 @@ def read(path: str | pathlib.Path) -> Contents:
 def sha256(array: np.ndarray) -> str:
     """The digest of an array's bytes, as `write` records it."""
     return hashlib.sha256(_bytes_of(array)).hexdigest()
-
-
-def _append(file: BinaryIO, array: np.ndarray) -> str:
-    file.write(_bytes_of(array))
-    return sha256(array)
 
 
 def _encoded(header: dict[str, Any], metadata: Mapping[str, str], digests: dict[str, str]) -> bytes:

@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lingvo_gshard.core import safetensors_file
+from lingvo_gshard.core import json_records, safetensors_file
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.spmd import program
@@ -135,13 +135,19 @@ def save(
     for length in spec.source_lengths:
         program_for(length).save(_program_file(folder, length))
     safetensors_file.write(folder / _WEIGHTS, dict(theta.FlattenItems()), {})
-    for path, copy in zip(vocabularies, _vocabulary_files(folder), strict=True):
+    for path, copy in zip(vocabularies, vocabulary_files(folder), strict=True):
         shutil.copyfile(path, copy)
     _copy_runtime(folder / _PACKAGE.name)
     pins = [f"{name}=={importlib.metadata.version(name)}\n" for name in _REQUIREMENTS]
     (folder / "requirements.txt").write_text("".join(pins))
     fields = {"version": _VERSION, **dataclasses.asdict(spec)}
     (folder / _SPEC).write_text(json.dumps(fields, indent=2) + "\n")
+
+
+def vocabulary_files(folder: str | pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns the paths of the source and target SentencePiece models of a bundle or a run."""
+    vocab = pathlib.Path(folder, "vocab")
+    return vocab / "source.model", vocab / "target.model"
 
 
 def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
@@ -154,9 +160,8 @@ def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
         version = fields.pop("version")
         if version != _VERSION:
             raise ValueError(f"has version {version}, expected {_VERSION}; export it again")
-        lists = {name: tuple(fields[name]) for name in ("languages", "source_lengths")}
-        return DecoderSpec(**{**fields, **lists})
-    except (KeyError, TypeError, ValueError) as error:
+        return json_records.read(DecoderSpec, fields)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: {error}.") from error
 
 
@@ -173,7 +178,7 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
     digest = listed or hashlib.sha256(path.read_bytes()).hexdigest()
     search = hashlib.sha256(b"".join(programs[n].exported for n in spec.source_lengths))
     origin = {"weights": digest, "search": search.hexdigest()}
-    source, target = (Tokenizer(each) for each in _vocabulary_files(folder))
+    source, target = map(Tokenizer, vocabulary_files(folder))
     share = own_share(first.partitioning)
     return Decoder(spec, theta, programs.__getitem__, share, origin), source, target
 
@@ -193,10 +198,6 @@ def _weights(path: pathlib.Path, wanted: NestedMap) -> NestedMap:
 
 def _program_file(folder: pathlib.Path, length: int) -> pathlib.Path:
     return folder / "programs" / f"source_{length}.program"
-
-
-def _vocabulary_files(folder: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
-    return folder / "vocab" / "source.model", folder / "vocab" / "target.model"
 
 
 def _copy_runtime(package: pathlib.Path) -> None:

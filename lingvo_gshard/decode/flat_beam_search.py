@@ -45,21 +45,15 @@ def search(
     its length, if it is among the k most probable of all, or if this is its last step. (If every
     ending counted, the empty hypothesis would win whenever the model is unsure.) An example is
     done when none of its active hypotheses can still become one of its n best finished ones. The
-    loop ends when all examples are done. Raises ValueError if the coverage penalty lacks the
-    model's attention.
+    loop ends when all examples are done.
 
-    Args:
-      config: the settings.
-      decode_step: the model. An all-zero mask row is an absent hypothesis or one of an example
-        that is done; its output is ignored.
-      model_state: the model's state before the first step; steps keep its shapes. The search
-        records `attention`, float32 [B, k, S], from the newest tokens to the source, if the state
-        has it. A coverage penalty also needs `source_real`, float32 [B, S], 1 for tokens.
-      requests: the limits of each example.
-      annotate: (tensor, dims) -> annotated tensor; dims begin with B.
-      grow: if given, the search runs in stages, one loop for each of config.stage_ends. The model's
-        state and the masks then have places for the current stage only, at first
-        config.first_places. Otherwise they have all P places.
+    `decode_step` ignores all-zero mask rows: absent hypotheses, or those of an example that is
+    done. Its steps keep the shapes of `model_state`. If the state has `attention`, float32
+    [B, k, S], from the newest tokens to the source, the search records it. A coverage penalty needs
+    it and `source_real`, float32 [B, S], 1 for tokens; ValueError is raised without them.
+    `annotate` gets dims that begin with B. With `grow` the search runs in stages, one loop for each
+    of config.stage_ends. The model's state and the masks then have places for the current stage
+    only, at first config.first_places; otherwise they have all P places.
     """
     if config.coverage_weight and not {"attention", "source_real"} <= set(model_state):
         raise ValueError(

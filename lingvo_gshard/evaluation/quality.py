@@ -12,7 +12,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.chrf import CHRFScore
 
-from lingvo_gshard.core import table
+from lingvo_gshard.core import json_records, table
 
 # Resamplings of the sentences; sacreBLEU's signature contains their number and its seed.
 _BOOTSTRAPS = 1000
@@ -105,11 +105,8 @@ class Quality:
 def load(path: str | os.PathLike[str]) -> Quality:
     """Reads a saved Quality. Raises ValueError if the file is missing or damaged."""
     try:
-        rows = json.loads(pathlib.Path(path).read_text())["languages"]
-        for row in rows:
-            row |= {metric: Score(**row[metric]) for metric in METRICS}
-        return Quality(tuple(LanguageQuality(**row) for row in rows))
-    except (OSError, KeyError, TypeError, ValueError) as error:
+        return json_records.read(Quality, json.loads(pathlib.Path(path).read_text()))
+    except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: holds no scores by language ({error!r}); write it with --mode=decode."
         ) from error

@@ -8,6 +8,7 @@ it can take. A loop that only the data can end is of unknown length and counts a
 """
 
 import dataclasses
+import functools
 import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,7 @@ class Runs:
     trip_counts: dict[str, int | None]
 
 
+@functools.lru_cache(maxsize=1)  # A program's report and its costs ask one after the other.
 def count(module: Module) -> Runs:
     """Follows every call from the module's entry."""
     runs = Runs(dict.fromkeys(module.computations, 0), {})

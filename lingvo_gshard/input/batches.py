@@ -31,9 +31,9 @@ class TranslationInput:
     alone: not on what was read before, nor on the number of processes if it divides
     gcd(batch_size, 8); other numbers have batches of their own. Examples that are too long for a
     row are left out. Without `repeat`, every example of the split appears exactly once, truncated
-    if it is too long, and rows of weight 0 fill up the last batch.
-    With BUCKETED rows, batches of short pairs have shape [2B, L/2] or [4B, L/4], so that every
-    batch holds the same number of tokens.
+    if it is too long, and rows of weight 0 fill up the last batch. With BUCKETED rows, batches of
+    short pairs have shape [2B, L/2] or [4B, L/4], so that every batch holds the same number of
+    tokens.
     """
 
     @classmethod

@@ -24,7 +24,11 @@ _INDEX_STRIDE = 0x3779B1B5
 
 
 class Mode(enum.Enum):
-    """What the program is for. Only TRAIN is random. DECODE allows batches of any size."""
+    """What the program is for.
+
+    Only TRAIN is random. In DECODE a batch may have any number of tokens; in the others the size of
+    the groups must divide it.
+    """
 
     TRAIN = "train"
     EVAL = "eval"

@@ -33,13 +33,13 @@ class CapacityBy(enum.Enum):
 
 
 class Capacity:
-    """Computes C, which is never more than S: that is room for all tokens."""
+    """Computes C. It is at most S, which is room for all tokens."""
 
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = InstantiableParams(cls)
         p.Define("by", CapacityBy.FACTOR, "The rule.")
-        p.Define("factor", 2.0, "C * E / S of FACTOR, or of a round; 2 in the paper (2.2).")
+        p.Define("factor", 2.0, "C * E / S by FACTOR, and in TOKENS' rounds; 2 in the paper (2.2).")
         return p
 
     def __init__(self, params: InstantiableParams) -> None:
@@ -54,7 +54,7 @@ class Capacity:
         return self.even_places(group_size, num_experts)
 
     def even_places(self, group_size: int, num_experts: int) -> int:
-        """C by FACTOR, which is enough if the experts' loads are about even."""
+        """C by FACTOR, and of each round in which an MoE layer dispatches by TOKENS."""
         return min(group_size, math.ceil(self.p.factor * group_size / num_experts))
 
 

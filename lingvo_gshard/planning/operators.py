@@ -5,6 +5,7 @@ all others stay. The partitions are JAX's own devices, or the cores of TPU v3 po
 be at hand. Letters are the table's.
 """
 
+import collections
 import dataclasses
 import functools
 import math
@@ -27,6 +28,8 @@ _GROWING, _STAYING = 16, 32
 _CAPACITIES, _KERNEL = 2048, 3  # Capacity x experts; rows and columns of a kernel.
 # A measured power of D that is nearer than this to the paper's counts as equal.
 _POWER_TOLERANCE = 0.25
+# The TPU compiler's option to gather operands of up to so many MiB in place of Figure 4c's loop.
+_GATHERED: dict[str, str | bool] = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
 
 _ABBREVIATIONS = {
     "all-reduce": "AR",
@@ -77,9 +80,8 @@ class Row:
         verdict = f"different: {self.difference}" if self.difference else "equal"
         cells = []
         for d, report in self.measured.items():
-            kinds = [f"{n} {_ABBREVIATIONS[kind]}" for kind, n in report.collectives if n]
             sent = f"{communicated_bytes(report)} bytes"
-            cells.append((f"D={d}", " ".join(kinds) or "none", f"{report.flops:.0f} flop", sent))
+            cells.append((f"D={d}", _collectives(report), f"{report.flops:.0f} flop", sent))
         return (
             f"{paper.name}: total {paper.total_compute}, per partition {paper.compute}, "
             f"communication {paper.communication}: {verdict}\n{table.text(cells, indent='  ')}"
@@ -105,11 +107,11 @@ TABLE_4 = (
     Operator("Reduce(AB->A) A", lambda a: tf.reduce_sum(a, 1), ("AB",), "A", "A"),
     Operator("Reduce(AB->B) A", lambda a: tf.reduce_sum(a, 0), ("AB",), "B", "A", *_SUMMED),
     _einsum("Einsum", "GSEC,GSM->EGCM", "GE", "O(D)", "O(1)", "O(sqrt(D)) AA"),
-    # In TensorFlow's order of dims; x and y are the kernel's.
+    # In TensorFlow's order of dims; the kernel's x and y are never split.
     Operator(
         "Convolution(BIXY,xyIO->BOXY) X",
         lambda x_BXYI, kernel_xyIO: tf.nn.conv2d(x_BXYI, kernel_xyIO, 1, "SAME"),
-        ("BXYI", "xyIO"),
+        ("BXYI", "__IO"),
         "BXYO",
         "X",
         communication="O(1) CP",
@@ -118,14 +120,33 @@ TABLE_4 = (
 
 
 def lines() -> Iterator[str]:
-    """Yields Table 4 measured on JAX's own devices and, if its compiler is installed, TPU v3."""
+    """Yields Table 4 on JAX's own devices and, if its compiler is installed, TPU v3; Figure 4c."""
     yield "On JAX's own devices"
     yield from map(str, rows(compile_program, (2, 4, 8)))
-    if topology.is_installed("v3"):
-        yield "On TPU v3"
-        yield from map(str, rows(compile_for_v3, (8, 16, 32, 64, 128, 256, 512, 1024, 2048)))
-    else:
-        yield "Without TPUs, which `make setup-tpu` installs the compiler for."
+    if not topology.is_installed("v3"):
+        yield "Without TPUs and Figure 4c; `make setup-tpu` installs their compiler."
+        return
+    yield "On TPU v3"
+    yield from map(str, rows(compile_for_v3, (8, 16, 32, 64, 128, 256, 512, 1024, 2048)))
+    yield "AG or CP (Figure 4c), operands of n x n on 8 cores of TPU v3: the loop needs less memory"
+    yield figure_4c()
+
+
+def figure_4c() -> str:
+    """The table of both forms of Table 4's `AG or CP`, per partition, by the compiler for TPU v3.
+
+    The compiler makes the loop where the operand to be gathered is large; an option gives the other
+    form of it. Temporary is what is neither an argument nor the result.
+    """
+    cells = [["operator", "n", "form", "collectives", "sent MiB", "temporary MiB"]]
+    for operator in (each for each in TABLE_4 if each.communication.endswith("AG or CP")):
+        for n, options in ((8192, None), (16384, _GATHERED), (16384, None)):
+            report = compile_for_v3(_export(operator, 8, n), options).report()
+            form = "loop" if report.loops else "gathered"
+            sizes = (communicated_bytes(report), report.temp_bytes)
+            mib = [f"{size / 2**20:.0f}" for size in sizes]
+            cells.append([operator.name, str(n), form, _collectives(report), *mib])
+    return table.text(cells, indent="  ")
 
 
 def rows(compile: Callable[[Program], Executable], partitions: Sequence[int]) -> list[Row]:
@@ -136,22 +157,31 @@ def rows(compile: Callable[[Program], Executable], partitions: Sequence[int]) ->
     ]
 
 
-def compile_for_v3(program: Program) -> Executable:
+def compile_for_v3(program: Program, options: dict[str, str | bool] | None = None) -> Executable:
     """Compiles for a TPU v3 with as many cores as the program has partitions."""
     cores = program.partitioning.num_partitions
-    return topology.compile_program(program, topology.tpu("v3", cores))
+    return topology.compile_program(program, topology.tpu("v3", cores), options)
 
 
 def communicated_bytes(report: CompiledReport) -> int:
-    """Bytes of the collectives' results; no operator has a loop, so that each runs once."""
-    return sum(each.result_bytes for each in report.collective_ops)
+    """Bytes of the collectives' results, each as often as it runs."""
+    return sum(each.result_bytes * each.times for each in report.collective_ops)
 
 
-def _export(operator: Operator, num_partitions: int) -> Program:
+def _collectives(report: CompiledReport) -> str:
+    """How many collectives of each kind run."""
+    counts = collections.Counter[str]()
+    for each in report.collective_ops:
+        counts[_ABBREVIATIONS[each.kind]] += each.times
+    return " ".join(f"{count} {kind}" for kind, count in counts.items()) or "none"
+
+
+def _export(operator: Operator, num_partitions: int, side: int | None = None) -> Program:
+    """The operator on that many partitions; with `side`, every dim has this size."""
     parts = Partitioning.from_dict(Mesh.flat(num_partitions), dict.fromkeys(operator.split, "d"))
     operands = NestedMap()
     for i, dims in enumerate(operator.operands):
-        shape = tuple(_size(letter, operator, num_partitions) for letter in dims)
+        shape = tuple(side or _size(letter, operator, num_partitions) for letter in dims)
         operands[f"x{i}"] = TensorSpec(shape, "float32", dims)
 
     def fn(operands: NestedMap) -> NestedMap:
@@ -166,7 +196,7 @@ def _size(letter: str, operator: Operator, num_partitions: int) -> int:
         return num_partitions
     if letter == "C" and "G" in operator.split:  # O(1/D), as the table's footnote says.
         return max(_CAPACITIES // num_partitions, 1)
-    if letter in "xy":
+    if letter == "_":
         return _KERNEL
     return _GROWING * num_partitions if letter in operator.split else _STAYING
 

@@ -86,6 +86,10 @@ class Batch:
     source_len: int
     target_len: int
 
+    @property
+    def target_tokens(self) -> int:
+        return self.rows * self.target_len
+
 
 @dataclasses.dataclass(frozen=True)
 class ProgramPlan:
@@ -109,8 +113,7 @@ class ProgramPlan:
 
     def tokens_per_sec(self) -> float:
         """The target tokens per second of all cores at the roofline; 0 if it does not fit."""
-        tokens = self.batch.rows * self.batch.target_len
-        return tokens / self.cost.roofline_secs.step if self.cost else 0.0
+        return self.batch.target_tokens / self.cost.roofline_secs.step if self.cost else 0.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,10 +121,9 @@ class Plan:
     """One experiment on one topology.
 
     `settings` are changes to the experiment, `path=value`; `mesh` has the sizes of its axes, and
-    `sharding` the axes of each letter. `tokens_per_core` are a batch's target tokens, and
-    `model_flops_per_core` what the mathematics of a training step asks for (model/flops.py).
-    `host_peak_gib` is the most memory that a planning process held on this machine. `programs`
-    has the training step, and others of the run (programs.py).
+    `sharding` the axes of each letter. `model_flops_per_core` is what the mathematics of a training
+    step asks for (model/flops.py). `host_peak_gib` is the most memory that a planning process held
+    on this machine. `programs` has the training step, and others of the run (programs.py).
     """
 
     model: str
@@ -131,7 +133,6 @@ class Plan:
     sharding: dict[str, str]
     cores: int
     weights: int
-    tokens_per_core: float
     model_flops_per_core: float
     host_peak_gib: float
     programs: dict[str, ProgramPlan]
@@ -140,6 +141,11 @@ class Plan:
     def step(self) -> ProgramPlan:
         """The training step."""
         return self.programs[TRAIN]
+
+    @property
+    def tokens_per_core(self) -> float:
+        """The target tokens of a training batch for each core."""
+        return self.step.batch.target_tokens / self.cores
 
     @property
     def all_fit(self) -> bool:
@@ -157,7 +163,7 @@ class Plan:
 
     def tokens_per_sec(self, share: float = 1.0) -> float:
         """The target tokens per second of all cores at a share of the roofline."""
-        return self.steps_per_sec(share) * self.tokens_per_core * self.cores
+        return share * self.step.tokens_per_sec()
 
     def core_years(self, share: float = 1.0) -> float:
         """The core-years of 10^12 tokens; infinity if the program does not fit."""
@@ -180,7 +186,8 @@ def save(plan: Plan, folder: pathlib.Path) -> None:
     """
     values, step = dataclasses.asdict(plan), dataclasses.asdict(plan.step)
     cost = step.pop("cost") or {field.name: None for field in dataclasses.fields(StepCost)}
-    values |= step | cost | {"all_fit": plan.all_fit}
+    values |= step | cost
+    values |= {"all_fit": plan.all_fit, "tokens_per_core": plan.tokens_per_core}
     rates = {
         "steps_per_sec": plan.steps_per_sec,
         "tokens_per_sec": plan.tokens_per_sec,

@@ -101,6 +101,8 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
             found = plan.joined(found, made)
             kept.unlink(missing_ok=True)
             plan.save(found, folder)
+            if name == plan.TRAIN:
+                report.draw(found, folder)  # Pictures of the training step alone.
             report.write(found, folder)
             kept.write_text(fingerprint)  # Last: without it the folder holds no finished plan.
     assert found is not None
@@ -127,7 +129,6 @@ def make(request: Request) -> Plan:
         sharding={letter: "+".join(names_of([axis])) for letter, axis in parts.table},
         cores=parts.num_partitions,
         weights=model.task.num_weights,
-        tokens_per_core=p.batch_size * p.target_len / parts.num_partitions,
         model_flops_per_core=needed / parts.num_partitions,
         host_peak_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB,
         programs=made,

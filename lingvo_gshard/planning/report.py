@@ -22,16 +22,19 @@ _NUM_BUFFERS = 5
 
 
 def write(plan: Plan, folder: pathlib.Path) -> None:
-    """Writes folder/report.md and its pictures."""
-    pictures = [MEMORY_PNG]
-    draw_memory({plan.model: plan.step.memory_gib}, _device(plan), folder / MEMORY_PNG)
-    if plan.step.cost:
-        pictures.append(TIME_PNG)
-        draw_times({plan.model: plan.step.cost}, folder / TIME_PNG)
+    """Writes folder/report.md, which shows the pictures that `draw` makes."""
+    pictures = [MEMORY_PNG, TIME_PNG] if plan.step.cost else [MEMORY_PNG]
     images = "\n".join(f"![{name}]({name})" for name in pictures)
     (folder / REPORT_MD).write_text(
         f"# {plan.model} on {plan.topology}\n\n```\n{text(plan)}\n```\n\n{images}\n"
     )
+
+
+def draw(plan: Plan, folder: pathlib.Path) -> None:
+    """Draws the training step's memory and, if it fits, its time into `folder`."""
+    draw_memory({plan.model: plan.step.memory_gib}, _device(plan), folder / MEMORY_PNG)
+    if plan.step.cost:
+        draw_times({plan.model: plan.step.cost}, folder / TIME_PNG)
 
 
 def comparison(plans: Sequence[Plan]) -> str:

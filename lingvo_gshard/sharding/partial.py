@@ -2,8 +2,9 @@
 
 In section 3.3.2 the partitions' terms are added as soon as a contracting dim is split (figure 4b).
 Operations that are linear in the sum can be applied to each term instead, and the sum be taken once
-at the end. The terms are a tensor with one more dimension, P, split along the mesh axis; the
-compiler partitions it and its gradient like any other.
+at the end: the state P of OneFlow's SBP (split, broadcast, partial). The terms are a tensor with
+one more dimension, P, split along the mesh axis; the compiler partitions it and its gradient like
+any other.
 
 Letters are dims of the logical tensors, as in the table; P counts the terms.
 """
@@ -62,9 +63,19 @@ class Partial:
         terms = tf.einsum(f"{p}{left},{right}->{p}{out}", self.terms, whole)
         return _partial(terms, out, self.axis, self.partitioning)
 
-    def reduce(self) -> tf.Tensor:
-        """The sum, whole along the axis: one all-reduce."""
+    def reduce(self, split: str | None = None) -> tf.Tensor:
+        """The sum, whole along the axis or with the dim `split` split over it.
+
+        The former is one all-reduce. The latter is one reduce-scatter on GPUs, and on TPUs along
+        one axis of several; else the compiler makes an all-reduce and a slice. Raises ValueError if
+        the sum has no dim `split`.
+        """
         axes = _axes_without(self.partitioning, self.dims, self.axis)
+        if split is not None:
+            if split not in self.dims:
+                raise ValueError(f"Partial.reduce: {self.dims!r} has no dim {split!r} to split.")
+            index = self.dims.index(split)
+            axes[index] = (*names_of([axes[index]]), self.axis)
         return annotate.mesh_split(tf.reduce_sum(self.terms, 0), self.partitioning.mesh.grid, axes)
 
 

@@ -95,8 +95,6 @@ def interface(
     name: str, partitioning: Partitioning, arguments: specs.Named, results: specs.Named
 ) -> Description:
     """Describes a function's arguments and results."""
-    leaves = [(Role.ARGUMENT, *leaf) for leaf in arguments]
-    leaves += [(Role.RESULT, *leaf) for leaf in results]
     tensors = tuple(
         TensorDescription(
             role,
@@ -107,7 +105,8 @@ def interface(
             axes_text(partitioning.axes(spec.dims)),
             partitioning.factor(spec.dims),
         )
-        for role, path, spec in leaves
+        for role, leaves in ((Role.ARGUMENT, arguments), (Role.RESULT, results))
+        for path, spec in leaves
     )
     return Description(name, partitioning.mesh, tensors)
 

@@ -51,7 +51,17 @@ class Gpu:
 
 
 _KIB = 1024
-
+_H100 = Gpu(
+    name="NVIDIA H100 80GB HBM3",
+    capability=9,
+    cores=132,
+    fpus=128,
+    shared_bytes=228 * _KIB,
+    memory_bytes=84_942_979_072,
+    memory_bytes_per_sec=3_352_320_000_000,
+    l2_bytes=50 * _KIB**2,
+    clock_ghz=1.98,
+)
 # By the first part of a topology's name.
 GPUS = {
     "a100": Gpu(
@@ -65,27 +75,12 @@ GPUS = {
         l2_bytes=40 * _KIB**2,
         clock_ghz=1.41,
     ),
-    "h100": Gpu(
-        name="NVIDIA H100 80GB HBM3",
-        capability=9,
-        cores=132,
-        fpus=128,
-        shared_bytes=228 * _KIB,
-        memory_bytes=84_942_979_072,
-        memory_bytes_per_sec=3_352_320_000_000,
-        l2_bytes=50 * _KIB**2,
-        clock_ghz=1.98,
-    ),
-    "h200": Gpu(
+    "h100": _H100,
+    "h200": dataclasses.replace(
+        _H100,  # With other memory.
         name="NVIDIA H200 141GB HBM3e",
-        capability=9,
-        cores=132,
-        fpus=128,
-        shared_bytes=228 * _KIB,
         memory_bytes=151_397_597_184,
         memory_bytes_per_sec=4_800_000_000_000,
-        l2_bytes=50 * _KIB**2,
-        clock_ghz=1.98,
     ),
     "b200": Gpu(
         name="NVIDIA B200",

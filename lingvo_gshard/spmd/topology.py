@@ -137,8 +137,10 @@ def places(name: str) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(device.coords[:rank]) for device in found)
 
 
-def compile_program(program: Program, name: str) -> TopologyExecutable:
-    """Compiles `program` for the first of a topology's devices.
+def compile_program(
+    program: Program, name: str, options: dict[str, str | bool] | None = None
+) -> TopologyExecutable:
+    """Compiles `program` for the first of a topology's devices, with `options` of the compiler.
 
     Raises OutOfMemoryError if the program needs more memory than a device has, and ValueError as
     `devices`, or if there are fewer devices than partitions, or if they can't run the program.
@@ -150,7 +152,9 @@ def compile_program(program: Program, name: str) -> TopologyExecutable:
             f"{program.partitioning.num_partitions} partitions."
         )
     try:
-        return TopologyExecutable(program, specs.device_mesh(program.partitioning, found))
+        mesh = specs.device_mesh(program.partitioning, found)
+        compiled = executable.lower(program, mesh).compile(compiler_options=options)
+        return TopologyExecutable(program, mesh, compiled)
     except jax.errors.JaxRuntimeError as error:
         details = str(error)
         message = f"topology {name}: program {program.name}: {details.splitlines()[0]}"

@@ -213,11 +213,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """
         assert self._contents is not None, "opened for reading only"
         self.wait()
-        about = self._contents.to_json(state)
+        contents = self._contents.to_json(state)
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(dict(state.FlattenItems())),
             input_state=ocp.args.JsonSave(input_state),
-            about=ocp.args.JsonSave({**about, "digest": stored.digest(about, input_state)}),
+            about=ocp.args.JsonSave(contents | {"digest": stored.digest(contents, input_state)}),
         )
         with self._save_errors(step):
             self._checkpointer.save(self._path(step), args=items)

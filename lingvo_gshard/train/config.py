@@ -20,50 +20,28 @@ _REMOVED = (".second_threshold", "_capacity.number")
 
 
 def train_params() -> Params:
-    """Returns the settings that TPUEstimator and the trainer read from `params.train`."""
+    """Returns the settings that TPUEstimator and the trainer read from `params.train`.
+
+    None turns off what an optional setting asks for; with eval_batches it means all batches.
+    """
     p = Params()
     p.Define("max_steps", REQUIRED, "The step at which training ends.")
     p.Define("iterations_per_loop", 100, "K, training steps in one call of the device program.")
     p.Define("save_checkpoints_steps", 1000, "Save at every multiple of this many steps.")
-    p.Define(
-        "save_checkpoints_secs",
-        None,
-        "Also save this many seconds after the last checkpoint; None disables it.",
-        optional=float,
-    )
+    p.Define("save_checkpoints_secs", None, "Save also after this many seconds.", optional=float)
     p.Define("keep_checkpoint_max", 5, "The number of newest checkpoints to keep.")
-    p.Define(
-        "keep_checkpoint_every_n_hours",
-        None,
-        "Also keep one checkpoint every N hours; None disables it.",
-        optional=float,
-    )
-    p.Define(
-        "keep_best_by",
-        "nll",
-        "Also keep the checkpoint with the lowest value of this dev metric; None disables it.",
-        optional=str,
-    )
+    every = "Keep also one checkpoint every N hours."
+    p.Define("keep_checkpoint_every_n_hours", None, every, optional=float)
+    best = "Keep also the checkpoint with the lowest value of this dev metric."
+    p.Define("keep_best_by", "nll", best, optional=str)
     p.Define("on_nonfinite", NonFinite.STOP, "STOP or SKIP when a loss or gradient is not finite.")
-    p.Define(
-        "warm_start_from",
-        None,
-        "A run's folder, exported file or index to take initial weights from; None disables it.",
-        optional=str,
-    )
-    p.Define(
-        "warm_start_rules",
-        ((r"theta\..*", "SAME"),),
-        "Pairs (pattern of a weight's path, rule); the first pattern that matches applies.",
-    )
-    p.Define(
-        "eval_batches", 100, "Batches of an evaluation during training; None for all.", optional=int
-    )
-    p.Define(
-        "scatter_gradients",
-        True,
-        "Whether gradients are summed only where the optimizer's lowercase letters put them.",
-    )
+    source = "A run's folder, exported file or index to take initial weights from."
+    p.Define("warm_start_from", None, source, optional=str)
+    rules = "Pairs (pattern of a weight's path, rule); the first pattern that matches applies."
+    p.Define("warm_start_rules", ((r"theta\..*", "SAME"),), rules)
+    p.Define("eval_batches", 100, "Batches of an evaluation during training.", optional=int)
+    scatter = "Whether gradients are summed only where the optimizer's lowercase letters put them."
+    p.Define("scatter_gradients", True, scatter)
     p.Define("seed", 1, "The seed of the initial weights, of dropout and of random routing.")
     return p
 

@@ -73,17 +73,13 @@ class TPUEstimator:
     ) -> None:
         """Keeps its arguments; nothing is compiled yet.
 
-        Args:
-          model_dir: the folder for checkpoints, summaries, params.txt and metrics.
-          params: given to model_fn and input_fn; `params.train` holds the settings of
-            config.train_params.
-          state_spec: NestedMap of TensorSpec.
-          init_fn: returns a state, given an int32 [2] seed tensor.
-          model_prefixes: dotted paths of the `params` that define the model, by default all but
-            `train`. A model_dir that was trained with other values there is refused.
-          warm_start: initial weights for a folder without checkpoints, instead of init_fn's.
-          executables: a folder of saved executables to train with, instead of compiling.
-          log_step_count_steps: write a TensorBoard summary at each multiple of it.
+        `model_dir` is the folder for checkpoints, summaries, params.txt and metrics. It is refused
+        if it was trained with other `params` at the dotted paths `model_prefixes`, by default all
+        but `train`, which has the settings of config.train_params. `init_fn` returns a state, with
+        the TensorSpecs of `state_spec`, given an int32 [2] seed tensor. A folder without
+        checkpoints gets the weights of `warm_start`, if that is given, instead of init_fn's.
+        `executables` is a folder of saved executables to train with, instead of compiling.
+        TensorBoard gets a summary at each multiple of `log_step_count_steps`.
 
         Raises ValueError if a setting is missing or out of range, if the state has no step, or if
         `executables` holds none.

@@ -34,7 +34,7 @@ class _Entry:
 
     @property
     def num_bytes(self) -> int:
-        return _num_bytes(self.shape, self.dtype)
+        return math.prod(self.shape) * self.dtype.itemsize
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return self.array[self.index]
@@ -56,12 +56,11 @@ def write(
     parts = _parts(weights, part_bytes)
     arrays = {name: specs.to_json(array.spec) for name, array in weights.items()}
     fingerprints = {name: array.fingerprints for name, array in weights.items()}
-    names = [sorted(part) for _, part in parts]
-    export = stored.digest(step, arrays, fingerprints, names)
-    mark = {"format": exported.FORMAT, "step": str(step), "export": export}
-    about = {**mark, "arrays": json.dumps(arrays), "fingerprints": json.dumps(fingerprints)}
+    export = stored.digest(step, arrays, fingerprints, [sorted(part) for _, part in parts])
+    identity = {"format": exported.FORMAT, "step": str(step), "export": export}
+    contents = {"arrays": json.dumps(arrays), "fingerprints": json.dumps(fingerprints)}
     files = dict(zip(_file_names(path, len(parts)), parts, strict=True))
-    metadata = about if len(files) == 1 else mark
+    metadata = identity | contents if len(files) == 1 else identity
     index = path.with_name(path.name + exported.INDEX_SUFFIX)
 
     def write_own() -> None:
@@ -76,7 +75,7 @@ def write(
     if len(files) == 1:
         return path
     if processes.is_first():
-        atomic_file.write(index, _index(files, about))
+        atomic_file.write(index, _index(files, identity | contents))
     processes.of_first(0)
     return index
 
@@ -86,7 +85,7 @@ def _parts(weights: Mapping[str, SavedArray], part_bytes: int) -> list[tuple[int
 
     What fits in one part is written by process 0.
     """
-    total = sum(_num_bytes(array.shape, array.dtype) for array in weights.values())
+    total = sum(_Entry(array, (), array.shape).num_bytes for array in weights.values())
     num_writers = jax.process_count() if total > part_bytes else 1
     own: dict[int, _Part] = collections.defaultdict(dict)
     for number, (name, array) in enumerate(sorted(weights.items())):
@@ -104,14 +103,13 @@ def _cut(array: SavedArray, num_writers: int, part_bytes: int) -> list[_Entry]:
     An array without experts is cut, along its longest dim, only if it does not fit. One index is
     never cut.
     """
-    shape, axis = array.shape, array.spec.dims.find("E")
+    whole, shape, axis = _Entry(array, (), array.shape), array.shape, array.spec.dims.find("E")
     if axis < 0:
         axis, num_writers = int(np.argmax([*shape, 0])), 1
-    num_bytes = _num_bytes(shape, array.dtype)
-    if num_bytes <= part_bytes and num_writers == 1:
-        return [_Entry(array, (), shape)]
+    if whole.num_bytes <= part_bytes and num_writers == 1:
+        return [whole]
     size = shape[axis]
-    per_part = max(1, part_bytes * size // num_bytes)
+    per_part = max(1, part_bytes * size // whole.num_bytes)
     count = max(min(num_writers, size), math.ceil(size / per_part))
     ends = [i * size // count for i in range(count + 1)]
     before, after = (slice(None),) * axis, shape[axis + 1 :]
@@ -149,13 +147,8 @@ def _remove(index: pathlib.Path, path: pathlib.Path, files: Mapping[str, Any]) -
             old.unlink(missing_ok=True)
 
 
-def _index(files: Mapping[str, tuple[int, _Part]], about: Mapping[str, str]) -> str:
-    parts = {file: part for file, (_, part) in files.items()}
-    total = sum(entry.num_bytes for part in parts.values() for entry in part.values())
-    weight_map = {name: file for file, part in parts.items() for name in part}
-    index = {"metadata": {"total_size": total, **about}, "weight_map": weight_map}
+def _index(files: Mapping[str, tuple[int, _Part]], metadata: Mapping[str, str]) -> str:
+    total = sum(entry.num_bytes for _, part in files.values() for entry in part.values())
+    weight_map = {name: file for file, (_, part) in files.items() for name in part}
+    index = {"metadata": {"total_size": total, **metadata}, "weight_map": weight_map}
     return json.dumps(index, indent=2) + "\n"
-
-
-def _num_bytes(shape: tuple[int, ...], dtype: np.dtype) -> int:
-    return math.prod(shape) * dtype.itemsize

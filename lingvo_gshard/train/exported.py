@@ -50,20 +50,20 @@ def read(path: str | pathlib.Path) -> dict[str, SavedArray]:
     path = pathlib.Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: there is no such file.")
-    about, files = _header(path)
-    if about.get("format") != FORMAT:
+    metadata, files = _header(path)
+    if metadata.get("format") != FORMAT:
         raise ValueError(
-            f"{path}: another program's file: its format is {about.get('format')!r}, not "
+            f"{path}: another program's file: its format is {metadata.get('format')!r}, not "
             f"{FORMAT!r}; it holds {', '.join(sorted(files)[:3]) or 'nothing'}, ..."
         )
-    if "arrays" not in about:
+    if "arrays" not in metadata:
         raise ValueError(f"{path}: only a part of an export; give its index, *{INDEX_SUFFIX}.")
-    opened = _Files(path, about.get("export"), files)
+    opened = _Files(path, metadata.get("export"), files)
     with _parsing(path):
-        fingerprints = json.loads(about["fingerprints"])
+        fingerprints = json.loads(metadata["fingerprints"])
         return {
             name: opened.array(name, specs.from_json(text), fingerprints.get(name))
-            for name, text in json.loads(about["arrays"]).items()
+            for name, text in json.loads(metadata["arrays"]).items()
         }
 
 
@@ -149,8 +149,8 @@ def _header(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
     # A file of an earlier version: its header describes the arrays.
     items = found.arrays.items()
     own = {name: TensorSpec(a.shape, str(a.dtype), "_" * a.ndim) for name, a in items}
-    about = {"arrays": json.dumps(specs.to_json(own)), "fingerprints": "{}"}
-    return {**found.metadata, **about}, files
+    contents = {"arrays": json.dumps(specs.to_json(own)), "fingerprints": "{}"}
+    return found.metadata | contents, files
 
 
 @contextlib.contextmanager

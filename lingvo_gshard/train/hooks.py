@@ -123,7 +123,7 @@ class ProgressHook(TrainHook):
         overflows = [value for path, value in means if "overflow" in path.split(".")]
         if overflows:
             shown["overflow"] = f"{np.mean(overflows):.1%}"
-        self._num_skipped += int(np.sum(call.metrics.get("skipped", 0)))
+        self._num_skipped += int(np.sum(call.metrics.get(_SKIPPED, 0)))
         if self._num_skipped:
             shown["skipped"] = str(self._num_skipped)
         self._bar.set_postfix(shown, refresh=False)

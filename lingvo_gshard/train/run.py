@@ -9,7 +9,7 @@ import json
 import pathlib
 
 from lingvo_gshard import registry
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.core import atomic_file, json_records
 from lingvo_gshard.core.hyperparams import Params, parse_setting
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import bundle
@@ -69,12 +69,13 @@ class Run:
         found, share = self.estimator.restore(), self.estimator.input_share
         theta, origin = found.state.theta, {"weights": found.digest, "params": self.params.ToText()}
         decoder = Decoder(self._decoder_spec(), theta, self._predict_program, share, origin)
-        source, target = (Tokenizer(path) for path in vocabulary_files(self.logdir))
+        source, target = map(Tokenizer, bundle.vocabulary_files(self.logdir))
         return decoder, source, target
 
     def export_bundle(self, folder: str | pathlib.Path) -> None:
         """Writes a bundle of the latest checkpoint. Raises as `decoder`."""
-        theta, vocabularies = self.estimator.restore().state.theta, vocabulary_files(self.logdir)
+        theta = self.estimator.restore().state.theta
+        vocabularies = bundle.vocabulary_files(self.logdir)
         bundle.save(folder, self._decoder_spec(), self._predict_program, theta, vocabularies)
 
     def _decoder_spec(self) -> DecoderSpec:
@@ -203,7 +204,7 @@ def record(launch: Launch, logdir: str) -> None:
     data, folder = manifest.load(launch.data_dir), pathlib.Path(logdir)
     manifest.verify(launch.data_dir, data.vocabulary_files)
     contents = {}
-    for file, copy in zip(data.vocabulary_files, vocabulary_files(logdir), strict=True):
+    for file, copy in zip(data.vocabulary_files, bundle.vocabulary_files(folder), strict=True):
         source = pathlib.Path(launch.data_dir, file.path)
         contents[copy] = source.read_bytes()
         if copy.exists() and copy.read_bytes() != contents[copy]:
@@ -227,17 +228,9 @@ def recorded(logdir: str) -> Launch:
         raise ValueError(f"{logdir}: no {_EXPERIMENT}; give the --logdir of a trained model.")
     try:
         fields = json.loads(path.read_text())
-        asked, data = fields["launch"], fields["data"]
-        asked["overrides"], data["languages"] = tuple(asked["overrides"]), tuple(data["languages"])
-        return Launch(**asked, facts=DataFacts(**data))
-    except (KeyError, TypeError, ValueError) as error:
+        return json_records.read(Launch, fields["launch"] | {"facts": fields["data"]})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: {error!r}.") from error
-
-
-def vocabulary_files(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:
-    """Returns the paths of a run's source and target SentencePiece models."""
-    folder = pathlib.Path(logdir, "vocab")
-    return folder / "source.model", folder / "target.model"
 
 
 def _warm_start(params: Params) -> WarmStart | None:
@@ -247,7 +240,7 @@ def _warm_start(params: Params) -> WarmStart | None:
     if Rule.BY_PIECE not in dict(start.rules).values():
         return start
     patterns = (r"theta\.source_embedding\..*", r"theta\.(target_embedding\..*|softmax)")
-    old = (Tokenizer(path) for path in vocabulary_files(start.source))
+    old = map(Tokenizer, bundle.vocabulary_files(start.source))
     new = load_pair(params.input.data_dir)
     ids = (
         old_ids(before.pieces(range(before.vocab_size)), after.pieces(range(after.vocab_size)))

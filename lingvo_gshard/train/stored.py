@@ -57,13 +57,13 @@ class Stored:
     def open(cls, path: pathlib.Path) -> Self:
         """Reads the description. Raises DamagedCheckpointError, as all methods do."""
         with _read_errors(path):
-            about = json.loads((path / "about/metadata").read_bytes())
+            contents = json.loads((path / "about/metadata").read_bytes())
             input_state = json.loads((path / "input_state/metadata").read_bytes())
-            written = about.pop("digest", None)  # Earlier versions wrote none.
-            if "arrays" not in about or written not in (None, digest(about, input_state)):
+            written = contents.pop("digest", None)  # Earlier versions wrote none.
+            if "arrays" not in contents or written not in (None, digest(contents, input_state)):
                 raise ValueError("about/metadata or input_state/metadata was changed")
-            arrays = {name: specs.from_json(text) for name, text in about["arrays"].items()}
-            return cls(path, arrays, about["fingerprints"], input_state)
+            arrays = {name: specs.from_json(text) for name, text in contents["arrays"].items()}
+            return cls(path, arrays, contents["fingerprints"], input_state)
 
     def read(self, shardings: Mapping[str, NamedSharding]) -> dict[str, jax.Array]:
         """Reads the named arrays, each at the sharding that is given for it; see `check`."""

@@ -162,9 +162,11 @@ def summary(weights: Mapping[str, Any]) -> str:
 def _taken(before: Any, ids: Sequence[np.ndarray], new: jax.Array) -> jax.Array:
     """Returns an array like `new` whose [i, j, ...] is before[ids[0][i], ids[1][j], ...].
 
-    Where an id is -1, it keeps what `new` has. Only what this process's devices need is read.
+    Where an id is -1, it keeps what `new` has. Only what this process's devices need is read, and
+    once if several of them need the same.
     """
     shards = {str(shard.index): shard.data for shard in new.addressable_shards}
+    read: dict[str, np.ndarray] = {}
 
     def part(index: Index | None) -> np.ndarray:
         assert index is not None
@@ -172,7 +174,10 @@ def _taken(before: Any, ids: Sequence[np.ndarray], new: jax.Array) -> jax.Array:
         known = [x[x >= 0] for x in own]
         if not all(map(len, known)):
             return np.asarray(kept)
-        found = before[tuple(slice(x.min(), x.max() + 1) for x in known)]
+        wanted = tuple(slice(x.min(), x.max() + 1) for x in known)
+        if str(wanted) not in read:
+            read[str(wanted)] = before[wanted]
+        found = read[str(wanted)]
         for axis, x in enumerate(own):
             if len(x) != found.shape[axis] or (np.diff(x) != 1).any():
                 found = np.take(found, x - known[axis].min(), axis, mode="clip")

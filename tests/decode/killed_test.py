@@ -4,7 +4,6 @@ import os
 import pathlib
 import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,7 +11,7 @@ import time
 import pytest
 
 from lingvo_gshard.spmd.processes import EXIT_STATUS
-from tests import quick_machine_code
+from tests import ports, quick_machine_code
 
 pytestmark = pytest.mark.slow
 
@@ -44,13 +43,10 @@ def environment(tmp_path_factory, monkeypatch):
 
 
 def _start(folder, text, output, count):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = listener.getsockname()[1]
     command = [sys.executable, "-m", "lingvo_gshard.translate", f"--bundle={folder}"]
     command += ["--platform=cpu", "--nbest=2", "--scores", f"--input={text}", f"--output={output}"]
     if count > 1:
-        command += [f"--num_processes={count}", f"--coordinator=127.0.0.1:{port}"]
+        command += [f"--num_processes={count}", f"--coordinator=127.0.0.1:{ports.free()}"]
     return [
         subprocess.Popen([*command, f"--process_id={i}"], stderr=subprocess.PIPE, text=True)
         for i in range(count)

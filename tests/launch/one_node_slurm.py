@@ -10,6 +10,8 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 
+from tests import ports
+
 # A requeued job waits `cred_expire` seconds before it starts again; the default is 120.
 _CONFIG = """\
 ClusterName=one
@@ -39,11 +41,11 @@ PartitionName=all Nodes={host} Default=YES
 def running(folder: pathlib.Path) -> Iterator[dict[str, str]]:
     """Runs the cluster and gives the environment in which Slurm's commands find it."""
     host = socket.gethostname().split(".")[0]
-    ports = {"controller_port": _free_port(), "node_port": _free_port()}
+    free_ports = {"controller_port": ports.free(), "node_port": ports.free()}
     for name in ("state", "spool"):
         (folder / name).mkdir()
     config = folder / "slurm.conf"
-    config.write_text(_CONFIG.format(host=host, folder=folder, **ports))
+    config.write_text(_CONFIG.format(host=host, folder=folder, **free_ports))
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o600)
@@ -97,9 +99,3 @@ def _wait_until(condition: Callable[[], object], secs: float = 60) -> None:
     while not condition():
         assert time.monotonic() < end, f"not within {secs} s"
         time.sleep(0.2)
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]

@@ -79,6 +79,34 @@ def test_the_text_has_the_papers_columns_and_the_measurements(rows):
     assert "D=8  1 AA  4194304 flop  262144 bytes" in text
 
 
+def test_without_the_tpu_compiler_a_line_says_what_is_missing(monkeypatch):
+    monkeypatch.setattr(operators, "rows", lambda compile, partitions: [])
+    monkeypatch.setattr(operators.topology, "is_installed", lambda name: False)
+    assert list(operators.lines()) == [
+        "On JAX's own devices",
+        "Without TPUs and Figure 4c; `make setup-tpu` installs their compiler.",
+    ]
+
+
+@pytest.mark.slow
+def test_a_tpu_gathers_small_operands_and_loops_over_large_ones():
+    """Figure 4c: from 16384 x 16384 on, CollectivePermutes of an eighth each, in bfloat16."""
+    if importlib.util.find_spec("libtpu") is None:
+        with pytest.raises(ValueError, match="topology v3:2x2: the TPU compiler is not installed"):
+            operators.figure_4c()
+        return
+    header, *rows = (line.split() for line in operators.figure_4c().splitlines())
+    assert header == ["operator", "n", "form", "collectives", "sent", "MiB", "temporary", "MiB"]
+    assert [" ".join(row) for row in rows] == [
+        "Matmul(AB,BC->AC) A,B 8192 gathered 1 AG 128 128",
+        "Matmul(AB,BC->AC) A,B 16384 gathered 1 AG 512 512",
+        "Matmul(AB,BC->AC) A,B 16384 loop 9 CP 576 384",
+        "Matmul(AB,BC->AC) A,C 8192 gathered 1 AG 128 128",
+        "Matmul(AB,BC->AC) A,C 16384 gathered 1 AG 512 512",
+        "Matmul(AB,BC->AC) A,C 16384 loop 9 CP 576 448",
+    ]
+
+
 @pytest.mark.slow
 def test_a_tpu_does_as_the_paper_says_but_gathers_many_parts_by_a_sum():
     if importlib.util.find_spec("libtpu") is None:

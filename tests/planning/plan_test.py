@@ -63,9 +63,10 @@ def test_a_plan_that_does_not_fit_has_no_times(tmp_path):
 
 
 def test_rates_and_core_years():
-    kept = plans.plan(plans.cost(step_secs=0.5), cores=128, tokens_per_core=8192.0)
+    kept = plans.plan(plans.cost(step_secs=0.5), cores=128)
     assert kept.steps_per_sec() == 2.0 and kept.steps_per_sec(0.48) == 0.96
-    assert kept.tokens_per_sec() == 2.0 * 8192 * 128
+    assert kept.tokens_per_core == 8192
+    assert kept.tokens_per_sec() == 2.0 * 8192 * 128 and kept.tokens_per_sec(0.5) == 8192 * 128
     years = 1e12 / (2 * 8192) / (365.25 * 24 * 3600)
     assert kept.core_years() == pytest.approx(years)
     assert plans.plan(None).core_years() == float("inf")

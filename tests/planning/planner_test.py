@@ -6,6 +6,7 @@ can be compared with arrays and with the compiled program.
 
 import collections
 import dataclasses
+import pickle
 import types
 
 import jax
@@ -16,19 +17,23 @@ from lingvo_gshard import registry
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.hlo.hlo_module import Array
+from lingvo_gshard.input import packing
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.model import flops, placement
+from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import compiled_step, hardware, plan, planner, report
+from lingvo_gshard.planning import compiled_step, hardware, plan, planner, programs, report
 from lingvo_gshard.planning.compiled_step import CompiledStep
 from lingvo_gshard.planning.memory import GIB
 from lingvo_gshard.planning.plan import Batch
 from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import lowering, topology
+from lingvo_gshard.spmd import lowering, saved_executable, topology
 from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.train import run
+from lingvo_gshard.train.run import DataFacts, Launch
 from tests.planning import plans
 
 _PLACES = tuple((x, y) for x in range(2) for y in range(2) for _ in range(2))
@@ -377,7 +382,7 @@ def asked(monkeypatch):
         return dataclasses.replace(made, programs=programs)
 
     monkeypatch.setattr(planner, "in_own_process", make)
-    monkeypatch.setattr(report, "write", lambda *_: None)  # Pictures take their time.
+    monkeypatch.setattr(report, "draw", lambda *_: None)  # It takes its time.
     return requests
 
 
@@ -401,6 +406,14 @@ def test_programs_that_a_kept_plan_lacks_are_added(asked, tmp_path):
     assert len(asked) == 4
 
 
+def test_every_program_is_reported_and_the_pictures_are_drawn_once(asked, monkeypatch, tmp_path):
+    reported, drawn = [], []
+    monkeypatch.setattr(report, "write", lambda made, _: reported.append(list(made.programs)))
+    monkeypatch.setattr(report, "draw", lambda made, _: drawn.append(list(made.programs)))
+    planner.planned(_request(programs=plan.PROGRAMS), tmp_path)
+    assert reported == [list(plan.PROGRAMS[:n]) for n in (1, 2, 3, 4)] and drawn == [["train"]]
+
+
 def test_programs_that_were_planned_before_a_mistake_are_kept(asked, monkeypatch, tmp_path):
     make = planner.in_own_process
 
@@ -416,6 +429,75 @@ def test_programs_that_were_planned_before_a_mistake_are_kept(asked, monkeypatch
     assert list(plan.load(tmp_path).programs) == ["train", "initialize"]
     planner.planned(everything, tmp_path)
     assert [each.programs for each in asked] == [(name,) for name in plan.PROGRAMS]
+
+
+@pytest.fixture
+def training(cpu, monkeypatch):
+    """A run on two cores whose calls have two training steps; it is planned in this process."""
+    monkeypatch.setattr(planner, "in_own_process", lambda function, request: function(request))
+    params = _params().Set(**{"train.iterations_per_loop": 2, "train.max_steps": 4})
+    parts = placement.partitioning(params, 2)
+    return _request(params=params, partitioning=parts)
+
+
+@pytest.mark.slow
+def test_the_trainers_program_is_saved(training, tmp_path, monkeypatch):
+    """It is found by what it computes, and so is the same program, whatever its partitioning."""
+    folder, params = tmp_path / "executables", training.params
+    params.Set(mesh="e:*,m:2", sharding="BGE:e,H:m,m:e")
+    asked = dataclasses.replace(training, partitioning=placement.partitioning(params, 4))
+    text = planner.save_training(asked, folder)
+    assert text.startswith("saved the compiled program train_2 ")
+    assert text.endswith(f"`trainer --executables={folder}` loads it")
+    estimator = run.make_estimator(params, str(tmp_path / "run"), 4, str(folder))
+    monkeypatch.setattr(jax.stages.Lowered, "compile", None)  # Nothing is compiled from here on.
+    p = params.input
+    batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
+    loaded = estimator._programs.get(ModeKeys.TRAIN, batch, 2)
+    assert loaded.program.name == "train_2" and loaded.report().count("all-to-all") > 0
+
+
+def test_the_longest_search_of_a_run_is_planned(training, model, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "predict_program", lambda *args: args)
+    launch = Launch("toy.MoE8E4L", (), "", DataFacts(24, 16, ("aa",)))
+    decoding = run.Run(launch, run.make_estimator(training.params, str(tmp_path), 8))
+    longest = max(decoding._decoder_spec().source_lengths)
+    planned = programs.export(plan.DECODE, model, training.params)
+    assert planned == decoding._predict_program(longest)
+
+
+@pytest.fixture
+def exported(monkeypatch):
+    """Exports nothing; returns the numbers of steps that were asked for."""
+    numbers = []
+
+    def export(name, model, params, num_steps):
+        numbers.append(num_steps)
+        return types.SimpleNamespace(name=f"{name}_{num_steps}")
+
+    monkeypatch.setattr(programs, "export", export)
+    return numbers
+
+
+def test_a_program_is_saved_for_each_number_of_steps(training, exported, tmp_path, monkeypatch):
+    training.params.train.max_steps = 7
+    names = []
+    monkeypatch.setattr(topology, "compile_program", lambda program, name: program)
+    monkeypatch.setattr(saved_executable, "save", lambda made, folder: names.append(made.name))
+    text = planner.save_training(training, tmp_path)
+    assert exported == [2, 1] and names == ["train_2", "train_1"]
+    assert text.startswith("saved the compiled programs train_2, train_1 ")
+
+
+def test_a_program_that_is_too_large_is_not_saved(training, exported, tmp_path, monkeypatch):
+    def refuse(program, name):
+        raise topology.OutOfMemoryError(f"topology {name}: too large", "details")
+
+    monkeypatch.setattr(topology, "compile_program", refuse)
+    with pytest.raises(ValueError, match="^topology v3:2x2: too large$") as caught:
+        planner.save_training(training, tmp_path / "executables")
+    assert type(pickle.loads(pickle.dumps(caught.value))) is ValueError
+    assert not (tmp_path / "executables").exists()
 
 
 def test_an_interrupted_plan_is_made_again_and_others_are_kept(asked, monkeypatch, tmp_path):

@@ -38,7 +38,7 @@ def program(made: StepCost | None, **changes) -> ProgramPlan:
     """Returns a program with that cost; without a cost it does not fit."""
     peak = 9.0 if made else 20.0
     fields = dict(
-        batch=Batch(4096, 256, 256),
+        batch=Batch(4096, 256, 256),  # 2**20 target tokens.
         fits=made is not None,
         memory_gib=Memory(15.48, 1.0, 2.0, 0.25, peak - 3.25, peak),
         largest_buffers=(Buffer(2**30 / GIB, "f32[8,256,32000]", "softmax"),),
@@ -62,7 +62,6 @@ def plan(made: StepCost | None, cores: int = 128, programs=None, **changes) -> P
         sharding={"B": "d", "E": "d"},
         cores=cores,
         weights=12_500_000_000,
-        tokens_per_core=8192.0,
         model_flops_per_core=2e12,
         host_peak_gib=3.5,
         programs={TRAIN: program(made, **of_the_step), **(programs or {})},

@@ -19,7 +19,7 @@ def _plans():
             cost,
             cores=run.cores,
             model=run.model,
-            tokens_per_core=run.batch_tokens / run.cores,
+            batch=Batch(run.batch_tokens // 256, 256, 256),
             compile_cpu_secs=30.0 + run.layers + run.cores / 128,
         )
     return made

@@ -122,10 +122,12 @@ def searched(monkeypatch, tmp_path, candidates):
     """Searches with plans of such steps in turn: None does not fit, a text is an error."""
 
     def search_with(*step_secs):
-        left = list(step_secs)
+        left, besides = list(step_secs), []
 
         def planned(request, folder):
-            secs = left.pop(0) if request.programs == (plan.TRAIN,) else 0.5
+            if request.programs != (plan.TRAIN,):
+                besides.append(folder.name)
+            secs = 0.5 if besides else left.pop(0)
             if isinstance(secs, str):
                 raise ValueError(secs)
             made = plans.plan(plans.cost(secs) if secs else None)
@@ -135,6 +137,7 @@ def searched(monkeypatch, tmp_path, candidates):
         monkeypatch.setattr(search, "candidates", lambda request: candidates)
         first, *rest = search.search_lines(_request(), tmp_path)
         assert first.endswith("candidates fit by the cost model; its best ones, compiled:")
+        assert not left and len(besides) == any(isinstance(secs, float) for secs in step_secs)
         return rest[:6], *(text.strip().splitlines() for text in rest[6:])
 
     return search_with

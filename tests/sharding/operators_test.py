@@ -133,7 +133,7 @@ def _table_4(n: int) -> dict[str, Case]:
 
     def case(operator: Operator) -> Case:
         sizes = {"A": 5, "B": 6, "C": 7, "G": 5, "S": 6, "E": 5, "M": 3, "X": 9, "Y": 6, "I": 2}
-        sizes |= {"O": 4, "x": 3, "y": 2} | dict.fromkeys(operator.split, n)
+        sizes |= {"O": 4, "_": 3} | dict.fromkeys(operator.split, n)
         inputs = tuple(
             Input(tuple(sizes[letter] for letter in dims), split(operator, dims))
             for dims in operator.operands

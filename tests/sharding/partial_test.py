@@ -1,5 +1,7 @@
 """Partial results: fewer sums over the devices, the same numbers."""
 
+import importlib.util
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,7 +11,7 @@ from lingvo_gshard.sharding import partial
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
@@ -51,7 +53,7 @@ def _eager(parts, batch):
     return NestedMap(chain_AC=uv_AB @ batch.w_BC, sum_AB=uv_AB + xy_AB)
 
 
-def _compiled(how, parts, k, results):
+def _exported(how, parts, k, results):
     """How's named results alone, or their gradients too."""
 
     def fn(batch):
@@ -64,9 +66,7 @@ def _compiled(how, parts, k, results):
             loss = tf.reduce_sum(y.chain_AC**2) + tf.reduce_sum(tf.sin(y.sum_AB))
         return NestedMap(y=y, d=batch.Pack(tape.gradient(loss, leaves)))
 
-    return compile_program(
-        lowering.export(AnnotatedFn("partial", fn, ("batch",), (_arguments(k),)), parts)
-    )
+    return lowering.export(AnnotatedFn("partial", fn, ("batch",), (_arguments(k),)), parts)
 
 
 def _whole(parts, batch):
@@ -78,7 +78,8 @@ def _whole(parts, batch):
 @pytest.mark.parametrize("k", _K)
 def test_late_sums_are_right_with_their_gradients(k, num_partitions):
     batch = functions.randoms(_arguments(_K[k]), 1)
-    got = _compiled(_late, _parts(num_partitions), _K[k], "gradients")(batch)
+    exported = _exported(_late, _parts(num_partitions), _K[k], "gradients")
+    got = compile_program(exported)(batch)
     tensors = batch.Transform(tf.constant)
     with tf.GradientTape() as tape:
         tape.watch(tensors.Flatten())
@@ -89,23 +90,54 @@ def test_late_sums_are_right_with_their_gradients(k, num_partitions):
         np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-3, err_msg=path)
 
 
-def _all_reduced_bytes(how, results):
+def _all_reduced_bytes(how, results, compile=compile_program):
     """The bytes of each all-reduce, of which alone the program's collectives consist."""
-    report = _compiled(how, _parts(4), _K["even"], results).report()
+    report = compile(_exported(how, _parts(8), _K["even"], results)).report()
     assert sum(count for _, count in report.collectives) == report.count("all-reduce")
     return [collective.result_bytes for collective in report.collective_ops]
 
 
+_ONE_SUM = 4 * 6 * 10
+
+
 def test_two_products_are_added_over_the_devices_once():
-    one_sum = 4 * 6 * 10
-    assert _all_reduced_bytes(_late, "sum_AB") == [one_sum]
+    assert _all_reduced_bytes(_late, "sum_AB") == [_ONE_SUM]
     # XLA may send two sums together: it is the bytes that tell.
-    assert sum(_all_reduced_bytes(_eager, "sum_AB")) == 2 * one_sum
+    assert sum(_all_reduced_bytes(_eager, "sum_AB")) == 2 * _ONE_SUM
 
 
 def test_a_chain_of_products_is_added_at_its_end():
     assert _all_reduced_bytes(_late, "chain_AC") == [4 * 6 * 3]
-    assert _all_reduced_bytes(_eager, "chain_AC") == [4 * 6 * 10]
+    assert _all_reduced_bytes(_eager, "chain_AC") == [_ONE_SUM]
+
+
+def _projections(parts, batch):
+    """The gradient of x for three products with the columns of weights split, as of q, k and v."""
+    annotate = Annotator(parts).annotate
+    x_AB = batch.u_AK @ batch.v_KB
+    with tf.GradientTape() as tape:
+        tape.watch(x_AB)
+        weights = (tf.transpose(batch.y_KB) * scale for scale in (1.0, 2.0, 3.0))
+        outputs = [annotate(annotate(x_AB, "AB") @ annotate(w, "BK"), "AK") for w in weights]
+        loss = tf.add_n([tf.reduce_sum(tf.sin(output)) for output in outputs])
+    return NestedMap(d_x_AB=annotate(tape.gradient(loss, x_AB), "AB"))
+
+
+@pytest.mark.slow
+def test_a_tpu_adds_the_terms_of_a_sum_itself_but_not_after_a_product():
+    def compile(program):
+        return topology.compile_program(program, "v3:2x2")
+
+    if importlib.util.find_spec("libtpu") is None:
+        with pytest.raises(ValueError, match="the TPU compiler is not installed"):
+            _all_reduced_bytes(_eager, "sum_AB", compile)
+        return
+    assert _all_reduced_bytes(_eager, "sum_AB", compile) == [_ONE_SUM]
+    in_bfloat16 = 2 * 6 * 10  # As the next product takes it.
+    assert _all_reduced_bytes(_eager, "chain_AC", compile) == [in_bfloat16]
+    assert _all_reduced_bytes(_late, "chain_AC", compile) == [4 * 6 * 3]
+    assert sum(_all_reduced_bytes(_projections, "d_x_AB")) == 3 * _ONE_SUM
+    assert _all_reduced_bytes(_projections, "d_x_AB", compile) == [_ONE_SUM]
 
 
 def test_other_dims_stay_split_over_other_axes():
@@ -139,6 +171,7 @@ def test_other_dims_stay_split_over_other_axes():
             lambda p: _ab(p).einsum("BA,AC->BC", tf.zeros([2, 2])),
             "Partial.einsum: 'BA,AC->BC' begins with 'BA', but the partial result has dims 'AB'",
         ),
+        (lambda p: _ab(p).reduce(split="C"), "Partial.reduce: 'AB' has no dim 'C' to split"),
         (
             lambda p: _ab(p) + _ab(p, "AK,KB->BA"),
             "'AB' over axis 'd' can't be added to 'BA' over axis 'd'",

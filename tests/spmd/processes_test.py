@@ -15,6 +15,7 @@ import pytest
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import lowering, processes
 from lingvo_gshard.spmd.executable import compile_program
+from tests import ports
 from tests.spmd import functions
 
 # Loads the saved programs and runs each: the train step three times, on its own new weights.
@@ -64,16 +65,10 @@ with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeo
 """
 
 
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def _start(code: str, *args: str, count: int = 2) -> list[subprocess.Popen]:
     """Processes that run `code`, each with `args`, the coordinator and its number."""
     keep = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    command = [sys.executable, "-c", code, *args, f"127.0.0.1:{_free_port()}"]
+    command = [sys.executable, "-c", code, *args, f"127.0.0.1:{ports.free()}"]
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     return [
         subprocess.Popen([*command, str(i)], env=keep, text=True, **pipes) for i in range(count)
@@ -294,7 +289,7 @@ with processes.joined(processes.Processes(coordinator, 2, int(process_id), timeo
 
 @pytest.mark.parametrize("process_id", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_process_to_which_nobody_comes_says_so_and_ends(process_id):
-    coordinator = f"127.0.0.1:{_free_port()}"
+    coordinator = f"127.0.0.1:{ports.free()}"
     command = [sys.executable, "-c", _ALONE, coordinator, str(process_id)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (processes.EXIT_STATUS, "")

@@ -3,12 +3,12 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 
 import pytest
 
+from tests import ports
 from tests.train import many
 
 pytestmark = pytest.mark.slow
@@ -18,9 +18,7 @@ _SMALL = 2**18
 
 
 def _start(folder, count, *actions):
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{listener.getsockname()[1]}"
+    coordinator = f"127.0.0.1:{ports.free()}"
     keep = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     # Memory that is freed goes back to the kernel at once.
     environment = {**keep, "MALLOC_MMAP_THRESHOLD_": "1000000"}

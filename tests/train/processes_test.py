@@ -4,7 +4,6 @@ begun from another run; and one of them dies."""
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,6 +16,7 @@ from lingvo_gshard.train import exported
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.hooks import TrainHook
 from lingvo_gshard.train.warm_start import Rule, WarmStart
+from tests import ports
 from tests.train import regression
 
 
@@ -42,9 +42,7 @@ def _error_here(folder):
 
 def _start(folder, max_steps, dies_at=None, dying=1):
     """Two processes that train; process `dying` kills itself at step `dies_at`."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        coordinator = f"127.0.0.1:{listener.getsockname()[1]}"
+    coordinator = f"127.0.0.1:{ports.free()}"
     keep = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
     command = [sys.executable, "-m", "tests.train.process", str(folder), coordinator, "2"]
     dies = [] if dies_at is None else [str(dies_at)]

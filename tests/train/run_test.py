@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from lingvo_gshard.decode import bundle
 from lingvo_gshard.input import manifest
 from lingvo_gshard.train import run
 from lingvo_gshard.train.hooks import NonFinite
@@ -196,11 +197,11 @@ def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
     launch = _prepared(tmp_path / "a", b"ours", b"english")
     run.record(launch, logdir)
     run.record(launch, logdir)  # As when a run goes on.
-    assert [p.read_bytes() for p in run.vocabulary_files(logdir)] == [b"ours", b"english"]
+    assert [p.read_bytes() for p in bundle.vocabulary_files(logdir)] == [b"ours", b"english"]
     with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
         run.record(_prepared(tmp_path / "b", b"ours", b"other"), logdir)
     assert run.recorded(logdir) == launch
-    assert [p.read_bytes() for p in run.vocabulary_files(logdir)] == [b"ours", b"english"]
+    assert [p.read_bytes() for p in bundle.vocabulary_files(logdir)] == [b"ours", b"english"]
 
 
 def test_a_damaged_vocabulary_is_not_recorded(tmp_path):

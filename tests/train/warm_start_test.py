@@ -1,8 +1,10 @@
 """Weights of another run: each rule, what it refuses, what is printed."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lingvo_gshard.train import warm_start
 from lingvo_gshard.train.checkpoints import Checkpoints
@@ -36,6 +38,25 @@ def test_experts_grow_by_copies():
     # The gate's columns follow their experts.
     gate, _ = _begin(Rule.COPY_EXPERTS, before[0, :, :2], new[0, :, :4], "M_")
     np.testing.assert_array_equal(gate[:, 3], before[0, :, 1])
+
+
+def test_what_several_devices_need_is_read_once():
+    reads = []
+
+    class Saved:
+        array = _random(2, 3)
+        shape, dtype = array.shape, array.dtype
+
+        def __getitem__(self, index):
+            reads.append(index)
+            return self.array[index]
+
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("experts", "copies"))
+    new = jax.device_put(_random(4, 3), NamedSharding(mesh, PartitionSpec("experts")))
+    start = WarmStart("old", ((".*", Rule.COPY_EXPERTS),))
+    value, _ = start.first_value("a.w", "EM", {"a.w": Saved()}, new)
+    np.testing.assert_array_equal(value, np.tile(Saved.array, (2, 1)))
+    assert [index[0] for index in reads] == [slice(0, 1), slice(1, 2)]
 
 
 @pytest.mark.parametrize("dims", ["VM", "MV"])
