@@ -91,6 +91,7 @@ def _texts() -> Iterable[str]:
             operators,
             plan,
             planner,
+            remedies,
             report,
             scaling,
             search,
@@ -118,7 +119,7 @@ def _texts() -> Iterable[str]:
             return machines.lines(ask, model, _NUM_DEVICES.value, pathlib.Path(out))
     if _SEARCH.value:
         return search.search_lines(ask(model, topology), pathlib.Path(out))
-    return search.plan_lines(ask(model, topology), pathlib.Path(out), _SAVE.value)
+    return remedies.plan_lines(ask(model, topology), pathlib.Path(out), _SAVE.value)
 
 
 def run() -> None:

@@ -19,7 +19,7 @@ def train_step_flops(task: TranslationTask, batch: int, source_len: int, target_
     for path, spec in task.weight_specs.FlattenItems():
         if len(spec.axes) < 2 or "embedding" in path:
             continue  # It is looked up or added, not multiplied.
-        tokens = batch * (source_len if _reads_source(path) else target_len)
+        tokens = batch * (source_len if reads_source(path) else target_len)
         experts = dict(zip(spec.dims, spec.shape, strict=True)).get("E")
         share = _EXPERTS_PER_TOKEN / experts if experts else 1.0
         products += tokens * math.prod(spec.shape) * share
@@ -27,7 +27,8 @@ def train_step_flops(task: TranslationTask, batch: int, source_len: int, target_
     return _TRAINING * _FORWARD * products
 
 
-def _reads_source(path: str) -> bool:
+def reads_source(path: str) -> bool:
+    """Returns whether the weight of this path is multiplied by the source's tokens."""
     memory = path.endswith(("source_attention.wk", "source_attention.wv"))
     return path.startswith("encoder") or memory
 

@@ -16,7 +16,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Self, TypeVar
 
 from lingvo_gshard import registry
-from lingvo_gshard.core import child_process
+from lingvo_gshard.core import child_process, hyperparams
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.translation_model import TranslationModel
@@ -28,6 +28,8 @@ from lingvo_gshard.sharding.mesh import names_of
 from lingvo_gshard.spmd import environment, saved_executable, topology
 from lingvo_gshard.train.loop import group_sizes
 
+# The settings of the batches that programs take.
+BATCHES = {plan.TRAIN: "input", plan.EVALUATE: "eval_input", plan.DECODE: "decode"}
 _FINGERPRINT = "fingerprint"
 _Result = TypeVar("_Result")
 
@@ -50,6 +52,18 @@ class Request:
     def step_only(self) -> Self:
         """The same request for the training step alone."""
         return dataclasses.replace(self, programs=(plan.TRAIN,))
+
+    def changed(self, settings: Sequence[str]) -> Self:
+        """The same request with more settings."""
+        params = self.params.Copy()
+        for setting in settings:
+            hyperparams.apply_setting(params, setting)
+        return dataclasses.replace(
+            self,
+            settings=(*self.settings, *settings),
+            params=params,
+            partitioning=placement.partitioning(params, self.partitioning.num_partitions),
+        )
 
 
 def request(
@@ -194,12 +208,16 @@ def _fingerprint(request: Request) -> str:
 
 def check(request: Request) -> None:
     """Refuses vocabularies without a size, and sizes that do not divide evenly over the cores."""
+    check_vocabularies(request)
+    asked = [part for name, part in BATCHES.items() if name in request.programs]
+    placement.check_divisible(request.params, request.partitioning, asked)
+
+
+def check_vocabularies(request: Request) -> None:
+    """Refuses vocabularies without a size."""
     for name in ("source_vocab_size", "target_vocab_size"):
         if request.params.task.Get(name) is None:
             raise ValueError(
                 f"task.{name} is as large as the data's, and a plan has no data; give "
                 f"--set=task.{name}=SIZE."
             )
-    rows = {plan.TRAIN: "input", plan.EVALUATE: "eval_input", plan.DECODE: "decode"}
-    asked = [part for name, part in rows.items() if name in request.programs]
-    placement.check_divisible(request.params, request.partitioning, asked)

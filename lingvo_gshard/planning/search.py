@@ -1,43 +1,57 @@
-"""Alternatives to a request, each compiled: partitionings to rank, and changes that save memory.
+"""Searches for the mesh and the table with which an experiment trains fastest on a topology.
 
-The paper left the automatic choice of a partitioning to future work (section 6). Here XLA's own
-compiler judges every candidate by the program it makes.
+The paper left the automatic choice of a partitioning to future work (section 6). Here candidates
+are generated from the number of devices and the sizes of the letters. A cost model drops those that
+cannot fit and ranks the others; XLA's own compiler judges the best few by the programs it makes.
 """
 
+import collections
 import dataclasses
+import itertools
+import math
 import pathlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from lingvo_gshard.core import hyperparams, table
-from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.layers.moe import group_size
+import numpy as np
+
+from lingvo_gshard.core import table
 from lingvo_gshard.layers.repeat import Remat
-from lingvo_gshard.planning import planner, report
+from lingvo_gshard.model import placement
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.planning import hardware, planner, report
+from lingvo_gshard.planning.cost_model import CostModel
 from lingvo_gshard.planning.plan import Plan, Times
 from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Axis, Mesh
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd import topology
 
-# Each keeps less than the one before; NONE keeps everything.
-_REMATS = {
-    Remat.ALL_BUT_PRODUCTS: "all but large products computed again",
-    Remat.BLOCK: "whole blocks computed again",
-}
-_STACKS = {"encoder": "source_len", "decoder": "target_len"}
-# A description, and values of settings by path.
-_Change = tuple[str, Mapping[str, object]]
+_COMPILED = 6  # How many candidates are compiled.
+_STACKS = ("encoder", "decoder")
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """Settings, `path=value`: a mesh, its table, and others; and the cost model's step."""
+
+    settings: tuple[str, ...]
+    secs: float
 
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """An alternative and the plan of its training step, or the reason why there is none."""
+    """An alternative and the plan of its training step, or the reason why there is none.
+
+    `estimated_secs` is the cost model's time of a step, 0 if it was not asked.
+    """
 
     name: str
     request: Request
     folder: pathlib.Path
     plan: Plan | None
     refusal: str = ""
+    estimated_secs: float = 0.0
 
     @property
     def secs(self) -> Times:
@@ -58,99 +72,7 @@ class Trial:
         return f"{self.name}: fits, {memory.peak:.2f} GiB, {1e3 * self.secs.step:.2f} ms a step"
 
 
-def plan_lines(request: Request, folder: pathlib.Path, save: bool = False) -> Iterator[str]:
-    """Yields the plan as text, and if a training step does not fit, what would make it fit.
-
-    With `save`, the trainer's executables are saved below `folder`, or ValueError is raised if a
-    step does not fit.
-    """
-    made = planner.planned(request, folder)
-    yield report.text(made)
-    if not made.step.fits:
-        yield "what would make it fit, each compiled (--search tries partitionings):"
-        for trial in remedies(request, folder):
-            changes = trial.request.settings[len(request.settings) :]
-            yield f"  {trial} ({' '.join(f'--set={change}' for change in changes)})"
-    if save and not made.step.fits:
-        raise ValueError("--save: a step does not fit, so nothing was saved.")
-    if save:
-        yield planner.save_training(request, folder / "executables")
-
-
-def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
-    """Yields each candidate as soon as its step is planned, their ranking, the best's programs."""
-    planner.check(request)
-    moe = request.params.task.encoder.moe
-    num_experts = None if moe is None else moe.num_experts
-    trials = []
-    for name, parts in candidates(num_experts, request.partitioning.num_partitions):
-        trials.append(_trial(name, dataclasses.replace(request, partitioning=parts), folder))
-        yield str(trials[-1])
-    trials.sort(key=lambda trial: trial.secs.step)
-    yield "\n" + ranking(trials)
-    if trials[0].fits:
-        yield "\n" + report.programs(planner.planned(trials[0].request, trials[0].folder))
-
-
-def candidates(num_experts: int | None, cores: int) -> Iterator[tuple[str, Partitioning]]:
-    """Yields by name the partitionings that are worth compiling; a dense model has no experts."""
-    data: dict[str, Axis] = {"B": "d", "G": "d"}
-    tables = {
-        "data parallel only": data,
-        "data parallel, all weights split over M (ZeRO)": {**data, "M": "d"},
-        "data parallel, dense weights split over H": {**data, "H": "d"},
-    }
-    if num_experts is not None and num_experts % cores == 0:
-        paper: dict[str, Axis] = {**data, "E": "d"}
-        tables |= {
-            "experts on the batch's axis (the paper's)": paper,
-            "the paper's, dense weights split over H": {**paper, "H": "d"},
-            "the paper's, dense weights split over M (ZeRO)": {**paper, "M": "d"},
-        }
-    for name, rows in tables.items():
-        yield name, Partitioning.from_dict(Mesh.flat(cores), rows)
-    both = ("data", "experts")
-    for ways in (cores // 2, cores // 4, cores // 8):
-        if num_experts is not None and 1 < ways < cores and num_experts % ways == 0:
-            mesh = Mesh(both, (cores // ways, ways))
-            split = Partitioning.from_dict(mesh, {"B": both, "G": both, "E": "experts"})
-            yield f"experts x data, {ways} x {cores // ways}", split
-
-
-def ranking(trials: Sequence[Trial]) -> str:
-    """The partitionings that fit, in their order, the others, and why the first is chosen."""
-    fitting = [trial for trial in trials if trial.fits]
-    rows = [["partitioning", "GiB", "step ms", "compute", "memory", "network"]]
-    for trial in fitting:
-        assert trial.plan is not None
-        secs, peak_gib = trial.secs, trial.plan.step.memory_gib.peak
-        times = (secs.step, secs.compute, secs.memory, secs.network)
-        rows.append([trial.name, f"{peak_gib:.2f}", *(f"{1e3 * each:.2f}" for each in times)])
-    others = [str(trial) for trial in trials if not trial.fits]
-    return "\n".join([table.text(rows), *others, f"chosen: {_choice(fitting)}"])
-
-
-def remedies(request: Request, folder: pathlib.Path) -> Iterator[Trial]:
-    """Plans each change that may save memory, in folders below `folder`.
-
-    If none of them suffices alone, all that keep the batch are combined, then half of the batch
-    with them, until one fits.
-    """
-    gentle, rows = list(_keeping_the_batch(request.params)), request.params.input.batch_size
-    half = [] if rows % 2 else [("half as many tokens a core", {"input.batch_size": rows // 2})]
-    helped = False
-    for change in [*gentle, *half]:
-        trial = _changed(request, change, folder)
-        helped = helped or trial.fits
-        yield trial
-    for change in [] if helped else _combined(gentle, half):
-        trial = _changed(request, change, folder)
-        yield trial
-        if trial.fits:
-            return
-
-
-def _trial(name: str, request: Request, folder: pathlib.Path) -> Trial:
+def tried(name: str, request: Request, folder: pathlib.Path) -> Trial:
     """Plans an alternative's training step in a folder of its own below `folder`."""
     folder = folder / re.sub(r"\W+", "_", name).strip("_")
     try:
@@ -159,14 +81,140 @@ def _trial(name: str, request: Request, folder: pathlib.Path) -> Trial:
         return Trial(name, request, folder, None, str(error).splitlines()[0])
 
 
-def _changed(request: Request, change: _Change, folder: pathlib.Path) -> Trial:
-    name, values = change
-    settings = tuple(f"{path}={value}" for path, value in values.items())
-    params = request.params.Copy()
-    for setting in settings:
-        hyperparams.apply_setting(params, setting)
-    asked = dataclasses.replace(request, params=params, settings=request.settings + settings)
-    return _trial(name, asked, folder)
+def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
+    """Yields each candidate as soon as it is compiled, their ranking, the best's programs."""
+    planner.check_vocabularies(request)
+    found, trials = candidates(request), list[Trial]()
+    yield f"{len(found)} candidates fit by the cost model; its best ones, compiled:"
+    for trial in compiled(request, found, folder):
+        trials.append(trial)
+        yield str(trial)
+    trials.sort(key=lambda trial: trial.secs.step)
+    yield "\n" + ranking(trials)
+    if trials[0].fits:
+        yield "to train so: " + " ".join(f"--set={each}" for each in trials[0].request.settings)
+        yield "\n" + report.programs(planner.planned(trials[0].request, trials[0].folder))
+
+
+def candidates(request: Request) -> list[Candidate]:
+    """All candidates that fit by the cost model, those with the shortest steps first.
+
+    Raises ValueError if there are none.
+    """
+    state = TranslationModel(request.params, Partitioning(Mesh.flat(1), ())).state_spec
+    mesh, places = request.partitioning.mesh, topology.places(request.topology)
+    network = hardware.network(request.topology, [places[i] for i in mesh.devices])
+    model, found = CostModel(request.params, state, network), []
+    for layout, remat in itertools.product(layouts(_sizes(request), mesh.num_partitions), Remat):
+        remats = (f"task.{stack}.remat={remat.name}" for stack in _STACKS)
+        settings = (*layout, *remats)
+        gib, secs = model.estimate(request.changed(settings).partitioning, remat)
+        if gib <= network.generation.capacity_gib:
+            found.append(Candidate(settings, secs.step))
+    if not found:
+        raise ValueError(
+            f"--search: no mesh of {mesh.num_partitions} devices divides the model and its batches "
+            "and leaves room for a step; change --topology or the sizes."
+        )
+    return sorted(found, key=lambda candidate: candidate.secs)
+
+
+def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
+    """Yields the settings of all meshes and tables that divide the sizes of the letters.
+
+    The axes `data` and `experts` both split the batch; `model` splits heads, hidden dims and
+    vocabularies, and perhaps the experts. The dim M of all weights, or only of their updates (m),
+    may be split over the axes of the batch.
+    """
+    divisors = [n for n in range(1, cores + 1) if cores % n == 0]
+    for experts, model in itertools.product(divisors, divisors):
+        data, rest = divmod(cores, experts * model)
+        if rest or any(sizes[dim] % (data * experts) for dim in "BG") or sizes["E"] % experts:
+            continue
+        axes = {"data": data, "experts": experts, "model": model}
+        axes = {name: size for name, size in axes.items() if size > 1} or {"data": 1}
+        mesh = ",".join(f"{name}:{size}" for name, size in axes.items())
+        batch = [name for name in axes if name != "model"]
+        tokens = [f"BG:{'+'.join(batch)}"] * bool(batch) + ["E:experts"] * (experts > 1)
+        for rows in itertools.product(_tensor_parallel(sizes, axes), _split_weights(sizes, axes)):
+            yield f"mesh={mesh}", "sharding=" + ",".join([*tokens, *filter(None, rows)])
+
+
+def _tensor_parallel(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
+    """The possible rows of the axis `model`, if there is one: H, and what else it divides."""
+    ways = axes.get("model", 1)
+    letters = "".join(letter for letter in "HNV" if sizes[letter] % ways == 0)
+    if ways == 1:
+        return [""]
+    with_experts = "experts" not in axes and sizes["E"] % ways == 0
+    rows = [letters, f"E{letters}"] if with_experts else [letters]
+    return [f"{row}:model" for row in rows if "H" in row]
+
+
+def _split_weights(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
+    """No row of M, m or M, over as much of the batch's axes as divides it."""
+    batch = [name for name in axes if name != "model"]
+    for over in (batch, batch[:1], batch[1:]):
+        if over and sizes["M"] % math.prod(axes[name] for name in over) == 0:
+            return ["", f"m:{'+'.join(over)}", f"M:{'+'.join(over)}"]
+    return [""]
+
+
+def _sizes(request: Request) -> dict[str, int]:
+    """The size of each letter that a table may split, the greatest common divisor of several."""
+    params, sizes = request.params, collections.defaultdict[str, int](int)
+    weights = params.task.Instantiate(Partitioning(Mesh.flat(1), ())).weight_specs.Flatten()
+    found = [pair for spec in weights for pair in zip(spec.dims, spec.shape, strict=True)]
+    found += [("G", count) for count in placement.num_groups(params).values()]
+    batches = [part for name, part in planner.BATCHES.items() if name in request.programs]
+    found += [("B", params.Get(f"{part}.batch_size")) for part in batches]
+    for letter, size in found:
+        sizes[letter] = math.gcd(sizes[letter], size)
+    return {"E": 1, "G": sizes["B"], **sizes}  # A dense model has neither.
+
+
+def compiled(request: Request, found: Sequence[Candidate], folder: pathlib.Path) -> Iterator[Trial]:
+    """Plans the first few candidates, but only one of each mesh and table that fits."""
+    left, fitting = _COMPILED, set[tuple[str, ...]]()
+    for each in found:
+        if left and each.settings[:2] not in fitting:
+            trial = planned(request, each, folder)
+            left -= 1
+            fitting |= {each.settings[:2]} if trial.fits else set()
+            yield trial
+
+
+def planned(request: Request, candidate: Candidate, folder: pathlib.Path) -> Trial:
+    """Plans a candidate's training step in a folder of its own below `folder`."""
+    changed = request.changed(candidate.settings)
+    trial = tried(" ".join(candidate.settings), changed, folder)
+    return dataclasses.replace(trial, estimated_secs=candidate.secs)
+
+
+def ranking(trials: Sequence[Trial]) -> str:
+    """The partitionings that fit, in their order, the others, and why the first is chosen."""
+    fitting = [trial for trial in trials if trial.fits]
+    rows = [["partitioning", "GiB", "step ms", "compute", "memory", "network", "estimated ms"]]
+    for trial in fitting:
+        assert trial.plan is not None
+        secs, peak_gib = trial.secs, trial.plan.step.memory_gib.peak
+        times = (secs.step, secs.compute, secs.memory, secs.network, trial.estimated_secs)
+        rows.append([trial.name, f"{peak_gib:.2f}", *(f"{1e3 * each:.2f}" for each in times)])
+    lines = [table.text(rows), *(str(trial) for trial in trials if not trial.fits)]
+    if len(fitting) > 1:
+        lines.append(agreement([(trial.estimated_secs, trial.secs.step) for trial in fitting]))
+    return "\n".join([*lines, f"chosen: {_choice(fitting)}"])
+
+
+def agreement(steps: Sequence[tuple[float, float]]) -> str:
+    """How well the cost model's steps, first in each pair, predict the compiled ones."""
+    pairs = np.array(steps)
+    ranks, ratios = pairs.argsort(0).argsort(0), pairs[:, 0] / pairs[:, 1]
+    correlation = np.asarray(np.corrcoef(ranks.T))[0, 1]
+    return (
+        f"the cost model's steps: {ratios.min():.2f} to {ratios.max():.2f} of the compiled ones, "
+        f"rank correlation {correlation:.2f} over {len(pairs)} candidates"
+    )
 
 
 def _choice(fitting: Sequence[Trial]) -> str:
@@ -183,35 +231,3 @@ def _choice(fitting: Sequence[Trial]) -> str:
         f"{fitting[0].name}: {second.step / best.step:.2f} times as fast as {fitting[1].name} at "
         f"the roofline, most of it {most} time ({1e3 * gain:.2f} ms less)."
     )
-
-
-def _keeping_the_batch(params: Params) -> Iterator[_Change]:
-    """Yields the changes that the experiment has not made yet, the cheapest first."""
-    saving = [Remat.NONE, *_REMATS]
-    for remat, name in _REMATS.items():
-        paths = (f"task.{stack}.remat" for stack in _STACKS)
-        wasteful = [path for path in paths if saving.index(params.Get(path)) < saving.index(remat)]
-        if wasteful:
-            yield name, dict.fromkeys(wasteful, remat.name)
-    if params.task.activation_dtype != "bfloat16":
-        yield "activations in bfloat16", {"task.activation_dtype": "bfloat16"}
-    halves = {}
-    for stack, length in _STACKS.items():
-        if (moe := params.task.Get(stack).moe) is not None:
-            tokens = params.input.batch_size * params.input.Get(length)
-            halves[f"task.{stack}.moe.group_size"] = group_size(moe, tokens) // 2
-    if halves and min(halves.values()) > 0:
-        yield "groups of half as many tokens", halves
-
-
-def _combined(gentle: Sequence[_Change], half: Sequence[_Change]) -> Iterator[_Change]:
-    """Yields all changes that keep the batch as one, then with half of the batch as well."""
-    kept = [
-        (name, values)
-        for i, (name, values) in enumerate(gentle)
-        if not any(values.keys() <= later.keys() for _, later in gentle[i + 1 :])
-    ]
-    for changes in [kept, [*kept, *half]] if half else [kept]:
-        if len(changes) > 1:
-            joined = {path: value for _, values in changes for path, value in values.items()}
-            yield ", ".join(name for name, _ in changes), joined

@@ -1,222 +1,204 @@
-"""Candidate partitionings and their ranking; changes that save memory when a plan does not fit."""
+"""Candidate partitionings, those that are compiled, and their ranking."""
 
 import dataclasses
-import re
+import itertools
 
+import numpy as np
 import pytest
 
 from lingvo_gshard import registry
-from lingvo_gshard.layers.repeat import Remat
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.input import packing
 from lingvo_gshard.model import placement
-from lingvo_gshard.planning import plan, planner, search
+from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.planning import hardware, plan, planner, search
 from lingvo_gshard.planning.planner import Request
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd import topology
+from lingvo_gshard.train import steps
+from tests.layers import building
 from tests.planning import plans
 
 _MODEL = "toy.MoE8E4L"
-_FOLDERS = [
-    "all_but_large_products_computed_again",
-    "whole_blocks_computed_again",
-    "activations_in_bfloat16",
-    "groups_of_half_as_many_tokens",
-    "half_as_many_tokens_a_core",
-]
+_VOCABULARIES = ("task.source_vocab_size=64", "task.target_vocab_size=64")
+_SIZES = {"B": 128, "G": 2048, "E": 128, "M": 1024, "H": 8192, "N": 16, "V": 32_000}
 
 
-def _request(**settings):
-    params = registry.get_params(_MODEL).Set(**settings)
-    return Request(_MODEL, (), params, "v3:2x2", placement.partitioning(params, 8))
+def _request(*settings, model=_MODEL):
+    settings = (*_VOCABULARIES, *settings)
+    params = registry.get_params(model, settings)
+    return Request(model, settings, params, "v3:2x2", placement.partitioning(params, 8))
 
 
-def _names(num_experts, cores):
-    return [name for name, _ in search.candidates(num_experts, cores)]
+@pytest.fixture(scope="module", autouse=True)
+def _on_eight_cores():
+    """The places of v3:2x2, without the TPU's library."""
+    chips = itertools.product(range(2), range(2))
+    places = tuple(chip for chip in chips for _ in range(2))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(topology, "places", lambda name: places)
+        yield
 
 
-def test_as_many_experts_as_cores():
-    names = _names(128, 128)
-    assert "experts on the batch's axis (the paper's)" in names
-    assert "experts x data, 64 x 2" in names and "data parallel only" in names
-    assert len(set(names)) == len(names) == 9
+@pytest.fixture(scope="module")
+def candidates():
+    return search.candidates(_request())
 
 
-def test_fewer_experts_than_cores_lie_on_an_axis_of_their_own():
-    names = _names(32, 128)
-    assert "experts on the batch's axis (the paper's)" not in names
-    assert "experts x data, 32 x 4" in names and "experts x data, 64 x 2" not in names
+def _layouts(cores, **sizes):
+    return list(search.layouts({**_SIZES, **sizes}, cores))
+
+
+def _ways(layout, cores, letters):
+    mesh, sharding = (setting.partition("=")[2] for setting in layout)
+    parts = Partitioning.parse(Mesh.parse(mesh, cores), sharding)
+    return {letter: parts.factor(letter)[0] for letter in letters}
+
+
+@pytest.mark.parametrize(
+    ("mesh", "sharding"),
+    [
+        ("experts:128", "BG:experts,E:experts"),  # The paper's.
+        ("data:128", "BG:data"),
+        ("data:128", "BG:data,m:data"),  # ZeRO-2
+        ("data:128", "BG:data,M:data"),  # ZeRO-3
+        ("data:16,experts:8", "BG:data+experts,E:experts"),
+        ("data:8,model:16", "BG:data,HNV:model"),  # Megatron
+        ("data:8,model:16", "BG:data,EHNV:model"),
+        ("data:2,experts:8,model:8", "BG:data+experts,E:experts,HNV:model,m:data+experts"),
+    ],
+)
+def test_the_partitionings_of_the_literature_are_among_the_candidates(mesh, sharding):
+    assert (f"mesh={mesh}", f"sharding={sharding}") in _layouts(128)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"E": 1}, {"B": 8, "V": 1001, "N": 3, "M": 12}])
+@pytest.mark.parametrize("cores", [8, 12, 128])
+def test_every_candidate_uses_all_cores_and_divides_all_sizes(cores, sizes):
+    found = _layouts(cores, **sizes)
+    assert len(set(found)) == len(found)
+    for layout in found:
+        for letter, ways in _ways(layout, cores, _SIZES).items():
+            assert {**_SIZES, **sizes}[letter] % ways == 0, layout
 
 
 def test_a_dense_model_has_no_experts_to_place():
-    assert all("experts" not in name and "paper" not in name for name in _names(None, 128))
+    assert not any("E" in sharding for _, sharding in _layouts(128, E=1))
 
 
-@pytest.mark.parametrize("num_experts", [128, 32, None])
-def test_every_candidate_splits_the_batch_over_all_cores(num_experts):
-    for _, parts in search.candidates(num_experts, 128):
-        assert parts.num_partitions == parts.factor("BLM")[0] == 128
+def test_what_cannot_divide_leaves_no_candidate():
+    assert not _layouts(7)
 
 
-def _searched(monkeypatch, tmp_path, step_secs):
-    """Searches with a plan of such a step for each folder, None if it does not fit, or an error.
-
-    Returns the lines of the candidates, those of the ranking, those of the chosen one's programs if
-    one fits, and what was planned besides the candidates' training steps: programs by folder.
-    """
-    asked = []
-
-    def planned(request, folder):
-        asked.append((folder.name, request.programs))
-        secs = step_secs.get(folder.name)
-        if isinstance(secs, str):
-            raise ValueError(secs)
-        made = plans.plan(plans.cost(secs) if secs else None)
-        programs = dict.fromkeys(request.programs, made.step)
-        return dataclasses.replace(made, programs=programs)
-
-    monkeypatch.setattr(planner, "planned", planned)
-    sizes = {"task.source_vocab_size": 64, "task.target_vocab_size": 32, "input.batch_size": 64}
-    names, found = _names(8, 8), list(search.search_lines(_request(**sizes), tmp_path))
-    assert [line.partition(":")[0] for line in found[: len(names)]] == names
-    assert {programs for _, programs in asked[: len(names)]} == {(plan.TRAIN,)}
-    tables = [text.splitlines()[1:] for text in found[len(names) :]]
-    return found[: len(names)], *tables, dict(asked[len(names) :])
+def test_candidates_are_those_that_fit_the_fastest_first(monkeypatch, candidates):
+    assert [each.secs for each in candidates] == sorted(each.secs for each in candidates)
+    assert len({each.settings for each in candidates}) == len(candidates) > 50
+    small = dataclasses.replace(hardware.GENERATIONS["v3"], capacity_gib=0.06)
+    monkeypatch.setitem(hardware.GENERATIONS, "v3", small)
+    tight = {each.settings for each in search.candidates(_request())}
+    assert tight < {each.settings for each in candidates}
+    data_parallel = [each for each in tight if each[1] == "sharding=BG:data"]
+    assert data_parallel == []  # All weights on every core.
 
 
-def test_what_fits_is_ranked_and_the_choice_is_explained(monkeypatch, tmp_path):
-    step_secs = {
-        "data_parallel_all_weights_split_over_M_ZeRO": 0.75,
-        "data_parallel_dense_weights_split_over_H": "E=7 is not divisible by 8 partitions\nmore",
-        "experts_on_the_batch_s_axis_the_paper_s": 0.5,
-    }
-    progress, ranking, programs, besides = _searched(monkeypatch, tmp_path, step_secs)
-    assert besides == {"experts_on_the_batch_s_axis_the_paper_s": plan.PROGRAMS}
+def test_a_batch_of_another_program_limits_the_candidates():
+    def widest(request):
+        found = search.candidates(request)
+        return max(_ways(each.settings[:2], 8, "B")["B"] for each in found)
+
+    request = _request("decode.batch_size=2")
+    assert widest(request) == 2 < widest(request.step_only())
+
+
+def test_no_candidate_fits(monkeypatch):
+    small = dataclasses.replace(hardware.GENERATIONS["v3"], capacity_gib=0.001)
+    monkeypatch.setitem(hardware.GENERATIONS, "v3", small)
+    with pytest.raises(ValueError, match="--search: no mesh of 8 devices divides the model and"):
+        search.candidates(_request())
+
+
+@pytest.fixture
+def searched(monkeypatch, tmp_path, candidates):
+    """Searches with plans of such steps in turn: None does not fit, a text is an error."""
+
+    def search_with(*step_secs):
+        left, besides = list(step_secs), []
+
+        def planned(request, folder):
+            if request.programs != (plan.TRAIN,):
+                besides.append(folder.name)
+            secs = 0.5 if besides else left.pop(0)
+            if isinstance(secs, str):
+                raise ValueError(secs)
+            made = plans.plan(plans.cost(secs) if secs else None)
+            return dataclasses.replace(made, programs=dict.fromkeys(request.programs, made.step))
+
+        monkeypatch.setattr(planner, "planned", planned)
+        monkeypatch.setattr(search, "candidates", lambda request: candidates)
+        first, *rest = search.search_lines(_request(), tmp_path)
+        assert first.endswith("candidates fit by the cost model; its best ones, compiled:")
+        assert not left and len(besides) == any(isinstance(secs, float) for secs in step_secs)
+        return rest[:6], *(text.strip().splitlines() for text in rest[6:])
+
+    return search_with
+
+
+def test_what_fits_is_ranked_and_the_choice_is_explained(searched, candidates):
+    refusal = "E=7 is not divisible by 8 partitions\nmore"
+    found = [" ".join(each.settings) for each in candidates]
+    progress, ranking, settings, programs = searched(None, refusal, 0.75, 0.5, 1.0, 1.5)
+    assert progress[0] == f"{found[0]}: does not fit, 20.00 of 15.48 GiB"
+    assert progress[1] == f"{found[1]}: refused: E=7 is not divisible by 8 partitions"
+    assert progress[2].endswith(": fits, 9.00 GiB, 750.00 ms a step")
+    head, best, second, *_, agreement, choice = ranking
+    assert head.split()[:4] == ["partitioning", "GiB", "step", "ms"]
+    assert best.split()[-6:-1] == ["9.00", "500.00", "200.00", "200.00", "100.00"]
+    assert second.split()[-5] == "750.00"
+    assert set(progress[:2]) < set(ranking)
+    assert "over 4 candidates" in agreement
+    name = progress[3].partition(": fits")[0]
+    assert choice.startswith(f"chosen: {name}: 1.50 times as fast as ")
+    given = " ".join(f"--set={each}" for each in (*_VOCABULARIES, *name.split()))
+    assert settings == [f"to train so: {given}"]
+    # Those of the chosen one alone are compiled.
     assert [line.split()[0] for line in programs[1:5]] == list(plan.PROGRAMS)
-    unfit = "data parallel only: does not fit, 20.00 of 15.48 GiB"
-    refused = (
-        "data parallel, dense weights split over H: refused: E=7 is not divisible by 8 partitions"
-    )
-    assert progress[0] == unfit and progress[2] == refused
-    assert progress[1].endswith(" (ZeRO): fits, 9.00 GiB, 750.00 ms a step")
-    head, first, second, *others, choice = ranking
-    assert head.split() == ["partitioning", "GiB", "step", "ms", "compute", "memory", "network"]
-    assert first.split("  ")[0] == "experts on the batch's axis (the paper's)"
-    assert second.split()[-5:] == ["9.00", "750.00", "325.00", "325.00", "100.00"]
-    assert {unfit, refused} <= set(others) and len(others) == len(progress) - 2
-    assert choice.startswith(
-        "chosen: experts on the batch's axis (the paper's): 1.50 times as fast as data parallel, "
-        "all weights split over M (ZeRO) at the roofline, most of it "
-    )
 
 
-def test_nothing_fits(monkeypatch, tmp_path):
-    _, ranking, besides = _searched(monkeypatch, tmp_path, {})
-    assert ranking[-1] == "chosen: none, for none fits." and not besides
+def test_one_of_each_mesh_and_table_that_fits_is_compiled(searched):
+    progress, *_ = searched(*[0.5] * 6)
+    assert len({tuple(line.split()[:2]) for line in progress}) == 6
 
 
-def _planned(monkeypatch, fits):
-    """Makes plans that fit if `fits(request)`; returns the requests by their folders' names."""
-    asked = {}
-
-    def planned(request, folder):
-        asked[folder.name] = request
-        made = plans.cost() if fits(request) else None
-        return plans.plan(made, settings=request.settings)
-
-    monkeypatch.setattr(planner, "planned", planned)
-    return asked
+def test_nothing_fits(searched):
+    _, ranking = searched(*[None] * 6)
+    assert ranking[-1] == "chosen: none, for none fits."
 
 
-def _remedies(request, tmp_path):
-    return list(search.remedies(request, tmp_path))
-
-
-def test_each_change_that_the_experiment_leaves_open_is_tried(monkeypatch, tmp_path):
-    asked = _planned(monkeypatch, lambda request: True)
-    tried = _remedies(_request(), tmp_path)
-    assert list(asked) == _FOLDERS
-    assert [trial.request.settings for trial in tried] == [
-        ("task.encoder.remat=ALL_BUT_PRODUCTS", "task.decoder.remat=ALL_BUT_PRODUCTS"),
-        ("task.encoder.remat=BLOCK", "task.decoder.remat=BLOCK"),
-        ("task.activation_dtype=bfloat16",),
-        ("task.encoder.moe.group_size=64", "task.decoder.moe.group_size=64"),
-        ("input.batch_size=16",),
-    ]
-
-
-def test_the_remedies_follow_a_plan_that_does_not_fit(monkeypatch, tmp_path):
-    _planned(monkeypatch, lambda request: request.settings)
-    text, _, *remedies = search.plan_lines(_request(), tmp_path)
-    assert "does NOT fit" in text and len(remedies) == len(_FOLDERS)
-    assert remedies[2] == (
-        "  activations in bfloat16: fits, 9.00 GiB, 500.00 ms a step "
-        "(--set=task.activation_dtype=bfloat16)"
+def test_the_agreement_of_estimated_and_compiled_steps():
+    text = search.agreement([(1.0, 2.0), (2.0, 1.0), (3.0, 3.0)])
+    assert text == (
+        "the cost model's steps: 0.50 to 2.00 of the compiled ones, rank correlation 0.50 over 3 "
+        "candidates"
     )
 
 
-def test_executables_are_saved_of_a_plan_that_fits(monkeypatch, tmp_path):
-    monkeypatch.setattr(planner, "save_training", lambda request, folder: f"saved in {folder}")
-    _planned(monkeypatch, lambda request: True)
-    assert len(list(search.plan_lines(_request(), tmp_path))) == 1
-    _, saved = search.plan_lines(_request(), tmp_path, save=True)
-    assert saved == f"saved in {tmp_path}/executables"
-    _planned(monkeypatch, lambda request: request.settings)
-    with pytest.raises(ValueError, match="--save: a step does not fit, so nothing was saved"):
-        list(search.plan_lines(_request(), tmp_path, save=True))
-
-
-def test_the_settings_given_are_those_that_were_planned(monkeypatch, tmp_path):
-    given = ("train.seed=3",)
-    request = dataclasses.replace(
-        _request(), settings=given, params=registry.get_params(_MODEL, given)
+@pytest.mark.slow
+def test_the_printed_settings_train(searched):
+    _, _, (line,), _ = searched(1.0, 1.0, 1.0, 1.0, 1.0, 0.5)
+    settings = [word.removeprefix("--set=") for word in line.split() if "--set=" in word]
+    params = registry.get_params(_MODEL, settings)
+    parts = placement.partitioning(params, 8)
+    model = TranslationModel(params, parts)
+    p = params.input
+    made = steps.Programs(model.model_fn, params, parts, model.state_spec)
+    rows = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
+    batch = rows.Transform(lambda spec: np.ones((1, *spec.shape), spec.dtype))
+    state = NestedMap(
+        step=np.int32(0),
+        theta=building.random_theta(model.task),
+        slots=model.state_spec.slots.Transform(lambda spec: np.zeros(spec.shape, np.float32)),
     )
-    asked = _planned(monkeypatch, lambda request: False)
-    _remedies(request, tmp_path)
-    assert len(asked) == len(_FOLDERS) + 2
-    for each in asked.values():
-        assert each.settings[:1] == given and len(each.settings) > 1
-        assert registry.get_params(_MODEL, each.settings) == each.params
-
-
-def test_if_none_suffices_all_are_tried_at_once(monkeypatch, tmp_path):
-    def fits(request):
-        return request.params.input.batch_size == 16 and "task.encoder.remat=BLOCK" in (
-            request.settings
-        )
-
-    _planned(monkeypatch, fits)
-    *alone, gentle, all_at_once = _remedies(_request(), tmp_path)
-    assert len(alone) == 5 and not any(trial.fits for trial in (*alone, gentle))
-    assert gentle.name == (
-        "whole blocks computed again, activations in bfloat16, groups of half as many tokens"
-    )
-    assert all_at_once.fits
-    assert all_at_once.request.settings == (*gentle.request.settings, "input.batch_size=16")
-
-
-def test_combinations_end_with_the_first_that_fits(monkeypatch, tmp_path):
-    _planned(monkeypatch, lambda request: len(request.settings) == 5)
-    *_, trial = _remedies(_request(), tmp_path)
-    assert trial.fits and trial.name.endswith("groups of half as many tokens")
-
-
-def test_a_change_that_the_cores_refuse_does_not_stop_the_others(monkeypatch, tmp_path):
-    def fits(request):
-        if request.params.input.batch_size == 4:
-            raise ValueError("B=4 is not divisible by the 8 partitions\nand more")
-        return True
-
-    _planned(monkeypatch, fits)
-    tried = _remedies(_request(**{"input.batch_size": 8}), tmp_path)
-    assert [trial.fits for trial in tried] == [True] * 4 + [False]
-    assert re.search(r"a core: refused: B=4 is .* partitions$", str(tried[-1]))
-
-
-@pytest.mark.parametrize("num_experts", [None, 8])
-def test_nothing_is_left_to_try(monkeypatch, tmp_path, num_experts):
-    _planned(monkeypatch, lambda request: False)
-    request = _request(**{"task.activation_dtype": "bfloat16", "input.batch_size": 1})
-    for name in ("encoder", "decoder"):
-        stack = request.params.task.Get(name).Set(remat=Remat.BLOCK)
-        if num_experts is None:
-            stack.moe = None
-        else:
-            stack.moe.group_size = 1
-    assert not _remedies(request, tmp_path)
+    result = made.get(ModeKeys.TRAIN, rows)(state, batch)
+    assert int(result.state.step) == 1 and np.isfinite(np.asarray(result.metrics.loss)).all()

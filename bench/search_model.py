@@ -1,0 +1,53 @@
+"""How well the search's cost model predicts compiled steps, for two models on 32 TPU v3 cores.
+
+    python -m bench.search_model --out=FOLDER [--count=15]
+
+Of each model's candidates, in the order of their estimated steps, `count` at equal distances are
+compiled, whether they fit or not, and compared with their estimates. The plans are kept in FOLDER,
+so that a later run goes on where this one ended. A plan takes about two minutes on one core.
+"""
+
+import os
+import pathlib
+
+import numpy as np
+from absl import flags
+
+from lingvo_gshard import cli
+
+_OUT = flags.DEFINE_string("out", None, "The folder of the plans.", required=True)
+_COUNT = flags.DEFINE_integer("count", 15, "How many candidates of each model are compiled.", 2)
+_TOPOLOGY = "v3:4x4"
+_STACK = (
+    *("layers_as=LOOP", "num_layers=4", "dense.hidden_dim=2048"),
+    *("layer.attention.num_heads=8", "layer.attention.head_dim=64"),
+)
+_EXPERTS = ("num_experts=32", "hidden_dim=2048", "group_size=256", "dispatch=EINSUM")
+_SIZES = (
+    *("task.source_vocab_size=8192", "task.target_vocab_size=8192", "task.dim=512"),
+    *("input.batch_size=256", "input.source_len=128", "input.target_len=128"),
+)
+_MODELS = {
+    "toy.MoE8E8L": (*_STACK, *(f"moe.{each}" for each in _EXPERTS)),
+    "toy.Dense4L": _STACK,
+}
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    planner, search = (cli.load(f"lingvo_gshard.planning.{name}") for name in ("planner", "search"))
+    for model, stack in _MODELS.items():
+        both = (f"task.{name}.{each}" for name in ("encoder", "decoder") for each in stack)
+        request = planner.request(model, _TOPOLOGY, (*_SIZES, *both), None).step_only()
+        found, steps = search.candidates(request), list[tuple[float, float]]()
+        for i in np.linspace(0, len(found) - 1, _COUNT.value).astype(int):
+            trial = search.planned(request, found[i], pathlib.Path(_OUT.value, model))
+            print(f"{trial}; {1e3 * found[i].secs:.2f} ms estimated", flush=True)
+            if trial.fits:
+                steps.append((found[i].secs, trial.secs.step))
+        print(f"{model}: {search.agreement(steps)}", flush=True)
+
+
+if __name__ == "__main__":
+    os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
+    cli.run("search_model", main, lambda: 1)
