@@ -121,11 +121,18 @@ def _call_figures(program: ProgramPlan) -> dict[str, float]:
 
 
 def draw_memory(memories: Mapping[str, Memory], device: str, path: pathlib.Path) -> None:
-    """Draws Figure 7: a bar of GiB a device for each plan; a dashed line is the capacity."""
+    """Draws Figure 7: a bar of GiB a device for each plan; a dashed line is the capacity.
+
+    A bar ends at the peak, so that it has only those temporaries that are beside the state then.
+    """
+    *of_state, temporaries = _MEMORY_PARTS
     parts = {
         part.replace("_", " "): [getattr(memory, part) for memory in memories.values()]
-        for part in _MEMORY_PARTS
+        for part in of_state
     }
+    held = map(sum, zip(*parts.values(), strict=True))
+    peaks = zip(memories.values(), held, strict=True)
+    parts[temporaries] = [max(memory.peak - state, 0.0) for memory, state in peaks]
     figure = _stacked(list(memories), parts, f"GiB a {device}")
     for capacity in {memory.capacity for memory in memories.values()}:
         figure.axes[0].axhline(capacity, color="black", linestyle="--", linewidth=1)

@@ -47,8 +47,7 @@ def text(plans: Mapping[PaperRun, Plan]) -> str:
         f"(section 5.2): step x{paper.STEP_GROWTH}, AllToAll x{paper.ALL_TO_ALL_GROWTH}, its share "
         f"{' to '.join(shares[0])}, share of the roofline {' to '.join(shares[1])}."
     ]
-    by_size = sorted(plans, key=lambda run: (run.layers, run.cores))
-    for layers, runs in itertools.groupby(by_size, key=lambda run: run.layers):
+    for layers, runs in itertools.groupby(plans, key=lambda run: run.layers):
         columns = {run.name: _figures(run, plans[run]) for run in runs}
         parts.append(f"{layers} layers\n{report.side_by_side(columns)}")
     found = [

@@ -98,7 +98,7 @@ def test_suspicious_programs_are_listed():
     gathering = plans.program(plans.cost(), suspicious=("all-gather of 3.0 MiB a call",))
     programs = made[first].programs | {"evaluate": gathering}
     text = scaling.text(made | {first: dataclasses.replace(made[first], programs=programs)})
-    assert "suspicious in evaluate of MoE(2048E, 36L): all-gather of 3.0 MiB a call" in text
+    assert "suspicious in evaluate of MoE(128E, 12L): all-gather of 3.0 MiB a call" in text
     assert "None that fits gathers" not in text
 
 
