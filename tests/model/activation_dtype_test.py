@@ -49,7 +49,7 @@ def test_layers_compute_in_bfloat16_but_router_and_loss_in_float32(narrow):
     loss, metrics, _, seen = narrow
     for dims in ("BNLD", "BNTD", "BLND", "BLH", "GSM", "EGCM", "EGH", "GECM"):
         assert seen[dims] == {tf.bfloat16}, dims
-    for dims in ("GSE", "GSEC", "BLV"):
+    for dims in ("GSE", "GSEC", "ULV"):
         assert seen[dims] == {tf.float32}, dims
     assert {x.dtype for x in [loss, *metrics.Flatten()]} == {tf.float32}
 
