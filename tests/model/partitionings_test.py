@@ -13,7 +13,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.train import steps
+from lingvo_gshard.spmd.executable import compile_program
+from lingvo_gshard.train import run, steps
 from tests.layers import building
 from tests.model import small_task
 
@@ -37,6 +38,10 @@ _WAYS = {
 }
 
 
+_LOOP = [f"task.{stack}.layers_as=LOOP" for stack in ("encoder", "decoder")]
+_LOOP += [f"task.{stack}.num_layers=4" for stack in ("encoder", "decoder")]
+
+
 class _Experiment(small_task.Experiment):
     """Sizes that 8 devices divide."""
 
@@ -47,10 +52,18 @@ class _Experiment(small_task.Experiment):
 
 def _params(*settings):
     params = _Experiment.params()
-    params.task.decoder.moe.group_size = 7
+    params.task.decoder.Set(num_layers=1)
     for setting in settings:
         hyperparams.apply_setting(params, setting)
     return params
+
+
+def _state(model):
+    return NestedMap(
+        step=np.int32(0),
+        theta=building.random_theta(model.task),
+        slots=model.state_spec.slots.Transform(lambda spec: np.zeros(spec.shape, np.float32)),
+    )
 
 
 class _Training:
@@ -62,11 +75,7 @@ class _Training:
         placement.check_divisible(params, parts)
         model = TranslationModel(params, parts)
         programs = steps.Programs(model.model_fn, params, parts, model.state_spec)
-        state = NestedMap(
-            step=np.int32(0),
-            theta=building.random_theta(model.task),
-            slots=model.state_spec.slots.Transform(lambda spec: np.zeros(spec.shape, np.float32)),
-        )
+        state = _state(model)
         self.step = programs.get(ModeKeys.TRAIN, small_task.batch_specs())
         self.losses, self.norms = [], []
         for seed in range(_STEPS):
@@ -113,3 +122,26 @@ def test_training_in_stages_equals_the_loop(training, way):
             settings += [f"task.{stack}.layer.{dropout}.rate=0.0"]
         stages += [f"task.{stack}.stages=2", f"task.{stack}.microbatches=2"]
     training(8, *way, *settings, *stages).equals(training(1, *settings))
+
+
+def _answers(num_partitions, *settings):
+    """The metrics of evaluation and the tokens of decoding."""
+    params = _params(*_LOOP, f"decode.batch_size={small_task.B}", *settings)
+    parts = placement.partitioning(params, num_partitions)
+    model = TranslationModel(params, parts)
+    state = _state(model)
+    programs = steps.Programs(model.model_fn, params, parts, model.state_spec)
+    evaluate = programs.get(ModeKeys.EVAL, small_task.batch_specs())
+    metrics = evaluate(state, small_task.random_batch(1))
+    decode = compile_program(run.predict_program(params, parts, small_task.T))
+    features = small_task.source_batch(2)
+    found = decode(NestedMap(theta=state.theta), NestedMap(features=features))
+    return metrics.Transform(np.asarray), np.asarray(found.predictions.ids)
+
+
+@pytest.mark.slow
+def test_a_table_of_everything_evaluates_and_decodes_as_one_device():
+    way = ("mesh=p:2,e:2,m:*", "sharding=BG:e,E:e,HNV:m,R:p")
+    (metrics, ids), (wanted, wanted_ids) = _answers(8, *way), _answers(1)
+    building.assert_close(metrics, wanted, rtol=1e-4)
+    np.testing.assert_array_equal(ids, wanted_ids)

@@ -1,4 +1,4 @@
-"""What each of several processes reads, opens and holds: its share; and going on with fewer."""
+"""What each of several processes reads, opens and holds: its share; and other numbers of them."""
 
 import json
 import os
@@ -57,10 +57,19 @@ def eight(folder):
 
 @pytest.fixture(scope="module")
 def two(folder, eight):
-    """Two processes that go on, and then begin anew from what eight exported."""
-    actions = ["restore", "check", "step", "check", "save"]
-    statuses, counts, errors = _start(folder, 2, *actions, "make", "begin_from_parts")
-    assert statuses == [0, 0], errors
+    """Two processes that go on, begin anew from what eight exported, and lose one."""
+    actions = ["restore", "check", "step", "check", "save", "make", "begin_from_parts"]
+    statuses, counts, errors = _start(folder, 2, *actions, "step", "die")
+    assert statuses[1] == -signal.SIGKILL and 0 not in statuses, errors
+    assert all("begin_from_parts" in each for each in counts), errors
+    return counts
+
+
+@pytest.fixture(scope="module")
+def four(folder, two):
+    """Four processes that finish."""
+    statuses, counts, errors = _start(folder, 4, "restore", "check", "step", "check", "save")
+    assert statuses == [0] * 4, errors
     return counts
 
 
@@ -72,8 +81,8 @@ def test_to_save_nobody_reads_what_was_written(eight):
     assert all(each["save"]["read"] < _SMALL // 16 for each in eight)
 
 
-def test_each_reads_what_its_devices_hold(eight, two):
-    for counts, actions in ((eight, ["begin_from_run"]), (two, ["restore"])):
+def test_each_reads_what_its_devices_hold(eight, two, four):
+    for counts, actions in ((eight, ["begin_from_run"]), (two, ["restore"]), (four, ["restore"])):
         for each in counts:
             for action in actions:
                 own = _share(len(counts)) + _SHARED_BYTES
@@ -114,6 +123,6 @@ def test_an_export_needs_the_memory_of_two_arrays_shards(eight):
             assert each[action]["memory"] < 3 * shard + 3 * many.EXPERT_BYTES, each
 
 
-def test_what_eight_began_two_finish_bit_for_bit(folder, two):
-    """`two` has checked it; the save during which one died has left nothing."""
-    assert sorted(path.name for path in (folder / "run/checkpoints").iterdir()) == ["1", "2"]
+def test_what_eight_began_two_and_then_four_finish_bit_for_bit(folder, four):
+    """They have checked it; the saves during which one died have left nothing."""
+    assert sorted(path.name for path in (folder / "run/checkpoints").iterdir()) == ["1", "2", "3"]
