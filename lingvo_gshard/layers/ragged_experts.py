@@ -128,8 +128,9 @@ def _expert_outputs(
         (position_WQJ, "EG_"),
         (x_WQRM, "EG__"),
         (rows_WQPM, "EG__"),
-        (wi_EMH, "EMH"),
-        (wo_EHM, "EHM"),
+        # Whole: a product over a dim that is split here would be left without its sum.
+        (wi_EMH, "E__"),
+        (wo_EHM, "E__"),
     ]
     outputs_WQJM = annotator.locally(functools.partial(_local_outputs, size), arguments, "EG__")
     own_WQJ = expert_WQJ // num_own == tf.range(ways)[:, None, None]

@@ -52,7 +52,7 @@ class _Experiment(small_task.Experiment):
 
 def _params(*settings):
     params = _Experiment.params()
-    params.task.decoder.Set(num_layers=1)
+    params.task.decoder.Set(num_layers=1, **{"moe.group_size": 7})
     for setting in settings:
         hyperparams.apply_setting(params, setting)
     return params
