@@ -85,12 +85,12 @@ def test_a_mistake_is_reported_in_one_line(args, message):
         ),
         (
             ["--model=toy.MoE8E4L", "--topology=v3:4x4", *(f"--set={each}" for each in _TINY)],
-            "task.encoder.moe.group_size divides the batch into 8 groups, which is not a multiple "
-            "of the 32 cores",
+            "The 32 partitions along mesh axis r and d, which splits B, do not divide input.batch",
         ),
         (
             [
                 *("--model=toy.MoE8E4L", "--topology=v3:4x4"),
+                *("--set=task.source_vocab_size=512", "--set=task.target_vocab_size=512"),
                 *(f"--set=task.{stack}.moe.num_experts=12" for stack in ("encoder", "decoder")),
             ],
             "The 32 partitions along mesh axis d, which splits E, do not divide task.encoder.moe",
