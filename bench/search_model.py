@@ -35,11 +35,12 @@ _MODELS = {
 
 def main(argv: list[str]) -> None:
     del argv
-    planner, search = (cli.load(f"lingvo_gshard.planning.{name}") for name in ("planner", "search"))
+    names = ("planner", "candidates", "search")
+    planner, candidates, search = (cli.load(f"lingvo_gshard.planning.{name}") for name in names)
     for model, stack in _MODELS.items():
         both = (f"task.{name}.{each}" for name in ("encoder", "decoder") for each in stack)
         request = planner.request(model, _TOPOLOGY, (*_SIZES, *both), None).step_only()
-        found, steps = search.candidates(request), list[tuple[float, float]]()
+        found, steps = candidates.candidates(request), list[tuple[float, float]]()
         for i in np.linspace(0, len(found) - 1, _COUNT.value).astype(int):
             trial = search.planned(request, found[i], pathlib.Path(_OUT.value, model))
             print(f"{trial}; {1e3 * found[i].secs:.2f} ms estimated", flush=True)

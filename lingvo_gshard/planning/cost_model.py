@@ -45,7 +45,7 @@ class Product:
     left: str
     right: str
     result: str
-    sizes: Mapping[str, int]
+    sizes: Mapping[str, float]
     times: int
     kept: Remat = Remat.NONE
     moved: str = ""
@@ -108,6 +108,10 @@ class CostModel:
         self._state, self._network = state, network
         self._products = list(products(params, state.theta))
         self._num_bytes = 2 if params.task.activation_dtype == "bfloat16" else 4
+        # The decoder's activations take the encoded source along.
+        p, dim = params.input, params.task.dim
+        lengths = (p.source_len, p.source_len + p.target_len)
+        self._travelling = [{"B": p.batch_size, "L": length, "M": dim} for length in lengths]
 
     def estimate(
         self, parts: Partitioning, remat: Remat, microbatches: int = 1
@@ -115,11 +119,16 @@ class CostModel:
         """The GiB of a core, and the times of a step at the roofline."""
         layout = _Layout(parts, self._network, self._num_bytes, microbatches)
         secs, kept, largest = np.zeros(4), 0.0, 0.0
-        for each in map(layout.in_stages, self._products):
+        for each in self._products:
             is_kept = _SAVING.index(remat) <= _SAVING.index(each.kept)
-            secs += each.times * layout.product(each, forward_runs=2 - is_kept)
-            made = layout.part(each.moved or each.result, each.sizes)
-            kept, largest = kept + is_kept * each.times * made, max(largest, made)
+            run = layout.in_stages(each)
+            secs += run.times * layout.product(run, forward_runs=2 - is_kept)
+            made = layout.part(run.moved or run.result, run.sizes)
+            kept += layout.kept_at_once(each, is_kept) * made
+            largest = max(largest, made)
+        for sizes in self._travelling:
+            made, shifts = layout.shifts(sizes)
+            secs, kept = secs + shifts, kept + made
         for spec in self._state.theta.Flatten():
             secs += layout.update(spec)
             kept += layout.gradient_bytes(spec)
@@ -135,19 +144,42 @@ class _Layout:
     ) -> None:
         self._parts, self._network, self._num_bytes = parts, network, num_bytes
         (self._stages,), self._microbatches = parts.factor("R"), microbatches
+        self._ticks = microbatches + self._stages - 1
         # On a TPU, what only products read is rounded before it is sent.
         self._sent = 2 / num_bytes if isinstance(network, Torus) else 1.0
         self._shape, self._rates = parts.mesh.shape, dict[tuple[str, str], float]()
         self._splits = dict[str, Mapping[str, str]]()
 
     def in_stages(self, p: Product) -> Product:
-        """A product of one microbatch, which a stage runs in each tick, idle ones included."""
-        if self._stages == 1 or "R" not in p.sizes:
+        """A product of one microbatch, which all stages run in each tick, idle ones included."""
+        if not self._is_staged(p):
             return p
-        ticks = self._microbatches + self._stages - 1
-        parts = {each: p.sizes[each] // self._microbatches for each in "BG" if each in p.sizes}
-        times = p.times * ticks // self._stages
-        return dataclasses.replace(p, sizes={**p.sizes, **parts}, times=times)
+        dims = {name: "R" + getattr(p, name) for name in ("left", "right", "result")}
+        dims |= {"moved": "R" + p.moved} if p.moved else {}
+        times = p.times * self._ticks // self._stages
+        return dataclasses.replace(p, **dims, sizes=self._microbatch(p.sizes), times=times)
+
+    def kept_at_once(self, p: Product, is_kept: bool) -> int:
+        """How many of a product's results are in memory; a stage has those of one microbatch."""
+        return p.times // self._stages if self._is_staged(p) else is_kept * p.times
+
+    def shifts(self, sizes: Mapping[str, float]) -> tuple[float, np.ndarray]:
+        """The bytes of what enters and leaves all ticks of a stage, and the moves between stages.
+
+        `sizes` are those of what travels through a stack.
+        """
+        if self._stages == 1:
+            return 0.0, np.zeros(4)
+        size = self.part("RBLM", self._microbatch(sizes))
+        secs = self._secs("collective-permute", names_of(self._parts.axes("R")), size)
+        return 3 * self._ticks * size, self._times(0, 0, 3 * self._ticks * secs)
+
+    def _is_staged(self, p: Product) -> bool:
+        return self._stages > 1 and "R" in p.sizes
+
+    def _microbatch(self, sizes: Mapping[str, float]) -> dict[str, float]:
+        parts = {each: sizes[each] / self._microbatches for each in "BG" if each in sizes}
+        return {**sizes, **parts, "R": self._stages}
 
     def product(self, p: Product, forward_runs: int) -> np.ndarray:
         """A product, its gradients, and the moves and passes of its result."""
@@ -157,15 +189,9 @@ class _Layout:
         total += self._einsum(p, p.left, p.result, right)
         if not p.is_lookup:
             total += self._einsum(p, p.result, p.right, p.left)
-        size, here, there = (
-            self.part(p.result, p.sizes),
-            self._split(p.result),
-            self._split(p.moved),
-        )
+        size, here, there = self.part(p.result, p.sizes), *map(self._split, (p.result, p.moved))
         axes = [axis for axis in here if there.get(axis, here[axis]) != here[axis]]
         network = self._secs("all-to-all", axes, size * self._sent)
-        if p.kept is Remat.BLOCK and "R" in p.sizes:  # The input of a stage.
-            network += self._secs("collective-permute", names_of(self._parts.axes("R")), size)
         passes = _KEPT_PASSES * size if forward_runs == 1 else 0
         return total + self._times(0, passes, (forward_runs + 1) * network)
 
@@ -176,17 +202,21 @@ class _Layout:
         gathered = self._secs(
             "all-gather", axes, 4 * self._elements(spec.dims, _sizes(spec), whole)
         )
-        return self._times(0, _WEIGHT_PASSES * 4 * self._updated(spec), gathered)
+        # A stage adds to its gradients in every tick: a product's result, read and written again.
+        staged = self._stages > 1 and spec.dims.startswith("R")
+        passes = _WEIGHT_PASSES + 2 * staged * self._ticks
+        return self._times(0, passes * 4 * self._updated(spec), gathered)
 
     def gradient_bytes(self, spec: TensorSpec) -> float:
         """Those of a core's part; stacks of matrices have the dtype of activations."""
         is_stack = spec.dims.startswith("R") and len(spec.dims) > 2
         return (self._num_bytes if is_stack else 4) * self._updated(spec)
 
-    def part(self, dims: str, sizes: Mapping[str, int]) -> float:
+    def part(self, dims: str, sizes: Mapping[str, float]) -> float:
         """The bytes of a core's part of an activation; probabilities and logits are float32."""
         elements = self._elements(dims, sizes, self._split(dims))
-        return elements * (4 if dims in ("BNLT", "BLV") else self._num_bytes)
+        is_float32 = dims.removeprefix("R") in ("BNLT", "BLV")
+        return elements * (4 if is_float32 else self._num_bytes)
 
     def _updated(self, spec: TensorSpec) -> float:
         return self._elements(spec.dims, _sizes(spec), self._split(spec.dims.lower()))
@@ -220,7 +250,7 @@ class _Layout:
         return self._splits[dims]
 
     def _elements(
-        self, dims: Collection[str], sizes: Mapping[str, int], split: Mapping[str, str]
+        self, dims: Collection[str], sizes: Mapping[str, float], split: Mapping[str, str]
     ) -> float:
         ways = math.prod(self._shape[axis] for axis, letter in split.items() if letter in dims)
         return math.prod(sizes[letter] for letter in dims) / ways

@@ -1,42 +1,24 @@
 """Searches for the mesh and the table with which an experiment trains fastest on a topology.
 
 The paper left the automatic choice of a partitioning to future work (section 6). Here candidates
-are generated from the number of devices and the sizes of the letters. A cost model drops those that
-cannot fit and ranks the others; XLA's own compiler judges the best few by the programs it makes.
+are generated and ranked by a cost model; XLA's own compiler judges the best few by the programs it
+makes.
 """
 
-import collections
 import dataclasses
-import itertools
-import math
 import pathlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from lingvo_gshard.core import table
-from lingvo_gshard.layers.repeat import Remat
-from lingvo_gshard.model import placement
-from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import hardware, planner, report
-from lingvo_gshard.planning.cost_model import CostModel
+from lingvo_gshard.planning import planner, report
+from lingvo_gshard.planning.candidates import Candidate, candidates
 from lingvo_gshard.planning.plan import Plan, Times
 from lingvo_gshard.planning.planner import Request
-from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import topology
 
 _COMPILED = 6  # How many candidates are compiled.
-_STACKS = ("encoder", "decoder")
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """Settings, `path=value`: a mesh, its table, and others; and the cost model's step."""
-
-    settings: tuple[str, ...]
-    secs: float
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,83 +76,6 @@ def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
     if trials[0].fits:
         yield "to train so: " + " ".join(f"--set={each}" for each in trials[0].request.settings)
         yield "\n" + report.programs(planner.planned(trials[0].request, trials[0].folder))
-
-
-def candidates(request: Request) -> list[Candidate]:
-    """All candidates that fit by the cost model, those with the shortest steps first.
-
-    Raises ValueError if there are none.
-    """
-    state = TranslationModel(request.params, Partitioning(Mesh.flat(1), ())).state_spec
-    mesh, places = request.partitioning.mesh, topology.places(request.topology)
-    network = hardware.network(request.topology, [places[i] for i in mesh.devices])
-    model, found = CostModel(request.params, state, network), []
-    for layout, remat in itertools.product(layouts(_sizes(request), mesh.num_partitions), Remat):
-        remats = (f"task.{stack}.remat={remat.name}" for stack in _STACKS)
-        settings = (*layout, *remats)
-        gib, secs = model.estimate(request.changed(settings).partitioning, remat)
-        if gib <= network.generation.capacity_gib:
-            found.append(Candidate(settings, secs.step))
-    if not found:
-        raise ValueError(
-            f"--search: no mesh of {mesh.num_partitions} devices divides the model and its batches "
-            "and leaves room for a step; change --topology or the sizes."
-        )
-    return sorted(found, key=lambda candidate: candidate.secs)
-
-
-def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
-    """Yields the settings of all meshes and tables that divide the sizes of the letters.
-
-    The axes `data` and `experts` both split the batch; `model` splits heads, hidden dims and
-    vocabularies, and perhaps the experts. The dim M of all weights, or only of their updates (m),
-    may be split over the axes of the batch.
-    """
-    divisors = [n for n in range(1, cores + 1) if cores % n == 0]
-    for experts, model in itertools.product(divisors, divisors):
-        data, rest = divmod(cores, experts * model)
-        if rest or any(sizes[dim] % (data * experts) for dim in "BG") or sizes["E"] % experts:
-            continue
-        axes = {"data": data, "experts": experts, "model": model}
-        axes = {name: size for name, size in axes.items() if size > 1} or {"data": 1}
-        mesh = ",".join(f"{name}:{size}" for name, size in axes.items())
-        batch = [name for name in axes if name != "model"]
-        tokens = [f"BG:{'+'.join(batch)}"] * bool(batch) + ["E:experts"] * (experts > 1)
-        for rows in itertools.product(_tensor_parallel(sizes, axes), _split_weights(sizes, axes)):
-            yield f"mesh={mesh}", "sharding=" + ",".join([*tokens, *filter(None, rows)])
-
-
-def _tensor_parallel(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
-    """The possible rows of the axis `model`, if there is one: H, and what else it divides."""
-    ways = axes.get("model", 1)
-    letters = "".join(letter for letter in "HNV" if sizes[letter] % ways == 0)
-    if ways == 1:
-        return [""]
-    with_experts = "experts" not in axes and sizes["E"] % ways == 0
-    rows = [letters, f"E{letters}"] if with_experts else [letters]
-    return [f"{row}:model" for row in rows if "H" in row]
-
-
-def _split_weights(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
-    """No row of M, m or M, over as much of the batch's axes as divides it."""
-    batch = [name for name in axes if name != "model"]
-    for over in (batch, batch[:1], batch[1:]):
-        if over and sizes["M"] % math.prod(axes[name] for name in over) == 0:
-            return ["", f"m:{'+'.join(over)}", f"M:{'+'.join(over)}"]
-    return [""]
-
-
-def _sizes(request: Request) -> dict[str, int]:
-    """The size of each letter that a table may split, the greatest common divisor of several."""
-    params, sizes = request.params, collections.defaultdict[str, int](int)
-    weights = params.task.Instantiate(Partitioning(Mesh.flat(1), ())).weight_specs.Flatten()
-    found = [pair for spec in weights for pair in zip(spec.dims, spec.shape, strict=True)]
-    found += [("G", count) for count in placement.num_groups(params).values()]
-    batches = [part for name, part in planner.BATCHES.items() if name in request.programs]
-    found += [("B", params.Get(f"{part}.batch_size")) for part in batches]
-    for letter, size in found:
-        sizes[letter] = math.gcd(sizes[letter], size)
-    return {"E": 1, "G": sizes["B"], **sizes}  # A dense model has neither.
 
 
 def compiled(request: Request, found: Sequence[Candidate], folder: pathlib.Path) -> Iterator[Trial]:

@@ -107,8 +107,12 @@ def test_training_equals_that_of_one_device(training, way):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
-    [("mesh=p:2,d:*", "sharding=R:p,B:d+p"), ("mesh=p:2,d:2,e:*", "sharding=R:p,BG:d+e,E:e")],
-    ids=["pipeline", "pipeline x experts x data"],
+    [
+        ("mesh=p:2,d:*", "sharding=R:p,B:d+p"),
+        ("mesh=p:2,d:2,e:*", "sharding=R:p,BG:d+e,E:e"),
+        ("mesh=d:2,m:2,p:*", "sharding=R:p,B:d+p,G:d,HNV:m"),
+    ],
+    ids=["pipeline", "pipeline x experts x data", "pipeline x data x model"],
 )
 def test_training_in_stages_equals_the_loop(training, way):
     """Random numbers differ by microbatch, and are off."""

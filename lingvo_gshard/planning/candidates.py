@@ -1,0 +1,161 @@
+"""The partitionings that a search considers: meshes, tables, remats and pipelines.
+
+They are generated from the number of devices and the sizes of the letters. Those that do not divide
+or, by the cost model, do not fit are dropped.
+"""
+
+import collections
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.layers.dispatch import Dispatch
+from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.model import placement
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.planning import hardware, planner
+from lingvo_gshard.planning.cost_model import CostModel
+from lingvo_gshard.planning.planner import Request
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd import topology
+
+_STACKS = ("encoder", "decoder")
+_BATCH = ("data", "experts")  # The axes that always split the batch.
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """Settings, `path=value`: a mesh, its table, and others; and the cost model's step."""
+
+    settings: tuple[str, ...]
+    secs: float
+
+
+def candidates(request: Request) -> list[Candidate]:
+    """All candidates that fit by the cost model, those with the shortest steps first.
+
+    Raises ValueError if there are none.
+    """
+    state = TranslationModel(request.params, Partitioning(Mesh.flat(1), ())).state_spec
+    mesh, places = request.partitioning.mesh, topology.places(request.topology)
+    network = hardware.network(request.topology, [places[i] for i in mesh.devices])
+    model, found = CostModel(request.params, state, network), []
+    for layout in layouts(_sizes(request), mesh.num_partitions):
+        parts = request.changed(layout).partitioning
+        for remat, microbatches in _schedules(request.params, parts):
+            settings = (*layout, *_settings(request.params, parts, remat, microbatches))
+            gib, secs = model.estimate(parts, remat, microbatches)
+            if gib <= network.generation.capacity_gib and _divides(request.changed(settings)):
+                found.append(Candidate(settings, secs.step))
+    if not found:
+        raise ValueError(
+            f"--search: no mesh of {mesh.num_partitions} devices divides the model and its batches "
+            "and leaves room for a step; change --topology or the sizes."
+        )
+    return sorted(found, key=lambda candidate: candidate.secs)
+
+
+def _divides(request: Request) -> bool:
+    """Whether the mesh divides all batches and groups, those of microbatches too."""
+    try:
+        planner.check(request)
+    except ValueError:
+        return False
+    return True
+
+
+def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
+    """Yields the settings of all meshes of up to three axes, and tables, that divide the sizes.
+
+    The axes `data` and `experts` both split the batch; `model` splits heads, hidden dims and
+    vocabularies, and perhaps the experts. The dim M of all weights, or only of their updates (m),
+    may be split over the axes of the batch. The axis `stages` is that of a pipeline, and splits the
+    batch outside it.
+    """
+    divisors = [n for n in range(1, cores + 1) if cores % n == 0]
+    for stages, experts, model in itertools.product(divisors, divisors, divisors):
+        data, rest = divmod(cores, stages * experts * model)
+        if rest or any(sizes[dim] % (data * experts) for dim in "BG") or sizes["E"] % experts:
+            continue
+        axes = {"data": data, "experts": experts, "model": model, "stages": stages}
+        axes = {name: size for name, size in axes.items() if size > 1} or {"data": 1}
+        if len(axes) > 3 or sizes["R"] % stages or sizes["B"] % (data * experts * stages):
+            continue
+        mesh = ",".join(f"{name}:{size}" for name, size in axes.items())
+        tokens = _token_rows([name for name in axes if name in _BATCH], stages > 1)
+        tokens += ["E:experts"] * (experts > 1)
+        for rows in itertools.product(_tensor_parallel(sizes, axes), _split_weights(sizes, axes)):
+            yield f"mesh={mesh}", "sharding=" + ",".join([*tokens, *filter(None, rows)])
+
+
+def _schedules(params: Params, parts: Partitioning) -> Iterator[tuple[Remat, int]]:
+    """Yields the remats, and in a pipeline the numbers of microbatches that divide the rows."""
+    stages, ways, *_ = parts.factor("RBLM")
+    if stages == 1:
+        yield from ((remat, 1) for remat in Remat)
+        return
+    rows = params.input.batch_size // ways
+    yield from ((Remat.BLOCK, n) for n in range(stages, rows + 1) if rows % n == 0)
+
+
+def _settings(
+    params: Params, parts: Partitioning, remat: Remat, microbatches: int
+) -> Iterator[str]:
+    """Yields the settings of both stacks; those of a pipeline where they change."""
+    (stages,) = parts.factor("R")
+    for stack in _STACKS:
+        yield f"task.{stack}.remat={remat.name}"
+        for name, value in {"stages": stages, "microbatches": microbatches}.items():
+            if params.task.Get(stack).Get(name) != value:
+                yield f"task.{stack}.{name}={value}"
+
+
+def _token_rows(batch: Sequence[str], staged: bool) -> list[str]:
+    """The rows of B and G over the axes `batch`; outside a pipeline its stages split B, too."""
+    if not staged:
+        return [f"BG:{'+'.join(batch)}"] if batch else []
+    groups = [f"G:{'+'.join(batch)}"] if batch else []
+    return ["R:stages", f"B:{'+'.join([*batch, 'stages'])}", *groups]
+
+
+def _tensor_parallel(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
+    """The possible rows of the axis `model`, if there is one: H, and what else it divides."""
+    ways = axes.get("model", 1)
+    letters = "".join(letter for letter in "HNV" if sizes[letter] % ways == 0)
+    if ways == 1:
+        return [""]
+    with_experts = "experts" not in axes and sizes["E"] % ways == 0
+    rows = [letters, f"E{letters}"] if with_experts else [letters]
+    return [f"{row}:model" for row in rows if "H" in row]
+
+
+def _split_weights(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
+    """No row of M, m or M, over as much of the batch's axes as divides it; none in a pipeline."""
+    batch = [name for name in axes if name in _BATCH and "stages" not in axes]
+    for over in (batch, batch[:1], batch[1:]):
+        if over and sizes["M"] % math.prod(axes[name] for name in over) == 0:
+            return ["", f"m:{'+'.join(over)}", f"M:{'+'.join(over)}"]
+    return [""]
+
+
+def _sizes(request: Request) -> dict[str, int]:
+    """The size of each letter that a table may split, the greatest common divisor of several."""
+    params, sizes = request.params, collections.defaultdict[str, int](int)
+    weights = params.task.Instantiate(Partitioning(Mesh.flat(1), ())).weight_specs.Flatten()
+    found = [pair for spec in weights for pair in zip(spec.dims, spec.shape, strict=True)]
+    found += [("G", count) for count in placement.num_groups(params).values()]
+    batches = [part for name, part in planner.BATCHES.items() if name in request.programs]
+    found += [("B", params.Get(f"{part}.batch_size")) for part in batches]
+    for letter, size in found:
+        sizes[letter] = math.gcd(sizes[letter], size)
+    if not all(_in_stages(params.task.Get(stack)) for stack in _STACKS):
+        sizes["R"] = 1
+    return {"E": 1, "G": sizes["B"], **sizes}  # A dense model has neither.
+
+
+def _in_stages(p: Params) -> bool:
+    """Whether a stack could be a pipeline."""
+    return p.layers_as is Layers.LOOP and (p.moe is None or p.moe.dispatch is Dispatch.EINSUM)
