@@ -121,6 +121,6 @@ class T96LPipeline(T96L):
 
     ACTIVATION_DTYPE = "float32"
     STAGES = 8
-    MICROBATCHES = 16  # More would sum a stage's gradients more often, for a smaller bubble.
+    MICROBATCHES = 32
     MESH = "d:*,p:8"
     SHARDING = "R:p,B:d+p"

@@ -79,6 +79,10 @@ class Pipeline:
     weight_dims: Sequence[str]
 
     @property
+    def _depth(self) -> int:
+        return self.num_blocks // self.stages
+
+    @property
     def _ticks(self) -> int:
         return self.microbatches + self.stages - 1
 
@@ -95,14 +99,17 @@ class Pipeline:
             self._ticks,
             self.annotator,
             _TRAVELLING,
-            shared_dims=[f"{STACKED}_{dims}" for dims in self.weight_dims],
+            shared_dims=[STACKED + dims for dims in self.weight_dims] * self._depth,
             weight_dims=[_TRAVELLING],
             stack_dim="_",
             report_dims=_report_dims,
             as_function=True,
         )
         entering = self._entering(tf.concat([x, *shared], 1))
-        weights = [tf.reshape(each, [self.stages, -1, *each.shape[1:]]) for each in stacks]
+        # A tensor for each block, so that a tick only adds to its gradient: the compilers for TPUs
+        # and GPUs then sum it over the rows' partitions once, after the loop.
+        stages = [tf.reshape(each, [self.stages, -1, *each.shape[1:]]) for each in stacks]
+        weights = [each[:, j] for j in range(self._depth) for each in stages]
         _, (leaving, *reports) = loop(tf.zeros_like(entering[0]), weights, [entering], remat)
         y = self.annotator.annotate(joined(leaving[self.stages - 1 :, -1]), "BLM")
         return y, [self._mean(report) for report in reports]
@@ -144,8 +151,9 @@ class Pipeline:
         """Applies the blocks of one stage to x and the shared tensors, which are joined over L."""
         microbatch = tf.clip_by_value(tick - stage, 0, self.microbatches - 1)
         x, *shared = tf.split(x, lengths, axis=1)
-        depth, reports = self.num_blocks // self.stages, []
-        for i, own in enumerate(zip(*map(tf.unstack, weights), strict=True)):
+        depth, reports, n = self._depth, [], len(self.weight_dims)
+        for i in range(depth):
+            own = weights[i * n : (i + 1) * n]
             x, *new = self.block(microbatch, stage * depth + i, x, *shared, *own)
             reports.append(new)
         return [tf.concat([x, *shared], 1), *map(tf.stack, zip(*reports, strict=True))]

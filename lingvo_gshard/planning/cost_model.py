@@ -186,7 +186,10 @@ class _Layout:
         # A weight's gradient is summed where the weight is updated.
         right = p.right if set(p.right) & set("BG") else p.right.lower()
         total = forward_runs * self._einsum(p, p.left, p.right, p.result)
-        total += self._einsum(p, p.left, p.result, right)
+        gradient = self._einsum(p, p.left, p.result, right)
+        if right.startswith("r"):  # Summed over the partitions once, after a stage's last tick.
+            gradient -= (1 - 1 / self._ticks) * gradient[2] * np.array([0, 0, 1, 1])
+        total += gradient
         if not p.is_lookup:
             total += self._einsum(p, p.result, p.right, p.left)
         size, here, there = self.part(p.result, p.sizes), *map(self._split, (p.result, p.moved))

@@ -13,18 +13,25 @@ _SETTINGS = (
     *(
         f"task.{stack}.{setting}"
         for stack in ("encoder", "decoder")
-        for setting in ("layers_as=LOOP", "remat=BLOCK", "stages=2", "microbatches=4")
+        for setting in (
+            *("layers_as=LOOP", "remat=BLOCK", "num_layers=4"),
+            *("stages=2", "microbatches=4"),
+        )
     ),
 )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
-def test_a_pipeline_shifts_activations_in_every_tick(name):
+def test_a_pipeline_shifts_activations_in_every_tick_and_sums_gradients_once(name):
     if not topology.is_installed(name.partition(":")[0]):
         pytest.skip("the compiler is not installed; see `make setup-tpu` and `setup-plan-gpu`")
     plan = planner.make(planner.request("toy.Dense4L", name, _SETTINGS, None).step_only())
     assert plan.step.fits and plan.bubble == 1 / 5
-    shifts = [each for each in plan.step.cost.collectives if each.kind == "collective-permute"]
+
+    def collectives(kind):
+        return [each for each in plan.step.cost.collectives if each.kind == kind]
+
     # Two stacks, each forward, again and backward, in 5 ticks.
-    assert sum(each.count for each in shifts) >= 2 * 3 * 5
+    assert sum(each.count for each in collectives("collective-permute")) >= 2 * 3 * 5
+    assert sum(each.bytes for each in collectives("all-reduce")) < 4 * plan.weights
