@@ -109,7 +109,8 @@ class Pipeline:
         # A tensor for each block, so that a tick only adds to its gradient: the compilers for TPUs
         # and GPUs then sum it over the rows' partitions once, after the loop.
         stages = [tf.reshape(each, [self.stages, -1, *each.shape[1:]]) for each in stacks]
-        weights = [each[:, j] for j in range(self._depth) for each in stages]
+        blocks = zip(*(tf.unstack(each, axis=1) for each in stages), strict=True)
+        weights = [weight for block in blocks for weight in block]
         _, (leaving, *reports) = loop(tf.zeros_like(entering[0]), weights, [entering], remat)
         y = self.annotator.annotate(joined(leaving[self.stages - 1 :, -1]), "BLM")
         return y, [self._mean(report) for report in reports]

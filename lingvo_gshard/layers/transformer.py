@@ -305,11 +305,13 @@ class TransformerStack(BaseLayer):
         )
 
     def _pipeline(self, weights: NestedMap, masks: list[tf.Tensor], context: Context) -> Pipeline:
+        annotator = self._annotator.over(STACKED)
         by_microbatch = [
-            self.annotate(split(mask, self.p.microbatches), "_BL__"[: len(mask.shape) + 1])
+            annotator.annotate_outside(
+                split(mask, self.p.microbatches), "_BL__"[: len(mask.shape) + 1]
+            )
             for mask in masks
         ]
-        annotator = self._annotator.over(STACKED)
         layers = [layer.p.Instantiate(annotator, layer.path) for layer in self.block]
 
         def block(microbatch: tf.Tensor, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:

@@ -8,6 +8,7 @@ import tensorflow as tf
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.layout import Partitioning, check_named_once
 from lingvo_gshard.sharding.manual import Region
+from lingvo_gshard.sharding.mesh import Axis
 
 # The attribute of an annotation's operation that keeps its letters, for readers of the graph.
 DIMS_ATTRIBUTE = "_dims"
@@ -40,7 +41,18 @@ class Annotator:
             )
         dims = self.mapped + dims
         check_named_once(f"annotate: {tensor.name} of shape {tensor.shape}", dims)
-        sharding = annotate.mesh_sharding(self.partitioning.mesh.grid, self.partitioning.axes(dims))
+        return self._annotated(tensor, dims, self.partitioning.axes(dims))
+
+    def annotate_outside(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
+        """Annotates a tensor that each application of a mapped function reads whole or in part.
+
+        It is outside the map, and replicated over the axes of the mapped dim.
+        """
+        axes = self.partitioning.axes(self.mapped + dims)[len(self.mapped) :]
+        return self._annotated(tensor, dims, axes)
+
+    def _annotated(self, tensor: tf.Tensor, dims: str, axes: tuple[Axis | None, ...]) -> tf.Tensor:
+        sharding = annotate.mesh_sharding(self.partitioning.mesh.grid, axes)
         annotated = sharding.apply_to_tensor(tensor, use_sharding_op=True)
         annotated.op._set_attr(DIMS_ATTRIBUTE, tf.compat.v1.AttrValue(s=dims.encode()))
         return annotated
