@@ -53,6 +53,7 @@ _RUNTIME = (
     "input/sentences.py",
     "input/example_codec.py",
     "input/manifest.py",
+    "input/packing.py",
     "input/tokenizer.py",
     "decode/bundle.py",
     "decode/chunks.py",
@@ -117,24 +118,20 @@ class Decoder:
 
 
 def save(
-    folder: str | pathlib.Path,
-    spec: DecoderSpec,
-    program_for: Callable[[int], Program],
-    theta: NestedMap,
-    vocabularies: tuple[pathlib.Path, pathlib.Path],
+    folder: str | pathlib.Path, decoder: Decoder, vocabularies: tuple[pathlib.Path, pathlib.Path]
 ) -> None:
     """Writes a decoder and its source and target SentencePiece models, creating the folder.
 
     bundle.json comes last, so that a folder without it is incomplete. Overwriting a bundle first
     invalidates the old one.
     """
-    folder = pathlib.Path(folder)
+    folder, spec = pathlib.Path(folder), decoder.spec
     for name in ("programs", "vocab"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / _SPEC).unlink(missing_ok=True)
     for length in spec.source_lengths:
-        program_for(length).save(_program_file(folder, length))
-    safetensors_file.write(folder / _WEIGHTS, dict(theta.FlattenItems()), {})
+        decoder.program_for(length).save(_program_file(folder, length))
+    safetensors_file.write(folder / _WEIGHTS, dict(decoder.theta.FlattenItems()), {})
     for path, copy in zip(vocabularies, vocabulary_files(folder), strict=True):
         shutil.copyfile(path, copy)
     _copy_runtime(folder / _PACKAGE.name)

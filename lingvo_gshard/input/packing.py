@@ -123,8 +123,8 @@ def fill(rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowS
     """
     members = [examples[index] for row in rows for index in row]
     sizes = np.array([len(row) for row in rows], np.int64)
-    source = _side([example.source_ids for example in members], sizes, shape.source_len)
-    target = _side([example.target_ids for example in members], sizes, shape.target_len)
+    source = side([example.source_ids for example in members], sizes, shape.source_len)
+    target = side([example.target_ids for example in members], sizes, shape.target_len)
     labels, segment_ids, positions = target
     is_token = segment_ids > 0
     # The decoder's input: the labels shifted right, with BOS first in each segment.
@@ -143,10 +143,10 @@ def fill(rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowS
     }
 
 
-def _side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.ndarray:
+def side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.ndarray:
     """One side's ids, segment ids and positions, int32 [3, rows, L].
 
-    The pairs lie one after the other; `sizes`, int64 [rows], counts those of each row.
+    Row i holds the next sizes[i] of the `members`, one after another.
     """
     lengths = np.array([len(ids) for ids in members], np.int64)
     starts = np.cumsum(lengths) - lengths  # Index of each pair's first token.

@@ -36,10 +36,6 @@ class RecordSource:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, index: int) -> Example:
-        """Reads one example."""
-        return self.read(np.array([index]))[0]
-
     def read(self, indices: np.ndarray) -> list[Example]:
         """The examples at int [n] indices, in their order; reads each file once.
 

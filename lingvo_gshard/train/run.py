@@ -5,6 +5,7 @@ logdir/vocab/*.model     the vocabularies it was trained with
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -66,31 +67,24 @@ class Run:
 
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
         """Returns a decoder of the latest checkpoint, and its tokenizers; ValueError if none."""
-        found, share = self.estimator.restore(), self.estimator.input_share
-        theta, origin = found.state.theta, {"weights": found.digest, "params": self.params.ToText()}
-        decoder = Decoder(self._decoder_spec(), theta, self._predict_program, share, origin)
+        partitioning, found, p = self.estimator.partitioning, self.estimator.restore(), self.params
+        spec = DecoderSpec(
+            model=self.launch.model,
+            languages=self.launch.facts.languages,
+            batch_size=p.decode.batch_size,
+            source_lengths=sentences.lengths(p.decode.max_source_len),
+            num_best=p.decode.num_best,
+            num_partitions=partitioning.num_partitions,
+        )
+        program_for = functools.partial(predict_program, p, partitioning)
+        origin = {"weights": found.digest, "params": p.ToText()}
+        share = self.estimator.input_share
         source, target = map(Tokenizer, bundle.vocabulary_files(self.logdir))
-        return decoder, source, target
+        return Decoder(spec, found.state.theta, program_for, share, origin), source, target
 
     def export_bundle(self, folder: str | pathlib.Path) -> None:
         """Writes a bundle of the latest checkpoint. Raises as `decoder`."""
-        theta = self.estimator.restore().state.theta
-        vocabularies = bundle.vocabulary_files(self.logdir)
-        bundle.save(folder, self._decoder_spec(), self._predict_program, theta, vocabularies)
-
-    def _decoder_spec(self) -> DecoderSpec:
-        p = self.params.decode
-        return DecoderSpec(
-            model=self.launch.model,
-            languages=self.launch.facts.languages,
-            batch_size=p.batch_size,
-            source_lengths=sentences.lengths(p.max_source_len),
-            num_best=p.num_best,
-            num_partitions=self.estimator.partitioning.num_partitions,
-        )
-
-    def _predict_program(self, source_len: int) -> Program:
-        return predict_program(self.params, self.estimator.partitioning, source_len)
+        bundle.save(folder, self.decoder()[0], bundle.vocabulary_files(self.logdir))
 
 
 def predict_program(params: Params, partitioning: Partitioning, source_len: int) -> Program:

@@ -167,7 +167,7 @@ def test_an_interrupted_export_leaves_no_bundle(made, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bundle.save(folder, spec, cut_short, NestedMap(), (folder, folder))
+        bundle.save(folder, bundle.Decoder(spec, NestedMap(), cut_short), (folder, folder))
     with pytest.raises(ValueError, match="no bundle.json"):
         bundle.load_spec(folder)
 

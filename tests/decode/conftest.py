@@ -66,5 +66,6 @@ def made(tmp_path_factory):
         return programs.export(ModeKeys.PREDICT, batch)
 
     theta = building.random_theta(model.task)
-    bundle.save(folder / "bundle", spec, program_for, theta, (path, path))
-    return folder / "bundle", Translator(Decoder(spec, theta, program_for), tokenizer, tokenizer)
+    decoder = Decoder(spec, theta, program_for)
+    bundle.save(folder / "bundle", decoder, (path, path))
+    return folder / "bundle", Translator(decoder, tokenizer, tokenizer)

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from lingvo_gshard.input import packing
 from lingvo_gshard.input.example_codec import BOS_ID, Example
+from lingvo_gshard.sharding.layout import TensorSpec
 
 
 def _example(source, target):
@@ -123,9 +124,8 @@ def test_specs_match_the_batch():
     shape = packing.RowShape(5, 7)
     batch = packing.batch_of(packing.fill([[]] * 3, [], shape))
     specs = packing.batch_specs(3, shape)
-    assert specs.IsCompatible(batch)
-    for (name, spec), array in zip(specs.FlattenItems(), batch.Flatten(), strict=True):
-        assert (spec.shape, spec.dtype, spec.dims) == (array.shape, array.dtype.name, "BL"), name
+    for (path, spec), (name, array) in zip(specs.FlattenItems(), batch.FlattenItems(), strict=True):
+        assert (path, spec) == (name, TensorSpec(array.shape, array.dtype.name, "BL"))
 
 
 def test_impossible_lengths_are_refused():
