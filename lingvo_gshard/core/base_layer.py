@@ -10,34 +10,14 @@ import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
-
-
-class Annotator(Protocol):
-    """What a layer knows of the partitioning; see sharding.annotator.Annotator."""
-
-    def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor: ...
-
-    def annotate_gradient(self, gradient: tf.Tensor, dims: str) -> tf.Tensor: ...
-
-    def locally(
-        self,
-        fn: Callable[..., tf.Tensor],
-        arguments: Sequence[tuple[tf.Tensor, str]],
-        dims: str,
-    ) -> tf.Tensor: ...
-
-    def factor(self, dims: str) -> tuple[int, ...]: ...
-
-    def over(self, dim: str) -> Annotator: ...
-
 
 # The leading dim of an array that stacks the weights of several layers.
 STACKED = "R"
@@ -102,8 +82,11 @@ class BaseLayer:
         """The hyperparameters; a subclass adds its own to those of super().Params()."""
         return InstantiableParams(cls)
 
-    def __init__(self, params: hyperparams.Params, annotator: Annotator, path: str = "") -> None:
-        """Makes a layer with a frozen copy of `params`; `path` is dotted, empty for the root."""
+    def __init__(self, params: hyperparams.Params, annotator: Any, path: str = "") -> None:
+        """Makes a layer with a frozen copy of `params`; `path` is dotted, empty for the root.
+
+        `annotator` is a sharding.annotator.Annotator.
+        """
         self.p = params.Copy().Freeze()
         self.path = path
         self._annotator = annotator

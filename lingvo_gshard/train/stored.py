@@ -121,7 +121,7 @@ class SavedArray:
     name: str
     spec: TensorSpec
     fingerprints: list[str] | None
-    read: Callable[[Index], np.ndarray]  # Of a slice for each dim.
+    read: Callable[[Any], np.ndarray]  # Given a slice for each dim.
     damaged: Callable[[str], ValueError]
 
     @property

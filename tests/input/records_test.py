@@ -75,7 +75,7 @@ def test_a_damaged_byte_anywhere_is_reported_or_has_no_effect(written, tmp_path)
 def test_missing_files_and_damaged_lengths_are_reported(written, tmp_path):
     folder, entry, _ = written
     with pytest.raises(ValueError, match=r"x/de-0.array_record: .*No such file"):
-        records.RecordSource(tmp_path, entry)[0]
+        records.RecordSource(tmp_path, entry).read(np.array([0]))
     content = (folder / "x/20.npy").read_bytes()
     for file in (shard.lengths for shard in entry.shards):
         path = tmp_path / file.path
