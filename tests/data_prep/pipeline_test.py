@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from data_prep import pipeline, sources, tsv
@@ -36,6 +37,11 @@ def _write_corpus(folder: pathlib.Path) -> None:
     held = [Pair(f"Probe \ufb01 {i}", f"Sentence {i} HERE!") for i in range(5)]
     tsv.write(folder / "dev" / "de-en.tsv.gz", [*held, Pair("lang " * 50, "long " * 50)])
     tsv.write(folder / "test" / "ja-en.tsv.gz", [Pair("水", "water")])
+
+
+def _examples(data_dir, entry):
+    source = records.RecordSource(data_dir, entry)
+    return source.read(np.arange(len(source)))
 
 
 @pytest.fixture(scope="module")
@@ -80,19 +86,17 @@ def test_records_decode_to_the_cleaned_text_and_text_is_raw(built):
     folder, made = built
     source, target = load_pair(folder / "data")
     language = made.language("de")
-    dev = records.RecordSource(folder / "data", language.records["dev"])
+    dev = _examples(folder / "data", language.records["dev"])
     assert source.decode(dev[3].source_ids) == "Probe fi 3"
     assert target.decode(dev[3].target_ids) == "Sentence 3 HERE!"
     raw = list(tsv.read(folder / "data" / language.text["dev"].path))
     assert raw[3] == Pair("Probe \ufb01 3", "Sentence 3 HERE!")
     assert len(raw) == len(dev) == 6
     train = records.RecordSource(folder / "data", language.records["train"])
-    texts = [source.decode(train[i].source_ids) for i in range(len(train))]
+    examples = _examples(folder / "data", language.records["train"])
+    texts = [source.decode(example.source_ids) for example in examples]
     assert texts == [f"de Satz {i} hier" for i in range(5, 240)] + ["schön hier"]
-    tokens = [
-        [len(example.source_ids), len(example.target_ids)]
-        for example in map(train.__getitem__, range(len(train)))
-    ]
+    tokens = [[len(example.source_ids), len(example.target_ids)] for example in examples]
     assert train.lengths.tolist() == tokens
     assert sum(source for source, _ in tokens) == language.records["train"].num_source_tokens
 
@@ -247,8 +251,8 @@ def test_a_flat_folder_is_held_out_from(tmp_path):
         assert sum(counts) == {"de": 400, "fr": 211}[language.code]
         assert all(5 < count < 60 for count in counts[1:])
         for split, entry in language.records.items():
-            source = records.RecordSource(tmp_path / "data", entry)
-            english[split] |= {target.decode(source[i].target_ids) for i in range(len(source))}
+            examples = _examples(tmp_path / "data", entry)
+            english[split] |= {target.decode(example.target_ids) for example in examples}
     # What one language holds out is in no other's training text.
     assert sum(map(len, english.values())) == 400
 
