@@ -15,7 +15,7 @@ from jax._src.lib import xla_client  # JAX has no public reader of XLA's shardin
 from lingvo_gshard.sharding.annotator import DIMS_ATTRIBUTE
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Axis, Mesh
-from lingvo_gshard.spmd import annotated_fn, specs
+from lingvo_gshard.spmd import annotated_fn
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.describe import Description, Role, TensorDescription, axes_text, interface
 
@@ -28,8 +28,7 @@ def describe(annotated: AnnotatedFn, partitioning: Partitioning) -> Description:
     Raises ValueError if an annotated tensor's shape is not static, or as annotated_fn.trace.
     """
     traced = annotated_fn.trace(annotated, partitioning)
-    arguments = specs.named_leaves(annotated.arg_names, annotated.args)
-    outside = interface(annotated.name, partitioning, arguments, traced.results.FlattenItems())
+    outside = interface(annotated, partitioning, traced.results)
     inside = _read(traced.function, partitioning.mesh)
     return dataclasses.replace(outside, tensors=(*outside.tensors, *inside))
 
