@@ -105,10 +105,9 @@ def open_run(
     executables: str | None = None,
     **decode: object,
 ) -> Run:
-    """Returns a run over `num_partitions` devices, with some of its `decode` settings replaced.
+    """Returns a run, with some of its `decode` settings replaced, and writes nothing yet.
 
-    `executables` is as for TPUEstimator. Nothing is written yet. Raises as `experiment_params` and
-    `make_estimator`.
+    `executables` is as for TPUEstimator. Raises as `experiment_params` and `make_estimator`.
     """
     params = experiment_params(launch)
     params.decode.Set(**decode)
@@ -125,10 +124,10 @@ def data_facts(data_dir: str) -> DataFacts:
 def launch_of(
     model: str | None, overrides: tuple[str, ...], data_dir: str | None, logdir: str
 ) -> Launch:
-    """Completes what the user asked for with what the folder's run was last trained with.
+    """Returns what the user asked for, completed by what is recorded with the run in `logdir`.
 
-    The settings recorded with a run hold unless its model is named again. Raises ValueError if
-    model or data_dir is missing and logdir holds no run; and as `data_facts`.
+    The recorded settings hold unless the model is named again. Raises ValueError if model or
+    data_dir is missing and logdir holds no run; and as `data_facts`.
     """
     if model is not None and data_dir is not None:
         return Launch(model, overrides, data_dir, data_facts(data_dir))
@@ -166,10 +165,7 @@ def experiment_params(launch: Launch) -> Params:
 def make_estimator(
     params: Params, logdir: str, num_partitions: int, executables: str | None = None
 ) -> TPUEstimator:
-    """Returns the estimator of a run; ValueError for a size that does not fit.
-
-    `executables` is as for TPUEstimator.
-    """
+    """Returns the estimator of a run; ValueError for a size that does not fit the devices."""
     partitioning = placement.partitioning(params, num_partitions)
     placement.check_divisible(params, partitioning)
     model = TranslationModel(params, partitioning)

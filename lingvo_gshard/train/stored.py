@@ -35,7 +35,7 @@ from lingvo_gshard.spmd.executable import ONE_AT_A_TIME
 Index = tuple[slice, ...]
 _Result = TypeVar("_Result")
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)  # Two independent sums make 64 bits.
-# TensorStore's status codes for files that are not what was written; others tell of the machine.
+# TensorStore's status codes for damaged files; the others are failures of the machine.
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "INVALID_ARGUMENT", "FAILED_PRECONDITION")
 
 
@@ -114,8 +114,8 @@ class Stored:
 class SavedArray:
     """An array of a checkpoint or of exported files; an index of slices reads a part of it.
 
-    A part that is all of it, or whole experts, is compared with the fingerprints if there are any;
-    one that cuts through experts can't be. `damaged` makes the error.
+    A part that consists of whole experts is compared with the fingerprints, if there are any;
+    `damaged` makes the error.
     """
 
     name: str
@@ -194,7 +194,7 @@ def fingerprint(array: Any, dims: str) -> list[str]:
 
 @functools.cache
 def _program(dims: str, mesh: Mesh):
-    """Compiled once for each shape and sharding, which many arrays of a model share."""
+    """Returns `_sums` jitted; JAX keeps a program for each shape, which many arrays share."""
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.jit(functools.partial(_sums, dims=dims), out_shardings=everywhere)
 
