@@ -67,9 +67,8 @@ def constant(shape: tuple[int, ...], dims: str, value: float) -> WeightSpec:
 class BaseLayer:
     """A node in the tree of layers.
 
-    Subclasses declare children and weights in `__init__`, after they have called this one, and
-    define FProp. Its operations are named by the layer's path, so that the metadata of a compiled
-    program name the layer that each instruction comes from.
+    Subclasses declare children and weights in `__init__`, after calling this one's, and define
+    FProp. Its operations are named by the layer's path, which a compiled program keeps as metadata.
     """
 
     def __init_subclass__(cls) -> None:
@@ -144,8 +143,7 @@ class BaseLayer:
     def InitTheta(self, seed: tf.Tensor) -> NestedMap:
         """Makes the weights, float32 tensors in theta's structure, from `seed`, int32 [2].
 
-        They are annotated so that each partition makes only its own part, and do not depend on the
-        partitioning.
+        Each partition makes only its own part. The values do not depend on the partitioning.
         """
         specs = self.weight_specs
         return specs.Pack(

@@ -141,7 +141,7 @@ def _run_loop(frame: _Frame, loop: Instruction) -> tuple[int | None, _Value]:
             return trips, state if is_certain else _unchanged(frame, loop)
         is_certain = is_certain and goes_on is not None
         before, state = state, _Frame(body, [state]).result()
-        if state == before:  # No further trip would tell more.
+        if state == before:  # Nor would any further trip change it.
             break
     return None, None
 

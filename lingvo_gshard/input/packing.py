@@ -73,8 +73,7 @@ def plan_rows(lengths: np.ndarray, shape: RowShape) -> list[list[int]]:
 
     Returns the indices of each row's pairs, ascending. A row starts with the pair that takes the
     largest share of both sides together. Then, as long as a pair fits, we add the one after which
-    the emptier side has the least room left, so that both sides fill up evenly. The first rows hold
-    the long pairs, so the caller should reorder the rows.
+    the emptier side has the least room left. Long pairs come first: the caller should reorder rows.
     """
     # Count lengths in units that make both sides of a row equally long.
     capacity = shape.source_len * shape.target_len

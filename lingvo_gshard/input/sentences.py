@@ -53,8 +53,8 @@ def decode_batches(
     """Yields every line once, shortest first.
 
     All rows of a batch have the same length, the shortest that fits. `row_lengths` ascend; longer
-    lines are truncated, with a warning. `num_batches` gets the number of batches of each length and
-    returns how many to yield; those beyond the first number have empty rows only.
+    lines are truncated, with a warning. `num_batches` maps the numbers of batches of each length to
+    those to yield; the additional ones have empty rows only.
     """
     if min(batch_size, *row_lengths) < 1:
         raise ValueError(

@@ -84,10 +84,7 @@ class Description:
 
 
 def describe(program: Program) -> Description:
-    """Describes a program's arguments and results.
-
-    What is annotated inside it is part of its code by now; see annotations.describe.
-    """
+    """Describes a program's arguments and results; see annotations.describe for its inside."""
     return interface(program, program.partitioning, program.results)
 
 

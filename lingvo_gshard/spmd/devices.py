@@ -36,10 +36,10 @@ def start(num_partitions: int | None = None) -> tuple[int, str]:
     several processes have more.
     """
     wanted = os.environ.get("JAX_PLATFORMS", "cpu").split(",")[0]
-    if wanted == "tpu" and not _num_tpu_chips():  # libtpu would complain at length.
+    if wanted == "tpu" and not _num_tpu_chips():  # libtpu would log many lines.
         raise _missing(wanted, "none is attached")
     try:
-        with environment.quiet_stderr():  # A plugin says that there is no driver.
+        with environment.quiet_stderr():  # A plugin logs that there is no driver.
             found = jax.devices()
     except RuntimeError as error:
         raise _missing(wanted, str(error).splitlines()[0]) from error

@@ -188,7 +188,7 @@ def _put(
                 moved = jax.device_put(leaf, sharding, may_alias=may_alias)
                 return jax.block_until_ready(moved)
     elif not sharding.is_fully_addressable:
-        # device_put would first ask all processes whether they have the same array.
+        # device_put would first compare the arrays of all processes.
         own = np.array(leaf) if donated else np.asarray(leaf)
         if leaf.shape != spec.shape:
             return jax.make_array_from_process_local_data(sharding, own, spec.shape)

@@ -145,7 +145,7 @@ class _Watch:
         self._client: Any = None
         self._leaves = False
         self._reserved = socket.socket()  # Keeps a port of process 0 for JAX's service.
-        self._exits = threading.Lock()  # Only one thread says why this process ends.
+        self._exits = threading.Lock()  # Only one thread ends this process.
 
     def join(self) -> None:
         """Starts JAX's distributed runtime, and watches the others from then on."""
@@ -192,7 +192,7 @@ class _Watch:
         """Waits for all processes and shuts JAX's distributed runtime down, process 0's last."""
         self._client.wait_at_barrier(f"{_PREFIX}done", _DAY_MS)
         self._leaves = True
-        self._client.wait_at_barrier(f"{_PREFIX}leaves", _MINUTE_MS)  # Nobody watches any more.
+        self._client.wait_at_barrier(f"{_PREFIX}leaves", _MINUTE_MS)  # Now no process watches.
         while self._id == 0 and len(self._live()) > 1:
             time.sleep(0.01)
         jax.distributed.shutdown()
@@ -212,7 +212,7 @@ class _Watch:
     def _watch_heartbeats(self) -> None:
         first: dict[int, int] = {}
         while not self._leaves:
-            # If process 0 is gone, which the relay notices, or as this process leaves.
+            # An error means that process 0 is gone, which the relay notices, or this one leaves.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 live = self._live()
                 first = first or live
@@ -238,7 +238,7 @@ class _Watch:
         os._exit(status)
 
     def _start_relay(self) -> str:
-        """Starts the relay; returns the address of JAX's service, as this process is to see it."""
+        """Starts the relay; returns the address at which this process reaches JAX's service."""
         host, _, port = self._processes.coordinator.rpartition(":")
         script = [sys.executable, "-IS", pathlib.Path(__file__).with_name("relay.py")]
         if self._id > 0:
@@ -262,7 +262,7 @@ class _Watch:
         return int(port)
 
     def _await_death(self, relay: subprocess.Popen) -> None:
-        """Ends this process after another one; keeps `relay`, whose end would close its input."""
+        """Ends this process when another one dies; keeps `relay`, whose input must stay open."""
         assert relay.stdout is not None
         for number in relay.stdout:
             if self._client is not None and not self._leaves:  # Before, it may be started again.

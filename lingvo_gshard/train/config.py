@@ -15,8 +15,7 @@ from lingvo_gshard.train.hooks import NonFinite
 
 _PARAMS = "params.txt"
 _LOCK = "train.lock"
-# Settings that do not tell models apart: two of earlier versions, and a pipeline's, which may
-# change between runs.
+# Settings in which runs of one model may differ: two of earlier versions, and a pipeline's.
 _IGNORED = (".second_threshold", "_capacity.number", ".stages", ".microbatches")
 
 
