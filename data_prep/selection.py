@@ -58,9 +58,9 @@ def select(members: Sequence[Chunk], held_out: Sequence[Chunk]) -> Selected:
 
 
 def _column(column: int, members: Sequence[Chunk]) -> np.ndarray:
-    """Returns one column of the chunks' digests."""
+    """Returns the different digests in one column of the chunks."""
     digests = [chunk.digests()[:, column] for chunk in members]
-    return np.concatenate([np.empty(0, np.uint64), *digests])
+    return np.unique(np.concatenate([np.empty(0, np.uint64), *digests]))
 
 
 def _ranges(num_pairs: int) -> Iterator[tuple[np.uint64, np.uint64]]:
