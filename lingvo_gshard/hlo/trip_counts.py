@@ -57,7 +57,7 @@ class Runs:
     trip_counts: dict[str, int | None]
 
 
-@functools.lru_cache(maxsize=1)  # A program's report and its costs ask one after the other.
+@functools.lru_cache(maxsize=1)  # A program's report needs it, and then its costs.
 def count(module: Module) -> Runs:
     """Follows every call from the module's entry."""
     runs = Runs(dict.fromkeys(module.computations, 0), {})

@@ -102,11 +102,11 @@ def joined(processes: Processes) -> Iterator[None]:
 
     CPU devices communicate through Gloo. On leaving, each process waits for all others.
 
-    If the processes have different numbers of devices, each of them says so and exits with status
-    1. If not all processes come in time, or if one of them dies or fails, this process prints one
-    line and exits with EXIT_STATUS. If this process fails, it prints its own error in one line and
-    exits with status 1 at once: to leave in order, it would have to wait for the others, and they
-    wait for it in a collective. Raises RuntimeError if JAX has started already.
+    Prints one line and exits with status 1 if the processes have different numbers of devices, or
+    with EXIT_STATUS if not all of them come in time or one dies or fails. If this process fails, it
+    prints its own error in one line and exits with status 1 at once: to leave in order, it would
+    have to wait for the others, and they wait for it in a collective. Raises RuntimeError if JAX
+    has started already.
     """
     watch = _Watch(processes)
     watch.join()
@@ -198,7 +198,7 @@ class _Watch:
         jax.distributed.shutdown()
 
     def _live(self) -> dict[int, int]:
-        """The live processes' incarnation numbers by process; waits until each of them asks."""
+        """The live processes' incarnation numbers; waits until each of them calls this."""
         return self._client.get_live_nodes(list(range(self._processes.num_processes)))
 
     def _watch_failures(self) -> None:

@@ -65,7 +65,7 @@ def _from_relay(other: socket.socket, service: tuple[str, int], _: int) -> None:
     try:
         greeting = other.recv(len(_GREETING) + 4, socket.MSG_WAITALL)
         if greeting[:-4] != _GREETING:
-            raise ConnectionRefusedError("a stranger")
+            raise ConnectionRefusedError("not a relay")
         client = socket.create_connection(service)
     except OSError:  # JAX's service may not have started yet.
         other.close()

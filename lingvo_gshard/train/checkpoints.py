@@ -237,7 +237,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
         """Reads the checkpoint of `step`, one of `steps()`.
 
-        Its arrays, exactly those of `state_spec`, go where `shardings` says. Raises
+        It must hold exactly the arrays of `state_spec`, which are placed as in `shardings`. Raises
         DamagedCheckpointError, which names the file, or the weight and its experts; and ValueError
         if there is no such checkpoint, or it is another model's.
         """

@@ -22,7 +22,7 @@ _IGNORED = (".second_threshold", "_capacity.number", ".stages", ".microbatches")
 def train_params() -> Params:
     """Returns the settings that TPUEstimator and the trainer read from `params.train`.
 
-    None turns off what an optional setting asks for; with eval_batches it means all batches.
+    None disables an optional setting; with eval_batches it means all batches.
     """
     p = Params()
     p.Define("max_steps", REQUIRED, "The step at which training ends.")

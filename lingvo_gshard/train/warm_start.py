@@ -95,10 +95,6 @@ class WarmStart:
                 return saved.arrays(step)
         raise ValueError(f"{self.source}: there is no checkpoint to start from.")
 
-    def rule_of(self, path: str) -> Rule:
-        """Returns the rule for the array at `path`."""
-        return Rule(_first_match(self.rules, path) or Rule.NEW)
-
     def first_value(
         self, path: str, dims: str, old: Mapping[str, Any], new: jax.Array
     ) -> tuple[jax.Array, str]:
@@ -108,7 +104,7 @@ class WarmStart:
         under rule NEW. Raises ValueError if the old array is missing, does not fit, or is damaged,
         as far as stored.SavedArray checks it.
         """
-        rule = self.rule_of(path)
+        rule = Rule(_first_match(self.rules, path) or Rule.NEW)
         if rule is Rule.NEW:
             return new, f"{path}: new, {_shape(new)}"
         if path not in old:
