@@ -120,18 +120,15 @@ def lower(program: Program, mesh: jax.sharding.Mesh) -> jax.stages.Lowered:
     specs.check_dtypes(f"{program.name}: argument", leaves, platform)
     specs.check_dtypes(f"{program.name}: result", program.results.FlattenItems(), platform)
     exported = _deserialize(program)
-    ins = [specs.sharding(program.partitioning, spec, mesh) for _, spec in leaves]
     jitted = jax.jit(
         exported.call,
-        in_shardings=tuple(ins),
         out_shardings=specs.shardings(program.partitioning, program.results, mesh).Flatten(),
         donate_argnums=tuple(
             i for i, (name, _) in enumerate(leaves) if name.split(".", 1)[0] in program.donate
         ),
         keep_unused=True,
     )
-    avals = [specs.abstract_array(spec, to) for (_, spec), to in zip(leaves, ins, strict=True)]
-    return jitted.lower(*avals)
+    return jitted.lower(*specs.abstract_arrays(program.partitioning, leaves, mesh))
 
 
 def _deserialize(program: Program) -> jax_export.Exported:
