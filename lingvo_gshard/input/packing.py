@@ -23,10 +23,6 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, Example
 from lingvo_gshard.sharding.layout import TensorSpec
 
-Arrays = dict[str, np.ndarray]
-
-_LABEL_NAMES = ("target_labels", "target_weights")
-
 
 class Rows(enum.Enum):
     """What a row holds."""
@@ -115,10 +111,10 @@ def plan_at_most(lengths: np.ndarray, shape: RowShape, num_rows: int) -> list[li
     return rows
 
 
-def fill(rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowShape) -> Arrays:
-    """The arrays of planned rows, each [len(rows), L], as shown in the module's docstring.
+def fill(rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowShape) -> NestedMap:
+    """The features and labels of planned rows, as shown in the module's docstring.
 
-    target_weights is float32; the others are int32.
+    They are arrays [len(rows), L]: target_weights of float32, the others of int32.
     """
     members = [examples[index] for row in rows for index in row]
     sizes = np.array([len(row) for row in rows], np.int64)
@@ -130,16 +126,18 @@ def fill(rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowS
     inputs = np.roll(labels, 1, axis=1)
     inputs[positions == 0] = BOS_ID
     inputs[~is_token] = PAD_ID
-    return {
-        "source_ids": source[0],
-        "source_segment_ids": source[1],
-        "source_positions": source[2],
-        "target_ids": inputs,
-        "target_segment_ids": segment_ids,
-        "target_positions": positions,
-        "target_labels": labels,
-        "target_weights": is_token.astype(np.float32),
-    }
+    features = NestedMap(
+        source_ids=source[0],
+        source_segment_ids=source[1],
+        source_positions=source[2],
+        target_ids=inputs,
+        target_segment_ids=segment_ids,
+        target_positions=positions,
+    )
+    weights = is_token.astype(np.float32)
+    return NestedMap(
+        features=features, labels=NestedMap(target_labels=labels, target_weights=weights)
+    )
 
 
 def side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.ndarray:
@@ -161,17 +159,9 @@ def side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.nd
     return side.reshape(3, len(sizes), length)
 
 
-def batch_of(arrays: Arrays) -> NestedMap:
-    """Arranges the arrays as the features and labels of a model."""
-    features = {name: array for name, array in arrays.items() if name not in _LABEL_NAMES}
-    labels = {name: arrays[name] for name in _LABEL_NAMES}
-    return NestedMap(features=NestedMap(features), labels=NestedMap(labels))
-
-
 def batch_specs(batch_size: int, shape: RowShape) -> NestedMap:
-    """The TensorSpecs of `batch_of`, with dims BL throughout."""
-    arrays = fill([], [], shape)
-    return batch_of(arrays).Transform(
+    """The TensorSpecs of a batch that `fill` makes, with dims BL throughout."""
+    return fill([], [], shape).Transform(
         lambda array: TensorSpec((batch_size, array.shape[1]), array.dtype.name, "BL")
     )
 
