@@ -115,7 +115,13 @@ def save(
     for path, copy in zip(vocabularies, vocabulary_files(folder), strict=True):
         shutil.copyfile(path, copy)
     left_out = shutil.ignore_patterns("__pycache__", *_TRAINING, *_BINARIES)
-    shutil.copytree(_PACKAGE, folder / _PACKAGE.name, ignore=left_out, dirs_exist_ok=True)
+    shutil.copytree(
+        _PACKAGE,
+        folder / _PACKAGE.name,
+        ignore=left_out,
+        copy_function=shutil.copyfile,  # Without modes, which may be read-only.
+        dirs_exist_ok=True,
+    )
     pins = [f"{name}=={importlib.metadata.version(name)}\n" for name in _REQUIREMENTS]
     (folder / "requirements.txt").write_text("".join(pins))
     fields = {"version": _VERSION, **dataclasses.asdict(spec)}
