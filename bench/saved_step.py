@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
 def _make(folder: pathlib.Path) -> None:
     # These modules import TensorFlow, which --run does not need.
     from bench import synthetic
-    from lingvo_gshard.spmd import lowering
+    from lingvo_gshard.model.spec import ModeKeys
     from lingvo_gshard.train import steps
 
     params = synthetic.experiment(_MODEL.value)
@@ -52,13 +52,12 @@ def _make(folder: pathlib.Path) -> None:
         params.input.batch_size = _BATCH_SIZE.value
     model = synthetic.partitioned_model(params, 1)
     batch = synthetic.training_batch(params)
-    step = steps.train_step(model.model_fn, params)
+    programs = steps.Programs(model.model_fn, params, model.partitioning, model.state_spec)
     batch_spec, num_steps = synthetic.specs_of(batch), _STEPS_PER_CALL.value
-    trainer = steps.trainer(step, model.state_spec, batch_spec, num_steps, model.partitioning)
-    initializer = steps.initializer(model.init_state, model.state_spec)
+    trainer = programs.export(ModeKeys.TRAIN, batch_spec, num_steps)
     folder.mkdir(parents=True, exist_ok=True)
-    lowering.export(initializer, model.partitioning).save(folder / _INITIALIZE)
-    lowering.export(trainer, model.partitioning).save(folder / _TRAIN)
+    programs.export_initializer(model.init_state).save(folder / _INITIALIZE)
+    trainer.save(folder / _TRAIN)
     # Every step sees the same batch, so the loss shows whether the step learns.
     repeated = batch.Transform(lambda x: np.stack([x] * num_steps))
     np.savez(folder / _BATCHES, **dict(repeated.FlattenItems()))

@@ -25,7 +25,7 @@ from typing import Any
 
 from absl import logging
 
-from data_prep import chunks, encoding, languages, report, runs, selection, sources, tsv, vocabulary
+from data_prep import chunks, encoding, languages, report, runs, selection, tsv, vocabulary
 from data_prep.chunks import Chunk, Cleaned, Dropped
 from data_prep.config import BuildConfig
 from data_prep.encoding import Encoded
@@ -39,14 +39,6 @@ Step = enum.StrEnum("Step", ["SURVEY", "CLEAN", "SELECT", "VOCAB", "RECORDS", "R
 _UNFINISHED = ".unfinished"
 _MADE = ("records", "report", "text", "vocab", manifest.FILE_NAME, _UNFINISHED)
 _Key = tuple[str, str]  # A split and a language.
-
-
-def build(
-    input_dir: pathlib.Path, out_dir: pathlib.Path, config: BuildConfig, num_workers: int = 1
-) -> manifest.Manifest:
-    """Prepares a corpus folder (sources.py) and returns the manifest. Raises as `run_through`."""
-    run_through(Step.REPORT, sources.in_folder(input_dir), out_dir, config, num_workers)
-    return manifest.load(out_dir)
 
 
 def run_through(
@@ -124,15 +116,12 @@ class _Steps:
 
     @cached_property
     def select(self) -> dict[str, Selected]:
-        folder = self.work_dir / "held_out"
         every_chunk = itertools.chain.from_iterable(self.chunks.values())
         held_out = [chunk for chunk in every_chunk if chunk.split != "train"]
-        english = selection.save_held_out(held_out, chunks.ENGLISH, folder / "english.npy")
-        calls = {}
-        for code, members in self.train.items():
-            own = [chunk for chunk in held_out if chunk.language == code]
-            own_sources = selection.save_held_out(own, chunks.SOURCE, folder / f"{code}.npy")
-            calls[code] = partial(selection.select, members, english, own_sources)
+        calls = {
+            code: partial(selection.select, members, held_out)
+            for code, members in self.train.items()
+        }
         found: dict[str, Selected] = self.run("select", calls)
         if not any(sum(one.num_kept) for one in found.values()):
             raise _nothing_left([*self.clean, *found.values()])

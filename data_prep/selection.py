@@ -8,7 +8,6 @@ range of digests after another, so that memory holds one range however large the
 import collections
 import dataclasses
 import itertools
-import pathlib
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -28,21 +27,16 @@ class Selected:
     dropped: chunks.Dropped
 
 
-def save_held_out(held_out: Sequence[Chunk], column: int, path: pathlib.Path) -> pathlib.Path:
-    """Writes one column of the digests of dev's and test's chunks, sorted, and returns `path`."""
-    columns = [chunk.digests()[:, column] for chunk in held_out]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    np.save(path, np.unique(np.concatenate([np.empty(0, np.uint64), *columns])))
-    return path
-
-
-def select(members: Sequence[Chunk], english: pathlib.Path, sources: pathlib.Path) -> Selected:
+def select(members: Sequence[Chunk], held_out: Sequence[Chunk]) -> Selected:
     """Decides which pairs of a language's training chunks are kept, and writes that beside them.
 
-    Pairs with held-out English or a held-out source are dropped, and of equal pairs all but the
-    first. `english` and `sources` are the files of held-out digests, which save_held_out wrote.
+    Drops pairs whose English is held out in any language, pairs whose source is held out in their
+    own, and all but the first of equal pairs. `held_out` are all chunks of dev and test.
     """
-    held_out_english, held_out_sources = np.load(english), np.load(sources)
+    language = members[0].language
+    held_out_english = _column(chunks.ENGLISH, held_out)
+    own = [chunk for chunk in held_out if chunk.language == language]
+    held_out_sources = _column(chunks.SOURCE, own)
     for chunk in members:
         digests = chunk.digests()
         is_held_out = np.isin(digests[:, chunks.ENGLISH], held_out_english)
@@ -59,8 +53,14 @@ def select(members: Sequence[Chunk], english: pathlib.Path, sources: pathlib.Pat
         Rule.HELD_OUT: num_pairs - num_not_held_out,
         Rule.DUPLICATE: num_not_held_out - sum(num_kept),
     }
-    dropped = {(members[0].language, rule): number for rule, number in numbers.items()}
+    dropped = {(language, rule): number for rule, number in numbers.items()}
     return Selected(num_kept, collections.Counter(dropped))
+
+
+def _column(column: int, members: Sequence[Chunk]) -> np.ndarray:
+    """Returns the different digests in one column of the chunks."""
+    digests = [chunk.digests()[:, column] for chunk in members]
+    return np.unique(np.concatenate([np.empty(0, np.uint64), *digests]))
 
 
 def _ranges(num_pairs: int) -> Iterator[tuple[np.uint64, np.uint64]]:

@@ -15,6 +15,7 @@ from lingvo_gshard.spmd import specs
 from lingvo_gshard.train import run
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.run import Launch
+from tests.data_prep import prepared
 from tools.disturbed_run import Layout, Run
 
 pytestmark = pytest.mark.slow
@@ -33,7 +34,7 @@ def data_dir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("constructed")
     constructed.write_corpus(folder / "text", seed=3)
     config = pipeline.BuildConfig(source_vocab_size=4000, target_vocab_size=1500)
-    pipeline.build(folder / "text", folder / "data", config)
+    prepared.build(folder / "text", folder / "data", config)
     return str(folder / "data")
 
 

@@ -19,6 +19,7 @@ from lingvo_gshard.train import run as runs
 from lingvo_gshard.train.hooks import NonFiniteLossError
 from lingvo_gshard.train.run import Launch
 from tests import ports
+from tests.data_prep import prepared
 
 _SMALL = (
     "task.dim=16",
@@ -63,7 +64,7 @@ def data_dir(tmp_path_factory):
             path = folder / "text" / split / f"{language}-en.tsv.gz"
             tsv.write(path, _pairs(language, split, count))
     config = pipeline.BuildConfig(source_vocab_size=340, target_vocab_size=330)
-    pipeline.build(folder / "text", folder / "data", config)
+    prepared.build(folder / "text", folder / "data", config)
     return str(folder / "data")
 
 

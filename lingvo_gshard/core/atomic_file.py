@@ -15,10 +15,7 @@ def write(path: str | pathlib.Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields the path of a temporary file that replaces `path` once the block succeeds.
-
-    It lies in the same folder. If the block raises, `path` stays as it was.
-    """
+    """Yields the path of a file beside `path`, which replaces it if the block succeeds."""
     path = pathlib.Path(path)
     partial = path.with_name(path.name + ".partial")
     with naming(partial):

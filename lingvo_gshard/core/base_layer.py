@@ -10,34 +10,14 @@ import dataclasses
 import functools
 import math
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
-
-
-class Annotator(Protocol):
-    """What a layer knows of the partitioning; see sharding.annotator.Annotator."""
-
-    def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor: ...
-
-    def annotate_gradient(self, gradient: tf.Tensor, dims: str) -> tf.Tensor: ...
-
-    def locally(
-        self,
-        fn: Callable[..., tf.Tensor],
-        arguments: Sequence[tuple[tf.Tensor, str]],
-        dims: str,
-    ) -> tf.Tensor: ...
-
-    def factor(self, dims: str) -> tuple[int, ...]: ...
-
-    def over(self, dim: str) -> Annotator: ...
-
 
 # The leading dim of an array that stacks the weights of several layers.
 STACKED = "R"
@@ -87,9 +67,8 @@ def constant(shape: tuple[int, ...], dims: str, value: float) -> WeightSpec:
 class BaseLayer:
     """A node in the tree of layers.
 
-    Subclasses declare children and weights in `__init__`, after they have called this one, and
-    define FProp. Its operations are named by the layer's path, so that the metadata of a compiled
-    program name the layer that each instruction comes from.
+    Subclasses declare children and weights in `__init__`, after calling this one's, and define
+    FProp. Its operations are named by the layer's path, which a compiled program keeps as metadata.
     """
 
     def __init_subclass__(cls) -> None:
@@ -102,8 +81,11 @@ class BaseLayer:
         """The hyperparameters; a subclass adds its own to those of super().Params()."""
         return InstantiableParams(cls)
 
-    def __init__(self, params: hyperparams.Params, annotator: Annotator, path: str = "") -> None:
-        """Makes a layer with a frozen copy of `params`; `path` is dotted, empty for the root."""
+    def __init__(self, params: hyperparams.Params, annotator: Any, path: str = "") -> None:
+        """Makes a layer with a frozen copy of `params`; `path` is dotted, empty for the root.
+
+        `annotator` is a sharding.annotator.Annotator.
+        """
         self.p = params.Copy().Freeze()
         self.path = path
         self._annotator = annotator
@@ -161,8 +143,7 @@ class BaseLayer:
     def InitTheta(self, seed: tf.Tensor) -> NestedMap:
         """Makes the weights, float32 tensors in theta's structure, from `seed`, int32 [2].
 
-        They are annotated so that each partition makes only its own part, and do not depend on the
-        partitioning.
+        Each partition makes only its own part. The values do not depend on the partitioning.
         """
         specs = self.weight_specs
         return specs.Pack(

@@ -58,8 +58,7 @@ class Params:
     def Set(self, **values: Any) -> Self:
         """Sets hyperparameters by name, dotted for nested ones; returns self.
 
-        Raises AttributeError, which names similar ones, if there is no such hyperparameter, and
-        ValueError if these Params are frozen.
+        Raises AttributeError for an unknown name, and ValueError if these Params are frozen.
         """
         for path, value in values.items():
             owner, name = self._owner(path)

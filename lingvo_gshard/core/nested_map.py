@@ -46,12 +46,6 @@ class NestedMap(dict):
         """A tree of the same structure with fn applied to every leaf."""
         return _rebuild(self, fn)
 
-    def IsCompatible(self, other: Any) -> bool:
-        """Whether `other` has the same paths."""
-        return isinstance(other, NestedMap) and [k for k, _ in self.FlattenItems()] == [
-            k for k, _ in other.FlattenItems()
-        ]
-
     def __deepcopy__(self, memo: dict) -> NestedMap:
         return _rebuild(self, lambda leaf: leaf)
 

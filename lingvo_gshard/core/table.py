@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 def text(rows: Iterable[Sequence[object]], indent: str = "") -> str:
     """Returns rows of cells as aligned columns: the first flush left, the others flush right.
 
-    Each cell is shown by `str`, and each line begins with `indent`. Raises ValueError if the rows
-    differ in length.
+    Raises ValueError if the rows differ in length.
     """
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -6,7 +6,7 @@ bundle.json                    the decoder's spec
 programs/source_<L>.program    the search over a batch of sources of length L
 weights.safetensors            theta by dotted path
 vocab/{source,target}.model    SentencePiece models
-lingvo_gshard/                 the modules that run it
+lingvo_gshard/                 the library without training
 requirements.txt               the packages that they need
 
 cd BUNDLE && python -m lingvo_gshard.translate --bundle=.
@@ -37,28 +37,9 @@ _SPEC = "bundle.json"
 _REQUIREMENTS = ("absl-py", "jax", "jaxlib", "numpy", "sentencepiece", "flatbuffers")
 _WEIGHTS = "weights.safetensors"
 _PACKAGE = pathlib.Path(__file__).parents[1]
-# The modules that `translate --bundle` imports; their packages' __init__.py are copied as well.
-_RUNTIME = (
-    "cli.py",
-    "translate.py",
-    "core/atomic_file.py",
-    "core/json_records.py",
-    "core/nested_map.py",
-    "core/safetensors_file.py",
-    "core/table.py",
-    "hlo/*.py",
-    "sharding/mesh.py",
-    "sharding/layout.py",
-    "spmd/*.py",
-    "input/sentences.py",
-    "input/example_codec.py",
-    "input/manifest.py",
-    "input/tokenizer.py",
-    "decode/bundle.py",
-    "decode/chunks.py",
-    "decode/translator.py",
-    "serving/*",
-)
+# What `translate --bundle` never imports.
+_TRAINING = ("evaluation", "layers", "model", "optim", "planning", "train")
+_BINARIES = ("compare.py", "plan.py", "registry.py", "trainer.py")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,27 +98,30 @@ class Decoder:
 
 
 def save(
-    folder: str | pathlib.Path,
-    spec: DecoderSpec,
-    program_for: Callable[[int], Program],
-    theta: NestedMap,
-    vocabularies: tuple[pathlib.Path, pathlib.Path],
+    folder: str | pathlib.Path, decoder: Decoder, vocabularies: tuple[pathlib.Path, pathlib.Path]
 ) -> None:
     """Writes a decoder and its source and target SentencePiece models, creating the folder.
 
     bundle.json comes last, so that a folder without it is incomplete. Overwriting a bundle first
     invalidates the old one.
     """
-    folder = pathlib.Path(folder)
+    folder, spec = pathlib.Path(folder), decoder.spec
     for name in ("programs", "vocab"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     (folder / _SPEC).unlink(missing_ok=True)
     for length in spec.source_lengths:
-        program_for(length).save(_program_file(folder, length))
-    safetensors_file.write(folder / _WEIGHTS, dict(theta.FlattenItems()), {})
+        decoder.program_for(length).save(_program_file(folder, length))
+    safetensors_file.write(folder / _WEIGHTS, dict(decoder.theta.FlattenItems()), {})
     for path, copy in zip(vocabularies, vocabulary_files(folder), strict=True):
         shutil.copyfile(path, copy)
-    _copy_runtime(folder / _PACKAGE.name)
+    left_out = shutil.ignore_patterns("__pycache__", *_TRAINING, *_BINARIES)
+    shutil.copytree(
+        _PACKAGE,
+        folder / _PACKAGE.name,
+        ignore=left_out,
+        copy_function=shutil.copyfile,  # Without modes, which may be read-only.
+        dirs_exist_ok=True,
+    )
     pins = [f"{name}=={importlib.metadata.version(name)}\n" for name in _REQUIREMENTS]
     (folder / "requirements.txt").write_text("".join(pins))
     fields = {"version": _VERSION, **dataclasses.asdict(spec)}
@@ -198,12 +182,3 @@ def _weights(path: pathlib.Path, wanted: NestedMap) -> NestedMap:
 
 def _program_file(folder: pathlib.Path, length: int) -> pathlib.Path:
     return folder / "programs" / f"source_{length}.program"
-
-
-def _copy_runtime(package: pathlib.Path) -> None:
-    for pattern in _RUNTIME:
-        for module in sorted(path for path in _PACKAGE.glob(pattern) if path.is_file()):
-            for path in (module, module.parent / "__init__.py", _PACKAGE / "__init__.py"):
-                copy = package / path.relative_to(_PACKAGE)
-                copy.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(path, copy)

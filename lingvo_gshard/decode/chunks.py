@@ -26,7 +26,7 @@ class Parts:
     """The parts of a text's translation.
 
     The folder above `folder` must exist. `line_of` makes a line of output, without its end. `text`,
-    which is JSON-able, stands for the text and `line_of`; parts of another one are deleted.
+    JSON-able, identifies the text and `line_of`; parts that belong to another one are deleted.
     """
 
     folder: pathlib.Path
@@ -58,7 +58,7 @@ class Parts:
                 yield from file
 
     def _claim(self) -> int:
-        """Readies the folder; returns the lines in a chunk, as when its parts were begun."""
+        """Prepares the folder; returns the lines in a chunk, which its parts were begun with."""
         note, window = self.folder / "belongs_to.txt", self.translator.window
         wanted = json.dumps({**self.translator.decoder.origin, **self.text}, indent=2)
         chunk_lines, _, held = note.read_text().partition("\n") if note.exists() else [""] * 3

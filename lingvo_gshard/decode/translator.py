@@ -62,10 +62,7 @@ class Translator:
         self.window = _WINDOW_BATCHES * self._num_rows
 
     def translate(self, lines: Iterable[str]) -> Iterator[NBest]:
-        """Yields the n best translations of each line, in the order of the lines.
-
-        Lines are read, and results returned, a window at a time.
-        """
+        """Yields the n best translations of each line, in order, a window of lines at a time."""
         lines = iter(lines)
         while some := list(itertools.islice(lines, self.window)):
             yield from self.translate_together(some)
@@ -73,8 +70,8 @@ class Translator:
     def translate_together(self, lines: Sequence[str]) -> list[NBest]:
         """Returns the n best translations of each line; that of a blank line is empty.
 
-        A line that is too long for the model is translated in parts. With several processes, all
-        must call it, each with its own lines, but the same if their shares of the rows are.
+        A line that is too long for the model is translated in parts. All processes must call it,
+        each with its own lines, but with the same ones where they share the rows.
         """
         parts = [split(line, self._fits) if line.strip() else [] for line in lines]
         found = iter(self._parts(list(itertools.chain(*parts))))
@@ -115,8 +112,8 @@ class Translator:
 def split(text: str, fits: Callable[[str], bool]) -> list[str]:
     """Splits text into parts that fit, in order and without the space between them.
 
-    Text that does not fit is cut in two near its middle: after a sentence if possible, else at a
-    comma, between words, or within a word. A single character is a part even if it does not fit.
+    What does not fit is cut in two near its middle: after a sentence if possible, else at a comma,
+    between words, or within a word, down to single characters.
     """
     text = text.strip()
     if len(text) <= 1 or fits(text):

@@ -1,4 +1,4 @@
-"""The collectives of a compiled program: who exchanges how many bytes with whom, and how often."""
+"""The collectives of a compiled program: their partitions, their bytes, how often they run."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class Runs:
     trip_counts: dict[str, int | None]
 
 
-@functools.lru_cache(maxsize=1)  # A program's report and its costs ask one after the other.
+@functools.lru_cache(maxsize=1)  # A program's report needs it, and then its costs.
 def count(module: Module) -> Runs:
     """Follows every call from the module's entry."""
     runs = Runs(dict.fromkeys(module.computations, 0), {})
@@ -141,7 +141,7 @@ def _run_loop(frame: _Frame, loop: Instruction) -> tuple[int | None, _Value]:
             return trips, state if is_certain else _unchanged(frame, loop)
         is_certain = is_certain and goes_on is not None
         before, state = state, _Frame(body, [state]).result()
-        if state == before:  # No further trip would tell more.
+        if state == before:  # Nor would any further trip change it.
             break
     return None, None
 

@@ -10,7 +10,7 @@ from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import manifest, mixture, packing
 from lingvo_gshard.input.one_pass import OnePassBatches
-from lingvo_gshard.input.packing import Arrays, Rows
+from lingvo_gshard.input.packing import Rows
 from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.training_rows import TrainingBatches
 
@@ -86,7 +86,7 @@ class TranslationInput:
         manifest.verify(p.data_dir, data.vocabulary_files)
         manifest.verify(p.data_dir, files[process_index::num_processes], contents=False)
         source = RecordSource(p.data_dir, *records)
-        batches: grain.MapDataset[Arrays]
+        batches: grain.MapDataset[NestedMap]
         if p.repeat:
             mixed = mixture.Mixture(source, p.temperature, p.max_repeats, p.shuffle, p.seed)
             batches = TrainingBatches(mixed, p, shape, process_index, num_processes)
@@ -105,7 +105,7 @@ class TranslationInput:
         return self
 
     def __next__(self) -> NestedMap:
-        return packing.batch_of(next(self._iterator))
+        return next(self._iterator)
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position of the next batch, JSON-able and the same in all processes."""
@@ -123,7 +123,7 @@ class TranslationInput:
         _close(self._open)
 
     @property
-    def _iterator(self) -> grain.DatasetIterator[Arrays]:
+    def _iterator(self) -> grain.DatasetIterator[NestedMap]:
         if not self._open:
             raise ValueError("this input is closed")
         return self._open[0]

@@ -179,8 +179,7 @@ def verify(
 ) -> None:
     """Checks the sizes and, if `contents`, the SHA-256 of files that a manifest names.
 
-    Raises ValueError for one that is missing or differs. A process reads each file only once,
-    unless the file is modified.
+    Raises ValueError for one that is missing or differs. A file is hashed again only if modified.
     """
 
     def check_some(start: int) -> None:

@@ -23,8 +23,9 @@ import grain.python as grain
 import numpy as np
 
 from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
-from lingvo_gshard.input.packing import Arrays, Rows, RowShape
+from lingvo_gshard.input.packing import Rows, RowShape
 from lingvo_gshard.input.records import RecordSource
 
 _POOL_BUNDLES = 2048
@@ -34,7 +35,7 @@ _BUCKET_SCALES = (4, 2, 1)
 _Plan = tuple[RowShape, list[list[int]]]
 
 
-class OnePassBatches(grain.MapDataset[Arrays]):
+class OnePassBatches(grain.MapDataset[NestedMap]):
     """Batches by index. Batches are planned when they are first needed."""
 
     def __init__(
@@ -59,7 +60,7 @@ class OnePassBatches(grain.MapDataset[Arrays]):
         """An upper bound: packed rows hold several examples, and each bucket fills up a batch."""
         return -(-len(self._source) // self._params.batch_size) + len(_BUCKET_SCALES)
 
-    def __getitem__(self, index: int) -> Arrays | None:  # type: ignore[override]
+    def __getitem__(self, index: int) -> NestedMap | None:  # type: ignore[override]
         """This process's rows of batch `index`; None, which Grain skips, after the last batch."""
         missing = index + 1 - len(self._plans)
         self._plans += itertools.islice(self._upcoming, max(0, missing))

@@ -23,10 +23,6 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, Example
 from lingvo_gshard.sharding.layout import TensorSpec
 
-Arrays = dict[str, np.ndarray]
-
-_LABEL_NAMES = ("target_labels", "target_weights")
-
 
 class Rows(enum.Enum):
     """What a row holds."""
@@ -73,8 +69,7 @@ def plan_rows(lengths: np.ndarray, shape: RowShape) -> list[list[int]]:
 
     Returns the indices of each row's pairs, ascending. A row starts with the pair that takes the
     largest share of both sides together. Then, as long as a pair fits, we add the one after which
-    the emptier side has the least room left, so that both sides fill up evenly. The first rows hold
-    the long pairs, so the caller should reorder the rows.
+    the emptier side has the least room left. Long pairs come first: the caller should reorder rows.
     """
     # Count lengths in units that make both sides of a row equally long.
     capacity = shape.source_len * shape.target_len
@@ -116,37 +111,39 @@ def plan_at_most(lengths: np.ndarray, shape: RowShape, num_rows: int) -> list[li
     return rows
 
 
-def fill(rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowShape) -> Arrays:
-    """The arrays of planned rows, each [len(rows), L], as shown in the module's docstring.
+def fill(rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowShape) -> NestedMap:
+    """The features and labels of planned rows, as shown in the module's docstring.
 
-    target_weights is float32; the others are int32.
+    They are arrays [len(rows), L]: target_weights of float32, the others of int32.
     """
     members = [examples[index] for row in rows for index in row]
     sizes = np.array([len(row) for row in rows], np.int64)
-    source = _side([example.source_ids for example in members], sizes, shape.source_len)
-    target = _side([example.target_ids for example in members], sizes, shape.target_len)
+    source = side([example.source_ids for example in members], sizes, shape.source_len)
+    target = side([example.target_ids for example in members], sizes, shape.target_len)
     labels, segment_ids, positions = target
     is_token = segment_ids > 0
     # The decoder's input: the labels shifted right, with BOS first in each segment.
     inputs = np.roll(labels, 1, axis=1)
     inputs[positions == 0] = BOS_ID
     inputs[~is_token] = PAD_ID
-    return {
-        "source_ids": source[0],
-        "source_segment_ids": source[1],
-        "source_positions": source[2],
-        "target_ids": inputs,
-        "target_segment_ids": segment_ids,
-        "target_positions": positions,
-        "target_labels": labels,
-        "target_weights": is_token.astype(np.float32),
-    }
+    features = NestedMap(
+        source_ids=source[0],
+        source_segment_ids=source[1],
+        source_positions=source[2],
+        target_ids=inputs,
+        target_segment_ids=segment_ids,
+        target_positions=positions,
+    )
+    weights = is_token.astype(np.float32)
+    return NestedMap(
+        features=features, labels=NestedMap(target_labels=labels, target_weights=weights)
+    )
 
 
-def _side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.ndarray:
+def side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.ndarray:
     """One side's ids, segment ids and positions, int32 [3, rows, L].
 
-    The pairs lie one after the other; `sizes`, int64 [rows], counts those of each row.
+    Row i holds the next sizes[i] of the `members`, one after another.
     """
     lengths = np.array([len(ids) for ids in members], np.int64)
     starts = np.cumsum(lengths) - lengths  # Index of each pair's first token.
@@ -162,17 +159,9 @@ def _side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.n
     return side.reshape(3, len(sizes), length)
 
 
-def batch_of(arrays: Arrays) -> NestedMap:
-    """Arranges the arrays as the features and labels of a model."""
-    features = {name: array for name, array in arrays.items() if name not in _LABEL_NAMES}
-    labels = {name: arrays[name] for name in _LABEL_NAMES}
-    return NestedMap(features=NestedMap(features), labels=NestedMap(labels))
-
-
 def batch_specs(batch_size: int, shape: RowShape) -> NestedMap:
-    """The TensorSpecs of `batch_of`, with dims BL throughout."""
-    arrays = fill([], [], shape)
-    return batch_of(arrays).Transform(
+    """The TensorSpecs of a batch that `fill` makes, with dims BL throughout."""
+    return fill([], [], shape).Transform(
         lambda array: TensorSpec((batch_size, array.shape[1]), array.dtype.name, "BL")
     )
 

@@ -36,15 +36,10 @@ class RecordSource:
     def __len__(self) -> int:
         return int(self._ends[-1])
 
-    def __getitem__(self, index: int) -> Example:
-        """Reads one example."""
-        return self.read(np.array([index]))[0]
-
     def read(self, indices: np.ndarray) -> list[Example]:
         """The examples at int [n] indices, in their order; reads each file once.
 
-        Raises ValueError if a file is damaged or does not hold as many records as the manifest
-        says.
+        Raises ValueError if a file is damaged or its number of records is not the manifest's.
         """
         found = np.empty(len(indices), object)
         shard_of = np.searchsorted(self._ends, indices, side="right")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.input import example_codec
+from lingvo_gshard.input import example_codec, packing
 from lingvo_gshard.input.tokenizer import Tokenizer
 
 # A program is compiled for each length; at most half of a row beyond the first bucket is padding.
@@ -53,8 +53,8 @@ def decode_batches(
     """Yields every line once, shortest first.
 
     All rows of a batch have the same length, the shortest that fits. `row_lengths` ascend; longer
-    lines are truncated, with a warning. `num_batches` gets the number of batches of each length and
-    returns how many to yield; those beyond the first number have empty rows only.
+    lines are truncated, with a warning. `num_batches` maps the numbers of batches of each length to
+    those to yield; the additional ones have empty rows only.
     """
     if min(batch_size, *row_lengths) < 1:
         raise ValueError(
@@ -89,13 +89,9 @@ def _encode(lines: Sequence[str], tokenizer: Tokenizer, max_len: int) -> list[li
 def _batch(
     rows: Sequence[int], encoded: Sequence[Sequence[int]], batch_size: int, length: int
 ) -> DecodeBatch:
-    ids, segments, positions = np.zeros((3, batch_size, length), np.int32)
     line_indices = np.full(batch_size, -1, np.int32)
     line_indices[: len(rows)] = rows
-    for row, index in enumerate(rows):
-        size = len(encoded[index])
-        ids[row, :size] = encoded[index]
-        segments[row, :size] = 1
-        positions[row, :size] = np.arange(size)
+    members = [np.array(encoded[index], np.int32) for index in rows]
+    ids, segments, positions = packing.side(members, line_indices >= 0, length)
     features = NestedMap(source_ids=ids, source_segment_ids=segments, source_positions=positions)
     return DecodeBatch(features, line_indices)

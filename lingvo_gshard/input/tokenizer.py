@@ -1,5 +1,6 @@
 """Converts text to token ids and back, by a SentencePiece model with this project's special ids."""
 
+import itertools
 import os
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -47,16 +48,11 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text up to the first EOS, ignoring padding and BOS."""
-        kept: list[int] = []
-        for token in ids:
-            token = int(token)
+        tokens = list(itertools.takewhile(lambda token: token != EOS_ID, map(int, ids)))
+        for token in tokens:
             if not 0 <= token < self.vocab_size:
                 raise ValueError(f"token id {token}: expected 0 to {self.vocab_size - 1}")
-            if token == EOS_ID:
-                break
-            if token not in (PAD_ID, BOS_ID):
-                kept.append(token)
-        return self._processor.decode(kept)
+        return self._processor.decode([t for t in tokens if t not in (PAD_ID, BOS_ID)])
 
 
 def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:

@@ -18,9 +18,10 @@ import grain.python as grain
 import numpy as np
 
 from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
 from lingvo_gshard.input.mixture import Mixture
-from lingvo_gshard.input.packing import Arrays, Rows, RowShape
+from lingvo_gshard.input.packing import Rows, RowShape
 
 _NUM_LANES = 8
 # In a larger pool it is likelier that some pair fits the room that a row has left.
@@ -30,7 +31,7 @@ _PROBED_EXAMPLES = 2000
 _SPARE_DRAWS = 0.03
 
 
-class TrainingBatches(grain.MapDataset[Arrays]):
+class TrainingBatches(grain.MapDataset[NestedMap]):
     """Batches by index. If they are read in order, each pool is made once."""
 
     def __init__(
@@ -61,7 +62,7 @@ class TrainingBatches(grain.MapDataset[Arrays]):
     def __len__(self) -> int:
         return sys.maxsize
 
-    def __getitem__(self, index: int) -> Arrays:  # type: ignore[override]
+    def __getitem__(self, index: int) -> NestedMap:  # type: ignore[override]
         """This process's rows of batch `index`."""
         parts = []
         for lane in self._lanes:
@@ -70,10 +71,11 @@ class TrainingBatches(grain.MapDataset[Arrays]):
             pool_index, batch_in_pool = divmod(index + offset, self._pool_batches)
             start = batch_in_pool * self._lane_rows
             pool = self._pool(pool_index * self._num_lanes + lane)
-            parts.append({k: array[start : start + self._lane_rows] for k, array in pool.items()})
-        return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            rows = slice(start, start + self._lane_rows)
+            parts.append([array[rows] for array in pool.Flatten()])
+        return pool.Pack(map(np.concatenate, zip(*parts, strict=True)))
 
-    def _make_pool(self, number: int) -> Arrays:
+    def _make_pool(self, number: int) -> NestedMap:
         drawn = self._mixture.read(number * self._pool_draws, (number + 1) * self._pool_draws)
         examples = [example for example in drawn if self._shape.fits(example)]
         if self._params.rows is Rows.PACKED:

@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from lingvo_gshard.core.base_layer import Annotator
 from lingvo_gshard.layers.gating import Choice, Gating
+from lingvo_gshard.sharding.annotator import Annotator
 
 
 class Dispatch(enum.Enum):

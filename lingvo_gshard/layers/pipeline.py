@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from tensorflow.python.ops.parallel_for import control_flow_ops
 
-from lingvo_gshard.core.base_layer import STACKED, Annotator
+from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.context import Products
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Block, Layers, Loop, Remat, Tensors
+from lingvo_gshard.sharding.annotator import Annotator
 
 _TRAVELLING = f"{STACKED}BLM"
 

@@ -19,9 +19,9 @@ import functools
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from lingvo_gshard.core.base_layer import Annotator
 from lingvo_gshard.layers.gating import Gating
 from lingvo_gshard.layers.slices import read_at, write_at
+from lingvo_gshard.sharding.annotator import Annotator
 
 _LEAST_TILE, _LARGEST_TILE = 8, 128
 # The rounds that a batch is expected to need: the tokens of the fullest buffer over C.

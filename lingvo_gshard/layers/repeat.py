@@ -18,9 +18,10 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
-from lingvo_gshard.core.base_layer import STACKED, Annotator
+from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.layers.context import Products, Recorded, Replayed, computed
 from lingvo_gshard.layers.slices import read_at, write_at
+from lingvo_gshard.sharding.annotator import Annotator
 
 Tensors = Sequence[tf.Tensor]
 Block = Callable[..., list[tf.Tensor]]

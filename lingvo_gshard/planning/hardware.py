@@ -57,7 +57,7 @@ _GPU_RATES = {
 def _gpu(name: str, peak_flops: float, nvlink: float, adapter: float) -> Generation:
     gpu = GPUS[name]
     capacity_gib = environment.GPU_MEMORY_SHARE * gpu.memory_bytes / _GIB
-    bandwidth = float(gpu.memory_bytes_per_sec)
+    bandwidth = gpu.memory_bytes_per_sec
     return Generation(1, peak_flops, bandwidth, capacity_gib, nvlink, network_bytes_per_sec=adapter)
 
 

@@ -16,7 +16,7 @@ DIMS_ATTRIBUTE = "_dims"
 
 @dataclasses.dataclass(frozen=True)
 class Annotator:
-    """Applies a partitioning to the tensors of a traced function; see base_layer.Annotator.
+    """Applies a partitioning to the tensors of a traced function.
 
     With `scatter_gradients`, a weight's gradient is summed only where its update is computed.
     `mapped` is the dim over which tf.vectorized_map maps the function, or empty. The map hands each

@@ -4,18 +4,18 @@ print(describe(annotated_fn, partitioning).table())
 """
 
 import dataclasses
-import itertools
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 from jax._src.lib import xla_client  # JAX has no public reader of XLA's shardings.
+from jax._src.sharding_impls import parse_flatten_op_sharding
+from jax.sharding import AbstractMesh
 
 from lingvo_gshard.sharding.annotator import DIMS_ATTRIBUTE
 from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Axis, Mesh
-from lingvo_gshard.spmd import annotated_fn, specs
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd import annotated_fn
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.describe import Description, Role, TensorDescription, axes_text, interface
 
@@ -28,8 +28,7 @@ def describe(annotated: AnnotatedFn, partitioning: Partitioning) -> Description:
     Raises ValueError if an annotated tensor's shape is not static, or as annotated_fn.trace.
     """
     traced = annotated_fn.trace(annotated, partitioning)
-    arguments = specs.named_leaves(annotated.arg_names, annotated.args)
-    outside = interface(annotated.name, partitioning, arguments, traced.results.FlattenItems())
+    outside = interface(annotated, partitioning, traced.results)
     inside = _read(traced.function, partitioning.mesh)
     return dataclasses.replace(outside, tensors=(*outside.tensors, *inside))
 
@@ -80,26 +79,12 @@ def _read_sharding(serialized: bytes, rank: int, mesh: Mesh) -> tuple[str, tuple
         return proto.type.name.lower(), (1,) * rank
     sharding = xla_client.HloSharding.from_proto(proto)
     ways = tuple(sharding.tile_assignment_dimensions())[:rank]
-    devices = list(sharding.tile_assignment_devices())
-    names = [name for name in mesh.axis_names if mesh.size(name) > 1]
-    grid = np.arange(mesh.num_partitions).reshape([mesh.size(name) for name in names])
-    for order in itertools.permutations(names):
-        in_order = grid.transpose([names.index(name) for name in order]).ravel().tolist()
-        axes = _axes(ways, order, mesh)
-        if in_order == devices and axes is not None:
-            return axes_text(axes), ways
-    text = ",".join("-" if way == 1 else str(way) for way in ways)
-    return f"{text} ways on {','.join(map(str, devices))}", ways
-
-
-def _axes(ways: tuple[int, ...], order: tuple[str, ...], mesh: Mesh) -> tuple[Axis, ...] | None:
-    """Deals the mesh axes out to the dims, in order; None if they don't fit."""
-    axes: list[Axis] = []
-    for way in ways:
-        sizes = [mesh.size(order[:count]) for count in range(len(order) + 1)]
-        if way not in sizes:
-            return None
-        count = sizes.index(way)
-        axes.append(order[:count])
-        order = order[count:]
-    return tuple(axes)
+    try:
+        (axes,) = parse_flatten_op_sharding(
+            sharding, AbstractMesh(mesh.axis_sizes, mesh.axis_names)
+        )
+    except NotImplementedError:  # No axes of the mesh fit.
+        text = ",".join("-" if way == 1 else str(way) for way in ways)
+        devices = ",".join(map(str, sharding.tile_assignment_devices()))
+        return f"{text} ways on {devices}", ways
+    return axes_text((*axes, *[None] * (rank - len(axes)))), ways

@@ -6,10 +6,12 @@ print(describe(program).table())
 import dataclasses
 import enum
 import math
+from typing import Any
 
 import numpy as np
 
 from lingvo_gshard.core import table
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 from lingvo_gshard.spmd import specs
@@ -82,19 +84,13 @@ class Description:
 
 
 def describe(program: Program) -> Description:
-    """Describes a program's arguments and results.
-
-    What is annotated inside it is part of its code by now; see annotations.describe.
-    """
-    arguments = specs.named_leaves(program.arg_names, program.args)
-    results = program.results.FlattenItems()
-    return interface(program.name, program.partitioning, arguments, results)
+    """Describes a program's arguments and results; see annotations.describe for its inside."""
+    return interface(program, program.partitioning, program.results)
 
 
-def interface(
-    name: str, partitioning: Partitioning, arguments: specs.Named, results: specs.Named
-) -> Description:
-    """Describes a function's arguments and results."""
+def interface(fn: Any, partitioning: Partitioning, results: NestedMap) -> Description:
+    """Describes the arguments of a Program or AnnotatedFn, and its results' TensorSpecs."""
+    arguments = specs.named_leaves(fn.arg_names, fn.args)
     tensors = tuple(
         TensorDescription(
             role,
@@ -105,10 +101,10 @@ def interface(
             axes_text(partitioning.axes(spec.dims)),
             partitioning.factor(spec.dims),
         )
-        for role, leaves in ((Role.ARGUMENT, arguments), (Role.RESULT, results))
+        for role, leaves in ((Role.ARGUMENT, arguments), (Role.RESULT, results.FlattenItems()))
         for path, spec in leaves
     )
-    return Description(name, partitioning.mesh, tensors)
+    return Description(fn.name, partitioning.mesh, tensors)
 
 
 def axes_text(axes: tuple[Axis | None, ...]) -> str:

@@ -36,10 +36,10 @@ def start(num_partitions: int | None = None) -> tuple[int, str]:
     several processes have more.
     """
     wanted = os.environ.get("JAX_PLATFORMS", "cpu").split(",")[0]
-    if wanted == "tpu" and not _num_tpu_chips():  # libtpu would complain at length.
+    if wanted == "tpu" and not _num_tpu_chips():  # libtpu would log many lines.
         raise _missing(wanted, "none is attached")
     try:
-        with environment.quiet_stderr():  # A plugin says that there is no driver.
+        with environment.quiet_stderr():  # A plugin logs that there is no driver.
             found = jax.devices()
     except RuntimeError as error:
         raise _missing(wanted, str(error).splitlines()[0]) from error
@@ -57,8 +57,9 @@ def _described(found: list[jax.Device]) -> str:
     kinds = collections.Counter(device.device_kind for device in found)
     described = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
     if found[0].platform == "cpu":
-        described = f"{_counted(len(found), 'virtual CPU device')} on "
-        described += _counted(environment.num_cores(), "core")
+        devices, cores = len(found), environment.num_cores()
+        described = f"{devices} virtual CPU device{'s' * (devices > 1)} on "
+        described += f"{cores} core{'s' * (cores > 1)}"
     in_processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
     return described + in_processes
 
@@ -68,10 +69,6 @@ def _missing(platform: str, found: str) -> ValueError:
         f"--platform={platform}: JAX finds no such device here ({found}). {_SETUP}; "
         "--platform=cpu does without one."
     )
-
-
-def _counted(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def check_model(model: str, platform: str) -> None:

@@ -23,8 +23,8 @@ from collections.abc import Iterator
 # jax2tf.call_tf lowers a function that holds anything foldable.
 _NO_CONSTANT_FOLDING = "--tf_xla_disable_constant_folding=true"
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
-# Unless XLA_FLAGS has them. Many CPU devices on few cores may reach a collective minutes apart,
-# and XLA aborts after 40 s. XLA overlaps a GPU's computing with its communication if told to.
+# Set unless XLA_FLAGS has them. Many CPU devices on few cores may reach a collective minutes apart,
+# and XLA aborts after 40 s. The second lets a GPU compute while it communicates.
 _XLA_FLAGS = {
     "--xla_cpu_collective_call_terminate_timeout_seconds": "600",
     "--xla_gpu_enable_latency_hiding_scheduler": "true",

@@ -32,13 +32,11 @@ class Executable:
         """
         self.program, self.mesh = program, mesh
         self._arguments = {
-            name: _Argument(
-                f"{program.name}: argument {name}",
-                spec,
-                specs.shardings(program.partitioning, spec, mesh),
-                donated=name in program.donate,
-            )
-            for name, spec in zip(program.arg_names, program.args, strict=True)
+            name: {
+                path: (spec, specs.sharding(program.partitioning, spec, mesh))
+                for path, spec in tree.FlattenItems()
+            }
+            for name, tree in zip(program.arg_names, program.args, strict=True)
         }
         self._shares_threads = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
         self.compiled: Any = compiled or lower(program, mesh).compile()
@@ -56,7 +54,7 @@ class Executable:
                 f"{self.program.name}: {len(args)} arguments given, {len(self._arguments)} "
                 f"expected: {', '.join(self._arguments)}."
             )
-        placed = map(self._placed, self._arguments.values(), args)
+        placed = map(self._placed, self._arguments, args)
         flat = [leaf for leaves in placed for leaf in leaves]
         if not self._shares_threads:
             return self.program.results.Pack(self.compiled(*flat))
@@ -76,7 +74,7 @@ class Executable:
             raise ValueError(
                 f"{self.program.name}: no argument {name!r}, only {', '.join(self._arguments)}."
             )
-        return tree.Pack(self._placed(self._arguments[name], tree))
+        return tree.Pack(self._placed(name, tree))
 
     def report(self) -> compiled_report.CompiledReport:
         """The compiled program's collectives, memory and operations."""
@@ -91,8 +89,18 @@ class Executable:
         """XLA's text of the compiled program of one partition."""
         return self.compiled.as_text()
 
-    def _placed(self, argument: "_Argument", tree: NestedMap) -> list[jax.Array]:
-        return argument.place(tree)  # topology.TopologyExecutable refuses instead.
+    def _placed(self, name: str, tree: NestedMap) -> list[jax.Array]:
+        """The leaves of `tree` on their devices; an array that lies there already is kept."""
+        what, expected = f"{self.program.name}: argument {name}", self._arguments[name]
+        given = dict(tree.FlattenItems())
+        if list(given) != list(expected):
+            missing = sorted(expected.keys() - given.keys())[:3] or "nothing"
+            extra = sorted(given.keys() - expected.keys())[:3] or "nothing"
+            raise ValueError(f"{what}: missing {missing}, unexpected {extra}.")
+        for path, leaf in given.items():
+            _check(f"{what}.{path}", leaf, *expected[path])
+        is_donated = name in self.program.donate
+        return [_put(leaf, *expected[path], is_donated) for path, leaf in given.items()]
 
 
 def compile_program(program: Program, devices: Sequence[Any] | None = None) -> Executable:
@@ -112,18 +120,15 @@ def lower(program: Program, mesh: jax.sharding.Mesh) -> jax.stages.Lowered:
     specs.check_dtypes(f"{program.name}: argument", leaves, platform)
     specs.check_dtypes(f"{program.name}: result", program.results.FlattenItems(), platform)
     exported = _deserialize(program)
-    ins = [specs.sharding(program.partitioning, spec, mesh) for _, spec in leaves]
     jitted = jax.jit(
         exported.call,
-        in_shardings=tuple(ins),
         out_shardings=specs.shardings(program.partitioning, program.results, mesh).Flatten(),
         donate_argnums=tuple(
             i for i, (name, _) in enumerate(leaves) if name.split(".", 1)[0] in program.donate
         ),
         keep_unused=True,
     )
-    avals = [specs.abstract_array(spec, to) for (_, spec), to in zip(leaves, ins, strict=True)]
-    return jitted.lower(*avals)
+    return jitted.lower(*specs.abstract_arrays(program.partitioning, leaves, mesh))
 
 
 def _deserialize(program: Program) -> jax_export.Exported:
@@ -139,33 +144,6 @@ def _deserialize(program: Program) -> jax_export.Exported:
             f"program {program.name}: JAX {jax.__version__} cannot read its export; another "
             f"version made it, or it is damaged ({error})."
         ) from error
-
-
-class _Argument:
-    """What one argument must be, and where its arrays go.
-
-    `spec` and `shardings` are NestedMaps of TensorSpec and NamedSharding; `name` is for messages.
-    """
-
-    def __init__(self, name: str, spec: NestedMap, shardings: NestedMap, donated: bool) -> None:
-        self._name, self._donated = name, donated
-        self._paths = [path for path, _ in spec.FlattenItems()]
-        self._leaves = list(zip(spec.Flatten(), shardings.Flatten(), strict=True))
-
-    def place(self, tree: NestedMap) -> list[jax.Array]:
-        """The leaves of `tree` on their devices; an array that lies there already is kept."""
-        paths = [path for path, _ in tree.FlattenItems()]
-        if paths != self._paths:
-            missing = sorted(set(self._paths) - set(paths))[:3] or "nothing"
-            extra = sorted(set(paths) - set(self._paths))[:3] or "nothing"
-            raise ValueError(f"{self._name}: missing {missing}, unexpected {extra}.")
-        leaves = tree.Flatten()
-        for path, leaf, (spec, sharding) in zip(paths, leaves, self._leaves, strict=True):
-            _check(f"{self._name}.{path}", leaf, spec, sharding)
-        return [
-            _put(leaf, spec, sharding, self._donated)
-            for leaf, (spec, sharding) in zip(leaves, self._leaves, strict=True)
-        ]
 
 
 def _check(what: str, leaf: Any, spec: TensorSpec, sharding: jax.sharding.Sharding) -> None:
@@ -207,7 +185,7 @@ def _put(
                 moved = jax.device_put(leaf, sharding, may_alias=may_alias)
                 return jax.block_until_ready(moved)
     elif not sharding.is_fully_addressable:
-        # device_put would first ask all processes whether they have the same array.
+        # device_put would first compare the arrays of all processes.
         own = np.array(leaf) if donated else np.asarray(leaf)
         if leaf.shape != spec.shape:
             return jax.make_array_from_process_local_data(sharding, own, spec.shape)

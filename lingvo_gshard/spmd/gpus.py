@@ -1,4 +1,4 @@
-"""What XLA's compiler must know of a GPU to compile for it with none at hand.
+"""What XLA's compiler must know about a GPU to compile for one that is not at hand.
 
 The figures are those of XLA's own descriptions of these GPUs (its GpuTargetConfigProto files).
 """
@@ -15,9 +15,9 @@ class Gpu:
       capability: the major number of its CUDA compute capability.
       cores: streaming multiprocessors.
       fpus: float32 units of each.
-      shared_bytes: shared memory of each; a block may ask for 1 KiB less.
+      shared_kib: shared memory of each; a block may ask for 1 KiB less.
       memory_bytes, memory_bytes_per_sec: of its high-bandwidth memory.
-      l2_bytes: its level 2 cache.
+      l2_kib: its level 2 cache.
       clock_ghz: its highest clock rate.
     """
 
@@ -25,10 +25,10 @@ class Gpu:
     capability: int
     cores: int
     fpus: int
-    shared_bytes: int
+    shared_kib: int
     memory_bytes: int
-    memory_bytes_per_sec: int
-    l2_bytes: int
+    memory_bytes_per_sec: float
+    l2_kib: int
     clock_ghz: float
 
     def target_config(self) -> str:
@@ -38,10 +38,11 @@ class Gpu:
               threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
               block_dim_limit_x: 2147483647 block_dim_limit_y: 65535 block_dim_limit_z: 65535
               registers_per_core_limit: 65536 registers_per_block_limit: 65536
-              shared_memory_per_block: 49152 shared_memory_per_core: {self.shared_bytes}
-              shared_memory_per_block_optin: {self.shared_bytes - 1024}
+              shared_memory_per_block: 49152 shared_memory_per_core: {1024 * self.shared_kib}
+              shared_memory_per_block_optin: {1024 * (self.shared_kib - 1)}
               core_count: {self.cores} fpus_per_core: {self.fpus}
-              memory_bandwidth: {self.memory_bytes_per_sec} l2_cache_size: {self.l2_bytes}
+              memory_bandwidth: {self.memory_bytes_per_sec:.0f}
+              l2_cache_size: {1024 * self.l2_kib}
               device_memory_size: {self.memory_bytes} clock_rate_ghz: {self.clock_ghz}
               cuda_compute_capability {{ major: {self.capability} }}
             }}
@@ -50,58 +51,11 @@ class Gpu:
         """
 
 
-_KIB = 1024
-_H100 = Gpu(
-    name="NVIDIA H100 80GB HBM3",
-    capability=9,
-    cores=132,
-    fpus=128,
-    shared_bytes=228 * _KIB,
-    memory_bytes=84_942_979_072,
-    memory_bytes_per_sec=3_352_320_000_000,
-    l2_bytes=50 * _KIB**2,
-    clock_ghz=1.98,
-)
-# By the first part of a topology's name.
+# By the first part of a topology's name, in the order of the fields.
 GPUS = {
-    "a100": Gpu(
-        name="NVIDIA A100-SXM4-80GB",
-        capability=8,
-        cores=108,
-        fpus=64,
-        shared_bytes=164 * _KIB,
-        memory_bytes=85_100_068_864,
-        memory_bytes_per_sec=2_039_040_000_000,
-        l2_bytes=40 * _KIB**2,
-        clock_ghz=1.41,
-    ),
-    "h100": _H100,
-    "h200": dataclasses.replace(
-        _H100,  # With other memory.
-        name="NVIDIA H200 141GB HBM3e",
-        memory_bytes=151_397_597_184,
-        memory_bytes_per_sec=4_800_000_000_000,
-    ),
-    "b200": Gpu(
-        name="NVIDIA B200",
-        capability=10,
-        cores=148,
-        fpus=128,
-        shared_bytes=228 * _KIB,
-        memory_bytes=191_514_411_008,
-        memory_bytes_per_sec=7_672_320_000_000,
-        l2_bytes=132_644_864,
-        clock_ghz=1.965,
-    ),
-    "gb200": Gpu(
-        name="NVIDIA GB200",
-        capability=10,
-        cores=152,
-        fpus=128,
-        shared_bytes=228 * _KIB,
-        memory_bytes=197_897_748_480,
-        memory_bytes_per_sec=7_928_064_000_000,
-        l2_bytes=135_528_448,
-        clock_ghz=2.062,
-    ),
+    "a100": Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 164, 85_100_068_864, 2.03904e12, 40960, 1.41),
+    "h100": Gpu("NVIDIA H100 80GB HBM3", 9, 132, 128, 228, 84_942_979_072, 3.35232e12, 51200, 1.98),
+    "h200": Gpu("NVIDIA H200 141GB HBM3e", 9, 132, 128, 228, 151_397_597_184, 4.8e12, 51200, 1.98),
+    "b200": Gpu("NVIDIA B200", 10, 148, 128, 228, 191_514_411_008, 7.67232e12, 129536, 1.965),
+    "gb200": Gpu("NVIDIA GB200", 10, 152, 128, 228, 197_897_748_480, 7.928064e12, 132352, 2.062),
 }

@@ -24,17 +24,15 @@ def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> P
     traced = annotated_fn.trace(annotated, partitioning)
     specs.check_dtypes(f"{annotated.name}: result", traced.results.FlattenItems())
     mesh = AbstractMesh(partitioning.mesh.axis_sizes, partitioning.mesh.axis_names)
-    ins = tuple(specs.sharding(partitioning, spec, mesh) for _, spec in leaves)
     jitted = jax.jit(
         jax2tf.call_tf(traced.function, has_side_effects=False),
-        in_shardings=ins,
         out_shardings=specs.shardings(partitioning, traced.results, mesh).Flatten(),
     )
     # TensorFlow can lower for the CPU alone. The result is plain XLA, which may be compiled for
     # another platform, so the export must not be tied to the CPU.
     exported = jax_export.export(
         jitted, platforms=["cpu"], disabled_checks=[jax_export.DisabledSafetyCheck.platform()]
-    )(*(specs.abstract_array(spec, placed) for (_, spec), placed in zip(leaves, ins, strict=True)))
+    )(*specs.abstract_arrays(partitioning, leaves, mesh))
     return Program(
         name=annotated.name,
         exported=bytes(exported.serialize()),

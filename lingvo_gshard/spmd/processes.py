@@ -102,11 +102,11 @@ def joined(processes: Processes) -> Iterator[None]:
 
     CPU devices communicate through Gloo. On leaving, each process waits for all others.
 
-    If the processes have different numbers of devices, each of them says so and exits with status
-    1. If not all processes come in time, or if one of them dies or fails, this process prints one
-    line and exits with EXIT_STATUS. If this process fails, it prints its own error in one line and
-    exits with status 1 at once: to leave in order, it would have to wait for the others, and they
-    wait for it in a collective. Raises RuntimeError if JAX has started already.
+    Prints one line and exits with status 1 if the processes have different numbers of devices, or
+    with EXIT_STATUS if not all of them come in time or one dies or fails. If this process fails, it
+    prints its own error in one line and exits with status 1 at once: to leave in order, it would
+    have to wait for the others, and they wait for it in a collective. Raises RuntimeError if JAX
+    has started already.
     """
     watch = _Watch(processes)
     watch.join()
@@ -145,7 +145,7 @@ class _Watch:
         self._client: Any = None
         self._leaves = False
         self._reserved = socket.socket()  # Keeps a port of process 0 for JAX's service.
-        self._exits = threading.Lock()  # Only one thread says why this process ends.
+        self._exits = threading.Lock()  # Only one thread ends this process.
 
     def join(self) -> None:
         """Starts JAX's distributed runtime, and watches the others from then on."""
@@ -192,13 +192,13 @@ class _Watch:
         """Waits for all processes and shuts JAX's distributed runtime down, process 0's last."""
         self._client.wait_at_barrier(f"{_PREFIX}done", _DAY_MS)
         self._leaves = True
-        self._client.wait_at_barrier(f"{_PREFIX}leaves", _MINUTE_MS)  # Nobody watches any more.
+        self._client.wait_at_barrier(f"{_PREFIX}leaves", _MINUTE_MS)  # Now no process watches.
         while self._id == 0 and len(self._live()) > 1:
             time.sleep(0.01)
         jax.distributed.shutdown()
 
     def _live(self) -> dict[int, int]:
-        """The live processes' incarnation numbers by process; waits until each of them asks."""
+        """The live processes' incarnation numbers; waits until each of them calls this."""
         return self._client.get_live_nodes(list(range(self._processes.num_processes)))
 
     def _watch_failures(self) -> None:
@@ -212,7 +212,7 @@ class _Watch:
     def _watch_heartbeats(self) -> None:
         first: dict[int, int] = {}
         while not self._leaves:
-            # If process 0 is gone, which the relay notices, or as this process leaves.
+            # An error means that process 0 is gone, which the relay notices, or this one leaves.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 live = self._live()
                 first = first or live
@@ -238,7 +238,7 @@ class _Watch:
         os._exit(status)
 
     def _start_relay(self) -> str:
-        """Starts the relay; returns the address of JAX's service, as this process is to see it."""
+        """Starts the relay; returns the address at which this process reaches JAX's service."""
         host, _, port = self._processes.coordinator.rpartition(":")
         script = [sys.executable, "-IS", pathlib.Path(__file__).with_name("relay.py")]
         if self._id > 0:
@@ -262,7 +262,7 @@ class _Watch:
         return int(port)
 
     def _await_death(self, relay: subprocess.Popen) -> None:
-        """Ends this process after another one; keeps `relay`, whose end would close its input."""
+        """Ends this process when another one dies; keeps `relay`, whose input must stay open."""
         assert relay.stdout is not None
         for number in relay.stdout:
             if self._client is not None and not self._leaves:  # Before, it may be started again.

@@ -1,10 +1,10 @@
 """Relays a process's connections to JAX's coordination service: relay.py PROCESS HOST PORT [OWN].
 
 Process 0's relay listens on port OWN for the other processes' relays. Those listen for JAX's client
-on a free port. The first line that a relay prints is its port, or why it has none.
+on a free port. A relay first prints its port, or the error that kept it from listening.
 
-No relay closes a connection to another one as long as the process lives that has started it. So
-when such a connection ends, the process at its other end has died, and the relay prints its number.
+A relay keeps its connections to other relays open while the process that started it lives. So when
+such a connection ends, the process at its other end has died, and the relay prints its number.
 
 It is a process, not a thread: while TensorFlow lowers a function, it keeps Python's lock for
 seconds to minutes, by the model's depth; JAX's heartbeats would not get through and JAX would
@@ -65,7 +65,7 @@ def _from_relay(other: socket.socket, service: tuple[str, int], _: int) -> None:
     try:
         greeting = other.recv(len(_GREETING) + 4, socket.MSG_WAITALL)
         if greeting[:-4] != _GREETING:
-            raise ConnectionRefusedError("a stranger")
+            raise ConnectionRefusedError("not a relay")
         client = socket.create_connection(service)
     except OSError:  # JAX's service may not have started yet.
         other.close()

@@ -3,8 +3,8 @@
 FOLDER/NAME.executable   the compiled program of that name, as JAX serializes it
 FOLDER/NAME.json         what it was compiled from, and for which machine
 
-The first is a pickle, which can run any code when it is loaded: take folders only from those whom
-you trust. An executable for CPUs needs the instruction set of the CPU that it was compiled on.
+The first is a pickle, which can run any code when it is loaded: load only folders that you trust.
+An executable for CPUs needs the instruction set of the CPU that it was compiled on.
 """
 
 import contextlib

@@ -134,9 +134,12 @@ def _own_rows(array: jax.Array) -> np.ndarray:
     return np.concatenate([np.asarray(by_start[start]) for start in sorted(by_start)])
 
 
-def abstract_array(spec: TensorSpec, placed: NamedSharding) -> jax.ShapeDtypeStruct:
-    """An array's shape, dtype and sharding, without its values."""
-    return jax.ShapeDtypeStruct(spec.shape, np.dtype(spec.dtype), sharding=placed)
+def abstract_arrays(
+    partitioning: Partitioning, leaves: Named, mesh: jax.sharding.Mesh | AbstractMesh
+) -> list[jax.ShapeDtypeStruct]:
+    """The shape, dtype and sharding over `mesh` of each leaf."""
+    placed = [(spec, sharding(partitioning, spec, mesh)) for _, spec in leaves]
+    return [jax.ShapeDtypeStruct(s.shape, np.dtype(s.dtype), sharding=to) for s, to in placed]
 
 
 def to_json(tree: Any) -> Any:

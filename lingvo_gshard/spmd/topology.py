@@ -29,10 +29,9 @@ _KNOWN = (
     "cores, v3:32x32 the 2048 of the paper, h100:16x8 128 GPUs."
 )
 
-# What libtpu reads when it is loaded. Without the first, it spends minutes asking the cloud's
-# metadata server about this machine, and without the second and third it complains that it knows
-# neither its kind nor its workers, of which compiling needs none. With the last, several processes
-# may load it; it guards devices, and we use none.
+# What libtpu reads when it is loaded. The first keeps it from asking the cloud's metadata server
+# for minutes, the next two from logging that it knows neither this machine's kind nor its workers.
+# The last lets several processes load it; it guards devices, of which compiling needs none.
 _LIBTPU = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v3-8",
@@ -53,9 +52,9 @@ class OutOfMemoryError(ValueError):
 
 
 class TopologyExecutable(executable.Executable):
-    """A program compiled for a topology, with a report and a text.
+    """A program compiled for a topology: it has a report and a text, but can't be called.
 
-    It can't be called, and nothing can be placed, since there is no device; both raise ValueError.
+    Without devices, a call and `place` raise ValueError.
     """
 
     def _placed(self, *_: Any) -> list[jax.Array]:
@@ -100,7 +99,7 @@ def devices(name: str) -> list[Any]:
 def _description(kind: str, sizes: str) -> Any:
     if kind in GPUS:  # JAX counts slices, too: groups of hosts with a network of their own.
         target = GPUS[kind].target_config()
-        with environment.quiet_stderr():  # The plugin says that there is no driver.
+        with environment.quiet_stderr():  # The plugin logs that there is no driver.
             return topologies.get_topology_desc(
                 platform="cuda", target_config=target, topology=f"1x{sizes}"
             )

@@ -96,16 +96,14 @@ class Retention:
     keep_every_n_hours: float | None = None
 
     def kept(self, times: Mapping[int, float], best: int | None) -> set[int]:
-        """Returns the steps to keep, of those in `times` (seconds, by step).
-
-        A clock that is set back counts as time gone by; or nothing would stay until it catches up.
-        """
+        """Returns the steps to keep, of those in `times` (seconds, by step)."""
         steps = sorted(times)
         stay = {step for step in steps if step == best or step in steps[-self.keep_max :]}
         if self.keep_every_n_hours is None:
             return stay
         period_secs, last = self.keep_every_n_hours * _HOUR_SECS, None
         for step in steps:
+            # A clock that was set back counts as elapsed time, or it would have to catch up first.
             if last is None or abs(times[step] - times[last]) >= period_secs:
                 stay.add(step)
                 last = step
@@ -122,7 +120,7 @@ class Best:
 
 
 def read_best(folder: pathlib.Path) -> Best | None:
-    """Returns what was noted in a folder of checkpoints, or None if nothing readable was."""
+    """Returns the best checkpoint noted in a folder of checkpoints; None if none can be read."""
     path = folder / _BEST
     try:
         return Best(**json.loads(path.read_bytes()))
@@ -140,9 +138,9 @@ def note_best(
     metric: str,
     higher_is_better: bool = False,
 ) -> None:
-    """Notes `step` as the best if its metric beats the one noted before.
+    """Notes `step` if its metric beats the best before, which NaN never does.
 
-    NaN never does. Raises ValueError if there is no such metric.
+    Raises ValueError if there is no such metric.
     """
     if metric not in metrics:
         raise ValueError(f"best by {metric!r}: the metrics are {', '.join(sorted(metrics))}.")
@@ -157,9 +155,9 @@ def note_best(
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
-    """The checkpoints of one model_dir. The context waits at its end, as `wait` does.
+    """The checkpoints of one model_dir; all processes make the same calls.
 
-    With several processes all of them make the same calls; process 0 decides which are complete.
+    The context waits at its end, as `wait` does.
     """
 
     def __init__(
@@ -168,10 +166,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         contents: Contents | None = None,
         keep: Retention = Retention(),
     ) -> None:
-        """Opens the folder to save `contents` in it, and makes it; None opens it for reading only.
-
-        `keep` selects the checkpoints that stay when another is saved.
-        """
+        """Opens the folder, which is created if there are `contents` to save, else for reading."""
         self._folder = folder(model_dir)
         self._contents, self._keep = contents, keep
         if contents is not None:
@@ -242,7 +237,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
         """Reads the checkpoint of `step`, one of `steps()`.
 
-        Its arrays, exactly those of `state_spec`, go where `shardings` says. Raises
+        It must hold exactly the arrays of `state_spec`, which are placed as in `shardings`. Raises
         DamagedCheckpointError, which names the file, or the weight and its experts; and ValueError
         if there is no such checkpoint, or it is another model's.
         """
@@ -259,7 +254,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         return Restored(step, state, found.input_state, stored.digest(found.fingerprints))
 
     def restore_newest(self, state_spec: NestedMap, shardings: NestedMap) -> Restored | None:
-        """Reads the newest undamaged checkpoint; see `newest` and `restore`."""
+        """Reads the newest undamaged checkpoint as `restore` does; None if there is none."""
         return self.newest(lambda step: self.restore(step, state_spec, shardings))
 
     def newest(self, read: Callable[[int], _Result]) -> _Result | None:

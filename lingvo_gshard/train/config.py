@@ -15,15 +15,14 @@ from lingvo_gshard.train.hooks import NonFinite
 
 _PARAMS = "params.txt"
 _LOCK = "train.lock"
-# Settings that do not tell models apart: two of earlier versions, and a pipeline's, which may
-# change between runs.
+# Settings in which runs of one model may differ: two of earlier versions, and a pipeline's.
 _IGNORED = (".second_threshold", "_capacity.number", ".stages", ".microbatches")
 
 
 def train_params() -> Params:
     """Returns the settings that TPUEstimator and the trainer read from `params.train`.
 
-    None turns off what an optional setting asks for; with eval_batches it means all batches.
+    None disables an optional setting; with eval_batches it means all batches.
     """
     p = Params()
     p.Define("max_steps", REQUIRED, "The step at which training ends.")

@@ -38,8 +38,8 @@ _Found = TypeVar("_Found")
 class EvalSpec:
     """What to evaluate on: the Input of `input_fn`, which ends, or its first `steps` batches.
 
-    The results are eval_NAME/ and lines in eval_metrics.jsonl. `best_by` is a metric; the
-    checkpoint with its best value is kept.
+    The results go to eval_NAME/ and eval_metrics.jsonl. The checkpoint with the best value of the
+    metric `best_by` is kept.
     """
 
     input_fn: InputFn
@@ -71,15 +71,14 @@ class TPUEstimator:
         log_step_count_steps: int = 1,
         show_progress: bool = True,
     ) -> None:
-        """Keeps its arguments; nothing is compiled yet.
+        """Compiles nothing yet.
 
-        `model_dir` is the folder for checkpoints, summaries, params.txt and metrics. It is refused
-        if it was trained with other `params` at the dotted paths `model_prefixes`, by default all
-        but `train`, which has the settings of config.train_params. `init_fn` returns a state, with
-        the TensorSpecs of `state_spec`, given an int32 [2] seed tensor. A folder without
-        checkpoints gets the weights of `warm_start`, if that is given, instead of init_fn's.
-        `executables` is a folder of saved executables to train with, instead of compiling.
-        TensorBoard gets a summary at each multiple of `log_step_count_steps`.
+        `model_dir` is refused if it was trained with other `params` at the dotted paths
+        `model_prefixes`, by default all but `train`, which has the settings of config.train_params.
+        `init_fn` returns a state of the TensorSpecs `state_spec`, given an int32 [2] seed tensor.
+        A folder without checkpoints starts from `warm_start`, if given. `executables` is a folder
+        of saved executables to train with, instead of compiling. TensorBoard gets a summary at each
+        multiple of `log_step_count_steps`.
 
         Raises ValueError if a setting is missing or out of range, if the state has no step, or if
         `executables` holds none.
@@ -235,8 +234,7 @@ class TPUEstimator:
     ) -> Iterator[dict[str, np.ndarray]]:
         """Yields the predictions for every row of every batch, in order. Raises as `restore`.
 
-        Each is a dict from a prediction's dotted path to its array without the batch dim. A program
-        is compiled for each shape of batch.
+        Each is a dict from a prediction's dotted path to its array without the batch dim.
         """
         return self._predictions(self.restore(checkpoint_step).state, input_fn)
 
@@ -251,7 +249,7 @@ class TPUEstimator:
     def _results(
         self, mode: ModeKeys, state: NestedMap, source: Input, steps: int | None = None
     ) -> Iterator[NestedMap]:
-        """Yields the result of each batch, of the first `steps` ones if it is given."""
+        """Yields the result of each batch, or of the first `steps` ones."""
         for batch in itertools.islice(source, steps):
             spec = loop.batch_spec_of(batch, source.specs, self.input_share)
             executable = self._programs.get(mode, spec)

@@ -49,8 +49,8 @@ def write(
     """Writes weights in parts of at most `part_bytes`; returns the only file, or the index.
 
     All processes must call it. Each reads what it writes, one entry at a time: its range of each
-    array's experts, and some of the other arrays. It checks all but ranges of arrays without
-    experts. The index or only file of an earlier export is deleted before any part of it is. Raises
+    array's experts, and some of the other arrays; only ranges of arrays without experts are not
+    checked. The index or only file of an earlier export is deleted before any part of it is. Raises
     DamagedCheckpointError in all processes.
     """
     parts = _parts(weights, part_bytes)

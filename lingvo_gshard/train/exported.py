@@ -41,11 +41,10 @@ def entry_name(path: str, index: Index) -> str:
 def read(path: str | pathlib.Path) -> dict[str, SavedArray]:
     """Returns the arrays of an exported file or index by path, parts of which are read when used.
 
-    Only the files that hold a part are opened. It is checked by the fingerprints, see SavedArray.
-    An entry that is read whole is also checked by its SHA-256, which is all that files of earlier
-    versions have. Raises FileNotFoundError if there is no such file, and ValueError, then or when a
-    part is read, for another program's file and for files that are damaged, missing, or of another
-    export.
+    Only the files that hold a part are opened. It is checked as SavedArray says, and an entry that
+    is read whole also by its SHA-256, which is all that files of earlier versions have. Raises
+    FileNotFoundError if there is no such file, and ValueError, then or when a part is read, for
+    another program's file and for files that are damaged, missing, or of another export.
     """
     path = pathlib.Path(path)
     if not path.is_file():

@@ -86,7 +86,7 @@ class TrainHook:
         """Called after every call."""
 
     def after_save(self, step: int, state: NestedMap) -> None:
-        """Called once a save has begun, except for the save of a run that was asked to stop.
+        """Called once a save has begun, but not if training was asked to stop.
 
         The state's arrays are valid only until the next call.
         """

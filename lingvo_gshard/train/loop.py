@@ -60,7 +60,7 @@ def groups(
 ) -> Generator[Group]:
     """Yields Groups of `sizes` batches, which a thread prepares ahead; close it to end the thread.
 
-    If the source ends, the last one may be smaller. `program` returns that of a number of steps.
+    If the source ends, the last one may be smaller. program(K) is the executable of K steps.
     """
     batches = iter(source)
 
@@ -84,9 +84,9 @@ def groups(
 
 
 def batch_spec_of(batch: NestedMap, specs: NestedMap, share: Share) -> NestedMap:
-    """Returns the TensorSpecs of all processes' rows of a batch, which holds those of `share`.
+    """Returns the TensorSpecs of a batch of all processes, given the rows of `share` in one.
 
-    It may be of other sizes than `specs`, the input's TensorSpecs.
+    Its sizes may differ from those of `specs`, the input's TensorSpecs.
     """
 
     def whole(array: np.ndarray, spec: TensorSpec) -> TensorSpec:

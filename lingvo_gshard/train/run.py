@@ -5,6 +5,7 @@ logdir/vocab/*.model     the vocabularies it was trained with
 """
 
 import dataclasses
+import functools
 import json
 import pathlib
 
@@ -66,31 +67,24 @@ class Run:
 
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
         """Returns a decoder of the latest checkpoint, and its tokenizers; ValueError if none."""
-        found, share = self.estimator.restore(), self.estimator.input_share
-        theta, origin = found.state.theta, {"weights": found.digest, "params": self.params.ToText()}
-        decoder = Decoder(self._decoder_spec(), theta, self._predict_program, share, origin)
+        partitioning, found, p = self.estimator.partitioning, self.estimator.restore(), self.params
+        spec = DecoderSpec(
+            model=self.launch.model,
+            languages=self.launch.facts.languages,
+            batch_size=p.decode.batch_size,
+            source_lengths=sentences.lengths(p.decode.max_source_len),
+            num_best=p.decode.num_best,
+            num_partitions=partitioning.num_partitions,
+        )
+        program_for = functools.partial(predict_program, p, partitioning)
+        origin = {"weights": found.digest, "params": p.ToText()}
+        share = self.estimator.input_share
         source, target = map(Tokenizer, bundle.vocabulary_files(self.logdir))
-        return decoder, source, target
+        return Decoder(spec, found.state.theta, program_for, share, origin), source, target
 
     def export_bundle(self, folder: str | pathlib.Path) -> None:
         """Writes a bundle of the latest checkpoint. Raises as `decoder`."""
-        theta = self.estimator.restore().state.theta
-        vocabularies = bundle.vocabulary_files(self.logdir)
-        bundle.save(folder, self._decoder_spec(), self._predict_program, theta, vocabularies)
-
-    def _decoder_spec(self) -> DecoderSpec:
-        p = self.params.decode
-        return DecoderSpec(
-            model=self.launch.model,
-            languages=self.launch.facts.languages,
-            batch_size=p.batch_size,
-            source_lengths=sentences.lengths(p.max_source_len),
-            num_best=p.num_best,
-            num_partitions=self.estimator.partitioning.num_partitions,
-        )
-
-    def _predict_program(self, source_len: int) -> Program:
-        return predict_program(self.params, self.estimator.partitioning, source_len)
+        bundle.save(folder, self.decoder()[0], bundle.vocabulary_files(self.logdir))
 
 
 def predict_program(params: Params, partitioning: Partitioning, source_len: int) -> Program:
@@ -111,10 +105,9 @@ def open_run(
     executables: str | None = None,
     **decode: object,
 ) -> Run:
-    """Returns a run over `num_partitions` devices, with some of its `decode` settings replaced.
+    """Returns a run, with some of its `decode` settings replaced, and writes nothing yet.
 
-    `executables` is as for TPUEstimator. Nothing is written yet. Raises as `experiment_params` and
-    `make_estimator`.
+    `executables` is as for TPUEstimator. Raises as `experiment_params` and `make_estimator`.
     """
     params = experiment_params(launch)
     params.decode.Set(**decode)
@@ -131,10 +124,10 @@ def data_facts(data_dir: str) -> DataFacts:
 def launch_of(
     model: str | None, overrides: tuple[str, ...], data_dir: str | None, logdir: str
 ) -> Launch:
-    """Completes what the user asked for with what the folder's run was last trained with.
+    """Returns what the user asked for, completed by what is recorded with the run in `logdir`.
 
-    The settings recorded with a run hold unless its model is named again. Raises ValueError if
-    model or data_dir is missing and logdir holds no run; and as `data_facts`.
+    The recorded settings hold unless the model is named again. Raises ValueError if model or
+    data_dir is missing and logdir holds no run; and as `data_facts`.
     """
     if model is not None and data_dir is not None:
         return Launch(model, overrides, data_dir, data_facts(data_dir))
@@ -172,10 +165,7 @@ def experiment_params(launch: Launch) -> Params:
 def make_estimator(
     params: Params, logdir: str, num_partitions: int, executables: str | None = None
 ) -> TPUEstimator:
-    """Returns the estimator of a run; ValueError for a size that does not fit.
-
-    `executables` is as for TPUEstimator.
-    """
+    """Returns the estimator of a run; ValueError for a size that does not fit the devices."""
     partitioning = placement.partitioning(params, num_partitions)
     placement.check_divisible(params, partitioning)
     model = TranslationModel(params, partitioning)

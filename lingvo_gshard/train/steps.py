@@ -53,9 +53,16 @@ class Programs:
 
     def export_initializer(self, init_fn: InitFn) -> Program:
         """Exports the program that makes a state; ValueError if it differs from state_spec."""
-        exported = lowering.export(initializer(init_fn, self._state_spec), self._partitioning)
-        made = dict(exported.results.state.FlattenItems())
         wanted = dict(self._state_spec.FlattenItems())
+        initialize = AnnotatedFn(
+            name="initialize",
+            fn=lambda seed: NestedMap(state=init_fn(seed.seed)),
+            arg_names=("seed",),
+            args=(NestedMap(seed=TensorSpec((2,), "int32", "_")),),
+            result_dims={f"state.{path}": spec.dims for path, spec in wanted.items()},
+        )
+        exported = lowering.export(initialize, self._partitioning)
+        made = dict(exported.results.state.FlattenItems())
         for path in sorted(made.keys() | wanted.keys()):
             if made.get(path) != wanted.get(path):
                 raise ValueError(
@@ -75,102 +82,56 @@ class Programs:
             return self._compiled[key]
 
     def export(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Program:
-        """Exports the program that `get` compiles."""
-        model, arguments = (self._model_fn, self._params), (self._state_spec, batch_spec)
+        """Exports the program that `get` compiles; the rows of its predictions are split."""
+        step, args = step_of(self._model_fn, mode, self._params), (self._state_spec, batch_spec)
         if mode is ModeKeys.TRAIN:
-            annotated = trainer(train_step(*model), *arguments, num_steps, self._partitioning)
+            annotated = self._trainer(step, batch_spec, num_steps)
         else:
-            annotated = (evaluator if mode is ModeKeys.EVAL else predictor)(*model, *arguments)
+            name, dims = ("evaluate", "") if mode is ModeKeys.EVAL else ("predict", "B")
+            annotated = AnnotatedFn(name, step, ("state", "batch"), args, unnamed_dims=dims)
         return lowering.export(annotated, self._partitioning)
 
+    def _trainer(self, step: Step, batch_spec: NestedMap, num_steps: int) -> AnnotatedFn:
+        """Returns the program of K = num_steps training steps, which donates its state.
 
-def initializer(init_fn: InitFn, state_spec: NestedMap) -> AnnotatedFn:
-    """Returns the program that computes the initial state from an int32 [2] seed."""
-    return AnnotatedFn(
-        name="initialize",
-        fn=lambda seed: NestedMap(state=init_fn(seed.seed)),
-        arg_names=("seed",),
-        args=(NestedMap(seed=TensorSpec((2,), "int32", "_")),),
-        result_dims={f"state.{path}": spec.dims for path, spec in state_spec.FlattenItems()},
-    )
-
-
-def train_step(model_fn: ModelFn, params: Any) -> Step:
-    """Returns a function (state, batch) -> NestedMap(state, metrics); metrics include the loss."""
-
-    def step(state: NestedMap, batch: NestedMap) -> NestedMap:
-        spec = _call(model_fn, ModeKeys.TRAIN, params, state, batch)
-        return NestedMap(state=spec.train_op, metrics=NestedMap(spec.metrics, loss=spec.loss))
-
-    return step
-
-
-def trainer(
-    step: Step,
-    state_spec: NestedMap,
-    batch_spec: NestedMap,
-    num_steps: int,
-    partitioning: Partitioning,
-) -> AnnotatedFn:
-    """Returns the program of K = num_steps training steps, which donates its state.
-
-    The batches are stacked, [K, B, L], and so are the metrics, [K, ...].
-    """
-    stacked = batch_spec.Transform(
-        lambda spec: TensorSpec((num_steps, *spec.shape), spec.dtype, "K" + spec.dims)
-    )
-
-    def once(state: NestedMap, batches: NestedMap) -> NestedMap:
-        result = step(state, batches.Transform(lambda x: x[0]))
-        return NestedMap(result, metrics=result.metrics.Transform(lambda x: x[None]))
-
-    loop = functools.partial(_loop, step, specs=(state_spec, batch_spec), partitioning=partitioning)
-    return AnnotatedFn(
-        name=f"train_{num_steps}",
-        fn=once if num_steps == 1 else loop,
-        arg_names=("state", "batches"),
-        args=(state_spec, stacked),
-        donate=("state",),
-    )
-
-
-def evaluator(
-    model_fn: ModelFn, params: Any, state_spec: NestedMap, batch_spec: NestedMap
-) -> AnnotatedFn:
-    """Returns the program (state, batch) -> NestedMap(sums, weights), each by metric."""
-
-    def fn(state: NestedMap, batch: NestedMap) -> NestedMap:
-        metrics = _call(model_fn, ModeKeys.EVAL, params, state, batch).eval_metrics
-        assert metrics is not None
-        return NestedMap(
-            sums=NestedMap({name: pair[0] for name, pair in metrics.items()}),
-            weights=NestedMap({name: pair[1] for name, pair in metrics.items()}),
+        The batches are stacked, [K, B, L], and so are the metrics, [K, ...].
+        """
+        stacked = batch_spec.Transform(
+            lambda spec: TensorSpec((num_steps, *spec.shape), spec.dtype, "K" + spec.dims)
         )
 
-    return AnnotatedFn("evaluate", fn, ("state", "batch"), (state_spec, batch_spec))
+        def once(state: NestedMap, batches: NestedMap) -> NestedMap:
+            result = step(state, batches.Transform(lambda x: x[0]))
+            return NestedMap(result, metrics=result.metrics.Transform(lambda x: x[None]))
+
+        specs, annotate = (self._state_spec, batch_spec), Annotator(self._partitioning).annotate
+        loop = functools.partial(_loop, step, specs=specs, annotate=annotate)
+        fn, args = once if num_steps == 1 else loop, (self._state_spec, stacked)
+        names = ("state", "batches")
+        return AnnotatedFn(f"train_{num_steps}", fn, names, args, donate=("state",))
 
 
-def predictor(
-    model_fn: ModelFn, params: Any, state_spec: NestedMap, batch_spec: NestedMap
-) -> AnnotatedFn:
-    """Returns the program (state, batch) -> NestedMap(predictions), split along the rows."""
+def step_of(model_fn: ModelFn, mode: ModeKeys, params: Any) -> Step:
+    """Returns a function (state, batch) -> NestedMap, which calls `model_fn` once.
 
-    def fn(state: NestedMap, batch: NestedMap) -> NestedMap:
-        spec = _call(model_fn, ModeKeys.PREDICT, params, state, batch)
-        return NestedMap(predictions=spec.predictions)
+    It returns the new state and the metrics, loss included; in EVAL the sums and weights of each
+    metric; in PREDICT the predictions.
+    """
 
-    return AnnotatedFn(
-        "predict", fn, ("state", "batch"), (state_spec, batch_spec), unnamed_dims="B"
-    )
+    def step(state: NestedMap, batch: NestedMap) -> NestedMap:
+        spec = model_fn(state, batch.features, batch.get("labels", NestedMap()), mode, params)
+        if spec.mode != mode:
+            raise ValueError(f"model_fn: called with mode {mode.name}, returned {spec.mode.name}.")
+        if mode is ModeKeys.TRAIN:
+            return NestedMap(state=spec.train_op, metrics=NestedMap(spec.metrics, loss=spec.loss))
+        if mode is ModeKeys.PREDICT:
+            return NestedMap(predictions=spec.predictions)
+        assert spec.eval_metrics is not None
+        sums = {name: total for name, (total, _) in spec.eval_metrics.items()}
+        weights = {name: weight for name, (_, weight) in spec.eval_metrics.items()}
+        return NestedMap(sums=NestedMap(sums), weights=NestedMap(weights))
 
-
-def _call(
-    model_fn: ModelFn, mode: ModeKeys, params: Any, state: NestedMap, batch: NestedMap
-) -> TPUEstimatorSpec:
-    spec = model_fn(state, batch.features, batch.get("labels", NestedMap()), mode, params)
-    if spec.mode != mode:
-        raise ValueError(f"model_fn: called with mode {mode.name}, returned {spec.mode.name}.")
-    return spec
+    return step
 
 
 def _loop(
@@ -178,13 +139,12 @@ def _loop(
     state: NestedMap,
     batches: NestedMap,
     specs: tuple[NestedMap, NestedMap],
-    partitioning: Partitioning,
+    annotate: Callable[[tf.Tensor, str], tf.Tensor],
 ) -> NestedMap:
     """Runs the steps in a tf.while_loop and writes the metrics of step k to index k."""
     dims = [spec.dims for tree in specs for spec in tree.Flatten()]
     num_state = len(state.Flatten())
     packed: list[NestedMap] = []
-    annotate = Annotator(partitioning).annotate
 
     def flat_step(*leaves: tf.Tensor) -> list[tf.Tensor]:
         leaves = tuple(annotate(x, d) for x, d in zip(leaves, dims, strict=True))

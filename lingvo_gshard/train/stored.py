@@ -16,8 +16,8 @@ import json
 import math
 import pathlib
 import re
-import sys
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
 import jax
@@ -35,9 +35,8 @@ from lingvo_gshard.spmd.executable import ONE_AT_A_TIME
 Index = tuple[slice, ...]
 _Result = TypeVar("_Result")
 _SEEDS = (0x9E3779B9, 0x7F4A7C15)  # Two independent sums make 64 bits.
-# TensorStore's status codes for files that are not what was written; others tell of the machine.
+# TensorStore's status codes for damaged files; the others are failures of the machine.
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "INVALID_ARGUMENT", "FAILED_PRECONDITION")
-_ABANDONED_READ = ("Encountered error while reading array index", "Event loop is closed")
 
 
 class DamagedCheckpointError(ValueError):
@@ -67,15 +66,14 @@ class Stored:
 
     def read(self, shardings: Mapping[str, NamedSharding]) -> dict[str, jax.Array]:
         """Reads the named arrays, each at the sharding that is given for it; see `check`."""
-        wanted = {name: specs.abstract_array(self.specs[name], s) for name, s in shardings.items()}
-        restore_args = ocp.checkpoint_utils.construct_restore_args(wanted)
-        args = ocp.args.PyTreeRestore(wanted, restore_args=restore_args, partial_restore=True)
-        with _read_errors(self.path):
-            arrays = ocp.PyTreeCheckpointHandler().restore(self.path / "state", args=args)
-            for name in wanted:
-                if not isinstance(arrays[name], jax.Array):
-                    raise ValueError(f"state/ holds no {name}")
-            return jax.block_until_ready({name: arrays[name] for name in wanted})
+        saved = self.arrays()
+
+        def place(name: str) -> jax.Array:
+            array = saved[name]
+            return jax.make_array_from_callback(array.shape, shardings[name], array.read)
+
+        with ThreadPoolExecutor() as threads:
+            return dict(zip(shardings, threads.map(place, shardings), strict=True))
 
     def check(self, arrays: Mapping[str, jax.Array]) -> None:
         """Compares fingerprints; an error names the array and the experts that differ."""
@@ -116,14 +114,14 @@ class Stored:
 class SavedArray:
     """An array of a checkpoint or of exported files; an index of slices reads a part of it.
 
-    A part that is all of it, or whole experts, is compared with the fingerprints if there are any;
-    one that cuts through experts can't be. `damaged` makes the error.
+    A part that consists of whole experts is compared with the fingerprints, if there are any;
+    `damaged` makes the error.
     """
 
     name: str
     spec: TensorSpec
     fingerprints: list[str] | None
-    read: Callable[[Index], np.ndarray]  # Of a slice for each dim.
+    read: Callable[[Any], np.ndarray]  # Given a slice for each dim.
     damaged: Callable[[str], ValueError]
 
     @property
@@ -196,7 +194,7 @@ def fingerprint(array: Any, dims: str) -> list[str]:
 
 @functools.cache
 def _program(dims: str, mesh: Mesh):
-    """Compiled once for each shape and sharding, which many arrays of a model share."""
+    """Returns `_sums` jitted; JAX keeps a program for each shape, which many arrays share."""
     everywhere = NamedSharding(mesh, PartitionSpec())
     return jax.jit(functools.partial(_sums, dims=dims), out_shardings=everywhere)
 
@@ -237,14 +235,7 @@ def _read_errors(path: pathlib.Path) -> Iterator[None]:
             raise
         if isinstance(cause, OSError | MemoryError) and not isinstance(cause, FileNotFoundError):
             raise
-        sys.unraisablehook = _print_unraisable
         raise damaged(path, first_line(cause)) from error
-
-
-def _print_unraisable(unraisable: Any) -> None:
-    """Prints all but the errors of Orbax's reads that were pending when another one failed."""
-    if not str(unraisable.exc_value).startswith(_ABANDONED_READ):
-        sys.__unraisablehook__(unraisable)
 
 
 def _difference(name: str, saved: list[str], found: list[str], experts: slice = slice(None)) -> str:

@@ -69,9 +69,8 @@ class WarmStart:
     def apply(self, state: NestedMap, state_spec: NestedMap) -> NestedMap:
         """Returns the initialized state with arrays from the source; prints a line for each array.
 
-        Each process reads only what its devices need, one array at a time, and deletes each of
-        `state`, JAX arrays, that it replaces. All processes must call it. Raises as `arrays` and
-        `first_value`.
+        All processes must call it. Each reads only what its devices need, one array at a time, and
+        deletes the arrays of `state` that it replaces. Raises as `arrays` and `first_value`.
         """
         old, leaves = self.arrays(), []
         for (path, leaf), spec in zip(state.FlattenItems(), state_spec.Flatten(), strict=True):
@@ -96,20 +95,16 @@ class WarmStart:
                 return saved.arrays(step)
         raise ValueError(f"{self.source}: there is no checkpoint to start from.")
 
-    def rule_of(self, path: str) -> Rule:
-        """Returns the rule for the array at `path`."""
-        return Rule(_first_match(self.rules, path) or Rule.NEW)
-
     def first_value(
         self, path: str, dims: str, old: Mapping[str, Any], new: jax.Array
     ) -> tuple[jax.Array, str]:
         """Returns the first value of the array at `path`, and a line that describes it.
 
-        `old` are the old run's arrays, and `new` is the value without a warm start, which itself is
-        returned under rule NEW. Raises ValueError if the old array is missing or does not suit, or
-        if what is read of it is damaged; see stored.SavedArray for what is checked.
+        `old` are the old run's arrays; `new` is the value without a warm start, returned itself
+        under rule NEW. Raises ValueError if the old array is missing, does not fit, or is damaged,
+        as far as stored.SavedArray checks it.
         """
-        rule = self.rule_of(path)
+        rule = Rule(_first_match(self.rules, path) or Rule.NEW)
         if rule is Rule.NEW:
             return new, f"{path}: new, {_shape(new)}"
         if path not in old:

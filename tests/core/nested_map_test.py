@@ -45,12 +45,6 @@ def test_transform():
     assert _tree().Transform(lambda x: 10 * x).Flatten() == [30, 40, 10, 20, 50]
 
 
-def test_compatible_is_of_the_same_paths():
-    assert _tree().IsCompatible(_tree().Transform(str))
-    assert not _tree().IsCompatible(NestedMap(_tree(), c=NestedMap(d=1)))
-    assert not _tree().IsCompatible({"a": 1})
-
-
 def test_a_deep_copy_has_its_own_maps_and_the_same_leaves():
     leaf = object()
     tree = NestedMap(a=NestedMap(b=leaf))

@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from data_prep import pipeline, sources, tsv
@@ -16,6 +17,7 @@ from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from lingvo_gshard.input import manifest, records
 from lingvo_gshard.input.tokenizer import load_pair
+from tests.data_prep import prepared
 
 _CONFIG = BuildConfig(
     source_vocab_size=500,
@@ -38,11 +40,16 @@ def _write_corpus(folder: pathlib.Path) -> None:
     tsv.write(folder / "test" / "ja-en.tsv.gz", [Pair("水", "water")])
 
 
+def _examples(data_dir, entry):
+    source = records.RecordSource(data_dir, entry)
+    return source.read(np.arange(len(source)))
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pipeline")
     _write_corpus(folder / "text")
-    made = pipeline.build(folder / "text", folder / "data", _CONFIG)
+    made = prepared.build(folder / "text", folder / "data", _CONFIG)
     return folder, made
 
 
@@ -80,19 +87,17 @@ def test_records_decode_to_the_cleaned_text_and_text_is_raw(built):
     folder, made = built
     source, target = load_pair(folder / "data")
     language = made.language("de")
-    dev = records.RecordSource(folder / "data", language.records["dev"])
+    dev = _examples(folder / "data", language.records["dev"])
     assert source.decode(dev[3].source_ids) == "Probe fi 3"
     assert target.decode(dev[3].target_ids) == "Sentence 3 HERE!"
     raw = list(tsv.read(folder / "data" / language.text["dev"].path))
     assert raw[3] == Pair("Probe \ufb01 3", "Sentence 3 HERE!")
     assert len(raw) == len(dev) == 6
     train = records.RecordSource(folder / "data", language.records["train"])
-    texts = [source.decode(train[i].source_ids) for i in range(len(train))]
+    examples = _examples(folder / "data", language.records["train"])
+    texts = [source.decode(example.source_ids) for example in examples]
     assert texts == [f"de Satz {i} hier" for i in range(5, 240)] + ["schön hier"]
-    tokens = [
-        [len(example.source_ids), len(example.target_ids)]
-        for example in map(train.__getitem__, range(len(train)))
-    ]
+    tokens = [[len(example.source_ids), len(example.target_ids)] for example in examples]
     assert train.lengths.tolist() == tokens
     assert sum(source for source, _ in tokens) == language.records["train"].num_source_tokens
 
@@ -120,7 +125,7 @@ def test_the_report_counts_what_was_made(built):
 @pytest.mark.slow
 def test_two_builds_are_byte_identical_whatever_the_number_of_processes(built, tmp_path):
     folder, _ = built
-    pipeline.build(folder / "text", tmp_path / "again", _CONFIG, num_workers=2)
+    prepared.build(folder / "text", tmp_path / "again", _CONFIG, num_workers=2)
     assert _contents(tmp_path / "again") == _contents(folder / "data")
 
 
@@ -144,7 +149,7 @@ def test_another_plan_is_refused_and_nothing_is_lost(built, tmp_path):
     for out in (tmp_path, finished):
         before = _contents(out)
         with pytest.raises(ValueError, match=r"max_chars = 1000 there, max_chars = 5 given"):
-            pipeline.build(folder / "text", out, dataclasses.replace(_CONFIG, max_chars=5))
+            prepared.build(folder / "text", out, dataclasses.replace(_CONFIG, max_chars=5))
         assert _contents(out) == before
 
 
@@ -154,12 +159,12 @@ def test_what_is_finished_is_not_done_again(built, tmp_path):
     # As a run leaves it that is killed after its last step.
     (data / ".unfinished").mkdir()
     times = {path: path.stat().st_mtime_ns for path in data.rglob("*")}
-    assert pipeline.build(folder / "text", data, _CONFIG) == made
+    assert prepared.build(folder / "text", data, _CONFIG) == made
     assert not (data / ".unfinished").exists()
     assert all(path.stat().st_mtime_ns == times[path] for path in data.rglob("*"))
     (data / "text/test/ja-en.tsv.gz").unlink()
     with pytest.raises(ValueError, match=r"ja-en.tsv.gz is missing: .* prepare the data again"):
-        pipeline.build(folder / "text", data, _CONFIG)
+        prepared.build(folder / "text", data, _CONFIG)
 
 
 def test_a_folder_with_things_of_others_is_left_alone(built, tmp_path):
@@ -167,7 +172,7 @@ def test_a_folder_with_things_of_others_is_left_alone(built, tmp_path):
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "mine.txt").write_text("mine")
     with pytest.raises(ValueError, match=r"holds text, but no plan.txt of the run that made it"):
-        pipeline.build(folder / "text", tmp_path, _CONFIG)
+        prepared.build(folder / "text", tmp_path, _CONFIG)
     assert _contents(tmp_path) == {"text/mine.txt": b"mine"}
 
 
@@ -181,7 +186,7 @@ def _start(function, *args) -> multiprocessing.Process:
 def test_killed_in_every_step_it_ends_with_the_same_bytes(built, tmp_path):
     folder, _ = built
     results = tmp_path / "data" / ".unfinished" / "tasks"
-    build = (pipeline.build, folder / "text", tmp_path / "data", _CONFIG, 2)
+    build = (prepared.build, folder / "text", tmp_path / "data", _CONFIG, 2)
     # As soon as a step has a result, its other tasks are under way.
     for step in ("survey", "clean", "select", "draw", "vocab", "records", "text"):
         process = _start(*build)
@@ -214,7 +219,7 @@ def _build_until(num_changes: int, text: pathlib.Path, data: pathlib.Path) -> No
             os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(hook)
-    pipeline.build(text, data, _CONFIG)
+    prepared.build(text, data, _CONFIG)
 
 
 @pytest.mark.slow
@@ -239,7 +244,7 @@ def test_a_flat_folder_is_held_out_from(tmp_path):
         pairs = [Pair(f"{language} {i}", f"sentence number {i}") for i in range(count)]
         tsv.write(tmp_path / "text" / f"{language}-en.tsv.gz", pairs)
     config = BuildConfig(source_vocab_size=300, target_vocab_size=300, held_out_share=0.1)
-    made = pipeline.build(tmp_path / "text", tmp_path / "data", config)
+    made = prepared.build(tmp_path / "text", tmp_path / "data", config)
     _, target = load_pair(tmp_path / "data")
     english = {split: set() for split in manifest.SPLITS}
     for language in made.languages:
@@ -247,8 +252,8 @@ def test_a_flat_folder_is_held_out_from(tmp_path):
         assert sum(counts) == {"de": 400, "fr": 211}[language.code]
         assert all(5 < count < 60 for count in counts[1:])
         for split, entry in language.records.items():
-            source = records.RecordSource(tmp_path / "data", entry)
-            english[split] |= {target.decode(source[i].target_ids) for i in range(len(source))}
+            examples = _examples(tmp_path / "data", entry)
+            english[split] |= {target.decode(example.target_ids) for example in examples}
     # What one language holds out is in no other's training text.
     assert sum(map(len, english.values())) == 400
 
@@ -256,21 +261,21 @@ def test_a_flat_folder_is_held_out_from(tmp_path):
 def test_too_many_malformed_lines_are_refused(tmp_path):
     (tmp_path / "de-en.tsv").write_text("a\tb\n" * 98 + "x\n" * 2)
     with pytest.raises(ValueError, match=r"de-en.tsv: 2 of 100 lines are malformed \(2.0%\).*1.0%"):
-        pipeline.build(tmp_path, tmp_path / "data", _CONFIG)
+        prepared.build(tmp_path, tmp_path / "data", _CONFIG)
 
 
 def test_nothing_left_after_tokenization_is_an_error(built, tmp_path):
     folder, _ = built
     short = dataclasses.replace(_CONFIG, max_pieces=1)
     with pytest.raises(ValueError, match=r"no training pair is left: dropped 294 too_many_pieces"):
-        pipeline.build(folder / "text", tmp_path, short)
+        prepared.build(folder / "text", tmp_path, short)
 
 
 def test_nothing_left_is_an_error(tmp_path):
     tsv.write(tmp_path / "train" / "de-en.tsv.gz", [Pair("nur eins", "only one")])
     tsv.write(tmp_path / "dev" / "de-en.tsv.gz", [Pair("eins", "Only one.")])
     with pytest.raises(ValueError, match=r"no training pair is left: dropped 1 held_out"):
-        pipeline.build(tmp_path, tmp_path / "data", _CONFIG)
+        prepared.build(tmp_path, tmp_path / "data", _CONFIG)
 
 
 def _contents(folder: pathlib.Path) -> dict[str, bytes]:

@@ -12,12 +12,6 @@ def _write(folder, split, name, pairs, pairs_per_chunk=100):
     return writer.close()
 
 
-def _select(folder, train, held_out=()):
-    english = selection.save_held_out(held_out, chunks.ENGLISH, folder / "english.npy")
-    sources = selection.save_held_out(held_out, chunks.SOURCE, folder / "sources.npy")
-    return selection.select(train, english, sources)
-
-
 def test_a_chunk_ends_where_it_is_full(tmp_path):
     pairs = [Pair(f"s{i}", f"t{i}") for i in range(7)]
     made = _write(tmp_path, "train", "x", pairs, pairs_per_chunk=3)
@@ -33,7 +27,7 @@ def test_of_equal_pairs_the_first_is_kept_over_all_chunks(tmp_path, monkeypatch)
     train = _write(tmp_path, "train", "x", pairs[:450])
     train += _write(tmp_path, "train", "y", pairs[450:])
     assert len(train) == 11
-    selected = _select(tmp_path, train)
+    selected = selection.select(train, [])
     kept = [pair for chunk in train for pair in chunk.kept_pairs()]
     assert kept == list(dict.fromkeys(pairs))
     assert sum(selected.num_kept) == len(kept)
@@ -49,7 +43,7 @@ def test_nothing_of_the_held_out_splits_stays_on_either_side(tmp_path):
         Pair("ein anderer", "Held OUT!"),
     ]
     train = _write(tmp_path, "train", "x", pairs)
-    selected = _select(tmp_path, train, held_out)
+    selected = selection.select(train, held_out)
     assert list(train[0].kept_pairs()) == [pairs[2]]
     assert selected.dropped == {("de", Rule.HELD_OUT): 3, ("de", Rule.DUPLICATE): 0}
     assert list(held_out[0].kept_pairs()) == list(held_out[0].pairs())

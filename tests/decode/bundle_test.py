@@ -103,6 +103,8 @@ def test_the_modules_come_from_the_bundle(made):
     held = {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
     assert "lingvo_gshard/translate.py" in held and "lingvo_gshard/decode/__init__.py" in held
     assert not any("layers" in path or "model/" in path for path in held)
+    assert "lingvo_gshard/trainer.py" not in held
+    assert (folder / "lingvo_gshard/serving/page.html").exists()
 
 
 @pytest.mark.parametrize(
@@ -167,7 +169,7 @@ def test_an_interrupted_export_leaves_no_bundle(made, tmp_path):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        bundle.save(folder, spec, cut_short, NestedMap(), (folder, folder))
+        bundle.save(folder, bundle.Decoder(spec, NestedMap(), cut_short), (folder, folder))
     with pytest.raises(ValueError, match="no bundle.json"):
         bundle.load_spec(folder)
 

@@ -11,9 +11,9 @@ from lingvo_gshard.decode import bundle
 from lingvo_gshard.decode.bundle import Decoder, DecoderSpec
 from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import lowering
 from lingvo_gshard.train import steps
 from tests.layers import building
 from tests.spmd import functions
@@ -62,10 +62,10 @@ def made(tmp_path_factory):
         names = ("source_ids", "source_positions", "source_segment_ids")
         batch = NestedMap(features=NestedMap({name: rows for name in names}))
         state = NestedMap(theta=model.state_spec.theta)
-        return lowering.export(
-            steps.predictor(model.model_fn, params, state, batch), model.partitioning
-        )
+        programs = steps.Programs(model.model_fn, params, model.partitioning, state)
+        return programs.export(ModeKeys.PREDICT, batch)
 
     theta = building.random_theta(model.task)
-    bundle.save(folder / "bundle", spec, program_for, theta, (path, path))
-    return folder / "bundle", Translator(Decoder(spec, theta, program_for), tokenizer, tokenizer)
+    decoder = Decoder(spec, theta, program_for)
+    bundle.save(folder / "bundle", decoder, (path, path))
+    return folder / "bundle", Translator(decoder, tokenizer, tokenizer)

@@ -31,6 +31,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
 from lingvo_gshard.model import placement
+from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
@@ -64,8 +65,8 @@ def training_step(num_partitions: int) -> program.Program:
     parts = placement.partitioning(params, num_partitions)
     model, p = TranslationModel(params, parts), params.input
     batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
-    step = steps.train_step(model.model_fn, params)
-    return lowering.export(steps.trainer(step, model.state_spec, batch, 1, parts), parts)
+    made = steps.Programs(model.model_fn, params, parts, model.state_spec)
+    return made.export(ModeKeys.TRAIN, batch)
 
 
 def split_weights(num_partitions: int) -> program.Program:

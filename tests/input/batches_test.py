@@ -10,6 +10,7 @@ from lingvo_gshard.input import manifest, mixture, one_pass, packing, records
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.input.packing import Rows
 from lingvo_gshard.input.tokenizer import load_pair
+from lingvo_gshard.sharding.layout import TensorSpec
 
 
 def _input(data_dir, process_index=0, num_processes=1, **changes):
@@ -22,8 +23,8 @@ def _take(source, count):
 
 
 def _assert_equal(one, other):
-    assert one.IsCompatible(other)
-    for (name, a), b in zip(one.FlattenItems(), other.Flatten(), strict=True):
+    for (name, a), (expected, b) in zip(one.FlattenItems(), other.FlattenItems(), strict=True):
+        assert name == expected
         np.testing.assert_array_equal(a, b, err_msg=name)
 
 
@@ -45,16 +46,16 @@ def _all_examples(data_dir, split):
     for language in data.languages:
         if split in language.records:
             source = records.RecordSource(data_dir, language.records[split])
-            for i in range(len(source)):
-                yield tuple(source[i].source_ids.tolist()), tuple(source[i].target_ids.tolist())
+            for example in source.read(np.arange(len(source))):
+                yield tuple(example.source_ids.tolist()), tuple(example.target_ids.tolist())
 
 
 def test_batches_match_their_specs(data_dir):
     source = _input(data_dir)
     batch = next(source)
-    assert source.specs.IsCompatible(batch)
-    for spec, array in zip(source.specs.Flatten(), batch.Flatten(), strict=True):
-        assert (spec.shape, spec.dtype, spec.dims) == (array.shape, array.dtype.name, "BL")
+    pairs = zip(source.specs.FlattenItems(), batch.FlattenItems(), strict=True)
+    for (path, spec), (name, array) in pairs:
+        assert (path, spec) == (name, TensorSpec(array.shape, array.dtype.name, "BL"))
     assert batch.features.source_ids.shape == (6, 29)
     assert batch.labels.target_weights.shape == (6, 23)
 

@@ -6,6 +6,7 @@ import pytest
 
 from data_prep import pipeline, tsv
 from data_prep.tsv import Pair
+from tests.data_prep import prepared
 
 _SYLLABLES = ("ba", "ke", "li", "mo", "nu", "tra", "ste", "kon", "wor", "vim", "sal", "e")
 TRAIN_SIZES = {"aa": 512, "br": 90, "cy": 16}
@@ -32,5 +33,5 @@ def data_dir(tmp_path_factory):
     for language, count in {"aa": 41, "cy": 7}.items():
         tsv.write(folder / "text/dev" / f"{language}-en.tsv.gz", _pairs(language, "dev", count))
     config = pipeline.BuildConfig(source_vocab_size=420, target_vocab_size=390)
-    pipeline.build(folder / "text", folder / "data", config)
+    prepared.build(folder / "text", folder / "data", config)
     return str(folder / "data")

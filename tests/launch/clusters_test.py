@@ -13,6 +13,7 @@ import pytest
 
 from data_prep import pipeline, tsv
 from tests import quick_machine_code
+from tests.data_prep import prepared
 from tests.launch import one_node_slurm
 from tools.disturbed_run import Layout, Run
 
@@ -53,7 +54,7 @@ def flags(tmp_path_factory):
         tsv.write(folder / f"text/train/{language}-en.tsv.gz", pairs)
         tsv.write(folder / f"text/dev/{language}-en.tsv.gz", pairs[:2])
     sizes = pipeline.BuildConfig(source_vocab_size=320, target_vocab_size=300)
-    pipeline.build(folder / "text", folder / "data", sizes)
+    prepared.build(folder / "text", folder / "data", sizes)
     settings = tuple(f"--set={setting}" for setting in _SETTINGS)
     return ("--platform=cpu", "--model=toy.MoE8E4L", f"--data_dir={folder}/data", *settings)
 

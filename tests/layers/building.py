@@ -81,6 +81,6 @@ def dims_of(**trees: NestedMap) -> dict[str, str]:
 
 def assert_close(got: NestedMap, want: NestedMap, rtol: float = 1e-4, atol: float = 1e-5) -> None:
     """Fails unless both trees have the same paths and close arrays."""
-    assert got.IsCompatible(want)
-    for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
+    for (path, a), (expected, b) in zip(got.FlattenItems(), want.FlattenItems(), strict=True):
+        assert path == expected
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=path)

@@ -12,9 +12,8 @@ import pytest
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.spmd import lowering
-from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train import steps
 from tests.layers import building, stacking
 from tests.model import small_task
@@ -68,7 +67,7 @@ class _Step:
         model = TranslationModel(params, functions.partitioning(num_partitions))
         self._layers_as = way[0]
         self.executable = building.compile_fn(
-            steps.train_step(model.model_fn, params),
+            steps.step_of(model.model_fn, ModeKeys.TRAIN, params),
             num_partitions,
             building.dims_of(state=model.state_spec),
             state=model.state_spec,
@@ -148,10 +147,8 @@ def test_gather_dispatch_equals_einsum_dispatch(step_of):
 def test_loop_of_two_steps_equals_two_single_steps(step_of):
     params, parts = _params(*_LOOP), functions.partitioning(2)
     model, specs = TranslationModel(params, parts), small_task.batch_specs()
-    step = steps.train_step(model.model_fn, params)
-    both = compile_program(
-        lowering.export(steps.trainer(step, model.state_spec, specs, 2, parts), parts)
-    )
+    programs = steps.Programs(model.model_fn, params, parts, model.state_spec)
+    both = programs.get(ModeKeys.TRAIN, specs, 2)
     batch = small_task.random_batch(3)
     got = both(stacking.stacked(_start(), 2), batch.Transform(lambda x: np.stack([x, x])))
     want = step_of(_LOOP, 2)(step_of(_LOOP, 2)(_start()).state)

@@ -8,10 +8,8 @@ import math
 
 import numpy as np
 
-from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.spmd import lowering
-from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train import steps
 from params.experiment import TranslationExperiment
 from tests.model import small_task
@@ -43,14 +41,11 @@ def test_the_loss_falls_far_below_the_entropy_of_the_words():
     p.task.encoder.num_layers = 1  # Dense, which halves the compilation. The decoder's has experts.
     parts = functions.partitioning(1)
     model = TranslationModel(p, parts)
-    initializer = steps.initializer(model.init_state, model.state_spec)
-    seed = NestedMap(seed=np.array([1, 0], np.int32))
-    state = compile_program(lowering.export(initializer, parts))(seed).state
+    programs = steps.Programs(model.model_fn, p, parts, model.state_spec)
+    state = programs.initialize(model.init_state, seed=1)
 
     batch_spec = _batch(0).Transform(lambda x: functions.TensorSpec(x.shape, x.dtype.name, "BL"))
-    step = steps.train_step(model.model_fn, p)
-    trainer = steps.trainer(step, model.state_spec, batch_spec, _STEPS_PER_CALL, parts)
-    train, nll = compile_program(lowering.export(trainer, parts)), []
+    train, nll = programs.get(ModeKeys.TRAIN, batch_spec, _STEPS_PER_CALL), []
     for start in range(0, p.train.max_steps, _STEPS_PER_CALL):
         batches = [_batch(start + k) for k in range(_STEPS_PER_CALL)]
         leaves = zip(*(batch.Flatten() for batch in batches), strict=True)

@@ -39,8 +39,8 @@ def _numpy_sgd(weights: NestedMap, batch: NestedMap) -> NestedMap:
 
 
 def _close(got: NestedMap, want: NestedMap) -> None:
-    assert got.IsCompatible(want)
-    for (path, a), b in zip(got.FlattenItems(), want.Flatten(), strict=True):
+    for (path, a), (expected, b) in zip(got.FlattenItems(), want.FlattenItems(), strict=True):
+        assert path == expected
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=path)
 
 

@@ -7,15 +7,15 @@ import shutil
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
+import tensorstore
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Retention, SaveError
-from lingvo_gshard.train.stored import DamagedCheckpointError
+from lingvo_gshard.train.stored import DamagedCheckpointError, Stored
 
 _SPEC = NestedMap(
     step=TensorSpec((), "int32", ""),
@@ -152,7 +152,7 @@ def test_an_unreadable_file_is_not_damage(tmp_path, monkeypatch):
         def failing(*_, error=error, **__):
             raise RuntimeError("Encountered error while reading") from error
 
-        monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", failing)
+        monkeypatch.setattr(tensorstore, "open", failing)
         with pytest.raises(RuntimeError, match="Encountered"), _open(tmp_path) as saved:
             saved.restore_newest(_SPEC, _shardings(1))
         assert saved.steps() == [3, 4]
@@ -337,14 +337,14 @@ def test_a_checkpoint_says_what_it_is_of(tmp_path):
 def test_an_expert_that_is_not_what_was_saved_is_named(tmp_path, monkeypatch):
     """Whatever goes wrong between the files and the devices."""
     _saved(tmp_path, (3,))
-    restore = ocp.PyTreeCheckpointHandler.restore
+    read = Stored.read
 
-    def swapping(handler, path, args):
-        state = restore(handler, path, args=args)
+    def swapping(found, shardings):
+        state = read(found, shardings)
         w, order = state["layers[0].w"], np.array([0, 1, 6, 3, 4, 5, 2, 7])
         return {**state, "layers[0].w": jax.device_put(np.asarray(w)[order], w.sharding)}
 
-    monkeypatch.setattr(ocp.PyTreeCheckpointHandler, "restore", swapping)
+    monkeypatch.setattr(Stored, "read", swapping)
     with (
         Checkpoints(tmp_path) as saved,
         pytest.raises(DamagedCheckpointError, match=r"layers\[0\].w is not .* experts \[2, 6\]"),

@@ -273,9 +273,9 @@ def test_train_metrics_can_be_read(tmp_path):
     assert len(lines[0]["metrics"]["mean_V"]) == V
     walls = [line["wall_secs"] for line in lines]
     assert walls == sorted(walls) and walls[0] >= lines[0]["secs"] > 0
-    events = EventAccumulator(str(tmp_path / "train"), size_guidance={"tensors": 0})
+    events = EventAccumulator(str(tmp_path / "train"), size_guidance={"scalars": 0})
     events.Reload()
-    tags = events.Tags()["tensors"]
+    tags = events.Tags()["scalars"]
     assert {
         "loss",
         "mean_V/0",
@@ -285,10 +285,10 @@ def test_train_metrics_can_be_read(tmp_path):
         "speed/input_wait_share",
         "memory/host_peak_gib",
     } <= set(tags)
-    assert [event.step for event in events.Tensors("loss")] == [4, 6, 8, 10]
-    first = float(np.asarray(events.Tensors("loss")[0].tensor_proto.float_val[0]))
+    losses = events.Scalars("loss")
+    assert [event.step for event in losses] == [4, 6, 8, 10]
     np.testing.assert_allclose(
-        first, np.mean([line["metrics"]["loss"] for line in lines[:2]]), rtol=1e-6
+        losses[0].value, np.mean([line["metrics"]["loss"] for line in lines[:2]]), rtol=1e-6
     )
 
 

@@ -5,17 +5,14 @@ import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
-from lingvo_gshard.spmd import lowering
-from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train import steps
 from tests.train import regression
 from tests.train.regression import STATE, Batches
 
 
 def _executable(num_steps, parts):
-    step = steps.train_step(regression.model_fn, regression.model_params())
-    annotated = steps.trainer(step, STATE, Batches.specs, num_steps, parts)
-    return compile_program(lowering.export(annotated, parts))
+    programs = steps.Programs(regression.model_fn, regression.model_params(), parts, STATE)
+    return programs.get(ModeKeys.TRAIN, Batches.specs, num_steps)
 
 
 def test_the_loop_adds_no_collectives(tmp_path):
@@ -55,9 +52,8 @@ def test_a_spec_of_another_mode_is_refused(tmp_path):
         return TPUEstimatorSpec(ModeKeys.PREDICT, predictions=features)
 
     parts = regression.make(tmp_path, 2).partitioning
-    annotated = steps.evaluator(confused, None, STATE, Batches.specs)
     with pytest.raises(ValueError, match="called with mode EVAL, returned PREDICT"):
-        lowering.export(annotated, parts)
+        steps.Programs(confused, None, parts, STATE).export(ModeKeys.EVAL, Batches.specs)
 
 
 def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
@@ -67,7 +63,6 @@ def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
         return TPUEstimatorSpec(mode, loss=spec.loss, train_op=NestedMap(state, momentum=momentum))
 
     parts = regression.make(tmp_path, 2).partitioning
-    step = steps.train_step(grows, regression.model_params())
-    annotated = steps.trainer(step, STATE, Batches.specs, 1, parts)
+    programs = steps.Programs(grows, regression.model_params(), parts, STATE)
     with pytest.raises(ValueError, match=r"state.momentum.extra is None but comes back as Tens"):
-        lowering.export(annotated, parts)
+        programs.export(ModeKeys.TRAIN, Batches.specs)

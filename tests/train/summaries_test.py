@@ -1,12 +1,11 @@
-"""Tags of summaries, their writer in the background, and lines that are whole or not there."""
-
-import threading
+"""Tags of summaries, their writer, and lines that are whole or not there."""
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.train import summaries
 from lingvo_gshard.train.hooks import TrainCall
 from lingvo_gshard.train.summaries import SummaryHook, append_line, read_lines, scalars
 
@@ -29,51 +28,27 @@ def test_a_line_takes_the_place_of_one_cut_short(tmp_path):
     assert read_lines(path) == [{"step": 3}]
 
 
-class _SlowWriter:
-    """Waits, for each summary, until it may go on."""
-
-    def __init__(self, folder):
-        self.may, self.steps, self.closed = threading.Semaphore(0), [], False
-
-    def add_scalar(self, tag, value, step):
-        if tag == "loss":
-            self.may.acquire()
-            self.steps.append((step, value, threading.current_thread().name))
-
-    def flush(self):
-        pass
-
-    def close(self):
-        self.closed = True
-
-
 def _call(step):
     return TrainCall(step, 1, NestedMap(loss=np.float32([step])), 1.0)
 
 
-def test_training_does_not_wait_for_a_summary_but_at_the_end(tmp_path, monkeypatch):
-    writer = _SlowWriter(tmp_path)
-    monkeypatch.setattr(summaries.summary, "Writer", lambda folder: writer)
+def test_a_summary_holds_the_means_since_the_last_one(tmp_path):
     hook = SummaryHook(tmp_path, every_steps=2)
-    for step in (1, 2, 3):
+    for step in range(1, 6):
         hook.after_call(_call(step))
-    assert writer.steps == []
-    writer.may.release(2)
-    hook.after_call(_call(4))
     hook.end()
-    assert writer.steps == [(2, 1.5, "summaries_0"), (4, 3.5, "summaries_0")] and writer.closed
+    events = EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [(e.step, e.value) for e in events.Scalars("loss")] == [(2, 1.5), (4, 3.5), (5, 5.0)]
 
 
-def test_an_error_of_a_summary_reaches_the_training_thread(tmp_path, monkeypatch):
-    def failing(folder):
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_an_error_of_the_writers_thread_reaches_the_training_thread(tmp_path, monkeypatch):
+    def failing(writer, data):
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(summaries.summary, "Writer", failing)
+    monkeypatch.setattr(RecordWriter, "write", failing)
     hook = SummaryHook(tmp_path, every_steps=1)
-    hook.after_call(_call(1))
     with pytest.raises(OSError, match="No space left"):
-        hook.after_call(_call(2))
-    hook = SummaryHook(tmp_path, every_steps=9)
-    hook.after_call(_call(1))
-    with pytest.raises(OSError, match="No space left"):
-        hook.end()
+        for step in range(1000):
+            hook.after_call(_call(step + 1))

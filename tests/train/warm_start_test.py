@@ -25,8 +25,14 @@ def _begin(rule, before, new, dims, **options):
 
 def test_the_first_rule_that_matches_the_whole_path_holds():
     start = WarmStart("old", ((r"theta\.x", Rule.SAME), (r"theta\..*", Rule.COPY_EXPERTS)))
-    rules = [start.rule_of(path) for path in ("theta.x", "theta.xy", "step", "slots.theta.x")]
-    assert rules == [Rule.SAME, Rule.COPY_EXPERTS, Rule.NEW, Rule.NEW]
+    value = jnp.zeros(2)
+    old = dict.fromkeys(("theta.x", "theta.xy", "step", "slots.theta.x"), np.zeros(2, np.float32))
+    assert [start.first_value(path, "_", old, value)[1] for path in old] == [
+        "theta.x: restored, float32[2]",
+        "theta.xy: float32[2] copied to float32[2]",
+        "step: new, float32[2]",
+        "slots.theta.x: new, float32[2]",
+    ]
 
 
 def test_experts_grow_by_copies():
