@@ -123,10 +123,12 @@ def test_a_run_says_itself_what_it_is_of(run_dir, data_dir):
     anew = "train.max_steps=9"
     facts = runs.data_facts(data_dir)
     kept = tuple(anew if given.startswith("train.max_steps=") else given for given in _SMALL)
+    products = runs.recorded(str(run_dir)).overrides[-1]
+    assert products.startswith("task.product_dtype=")
     launch = runs.launch_of(None, (anew,), None, str(run_dir))
-    assert launch == Launch("toy.MoE8E4L", kept, data_dir, facts)
+    assert launch == Launch("toy.MoE8E4L", (*kept, products), data_dir, facts)
     named = runs.launch_of("toy.Dense4L", (), data_dir, str(run_dir))
-    assert named == Launch("toy.Dense4L", (), data_dir, facts)
+    assert named == Launch("toy.Dense4L", (products,), data_dir, facts)
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from tensorflow.compiler.tf2xla.python import xla
 class Arithmetic:
     """Computes products in the dtype of their first factor, and the gradients likewise.
 
-    If `dtype` is bfloat16, float32 factors are rounded to it before they are multiplied, and so are
-    those of the gradients. Results and their sums over partitions are float32 all the same.
+    If `dtype` is `bfloat16`, float32 factors are rounded to it before they are multiplied, and so
+    are those of the gradients. Results and their sums over partitions are float32 all the same.
     """
 
     dtype: str = "float32"

@@ -18,7 +18,10 @@ from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.layers.transformer import Source, TransformerStack
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer, cross_entropies
 
-_DTYPES = ("float32", "bfloat16")
+_DTYPES = {
+    "activation_dtype": ("float32", "bfloat16"),
+    "product_dtype": ("float32", "bfloat16", "auto"),
+}
 
 
 class TranslationTask(BaseLayer):
@@ -38,17 +41,18 @@ class TranslationTask(BaseLayer):
         p.Define("input_dropout", DropoutLayer.Params(), "Dropout of the embeddings.")
         p.Define("label_smoothing", 0.0, "The target's probability mass spread over all pieces.")
         p.Define("activation_dtype", "float32", "Or bfloat16. Weights and router stay float32.")
-        p.Define("product_dtype", "float32", "Or bfloat16, to which products round factors.")
+        rounded = "What products round float32 factors to; auto: bfloat16 in runs on CPUs with AMX."
+        p.Define("product_dtype", "float32", rounded)
         p.Define("aux_loss_weight", REQUIRED, "k, the weight of the sum of all l_aux.")
         return p
 
     def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         p = self.p
-        for name in ("activation_dtype", "product_dtype"):
-            if p.Get(name) not in _DTYPES:
+        for name, allowed in _DTYPES.items():
+            if p.Get(name) not in allowed:
                 raise ValueError(
-                    f"TranslationTask: {name} must be {' or '.join(_DTYPES)}, got {p.Get(name)!r}."
+                    f"TranslationTask: {name} must be {' or '.join(allowed)}, got {p.Get(name)!r}."
                 )
         if not 0 <= p.label_smoothing < 1:
             raise ValueError(

@@ -15,9 +15,15 @@ from lingvo_gshard.train.hooks import NonFinite
 
 _PARAMS = "params.txt"
 _LOCK = "train.lock"
-# Settings that do not tell models apart: two of earlier versions, and a pipeline's, which may
-# change between runs.
-_IGNORED = (".second_threshold", "_capacity.number", ".stages", ".microbatches")
+# Settings that do not tell models apart: two of earlier versions, and a pipeline's and products'
+# ones, which may change between runs.
+_IGNORED = (
+    ".second_threshold",
+    "_capacity.number",
+    ".stages",
+    ".microbatches",
+    ".product_dtype",
+)
 
 
 def train_params() -> Params:
