@@ -98,12 +98,12 @@ def _rounded(
         def gradient(d_wide: tf.Tensor) -> list[tf.Tensor]:
             d = tf.cast(d_wide, tf.bfloat16)
             if transpose_a:
-                return [_dot(b, _moved(d)), _dot(a, d)]
+                return [dot(b, moved(d)), dot(a, d)]
             if transpose_b:
-                return [_dot(d, b), _columns_times(d, a)]
-            return [_dot(d, _moved(b)), _columns_times(a, d)]
+                return [dot(d, b), _columns_times(d, a)]
+            return [dot(d, moved(b)), _columns_times(a, d)]
 
-        return _dot(_moved(a) if transpose_a else a, _moved(b) if transpose_b else b), gradient
+        return dot(moved(a) if transpose_a else a, moved(b) if transpose_b else b), gradient
 
     return product(a, b)
 
@@ -111,15 +111,16 @@ def _rounded(
 def _columns_times(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     """a^T b of a [..., R, K] and b [..., R, N]; the narrower one is transposed."""
     if a.shape[-1] <= b.shape[-1]:
-        return _dot(_moved(a), b)
-    return _moved(_dot(_moved(b), a))
+        return dot(moved(a), b)
+    return moved(dot(moved(b), a))
 
 
-def _dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """a [..., R, K] times b [..., K, N], both bfloat16: [..., R, N], float32."""
     return tf.raw_ops.BatchMatMulV3(x=a, y=b, Tout=tf.float32)
 
 
-def _moved(x: tf.Tensor) -> tf.Tensor:
+def moved(x: tf.Tensor) -> tf.Tensor:
     """[..., R, K] as [..., K, R], before the product that takes it.
 
     A plain transpose would become part of the product. XLA's CPU compiler then finds that its
