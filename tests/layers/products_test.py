@@ -11,6 +11,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.products import FLOAT32, Arithmetic
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.spmd import lowering, topology
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
 from tests.layers import building
 from tests.spmd import functions
 
@@ -134,7 +137,7 @@ _EXPERTS = NestedMap(
 )
 
 
-def _compiled_experts(arithmetic, num_partitions):
+def _exported_experts(arithmetic, num_partitions):
     """Dispatches, applies experts, combines and projects, with the gradients of all factors."""
     annotate = Annotator(functions.partitioning(num_partitions)).annotate
 
@@ -154,7 +157,12 @@ def _compiled_experts(arithmetic, num_partitions):
         return NestedMap(y=y_GSH, d=args.Pack(tape.gradient(loss, leaves)))
 
     dims = {"y": "GSH"} | building.dims_of(d=_EXPERTS)
-    return building.compile_fn(fn, num_partitions, dims, args=_EXPERTS)
+    annotated = AnnotatedFn("experts", fn, ("args",), (_EXPERTS,), dims)
+    return lowering.export(annotated, functions.partitioning(num_partitions))
+
+
+def _compiled_experts(arithmetic, num_partitions):
+    return compile_program(_exported_experts(arithmetic, num_partitions))
 
 
 def _collectives(run):
@@ -173,3 +181,18 @@ def test_bfloat16_products_equal_on_1_2_4_and_8_partitions():
             assert error < 1e-3, path
     wide = _compiled_experts(FLOAT32, 8)
     assert _collectives(runs[-1]) <= _collectives(wide)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("machine", "products"),
+    [("v3:2x2", r"= f32\S+ convolution\(([^)]*)\)"), ("h100:1x8", r"= \(?f32\S+ dot\(([^)]*)\)")],
+)
+def test_accelerators_multiply_16_bit_numbers(machine, products):
+    if not topology.is_installed(machine.split(":")[0]):
+        pytest.skip(f"the compiler for {machine} is not installed")
+    text = topology.compile_program(_exported_experts(_ROUNDED, 8), machine).as_text()
+    dtypes = dict(re.findall(r"%(\S+) = (\w+)\[", text))
+    found = [re.findall(r"%([\w.-]+)", operands) for operands in re.findall(products, text)]
+    assert len(found) >= 10
+    assert {dtypes[name] for names in found for name in names} == {"bf16"}
