@@ -3,6 +3,7 @@
 import json
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -312,7 +313,9 @@ def test_verify_data_hashes_all_files_before_anything_is_written(data_dir, tmp_p
     path = pathlib.Path(shutil.copytree(data_dir, tmp_path / "data"), "text/test/br-en.tsv.gz")
     path.write_bytes(bytes(path.stat().st_size))
     where = f"--data_dir={tmp_path}/data", f"--logdir={tmp_path}/run"
-    done = _binary("trainer", "--model=toy.MoE8E4L", "--verify_data", *where)
+    products = "--set=task.product_dtype=bfloat16"
+    done = _binary("trainer", "--model=toy.MoE8E4L", "--verify_data", products, *where)
+    assert re.fullmatch(rb"1 virtual CPU device on \d+ cores?, bfloat16 products\n", done.stdout)
     assert f"trainer: {path} has SHA-256" in _one_line(done, "trainer")
     assert not (tmp_path / "run").exists()
 
