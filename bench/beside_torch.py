@@ -1,8 +1,10 @@
 """Times a function of ours beside PyTorch's, for several group sizes, dispatches and device counts.
 
-The peer (bench/torch_peer) does the same mathematics with the same weights on 2 threads. Calls of
-ours, calls of the peer and matrix products by NumPy alternate, so that all of them run under the
-same load. The best time of each counts.
+The peer (bench/torch_peer) does the same mathematics with the same weights on 2 threads. Both run
+with float32 products and with bfloat16 ones: ours by task.product_dtype, the peer's by autocast.
+Calls of ours, calls of the peer and matrix products by NumPy alternate, so that all of them run
+under the same load. The best time of each counts. The last two columns are what the peer takes with
+bfloat16 and with float32, over what ours takes with bfloat16.
 """
 
 import dataclasses
@@ -38,8 +40,12 @@ _HEADER = (
     "tokens/s",
     "torch s",
     "torch / ours",
+    "ours bfloat16 s",
     "torch bfloat16 s",
+    "both bfloat16",
+    "torch / ours bfloat16",
 )
+_DTYPES = ("float32", "bfloat16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +92,7 @@ class _Timing:
     gflop: float
     tokens: int
     ours: float
+    ours_bfloat16: float
     torch: float
     torch_bfloat16: float
 
@@ -99,7 +106,10 @@ class _Timing:
             f"{self.tokens / self.ours:.0f}",
             f"{self.torch:.3f}",
             f"{self.torch / self.ours:.2f}",
+            f"{self.ours_bfloat16:.3f}",
             f"{self.torch_bfloat16:.3f}",
+            f"{self.torch_bfloat16 / self.ours_bfloat16:.2f}",
+            f"{self.torch / self.ours_bfloat16:.2f}",
         ]
 
 
@@ -133,17 +143,24 @@ def _time(
     params = synthetic.experiment(_MODEL.value)
     for stack in (params.task.encoder, params.task.decoder):
         stack.moe.Set(group_size=int(group_size), dispatch=Dispatch(dispatch))
-    work = prepare(params, int(devices))
-    ours, torch, torch_bfloat16 = [], [], []
+    works = []
+    for dtype in _DTYPES:
+        params.task.product_dtype = dtype
+        works.append(prepare(params, int(devices)))
+    work, secs = works[0], []
     with (
         tempfile.TemporaryDirectory() as folder,
         peer.start_worker(folder, params, work.theta, work.batch) as worker,
     ):
         for _ in range(1 + _CALLS.value):
             numpy_rate.measure()
-            began = time.perf_counter()
-            work.call()
-            ours.append(time.perf_counter() - began)
-            torch.append(worker.ask(command)["secs"])
-            torch_bfloat16.append(worker.ask(f"{command}_bfloat16")["secs"])
-    return _Timing(work.gflop, work.tokens, min(ours), min(torch), min(torch_bfloat16))
+            ours = [_secs(each.call) for each in works]
+            asked = (command, f"{command}_bfloat16")
+            secs.append([*ours, *(worker.ask(each)["secs"] for each in asked)])
+    return _Timing(work.gflop, work.tokens, *map(min, zip(*secs, strict=True)))
+
+
+def _secs(call: Callable[[], None]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began

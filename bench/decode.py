@@ -3,8 +3,9 @@
     python -m bench.decode [--model=toy.MoE8E4L] [--beams=1,4,8] [--batches=1,32] [--lengths=32,128]
 
 The peer is Hugging Face transformers' beam search over a PyTorch MoE model of the same sizes
-(bench/torch_peer/beam_worker.py); it runs if --torch_python exists. Calls of all three alternate,
-more of them where a call is short, and the best time of each counts. The weights are untrained and
+(bench/torch_peer/beam_worker.py); it runs if --torch_python exists. flat16 and peer16 multiply
+bfloat16 numbers: ours by task.product_dtype, the peer by autocast. Calls of all alternate, more of
+them where a call is short, and the best time of each counts. The weights are untrained and
 no hypothesis may end early, so the work is the same in every run. Tokens are those of the best
 hypotheses. MiB are memory beside the weights: for ours, the temporaries and results that XLA
 allocates; for the peer, the growth of its process.
@@ -76,6 +77,7 @@ def main(argv: list[str]) -> None:
     environment.prepare(_PARTITIONS.value)
     decoders: dict[str, Callable[[Case], Call]] = {
         "flat": functools.partial(_our_decoder, is_flat=True),
+        "flat16": functools.partial(_our_decoder, is_flat=True, product_dtype="bfloat16"),
         "classic": functools.partial(_our_decoder, is_flat=False),
     }
     with contextlib.ExitStack() as stack:
@@ -83,6 +85,7 @@ def main(argv: list[str]) -> None:
             sizes = peer.sizes_json(synthetic.experiment(_MODEL.value))
             worker = stack.enter_context(peer.Peer("beam_worker", sizes, _TORCH.value))
             decoders["peer"] = functools.partial(_peer_decoder, worker)
+            decoders["peer16"] = functools.partial(_peer_decoder, worker, bfloat16=True)
         else:
             print(f"There is no {_TORCH.value}, so no peer runs.")
         _compare(decoders)
@@ -114,9 +117,11 @@ def _best_costs(calls: dict[str, Call]) -> dict[str, Cost]:
     return best
 
 
-def _our_decoder(case: Case, is_flat: bool) -> Call:
+def _our_decoder(case: Case, is_flat: bool, product_dtype: str = "float32") -> Call:
     num_partitions = _PARTITIONS.value if case.batch % _PARTITIONS.value == 0 else 1
-    model, state = synthetic.model_and_state(synthetic.experiment(_MODEL.value), num_partitions)
+    params = synthetic.experiment(_MODEL.value)
+    params.task.product_dtype = product_dtype
+    model, state = synthetic.model_and_state(params, num_partitions)
     features = synthetic.source_features(case.batch, case.length)
     args = (model.state_spec.theta, synthetic.specs_of(features))
     fn = functools.partial(_search, case, is_flat, model)
@@ -160,8 +165,9 @@ def _search(
     return NestedMap(ids=found.ids, lengths=found.lengths, scores=found.scores)
 
 
-def _peer_decoder(worker: peer.Peer, case: Case) -> Call:
-    question = json.dumps({**dataclasses.asdict(case), "clock": _CLOCK.value})
+def _peer_decoder(worker: peer.Peer, case: Case, *, bfloat16: bool = False) -> Call:
+    asked = {**dataclasses.asdict(case), "clock": _CLOCK.value, "bfloat16": bfloat16}
+    question = json.dumps(asked)
     return lambda: Cost(**worker.ask(question))
 
 

@@ -6,6 +6,8 @@ The layer is the encoder's first one with experts. bench.step checks that both s
 same.
 """
 
+import math
+
 import jax
 import numpy as np
 import tensorflow as tf
@@ -17,6 +19,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
@@ -40,7 +43,7 @@ def _layer(params: Params, num_partitions: int) -> Work:
     batch_spec = batch.Transform(lambda a: TensorSpec(a.shape, "float32", "BLM"[: a.ndim]))
     annotated = AnnotatedFn(
         "moe_layer",
-        _forward_and_backward(layer),
+        _forward_and_backward(layer, Arithmetic(params.task.product_dtype)),
         ("theta", "batch", "seed"),
         (theta_spec, batch_spec, NestedMap(seed=TensorSpec((2,), "int32", "_"))),
         {"x": "BLM"} | {f"theta.{path}": s.dims for path, s in layer.weight_specs.FlattenItems()},
@@ -59,14 +62,14 @@ def _layer(params: Params, num_partitions: int) -> Work:
     )
 
 
-def _forward_and_backward(layer: MoELayer):
+def _forward_and_backward(layer: MoELayer, arithmetic: Arithmetic):
     """Returns a function (theta, batch, seed) -> both outputs' gradients to x and the weights."""
 
     def fn(theta: NestedMap, batch: NestedMap, seed: NestedMap) -> NestedMap:
         leaves = [batch.x, *theta.Flatten()]
         with tf.GradientTape() as tape:
             tape.watch(leaves)
-            context = Context(Mode.TRAIN, seed.seed)
+            context = Context(Mode.TRAIN, seed.seed, arithmetic=arithmetic)
             y, routing = layer.FProp(theta, batch.x, batch.valid, context)
         outputs, d_outputs = [y, routing.aux_loss], [batch.d_y, tf.constant(1.0)]
         d_x, *d_theta = tape.gradient(outputs, leaves, d_outputs)
@@ -78,8 +81,8 @@ def _forward_and_backward(layer: MoELayer):
 def _gflop(layer: MoELayer, tokens: int) -> float:
     """Counts the products with the gate and with a token's two experts; backward takes twice."""
     weights = layer.weight_specs
-    two_experts = 2 * (weights.wi.size + weights.wo.size) / layer.p.num_experts
-    return 3 * 2 * tokens * (weights.wg.size + two_experts) / 1e9
+    gate, *experts = (math.prod(w.shape) for w in (weights.wg, weights.wi, weights.wo))
+    return 3 * 2 * tokens * (gate + 2 * sum(experts) / layer.p.num_experts) / 1e9
 
 
 if __name__ == "__main__":

@@ -44,6 +44,8 @@ def _step(params: Params, num_partitions: int) -> Work:
 
 def _check_peer(params: Params, num_partitions: int) -> None:
     """Compares the loss and the gradient's norm of a step without dropout or random routing."""
+    if params.task.product_dtype != "float32":  # Rounding may send a token to another expert.
+        return
     params = _without_randomness(params)
     batch = synthetic.training_batch(params)
     run, _, state = _compiled(params, num_partitions, batch)

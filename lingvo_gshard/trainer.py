@@ -40,8 +40,8 @@ def main(argv: list[str]) -> None:
         asked = _MODEL.value, tuple(_SET.value), _DATA_DIR.value
         launch = runs.launch_of(*asked, _LOGDIR.value)
         num_partitions, devices = cli.start_devices(launch.model)
-        modes.print_once(devices)
         run = runs.open_run(launch, _LOGDIR.value, num_partitions, _EXECUTABLES.value)
+        modes.print_once(f"{devices}, {run.product_dtype} products")
         if _VERIFY_DATA.value:
             modes.verify_data(run)
         match _MODE.value:

@@ -34,6 +34,7 @@ class TranslationExperiment:
     STAGES = 1  # of a pipeline; needs LOOP
     MICROBATCHES = 1
     ACTIVATION_DTYPE = "float32"
+    PRODUCT_DTYPE = "float32"
     DROPOUT = 0.1
     LABEL_SMOOTHING = 0.1
     # In pieces; None takes the sizes of the prepared data's vocabularies.
@@ -84,6 +85,7 @@ class TranslationExperiment:
             target_vocab_size=cls.TARGET_VOCAB_SIZE,
             dim=cls.MODEL_DIM,
             activation_dtype=cls.ACTIVATION_DTYPE,
+            product_dtype=cls.PRODUCT_DTYPE,
             label_smoothing=cls.LABEL_SMOOTHING,
             # Balanced experts have an l_aux of 1 / E^2, so this k weighs balance equally for any E.
             aux_loss_weight=0.01 * (cls.NUM_EXPERTS or 0) ** 2,

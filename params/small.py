@@ -24,6 +24,7 @@ class MoE8E6L(TranslationExperiment):
     NUM_EXPERTS = 8
     GROUP_SIZE = 256
     DISPATCH = Dispatch.GATHER  # Faster on a CPU; see bench/moe_layer.py.
+    PRODUCT_DTYPE = "auto"
     DROPOUT = 0.2
     BATCH_SIZE = 64
     SOURCE_LEN = 64

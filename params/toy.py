@@ -24,6 +24,7 @@ class MoE8E4L(TranslationExperiment):
     NUM_EXPERTS: int | None = 8
     GROUP_SIZE = 128
     DISPATCH = Dispatch.GATHER  # Faster on a CPU; see bench/moe_layer.py.
+    PRODUCT_DTYPE = "auto"
     DROPOUT = 0.05
     BATCH_SIZE = 32
     SOURCE_LEN = 64

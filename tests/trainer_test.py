@@ -3,6 +3,7 @@
 import json
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -124,10 +125,12 @@ def test_a_run_says_itself_what_it_is_of(run_dir, data_dir):
     anew = "train.max_steps=9"
     facts = runs.data_facts(data_dir)
     kept = tuple(anew if given.startswith("train.max_steps=") else given for given in _SMALL)
+    products = runs.recorded(str(run_dir)).overrides[-1]
+    assert products.startswith("task.product_dtype=")
     launch = runs.launch_of(None, (anew,), None, str(run_dir))
-    assert launch == Launch("toy.MoE8E4L", kept, data_dir, facts)
+    assert launch == Launch("toy.MoE8E4L", (*kept, products), data_dir, facts)
     named = runs.launch_of("toy.Dense4L", (), data_dir, str(run_dir))
-    assert named == Launch("toy.Dense4L", (), data_dir, facts)
+    assert named == Launch("toy.Dense4L", (products,), data_dir, facts)
 
 
 @pytest.mark.slow
@@ -311,7 +314,9 @@ def test_verify_data_hashes_all_files_before_anything_is_written(data_dir, tmp_p
     path = pathlib.Path(shutil.copytree(data_dir, tmp_path / "data"), "text/test/br-en.tsv.gz")
     path.write_bytes(bytes(path.stat().st_size))
     where = f"--data_dir={tmp_path}/data", f"--logdir={tmp_path}/run"
-    done = _binary("trainer", "--model=toy.MoE8E4L", "--verify_data", *where)
+    products = "--set=task.product_dtype=bfloat16"
+    done = _binary("trainer", "--model=toy.MoE8E4L", "--verify_data", products, *where)
+    assert re.fullmatch(rb"1 virtual CPU device on \d+ cores?, bfloat16 products\n", done.stdout)
     assert f"trainer: {path} has SHA-256" in _one_line(done, "trainer")
     assert not (tmp_path / "run").exists()
 

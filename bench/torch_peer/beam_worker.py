@@ -2,9 +2,9 @@
 
     .venv-torch/bin/python -m bench.torch_peer.beam_worker SIZES_JSON
 
-Each line of standard input, {"beam", "batch", "length", "clock": "wall" | "cpu"}, is answered with
-{"secs", "mib"}: the time of a call, and the growth of the process's memory during the call. Every
-hypothesis has the full length.
+Each line of standard input, {"beam", "batch", "length", "clock": "wall" | "cpu", "bfloat16"}, is
+answered with {"secs", "mib"}: the time of a call, and the growth of the process's memory during the
+call. `bfloat16` turns autocast on. Every hypothesis has the full length.
 """
 
 import functools
@@ -58,7 +58,8 @@ def main(sizes_json: str) -> None:
         ids = torch.randint(4, sizes.target_vocab_size, (case["batch"], case["length"]))
         clock = _CLOCKS[case["clock"]]
         began = clock()
-        mib = _extra_mib(functools.partial(_generate, peer, ids, case["beam"]))
+        with torch.autocast("cpu", torch.bfloat16, enabled=case["bfloat16"]):
+            mib = _extra_mib(functools.partial(_generate, peer, ids, case["beam"]))
         print(json.dumps({"secs": clock() - began, "mib": mib}), flush=True)
 
 

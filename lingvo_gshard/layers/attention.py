@@ -11,9 +11,9 @@ import tensorflow as tf
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.context import Context
+from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
-from lingvo_gshard.layers.projection import project
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic
 
 # So negative that a masked key's probability is exactly 0, yet well within float32's range.
 _MASKED_LOGIT = -1e9
@@ -53,8 +53,9 @@ class MultiHeadAttention(BaseLayer):
         self.CreateVariable("wo", gaussian((n, d, m), "NDM", fan_in=n * d))
         self.CreateChild("dropout", self.p.dropout)
 
-    def Project(self, theta: NestedMap, x: tf.Tensor) -> KeysValues:
+    def Project(self, theta: NestedMap, x: tf.Tensor, context: Context) -> KeysValues:
         """Projects x [B, T, M] to its keys and values."""
+        project = context.arithmetic.project
         keys, values = (_swap_heads_and_tokens(project(x, w)) for w in (theta.wk, theta.wv))
         return KeysValues(self.annotate(keys, "BNTD"), self.annotate(values, "BNTD"))
 
@@ -66,22 +67,31 @@ class MultiHeadAttention(BaseLayer):
         `mask` is float32 [B, L, T], 1 where the query may attend to the key, else 0. A query that
         may attend to no key gets the mean of all values.
         """
-        weights = tf.cast(self.Weights(theta, x, memory, mask), x.dtype)
+        weights = tf.cast(self.Weights(theta, x, memory, mask, context), x.dtype)
         weights = self.dropout.FProp(theta.dropout, weights, "BNLT", context)
-        mixed = tf.matmul(weights, memory.values, name="mixed")
+        mixed = _arithmetic(context).matmul(weights, memory.values, "mixed")
         mixed = self.annotate(_swap_heads_and_tokens(mixed), "BLND")
-        project_heads = functools.partial(project, num_axes=2)
+        project_heads = functools.partial(context.arithmetic.project, num_axes=2)
         return self.annotate(context.product("BLM", project_heads, mixed, theta.wo), "BLM")
 
     def Weights(
-        self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor
+        self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor, context: Context
     ) -> tf.Tensor:
         """The attention probabilities before dropout, float32 [B, N, L, T]."""
-        q = self.annotate(_swap_heads_and_tokens(project(x, theta.wq)), "BNLD")
+        q = _swap_heads_and_tokens(context.arithmetic.project(x, theta.wq))
+        q = self.annotate(q, "BNLD")
         q *= self.p.head_dim**-0.5
-        logits = tf.matmul(q, memory.keys, transpose_b=True, name="logits")
+        logits = _arithmetic(context).matmul(q, memory.keys, "logits", transpose_b=True)
         logits = tf.cast(logits, tf.float32) + (1.0 - mask[:, None]) * _MASKED_LOGIT
         return tf.nn.softmax(logits)
+
+
+def _arithmetic(context: Context) -> Arithmetic:
+    """How queries are multiplied with keys, and probabilities with values.
+
+    A step of decoding has few queries: rounding the cache would take longer than its products.
+    """
+    return FLOAT32 if context.mode is Mode.DECODE else context.arithmetic
 
 
 def _swap_heads_and_tokens(x: tf.Tensor) -> tf.Tensor:

@@ -1,9 +1,10 @@
 """What FProp takes besides weights and inputs, and what it reports besides its output.
 
-A layer computes a product with a large weight by `context.product("BLH", project, x, weight)`: the
-dims of the result, a function that is linear in each of its factors, so that its gradients don't
-need its result, and all factors that have gradients. Depending on the pass, the product is
-computed, computed and recorded, or replaced by the recorded result.
+A layer computes a product with a large weight by
+`context.product("BLH", context.arithmetic.project, x, weight)`: the dims of the result, a function
+that is linear in each of its factors, so that its gradients don't need its result, and all factors
+that have gradients. Depending on the pass, the product is computed, computed and recorded, or
+replaced by the recorded result.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.base_layer import fold_seed
 from lingvo_gshard.layers.gating import Routing
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic
 
 Products = Callable[..., tf.Tensor]
 
@@ -87,13 +89,15 @@ class Context:
       mode: what the program is for.
       seed: int32 [2], different at every step; None unless training.
       scope: the path of the layer that the seed belongs to; empty for the whole model's seed.
-      product: computes products with large weights.
+      product: computes products with large weights, or replays them.
+      arithmetic: the numbers that products are made of.
     """
 
     mode: Mode
     seed: tf.Tensor | None = None
     scope: str = ""
     product: Products = computed
+    arithmetic: Arithmetic = FLOAT32
 
     def __post_init__(self) -> None:
         if (self.mode is Mode.TRAIN) != (self.seed is not None):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from lingvo_gshard.layers.gating import Choice, Gating
+from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.sharding.annotator import Annotator
 
 
@@ -36,18 +37,21 @@ def combine_weights(gates: Gating, capacity: int) -> tf.Tensor:
 class OneHotDispatcher:
     """Dispatch.EINSUM, for one batch's gating. A token whose gate is 0 is not dispatched."""
 
-    def __init__(self, gates: Gating, capacity: int, annotator: Annotator) -> None:
+    def __init__(
+        self, gates: Gating, capacity: int, annotator: Annotator, arithmetic: Arithmetic
+    ) -> None:
         self._combine_GSEC = annotator.annotate(combine_weights(gates, capacity), "GSEC")
+        self._arithmetic = arithmetic
 
     def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
         """[E, G, C, M]: the tokens in expert buffers. Unused positions hold arbitrary values."""
         mask_GSEC = tf.cast(self._combine_GSEC > 0.0, x_GSM.dtype)
-        return tf.einsum("GSEC,GSM->EGCM", mask_GSEC, x_GSM, name="dispatch")
+        return self._arithmetic.dispatch(mask_GSEC, x_GSM)
 
     def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
         """[G, S, M]: each token's expert outputs, summed with its gates as weights."""
         weights_GSEC = tf.cast(self._combine_GSEC, y_GECM.dtype)
-        return tf.einsum("GSEC,GECM->GSM", weights_GSEC, y_GECM, name="combine")
+        return self._arithmetic.combine(weights_GSEC, y_GECM)
 
 
 class IndexedDispatcher:
@@ -57,7 +61,10 @@ class IndexedDispatcher:
     the gradient of either gather is a gather by the inverse index, and needs no scatter.
     """
 
-    def __init__(self, gates: Gating, capacity: int, annotator: Annotator) -> None:
+    def __init__(
+        self, gates: Gating, capacity: int, annotator: Annotator, arithmetic: Arithmetic
+    ) -> None:
+        del arithmetic  # It has no products.
         self._annotator, num_experts = annotator, gates.first.mask_GSE.shape[-1]
         self._buffer_shape = [num_experts, capacity]
         choices = (gates.first, gates.second)

@@ -9,7 +9,6 @@ from lingvo_gshard.core.base_layer import BaseLayer, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context
-from lingvo_gshard.layers.projection import project
 
 _EPSILON = 1e-6  # added to the variance
 
@@ -32,6 +31,7 @@ class FeedForwardLayer(BaseLayer):
 
     def FProp(self, theta: NestedMap, x: tf.Tensor, context: Context) -> tf.Tensor:
         """Maps x [B, L, M] to [B, L, M], computed in the dtype of x."""
+        project = context.arithmetic.project
         hidden = self.annotate(tf.nn.relu(context.product("BLH", project, x, theta.wi)), "BLH")
         return self.annotate(context.product("BLM", project, hidden, theta.wo), "BLM")
 

@@ -15,7 +15,7 @@ from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.context import Context, Mode, computed
 from lingvo_gshard.layers.dispatch import DISPATCHERS, Dispatch
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Gating, Routing, SecondExpert
-from lingvo_gshard.layers.projection import matmul, project
+from lingvo_gshard.layers.products import FLOAT32
 from lingvo_gshard.layers.ragged_experts import moves_less, ragged_experts
 from lingvo_gshard.layers.random import random_uniform
 
@@ -66,7 +66,8 @@ class MoELayer(BaseLayer):
         capacity = p.Instantiate().places(x_GSM.shape[1], self.p.num_experts)
         with tf.name_scope("gate"):
             # In float32, because in 16 bits many logits would tie.
-            logits_GSE = self.annotate(project(tf.cast(x_GSM, tf.float32), theta.wg), "GSE")
+            logits_GSE = FLOAT32.project(tf.cast(x_GSM, tf.float32), theta.wg)
+            logits_GSE = self.annotate(logits_GSE, "GSE")
             second_above = self._second_above(valid_GS, context)
             gates = gating.top2_gating(logits_GSE, valid_GS, capacity, second_above=second_above)
         if not context.training and capacity == x_GSM.shape[1]:  # Nothing can overflow.
@@ -99,7 +100,9 @@ class MoELayer(BaseLayer):
         if not moves_less(num_groups * size, buffer_rows, self._annotator):
             return self._in_rounds(theta, x_GSM, gates, capacity, context)
         with tf.name_scope("experts"):
-            return ragged_experts(x_GSM, gates, theta.wi, theta.wo, self._annotator)
+            return ragged_experts(
+                x_GSM, gates, theta.wi, theta.wo, self._annotator, context.arithmetic
+            )
 
     def _in_rounds(
         self, theta: NestedMap, x_GSM: tf.Tensor, gates: Gating, capacity: int, context: Context
@@ -132,7 +135,9 @@ class MoELayer(BaseLayer):
                 "batch, or EINSUM."
             )
         with tf.name_scope("gate"):
-            dispatcher = DISPATCHERS[self.p.dispatch](gates, capacity, self._annotator)
+            dispatcher = DISPATCHERS[self.p.dispatch](
+                gates, capacity, self._annotator, context.arithmetic
+            )
         inputs_EGCM = context.product("EGCM", dispatcher.dispatch, x_GSM)
         inputs_EGCM = self.annotate(inputs_EGCM, "EGCM")
         outputs_GECM = self._experts(theta, inputs_EGCM, context)
@@ -147,15 +152,16 @@ class MoELayer(BaseLayer):
 
     def _experts(self, theta: NestedMap, inputs_EGCM: tf.Tensor, context: Context) -> tf.Tensor:
         """Applies the experts to [E, G, C, M]; returns their outputs by group, [G, E, C, M]."""
+        multiply = context.arithmetic.matmul_weight
         with tf.name_scope("experts"):
             # R = G * C rows of an expert: a single dim to contract in the gradients; see `project`.
             inputs_ERM = tf.reshape(inputs_EGCM, [self.p.num_experts, -1, self.p.dim])
-            hidden_ERH = tf.nn.relu(context.product("EGH", matmul, inputs_ERM, theta.wi))
+            hidden_ERH = tf.nn.relu(context.product("EGH", multiply, inputs_ERM, theta.wi))
             hidden_ERH = self.annotate(hidden_ERH, "EGH")
 
         def outputs(hidden_ERH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
             with tf.name_scope("experts"):
-                outputs_EGCM = tf.reshape(matmul(hidden_ERH, wo_EHM), inputs_EGCM.shape)
+                outputs_EGCM = tf.reshape(multiply(hidden_ERH, wo_EHM), inputs_EGCM.shape)
                 # Without this annotation the partitioner may split the product over groups and
                 # gather the weights, which costs less where experts are few.
                 outputs_EGCM = self.annotate(outputs_EGCM, "EGCM")

@@ -13,12 +13,13 @@ import functools
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
-from tensorflow.python.ops.parallel_for import control_flow_ops
+from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 
 from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.context import Products
 from lingvo_gshard.layers.dispatch import Dispatch
+from lingvo_gshard.layers.products import dot, moved
 from lingvo_gshard.layers.repeat import Block, Layers, Loop, Remat, Tensors
 from lingvo_gshard.sharding.annotator import Annotator
 
@@ -177,6 +178,24 @@ def _mapped(fn: Callable[..., list[tf.Tensor]], args: Tensors) -> list[tf.Tensor
         args[0].shape[0],
         fallback_to_while_loop=False,
     )
+
+
+@pfor.RegisterPFor("BatchMatMulV3")
+def _mapped_product(inputs: pfor._PforInput) -> pfor.WrappedTensor:
+    """The map of a product of 16-bit factors: one product of all stages'."""
+    inputs.stack_inputs()
+    return pfor.wrap(_product(inputs.stacked_input(0), inputs.stacked_input(1)), True)
+
+
+@tf.custom_gradient
+def _product(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[tf.Tensor]]]:
+    """a times b, both bfloat16, in float32; TensorFlow has no gradient of it."""
+
+    def gradient(d: tf.Tensor) -> list[tf.Tensor]:
+        d = tf.cast(d, tf.bfloat16)
+        return [tf.cast(x, tf.bfloat16) for x in (dot(d, moved(b)), dot(moved(a), d))]
+
+    return dot(a, b), gradient
 
 
 def _report_dims(spec: tf.TensorSpec) -> str:

@@ -15,11 +15,13 @@ rows of outputs, since the last tile may run over the end. A name's suffix gives
 """
 
 import functools
+from collections.abc import Callable
 
 import tensorflow as tf
 from tensorflow.compiler.tf2xla.python import xla
 
 from lingvo_gshard.layers.gating import Gating
+from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.layers.slices import read_at, write_at
 from lingvo_gshard.sharding.annotator import Annotator
 
@@ -40,11 +42,16 @@ def moves_less(num_tokens: int, buffer_rows: int, annotator: Annotator) -> bool:
 
 
 def ragged_experts(
-    x_GSM: tf.Tensor, gates: Gating, wi_EMH: tf.Tensor, wo_EHM: tf.Tensor, annotator: Annotator
+    x_GSM: tf.Tensor,
+    gates: Gating,
+    wi_EMH: tf.Tensor,
+    wo_EHM: tf.Tensor,
+    annotator: Annotator,
+    arithmetic: Arithmetic,
 ) -> tf.Tensor:
     """Applies each token's experts and sums their outputs, weighted by its gates: [G, S, M].
 
-    The products are computed in the dtype of the tokens. A choice that is not kept is left out.
+    A choice that is not kept is left out.
     """
     num_experts, dim = wi_EMH.shape[:2]
     ways, _ = annotator.factor("EG")
@@ -52,7 +59,7 @@ def ragged_experts(
     gathered_WQRN = _gather_tokens(tf.concat([x_GSM, choices_GSC], -1), annotator)
     x_WQRM, choices_WQRC = tf.split(gathered_WQRN, [dim, choices_GSC.shape[-1]], -1)
     expert_WQJ, gate_WQJ = _decode_choices(choices_WQRC)
-    outputs_WQJM = _expert_outputs(x_WQRM, expert_WQJ, wi_EMH, wo_EHM, annotator)
+    outputs_WQJM = _expert_outputs(x_WQRM, expert_WQJ, wi_EMH, wo_EHM, annotator, arithmetic)
     weighted_WQJM = outputs_WQJM * gate_WQJ[..., None]
     outputs_WGS2M = tf.reshape(weighted_WQJM, [ways, *x_GSM.shape[:2], 2, dim])
     outputs_WGSM = annotator.annotate(tf.reduce_sum(outputs_WGS2M, 3), "_G__")
@@ -106,6 +113,7 @@ def _expert_outputs(
     wi_EMH: tf.Tensor,
     wo_EHM: tf.Tensor,
     annotator: Annotator,
+    arithmetic: Arithmetic,
 ) -> tf.Tensor:
     """[W, Q, J, M]: the outputs of partition W's experts; 0 for assignments to other experts."""
     (ways, parts, num_assignments), num_experts = expert_WQJ.shape, wi_EMH.shape[0]
@@ -132,13 +140,15 @@ def _expert_outputs(
         (wi_EMH, "E__"),
         (wo_EHM, "E__"),
     ]
-    outputs_WQJM = annotator.locally(functools.partial(_local_outputs, size), arguments, "EG__")
+    local = functools.partial(_local_outputs, size, arithmetic.matmul_weight)
+    outputs_WQJM = annotator.locally(local, arguments, "EG__")
     own_WQJ = expert_WQJ // num_own == tf.range(ways)[:, None, None]
     return tf.where(own_WQJ[..., None], outputs_WQJM, tf.zeros([], outputs_WQJM.dtype))
 
 
 def _local_outputs(
     size: int,
+    matmul: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
     bounds_112: tf.Tensor,
     expert_11P: tf.Tensor,
     token_11P: tf.Tensor,
@@ -162,12 +172,12 @@ def _local_outputs(
         expert = read_at(expert_P, begin, 1)
         after = _count(expert_P <= expert)
         own = tf.reshape(expert % wi_XMH.shape[0], [])
-        wi_MH, wo_HM = (tf.cast(read_at(w, own, 1)[0], x_RM.dtype) for w in (wi_XMH, wo_XHM))
+        wi_MH, wo_HM = (read_at(w, own, 1)[0] for w in (wi_XMH, wo_XHM))
 
         def next_tile(start: tf.Tensor, rows_PM: tf.Tensor) -> list[tf.Tensor]:
             """A tile may run into the next expert's rows, which that expert then overwrites."""
             x_TM = tf.gather(x_RM, read_at(token_P, start, size))
-            outputs_TM = tf.matmul(tf.nn.relu(tf.matmul(x_TM, wi_MH)), wo_HM)
+            outputs_TM = matmul(tf.nn.relu(matmul(x_TM, wi_MH)), wo_HM)
             return [start + size, write_at(rows_PM, outputs_TM, start, axis=0)]
 
         _, rows_PM = tf.while_loop(lambda start, _: start < after, next_tile, [begin, rows_PM])

@@ -78,11 +78,11 @@ class TransformerLayer(BaseLayer):
         is 0 for padding. A decoder's layer attends to the source; in an encoder it is None.
         """
         h = self.self_norm.FProp(theta.self_norm, x)
-        memory = self.self_attention.Project(theta.self_attention, h)
+        memory = self.self_attention.Project(theta.self_attention, h, context)
         x = self._attend("self", theta, x, h, memory, mask, context)
         if source is not None:
             h = self.source_norm.FProp(theta.source_norm, x)
-            memory = self.source_attention.Project(theta.source_attention, source.encoded)
+            memory = self.source_attention.Project(theta.source_attention, source.encoded, context)
             x = self._attend("source", theta, x, h, memory, source.mask, context)
         x, routing = self._feed_forward(theta, x, valid_mask, context)
         return x, LayerReport(tf.sqrt(tf.reduce_mean(tf.square(tf.cast(x, tf.float32)))), routing)
@@ -111,7 +111,7 @@ class TransformerLayer(BaseLayer):
         source, averaged over the heads, float32 [B, k, T].
         """
         h = self.self_norm.FProp(theta.self_norm, x)
-        new = self.self_attention.Project(theta.self_attention, h)
+        new = self.self_attention.Project(theta.self_attention, h, context)
         position = step * x.shape[1]
         keys = write_at(cache.self_keys, tf.linalg.matrix_transpose(new.keys), position, axis=3)
         values = write_at(cache.self_values, new.values, position, axis=2)
@@ -120,14 +120,18 @@ class TransformerLayer(BaseLayer):
         x = self._attend("self", theta, x, h, memory, mask, context)
         h = self.source_norm.FProp(theta.source_norm, x)
         memory = KeysValues(tf.linalg.matrix_transpose(cache.source_keys), cache.source_values)
-        weights = self.source_attention.Weights(theta.source_attention, h, memory, source_mask)
+        weights = self.source_attention.Weights(
+            theta.source_attention, h, memory, source_mask, context
+        )
         x = self._attend("source", theta, x, h, memory, source_mask, context)
         x, _ = self._feed_forward(theta, x, valid_mask, context)
         return x, cache, tf.reduce_mean(weights, 1)
 
-    def InitCache(self, theta: NestedMap, encoded: tf.Tensor, cache_len: int) -> NestedMap:
+    def InitCache(
+        self, theta: NestedMap, encoded: tf.Tensor, cache_len: int, context: Context
+    ) -> NestedMap:
         """An empty cache of length P, and the keys and values of `encoded` [B, T, M]."""
-        source = self.source_attention.Project(theta.source_attention, encoded)
+        source = self.source_attention.Project(theta.source_attention, encoded, context)
         batch, heads, _, head_dim = source.keys.shape
         keys = tf.zeros([batch, heads, head_dim, cache_len], source.keys.dtype)
         values = tf.zeros([batch, heads, cache_len, head_dim], source.keys.dtype)
@@ -243,10 +247,14 @@ class TransformerStack(BaseLayer):
         x, reports = run(theta, x, shared, masks, context)
         return self.norm.FProp(theta.norm, x), reports
 
-    def InitCache(self, theta: NestedMap, encoded: tf.Tensor, cache_len: int) -> NestedMap:
+    def InitCache(
+        self, theta: NestedMap, encoded: tf.Tensor, cache_len: int, context: Context
+    ) -> NestedMap:
         """The caches of all layers; see TransformerLayer.InitCache."""
         pairs = self._layers_and_weights(theta)
-        return NestedMap(layers=[layer.InitCache(w, encoded, cache_len) for layer, w in pairs])
+        return NestedMap(
+            layers=[layer.InitCache(w, encoded, cache_len, context) for layer, w in pairs]
+        )
 
     def GrowCache(self, cache: NestedMap, cache_len: int) -> NestedMap:
         """Pads the caches of all layers to length P."""

@@ -4,6 +4,8 @@ B batch, L target length, T source length, M model, V target vocabulary, k beam 
 length: the positions of the flat beam.
 """
 
+import dataclasses
+
 import tensorflow as tf
 
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
@@ -12,11 +14,14 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import causal_mask, segment_mask
 from lingvo_gshard.layers.context import Context, LayerReport, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
-from lingvo_gshard.layers.projection import project
+from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.layers.transformer import Source, TransformerStack
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer, cross_entropies
 
-_ACTIVATION_DTYPES = ("float32", "bfloat16")
+_DTYPES = {
+    "activation_dtype": ("float32", "bfloat16"),
+    "product_dtype": ("float32", "bfloat16", "auto"),
+}
 
 
 class TranslationTask(BaseLayer):
@@ -36,17 +41,19 @@ class TranslationTask(BaseLayer):
         p.Define("input_dropout", DropoutLayer.Params(), "Dropout of the embeddings.")
         p.Define("label_smoothing", 0.0, "The target's probability mass spread over all pieces.")
         p.Define("activation_dtype", "float32", "Or bfloat16. Weights and router stay float32.")
+        rounded = "What products round float32 factors to; auto: bfloat16 in runs on CPUs with AMX."
+        p.Define("product_dtype", "float32", rounded)
         p.Define("aux_loss_weight", REQUIRED, "k, the weight of the sum of all l_aux.")
         return p
 
     def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         p = self.p
-        if p.activation_dtype not in _ACTIVATION_DTYPES:
-            raise ValueError(
-                f"TranslationTask: activation_dtype must be {' or '.join(_ACTIVATION_DTYPES)}, "
-                f"got {p.activation_dtype!r}."
-            )
+        for name, allowed in _DTYPES.items():
+            if p.Get(name) not in allowed:
+                raise ValueError(
+                    f"TranslationTask: {name} must be {' or '.join(allowed)}, got {p.Get(name)!r}."
+                )
         if not 0 <= p.label_smoothing < 1:
             raise ValueError(
                 f"TranslationTask: label_smoothing must be in [0, 1), got {p.label_smoothing}."
@@ -58,6 +65,7 @@ class TranslationTask(BaseLayer):
         self.CreateChild("encoder", p.encoder.Copy().Set(dim=p.dim))
         decoder = p.decoder.Copy().Set(dim=p.dim)
         self.CreateChild("decoder", decoder.Set(**{"layer.has_source": True}))
+        self._arithmetic = Arithmetic(p.product_dtype)
         shape = (p.dim, p.target_vocab_size)
         self.CreateVariable("softmax", gaussian(shape, "MV", fan_in=p.dim))
 
@@ -70,6 +78,7 @@ class TranslationTask(BaseLayer):
         target_ids (the labels shifted right), target_segment_ids and target_positions [B, L].
         Segment 0 is padding. Each layer's report has a name such as `encoder_1`.
         """
+        context = dataclasses.replace(context, arithmetic=self._arithmetic)
         encoded, reports = self.Encode(theta, features, context)
         segments = features.target_segment_ids
         mask = segment_mask(segments, segments) * causal_mask(segments.shape[1])
@@ -84,6 +93,7 @@ class TranslationTask(BaseLayer):
         self, theta: NestedMap, features: NestedMap, context: Context
     ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
         """Encodes the source; as FProp, but returns [B, T, M] and the encoder's reports."""
+        context = dataclasses.replace(context, arithmetic=self._arithmetic)
         segments = features.source_segment_ids
         x = self._embed("source", theta, features.source_ids, features.source_positions, context)
         x, reports = self.encoder.FProp(
@@ -138,9 +148,10 @@ class TranslationTask(BaseLayer):
         source as `attention` [B, k, T] in the state.
         """
         # DECODE chooses groups that divide the batch: any number and length of sentences will do.
-        encoded, _ = self.Encode(theta, features, Context(Mode.DECODE))
+        context = Context(Mode.DECODE, arithmetic=self._arithmetic)
+        encoded, _ = self.Encode(theta, features, context)
         source_real = _valid_mask(features.source_segment_ids)
-        cache = self.decoder.InitCache(theta.decoder, encoded, cache_len)
+        cache = self.decoder.InitCache(theta.decoder, encoded, cache_len, context)
         state = NestedMap(cache=cache, source_real=source_real)
         if attention_beam is not None:
             batch_size, source_len = source_real.shape
@@ -160,7 +171,7 @@ class TranslationTask(BaseLayer):
         scalar. `mask`, float [B, k, P], is 1 at the positions that each one attends to. An all-zero
         row is an absent hypothesis, which takes no expert.
         """
-        context = Context(Mode.DECODE)
+        context = Context(Mode.DECODE, arithmetic=self._arithmetic)
         x = self._embed("target", theta, ids, tf.fill(ids.shape, step), context)
         source_mask = tf.tile(state.source_real[:, None], [1, ids.shape[1], 1])
         valid_mask = tf.reduce_max(mask, -1)
@@ -183,7 +194,7 @@ class TranslationTask(BaseLayer):
 
     def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         with tf.name_scope("softmax"):
-            logits = project(x, theta.softmax)
+            logits = self._arithmetic.project(x, theta.softmax)
         return self.annotate(tf.cast(logits, tf.float32), "ULV")
 
 

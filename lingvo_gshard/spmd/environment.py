@@ -86,6 +86,11 @@ def num_cores() -> int:
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
+def has_bfloat16_units() -> bool:
+    """Whether `prepare` chose the CPU, and it has matrix units for bfloat16 (Intel's AMX)."""
+    return os.environ.get("JAX_PLATFORMS") == "cpu" and " amx_bf16" in "".join(_cpu_features())
+
+
 @contextlib.contextmanager
 def quiet_stderr() -> Iterator[None]:
     """Keeps the C++ libraries' greetings out of standard error while they are imported.
@@ -155,11 +160,16 @@ def _set_compilation_cache() -> None:
 
 def _cpu_name() -> str:
     """A name for this CPU's instruction set: programs compiled for another one would crash here."""
+    digest = hashlib.sha256("\n".join(_cpu_features()).encode()).hexdigest()
+    return f"{platform.machine()}-{digest[:12]}"
+
+
+def _cpu_features() -> list[str]:
+    """The lines with which Linux describes the CPU's model and instruction set, or its name."""
     described = pathlib.Path("/proc/cpuinfo")
     text = described.read_text() if described.exists() else platform.processor()
-    features = sorted(set(re.findall(r"^(?:flags|Features|model name)\s*:.*$", text, re.MULTILINE)))
-    digest = hashlib.sha256("\n".join(features or [text]).encode()).hexdigest()
-    return f"{platform.machine()}-{digest[:12]}"
+    lines = set(re.findall(r"^(?:flags|Features|model name)\s*:.*$", text, re.MULTILINE))
+    return sorted(lines) or [text]
 
 
 def _set_jax(option: str, value: object) -> None:

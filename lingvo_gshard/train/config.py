@@ -15,8 +15,11 @@ from lingvo_gshard.train.hooks import NonFinite
 
 _PARAMS = "params.txt"
 _LOCK = "train.lock"
-# Settings in which runs of one model may differ: two of earlier versions, and a pipeline's.
-_IGNORED = (".second_threshold", "_capacity.number", ".stages", ".microbatches")
+# Settings in which runs of one model may differ: two of earlier versions, a pipeline's, products'.
+_IGNORED = (
+    *(".second_threshold", "_capacity.number"),
+    *(".stages", ".microbatches", ".product_dtype"),
+)
 
 
 def train_params() -> Params:

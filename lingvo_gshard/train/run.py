@@ -21,12 +21,14 @@ from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.spmd import environment
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.train import checkpoints, steps
 from lingvo_gshard.train.estimator import TPUEstimator
 from lingvo_gshard.train.warm_start import Rule, WarmStart, old_ids
 
 _EXPERIMENT = "experiment.json"
+_PRODUCTS = "task.product_dtype"
 # The settings in which a folder's checkpoints and the model that reads them must agree.
 _MODEL_PREFIXES = ("task", "optimizer.cls")
 
@@ -64,6 +66,12 @@ class Run:
     @property
     def logdir(self) -> str:
         return self.estimator.model_dir
+
+    @property
+    def product_dtype(self) -> str:
+        """The dtype of the numbers that products are made of."""
+        dtypes = self.params.task.product_dtype, self.params.task.activation_dtype
+        return "bfloat16" if "bfloat16" in dtypes else "float32"
 
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
         """Returns a decoder of the latest checkpoint, and its tokenizers; ValueError if none."""
@@ -127,10 +135,11 @@ def launch_of(
     """Returns what the user asked for, completed by what is recorded with the run in `logdir`.
 
     The recorded settings hold unless the model is named again. Raises ValueError if model or
-    data_dir is missing and logdir holds no run; and as `data_facts`.
+    data_dir is missing and logdir holds no run; and as `data_facts` and `get_params`.
     """
     if model is not None and data_dir is not None:
-        return Launch(model, overrides, data_dir, data_facts(data_dir))
+        launch = Launch(model, overrides, data_dir, data_facts(data_dir))
+        return _with_product_dtype(launch, logdir)
     if not pathlib.Path(logdir, _EXPERIMENT).is_file():
         raise ValueError(f"{logdir} holds no run yet (no {_EXPERIMENT}): give --model, --data_dir.")
     launch = recorded(logdir)
@@ -140,7 +149,22 @@ def launch_of(
         # Only the last setting of each path.
         last = {parse_setting(given)[0]: given for given in (*launch.overrides, *overrides)}
         model, overrides = launch.model, tuple(last.values())
-    return dataclasses.replace(launch, model=model, overrides=overrides)
+    return _with_product_dtype(
+        dataclasses.replace(launch, model=model, overrides=overrides), logdir
+    )
+
+
+def _with_product_dtype(launch: Launch, logdir: str) -> Launch:
+    """The launch with a dtype in place of `auto`: the one of the folder's run, or the machine's.
+
+    So a run keeps its program on every machine. One without a dtype is older, and was float32.
+    """
+    if registry.get_params(launch.model, launch.overrides).task.product_dtype != "auto":
+        return launch
+    dtype: object = "bfloat16" if environment.has_bfloat16_units() else "float32"
+    if pathlib.Path(logdir, _EXPERIMENT).is_file():
+        dtype = dict(map(parse_setting, recorded(logdir).overrides)).get(_PRODUCTS, "float32")
+    return dataclasses.replace(launch, overrides=(*launch.overrides, f"{_PRODUCTS}={dtype}"))
 
 
 def experiment_params(launch: Launch) -> Params:

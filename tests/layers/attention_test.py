@@ -22,7 +22,7 @@ def layer():
 
 
 def _attend(layer, theta, x_BLM, source_BTM, mask_BLT):
-    memory = layer.Project(theta, tf.constant(source_BTM))
+    memory = layer.Project(theta, tf.constant(source_BTM), Context(Mode.EVAL))
     mask = tf.constant(mask_BLT, tf.float32)
     return layer.FProp(theta, tf.constant(x_BLM), memory, mask, Context(Mode.EVAL)).numpy()
 
@@ -99,8 +99,8 @@ def test_dropout_of_probabilities_is_unbiased():
 
     @tf.function(jit_compile=True, autograph=False)
     def train(seed):
-        memory = layer.Project(theta, tf.constant(source))
         context = Context(Mode.TRAIN, seed)
+        memory = layer.Project(theta, tf.constant(source), context)
         return layer.FProp(theta, tf.constant(x), memory, tf.constant(mask), context)
 
     draws = np.stack([train(tf.constant([1, step])).numpy() for step in range(400)])

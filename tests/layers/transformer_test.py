@@ -110,7 +110,7 @@ def test_decoding_with_stacked_weights_equals_unrolled():
         rest = (mask, source_mask, tf.ones([B, k]), tf.constant(1), Context(Mode.DECODE))
         found = []
         for stack, weights in ((unrolled, own), (loop, stacks)):
-            cache = stack.InitCache(weights, encoded, cache_len)
+            cache = stack.InitCache(weights, encoded, cache_len, Context(Mode.DECODE))
             y, cache, attention = stack.ExtendStep(weights, x, cache, *rest)
             found.append([y, attention, *cache.Flatten()])
         return found

@@ -19,6 +19,7 @@ from tests.layers import building
 from tests.model import small_task
 
 _STEPS = 3
+_ROUNDED = "task.product_dtype=bfloat16"
 _ZERO = "sharding=BGE:d,mhnv:d"
 _WAYS = {
     "the paper's": (),
@@ -105,6 +106,16 @@ def test_training_equals_that_of_one_device(training, way):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("num_partitions", [2, 4, 8])
+def test_bfloat16_products_train_alike_on_any_number_of_devices(training, num_partitions):
+    """A sum in another order may round a factor the other way, but routing is float32."""
+    few, one = training(num_partitions, _ROUNDED), training(1, _ROUNDED)
+    np.testing.assert_allclose(few.losses, one.losses, rtol=1e-3)
+    np.testing.assert_allclose(one.losses, training(1).losses, rtol=0.01)
+    assert one.losses != training(1).losses
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     [
@@ -149,3 +160,14 @@ def test_a_table_of_everything_evaluates_and_decodes_as_one_device():
     (metrics, ids), (wanted, wanted_ids) = _answers(8, *way), _answers(1)
     building.assert_close(metrics, wanted, rtol=1e-4)
     np.testing.assert_array_equal(ids, wanted_ids)
+
+
+@pytest.mark.slow
+def test_bfloat16_products_evaluate_and_decode_alike():
+    (metrics, ids), (wanted, wanted_ids) = _answers(8, _ROUNDED), _answers(1)
+    nll, wanted_nll = (
+        [x for path, x in each.FlattenItems() if "nll" in path] for each in (metrics, wanted)
+    )
+    assert nll and not np.array_equal(nll, wanted_nll)
+    np.testing.assert_allclose(nll, wanted_nll, rtol=0.01)
+    assert np.mean(ids == wanted_ids) > 0.9

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from lingvo_gshard import registry
 from lingvo_gshard.decode import bundle
 from lingvo_gshard.input import manifest
 from lingvo_gshard.train import run
@@ -62,7 +63,8 @@ def test_settings_that_go_on_from_a_run_take_the_place_of_its_own(tmp_path):
     run.record(_prepared(tmp_path / "data", b"ours", b"english", launch), str(tmp_path))
     for _ in range(2):
         launch = run.launch_of(None, ("train.max_steps=9",), None, str(tmp_path))
-        assert launch.overrides == ("train.max_steps=9", "train.seed=2")
+        assert launch.overrides[:2] == ("train.max_steps=9", "train.seed=2")
+        assert launch.overrides[2:] == ("task.product_dtype=float32",)  # As it was before.
         run.record(launch, str(tmp_path))
 
 
@@ -210,3 +212,42 @@ def test_a_damaged_vocabulary_is_not_recorded(tmp_path):
     with pytest.raises(ValueError, match=r"vocab/source.model has SHA-256"):
         run.record(launch, str(tmp_path / "run"))
     assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def has_units(monkeypatch):
+    """Sets whether the CPU has units for bfloat16 products."""
+
+    def set_units(here):
+        monkeypatch.setattr(run.environment, "has_bfloat16_units", lambda: here)
+
+    return set_units
+
+
+def _product_dtype(folder, *overrides, model="toy.MoE8E4L"):
+    launch = run.launch_of(model, overrides, model and str(folder / "data"), str(folder / "run"))
+    return registry.get_params(launch.model, launch.overrides).task.product_dtype
+
+
+def test_a_new_run_rounds_factors_where_the_cpu_has_units_for_it(tmp_path, has_units):
+    _prepared(tmp_path / "data", b"ours", b"english")
+    for here, expected in ((True, "bfloat16"), (False, "float32")):
+        has_units(here)
+        assert _product_dtype(tmp_path) == expected
+        assert _product_dtype(tmp_path, model="m4.MoE128E12L") == "float32"
+        assert _product_dtype(tmp_path, "task.product_dtype=float32") == "float32"
+
+
+@pytest.mark.parametrize("model", ["toy.Dense4L", None])
+@pytest.mark.parametrize(
+    ("recorded", "expected"), [((), "float32"), (("task.product_dtype=bfloat16",), "bfloat16")]
+)
+def test_a_run_keeps_its_products_on_another_machine(
+    tmp_path, has_units, model, recorded, expected
+):
+    """One that recorded no dtype is from before there were several."""
+    launch = dataclasses.replace(_LAUNCH, overrides=recorded)
+    run.record(_prepared(tmp_path / "data", b"ours", b"english", launch), str(tmp_path / "run"))
+    for here in (True, False):
+        has_units(here)
+        assert _product_dtype(tmp_path, model=model) == expected

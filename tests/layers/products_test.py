@@ -1,0 +1,198 @@
+"""Products of rows with weights: values, gradients, and how a CPU computes the gradients."""
+
+import collections
+import re
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic
+from lingvo_gshard.sharding.annotator import Annotator
+from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.spmd import lowering, topology
+from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd.executable import compile_program
+from tests.layers import building
+from tests.spmd import functions
+
+_ROUNDED = Arithmetic("bfloat16")
+
+
+def _normal(*shape):
+    seed = sum(shape)
+    return tf.constant(np.random.default_rng(seed).standard_normal(shape), tf.float32)
+
+
+def _with_gradients(product, x, weight):
+    with tf.GradientTape() as tape:
+        tape.watch([x, weight])
+        y = product(x, weight)
+    return [y, *tape.gradient(y, [x, weight], tf.cast(_normal(*y.shape), y.dtype))]
+
+
+@pytest.mark.parametrize(
+    ("product", "equation", "x_shape", "weight_shape"),
+    [
+        (FLOAT32.project, "BLM,MH->BLH", (2, 3, 4), (4, 7)),
+        (FLOAT32.project, "BLH,HM->BLM", (2, 3, 7), (7, 4)),
+        (FLOAT32.project, "BLM,MND->BLND", (2, 3, 5), (5, 4, 6)),
+        (lambda x, w: FLOAT32.project(x, w, 2), "BLND,NDM->BLM", (2, 3, 4, 6), (4, 6, 5)),
+        (FLOAT32.matmul_weight, "ERM,EMH->ERH", (2, 3, 4), (2, 4, 7)),
+        (FLOAT32.matmul_weight, "ERH,EHM->ERM", (2, 3, 7), (2, 7, 4)),
+    ],
+)
+def test_values_and_gradients_equal_einsum(product, equation, x_shape, weight_shape):
+    x, weight = _normal(*x_shape), _normal(*weight_shape)
+    expected = _with_gradients(lambda x, w: tf.einsum(equation, x, w), x, weight)
+    for got, wanted in zip(_with_gradients(product, x, weight), expected, strict=True):
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_products_have_dtype_of_rows():
+    x = tf.cast(_normal(2, 3, 7), tf.bfloat16)
+    y, d_x, d_weight = _with_gradients(FLOAT32.project, x, _normal(7, 4))
+    assert (y.dtype, d_x.dtype, d_weight.dtype) == (tf.bfloat16, tf.bfloat16, tf.float32)
+
+
+@pytest.mark.parametrize(("depth", "width"), [(4, 7), (7, 4)])
+def test_weight_gradient_transposes_narrower_factor(depth, width):
+    def fn(args):
+        _, _, d_weight = _with_gradients(FLOAT32.project, args.x, args.weight)
+        return NestedMap(d_weight=d_weight)
+
+    shapes = NestedMap(x=(3, depth), weight=(depth, width))
+    specs = shapes.Transform(lambda shape: TensorSpec(shape, "float32", "__"))
+    text = building.compile_fn(fn, 1, args=specs).as_text()
+    dots = re.findall(r"f32\[(\d+),(\d+)\]\S* dot\(", text)
+    assert dots == [(str(min(depth, width)), str(max(depth, width)))]
+
+
+def _in_16_bits(x):
+    return tf.cast(tf.cast(x, tf.bfloat16), tf.float32)
+
+
+@pytest.mark.parametrize(
+    ("product", "equation", "a_shape", "b_shape"),
+    [
+        (_ROUNDED.project, "BLM,MH->BLH", (2, 3, 4), (4, 8)),
+        (lambda a, b: _ROUNDED.project(a, b, 2), "BLND,NDM->BLM", (2, 3, 4, 6), (4, 6, 5)),
+        (_ROUNDED.matmul_weight, "ERM,EMH->ERH", (2, 3, 4), (2, 4, 7)),
+        (_ROUNDED.matmul_weight, "ERH,EHM->ERM", (2, 3, 8), (2, 8, 4)),
+        (lambda a, b: _ROUNDED.matmul(a, b, "y"), "BNLT,BNTD->BNLD", (2, 3, 4, 6), (2, 3, 6, 8)),
+        (
+            lambda a, b: _ROUNDED.matmul(a, b, "y", transpose_b=True),
+            "BNLD,BNTD->BNLT",
+            (2, 3, 4, 6),
+            (2, 3, 8, 6),
+        ),
+        (_ROUNDED.dispatch, "GSEC,GSM->EGCM", (2, 3, 4, 6), (2, 3, 8)),
+        (_ROUNDED.combine, "GSEC,GECM->GSM", (2, 3, 4, 6), (2, 4, 6, 8)),
+    ],
+)
+def test_bfloat16_rounds_each_factor_and_nothing_else(product, equation, a_shape, b_shape):
+    a, b = _normal(*a_shape), _normal(*b_shape)
+
+    def fn(args):
+        y, d_a, d_b = _with_gradients(product, args.a, args.b)
+        return NestedMap(y=y, d_a=d_a, d_b=d_b)
+
+    specs = NestedMap(a=a_shape, b=b_shape).Transform(lambda s: functions.f32(s, "_" * len(s)))
+    result = building.compile_fn(fn, 1, args=specs)(NestedMap(a=a.numpy(), b=b.numpy()))
+    got = [np.asarray(result[name]) for name in ("y", "d_a", "d_b")]
+    d_y = _in_16_bits(_normal(*got[0].shape))
+    a16, b16 = _in_16_bits(a), _in_16_bits(b)
+    with tf.GradientTape() as tape:
+        tape.watch([a16, b16])
+        y = tf.einsum(equation, a16, b16)
+    wanted = [y, *tape.gradient(y, [a16, b16], d_y)]
+    for x, want, wide in zip(got, wanted, _with_einsum(equation, a, b), strict=True):
+        assert x.dtype == np.float32
+        np.testing.assert_allclose(x, want, rtol=1e-5, atol=1e-5)
+        assert 1e-4 < np.linalg.norm(x - wide) / np.linalg.norm(wide) < 2**-7
+
+
+def _with_einsum(equation, a, b):
+    return _with_gradients(lambda a, b: tf.einsum(equation, a, b), a, b)
+
+
+def test_bfloat16_activations_are_multiplied_as_ever():
+    x, weight = tf.cast(_normal(2, 3, 7), tf.bfloat16), _normal(7, 4)
+    for got, want in zip(
+        _with_gradients(_ROUNDED.project, x, weight),
+        _with_gradients(FLOAT32.project, x, weight),
+        strict=True,
+    ):
+        assert got.dtype == want.dtype
+        np.testing.assert_array_equal(got, want)
+
+
+_EXPERTS = NestedMap(
+    x=functions.f32((8, 4, 16), "GSM"),
+    mask=functions.f32((8, 4, 8, 2), "GSEC"),
+    wi=functions.f32((8, 16, 32), "EMH"),
+    wo=functions.f32((8, 32, 16), "EHM"),
+    dense=functions.f32((16, 12), "MH"),
+)
+
+
+def _exported_experts(arithmetic, num_partitions):
+    """Dispatches, applies experts, combines and projects, with the gradients of all factors."""
+    annotate = Annotator(functions.partitioning(num_partitions)).annotate
+
+    def fn(args):
+        leaves = args.Flatten()
+        with tf.GradientTape() as tape:
+            tape.watch(leaves)
+            x_EGCM = annotate(arithmetic.dispatch(args.mask, args.x), "EGCM")
+            x_ERM = tf.reshape(x_EGCM, [8, -1, 16])
+            hidden = annotate(tf.nn.relu(arithmetic.matmul_weight(x_ERM, args.wi)), "EGH")
+            y_ERM = arithmetic.matmul_weight(hidden, args.wo)
+            y_EGCM = annotate(tf.reshape(y_ERM, x_EGCM.shape), "EGCM")
+            y_GECM = annotate(tf.transpose(y_EGCM, [1, 0, 2, 3]), "GECM")
+            y_GSM = annotate(arithmetic.combine(args.mask, y_GECM), "GSM")
+            y_GSH = arithmetic.project(y_GSM, args.dense)
+            loss = tf.reduce_sum(tf.square(y_GSH))
+        return NestedMap(y=y_GSH, d=args.Pack(tape.gradient(loss, leaves)))
+
+    dims = {"y": "GSH"} | building.dims_of(d=_EXPERTS)
+    annotated = AnnotatedFn("experts", fn, ("args",), (_EXPERTS,), dims)
+    return lowering.export(annotated, functions.partitioning(num_partitions))
+
+
+def _compiled_experts(arithmetic, num_partitions):
+    return compile_program(_exported_experts(arithmetic, num_partitions))
+
+
+def _collectives(run):
+    names = r" (all-\w+|reduce-scatter|collective-permute)(?:-start)?\("
+    return collections.Counter(re.findall(names, run.as_text()))
+
+
+def test_bfloat16_products_equal_on_1_2_4_and_8_partitions():
+    args = functions.randoms(_EXPERTS, 1)
+    runs = [_compiled_experts(_ROUNDED, count) for count in (1, 2, 4, 8)]
+    want, *results = [run(args).Transform(np.asarray) for run in runs]
+    for result in results:
+        for (path, got), one in zip(result.FlattenItems(), want.Flatten(), strict=True):
+            # Another order of a sum may round an intermediate the other way.
+            error = np.linalg.norm(got - one) / np.linalg.norm(one)
+            assert error < 1e-3, path
+    wide = _compiled_experts(FLOAT32, 8)
+    assert _collectives(runs[-1]) <= _collectives(wide)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("machine", "products"),
+    [("v3:2x2", r"= f32\S+ convolution\(([^)]*)\)"), ("h100:1x8", r"= \(?f32\S+ dot\(([^)]*)\)")],
+)
+def test_accelerators_multiply_16_bit_numbers(machine, products):
+    if not topology.is_installed(machine.split(":")[0]):
+        pytest.skip(f"the compiler for {machine} is not installed")
+    text = topology.compile_program(_exported_experts(_ROUNDED, 8), machine).as_text()
+    dtypes = dict(re.findall(r"%(\S+) = (\w+)\[", text))
+    found = [re.findall(r"%([\w.-]+)", operands) for operands in re.findall(products, text)]
+    assert len(found) >= 10
+    assert {dtypes[name] for names in found for name in names} == {"bf16"}
