@@ -52,6 +52,17 @@ def bubble(p: Params) -> float:
     return (p.stages - 1) / (p.microbatches + p.stages - 1)
 
 
+def microbatches_of(x: tf.Tensor, dims: str, count: int, annotator: Annotator) -> tf.Tensor:
+    """`split`, for x with these dims, in the layout of the rows inside of the stages.
+
+    It takes this layout first. Rows that lie over the stages' axis, too, may be cut by the reshape
+    where no sharding can follow, so that each device would have to hold all of them.
+    """
+    inside = annotator.over(STACKED)
+    parts = split(inside.annotate_outside(x, dims), count)
+    return inside.annotate_outside(parts, "_" + dims)
+
+
 def split(x: tf.Tensor, microbatches: int) -> tf.Tensor:
     """[B, ...] as microbatches [_, Q, ...]; if B is split, each row stays on its device."""
     rows = tf.reshape(x, [-1, microbatches, *x.shape[1:]])
@@ -114,7 +125,9 @@ class Pipeline:
         blocks = zip(*(tf.unstack(each, axis=1) for each in stages), strict=True)
         weights = [weight for block in blocks for weight in block]
         _, (leaving, *reports) = loop(tf.zeros_like(entering[0]), weights, [entering], remat)
-        y = self.annotator.annotate(joined(leaving[self.stages - 1 :, -1]), "BLM")
+        y = joined(leaving[self.stages - 1 :, -1])
+        y = self.annotator.over(STACKED).annotate_outside(y, "BLM")
+        y = self.annotator.annotate(y, "BLM")
         return y, [self._mean(report) for report in reports]
 
     def _check(self, batch: int) -> None:
@@ -132,7 +145,7 @@ class Pipeline:
 
     def _entering(self, x: tf.Tensor) -> tf.Tensor:
         """[_, R, Q, L, M]: what is added to the stages' inputs in each tick, at the first stage."""
-        x = split(x, self.microbatches)[:, None]
+        x = microbatches_of(x, "BLM", self.microbatches, self.annotator)[:, None]
         bubble = [[0, self.stages - 1], [0, self.stages - 1], [0, 0], [0, 0], [0, 0]]
         return self.annotator.annotate(tf.pad(x, bubble), f"_{_TRAVELLING}")
 

@@ -19,7 +19,7 @@ from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer, LayerNorm
 from lingvo_gshard.layers.gating import Routing
 from lingvo_gshard.layers.moe import MoELayer
-from lingvo_gshard.layers.pipeline import Pipeline, check_pipeline, split
+from lingvo_gshard.layers.pipeline import Pipeline, check_pipeline, microbatches_of
 from lingvo_gshard.layers.repeat import Layers, Loop, Remat, recomputed
 from lingvo_gshard.layers.slices import lengthened, write_at
 
@@ -315,9 +315,7 @@ class TransformerStack(BaseLayer):
     def _pipeline(self, weights: NestedMap, masks: list[tf.Tensor], context: Context) -> Pipeline:
         annotator = self._annotator.over(STACKED)
         by_microbatch = [
-            annotator.annotate_outside(
-                split(mask, self.p.microbatches), "_BL__"[: len(mask.shape) + 1]
-            )
+            microbatches_of(mask, "BL_"[: len(mask.shape)], self.p.microbatches, self._annotator)
             for mask in masks
         ]
         layers = [layer.p.Instantiate(annotator, layer.path) for layer in self.block]
