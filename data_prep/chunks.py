@@ -1,6 +1,7 @@
 """The first steps over one source: survey its scripts, then clean its pairs into chunks.
 
-A chunk is a fixed number of pairs in files, so that a step holds only one in memory:
+Tasks clean a source span by span. A chunk holds pairs of one span, at most a fixed number, so that
+a step holds only one in memory:
 
     <name>.tsv          source<TAB>english, in the order of the source
     <name>.digests.npy  uint64 [n, 3]: of the pair, of the English's key, of the source's key
@@ -12,7 +13,8 @@ import collections
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
 import numpy as np
@@ -21,8 +23,8 @@ from absl import logging
 from data_prep import cleaning, languages
 from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
-from data_prep.sources import Source
-from data_prep.tsv import Pair
+from data_prep.sources import Row, Source
+from data_prep.tsv import Malformed, Pair
 
 PAIR, ENGLISH, SOURCE = range(3)  # The digests' columns.
 _SURVEYED_ROWS = 2000
@@ -32,16 +34,25 @@ Dropped = collections.Counter[tuple[str, Rule]]  # Numbers of pairs by language 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """One chunk of one split of a language; `path` is the path of its text."""
+    """One chunk of one split of a language; `path` is the path of its text.
+
+    `start` is the number of the source's pairs in this split and language before it.
+    """
 
     split: str
     language: str
     path: pathlib.Path
     num_pairs: int
+    start: int = 0
 
     def array_path(self, name: str) -> pathlib.Path:
         """Returns the path of an array, such as the digests, beside the text."""
         return self.path.with_suffix(f".{name}.npy")
+
+    def block_sizes(self, is_kept: np.ndarray, pairs_per_block: int) -> list[int]:
+        """Counts the kept pairs, given bool [n], in each block of the source that it lies in."""
+        blocks = (self.start + np.arange(self.num_pairs)) // pairs_per_block
+        return np.bincount(blocks - blocks[0], weights=is_kept).astype(int).tolist()
 
     def digests(self) -> np.ndarray:
         """Maps the digests from their file, uint64 [n, 3]."""
@@ -63,10 +74,12 @@ class Chunk:
 
 
 class Writer:
-    """Writes the chunks of one source to `folder`, in which there are no others."""
+    """Writes the chunks of one span to a new folder in `folder`."""
 
     def __init__(self, folder: pathlib.Path, pairs_per_chunk: int) -> None:
-        self._folder, self._pairs_per_chunk = folder, pairs_per_chunk
+        # The same task may be running elsewhere, given up as lost.
+        self._folder = folder / uuid.uuid4().hex
+        self._pairs_per_chunk = pairs_per_chunk
         self._numbers = itertools.count()
         self._open: dict[tuple[str, str], tuple[IO[str], array.array[int]]] = {}
         self._chunks: list[Chunk] = []
@@ -101,11 +114,19 @@ class Writer:
 
 @dataclasses.dataclass(frozen=True)
 class Cleaned:
-    """A source's chunks, and how many pairs were dropped and repaired of each language."""
+    """The chunks of a source or span, and how many pairs were dropped and repaired by language.
+
+    `malformed` are the first of its rows without a pair.
+    """
 
     chunks: list[Chunk]
     dropped: Dropped
     repaired: collections.Counter[str]
+    malformed: list[Malformed]
+
+    @property
+    def num_rows(self) -> int:
+        return self.dropped.total() + sum(chunk.num_pairs for chunk in self.chunks)
 
 
 def survey(source: Source) -> dict[str, collections.Counter[str]]:
@@ -118,17 +139,20 @@ def survey(source: Source) -> dict[str, collections.Counter[str]]:
 
 
 def clean(
-    source: Source, folder: pathlib.Path, scripts: Mapping[str, frozenset[str]], config: BuildConfig
+    source: Source,
+    span: range,
+    folder: pathlib.Path,
+    scripts: Mapping[str, frozenset[str]],
+    config: BuildConfig,
 ) -> Cleaned:
-    """Cleans a source into chunks in `folder`, given the scripts of each language.
+    """Cleans a span of a source into chunks in `folder`, given the scripts of each language.
 
     Training text is written normalized, dev and test unchanged. Raises ValueError if the source
-    cannot be read, or too many of its lines are malformed.
+    cannot be read.
     """
-    dropped: Dropped = collections.Counter()
-    repaired: collections.Counter[str] = collections.Counter()
+    made = Cleaned([], collections.Counter(), collections.Counter(), [])
     writer = Writer(folder, config.pairs_per_chunk)
-    for language, pair in _well_formed(source, config.max_malformed_share, dropped):
+    for language, pair in _well_formed(source.rows_in(span), made):
         own_scripts = scripts.get(language, frozenset())
         english = cleaning.repair(pair.english, cleaning.ENGLISH_SCRIPTS)
         fixed = Pair(cleaning.repair(pair.source, own_scripts), english)
@@ -139,12 +163,24 @@ def clean(
         else:
             rule = None if normalized.source and normalized.english else Rule.EMPTY
         if rule is not None:
-            dropped[language, rule] += 1
+            made.dropped[language, rule] += 1
             continue
         if split == "train":
-            repaired[language] += fixed != pair
+            made.repaired[language] += fixed != pair
         writer.add(split, language, normalized if split == "train" else pair, normalized)
-    return Cleaned(writer.close(), dropped, repaired)
+    made.chunks.extend(writer.close())
+    return made
+
+
+def _well_formed(rows: Iterable[Row], made: Cleaned) -> Iterator[tuple[str, Pair]]:
+    """Yields the language and the pair of each well-formed row and counts the others in `made`."""
+    for row in rows:
+        if isinstance(row.pair, Pair):
+            yield row.language, row.pair
+            continue
+        made.dropped[row.language, Rule.MALFORMED] += 1
+        if len(made.malformed) < _LOGGED_LINES:
+            made.malformed.append(row.pair)
 
 
 def _held_out_split(english: str, held_out_share: float) -> str:
@@ -158,20 +194,40 @@ def _held_out_split(english: str, held_out_share: float) -> str:
     return "test" if position < 2 * held_out_share else "train"
 
 
-def _well_formed(
-    source: Source, max_malformed_share: float, dropped: Dropped
-) -> Iterator[tuple[str, Pair]]:
-    """Yields the language and the pair of each well-formed row and counts the others."""
-    num_rows = num_bad = 0
-    for row in source.rows():
-        num_rows += 1
-        if isinstance(row.pair, Pair):
-            yield row.language, row.pair
-            continue
-        num_bad += 1
-        dropped[row.language, Rule.MALFORMED] += 1
-        if num_bad <= _LOGGED_LINES:
-            logging.warning("%s:%d: skipped: %s", source, row.pair.number, row.pair.reason)
+def join(source: Source, parts: Sequence[Cleaned], max_malformed_share: float) -> Cleaned:
+    """Joins what was made of a source's spans, in order; warns of its first malformed lines.
+
+    Raises ValueError if too many lines are malformed.
+    """
+    malformed = []
+    for part, before in zip(parts, _sums_before(part.num_rows for part in parts), strict=True):
+        malformed += [dataclasses.replace(m, number=before + m.number) for m in part.malformed]
+    for one in malformed[:_LOGGED_LINES]:
+        logging.warning("%s:%d: skipped: %s", source, one.number, one.reason)
+    dropped = sum((part.dropped for part in parts), Dropped())
+    num_bad = sum(number for (_, rule), number in dropped.items() if rule is Rule.MALFORMED)
+    _check_share(source, num_bad, sum(part.num_rows for part in parts), max_malformed_share)
+    repaired = sum((part.repaired for part in parts), collections.Counter[str]())
+    placed = _placed(chunk for part in parts for chunk in part.chunks)
+    return Cleaned(placed, dropped, repaired, malformed)
+
+
+def _sums_before(numbers: Iterable[int]) -> list[int]:
+    return list(itertools.accumulate(numbers, initial=0))[:-1]
+
+
+def _placed(made: Iterable[Chunk]) -> list[Chunk]:
+    """Returns a source's chunks, in order, with their `start`."""
+    starts: collections.Counter[tuple[str, str]] = collections.Counter()
+    placed = []
+    for chunk in made:
+        key = chunk.split, chunk.language
+        placed.append(dataclasses.replace(chunk, start=starts[key]))
+        starts[key] += chunk.num_pairs
+    return placed
+
+
+def _check_share(source: Source, num_bad: int, num_rows: int, max_malformed_share: float) -> None:
     if not num_rows:
         logging.warning("%s is empty", source)
     if num_bad > max_malformed_share * num_rows:

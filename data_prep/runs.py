@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import tqdm
 
+from data_prep import files
 from data_prep.config import BuildConfig
 from data_prep.sources import Source
 from lingvo_gshard.core import atomic_file, child_process
@@ -118,4 +119,4 @@ def _run_all(
 
 
 def _run(call: Callable[[], Any], path: pathlib.Path) -> None:
-    atomic_file.write(path, pickle.dumps(call()))
+    files.write(path, pickle.dumps(call()))

@@ -38,7 +38,7 @@ class Row:
 
 
 class Source:
-    """One file, or whatever else is read as a whole; sources are read in parallel.
+    """One file, or whatever else is named together; sources are read in parallel.
 
     `split` is train, dev or test; None distributes the pairs over the three by their English.
     """
@@ -57,17 +57,47 @@ class Source:
         """Yields everything, in order. Raises ValueError if it is not in its format."""
         raise NotImplementedError
 
+    def spans(self) -> list[range]:
+        """Returns the parts, in order, that tasks may read apart: for most formats, only one."""
+        return [tsv.WHOLE]
+
+    def rows_in(self, span: range) -> Iterator[Row]:
+        """Yields what is in one of the spans. Malformed rows are numbered from its start."""
+        assert span == tsv.WHOLE
+        return self.rows()
+
+
+class _LineFile(Source):
+    """A file with one pair a line, plain or gzip; a plain one is split by ranges of bytes."""
+
+    path: pathlib.Path
+    language: str
+
+    def rows(self) -> Iterator[Row]:
+        return self.rows_in(tsv.WHOLE)
+
+    def spans(self) -> list[range]:
+        return tsv.spans(self.path)
+
+    def rows_in(self, span: range) -> Iterator[Row]:
+        pairs = tsv.read_lines(self.path, self._parse, span)
+        return (Row(self.language, pair) for pair in pairs)
+
+    def _parse(self, line: str) -> Pair:
+        """Returns a line's pair. Raises ValueError if it has none."""
+        raise NotImplementedError
+
 
 @dataclasses.dataclass(frozen=True)
-class TsvFile(Source):
-    """`source<TAB>english` lines, plain or gzip."""
+class TsvFile(_LineFile):
+    """`source<TAB>english` lines."""
 
     path: pathlib.Path
     language: str
     split: str | None = None
 
-    def rows(self) -> Iterator[Row]:
-        return (Row(self.language, pair) for pair in tsv.read(self.path))
+    def _parse(self, line: str) -> Pair:
+        return tsv.parse(line)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,17 +122,14 @@ class MosesFiles(Source):
 
 
 @dataclasses.dataclass(frozen=True)
-class JsonlFile(Source):
-    """One JSON object a line, plain or gzip; dots in a field's name lead into inner objects."""
+class JsonlFile(_LineFile):
+    """One JSON object a line; dots in a field's name lead into inner objects."""
 
     path: pathlib.Path
     language: str
     source_field: str
     english_field: str
     split: str | None = None
-
-    def rows(self) -> Iterator[Row]:
-        return (Row(self.language, pair) for pair in tsv.read_lines(self.path, self._parse))
 
     def _parse(self, line: str) -> Pair:
         try:

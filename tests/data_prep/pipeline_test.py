@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from data_prep import pipeline, sources, tsv
+from data_prep import chunks, pipeline, selection, sources, tsv
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from lingvo_gshard.input import manifest, records
@@ -124,6 +124,25 @@ def test_two_builds_are_byte_identical_whatever_the_number_of_processes(built, t
     assert _contents(tmp_path / "again") == _contents(folder / "data")
 
 
+def test_spans_and_groups_make_no_difference(tmp_path, monkeypatch):
+    """Of plain files that are held out from, with one in four lines malformed."""
+    (tmp_path / "text").mkdir()
+    for code, number in {"de": 300, "fr": 45}.items():
+        lines = [f"{code} {i % 190}\tnumber {i % 190}\n" if i % 4 else "x\n" for i in range(number)]
+        (tmp_path / "text" / f"{code}-en.tsv").write_text("".join(lines))
+    config = dataclasses.replace(_CONFIG, max_malformed_share=0.3, held_out_share=0.2)
+    logged = []
+    monkeypatch.setattr(chunks.logging, "warning", lambda *args: logged.append(args[0] % args[1:]))
+    pipeline.build(tmp_path / "text", tmp_path / "whole", config)
+    of_whole = [line for line in logged if "skipped" in line]
+    assert len(of_whole) == 20 and "de-en.tsv:37: skipped: expected 1 tab" in of_whole[9]
+    monkeypatch.setattr(tsv, "_BYTES_PER_SPAN", 500)
+    monkeypatch.setattr(selection, "_PAIRS_PER_GROUP", 50)
+    pipeline.build(tmp_path / "text", tmp_path / "parts", config)
+    assert [line for line in logged if "skipped" in line] == of_whole * 2
+    assert _contents(tmp_path / "parts") == _contents(tmp_path / "whole")
+
+
 def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
     """One step's tasks are shared by two processes, as all steps' are in the slow tests."""
     folder, _ = built
@@ -180,7 +199,7 @@ def _start(function, *args) -> multiprocessing.Process:
 @pytest.mark.slow
 def test_killed_in_every_step_it_ends_with_the_same_bytes(built, tmp_path):
     folder, _ = built
-    results = tmp_path / "data" / ".unfinished" / "tasks"
+    results = tmp_path / "data" / ".unfinished" / "results"
     build = (pipeline.build, folder / "text", tmp_path / "data", _CONFIG, 2)
     # As soon as a step has a result, its other tasks are under way.
     for step in ("survey", "clean", "select", "draw", "vocab", "records", "text"):
