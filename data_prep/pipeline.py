@@ -29,6 +29,7 @@ from absl import logging
 from data_prep import (
     chunks,
     encoding,
+    engines,
     files,
     languages,
     report,
@@ -42,6 +43,7 @@ from data_prep import (
 from data_prep.chunks import Chunk, Cleaned, Dropped
 from data_prep.config import BuildConfig
 from data_prep.encoding import Encoded
+from data_prep.engines import Engine
 from data_prep.selection import Selected
 from data_prep.shards import Shard
 from data_prep.sources import Source
@@ -59,7 +61,8 @@ def build(
     input_dir: pathlib.Path, out_dir: pathlib.Path, config: BuildConfig, num_workers: int = 1
 ) -> manifest.Manifest:
     """Prepares a corpus folder (sources.py) and returns the manifest. Raises as `run_through`."""
-    run_through(Step.REPORT, sources.in_folder(input_dir), out_dir, config, num_workers)
+    found, engine = sources.in_folder(input_dir), engines.pool(num_workers)
+    run_through(Step.REPORT, found, out_dir, config, engine)
     return manifest.load(out_dir)
 
 
@@ -68,7 +71,7 @@ def run_through(
     found: Sequence[Source],
     out_dir: pathlib.Path,
     config: BuildConfig,
-    num_workers: int,
+    engine: Engine,
 ) -> None:
     """Runs the steps up to `last` that are not done yet; the manifest is written last of all.
 
@@ -84,7 +87,7 @@ def run_through(
         return
     if work_dir.exists():
         logging.info("%s: continuing where an earlier run stopped", out_dir)
-    run = partial(runs.run_tasks, work_dir / "results", num_workers)
+    run = partial(runs.run_tasks, work_dir / "results", engine)
     steps = _Steps(found, out_dir, work_dir, config, run)
     for step in Step:
         getattr(steps, step)  # Runs it, as each step is a cached property.

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from data_prep import chunks, pipeline, selection, sources, tsv
+from data_prep import chunks, engines, pipeline, selection, sources, tsv
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from lingvo_gshard.input import manifest, records
@@ -149,7 +149,7 @@ def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
     found = sources.in_folder(folder / "text")
     for step in pipeline.Step:
         num_workers = 2 if step is pipeline.Step.RECORDS else 1
-        pipeline.run_through(step, found, tmp_path, _CONFIG, num_workers)
+        pipeline.run_through(step, found, tmp_path, _CONFIG, engines.pool(num_workers))
         assert (tmp_path / "manifest.json").exists() == (step is pipeline.Step.REPORT)
         assert (tmp_path / ".unfinished").exists() == (step is not pipeline.Step.REPORT)
     assert _contents(tmp_path) == _contents(folder / "data")
@@ -158,7 +158,7 @@ def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
 def test_another_plan_is_refused_and_nothing_is_lost(built, tmp_path):
     folder, _ = built
     found = sources.in_folder(folder / "text")
-    pipeline.run_through(pipeline.Step.SELECT, found, tmp_path, _CONFIG, num_workers=1)
+    pipeline.run_through(pipeline.Step.SELECT, found, tmp_path, _CONFIG, engines.pool(1))
     finished = shutil.copytree(folder / "data", tmp_path / "finished")
     for out in (tmp_path, finished):
         before = _contents(out)
