@@ -5,7 +5,8 @@
     python -m data_prep.build --config=FILE --out=DATA_DIR
 
 TEXT_DIR contains {train,dev,test}/<lang>-en.tsv[.gz], or only <lang>-en.tsv[.gz]. FILE names
-sources of any kind and sets everything else; data_prep/config.py shows one. The same command
+sources of any kind and sets everything else; data_prep/config.py shows one, and data_prep/recipes
+has some for public corpora, which lie in --input if that is given, too. The same command
 continues a run that was stopped. Errors are one line; --verbosity=1 shows the traceback.
 
 --engine=dask runs the tasks on the Dask cluster of --scheduler=HOST:PORT, whose workers need the
@@ -60,11 +61,12 @@ def main(argv: list[str]) -> None:
 
 
 def _sources_and_config() -> tuple[tuple[sources.Source, ...], config.BuildConfig]:
-    if (_INPUT.value is None) == (_CONFIG.value is None):
-        raise ValueError("give --input=TEXT_DIR or --config=FILE, one of them")
+    if _INPUT.value is None and _CONFIG.value is None:
+        raise ValueError("give --input=TEXT_DIR, --config=FILE, or both")
+    folder = None if _INPUT.value is None else pathlib.Path(_INPUT.value)
     settings: dict[str, Any] = {f.name: f.value for f in _SETTINGS if f.value is not None}
     if _CONFIG.value is not None:
-        return config.load(pathlib.Path(_CONFIG.value), settings)
+        return config.load(pathlib.Path(_CONFIG.value), settings, folder)
     return sources.in_folder(pathlib.Path(str(_INPUT.value))), config.BuildConfig(**settings)
 
 

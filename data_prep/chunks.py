@@ -178,8 +178,9 @@ def _well_formed(rows: Iterable[Row], made: Cleaned) -> Iterator[tuple[str, Pair
         if isinstance(row.pair, Pair):
             yield row.language, row.pair
             continue
-        made.dropped[row.language, Rule.MALFORMED] += 1
-        if len(made.malformed) < _LOGGED_LINES:
+        rule = Rule.LOW_SCORE if row.pair is None else Rule.MALFORMED
+        made.dropped[row.language, rule] += 1
+        if row.pair and len(made.malformed) < _LOGGED_LINES:
             made.malformed.append(row.pair)
 
 

@@ -31,10 +31,10 @@ _TMX_TEXT_ELEMENTS = ("hi", "sub")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one line holds, and the code of its source language."""
+    """What one line holds, and the code of its source language; None has too low a score."""
 
     language: str
-    pair: Pair | Malformed
+    pair: Pair | Malformed | None
 
 
 class Source:
@@ -83,8 +83,8 @@ class _LineFile(Source):
         pairs = tsv.read_lines(self.path, self._parse, span)
         return (Row(self.language, pair) for pair in pairs)
 
-    def _parse(self, line: str) -> Pair:
-        """Returns a line's pair. Raises ValueError if it has none."""
+    def _parse(self, line: str) -> Pair | None:
+        """Returns a line's pair, None if its score is too low. Raises ValueError if it has none."""
         raise NotImplementedError
 
 
@@ -98,6 +98,31 @@ class TsvFile(_LineFile):
 
     def _parse(self, line: str) -> Pair:
         return tsv.parse(line)
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnsFile(_LineFile):
+    """Lines of columns between tabs, as mined text has; their numbers begin at 0.
+
+    Lines with a lower score than `min_score` are dropped, if a column has one.
+    """
+
+    path: pathlib.Path
+    language: str
+    source_column: int
+    english_column: int
+    score_column: int | None = None
+    min_score: float = 0.0
+    split: str | None = None
+
+    def _parse(self, line: str) -> Pair | None:
+        columns = line.split("\t")
+        try:
+            if self.score_column is not None and float(columns[self.score_column]) < self.min_score:
+                return None
+            return Pair.of(columns[self.source_column], columns[self.english_column])
+        except IndexError as error:
+            raise ValueError(f"there are only {len(columns)} columns") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,7 +161,7 @@ class JsonlFile(_LineFile):
             fields = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"not JSON: {error}") from error
-        return Pair.of(_field(fields, self.source_field), _field(fields, self.english_field))
+        return Pair.of(text_at(fields, self.source_field), text_at(fields, self.english_field))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,12 +287,19 @@ def _language_files(folder: pathlib.Path, split: str | None) -> list[TsvFile]:
     return list(files.values())
 
 
-def _field(fields: Any, dotted: str) -> str:
+def value_at(fields: Any, dotted: str) -> Any:
+    """Returns the value of a field, None if there is none; dots lead into inner objects."""
     for name in dotted.split("."):
         fields = fields.get(name) if isinstance(fields, dict) else None
-    if not isinstance(fields, str):
-        raise ValueError(f"no text in field {dotted!r}")
     return fields
+
+
+def text_at(fields: Any, dotted: str) -> str:
+    """Returns the text of a field. Raises ValueError if there is none."""
+    text = value_at(fields, dotted)
+    if not isinstance(text, str):
+        raise ValueError(f"no text in field {dotted!r}")
+    return text
 
 
 def _variants(unit: etree._Element) -> list[tuple[str, str]]:
