@@ -20,7 +20,7 @@ from typing import IO
 import numpy as np
 from absl import logging
 
-from data_prep import cleaning, languages
+from data_prep import cleaning, languages, tsv
 from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
 from data_prep.sources import Row, Source
@@ -36,7 +36,7 @@ Dropped = collections.Counter[tuple[str, Rule]]  # Numbers of pairs by language 
 class Chunk:
     """One chunk of one split of a language; `path` is the path of its text.
 
-    `start` is the number of the source's pairs in this split and language before it.
+    `start` is the position of its first pair among those of the split and language.
     """
 
     split: str
@@ -49,11 +49,6 @@ class Chunk:
         """Returns the path of an array, such as the digests, beside the text."""
         return self.path.with_suffix(f".{name}.npy")
 
-    def block_sizes(self, is_kept: np.ndarray, pairs_per_block: int) -> list[int]:
-        """Counts the kept pairs, given bool [n], in each block of the source that it lies in."""
-        blocks = (self.start + np.arange(self.num_pairs)) // pairs_per_block
-        return np.bincount(blocks - blocks[0], weights=is_kept).astype(int).tolist()
-
     def digests(self) -> np.ndarray:
         """Maps the digests from their file, uint64 [n, 3]."""
         return np.load(self.array_path("digests"), mmap_mode="r")
@@ -64,13 +59,18 @@ class Chunk:
             for line in file:
                 yield Pair(*line.rstrip("\n").split("\t"))
 
-    def kept_pairs(self) -> Iterator[Pair]:
-        """Yields the pairs that were selected: in dev and test, all of them."""
+    def is_kept(self) -> np.ndarray:
+        """Returns which pairs were selected, bool [n]: in dev and test, all of them."""
         if self.split != "train":
-            yield from self.pairs()
-            return
-        is_kept = np.load(self.array_path("kept")).tolist()
-        yield from (pair for pair, keep in zip(self.pairs(), is_kept, strict=True) if keep)
+            return np.ones(self.num_pairs, bool)
+        return np.load(self.array_path("kept"))
+
+    def kept_pairs(self, positions: range = tsv.WHOLE) -> Iterator[Pair]:
+        """Yields the pairs that were selected and are at `positions`."""
+        chosen = self.is_kept()
+        chosen[: max(positions.start - self.start, 0)] = False
+        chosen[max(positions.stop - self.start, 0) :] = False
+        yield from itertools.compress(self.pairs(), chosen.tolist())
 
 
 class Writer:
@@ -200,35 +200,22 @@ def join(source: Source, parts: Sequence[Cleaned], max_malformed_share: float) -
 
     Raises ValueError if too many lines are malformed.
     """
-    malformed = []
-    for part, before in zip(parts, _sums_before(part.num_rows for part in parts), strict=True):
-        malformed += [dataclasses.replace(m, number=before + m.number) for m in part.malformed]
-    for one in malformed[:_LOGGED_LINES]:
-        logging.warning("%s:%d: skipped: %s", source, one.number, one.reason)
-    dropped = sum((part.dropped for part in parts), Dropped())
-    num_bad = sum(number for (_, rule), number in dropped.items() if rule is Rule.MALFORMED)
-    _check_share(source, num_bad, sum(part.num_rows for part in parts), max_malformed_share)
-    repaired = sum((part.repaired for part in parts), collections.Counter[str]())
-    placed = _placed(chunk for part in parts for chunk in part.chunks)
-    return Cleaned(placed, dropped, repaired, malformed)
+    made = Cleaned([], collections.Counter(), collections.Counter(), [])
+    for part in parts:
+        for bad in part.malformed[: _LOGGED_LINES - len(made.malformed)]:
+            made.malformed.append(dataclasses.replace(bad, number=made.num_rows + bad.number))
+        made.chunks.extend(part.chunks)
+        made.dropped.update(part.dropped)
+        made.repaired.update(part.repaired)
+    for bad in made.malformed:
+        logging.warning("%s:%d: skipped: %s", source, bad.number, bad.reason)
+    _check_share(source, made, max_malformed_share)
+    return made
 
 
-def _sums_before(numbers: Iterable[int]) -> list[int]:
-    return list(itertools.accumulate(numbers, initial=0))[:-1]
-
-
-def _placed(made: Iterable[Chunk]) -> list[Chunk]:
-    """Returns a source's chunks, in order, with their `start`."""
-    starts: collections.Counter[tuple[str, str]] = collections.Counter()
-    placed = []
-    for chunk in made:
-        key = chunk.split, chunk.language
-        placed.append(dataclasses.replace(chunk, start=starts[key]))
-        starts[key] += chunk.num_pairs
-    return placed
-
-
-def _check_share(source: Source, num_bad: int, num_rows: int, max_malformed_share: float) -> None:
+def _check_share(source: Source, made: Cleaned, max_malformed_share: float) -> None:
+    num_bad = sum(number for (_, rule), number in made.dropped.items() if rule is Rule.MALFORMED)
+    num_rows = made.num_rows
     if not num_rows:
         logging.warning("%s is empty", source)
     if num_bad > max_malformed_share * num_rows:

@@ -10,7 +10,6 @@ import functools
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from lingvo_gshard import cli
 from lingvo_gshard.core import child_process
@@ -43,15 +42,7 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
     except (OSError, ValueError) as error:
         raise ValueError(f"no Dask scheduler answers at {scheduler}: {error}") from error
     with client:
-        yield functools.partial(_run_on_cluster, client, distributed.KilledWorker)
-
-
-def _run_on_cluster(client: Any, killed: type[Exception], calls: Sequence[Call]) -> Iterator[None]:
-    try:
-        yield from _completed(client.get_executor(pure=False), calls)
-    except (concurrent.futures.CancelledError, killed) as error:
-        reason = str(error) or "its scheduler is gone"
-        raise OSError(f"the Dask cluster failed; the same command goes on: {reason}") from error
+        yield functools.partial(_completed, client.get_executor(pure=False))
 
 
 def _run_in_pool(num_workers: int, calls: Sequence[Call]) -> Iterator[None]:

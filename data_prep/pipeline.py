@@ -23,14 +23,12 @@ import shutil
 from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
 
-import numpy as np
 from absl import logging
 
 from data_prep import (
     chunks,
     encoding,
     engines,
-    files,
     languages,
     report,
     runs,
@@ -45,7 +43,6 @@ from data_prep.config import BuildConfig
 from data_prep.encoding import Encoded
 from data_prep.engines import Engine
 from data_prep.selection import Selected
-from data_prep.shards import Shard
 from data_prep.sources import Source
 from data_prep.vocabulary import Side
 from lingvo_gshard.input import manifest
@@ -136,8 +133,14 @@ class _Steps:
     def chunks(self) -> dict[_Key, list[Chunk]]:
         """The chunks in the order of the sources."""
         found: dict[_Key, list[Chunk]] = collections.defaultdict(list)
-        for chunk in itertools.chain.from_iterable(one.chunks for one in self.clean):
-            found[chunk.split, chunk.language].append(chunk)
+        ends: collections.Counter[_Key] = collections.Counter()
+        for one in self.clean:
+            for key, end in ends.items():  # A source begins a block of its own.
+                ends[key] = end + -end % self.config.pairs_per_chunk
+            for chunk in one.chunks:
+                key = chunk.split, chunk.language
+                found[key].append(dataclasses.replace(chunk, start=ends[key]))
+                ends[key] += chunk.num_pairs
         return dict(sorted(found.items()))
 
     @cached_property
@@ -184,7 +187,12 @@ class _Steps:
         calls = {}
         for (split, code), members in self.chunks.items():
             max_pieces = self.config.max_pieces if split == "train" else math.inf
-            divided = self._shards(split, code, members)
+            per_block, per_shard = self.config.pairs_per_chunk, self.config.pairs_per_shard
+            if split == "train":
+                sizes = self.select[code].block_sizes
+            else:
+                sizes = shards.block_sizes(members, per_block)
+            divided = shards.divide(members, sizes, per_block, per_shard)
             for i, shard in enumerate(divided):
                 name = f"records/{split}/{code}-{i:05d}-of-{len(divided):05d}"
                 call = partial(encoding.encode, shard, self.out_dir, name, models, max_pieces)
@@ -195,14 +203,6 @@ class _Steps:
         if not any(found["train", code].source.lengths for code in self.train):
             raise _nothing_left(found.values())
         return found
-
-    def _shards(self, split: str, code: str, members: Sequence[Chunk]) -> list[Shard]:
-        per_block, per_shard = self.config.pairs_per_chunk, self.config.pairs_per_shard
-        if split == "train":
-            sizes = self.select[code].block_sizes
-        else:
-            sizes = [one.block_sizes(np.ones(one.num_pairs), per_block) for one in members]
-        return shards.divide(members, sizes, per_block, per_shard)
 
     @cached_property
     def texts(self) -> dict[_Key, manifest.DataFile]:
@@ -229,7 +229,8 @@ class _Steps:
             config=dataclasses.asdict(self.config) | {"sources": list(map(str, self.sources))},
             library_versions=runs.library_versions(),
         )
-        files.delete_partial(self.out_dir)
+        for path in self.out_dir.rglob("*.partial"):  # Left by processes that were killed.
+            path.unlink(missing_ok=True)
         manifest.save(made, self.out_dir)
         shutil.rmtree(self.work_dir, ignore_errors=True)
 

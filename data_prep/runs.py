@@ -95,4 +95,6 @@ def run_tasks(
 
 
 def _run(call: Callable[[], Any], path: pathlib.Path) -> None:
-    files.write(path, pickle.dumps(call()))
+    result = call()
+    with files.replacing(path) as partial:
+        partial.write_bytes(pickle.dumps(result))

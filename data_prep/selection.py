@@ -1,11 +1,10 @@
 """The rules that need the whole corpus: no pair of dev or test in training, and no pair twice.
 
-Texts are compared by 64-bit digests. Like an external sort, it has two passes, and the number of
-pairs in memory does not depend on the corpus. A language's chunks form groups, and each task writes
-the digests of a group in order. Each task of the next step reads one range of the digests from all
-groups, and writes which of these pairs occur earlier. Last, each group's tasks write which pairs of
-its chunks are kept. Chunks are opened once in each of the passes over groups; there are as many
-ranges as groups, so of the pieces between them there are n**2 / _PAIRS_PER_GROUP**2.
+Texts are compared by 64-bit digests. As in an external sort, a language's chunks are divided into
+groups, and the digests into as many ranges. Each task of the first step sorts a group's digests,
+of the second finds in one range what occurs earlier, and of the third writes which pairs of a
+group's chunks are kept. So the pairs in memory are those of one group or range, and only the number
+of pieces between groups and ranges is a square, (pairs / _PAIRS_PER_GROUP)**2.
 
     <language>-<group>.sorted.npy    uint64 [2, n]: digests in order, and positions in the group
     <language>-<range>.repeated.npy  uint64 [2, n]: groups in order, and positions in each
@@ -21,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep import chunks, files
+from data_prep import chunks, files, shards
 from data_prep.chunks import Chunk
 from data_prep.cleaning import Rule
 
@@ -31,17 +30,14 @@ Runner = Callable[[str, Mapping[Any, Callable[[], Any]]], dict[Any, Any]]  # See
 
 @dataclasses.dataclass(frozen=True)
 class Selected:
-    """How many pairs are kept of each block that a chunk lies in, for each chunk in order.
+    """The number of pairs kept of each block (shards.py), and dropped by language and rule."""
 
-    `dropped` counts the others by language and rule.
-    """
-
-    block_sizes: list[list[int]]
+    block_sizes: collections.Counter[int]
     dropped: chunks.Dropped
 
     @property
     def num_kept(self) -> int:
-        return sum(map(sum, self.block_sizes))
+        return self.block_sizes.total()
 
 
 def groups(members: Sequence[Chunk]) -> list[list[Chunk]]:
@@ -78,10 +74,10 @@ def select(
             keep[code, i] = partial(_keep, group, i, in_order[i], repeated, pairs_per_block)
     run("sort", sort)
     run("repeated", repeat)
-    found: dict[str, Selected] = {}
+    found = {code: Selected(collections.Counter(), collections.Counter()) for code in train}
     for (code, _), kept in run("select", keep).items():
-        before = found.get(code, Selected([], collections.Counter()))
-        found[code] = Selected(before.block_sizes + kept.block_sizes, before.dropped + kept.dropped)
+        found[code].block_sizes.update(kept.block_sizes)
+        found[code].dropped.update(kept.dropped)
     return found
 
 
@@ -149,11 +145,10 @@ def _keep(
         here = slice(*(np.searchsorted(groups_of, np.uint64(i)) for i in (index, index + 1)))
         is_kept[positions[here]] = False
     ends = np.cumsum([chunk.num_pairs for chunk in group])
-    sizes = []
     for chunk, kept in zip(group, np.split(is_kept, ends[:-1]), strict=True):
         files.save_array(chunk.array_path("kept"), kept)
-        sizes.append(chunk.block_sizes(kept, pairs_per_block))
     num_dropped = len(is_kept) - np.count_nonzero(is_kept)
     dropped = {Rule.HELD_OUT: num_held_out, Rule.DUPLICATE: num_dropped - num_held_out}
     by_rule = {(group[0].language, rule): int(number) for rule, number in dropped.items()}
+    sizes = shards.block_sizes(group, pairs_per_block)
     return Selected(sizes, collections.Counter(by_rule))

@@ -59,14 +59,9 @@ def spans(path: pathlib.Path) -> list[range]:
     """Splits a file's bytes into spans of about the same size; a gzip file stays whole."""
     if path.suffix == ".gz":
         return [WHOLE]
-    size_bytes = path.stat().st_size
-    return divide(size_bytes, size_bytes)
-
-
-def divide(number: int, size_bytes: int) -> list[range]:
-    """Divides a number of things, of together `size_bytes`, into spans that tasks read."""
-    num_spans = max(1, min(number, -(-size_bytes // _BYTES_PER_SPAN)))
-    bounds = [i * number // num_spans for i in range(num_spans + 1)]
+    size = path.stat().st_size
+    number = max(1, -(-size // _BYTES_PER_SPAN))
+    bounds = [i * size // number for i in range(number + 1)]
     return [range(*each) for each in itertools.pairwise(bounds)]
 
 

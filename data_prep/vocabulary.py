@@ -50,7 +50,7 @@ def draw(
         partial.open("w", encoding="utf-8", newline="\n") as file,
     ):
         for chunk in members:
-            digests = chunk.digests()[np.load(chunk.array_path("kept")), chunks.PAIR]
+            digests = chunk.digests()[chunk.is_kept(), chunks.PAIR]
             copies = num_copies(digests, quota / max(num_kept, 1), seed)
             for pair, number in zip(chunk.kept_pairs(), copies.tolist(), strict=True):
                 file.write(pair.line * number)
@@ -116,5 +116,6 @@ def train(side: Side, sentences: Iterable[str], config: BuildConfig, path: pathl
     if size != wanted:
         logging.warning("%s vocabulary: the text has only %d pieces, %d asked", side, size, wanted)
     path.parent.mkdir(parents=True, exist_ok=True)
-    files.write(path, model.getvalue())
+    with files.replacing(path) as partial:
+        partial.write_bytes(model.getvalue())
     return size

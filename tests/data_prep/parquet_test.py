@@ -2,7 +2,6 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from data_prep import tsv
 from data_prep.parquet import ParquetFile
 from data_prep.sources import Row
 from data_prep.tsv import Malformed, Pair
@@ -30,16 +29,6 @@ def test_named_columns_and_a_threshold(path):
     scored = list(ParquetFile(path, "de", **_COLUMNS, score_column="score", min_score=0.5).rows())
     assert [row.pair is None for row in scored] == [True] * 5 + [False] * 4 + [True]
     assert scored[5] == rows[5]
-
-
-def test_spans_are_row_groups(path, monkeypatch):
-    monkeypatch.setattr(tsv, "_BYTES_PER_SPAN", 100)
-    source = ParquetFile(path, "de", **_COLUMNS)
-    assert source.spans() == [range(0, 1), range(1, 2), range(2, 3), range(3, 4)]
-    english = [row.pair.english for row in source.rows_in(range(0, 2))]
-    assert english == [f"sentence {i}" for i in range(6)]
-    (bad,) = [row.pair for row in source.rows_in(range(2, 3)) if isinstance(row.pair, Malformed)]
-    assert bad.number == 3
 
 
 def test_what_is_damaged_or_lacks_a_column_is_named(path):

@@ -41,9 +41,8 @@ def test_of_equal_pairs_the_first_is_kept_over_all_chunks(tmp_path, monkeypatch)
     kept = [pair for chunk in train for pair in chunk.kept_pairs()]
     assert kept == list(dict.fromkeys(pairs))
     assert selected.num_kept == len(kept)
-    # Without starts, each chunk begins a block.
-    assert selected.block_sizes == [[len(list(chunk.kept_pairs()))] for chunk in train]
-    assert selected.dropped == {("de", Rule.DUPLICATE): 1000 - len(kept)}
+    assert selected.block_sizes[0] == sum(len(list(chunk.kept_pairs())) for chunk in train)
+    assert selected.dropped == {("de", Rule.HELD_OUT): 0, ("de", Rule.DUPLICATE): 1000 - len(kept)}
 
 
 def test_nothing_of_the_held_out_splits_stays_on_either_side(tmp_path):
@@ -57,7 +56,7 @@ def test_nothing_of_the_held_out_splits_stays_on_either_side(tmp_path):
     train = _write(tmp_path, "train", "x", pairs)
     selected = _select(tmp_path, train, held_out)
     assert list(train[0].kept_pairs()) == [pairs[2]]
-    assert selected.dropped == {("de", Rule.HELD_OUT): 3}
+    assert selected.dropped == {("de", Rule.HELD_OUT): 3, ("de", Rule.DUPLICATE): 0}
     assert list(held_out[0].kept_pairs()) == list(held_out[0].pairs())
 
 
@@ -79,8 +78,9 @@ def test_the_files_opened_grow_as_the_corpus(tmp_path, monkeypatch):
         opened.clear()
         assert _select(tmp_path, train).num_kept == size
         numbers.append(len(opened))
-    # A group's digests of dev and test, sorted, and repeated; and each of 10 x 10 pieces twice.
-    assert numbers == [100 + 2 + 1 + 1 + 1, 1000 + 10 * (2 + 1 + 10 + 10)]
+    # A chunk's digests and what is kept; a group's held-out digests of two kinds, and its sorted
+    # ones; and each piece between groups and ranges twice.
+    assert numbers == [2 * 100 + 2 + 1 + 2 * 1, 2 * 1000 + 10 * (2 + 1) + 2 * 10 * 10]
 
 
 def test_nothing_is_changed_in_place(tmp_path):
