@@ -72,6 +72,7 @@ bench: setup .venv-torch/ready
 	$(PY) -m bench.decode
 	$(PY) -m bench.data_prep
 	$(PY) -m bench.data_prep_memory --set=max_vocab_sentences=30000
+	$(PY) -m bench.data_prep_tasks
 	$(PY) -m bench.input
 
 # After an interruption the demo continues; `make clean-demo` deletes it.

@@ -70,7 +70,8 @@ class Chunk:
         chosen = self.is_kept()
         chosen[: max(positions.start - self.start, 0)] = False
         chosen[max(positions.stop - self.start, 0) :] = False
-        yield from itertools.compress(self.pairs(), chosen.tolist())
+        both = zip(self.pairs(), chosen.tolist(), strict=True)
+        yield from (pair for pair, is_chosen in both if is_chosen)
 
 
 class Writer:

@@ -40,7 +40,9 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
     try:
         client = distributed.Client(scheduler, **({} if scheduler else workers))
     except (OSError, ValueError) as error:
-        raise ValueError(f"no Dask scheduler answers at {scheduler}: {error}") from error
+        raise ValueError(
+            f"no Dask scheduler answers at {scheduler or 'this machine'}: {error}"
+        ) from error
     with client:
         yield functools.partial(_completed, client.get_executor(pure=False))
 
