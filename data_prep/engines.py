@@ -40,9 +40,8 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
     try:
         client = distributed.Client(scheduler, **({} if scheduler else workers))
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"no Dask scheduler answers at {scheduler or 'this machine'}: {error}"
-        ) from error
+        where = scheduler or "this machine"
+        raise ValueError(f"no Dask scheduler answers at {where}: {error}") from error
     with client:
         yield functools.partial(_completed, client.get_executor(pure=False))
 
