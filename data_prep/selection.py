@@ -24,7 +24,7 @@ from data_prep import chunks, files, shards
 from data_prep.chunks import Chunk
 from data_prep.cleaning import Rule
 
-_PAIRS_PER_GROUP = 1 << 23
+_PAIRS_PER_GROUP = 1 << 24
 Runner = Callable[[str, Mapping[Any, Callable[[], Any]]], dict[Any, Any]]  # See runs.run_tasks.
 
 
