@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 import multiprocessing
 import os
@@ -179,6 +180,27 @@ def test_what_is_finished_is_not_done_again(built, tmp_path):
     (data / "text/test/ja-en.tsv.gz").unlink()
     with pytest.raises(ValueError, match=r"ja-en.tsv.gz is missing: .* prepare the data again"):
         pipeline.build(folder / "text", data, _CONFIG)
+
+
+def test_a_source_that_disappears_midway_is_named_and_nothing_is_lost(tmp_path):
+    _write_corpus(tmp_path / "text")
+    found = sources.in_folder(tmp_path / "text")
+    gone = tmp_path / "text" / "train" / "fr-en.tsv.gz"
+
+    def engine(calls):
+        gone.rename(tmp_path / "elsewhere")
+        yield from engines.pool(1)(calls)
+
+    build = functools.partial(pipeline.run_through, found=found, out_dir=tmp_path / "data")
+    build(pipeline.Step.SURVEY, config=_CONFIG, engine=engines.pool(1))
+    with pytest.raises(ValueError, match=r"no file .*train/fr-en.tsv.gz"):
+        build(pipeline.Step.CLEAN, config=_CONFIG, engine=engine)
+    results = tmp_path / "data" / ".unfinished" / "results"
+    done = {path: path.stat().st_mtime_ns for path in results.iterdir()}
+    assert {path.name for path in done} >= {"survey-000000.result", "clean-000000.result"}
+    (tmp_path / "elsewhere").rename(gone)
+    build(pipeline.Step.CLEAN, config=_CONFIG, engine=engines.pool(1))
+    assert all(path.stat().st_mtime_ns == before for path, before in done.items())
 
 
 def test_a_folder_with_things_of_others_is_left_alone(built, tmp_path):
