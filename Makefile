@@ -19,7 +19,7 @@ BAZEL_TESTS := //tests:core/hyperparams_test //tests:sharding/mesh_test //tests:
 
 setup: .venv/ready
 
-.venv/ready: requirements.txt requirements-serve.txt requirements-dev.txt constraints.txt tools/setup.sh
+.venv/ready: requirements.txt requirements-serve.txt requirements-dask.txt requirements-dev.txt constraints.txt tools/setup.sh
 	tools/setup.sh
 
 # Needed only to compile for TPU topologies.
@@ -72,6 +72,7 @@ bench: setup .venv-torch/ready
 	$(PY) -m bench.decode
 	$(PY) -m bench.data_prep
 	$(PY) -m bench.data_prep_memory --set=max_vocab_sentences=30000
+	$(PY) -m bench.data_prep_tasks
 	$(PY) -m bench.input
 
 # After an interruption the demo continues; `make clean-demo` deletes it.

@@ -16,7 +16,7 @@ import tensorflow_text
 from absl import app, logging
 
 from bench import corpus
-from data_prep import config, pipeline, sources
+from data_prep import config, engines, pipeline, sources
 from data_prep.pipeline import Step
 from lingvo_gshard.core import table
 
@@ -48,7 +48,7 @@ def _step_secs(text: pathlib.Path, data: pathlib.Path) -> dict[Step, float]:
     secs = {}
     for step in Step:
         began = time.process_time()
-        pipeline.run_through(step, found, data, _CONFIG, num_workers=1)
+        pipeline.run_through(step, found, data, _CONFIG, engines.pool(1))
         secs[step] = time.process_time() - began
     return secs
 

@@ -47,17 +47,17 @@ class Cost:
 
 def main(argv: list[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        texts = _texts(pathlib.Path(folder))
-        costs = [_costs(text, pathlib.Path(folder, name)) for name, text in texts.items()]
+        corpora = texts(pathlib.Path(folder))
+        costs = [_costs(text, pathlib.Path(folder, name)) for name, text in corpora.items()]
     rows = [(step, *(each[step].peak_mib for each in costs)) for step in Step]
     highest = [max(cost.peak_mib for cost in each.values()) for each in costs]
     secs = [sum(cost.secs for cost in each.values()) for each in costs]
     rows += [("highest", *highest), ("seconds", *secs)]
     body = [(name, *(f"{number:.0f}" for number in numbers)) for name, *numbers in rows]
-    print(table.text([("MiB", *texts), *body]))
+    print(table.text([("MiB", *corpora), *body]))
 
 
-def _texts(folder: pathlib.Path) -> dict[str, pathlib.Path]:
+def texts(folder: pathlib.Path) -> dict[str, pathlib.Path]:
     """Writes the corpora; returns the folder of each by its name."""
     once, repeated = folder / "text", folder / "repeated"
     if _TEXT.value is None:

@@ -5,10 +5,17 @@
     python -m data_prep.build --config=FILE --out=DATA_DIR
 
 TEXT_DIR contains {train,dev,test}/<lang>-en.tsv[.gz], or only <lang>-en.tsv[.gz]. FILE names
-sources of any kind and sets everything else; data_prep/config.py shows one. The same command
+sources of any kind and sets everything else; data_prep/config.py shows one, and data_prep/recipes
+has some for public corpora, which lie in --input if that is given, too. The same command
 continues a run that was stopped. Errors are one line; --verbosity=1 shows the traceback.
+
+--engine=dask runs the tasks on the Dask cluster of --scheduler=HOST:PORT, whose workers need the
+same packages and see the same folders under the same absolute paths; one thread each is best. On
+Slurm or PBS, dask-jobqueue starts such a cluster and tells its address (scheduler_address).
+Without --scheduler, Dask starts --workers processes on this machine.
 """
 
+import contextlib
 import os
 import pathlib
 import time
@@ -16,7 +23,7 @@ from typing import Any
 
 from absl import flags, logging
 
-from data_prep import config, pipeline, sources
+from data_prep import config, engines, pipeline, sources
 from lingvo_gshard import cli
 from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import manifest
@@ -25,7 +32,9 @@ _INPUT = flags.DEFINE_string("input", None, "A folder of parallel text.")
 _CONFIG = flags.DEFINE_string("config", None, "A TOML file that names the sources.")
 _OUT = flags.DEFINE_string("out", None, "The folder to prepare.", required=True)
 _THROUGH = flags.DEFINE_enum_class("through", pipeline.Step.REPORT, pipeline.Step, "The last step.")
-_WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "Number of processes.")
+_ENGINE = flags.DEFINE_enum("engine", "local", ["local", "dask"], "What runs the tasks.")
+_SCHEDULER = flags.DEFINE_string("scheduler", None, "HOST:PORT of a Dask cluster's scheduler.")
+_WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "Number of local processes.")
 # These override the file.
 _SETTINGS = (
     flags.DEFINE_integer("source_vocab_size", None, "Pieces of the source vocabulary."),
@@ -45,19 +54,33 @@ def main(argv: list[str]) -> None:
     began = time.monotonic()
     found, settings = _sources_and_config()
     out_dir = pathlib.Path(_OUT.value)
-    with atomic_file.naming(out_dir):
-        pipeline.run_through(_THROUGH.value, found, out_dir, settings, _WORKERS.value)
+    with atomic_file.naming(out_dir), _engine() as engine:
+        pipeline.run_through(_THROUGH.value, found, out_dir, settings, engine)
     if _THROUGH.value is pipeline.Step.REPORT:
         _report(manifest.load(out_dir), time.monotonic() - began)
 
 
 def _sources_and_config() -> tuple[tuple[sources.Source, ...], config.BuildConfig]:
-    if (_INPUT.value is None) == (_CONFIG.value is None):
-        raise ValueError("give --input=TEXT_DIR or --config=FILE, one of them")
+    if _INPUT.value is None and _CONFIG.value is None:
+        raise ValueError("give --input=TEXT_DIR, --config=FILE, or both")
+    folder = None if _INPUT.value is None else pathlib.Path(_INPUT.value)
     settings: dict[str, Any] = {f.name: f.value for f in _SETTINGS if f.value is not None}
     if _CONFIG.value is not None:
-        return config.load(pathlib.Path(_CONFIG.value), settings)
+        return config.load(pathlib.Path(_CONFIG.value), settings, folder)
     return sources.in_folder(pathlib.Path(str(_INPUT.value))), config.BuildConfig(**settings)
+
+
+def _engine() -> contextlib.AbstractContextManager[engines.Engine]:
+    if _SCHEDULER.value is not None:
+        if _ENGINE.value != "dask":
+            raise ValueError("--scheduler needs --engine=dask")
+        for flag in (_INPUT, _CONFIG, _OUT):
+            if not os.path.isabs(flag.value or os.sep):
+                problem = f"--{flag.name}={flag.value} with --scheduler: expected an absolute path"
+                raise ValueError(f"{problem}, which is the same for all workers")
+    if _ENGINE.value == "dask":
+        return engines.dask(_SCHEDULER.value, _WORKERS.value)
+    return contextlib.nullcontext(engines.pool(_WORKERS.value))
 
 
 def _report(made: manifest.Manifest, elapsed_secs: float) -> None:

@@ -1,6 +1,7 @@
 """The first steps over one source: survey its scripts, then clean its pairs into chunks.
 
-A chunk is a fixed number of pairs in files, so that a step holds only one in memory:
+Tasks clean a source span by span. A chunk holds pairs of one span, at most a fixed number, so that
+a step holds only one in memory:
 
     <name>.tsv          source<TAB>english, in the order of the source
     <name>.digests.npy  uint64 [n, 3]: of the pair, of the English's key, of the source's key
@@ -12,17 +13,18 @@ import collections
 import dataclasses
 import itertools
 import pathlib
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import IO
 
 import numpy as np
 from absl import logging
 
-from data_prep import cleaning, languages
+from data_prep import cleaning, languages, tsv
 from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
-from data_prep.sources import Source
-from data_prep.tsv import Pair
+from data_prep.sources import Row, Source
+from data_prep.tsv import Malformed, Pair
 
 PAIR, ENGLISH, SOURCE = range(3)  # The digests' columns.
 _SURVEYED_ROWS = 2000
@@ -32,12 +34,16 @@ Dropped = collections.Counter[tuple[str, Rule]]  # Numbers of pairs by language 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """One chunk of one split of a language; `path` is the path of its text."""
+    """One chunk of one split of a language; `path` is the path of its text.
+
+    `start` is the position of its first pair among those of the split and language.
+    """
 
     split: str
     language: str
     path: pathlib.Path
     num_pairs: int
+    start: int = 0
 
     def array_path(self, name: str) -> pathlib.Path:
         """Returns the path of an array, such as the digests, beside the text."""
@@ -53,20 +59,28 @@ class Chunk:
             for line in file:
                 yield Pair(*line.rstrip("\n").split("\t"))
 
-    def kept_pairs(self) -> Iterator[Pair]:
-        """Yields the pairs that were selected: in dev and test, all of them."""
+    def is_kept(self) -> np.ndarray:
+        """Returns which pairs were selected, bool [n]: in dev and test, all of them."""
         if self.split != "train":
-            yield from self.pairs()
-            return
-        is_kept = np.load(self.array_path("kept")).tolist()
-        yield from (pair for pair, keep in zip(self.pairs(), is_kept, strict=True) if keep)
+            return np.ones(self.num_pairs, bool)
+        return np.load(self.array_path("kept"))
+
+    def kept_pairs(self, positions: range = tsv.WHOLE) -> Iterator[Pair]:
+        """Yields the pairs that were selected and are at `positions`."""
+        chosen = self.is_kept()
+        chosen[: max(positions.start - self.start, 0)] = False
+        chosen[max(positions.stop - self.start, 0) :] = False
+        both = zip(self.pairs(), chosen.tolist(), strict=True)
+        yield from (pair for pair, is_chosen in both if is_chosen)
 
 
 class Writer:
-    """Writes the chunks of one source to `folder`, in which there are no others."""
+    """Writes the chunks of one span to a new folder in `folder`."""
 
     def __init__(self, folder: pathlib.Path, pairs_per_chunk: int) -> None:
-        self._folder, self._pairs_per_chunk = folder, pairs_per_chunk
+        # The same task may be running elsewhere, given up as lost.
+        self._folder = folder / uuid.uuid4().hex
+        self._pairs_per_chunk = pairs_per_chunk
         self._numbers = itertools.count()
         self._open: dict[tuple[str, str], tuple[IO[str], array.array[int]]] = {}
         self._chunks: list[Chunk] = []
@@ -101,11 +115,19 @@ class Writer:
 
 @dataclasses.dataclass(frozen=True)
 class Cleaned:
-    """A source's chunks, and how many pairs were dropped and repaired of each language."""
+    """The chunks of a source or span, and how many pairs were dropped and repaired by language.
+
+    `malformed` are the first of its rows without a pair.
+    """
 
     chunks: list[Chunk]
     dropped: Dropped
     repaired: collections.Counter[str]
+    malformed: list[Malformed]
+
+    @property
+    def num_rows(self) -> int:
+        return self.dropped.total() + sum(chunk.num_pairs for chunk in self.chunks)
 
 
 def survey(source: Source) -> dict[str, collections.Counter[str]]:
@@ -118,17 +140,20 @@ def survey(source: Source) -> dict[str, collections.Counter[str]]:
 
 
 def clean(
-    source: Source, folder: pathlib.Path, scripts: Mapping[str, frozenset[str]], config: BuildConfig
+    source: Source,
+    span: range,
+    folder: pathlib.Path,
+    scripts: Mapping[str, frozenset[str]],
+    config: BuildConfig,
 ) -> Cleaned:
-    """Cleans a source into chunks in `folder`, given the scripts of each language.
+    """Cleans a span of a source into chunks in `folder`, given the scripts of each language.
 
     Training text is written normalized, dev and test unchanged. Raises ValueError if the source
-    cannot be read, or too many of its lines are malformed.
+    cannot be read.
     """
-    dropped: Dropped = collections.Counter()
-    repaired: collections.Counter[str] = collections.Counter()
+    made = Cleaned([], collections.Counter(), collections.Counter(), [])
     writer = Writer(folder, config.pairs_per_chunk)
-    for language, pair in _well_formed(source, config.max_malformed_share, dropped):
+    for language, pair in _well_formed(source.rows_in(span), made):
         own_scripts = scripts.get(language, frozenset())
         english = cleaning.repair(pair.english, cleaning.ENGLISH_SCRIPTS)
         fixed = Pair(cleaning.repair(pair.source, own_scripts), english)
@@ -139,12 +164,25 @@ def clean(
         else:
             rule = None if normalized.source and normalized.english else Rule.EMPTY
         if rule is not None:
-            dropped[language, rule] += 1
+            made.dropped[language, rule] += 1
             continue
         if split == "train":
-            repaired[language] += fixed != pair
+            made.repaired[language] += fixed != pair
         writer.add(split, language, normalized if split == "train" else pair, normalized)
-    return Cleaned(writer.close(), dropped, repaired)
+    made.chunks.extend(writer.close())
+    return made
+
+
+def _well_formed(rows: Iterable[Row], made: Cleaned) -> Iterator[tuple[str, Pair]]:
+    """Yields the language and the pair of each well-formed row and counts the others in `made`."""
+    for row in rows:
+        if isinstance(row.pair, Pair):
+            yield row.language, row.pair
+            continue
+        rule = Rule.LOW_SCORE if row.pair is None else Rule.MALFORMED
+        made.dropped[row.language, rule] += 1
+        if row.pair and len(made.malformed) < _LOGGED_LINES:
+            made.malformed.append(row.pair)
 
 
 def _held_out_split(english: str, held_out_share: float) -> str:
@@ -158,20 +196,27 @@ def _held_out_split(english: str, held_out_share: float) -> str:
     return "test" if position < 2 * held_out_share else "train"
 
 
-def _well_formed(
-    source: Source, max_malformed_share: float, dropped: Dropped
-) -> Iterator[tuple[str, Pair]]:
-    """Yields the language and the pair of each well-formed row and counts the others."""
-    num_rows = num_bad = 0
-    for row in source.rows():
-        num_rows += 1
-        if isinstance(row.pair, Pair):
-            yield row.language, row.pair
-            continue
-        num_bad += 1
-        dropped[row.language, Rule.MALFORMED] += 1
-        if num_bad <= _LOGGED_LINES:
-            logging.warning("%s:%d: skipped: %s", source, row.pair.number, row.pair.reason)
+def join(source: Source, parts: Sequence[Cleaned], max_malformed_share: float) -> Cleaned:
+    """Joins what was made of a source's spans, in order; warns of its first malformed lines.
+
+    Raises ValueError if too many lines are malformed.
+    """
+    made = Cleaned([], collections.Counter(), collections.Counter(), [])
+    for part in parts:
+        for bad in part.malformed[: _LOGGED_LINES - len(made.malformed)]:
+            made.malformed.append(dataclasses.replace(bad, number=made.num_rows + bad.number))
+        made.chunks.extend(part.chunks)
+        made.dropped.update(part.dropped)
+        made.repaired.update(part.repaired)
+    for bad in made.malformed:
+        logging.warning("%s:%d: skipped: %s", source, bad.number, bad.reason)
+    _check_share(source, made, max_malformed_share)
+    return made
+
+
+def _check_share(source: Source, made: Cleaned, max_malformed_share: float) -> None:
+    num_bad = sum(number for (_, rule), number in made.dropped.items() if rule is Rule.MALFORMED)
+    num_rows = made.num_rows
     if not num_rows:
         logging.warning("%s is empty", source)
     if num_bad > max_malformed_share * num_rows:

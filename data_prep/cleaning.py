@@ -41,6 +41,7 @@ class Rule(enum.StrEnum):
     """Why a pair is dropped; the manifest counts the pairs under these names."""
 
     MALFORMED = "malformed"  # The line holds no pair.
+    LOW_SCORE = "low_score"  # The source gives the pair a score below the threshold.
     UNDECODABLE = "undecodable"  # A replacement character: the text was damaged before.
     EMPTY = "empty"  # Nothing is left of a side.
     TOO_LONG = "too_long"  # A side has too many characters.

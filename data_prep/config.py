@@ -11,11 +11,19 @@
     path = "m4bible"
 
     [[sources]]
-    format = "moses"                  # also tsv, tmx, jsonl, po: see sources.py
+    format = "moses"                  # also tsv, columns, tmx, jsonl, po: see sources.py
     source = "europarl.de-en.de.gz"
     english = "europarl.de-en.en.gz"
     language = "de"
     split = "train"                   # if missing: distributed over train, dev and test
+
+    [[sources]]
+    format = "parquet"
+    path = "mined/{language}.parquet" # a table for each language: see patterns.py
+    source_column = "translation.{language}"
+    english_column = "translation.en"
+    score_column = "score"            # if given: rows with less than min_score are dropped
+    min_score = 1.06
 
     [[sources]]
     format = "jsonl"
@@ -31,7 +39,7 @@
     tfds_split = "train"
     languages = ["de", "zh"]          # if missing: all
 
-Paths are relative to the file, or absolute.
+Paths are relative to the file (or to --input, if it is given), or absolute.
 """
 
 import dataclasses
@@ -43,13 +51,21 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from data_prep import languages, sources
-from data_prep.sources import JsonlFile, MosesFiles, PoFile, Source, TfdsSplit, TmxFile, TsvFile
+from data_prep import languages, patterns, sources
+from data_prep.parquet import ParquetFile
+from data_prep.sources import Source
 from lingvo_gshard.input.manifest import SPLITS
 
 MODEL_TYPES = ("bpe", "unigram")
 _FORMATS: dict[str, type[Source]] = dict(
-    tsv=TsvFile, tmx=TmxFile, jsonl=JsonlFile, po=PoFile, moses=MosesFiles, tfds=TfdsSplit
+    tsv=sources.TsvFile,
+    tmx=sources.TmxFile,
+    jsonl=sources.JsonlFile,
+    po=sources.PoFile,
+    moses=sources.MosesFiles,
+    columns=sources.ColumnsFile,
+    parquet=ParquetFile,
+    tfds=sources.TfdsSplit,
 )
 # The four special ids, a piece for each byte, and one character.
 _MIN_VOCAB_SIZE = 4 + 256 + 1
@@ -103,11 +119,13 @@ class BuildConfig:
         _check_one_of("model_type", self.model_type, MODEL_TYPES)
 
 
-def load(path: pathlib.Path, settings: Mapping[str, Any]) -> tuple[tuple[Source, ...], BuildConfig]:
+def load(
+    path: pathlib.Path, settings: Mapping[str, Any], folder: pathlib.Path | None = None
+) -> tuple[tuple[Source, ...], BuildConfig]:
     """Reads a configuration file; `settings` override it.
 
-    Raises ValueError if the file is not TOML, has an unknown key or a bad value, or names a file
-    that is missing.
+    Its paths are relative to `folder`, by default the file's. Raises ValueError if the file is not
+    TOML, has an unknown key or a bad value, or names a file that is missing or named before.
     """
     try:
         fields = tomllib.loads(path.read_text(encoding="utf-8")) | dict(settings)
@@ -119,7 +137,9 @@ def load(path: pathlib.Path, settings: Mapping[str, Any]) -> tuple[tuple[Source,
             for tag, codes in fields.get("scripts", {}).items()
         }
         config = _call(BuildConfig, "the file", fields)
-        found = tuple(source for table in tables for source in _sources(table, path.parent))
+        folder = folder or path.parent
+        found = tuple(source for table in tables for source in _sources(table, folder))
+        _check_distinct(found)
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
     if not found:
@@ -127,7 +147,21 @@ def load(path: pathlib.Path, settings: Mapping[str, Any]) -> tuple[tuple[Source,
     return found, config
 
 
+def _check_distinct(found: Sequence[Source]) -> None:
+    """Raises ValueError if two sources read the same files for one language and split."""
+    seen = set()
+    for source in found:
+        fields = vars(source).values()
+        key = tuple(one.resolve() if isinstance(one, pathlib.Path) else one for one in fields)
+        if key in seen:
+            raise ValueError(f"sources: {source} is there twice for the same language and split")
+        seen.add(key)
+
+
 def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
+    if "{" in str(table.get("path")):
+        tables = patterns.expand(table, folder)
+        return [source for each in tables for source in _sources(each, folder)]
     fields = dict(table)
     name = fields.pop("format", None)
     _check_one_of("sources: format", name, ("folder", *_FORMATS))

@@ -12,10 +12,10 @@ import numpy as np
 import sentencepiece
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from data_prep import chunks, cleaning, tsv
+from data_prep import chunks, cleaning, files, tsv
 from data_prep.cleaning import Rule
+from data_prep.shards import Shard
 from lingvo_gshard import cli
-from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import example_codec, manifest
 
 _PAIRS_PER_BATCH = 2048
@@ -76,13 +76,13 @@ class Tokens:
 
 
 def encode(
-    members: Sequence[chunks.Chunk],
+    shard: Shard,
     data_dir: pathlib.Path,
     name: str,
     models: tuple[pathlib.Path, ...],
     max_pieces: float,
 ) -> Encoded:
-    """Writes the chunks' records to `name`.array_record and their lengths to `name`.lengths.npy.
+    """Writes a shard's records to `name`.array_record and their lengths to `name`.lengths.npy.
 
     Pairs with a side longer than `max_pieces`, counting EOS, are dropped. `models` are the
     SentencePiece models of source and target.
@@ -91,13 +91,13 @@ def encode(
     lengths = [np.empty((0, 2), np.int64)]
 
     def records() -> Iterator[bytes]:
-        for pairs, source, target in tokenize(_batches(members), *models):
+        for pairs, source, target in tokenize(_batches(shard), *models):
             is_short = np.maximum(source.lengths, target.lengths) <= max_pieces
             source, target = source.select(is_short), target.select(is_short)
             kept = list(itertools.compress(pairs, is_short.tolist()))
             texts = [pair.source for pair in kept], [pair.english for pair in kept]
             of_source, of_target = map(_statistics, texts, (source, target), models)
-            dropped = {(members[0].language, Rule.TOO_MANY_PIECES): len(pairs) - len(kept)}
+            dropped = {(shard.chunks[0].language, Rule.TOO_MANY_PIECES): len(pairs) - len(kept)}
             parts.append(Encoded((), of_source, of_target, collections.Counter(dropped)))
             lengths.append(np.stack([source.lengths, target.lengths], axis=1))
             yield from example_codec.encode_batch(
@@ -107,7 +107,8 @@ def encode(
     paths = f"{name}.array_record", f"{name}.lengths.npy"
     num_examples = write_records(data_dir / paths[0], records())
     of_all = np.concatenate(lengths)
-    np.save(data_dir / paths[1], of_all.astype(np.min_scalar_type(of_all.max(initial=0))))
+    of_all = of_all.astype(np.min_scalar_type(of_all.max(initial=0)))
+    files.save_array(data_dir / paths[1], of_all)
     file, lengths_file = (manifest.describe_file(data_dir, path) for path in paths)
     return sum(parts, Encoded((manifest.Shard(file, lengths_file, num_examples),)))
 
@@ -119,7 +120,7 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     num_records = 0
-    with atomic_file.replacing(path) as partial:
+    with files.replacing(path) as partial:
         writer = array_record_module.ArrayRecordWriter(str(partial), _WRITER_OPTIONS)
         for record in records:
             writer.write(record)
@@ -181,11 +182,9 @@ def _statistics(texts: Sequence[str], tokens: Tokens, model: pathlib.Path) -> Si
     )
 
 
-def _batches(members: Sequence[chunks.Chunk]) -> Iterator[list[tsv.Pair]]:
-    pairs = (  # Dev and test were written unchanged.
-        pair if chunk.split == "train" else cleaning.normalize_pair(pair)
-        for chunk in members
-        for pair in chunk.kept_pairs()
-    )
+def _batches(shard: Shard) -> Iterator[list[tsv.Pair]]:
+    pairs = shard.pairs()
+    if not all(chunk.split == "train" for chunk in shard.chunks):  # They were written unchanged.
+        pairs = map(cleaning.normalize_pair, pairs)
     while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
         yield batch

@@ -1,7 +1,7 @@
 """Turns parallel text into a prepared data folder, step by step.
 
     survey   finds the scripts that each source's languages are written in
-    clean    repairs, normalizes and cleans each source, in chunks
+    clean    repairs, normalizes and cleans each span of a source, in chunks
     select   drops held-out pairs and duplicates from each language
     vocab    draws text from each language and trains the two vocabularies
     records  tokenizes each shard
@@ -9,7 +9,8 @@
 
 Each step is a number of tasks that run in parallel. Their results are files in OUT/.unfinished: a
 killed run continues where it stopped and ends with the same bytes (runs.py). In memory are one
-chunk for each process, the digests of dev and test, and the text that the vocabularies learn from.
+chunk, or the digests of one group of chunks (selection.py), for each process, those of dev and
+test, and the text that the vocabularies learn from.
 """
 
 import collections
@@ -19,16 +20,26 @@ import itertools
 import math
 import pathlib
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property, partial
-from typing import Any
 
 from absl import logging
 
-from data_prep import chunks, encoding, languages, report, runs, selection, tsv, vocabulary
+from data_prep import (
+    chunks,
+    encoding,
+    languages,
+    report,
+    runs,
+    selection,
+    shards,
+    tsv,
+    vocabulary,
+)
 from data_prep.chunks import Chunk, Cleaned, Dropped
 from data_prep.config import BuildConfig
 from data_prep.encoding import Encoded
+from data_prep.engines import Engine
 from data_prep.selection import Selected
 from data_prep.sources import Source
 from data_prep.vocabulary import Side
@@ -46,7 +57,7 @@ def run_through(
     found: Sequence[Source],
     out_dir: pathlib.Path,
     config: BuildConfig,
-    num_workers: int,
+    engine: Engine,
 ) -> None:
     """Runs the steps up to `last` that are not done yet; the manifest is written last of all.
 
@@ -62,7 +73,7 @@ def run_through(
         return
     if work_dir.exists():
         logging.info("%s: continuing where an earlier run stopped", out_dir)
-    run = partial(runs.run_tasks, work_dir / "tasks", num_workers)
+    run = partial(runs.run_tasks, work_dir / "results", engine)
     steps = _Steps(found, out_dir, work_dir, config, run)
     for step in Step:
         getattr(steps, step)  # Runs it, as each step is a cached property.
@@ -78,7 +89,7 @@ class _Steps:
     out_dir: pathlib.Path
     work_dir: pathlib.Path
     config: BuildConfig
-    run: Callable[[str, Mapping[Any, Callable[[], Any]]], dict[Any, Any]]  # See runs.run_tasks.
+    run: selection.Runner
 
     @cached_property
     def survey(self) -> dict[str, frozenset[str]]:
@@ -97,16 +108,28 @@ class _Steps:
     def clean(self) -> list[Cleaned]:
         calls = {}
         for i, source in enumerate(self.sources):
-            folder = self.work_dir / "text" / f"{i:05d}"
-            calls[i] = partial(chunks.clean, source, folder, self.survey, self.config)
-        return list(self.run("clean", calls).values())
+            for j, span in enumerate(source.spans()):
+                folder = self.work_dir / "text" / f"{i:05d}" / f"{j:05d}"
+                call = partial(chunks.clean, source, span, folder, self.survey, self.config)
+                calls[i, j] = call
+        parts: dict[int, list[Cleaned]] = collections.defaultdict(list)
+        for (i, _), cleaned in self.run("clean", calls).items():
+            parts[i].append(cleaned)
+        max_share = self.config.max_malformed_share
+        return [chunks.join(self.sources[i], part, max_share) for i, part in parts.items()]
 
     @cached_property
     def chunks(self) -> dict[_Key, list[Chunk]]:
         """The chunks in the order of the sources."""
         found: dict[_Key, list[Chunk]] = collections.defaultdict(list)
-        for chunk in itertools.chain.from_iterable(one.chunks for one in self.clean):
-            found[chunk.split, chunk.language].append(chunk)
+        ends: collections.Counter[_Key] = collections.Counter()
+        for one in self.clean:
+            for key, end in ends.items():  # A source begins a block of its own.
+                ends[key] = end + -end % self.config.pairs_per_chunk
+            for chunk in one.chunks:
+                key = chunk.split, chunk.language
+                found[key].append(dataclasses.replace(chunk, start=ends[key]))
+                ends[key] += chunk.num_pairs
         return dict(sorted(found.items()))
 
     @cached_property
@@ -118,19 +141,16 @@ class _Steps:
     def select(self) -> dict[str, Selected]:
         every_chunk = itertools.chain.from_iterable(self.chunks.values())
         held_out = [chunk for chunk in every_chunk if chunk.split != "train"]
-        calls = {
-            code: partial(selection.select, members, held_out)
-            for code, members in self.train.items()
-        }
-        found: dict[str, Selected] = self.run("select", calls)
-        if not any(sum(one.num_kept) for one in found.values()):
+        folder, size = self.work_dir / "select", self.config.pairs_per_chunk
+        found = selection.select(self.train, held_out, folder, size, self.run)
+        if not any(one.num_kept for one in found.values()):
             raise _nothing_left([*self.clean, *found.values()])
         return found
 
     @cached_property
     def drawn(self) -> list[pathlib.Path]:
-        """The text of each language that the vocabularies learn from."""
-        counts = [sum(one.num_kept) for one in self.select.values()]
+        """The files of the text that the vocabularies learn from."""
+        counts = [one.num_kept for one in self.select.values()]
         quotas = vocabulary.quotas(
             counts, self.config.max_vocab_sentences, self.config.vocab_temperature
         )
@@ -138,8 +158,10 @@ class _Steps:
         folder.mkdir(exist_ok=True)
         calls = {}
         for (code, members), count, quota in zip(self.train.items(), counts, quotas, strict=True):
-            path = folder / f"{code}.tsv"
-            calls[code] = partial(vocabulary.draw, members, count, quota, self.config.seed, path)
+            for i, group in enumerate(selection.groups(members)):
+                path = folder / f"{code}-{i:05d}.tsv"
+                call = partial(vocabulary.draw, group, count, quota, self.config.seed, path)
+                calls[code, i] = call
         return list(self.run("draw", calls).values())
 
     @cached_property
@@ -153,12 +175,15 @@ class _Steps:
         models = tuple(self.out_dir / vocab.file.path for vocab in self.vocab.values())
         calls = {}
         for (split, code), members in self.chunks.items():
-            num_kept, max_pieces = [chunk.num_pairs for chunk in members], math.inf
+            max_pieces = self.config.max_pieces if split == "train" else math.inf
+            per_block, per_shard = self.config.pairs_per_chunk, self.config.pairs_per_shard
             if split == "train":
-                num_kept, max_pieces = self.select[code].num_kept, self.config.max_pieces
-            shards = _shards(members, num_kept, self.config.pairs_per_shard)
-            for i, shard in enumerate(shards):
-                name = f"records/{split}/{code}-{i:05d}-of-{len(shards):05d}"
+                sizes = self.select[code].block_sizes
+            else:
+                sizes = shards.block_sizes(members, per_block)
+            divided = shards.divide(members, sizes, per_block, per_shard)
+            for i, shard in enumerate(divided):
+                name = f"records/{split}/{code}-{i:05d}-of-{len(divided):05d}"
                 call = partial(encoding.encode, shard, self.out_dir, name, models, max_pieces)
                 calls[split, code, i] = call
         found: dict[_Key, Encoded] = collections.defaultdict(Encoded)
@@ -193,6 +218,8 @@ class _Steps:
             config=dataclasses.asdict(self.config) | {"sources": list(map(str, self.sources))},
             library_versions=runs.library_versions(),
         )
+        for path in self.out_dir.rglob("*.partial"):  # Left by processes that were killed.
+            path.unlink(missing_ok=True)
         manifest.save(made, self.out_dir)
         shutil.rmtree(self.work_dir, ignore_errors=True)
 
@@ -220,21 +247,6 @@ def _nothing_left(results: Iterable[Cleaned | Selected | Encoded]) -> ValueError
     if not counts:
         return ValueError("the sources hold no training pair")
     return ValueError(f"no training pair is left: dropped {counts}")
-
-
-def _shards(
-    members: Sequence[Chunk], num_kept: Sequence[int], pairs_per_shard: int
-) -> list[list[Chunk]]:
-    """Groups chunks into shards of at most `pairs_per_shard` pairs, or of one chunk."""
-    shards: list[list[Chunk]] = []
-    num_pairs = 0
-    for chunk, number in zip(members, num_kept, strict=True):
-        if not shards or num_pairs + number > pairs_per_shard:
-            shards.append([])
-            num_pairs = 0
-        shards[-1].append(chunk)
-        num_pairs += number
-    return shards
 
 
 def _write_text(chunks: Sequence[Chunk], data_dir: pathlib.Path, path: str) -> manifest.DataFile:

@@ -4,21 +4,22 @@ The plan is a text file of everything that the outcome depends on. A run continu
 that has the same plan, so a mistaken flag destroys nothing.
 """
 
-import concurrent.futures
 import dataclasses
+import functools
 import importlib.metadata
 import itertools
-import multiprocessing
 import pathlib
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tqdm
 
+from data_prep import files
 from data_prep.config import BuildConfig
+from data_prep.engines import Engine
 from data_prep.sources import Source
-from lingvo_gshard.core import atomic_file, child_process
+from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import manifest
 
 PLAN_NAME = "plan.txt"
@@ -74,48 +75,26 @@ def claim(out_dir: pathlib.Path, given: str, made: Sequence[str]) -> None:
 
 
 def run_tasks(
-    folder: pathlib.Path, num_workers: int, name: str, calls: Mapping[_Key, Callable[[], _Result]]
+    folder: pathlib.Path, engine: Engine, name: str, calls: Mapping[_Key, Callable[[], _Result]]
 ) -> dict[_Key, _Result]:
-    """Returns the results of calls without arguments, which `num_workers` processes compute.
+    """Returns the results of calls without arguments, which an engine runs.
 
     The results are kept in `folder`, and those that are there are not computed again; all runs that
     share a folder must give the same names and calls. A call is a partial application of a module's
     function, and writes the same files whenever it runs. An exception in it ends the run and is
     raised here.
     """
-    if num_workers < 1:
-        raise ValueError(f"num_workers {num_workers}: expected at least 1")
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}-{i:06d}.result" for i in range(len(calls))]
     both = zip(calls.values(), paths, strict=True)
-    left = [(call, path) for call, path in both if not path.exists()]
+    left = [functools.partial(_run, call, path) for call, path in both if not path.exists()]
     num_done = len(paths) - len(left)
-    done = _run_all(left, num_workers)
-    for _ in tqdm.tqdm(done, name, len(paths), initial=num_done, disable=None):
+    for _ in tqdm.tqdm(engine(left), name, len(paths), initial=num_done, disable=None):
         pass
     return {key: pickle.loads(path.read_bytes()) for key, path in zip(calls, paths, strict=True)}
 
 
-def _run_all(
-    left: Sequence[tuple[Callable[[], Any], pathlib.Path]], num_workers: int
-) -> Iterator[None]:
-    """Runs the calls and writes their results; yields whenever one is done."""
-    if num_workers == 1 or len(left) < 2:
-        yield from itertools.starmap(_run, left)
-        return
-    # A process that has loaded TensorFlow cannot be forked.
-    with concurrent.futures.ProcessPoolExecutor(
-        min(num_workers, len(left)),
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=child_process.end_with_parent,
-    ) as pool:
-        try:
-            futures = [pool.submit(_run, call, path) for call, path in left]
-            for future in concurrent.futures.as_completed(futures):
-                yield future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
 def _run(call: Callable[[], Any], path: pathlib.Path) -> None:
-    atomic_file.write(path, pickle.dumps(call()))
+    result = call()
+    with files.replacing(path) as partial:
+        partial.write_bytes(pickle.dumps(result))

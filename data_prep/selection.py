@@ -1,92 +1,154 @@
 """The rules that need the whole corpus: no pair of dev or test in training, and no pair twice.
 
-Texts are compared by 64-bit digests. <name>.sorted.npy, uint64 [2, n], holds the digests of a
-chunk's pairs, sorted, and their positions. Duplicates are found over all chunks of a language, one
-range of digests after another, so that memory holds one range however large the corpus is.
+Texts are compared by 64-bit digests. As in an external sort, a language's chunks are divided into
+groups, and the digests into as many ranges. Each task of the first step sorts a group's digests,
+of the second finds in one range what occurs earlier, and of the third writes which pairs of a
+group's chunks are kept. So the pairs in memory are those of one group or range, and only the number
+of pieces between groups and ranges is a square, (pairs / _PAIRS_PER_GROUP)**2.
+
+    <language>-<group>.sorted.npy    uint64 [2, n]: digests in order, and positions in the group
+    <language>-<range>.repeated.npy  uint64 [2, n]: groups in order, and positions in each
 """
 
 import collections
 import dataclasses
 import itertools
-from collections.abc import Iterator, Sequence
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import numpy as np
 
-from data_prep import chunks
+from data_prep import chunks, files, shards
 from data_prep.chunks import Chunk
 from data_prep.cleaning import Rule
 
-_PAIRS_PER_RANGE = 1 << 20
+_PAIRS_PER_GROUP = 1 << 24
+Runner = Callable[[str, Mapping[Any, Callable[[], Any]]], dict[Any, Any]]  # See runs.run_tasks.
 
 
 @dataclasses.dataclass(frozen=True)
 class Selected:
-    """The number of pairs kept of each chunk, and the number dropped by language and rule."""
+    """The number of pairs kept of each block (shards.py), and dropped by language and rule."""
 
-    num_kept: list[int]
+    block_sizes: collections.Counter[int]
     dropped: chunks.Dropped
 
+    @property
+    def num_kept(self) -> int:
+        return self.block_sizes.total()
 
-def select(members: Sequence[Chunk], held_out: Sequence[Chunk]) -> Selected:
-    """Decides which pairs of a language's training chunks are kept, and writes that beside them.
 
-    Drops pairs whose English is held out in any language, pairs whose source is held out in their
-    own, and all but the first of equal pairs. `held_out` are all chunks of dev and test.
+def groups(members: Sequence[Chunk]) -> list[list[Chunk]]:
+    """Divides a language's chunks, in order, into groups of about _PAIRS_PER_GROUP pairs."""
+    starts = itertools.accumulate((chunk.num_pairs for chunk in members), initial=0)
+    numbered = zip((start // _PAIRS_PER_GROUP for start in starts), members, strict=False)
+    return [[c for _, c in each] for _, each in itertools.groupby(numbered, lambda one: one[0])]
+
+
+def select(
+    train: Mapping[str, Sequence[Chunk]],
+    held_out: Sequence[Chunk],
+    folder: pathlib.Path,
+    pairs_per_block: int,
+    run: Runner,
+) -> dict[str, Selected]:
+    """Decides which pairs of each language's training chunks are kept, and writes that beside them.
+
+    Pairs are dropped if their English is among the `held_out` chunks of dev and test, or their
+    source among those of their language, and of equal pairs all but the first.
     """
-    language = members[0].language
-    held_out_english = _column(chunks.ENGLISH, held_out)
-    own = [chunk for chunk in held_out if chunk.language == language]
-    held_out_sources = _column(chunks.SOURCE, own)
-    for chunk in members:
-        digests = chunk.digests()
-        is_held_out = np.isin(digests[:, chunks.ENGLISH], held_out_english)
-        is_held_out |= np.isin(digests[:, chunks.SOURCE], held_out_sources)
-        np.save(chunk.array_path("kept"), ~is_held_out)
-        order = np.argsort(digests[:, chunks.PAIR], kind="stable").astype(np.uint64)
-        np.save(chunk.array_path("sorted"), np.stack([digests[order, chunks.PAIR], order]))
-    num_pairs = sum(chunk.num_pairs for chunk in members)
-    num_not_held_out = sum(_num_kept(members))
-    for low, high in _ranges(num_pairs):
-        _drop_duplicates(members, low, high)
-    num_kept = _num_kept(members)
-    numbers = {
-        Rule.HELD_OUT: num_pairs - num_not_held_out,
-        Rule.DUPLICATE: num_not_held_out - sum(num_kept),
-    }
-    dropped = {(language, rule): number for rule, number in numbers.items()}
-    return Selected(num_kept, collections.Counter(dropped))
+    folder.mkdir(exist_ok=True)
+    english = _save_held_out(held_out, chunks.ENGLISH, folder / "english.npy")
+    sort, repeat, keep = {}, {}, {}
+    for code, members in train.items():
+        own = [chunk for chunk in held_out if chunk.language == code]
+        sources = _save_held_out(own, chunks.SOURCE, folder / f"{code}.sources.npy")
+        grouped = groups(members)
+        in_order = [folder / f"{code}-{i:05d}.sorted.npy" for i in range(len(grouped))]
+        repeated = [path.with_suffix("").with_suffix(".repeated.npy") for path in in_order]
+        for i, (group, bounds) in enumerate(zip(grouped, _ranges(len(grouped)), strict=True)):
+            sort[code, i] = partial(_sort, group, english, sources, in_order[i])
+            repeat[code, i] = partial(_find_repeated, in_order, *bounds, repeated[i])
+            keep[code, i] = partial(_keep, group, i, in_order[i], repeated, pairs_per_block)
+    run("sort", sort)
+    run("repeated", repeat)
+    found = {code: Selected(collections.Counter(), collections.Counter()) for code in train}
+    for (code, _), kept in run("select", keep).items():
+        found[code].block_sizes.update(kept.block_sizes)
+        found[code].dropped.update(kept.dropped)
+    return found
 
 
-def _column(column: int, members: Sequence[Chunk]) -> np.ndarray:
-    """Returns the different digests in one column of the chunks."""
-    digests = [chunk.digests()[:, column] for chunk in members]
-    return np.unique(np.concatenate([np.empty(0, np.uint64), *digests]))
+def _save_held_out(held_out: Sequence[Chunk], column: int, path: pathlib.Path) -> pathlib.Path:
+    """Writes one column of the digests of dev's and test's chunks, sorted, and returns `path`."""
+    columns = [chunk.digests()[:, column] for chunk in held_out]
+    files.save_array(path, np.unique(np.concatenate([np.empty(0, np.uint64), *columns])))
+    return path
 
 
-def _ranges(num_pairs: int) -> Iterator[tuple[np.uint64, np.uint64]]:
-    """Splits all digests into inclusive ranges of about _PAIRS_PER_RANGE pairs."""
-    num_ranges = -(-num_pairs // _PAIRS_PER_RANGE) or 1
-    bounds = [i * 2**64 // num_ranges for i in range(num_ranges + 1)]
+def _ranges(number: int) -> Iterator[tuple[np.uint64, np.uint64]]:
+    """Splits all digests evenly into inclusive ranges."""
+    bounds = [i * 2**64 // number for i in range(number + 1)]
     for low, high in itertools.pairwise(bounds):
         yield np.uint64(low), np.uint64(high - 1)
 
 
-def _drop_duplicates(members: Sequence[Chunk], low: np.uint64, high: np.uint64) -> None:
-    """Drops the pairs with digests from `low` to `high` that occur earlier."""
+def _sort(
+    group: Sequence[Chunk], english: pathlib.Path, sources: pathlib.Path, path: pathlib.Path
+) -> None:
+    """Writes the digests, in order, of a group's pairs that are not held out on either side."""
+    held_out_english, held_out_sources = np.load(english), np.load(sources)
+    pairs, is_held_out = [], []
+    for chunk in group:
+        digests = chunk.digests()
+        pairs.append(digests[:, chunks.PAIR])
+        is_held_out.append(
+            np.isin(digests[:, chunks.ENGLISH], held_out_english)
+            | np.isin(digests[:, chunks.SOURCE], held_out_sources)
+        )
+    positions = np.flatnonzero(~np.concatenate(is_held_out))
+    values = np.concatenate(pairs)[positions]
+    order = np.argsort(values, kind="stable")
+    files.save_array(path, np.stack([values[order], positions[order].astype(np.uint64)]))
+
+
+def _find_repeated(
+    in_order: Sequence[pathlib.Path], low: np.uint64, high: np.uint64, path: pathlib.Path
+) -> None:
+    """Writes the places of the pairs with digests from `low` to `high` that occur earlier."""
     values, places = [], []
-    for index, chunk in enumerate(members):
-        digests, order = np.load(chunk.array_path("sorted"), mmap_mode="r")
+    for index, sorted_path in enumerate(in_order):
+        digests, positions = np.load(sorted_path, mmap_mode="r")
         found = slice(np.searchsorted(digests, low), np.searchsorted(digests, high, "right"))
         values.append(digests[found])
-        places.append(np.stack([np.full_like(order[found], index), order[found]], axis=1))
-    # unique() returns the first index, which is the first position in the first chunk.
+        places.append(np.stack([np.full_like(positions[found], index), positions[found]]))
+    # unique() returns the first index, which is the first position in the first group.
     _, first = np.unique(np.concatenate(values), return_index=True)
-    repeated = np.delete(np.concatenate(places), first, axis=0)
-    for index in np.unique(repeated[:, 0]):
-        kept = np.load(members[index].array_path("kept"), mmap_mode="r+")
-        kept[repeated[repeated[:, 0] == index, 1]] = False
-        kept.flush()
+    files.save_array(path, np.delete(np.concatenate(places, axis=1), first, axis=1))
 
 
-def _num_kept(members: Sequence[Chunk]) -> list[int]:
-    return [int(np.load(chunk.array_path("kept")).sum()) for chunk in members]
+def _keep(
+    group: Sequence[Chunk],
+    index: int,
+    in_order: pathlib.Path,
+    repeated: Sequence[pathlib.Path],
+    pairs_per_block: int,
+) -> Selected:
+    """Writes which pairs of a group's chunks are kept: those in order that are not repeated."""
+    is_kept = np.zeros(sum(chunk.num_pairs for chunk in group), bool)
+    is_kept[np.load(in_order)[1]] = True
+    num_held_out = len(is_kept) - np.count_nonzero(is_kept)
+    for path in repeated:
+        groups_of, positions = np.load(path, mmap_mode="r")
+        here = slice(*(np.searchsorted(groups_of, np.uint64(i)) for i in (index, index + 1)))
+        is_kept[positions[here]] = False
+    ends = np.cumsum([chunk.num_pairs for chunk in group])
+    for chunk, kept in zip(group, np.split(is_kept, ends[:-1]), strict=True):
+        files.save_array(chunk.array_path("kept"), kept)
+    num_dropped = len(is_kept) - np.count_nonzero(is_kept)
+    dropped = {Rule.HELD_OUT: num_held_out, Rule.DUPLICATE: num_dropped - num_held_out}
+    by_rule = {(group[0].language, rule): int(number) for rule, number in dropped.items()}
+    sizes = shards.block_sizes(group, pairs_per_block)
+    return Selected(sizes, collections.Counter(by_rule))

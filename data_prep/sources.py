@@ -31,14 +31,14 @@ _TMX_TEXT_ELEMENTS = ("hi", "sub")
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """What one line holds, and the code of its source language."""
+    """What one line holds, and the code of its source language; None has too low a score."""
 
     language: str
-    pair: Pair | Malformed
+    pair: Pair | Malformed | None
 
 
 class Source:
-    """One file, or whatever else is read as a whole; sources are read in parallel.
+    """One file, or whatever else is named together; sources are read in parallel.
 
     `split` is train, dev or test; None distributes the pairs over the three by their English.
     """
@@ -57,17 +57,72 @@ class Source:
         """Yields everything, in order. Raises ValueError if it is not in its format."""
         raise NotImplementedError
 
+    def spans(self) -> list[range]:
+        """Returns the parts, in order, that tasks may read apart: for most formats, only one."""
+        return [tsv.WHOLE]
+
+    def rows_in(self, span: range) -> Iterator[Row]:
+        """Yields what is in one of the spans. Malformed rows are numbered from its start."""
+        assert span == tsv.WHOLE
+        return self.rows()
+
+
+class _LineFile(Source):
+    """A file with one pair a line, plain or gzip; a plain one is split by ranges of bytes."""
+
+    path: pathlib.Path
+    language: str
+
+    def rows(self) -> Iterator[Row]:
+        return self.rows_in(tsv.WHOLE)
+
+    def spans(self) -> list[range]:
+        return tsv.spans(self.path)
+
+    def rows_in(self, span: range) -> Iterator[Row]:
+        pairs = tsv.read_lines(self.path, self._parse, span)
+        return (Row(self.language, pair) for pair in pairs)
+
+    def _parse(self, line: str) -> Pair | None:
+        """Returns a line's pair, None if its score is too low. Raises ValueError if it has none."""
+        raise NotImplementedError
+
 
 @dataclasses.dataclass(frozen=True)
-class TsvFile(Source):
-    """`source<TAB>english` lines, plain or gzip."""
+class TsvFile(_LineFile):
+    """`source<TAB>english` lines."""
 
     path: pathlib.Path
     language: str
     split: str | None = None
 
-    def rows(self) -> Iterator[Row]:
-        return (Row(self.language, pair) for pair in tsv.read(self.path))
+    def _parse(self, line: str) -> Pair:
+        return tsv.parse(line)
+
+
+@dataclasses.dataclass(frozen=True)
+class ColumnsFile(_LineFile):
+    """Lines of columns between tabs, as mined text has; their numbers begin at 0.
+
+    Lines with a lower score than `min_score` are dropped, if a column has one.
+    """
+
+    path: pathlib.Path
+    language: str
+    source_column: int
+    english_column: int
+    score_column: int | None = None
+    min_score: float = 0.0
+    split: str | None = None
+
+    def _parse(self, line: str) -> Pair | None:
+        columns = line.split("\t")
+        try:
+            if self.score_column is not None and float(columns[self.score_column]) < self.min_score:
+                return None
+            return Pair.of(columns[self.source_column], columns[self.english_column])
+        except IndexError as error:
+            raise ValueError(f"there are only {len(columns)} columns") from error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,8 +147,8 @@ class MosesFiles(Source):
 
 
 @dataclasses.dataclass(frozen=True)
-class JsonlFile(Source):
-    """One JSON object a line, plain or gzip; dots in a field's name lead into inner objects."""
+class JsonlFile(_LineFile):
+    """One JSON object a line; dots in a field's name lead into inner objects."""
 
     path: pathlib.Path
     language: str
@@ -101,15 +156,12 @@ class JsonlFile(Source):
     english_field: str
     split: str | None = None
 
-    def rows(self) -> Iterator[Row]:
-        return (Row(self.language, pair) for pair in tsv.read_lines(self.path, self._parse))
-
     def _parse(self, line: str) -> Pair:
         try:
             fields = json.loads(line)
         except json.JSONDecodeError as error:
             raise ValueError(f"not JSON: {error}") from error
-        return Pair.of(_field(fields, self.source_field), _field(fields, self.english_field))
+        return Pair.of(text_at(fields, self.source_field), text_at(fields, self.english_field))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,12 +287,19 @@ def _language_files(folder: pathlib.Path, split: str | None) -> list[TsvFile]:
     return list(files.values())
 
 
-def _field(fields: Any, dotted: str) -> str:
+def value_at(fields: Any, dotted: str) -> Any:
+    """Returns the value of a field, None if there is none; dots lead into inner objects."""
     for name in dotted.split("."):
         fields = fields.get(name) if isinstance(fields, dict) else None
-    if not isinstance(fields, str):
-        raise ValueError(f"no text in field {dotted!r}")
     return fields
+
+
+def text_at(fields: Any, dotted: str) -> str:
+    """Returns the text of a field. Raises ValueError if there is none."""
+    text = value_at(fields, dotted)
+    if not isinstance(text, str):
+        raise ValueError(f"no text in field {dotted!r}")
+    return text
 
 
 def _variants(unit: etree._Element) -> list[tuple[str, str]]:

@@ -2,11 +2,17 @@
 
 import dataclasses
 import gzip
+import itertools
 import pathlib
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import BinaryIO, TypeVar
 
+from data_prep import files
+
+WHOLE = range(sys.maxsize)  # The span of a whole file.
+_BYTES_PER_SPAN = 1 << 26
 _T = TypeVar("_T")
 
 
@@ -30,7 +36,7 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Malformed:
-    """A line that cannot be used: its number, from 1, and what is wrong with it."""
+    """A line that cannot be used: its number in the span, from 1, and what is wrong with it."""
 
     number: int
     reason: str
@@ -38,30 +44,58 @@ class Malformed:
 
 def read(path: pathlib.Path) -> Iterator[Pair | Malformed]:
     """Yields the pairs; a line that has no tab or several is Malformed. Raises as `read_lines`."""
-    return read_lines(path, _parse)
+    return read_lines(path, parse)
 
 
-def _parse(line: str) -> Pair:
+def parse(line: str) -> Pair:
+    """Returns the pair in a line. Raises ValueError if it has no tab or several."""
     sides = line.split("\t")
     if len(sides) != 2:
         raise ValueError(f"expected 1 tab, given {len(sides) - 1}")
     return Pair(sides[0].strip(), sides[1].strip())
 
 
-def read_lines(path: pathlib.Path, parse: Callable[[str], _T]) -> Iterator[_T | Malformed]:
-    """Yields what `parse` returns for each line of a text file, given without the line's end.
+def spans(path: pathlib.Path) -> list[range]:
+    """Splits a file's bytes into spans of about the same size; a gzip file stays whole."""
+    if path.suffix == ".gz":
+        return [WHOLE]
+    size = path.stat().st_size
+    number = max(1, -(-size // _BYTES_PER_SPAN))
+    bounds = [i * size // number for i in range(number + 1)]
+    return [range(*each) for each in itertools.pairwise(bounds)]
 
-    A line that is not UTF-8, or for which `parse` raises ValueError, is Malformed. Raises
-    ValueError if there is no such file, or it is corrupt gzip, or binary (it holds a NUL byte).
+
+def read_lines(
+    path: pathlib.Path, parse: Callable[[str], _T], span: range = WHOLE
+) -> Iterator[_T | Malformed]:
+    """Yields what `parse` returns for each line of a text file that begins in a span of its bytes.
+
+    Lines are given to `parse` without their ends. One that is not UTF-8, or for which `parse`
+    raises ValueError, is Malformed. Raises ValueError if there is no such file, it ends before the
+    span does, or it is corrupt gzip, or binary (it holds a NUL byte).
     """
     with open_binary(path) as file:
         try:
-            for number, line in enumerate(file, start=1):
+            for number, line in enumerate(_lines(path, file, span), start=1):
                 if b"\0" in line:
                     raise ValueError(f"{path} is binary: it holds a NUL byte, expected text")
                 yield _parsed(number, line, parse)
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{path} is corrupt gzip: {error}") from error
+
+
+def _lines(path: pathlib.Path, file: gzip.GzipFile | BinaryIO, span: range) -> Iterator[bytes]:
+    position = 0
+    if span.start:  # The line before the span may end in it.
+        position = file.seek(span.start - 1)
+        position += len(file.readline())
+    for line in file:
+        if position >= span.stop:
+            return
+        yield line
+        position += len(line)
+    if position < span.stop and span != WHOLE:
+        raise ValueError(f"{path} has {position} bytes, and had more when the run began")
 
 
 def _parsed(number: int, line: bytes, parse: Callable[[str], _T]) -> _T | Malformed:
@@ -84,7 +118,8 @@ def write(path: pathlib.Path, pairs: Iterable[Pair]) -> None:
     """Writes a gzip file whose bytes depend on the pairs alone (no name, no time)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
-        path.open("wb") as file,
+        files.replacing(path) as partial,
+        partial.open("wb") as file,
         gzip.GzipFile(fileobj=file, filename="", mode="wb", compresslevel=6, mtime=0) as text,
     ):
         for pair in pairs:

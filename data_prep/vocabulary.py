@@ -15,7 +15,7 @@ import numpy as np
 import sentencepiece
 from absl import logging
 
-from data_prep import chunks, tsv
+from data_prep import chunks, files, tsv
 from data_prep.chunks import Chunk
 from data_prep.config import BuildConfig
 from lingvo_gshard.input import manifest
@@ -40,13 +40,17 @@ def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> lis
 def draw(
     members: Sequence[Chunk], num_kept: int, quota: int, seed: int, path: pathlib.Path
 ) -> pathlib.Path:
-    """Draws about `quota` of the `num_kept` selected pairs of a language's chunks, in one pass.
+    """Draws pairs of a group of chunks, in one pass; writes them to `path` and returns it.
 
-    Writes them to `path` and returns it. See `num_copies` for the seed.
+    Of the `num_kept` selected pairs of all its language's groups, about `quota` are drawn. See
+    `num_copies` for the seed.
     """
-    with path.open("w", encoding="utf-8", newline="\n") as file:
+    with (
+        files.replacing(path) as partial,
+        partial.open("w", encoding="utf-8", newline="\n") as file,
+    ):
         for chunk in members:
-            digests = chunk.digests()[np.load(chunk.array_path("kept")), chunks.PAIR]
+            digests = chunk.digests()[chunk.is_kept(), chunks.PAIR]
             copies = num_copies(digests, quota / max(num_kept, 1), seed)
             for pair, number in zip(chunk.kept_pairs(), copies.tolist(), strict=True):
                 file.write(pair.line * number)
@@ -112,5 +116,6 @@ def train(side: Side, sentences: Iterable[str], config: BuildConfig, path: pathl
     if size != wanted:
         logging.warning("%s vocabulary: the text has only %d pieces, %d asked", side, size, wanted)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(model.getvalue())
+    with files.replacing(path) as partial:
+        partial.write_bytes(model.getvalue())
     return size

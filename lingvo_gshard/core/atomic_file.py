@@ -14,10 +14,14 @@ def write(path: str | pathlib.Path, content: str | bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields the path of a file beside `path`, which replaces it if the block succeeds."""
+def replacing(path: str | pathlib.Path, suffix: str = ".partial") -> Iterator[pathlib.Path]:
+    """Yields the path of a temporary file that replaces `path` once the block succeeds.
+
+    It lies in the same folder, and its name ends with `suffix`, which processes that may write at
+    the same time need to differ in. If the block raises, `path` stays as it was.
+    """
     path = pathlib.Path(path)
-    partial = path.with_name(path.name + ".partial")
+    partial = path.with_name(path.name + suffix)
     with naming(partial):
         yield partial
         with partial.open("rb+") as file:

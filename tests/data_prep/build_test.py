@@ -43,7 +43,7 @@ def folder(tmp_path_factory):
         (
             ["--out=data"],
             None,
-            "data_prep.build: give --input=TEXT_DIR or --config=FILE, one of them",
+            "data_prep.build: give --input=TEXT_DIR, --config=FILE, or both",
         ),
         (
             ["--input=text", "--out=data", "x"],

@@ -1,4 +1,5 @@
 import pathlib
+import re
 
 import pytest
 
@@ -100,6 +101,48 @@ def test_every_format(tmp_path):
 def test_mistakes_are_named(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         _load(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("{split}.{side}", ["dev", "train"]),
+        ("*/{language}.{split}", "'*/{language}.{split}'"),
+        ("{pair}.{split}", "fr-nl.dev: fr-nl is no pair with English"),
+        ("{lang}.tsv", r"expected one of language, pair, side, split"),
+    ],
+)
+def test_placeholders(tmp_path, path, expected):
+    for name in ("train.de", "train.en", "dev.de", "dev.en", "late.de", "fr-nl.dev"):
+        (tmp_path / name).touch()
+    text = f"[[sources]]\nformat = 'moses'\npath = '{path}'\nlanguage = 'de'"
+    if isinstance(expected, list):
+        sources, _ = _load(tmp_path, text)
+        assert sources == tuple(
+            MosesFiles(tmp_path / f"{split}.de", tmp_path / f"{split}.en", "de", split)
+            for split in expected
+        )
+    else:
+        with pytest.raises(ValueError, match=re.escape(expected)):
+            _load(tmp_path, text)
+
+
+def test_a_file_that_is_there_twice_is_refused(tmp_path):
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "de-en.tsv").touch()
+    twice = """
+    [[sources]]
+    format = "folder"
+    path = "."
+    [[sources]]
+    format = "tsv"
+    path = "train/../train/*.tsv"
+    language = "de"
+    split = "{}"
+    """
+    with pytest.raises(ValueError, match=r"de-en.tsv is there twice for the same language and spl"):
+        _load(tmp_path, twice.format("train"))
+    assert len(_load(tmp_path, twice.format("dev"))[0]) == 2
 
 
 def test_a_path_may_be_absolute(tmp_path):

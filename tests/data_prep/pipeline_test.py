@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import json
 import multiprocessing
 import os
@@ -12,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from data_prep import pipeline, sources, tsv
+from data_prep import chunks, engines, pipeline, selection, sources, tsv
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from lingvo_gshard.input import manifest, records
@@ -129,13 +130,32 @@ def test_two_builds_are_byte_identical_whatever_the_number_of_processes(built, t
     assert _contents(tmp_path / "again") == _contents(folder / "data")
 
 
+def test_spans_and_groups_make_no_difference(tmp_path, monkeypatch):
+    """Of plain files that are held out from, with one in four lines malformed."""
+    (tmp_path / "text").mkdir()
+    for code, number in {"de": 300, "fr": 45}.items():
+        lines = [f"{code} {i % 190}\tnumber {i % 190}\n" if i % 4 else "x\n" for i in range(number)]
+        (tmp_path / "text" / f"{code}-en.tsv").write_text("".join(lines))
+    config = dataclasses.replace(_CONFIG, max_malformed_share=0.3, held_out_share=0.2)
+    logged = []
+    monkeypatch.setattr(chunks.logging, "warning", lambda *args: logged.append(args[0] % args[1:]))
+    prepared.build(tmp_path / "text", tmp_path / "whole", config)
+    of_whole = [line for line in logged if "skipped" in line]
+    assert len(of_whole) == 20 and "de-en.tsv:37: skipped: expected 1 tab" in of_whole[9]
+    monkeypatch.setattr(tsv, "_BYTES_PER_SPAN", 500)
+    monkeypatch.setattr(selection, "_PAIRS_PER_GROUP", 50)
+    prepared.build(tmp_path / "text", tmp_path / "parts", config)
+    assert [line for line in logged if "skipped" in line] == of_whole * 2
+    assert _contents(tmp_path / "parts") == _contents(tmp_path / "whole")
+
+
 def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
     """One step's tasks are shared by two processes, as all steps' are in the slow tests."""
     folder, _ = built
     found = sources.in_folder(folder / "text")
     for step in pipeline.Step:
         num_workers = 2 if step is pipeline.Step.RECORDS else 1
-        pipeline.run_through(step, found, tmp_path, _CONFIG, num_workers)
+        pipeline.run_through(step, found, tmp_path, _CONFIG, engines.pool(num_workers))
         assert (tmp_path / "manifest.json").exists() == (step is pipeline.Step.REPORT)
         assert (tmp_path / ".unfinished").exists() == (step is not pipeline.Step.REPORT)
     assert _contents(tmp_path) == _contents(folder / "data")
@@ -144,7 +164,7 @@ def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
 def test_another_plan_is_refused_and_nothing_is_lost(built, tmp_path):
     folder, _ = built
     found = sources.in_folder(folder / "text")
-    pipeline.run_through(pipeline.Step.SELECT, found, tmp_path, _CONFIG, num_workers=1)
+    pipeline.run_through(pipeline.Step.SELECT, found, tmp_path, _CONFIG, engines.pool(1))
     finished = shutil.copytree(folder / "data", tmp_path / "finished")
     for out in (tmp_path, finished):
         before = _contents(out)
@@ -167,6 +187,28 @@ def test_what_is_finished_is_not_done_again(built, tmp_path):
         prepared.build(folder / "text", data, _CONFIG)
 
 
+def test_a_source_that_disappears_midway_is_named_and_nothing_is_lost(tmp_path):
+    _write_corpus(tmp_path / "text")
+    found = sources.in_folder(tmp_path / "text")
+    gone = tmp_path / "text" / "train" / "fr-en.tsv.gz"
+
+    def engine(calls):
+        if calls:  # Not those of the survey, which is done.
+            gone.rename(tmp_path / "elsewhere")
+        yield from engines.pool(1)(calls)
+
+    build = functools.partial(pipeline.run_through, found=found, out_dir=tmp_path / "data")
+    build(pipeline.Step.SURVEY, config=_CONFIG, engine=engines.pool(1))
+    with pytest.raises(ValueError, match=r"no file .*train/fr-en.tsv.gz"):
+        build(pipeline.Step.CLEAN, config=_CONFIG, engine=engine)
+    results = tmp_path / "data" / ".unfinished" / "results"
+    done = {path: path.stat().st_mtime_ns for path in results.iterdir()}
+    assert {path.name for path in done} >= {"survey-000000.result", "clean-000000.result"}
+    (tmp_path / "elsewhere").rename(gone)
+    build(pipeline.Step.CLEAN, config=_CONFIG, engine=engines.pool(1))
+    assert all(path.stat().st_mtime_ns == before for path, before in done.items())
+
+
 def test_a_folder_with_things_of_others_is_left_alone(built, tmp_path):
     folder, _ = built
     (tmp_path / "text").mkdir()
@@ -185,7 +227,7 @@ def _start(function, *args) -> multiprocessing.Process:
 @pytest.mark.slow
 def test_killed_in_every_step_it_ends_with_the_same_bytes(built, tmp_path):
     folder, _ = built
-    results = tmp_path / "data" / ".unfinished" / "tasks"
+    results = tmp_path / "data" / ".unfinished" / "results"
     build = (prepared.build, folder / "text", tmp_path / "data", _CONFIG, 2)
     # As soon as a step has a result, its other tasks are under way.
     for step in ("survey", "clean", "select", "draw", "vocab", "records", "text"):

@@ -5,7 +5,7 @@ import pathlib
 
 import pytest
 
-from data_prep import runs
+from data_prep import engines, runs
 
 
 def _note(path: pathlib.Path) -> tuple[str, int]:
@@ -23,7 +23,7 @@ def _fail(path: pathlib.Path) -> None:
 def test_results_are_in_order_and_each_task_is_done_once(tmp_path, num_workers):
     paths = [tmp_path / f"task{i}" for i in range(5)]
     calls = {path.name: functools.partial(_note, path) for path in paths}
-    run = functools.partial(runs.run_tasks, tmp_path / "results", num_workers)
+    run = functools.partial(runs.run_tasks, tmp_path / "results", engines.pool(num_workers))
     run("one", dict(itertools.islice(calls.items(), 2)))
     results = run("one", calls)
     assert [(key, name) for key, (name, _) in results.items()] == [(key, key) for key in calls]
@@ -38,9 +38,9 @@ def test_results_are_in_order_and_each_task_is_done_once(tmp_path, num_workers):
 def test_what_a_task_raises_reaches_the_caller(tmp_path, num_workers):
     calls = {i: functools.partial(_fail, tmp_path / f"task{i}") for i in range(2)}
     with pytest.raises(ValueError, match=r"no task\d"):
-        runs.run_tasks(tmp_path / "results", num_workers, "one", calls)
+        runs.run_tasks(tmp_path / "results", engines.pool(num_workers), "one", calls)
 
 
-def test_no_workers_are_refused(tmp_path):
+def test_no_workers_are_refused():
     with pytest.raises(ValueError, match=r"num_workers 0: expected at least 1"):
-        runs.run_tasks(tmp_path, 0, "one", {})
+        engines.pool(0)

@@ -32,6 +32,33 @@ def test_malformed_lines_have_their_number_and_reason(tmp_path):
     ]
 
 
+def test_spans_hold_each_line_once_wherever_they_end(tmp_path, monkeypatch):
+    path = tmp_path / "de-en.tsv"
+    path.write_bytes("\ufeffa\tb\r\n\nx\tno end é\n\xffé\ty\n".encode() + b"last\tone")
+    whole = list(tsv.read(path))
+    for size in range(1, path.stat().st_size + 2):
+        monkeypatch.setattr(tsv, "_BYTES_PER_SPAN", size)
+        found = []
+        for span in tsv.spans(path):
+            before = len(found)
+            for one in tsv.read_lines(path, tsv.parse, span):
+                if isinstance(one, Malformed):
+                    one = Malformed(before + one.number, one.reason)
+                found.append(one)
+        assert found == whole
+        assert len(tsv.spans(path)) == -(-path.stat().st_size // size)
+    assert tsv.spans(tmp_path / "x.tsv.gz") == [tsv.WHOLE]
+
+
+def test_a_file_that_became_shorter_is_refused(tmp_path):
+    path = tmp_path / "de-en.tsv"
+    path.write_text("a\tb\n" * 10)
+    (span,) = tsv.spans(path)
+    path.write_text("a\tb\n" * 9)
+    with pytest.raises(ValueError, match=r"de-en.tsv has 36 bytes, and had more when"):
+        list(tsv.read_lines(path, tsv.parse, span))
+
+
 def test_binary_content_and_missing_files_are_refused(tmp_path):
     path = tmp_path / "de-en.tsv"
     path.write_bytes(b"a\tb\n\x00\x01\x02\n")

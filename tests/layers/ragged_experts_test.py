@@ -13,6 +13,7 @@ from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Choice, Gating, SecondExpert
 from lingvo_gshard.layers.moe import MoELayer
+from lingvo_gshard.layers.products import FLOAT32
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
@@ -177,7 +178,7 @@ def test_idle_experts_cost_nothing(monkeypatch):
     x_WQRM, w_EMH = tf.ones([1, 1, 5, M]), tf.ones([4, M, H])
     w_EHM = tf.transpose(w_EMH, [0, 2, 1])
     y_WQJM = ragged_experts._expert_outputs(
-        x_WQRM, expert_WQJ, w_EMH, w_EHM, building.Unannotated()
+        x_WQRM, expert_WQJ, w_EMH, w_EHM, building.Unannotated(), FLOAT32
     )
     assert reads.count((3, 1)) == 2 * 2  # Two experts' weights,
     assert reads.count((1, 4)) == 2 + 1  # and their tiles.

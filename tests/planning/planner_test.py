@@ -17,7 +17,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.hlo.hlo_module import Array
-from lingvo_gshard.input import packing
+from lingvo_gshard.input import packing, sentences
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.model import flops, placement
@@ -33,7 +33,6 @@ from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, saved_executable, topology
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train import run
-from lingvo_gshard.train.run import DataFacts, Launch
 from tests.planning import plans
 
 _PLACES = tuple((x, y) for x in range(2) for y in range(2) for _ in range(2))
@@ -457,13 +456,11 @@ def test_the_trainers_program_is_saved(training, tmp_path, monkeypatch):
     assert loaded.program.name == "train_2" and loaded.report().count("all-to-all") > 0
 
 
-def test_the_longest_search_of_a_run_is_planned(training, model, tmp_path, monkeypatch):
-    monkeypatch.setattr(run, "predict_program", lambda *args: args)
-    launch = Launch("toy.MoE8E4L", (), "", DataFacts(24, 16, ("aa",)))
-    decoding = run.Run(launch, run.make_estimator(training.params, str(tmp_path), 8))
-    longest = max(decoding._decoder_spec().source_lengths)
-    planned = programs.export(plan.DECODE, model, training.params)
-    assert planned == decoding._predict_program(longest)
+def test_the_longest_search_of_a_run_is_planned(training, model, monkeypatch):
+    monkeypatch.setattr(run, "predict_program", lambda params, parts, source_len: source_len)
+    params = training.params
+    longest = max(sentences.lengths(params.decode.max_source_len))
+    assert programs.export(plan.DECODE, model, params) == longest
 
 
 @pytest.fixture

@@ -1,0 +1,61 @@
+"""Parquet files of parallel text, with named columns."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow
+from pyarrow import parquet
+
+from data_prep import sources
+from data_prep.sources import Row
+from data_prep.tsv import Malformed, Pair
+
+
+@dataclasses.dataclass(frozen=True)
+class ParquetFile(sources.Source):
+    """Named columns; dots lead into structs.
+
+    Rows without a score of at least `min_score` are dropped, if a column has one.
+    """
+
+    path: pathlib.Path
+    language: str
+    source_column: str
+    english_column: str
+    score_column: str | None = None
+    min_score: float = 0.0
+    split: str | None = None
+
+    def rows(self) -> Iterator[Row]:
+        if not self.path.is_file():
+            raise ValueError(f"no file {self.path}")
+        try:
+            with parquet.ParquetFile(self.path) as file:
+                for number, record in enumerate(self._records(file), start=1):
+                    yield Row(self.language, self._pair(number, record))
+        except (pyarrow.ArrowException, OSError) as error:
+            reason = " ".join(str(error).split())
+            raise ValueError(f"{self.path} is no whole Parquet file: {reason}") from error
+
+    def _records(self, file: parquet.ParquetFile) -> Iterator[dict[str, Any]]:
+        names = self.source_column, self.english_column, self.score_column
+        wanted = [name for name in names if name is not None]
+        there = {file.schema.column(i).path for i in range(len(file.schema))}
+        if missing := ", ".join(name for name in wanted if name not in there):
+            columns = ", ".join(sorted(there))
+            raise ValueError(f"{self.path} has no column {missing}: there is {columns}")
+        for batch in file.iter_batches(columns=wanted):
+            yield from batch.to_pylist()
+
+    def _pair(self, number: int, record: dict[str, Any]) -> Pair | Malformed | None:
+        if self.score_column is not None:
+            score = sources.value_at(record, self.score_column)
+            if score is None or score < self.min_score:
+                return None
+        try:
+            sides = (self.source_column, self.english_column)
+            return Pair.of(*(sources.text_at(record, side) for side in sides))
+        except ValueError as error:
+            return Malformed(number, str(error))

@@ -1,0 +1,76 @@
+"""One table of sources for many files: placeholders in `path` stand for what differs.
+
+    {language}  a code that differs from English's, such as de or deu_Latn
+    {pair}      two codes with a hyphen between them, one of them English's: de-en, en-fr
+    {side}      the code of one side, or English's: two files, for the format moses
+    {split}     train, dev or test
+
+Other fields may use them, too: source_field = "translation.{language}".
+"""
+
+import glob
+import pathlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from data_prep import languages
+
+_MATCHES = {"language": r"\w+", "pair": r"\w+-\w+", "side": r"\w+", "split": "train|dev|test"}
+
+
+def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any]]:
+    """Returns a table for each file, or pair of files, that matches the pattern, in their order.
+
+    Raises ValueError if there is none, or a pair is not one with English.
+    """
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    pattern, english = str(table["path"]), languages.ENGLISH
+    for path, values in _matches(pattern, folder):
+        side = values.pop("side", None)
+        if "pair" in values:
+            values["language"], english = _sides(path, values["pair"])
+        filled = {name: _filled(value, values) for name, value in table.items() if name != "path"}
+        made = filled | {name: values[name] for name in ("language", "split") if name in values}
+        if side is None:
+            found[path,] = made | {"path": glob.escape(path)}
+            continue
+        for name, tag in {"source": made.get("language", side), "english": english}.items():
+            made[name] = _filled(pattern, values | {"side": tag})
+        found[tuple(values.values())] = made
+    if not found:
+        raise ValueError(f"sources: no file matches path {pattern!r}")
+    return list(found.values())
+
+
+def _filled(value: Any, values: Mapping[str, str]) -> Any:
+    for name, text in values.items() if isinstance(value, str) else ():
+        value = value.replace(f"{{{name}}}", text)
+    return value
+
+
+def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Yields the files that match a pattern, and what each placeholder stands for."""
+    expression, names = "", set[str]()
+    for part in re.split(r"(\{\w+\}|\*)", pattern):
+        name = part[1:-1]
+        if part in ("", "*"):
+            expression += "[^/]*" if part else ""
+        elif not part.startswith("{"):
+            expression += re.escape(part)
+        elif name not in _MATCHES:
+            raise ValueError(f"path {pattern!r}: expected one of {', '.join(sorted(_MATCHES))}")
+        else:
+            expression += f"(?P={name})" if name in names else f"(?P<{name}>{_MATCHES[name]})"
+            names.add(name)
+    for path in sorted(glob.glob(re.sub(r"\{\w+\}", "*", pattern), root_dir=folder)):
+        if match := re.fullmatch(expression, path):
+            yield path, match.groupdict()
+
+
+def _sides(path: str, pair: str) -> tuple[str, str]:
+    """Returns the code of a pair's language and that of its English."""
+    sides = sorted(pair.split("-"), key=lambda tag: languages.primary(tag) == languages.ENGLISH)
+    if [languages.primary(tag) == languages.ENGLISH for tag in sides] != [False, True]:
+        raise ValueError(f"{path}: {pair} is no pair with English")
+    return sides[0], sides[1]

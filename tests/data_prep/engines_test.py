@@ -1,0 +1,130 @@
+import contextlib
+import functools
+import multiprocessing
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from data_prep import engines, pipeline, runs, selection, sources, tsv
+from data_prep.config import BuildConfig
+from data_prep.tsv import Pair
+from tests.data_prep import prepared
+
+_CONFIG = BuildConfig(source_vocab_size=500, target_vocab_size=450, pairs_per_chunk=40)
+
+
+def _fail(path: pathlib.Path) -> None:
+    raise OSError(5, "input/output error", str(path))
+
+
+def test_without_dask_or_a_scheduler_it_says_so(monkeypatch):
+    pytest.importorskip("distributed")
+    with pytest.raises(ValueError, match=r"no Dask scheduler answers at nowhere: missing port"):
+        engines.dask("nowhere", 1).__enter__()
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ValueError, match=r"no Dask: pip install 'lingvo_gshard\[dask\]'"):
+        engines.dask(None, 1).__enter__()
+
+
+@contextlib.contextmanager
+def _started(module, *flags):
+    """A process of Dask's in a group of its own."""
+    command = [sys.executable, "-m", f"distributed.cli.{module}", *flags]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen(command, env=env, stderr=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """The address of a scheduler, and its three workers' processes."""
+    distributed = pytest.importorskip("distributed")
+    path, options = tmp_path / "scheduler.json", ("--no-dashboard", "--host=127.0.0.1")
+    with contextlib.ExitStack() as stack:
+        start = [f"--scheduler-file={path}", "--port=0"]
+        stack.enter_context(_started("dask_scheduler", *start, *options))
+        worker = [f"--scheduler-file={path}", "--nthreads=1", "--no-nanny"]
+        worker += [f"--local-directory={tmp_path}/scratch"]
+        workers = [
+            stack.enter_context(_started("dask_worker", *worker, *options)) for _ in range(3)
+        ]
+        with distributed.Client(scheduler_file=str(path)) as client:
+            client.wait_for_workers(3, timeout=60)
+            address = client.scheduler.address
+        yield address, workers
+
+
+def _write_text(folder):
+    for i, code in enumerate(("de", "fr", "cs", "sv", "pl")):
+        pairs = [Pair(f"{code} Satz {j % 170} hier", f"sentence {j} here") for j in range(200 + i)]
+        path = folder / f"{code}-en.tsv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(pair.line for pair in pairs))
+
+
+def _build(address, text, data):
+    tsv._BYTES_PER_SPAN = 1500
+    selection._PAIRS_PER_GROUP = 100
+    with engines.dask(address, 1) as engine:
+        pipeline.run_through(pipeline.Step.REPORT, sources.in_folder(text), data, _CONFIG, engine)
+
+
+def _contents(folder: pathlib.Path) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.slow
+def test_a_killed_worker_and_a_killed_driver_change_nothing(cluster, tmp_path):
+    address, workers = cluster
+    _write_text(tmp_path / "text")
+    results = tmp_path / "data" / ".unfinished" / "results"
+    context = multiprocessing.get_context("spawn")
+    begin = functools.partial(
+        context.Process, target=_build, args=(address, tmp_path / "text", tmp_path / "data")
+    )
+
+    def started_until(pattern):
+        process = begin()
+        process.start()
+        while not list(results.glob(pattern)):
+            assert process.exitcode is None
+            time.sleep(0.005)
+        return process
+
+    driver = started_until("clean-*.result")
+    driver.kill()
+    driver.join()
+    assert driver.exitcode == -signal.SIGKILL
+    assert not list(results.glob("select-*.result"))
+    driver = started_until("records-*.result")
+    workers[0].kill()
+    driver.join()
+    assert driver.exitcode == 0
+    prepared.build(tmp_path / "text", tmp_path / "here", _CONFIG)
+    assert _contents(tmp_path / "data") == _contents(tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_local_workers_of_dask_and_what_a_task_raises(tmp_path):
+    pytest.importorskip("distributed")
+    with engines.dask(None, 2) as engine:
+        run = functools.partial(runs.run_tasks, tmp_path / "results", engine)
+        pids = run("one", {i: os.getpid for i in range(4)})
+        assert os.getpid() not in pids.values()
+        with pytest.raises(OSError, match=r"input/output error: '/a/b'"):
+            run("two", {i: functools.partial(_fail, pathlib.Path("/a/b")) for i in range(3)})
+    run = functools.partial(runs.run_tasks, tmp_path / "results", engines.pool(1))
+    assert run("one", {i: os.getpid for i in range(4)}) == pids

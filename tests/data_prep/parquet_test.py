@@ -1,0 +1,43 @@
+import pyarrow
+import pytest
+from pyarrow import parquet
+
+from data_prep.parquet import ParquetFile
+from data_prep.sources import Row
+from data_prep.tsv import Malformed, Pair
+
+_COLUMNS = {"source_column": "translation.de", "english_column": "translation.en"}
+
+
+@pytest.fixture
+def path(tmp_path):
+    records = [
+        {"translation": {"de": f"Satz\n{i}", "en": f"sentence {i}"}, "score": i / 10, "id": i}
+        for i in range(10)
+    ]
+    records[8]["translation"]["de"] = records[9]["score"] = None
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist(records), path, row_group_size=3)
+    return path
+
+
+def test_named_columns_and_a_threshold(path):
+    rows = list(ParquetFile(path, "de", **_COLUMNS).rows())
+    assert rows[3] == Row("de", Pair("Satz 3", "sentence 3"))
+    assert rows[8] == Row("de", Malformed(9, "no text in field 'translation.de'"))
+    assert len(rows) == 10
+    scored = list(ParquetFile(path, "de", **_COLUMNS, score_column="score", min_score=0.5).rows())
+    assert [row.pair is None for row in scored] == [True] * 5 + [False] * 4 + [True]
+    assert scored[5] == rows[5]
+
+
+def test_what_is_damaged_or_lacks_a_column_is_named(path):
+    with pytest.raises(ValueError, match=r"x.parquet has no column en: there is id, score, trans"):
+        list(ParquetFile(path, "de", "translation.de", "en").rows())
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"x.parquet is no whole Parquet file: \S.*") as error:
+        list(ParquetFile(path, "de", **_COLUMNS).rows())
+    assert "\n" not in str(error.value)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"no file .*x.parquet"):
+        list(ParquetFile(path, "de", **_COLUMNS).rows())

@@ -1,0 +1,119 @@
+"""The recipes on small trees with the layout and names of the corpora."""
+
+import gzip
+import pathlib
+
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from data_prep import config, engines, pipeline
+from data_prep.sources import ColumnsFile, MosesFiles, Row, TsvFile
+from data_prep.tsv import Pair
+
+_RECIPES = pathlib.Path(config.__file__).parent / "recipes"
+
+
+def _load(name, folder, **settings):
+    return config.load(_RECIPES / f"{name}.toml", settings, folder)
+
+
+def _write(folder, files):
+    for name, text in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
+
+
+def _lines(prefix, number):
+    return "".join(f"{prefix} {i}\n" for i in range(number))
+
+
+def test_each_recipe_has_a_test():
+    assert {path.stem for path in _RECIPES.iterdir()} == {
+        *("opus100", "ted_multi", "nllb", "m4bible", "multi30k")
+    }
+
+
+def test_opus100(tmp_path):
+    files = {}
+    for pair, splits in {"de-en": ("train", "dev", "test"), "en-zh": ("train",)}.items():
+        for split in splits:
+            for side in pair.split("-"):
+                number = 90 if split == "train" else 3
+                name = f"supervised/{pair}/opus.{pair}-{split}.{side}"
+                files[name] = _lines(f"{split} {'水' if side == 'zh' else side}", number)
+    files["zero-shot/de-fr/opus.de-fr-test.de"] = files["zero-shot/de-fr/opus.de-fr-test.fr"] = "x"
+    _write(tmp_path, files)
+    sources, made = _load("opus100", tmp_path, source_vocab_size=300, target_vocab_size=300)
+    folders = [tmp_path / "supervised" / pair for pair in ("de-en", "en-zh")]
+    assert sources == (
+        *(
+            MosesFiles(
+                folders[0] / f"opus.de-en-{split}.de",
+                folders[0] / f"opus.de-en-{split}.en",
+                "de",
+                split,
+            )
+            for split in ("dev", "test", "train")
+        ),
+        MosesFiles(
+            folders[1] / "opus.en-zh-train.zh", folders[1] / "opus.en-zh-train.en", "zh", "train"
+        ),
+    )
+    last = pipeline.Step.SELECT
+    pipeline.run_through(last, sources, tmp_path / "data", made, engines.pool(1))
+    (tmp_path / "supervised/de-en/opus.de-en-dev.en").unlink()
+    sources, made = _load("opus100", tmp_path)
+    with pytest.raises(ValueError, match=r"no file .*opus.de-en-dev.en"):
+        pipeline.run_through(last, sources, tmp_path / "other", made, engines.pool(1))
+
+
+def test_nllb(tmp_path):
+    row = "ein Satz\ta sentence\t{}\t1.0\t0.9\tcc\t_\tcc\t_\n"
+    text = row.format(1.2) + row.format(1.05) + "ein Satz\ta sentence\n" + row.format("x")
+    swapped = "a sentence\tune phrase\t1.06\n"
+    _write(tmp_path, {"deu_Latn-eng_Latn.gz": text, "eng_Latn-fra_Latn.gz": swapped})
+    sources, _ = _load("nllb", tmp_path)
+    assert sources == (
+        ColumnsFile(tmp_path / "deu_Latn-eng_Latn.gz", "de", 0, 1, 2, 1.06),
+        ColumnsFile(tmp_path / "eng_Latn-fra_Latn.gz", "fr", 1, 0, 2, 1.06),
+    )
+    german = [row.pair for row in sources[0].rows()]
+    assert (german[0].line, german[1]) == ("ein Satz\ta sentence\n", None)
+    assert [(bad.number, bad.reason) for bad in german[2:]] == [
+        (3, "there are only 2 columns"),
+        (4, "could not convert string to float: 'x'"),
+    ]
+    assert [row.pair.line for row in sources[1].rows()] == ["une phrase\ta sentence\n"]
+
+
+def test_ted_multi(tmp_path):
+    sources, _ = _load("ted_multi", tmp_path)
+    assert [(one.tfds_split, one.split) for one in sources] == [
+        ("train", "train"),
+        ("validation", "dev"),
+        ("test", "test"),
+    ]
+    texts = {"language": ["calv", "en", "pt-br"], "translation": ["?", "a house", "uma casa"]}
+    example = {"talk_name": "x", "translations": texts}
+
+    def made(builder, *args, **kwargs):
+        assert builder.name == "ted_multi_translate"
+        return tf.data.Dataset.from_tensors(example)
+
+    with tfds.testing.mock_data(as_dataset_fn=made):
+        assert list(sources[1].rows()) == [Row("pt", Pair("uma casa", "a house"))]
+
+
+@pytest.mark.parametrize("name", ["m4bible", "multi30k"])
+def test_a_folder_of_splits(tmp_path, name):
+    codes = {"m4bible": ("acu", "zh"), "multi30k": ("cs", "de", "fr")}[name]
+    splits = ("train", "dev", "test")
+    paths = [f"{split}/{code}-en.tsv.gz" for split in splits for code in codes]
+    _write(tmp_path, dict.fromkeys(paths, "a\tb\n") | {"README.md": "x"})
+    sources, _ = _load(name, tmp_path)
+    assert sources == tuple(
+        TsvFile(tmp_path / path, path.split("/")[1].split("-")[0], path.split("/")[0])
+        for path in paths
+    )
