@@ -5,7 +5,8 @@ import pathlib
 import numpy as np
 import pytest
 
-from data_prep import encoding
+from data_prep import encoding, files
+from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import example_codec, manifest, records
 
 
@@ -120,7 +121,8 @@ def test_a_wrong_number_of_records_is_refused(written):
         records.RecordSource(folder, dataclasses.replace(entry, shards=shards)).read(np.array([0]))
 
 
-def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path):
+def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "replacing", atomic_file.replacing)  # Under a name that is known.
     path = tmp_path / "de.array_record"
     path.with_name("de.array_record.partial").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device.*de.array_record"):
