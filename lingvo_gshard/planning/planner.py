@@ -157,11 +157,7 @@ def _save_training(request: Request, folder: pathlib.Path) -> list[str]:
     names = []
     for num_steps in dict.fromkeys(group_sizes(0, p.max_steps, p.iterations_per_loop)):
         program = programs.export(plan.TRAIN, model, request.params, num_steps)
-        try:
-            compiled = topology.compile_program(program, request.topology)
-        except topology.OutOfMemoryError as error:
-            raise ValueError(str(error)) from None  # One that can be sent to another process.
-        saved_executable.save(compiled, folder)
+        saved_executable.save(topology.compile_program(program, request.topology), folder)
         names.append(program.name)
     return names
 

@@ -47,8 +47,11 @@ class OutOfMemoryError(ValueError):
     """
 
     def __init__(self, message: str, details: str) -> None:
-        super().__init__(message)
+        super().__init__(message, details)  # All arguments, so that it can be pickled.
         self.details = details
+
+    def __str__(self) -> str:
+        return self.args[0]
 
 
 class TopologyExecutable(executable.Executable):
