@@ -98,12 +98,12 @@ def _rounded(
         def gradient(d_wide: tf.Tensor) -> list[tf.Tensor]:
             d = tf.cast(d_wide, tf.bfloat16)
             if transpose_a:
-                return [dot(b, moved(d)), dot(a, d)]
+                return [dot(b, d, transpose_b=True), dot(a, d)]
             if transpose_b:
                 return [dot(d, b), _columns_times(d, a)]
-            return [dot(d, moved(b)), _columns_times(a, d)]
+            return [dot(d, b, transpose_b=True), _columns_times(a, d)]
 
-        return dot(moved(a) if transpose_a else a, moved(b) if transpose_b else b), gradient
+        return dot(moved(a) if transpose_a else a, b, transpose_b=transpose_b), gradient
 
     return product(a, b)
 
@@ -115,9 +115,12 @@ def _columns_times(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
     return moved(dot(moved(b), a))
 
 
-def dot(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """a [..., R, K] times b [..., K, N], both bfloat16: [..., R, N], float32."""
-    return tf.raw_ops.BatchMatMulV3(x=a, y=b, Tout=tf.float32)
+def dot(a: tf.Tensor, b: tf.Tensor, *, transpose_b: bool = False) -> tf.Tensor:
+    """a [..., R, K] times b [..., K, N], or [..., N, K] with `transpose_b`: [..., R, N].
+
+    The factors are bfloat16, the result is float32.
+    """
+    return tf.raw_ops.BatchMatMulV3(x=a, y=b, adj_y=transpose_b, Tout=tf.float32)
 
 
 def moved(x: tf.Tensor) -> tf.Tensor:

@@ -1,6 +1,7 @@
 """The environment is prepared before TensorFlow and JAX, or refused."""
 
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -125,6 +126,22 @@ for _ in range(8):
 print(min(after - before for before, after in zip(taken, taken[1:])))
 """
     assert int(_run(code).stdout) < 1000
+
+
+@pytest.mark.skipif(
+    not pathlib.Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="no huge pages"
+)
+def test_the_heap_asks_for_huge_pages_and_takes_no_memory_for_it():
+    code = """
+import re
+from lingvo_gshard.spmd import environment
+environment.prepare(num_devices=1)
+areas = open("/proc/self/smaps").read()
+flags = re.findall(r"\\[heap\\].*?VmFlags:([^\\n]*)", areas, re.DOTALL)
+print(any("hg" in each.split() for each in flags))
+print(int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read())[1]) < 2**17)
+"""
+    assert _run(code).stdout.split() == ["True", "True"]
 
 
 _QUIETLY = """
