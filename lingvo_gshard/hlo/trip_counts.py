@@ -146,18 +146,15 @@ def _run_loop(frame: _Frame, loop: Instruction) -> tuple[int | None, _Value]:
     return None, None
 
 
-def _trip_count(frame: _Frame, loop: Instruction) -> int | None:
-    known = json.loads(loop.proto.backend_config or "{}").get("known_trip_count")
-    return int(known["n"]) if known else _run_loop(frame, loop)[0]
-
-
 def _follow(frame: _Frame, times: int, runs: Runs) -> None:
     """Adds `times` runs of a frame's computation, and of all that it calls, to `runs`."""
     runs.times[frame.computation] += times
     for instruction in frame.computation.instructions:
         match instruction.opcode:
             case "while":
-                trips = _trip_count(frame, instruction)
+                config = json.loads(instruction.proto.backend_config or "{}")
+                known = config.get("known_trip_count")
+                trips = int(known["n"]) if known else _run_loop(frame, instruction)[0]
                 if runs.trip_counts.setdefault(instruction.name, trips) != trips:
                     runs.trip_counts[instruction.name] = None
                 state = [_unchanged(frame, instruction)]
