@@ -175,21 +175,14 @@ def _follow(frame: _Frame, times: int, runs: Runs) -> None:
 def _unchanged(frame: _Frame, loop: Instruction) -> _Value:
     """A loop's state in every run of its body; the values that a run changes are unknown."""
     (state,) = frame.operands(loop)
-    result = loop.called[0].root
-    if not isinstance(state, tuple) or result.opcode != "tuple":
-        return None
-    return tuple(
-        value if _is_element(operand, index) else None
-        for index, (value, operand) in enumerate(zip(state, result.operands, strict=True))
-    )
+    before = object()
+    while state != before:
+        before, state = state, _common(state, _Frame(loop.called[0], [state]).result())
+    return state
 
 
-def _is_element(instruction: Instruction, index: int) -> bool:
-    """Whether an instruction of a loop's body is element `index` of the body's argument."""
-    while instruction.opcode in _SAME:
-        instruction = instruction.operands[0]
-    return (
-        instruction.opcode == "get-tuple-element"
-        and instruction.proto.tuple_index == index
-        and instruction.operands[0].opcode == "parameter"
-    )
+def _common(a: _Value, b: _Value) -> _Value:
+    """What two values have in common; the rest is unknown."""
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return tuple(map(_common, a, b))
+    return a if a == b else None
