@@ -22,7 +22,6 @@ from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import topology
 
-_STACKS = ("encoder", "decoder")
 _BATCH = ("data", "experts")  # The axes that always split the batch.
 
 
@@ -106,7 +105,7 @@ def _settings(
 ) -> Iterator[str]:
     """Yields the settings of both stacks; those of a pipeline where they change."""
     (stages,) = parts.factor("R")
-    for stack in _STACKS:
+    for stack in placement.STACKS:
         yield f"task.{stack}.remat={remat.name}"
         for name, value in {"stages": stages, "microbatches": microbatches}.items():
             if params.task.Get(stack).Get(name) != value:
@@ -151,7 +150,7 @@ def _sizes(request: Request) -> dict[str, int]:
     found += [("B", params.Get(f"{part}.batch_size")) for part in batches]
     for letter, size in found:
         sizes[letter] = math.gcd(sizes[letter], size)
-    if not all(_in_stages(params.task.Get(stack)) for stack in _STACKS):
+    if not all(_in_stages(params.task.Get(stack)) for stack in placement.STACKS):
         sizes["R"] = 1
     return {"E": 1, "G": sizes["B"], **sizes}  # A dense model has neither.
 
