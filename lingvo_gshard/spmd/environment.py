@@ -144,16 +144,12 @@ def _set_compilation_cache() -> None:
         _set_jax("jax_enable_compilation_cache", False)
         return
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        path = pathlib.Path(folder).expanduser() / _cpu_name()
+        # A program that was compiled for another instruction set would crash here.
+        digest = hashlib.sha256("\n".join(_cpu_features()).encode()).hexdigest()
+        path = pathlib.Path(folder).expanduser() / f"{platform.machine()}-{digest[:12]}"
         _set_jax("jax_compilation_cache_dir", str(path))
     # By default JAX leaves out programs that compile within a second, of which a start has many.
     _set_jax("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-def _cpu_name() -> str:
-    """A name for this CPU's instruction set: programs compiled for another one would crash here."""
-    digest = hashlib.sha256("\n".join(_cpu_features()).encode()).hexdigest()
-    return f"{platform.machine()}-{digest[:12]}"
 
 
 def _cpu_features() -> list[str]:
