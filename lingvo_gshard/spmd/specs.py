@@ -162,9 +162,7 @@ def abstract_arrays(
 def to_json(tree: Any) -> Any:
     """Converts a tree of TensorSpec to JSON values; a leaf becomes `dtype|2,3|BL`."""
     if isinstance(tree, dict):
-        return {key: to_json(value) for key, value in sorted(tree.items())}
-    if isinstance(tree, list):
-        return [to_json(item) for item in tree]
+        return NestedMap(tree).Transform(to_json)
     return f"{tree.dtype}|{','.join(map(str, tree.shape))}|{tree.dims}"
 
 
