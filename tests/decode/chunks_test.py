@@ -5,7 +5,6 @@ import itertools
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import jax
 import numpy as np
 import pytest
 
@@ -34,7 +33,7 @@ class _Processes:
             processes, "largest", lambda values: np.max(self._gathered(values), axis=0).tolist()
         )
         monkeypatch.setattr(processes, "of_first", lambda value: self._gathered(value)[0])
-        monkeypatch.setattr(jax, "process_index", lambda: self._own.index)
+        monkeypatch.setattr(processes, "index", lambda: self._own.index)
 
     def _gathered(self, value):
         self._values[self._own.index] = value
