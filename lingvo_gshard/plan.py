@@ -15,11 +15,11 @@ python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHIN
 import os
 import pathlib
 from collections.abc import Iterable
+from typing import Any
 
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.spmd import environment
 
 _TABLES = ("operators", "compile", "layers", "scaling", "machines")
 
@@ -83,43 +83,32 @@ def _check_flags() -> None:
 
 def _texts() -> Iterable[str]:
     """The parts that the flags ask for, each as soon as it is known."""
-    with environment.quiet_stderr():
-        # These load TensorFlow and JAX, which read the environment that cli.run prepares.
-        from lingvo_gshard.planning import (
-            compilation,
-            machines,
-            operators,
-            plan,
-            planner,
-            remedies,
-            report,
-            scaling,
-            search,
-        )
-
     if _COMPARE.value:
-        return [report.comparison([plan.load(pathlib.Path(each)) for each in _COMPARE.value])]
+        plan = cli.load("lingvo_gshard.planning.plan")
+        plans = [plan.load(pathlib.Path(each)) for each in _COMPARE.value]
+        return [cli.load("lingvo_gshard.planning.report").comparison(plans)]
+    planner = cli.load("lingvo_gshard.planning.planner")
 
-    def ask(model: str, topology: str) -> planner.Request:
+    def ask(model: str, topology: str) -> Any:
         request = planner.request(model, topology, _SET.value, _BATCH_TOKENS.value)
         default = "train" if _TABLE.value == "machines" else "all"
         return request if (_PROGRAMS.value or default) == "all" else request.step_only()
 
-    model, topology, out = (flag.value or "" for flag in (_MODEL, _TOPOLOGY, _OUT))
+    model, out = _MODEL.value or "", pathlib.Path(_OUT.value or "")
     match _TABLE.value:
         case "operators":
-            return operators.lines()
-        case "compile":
-            return [compilation.table(compilation.by_cores())]
-        case "layers":
-            return [compilation.table(compilation.by_layers())]
+            return cli.load("lingvo_gshard.planning.operators").lines()
+        case "compile" | "layers":
+            return [cli.load("lingvo_gshard.planning.compilation").table(_TABLE.value)]
         case "scaling":
-            return scaling.lines(ask, pathlib.Path(out))
+            return cli.load("lingvo_gshard.planning.scaling").lines(ask, out)
         case "machines":
-            return machines.lines(ask, model, _NUM_DEVICES.value, pathlib.Path(out))
+            machines = cli.load("lingvo_gshard.planning.machines")
+            return machines.lines(ask, model, _NUM_DEVICES.value, out)
+    request = ask(model, _TOPOLOGY.value or "")
     if _SEARCH.value:
-        return search.search_lines(ask(model, topology), pathlib.Path(out))
-    return remedies.plan_lines(ask(model, topology), pathlib.Path(out), _SAVE.value)
+        return cli.load("lingvo_gshard.planning.search").search_lines(request, out)
+    return cli.load("lingvo_gshard.planning.remedies").plan_lines(request, out, _SAVE.value)
 
 
 def run() -> None:

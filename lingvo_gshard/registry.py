@@ -9,7 +9,7 @@ import difflib
 import importlib
 import pkgutil
 from collections.abc import Iterable
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import Params
@@ -17,19 +17,15 @@ from lingvo_gshard.core.hyperparams import Params
 _PACKAGE = "params"
 
 
-class Experiment(Protocol):
-    """A class that can be registered: its `params()` returns the whole experiment."""
-
-    @classmethod
-    def params(cls) -> Params: ...
-
-
-_Class = TypeVar("_Class", bound=type[Experiment])
-_experiments: dict[str, type[Experiment]] = {}
+_Class = TypeVar("_Class", bound=type)
+_experiments: dict[str, Any] = {}
 
 
 def register(cls: _Class) -> _Class:
-    """Registers an experiment class as `<module>.<Class>`, without the module's package."""
+    """Registers a class as `<module>.<Class>`, without the module's package.
+
+    Its classmethod `params()` returns the Params of the whole experiment.
+    """
     name = f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}"
     taken = _experiments.get(name)
     if taken is not None and taken is not cls:
@@ -46,7 +42,7 @@ def registered_names() -> list[str]:
     return sorted(_experiments)
 
 
-def get_class(name: str) -> type[Experiment]:
+def get_class(name: str) -> Any:
     """Returns the class registered as `name`; ValueError, with the nearest name, if none is."""
     names = registered_names()
     if name not in _experiments:

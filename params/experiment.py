@@ -68,7 +68,12 @@ class TranslationExperiment:
         # Shuffled, so that even the first batches contain all languages.
         eval_input = cls._input().Set(split="dev", repeat=False, shuffle=True)
         p.Define("eval_input", eval_input, "The batches of evaluation.")
-        p.Define("train", cls._train(), "The training loop.")
+        train = train_params().Set(
+            max_steps=cls.MAX_STEPS,
+            iterations_per_loop=cls.ITERATIONS_PER_LOOP,
+            save_checkpoints_steps=cls.SAVE_CHECKPOINTS_STEPS,
+        )
+        p.Define("train", train, "The training loop.")
         p.Define("decode", cls._decode(), "Flat beam search.")
         axes = "The mesh: axes and their sizes, the slowest first; * is the rest of the devices."
         p.Define("mesh", cls.MESH, axes)
@@ -135,14 +140,6 @@ class TranslationExperiment:
             batch_size=cls.BATCH_SIZE,
             source_len=cls.SOURCE_LEN,
             target_len=cls.TARGET_LEN,
-        )
-
-    @classmethod
-    def _train(cls) -> Params:
-        return train_params().Set(
-            max_steps=cls.MAX_STEPS,
-            iterations_per_loop=cls.ITERATIONS_PER_LOOP,
-            save_checkpoints_steps=cls.SAVE_CHECKPOINTS_STEPS,
         )
 
     @classmethod

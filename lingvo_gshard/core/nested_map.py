@@ -42,9 +42,10 @@ class NestedMap(dict):
         rest = iter(leaves)
         return _rebuild(self, lambda _: next(rest))
 
-    def Transform(self, fn: Callable[[Any], Any]) -> NestedMap:
-        """A tree of the same structure with fn applied to every leaf."""
-        return _rebuild(self, fn)
+    def Transform(self, fn: Callable[..., Any], *others: NestedMap) -> NestedMap:
+        """A tree of the same structure with fn applied to every leaf, and those of `others`."""
+        leaves = zip(*(tree.Flatten() for tree in (self, *others)), strict=True)
+        return self.Pack(fn(*each) for each in leaves)
 
     def __deepcopy__(self, memo: dict) -> NestedMap:
         return _rebuild(self, lambda leaf: leaf)

@@ -27,10 +27,10 @@ import numpy as np
 from lingvo_gshard.core import json_records, safetensors_file
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.tokenizer import Tokenizer
-from lingvo_gshard.spmd import program
+from lingvo_gshard.spmd import program, specs
 from lingvo_gshard.spmd.executable import Executable, compile_program
 from lingvo_gshard.spmd.program import Program
-from lingvo_gshard.spmd.specs import WHOLE, Share, own_share
+from lingvo_gshard.spmd.specs import WHOLE, Share
 
 _VERSION = 1
 _SPEC = "bundle.json"
@@ -163,21 +163,15 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
     search = hashlib.sha256(b"".join(programs[n].exported for n in spec.source_lengths))
     origin = {"weights": digest, "search": search.hexdigest()}
     source, target = map(Tokenizer, vocabulary_files(folder))
-    share = own_share(first.partitioning)
+    share = specs.own_share(first.partitioning)
     return Decoder(spec, theta, programs.__getitem__, share, origin), source, target
 
 
 def _weights(path: pathlib.Path, wanted: NestedMap) -> NestedMap:
     """Reads the weights that a program takes, given their TensorSpecs; raises as `load`."""
-    held, specs = safetensors_file.read(path).arrays, dict(wanted.FlattenItems())
-    if set(held) != set(specs):
-        missing, extra = sorted(set(specs) - set(held)), sorted(set(held) - set(specs))
-        raise ValueError(f"{path}: lacks {missing[:3]}, should not hold {extra[:3]}.")
-    for name, spec in specs.items():
-        found = (held[name].shape, str(held[name].dtype))
-        if found != (spec.shape, spec.dtype):
-            raise ValueError(f"{path}: {name} is {found}, expected {(spec.shape, spec.dtype)}.")
-    return wanted.Pack(held[name] for name in specs)
+    held = safetensors_file.read(path).arrays
+    specs.check_same(str(path), held, wanted)
+    return wanted.Pack(held[name] for name, _ in wanted.FlattenItems())
 
 
 def _program_file(folder: pathlib.Path, length: int) -> pathlib.Path:

@@ -272,8 +272,7 @@ class _Loop:
             lengths=tf.where(valid, length, 0),
             token_log_probs=ending,
         )
-        pairs = zip(s.done.Flatten(), new.Flatten(), strict=True)
-        finished = s.done.Pack(tf.concat(pair, 1) for pair in pairs)
+        finished = s.done.Transform(lambda *pair: tf.concat(pair, 1), new)
         scores, index = tf.math.top_k(finished.scores, self.config.num_found)
         return NestedMap(
             mask=selection.reordered(finished.mask, index),

@@ -37,10 +37,11 @@ def gathered(x: tf.Tensor, index: tf.Tensor, *, axis: int = 1) -> tf.Tensor:
 
 def where(condition: tf.Tensor, new: NestedMap, old: NestedMap) -> NestedMap:
     """Takes the examples where bool [B] is true from `new` and the others from `old`."""
-    pairs = zip(new.Flatten(), old.Flatten(), strict=True)
-    return new.Pack(
-        tf.where(tf.reshape(condition, [-1] + [1] * (a.shape.rank - 1)), a, b) for a, b in pairs
-    )
+
+    def chosen(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+        return tf.where(tf.reshape(condition, [-1] + [1] * (a.shape.rank - 1)), a, b)
+
+    return new.Transform(chosen, old)
 
 
 def top_k(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:

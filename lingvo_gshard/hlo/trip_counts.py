@@ -146,18 +146,15 @@ def _run_loop(frame: _Frame, loop: Instruction) -> tuple[int | None, _Value]:
     return None, None
 
 
-def _trip_count(frame: _Frame, loop: Instruction) -> int | None:
-    known = json.loads(loop.proto.backend_config or "{}").get("known_trip_count")
-    return int(known["n"]) if known else _run_loop(frame, loop)[0]
-
-
 def _follow(frame: _Frame, times: int, runs: Runs) -> None:
     """Adds `times` runs of a frame's computation, and of all that it calls, to `runs`."""
     runs.times[frame.computation] += times
     for instruction in frame.computation.instructions:
         match instruction.opcode:
             case "while":
-                trips = _trip_count(frame, instruction)
+                config = json.loads(instruction.proto.backend_config or "{}")
+                known = config.get("known_trip_count")
+                trips = int(known["n"]) if known else _run_loop(frame, instruction)[0]
                 if runs.trip_counts.setdefault(instruction.name, trips) != trips:
                     runs.trip_counts[instruction.name] = None
                 state = [_unchanged(frame, instruction)]
@@ -178,21 +175,14 @@ def _follow(frame: _Frame, times: int, runs: Runs) -> None:
 def _unchanged(frame: _Frame, loop: Instruction) -> _Value:
     """A loop's state in every run of its body; the values that a run changes are unknown."""
     (state,) = frame.operands(loop)
-    result = loop.called[0].root
-    if not isinstance(state, tuple) or result.opcode != "tuple":
-        return None
-    return tuple(
-        value if _is_element(operand, index) else None
-        for index, (value, operand) in enumerate(zip(state, result.operands, strict=True))
-    )
+    before = object()
+    while state != before:
+        before, state = state, _common(state, _Frame(loop.called[0], [state]).result())
+    return state
 
 
-def _is_element(instruction: Instruction, index: int) -> bool:
-    """Whether an instruction of a loop's body is element `index` of the body's argument."""
-    while instruction.opcode in _SAME:
-        instruction = instruction.operands[0]
-    return (
-        instruction.opcode == "get-tuple-element"
-        and instruction.proto.tuple_index == index
-        and instruction.operands[0].opcode == "parameter"
-    )
+def _common(a: _Value, b: _Value) -> _Value:
+    """What two values have in common; the rest is unknown."""
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return tuple(map(_common, a, b))
+    return a if a == b else None

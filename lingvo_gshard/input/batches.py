@@ -27,13 +27,10 @@ class TranslationInput:
                   target_ids, target_segment_ids, target_positions
         labels:   target_labels, target_weights
 
-    With `repeat` the stream is endless, and batch s depends on the data, these settings and s
-    alone: not on what was read before, nor on the number of processes if it divides
-    gcd(batch_size, 8); other numbers have batches of their own. Examples that are too long for a
-    row are left out. Without `repeat`, every example of the split appears exactly once, truncated
-    if it is too long, and rows of weight 0 fill up the last batch. With BUCKETED rows, batches of
-    short pairs have shape [2B, L/2] or [4B, L/4], so that every batch holds the same number of
-    tokens.
+    With `repeat` the stream is endless (training_rows.py), and examples that are too long for a row
+    are left out. Without it, every example of the split appears exactly once (one_pass.py), and
+    rows of weight 0 fill up the last batch. With BUCKETED rows, batches of short pairs have shape
+    [2B, L/2] or [4B, L/4], so that every batch holds the same number of tokens.
     """
 
     @classmethod

@@ -136,7 +136,8 @@ class Manifest:
 def describe_file(data_dir: str | os.PathLike[str], path: str) -> DataFile:
     """The size and hash of `data_dir/path`."""
     full_path = pathlib.Path(data_dir, path)
-    return DataFile(path, full_path.stat().st_size, _sha256(full_path))
+    found = full_path.stat()
+    return DataFile(path, found.st_size, _sha256(str(full_path), found.st_mtime_ns))
 
 
 def save(manifest: Manifest, data_dir: str | os.PathLike[str]) -> None:
@@ -204,7 +205,7 @@ def _check(path: str, file: DataFile, contents: bool) -> None:
             f"{path} has {size} bytes, the manifest says {file.size_bytes}: prepare the data again "
             "in an empty folder"
         )
-    if contents and (sha256 := _sha256_of_version(path, found.st_mtime_ns)) != file.sha256:
+    if contents and (sha256 := _sha256(path, found.st_mtime_ns)) != file.sha256:
         raise ValueError(
             f"{path} has SHA-256 {sha256}, the manifest says {file.sha256}: the file was "
             "damaged, or comes from another preparation than the manifest"
@@ -212,11 +213,7 @@ def _check(path: str, file: DataFile, contents: bool) -> None:
 
 
 @functools.cache
-def _sha256_of_version(path: str, mtime_ns: int) -> str:
+def _sha256(path: str, mtime_ns: int) -> str:
     del mtime_ns
-    return _sha256(path)
-
-
-def _sha256(path: str | pathlib.Path) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -13,9 +13,8 @@ def gradient_norms(gradients: NestedMap, weight_specs: NestedMap) -> NestedMap:
     They are named `encoder_3` for layer 3 of a stack, `encoder_norm` for a stack's other children,
     and `softmax` for weights outside of stacks. Any gradient that is not finite makes its norm so.
     """
-    squares = gradients.Pack(
-        tf.reduce_sum(tf.square(gradient), spec.axes)
-        for gradient, spec in zip(gradients.Flatten(), weight_specs.Flatten(), strict=True)
+    squares = gradients.Transform(
+        lambda gradient, spec: tf.reduce_sum(tf.square(gradient), spec.axes), weight_specs
     )
     groups: dict[str, Any] = {}
     for name, part in squares.items():

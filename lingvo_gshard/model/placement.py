@@ -7,7 +7,8 @@ from lingvo_gshard.layers import moe, pipeline
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh, names_of
 
-_STACKS = {"encoder": "source_len", "decoder": "target_len"}
+# The stacks of layers, and the settings of their rows' lengths.
+STACKS = {"encoder": "source_len", "decoder": "target_len"}
 _ROWS = ("input", "eval_input", "decode")
 
 
@@ -42,7 +43,7 @@ def num_groups(params: Params) -> dict[str, int]:
     Raises ValueError if a stack's group size does not divide its tokens.
     """
     groups = {}
-    for stack, length in _STACKS.items():
+    for stack, length in STACKS.items():
         if (p := params.task.Get(stack).moe) is not None:
             rows = params.input.batch_size // params.task.Get(stack).microbatches
             sizes = rows, params.input.Get(length)
@@ -52,7 +53,7 @@ def num_groups(params: Params) -> dict[str, int]:
 
 def bubble(params: Params) -> float:
     """Returns the share of the time that a pipeline's stages have no microbatch, at worst."""
-    return max(pipeline.bubble(params.task.Get(stack)) for stack in _STACKS)
+    return max(pipeline.bubble(params.task.Get(stack)) for stack in STACKS)
 
 
 def check_divisible(params: Params, parts: Partitioning, rows: Collection[str] = _ROWS) -> None:

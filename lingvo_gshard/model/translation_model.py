@@ -2,11 +2,11 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import flat_beam_search
@@ -64,23 +64,23 @@ class TranslationModel:
         with tf.GradientTape() as tape:
             tape.watch(state.theta.Flatten())
             loss, metrics = self.task.Loss(state.theta, features, labels, context)
-        gradients = tape.gradient(loss, state.theta.Flatten())
-        gradients = self._annotated(self._annotator.annotate_gradient, gradients)
         weight_specs = self.task.weight_specs
+        gradients = weight_specs.Pack(tape.gradient(loss, state.theta.Flatten()))
+        gradients = gradients.Transform(self._annotate_gradient, weight_specs)
         metrics.gradient_norms = gradient_norms(gradients, weight_specs)
         metrics.gradient_norm = tf.linalg.global_norm(metrics.gradient_norms.Flatten())
         metrics.learning_rate = self.optimizer.learning_rate(state.step)
         finite = tf.math.is_finite(loss) & tf.math.is_finite(metrics.gradient_norm)
         metrics.skipped = 1.0 - tf.cast(finite, tf.float32)
         with tf.name_scope("optimizer"):
-            old = self._annotated(self._annotate_update, state.theta.Flatten())
-            gradients = self._annotated(self._annotate_update, gradients.Flatten())
+            old = state.theta.Transform(self._annotate_update, weight_specs)
+            gradients = gradients.Transform(self._annotate_update, weight_specs)
             theta, slots = self.optimizer.update(
                 old, state.slots, gradients, state.step, weight_specs=weight_specs
             )
-            theta = _where(finite, theta, old)
-            theta = self._annotated(self._annotate_update, theta.Flatten())
-            slots = _where(finite, slots, state.slots)
+            chosen = functools.partial(tf.where, finite)
+            theta = theta.Transform(chosen, old).Transform(self._annotate_update, weight_specs)
+            slots = slots.Transform(chosen, state.slots)
         return TPUEstimatorSpec(
             mode=ModeKeys.TRAIN,
             loss=loss,
@@ -88,17 +88,12 @@ class TranslationModel:
             metrics=metrics,
         )
 
-    def _annotated(
-        self, annotate: Callable[[tf.Tensor, str], tf.Tensor], tensors: list[Any]
-    ) -> NestedMap:
-        """Annotates tensors, one for each weight and of its dims."""
-        specs = self.state_spec.theta
-        pairs = zip(tensors, specs.Flatten(), strict=True)
-        return specs.Pack(annotate(tf.convert_to_tensor(x), spec.dims) for x, spec in pairs)
+    def _annotate_gradient(self, gradient: Any, spec: WeightSpec) -> tf.Tensor:
+        return self._annotator.annotate_gradient(tf.convert_to_tensor(gradient), spec.dims)
 
-    def _annotate_update(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
+    def _annotate_update(self, tensor: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
         """Splits a weight or its gradient where the update is computed, as its slots are split."""
-        return self._annotator.annotate(tensor, dims.lower())
+        return self._annotator.annotate(tensor, spec.dims.lower())
 
     def _evaluate(
         self, state: NestedMap, features: NestedMap, labels: NestedMap
@@ -137,8 +132,3 @@ class TranslationModel:
         alike = Requests.alike(batch_size, p.max_target_len, p.min_target_len, (p.seed, 0))
         has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
         return dataclasses.replace(alike, max_steps=alike.max_steps * has_source)
-
-
-def _where(condition: tf.Tensor, new: NestedMap, old: NestedMap) -> NestedMap:
-    pairs = zip(new.Flatten(), old.Flatten(), strict=True)
-    return new.Pack(tf.where(condition, a, b) for a, b in pairs)

@@ -5,12 +5,14 @@ or, by the cost model, do not fit are dropped.
 """
 
 import collections
+import contextlib
 import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.model import placement
@@ -22,7 +24,6 @@ from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import topology
 
-_STACKS = ("encoder", "decoder")
 _BATCH = ("data", "experts")  # The axes that always split the batch.
 
 
@@ -43,12 +44,15 @@ def candidates(request: Request) -> list[Candidate]:
     mesh, places = request.partitioning.mesh, topology.places(request.topology)
     network = hardware.network(request.topology, [places[i] for i in mesh.devices])
     model, found = CostModel(request.params, state, network), []
-    for layout in layouts(_sizes(request), mesh.num_partitions):
+    for layout in layouts(_sizes(request, state.theta), mesh.num_partitions):
         parts = request.changed(layout).partitioning
         for remat, microbatches in _schedules(request.params, parts):
             settings = (*layout, *_settings(request.params, parts, remat, microbatches))
             gib, secs = model.estimate(parts, remat, microbatches)
-            if gib <= network.generation.capacity_gib and _divides(request.changed(settings)):
+            if gib > network.generation.capacity_gib:
+                continue
+            with contextlib.suppress(ValueError):  # The mesh does not divide a batch or its groups.
+                planner.check(request.changed(settings))
                 found.append(Candidate(settings, secs.step))
     if not found:
         raise ValueError(
@@ -56,15 +60,6 @@ def candidates(request: Request) -> list[Candidate]:
             "and leaves room for a step; change --topology or the sizes."
         )
     return sorted(found, key=lambda candidate: candidate.secs)
-
-
-def _divides(request: Request) -> bool:
-    """Whether the mesh divides all batches and groups, those of microbatches too."""
-    try:
-        planner.check(request)
-    except ValueError:
-        return False
-    return True
 
 
 def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
@@ -106,7 +101,7 @@ def _settings(
 ) -> Iterator[str]:
     """Yields the settings of both stacks; those of a pipeline where they change."""
     (stages,) = parts.factor("R")
-    for stack in _STACKS:
+    for stack in placement.STACKS:
         yield f"task.{stack}.remat={remat.name}"
         for name, value in {"stages": stages, "microbatches": microbatches}.items():
             if params.task.Get(stack).Get(name) != value:
@@ -141,17 +136,16 @@ def _split_weights(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[st
     return [""]
 
 
-def _sizes(request: Request) -> dict[str, int]:
+def _sizes(request: Request, weights: NestedMap) -> dict[str, int]:
     """The size of each letter that a table may split, the greatest common divisor of several."""
     params, sizes = request.params, collections.defaultdict[str, int](int)
-    weights = params.task.Instantiate(Partitioning(Mesh.flat(1), ())).weight_specs.Flatten()
-    found = [pair for spec in weights for pair in zip(spec.dims, spec.shape, strict=True)]
+    found = [pair for w in weights.Flatten() for pair in zip(w.dims, w.shape, strict=True)]
     found += [("G", count) for count in placement.num_groups(params).values()]
     batches = [part for name, part in planner.BATCHES.items() if name in request.programs]
     found += [("B", params.Get(f"{part}.batch_size")) for part in batches]
     for letter, size in found:
         sizes[letter] = math.gcd(sizes[letter], size)
-    if not all(_in_stages(params.task.Get(stack)) for stack in _STACKS):
+    if not all(_in_stages(params.task.Get(stack)) for stack in placement.STACKS):
         sizes["R"] = 1
     return {"E": 1, "G": sizes["B"], **sizes}  # A dense model has neither.
 

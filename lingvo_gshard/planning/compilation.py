@@ -6,8 +6,6 @@ hold for 60 layers and 12. The compiler's time depends little on the sizes of th
 stands for the model.
 """
 
-from collections.abc import Mapping
-
 from lingvo_gshard import registry
 from lingvo_gshard.model import placement
 from lingvo_gshard.planning import planner, report
@@ -17,16 +15,6 @@ from lingvo_gshard.spmd import topology
 _MODEL = "toy.MoE8E12L"
 _CORES = (8, 32, 128, 512, 2048)
 _LAYERS = (12, 36, 60)  # The paper's depths.
-
-
-def by_cores() -> dict[str, Request]:
-    """Requests for a step of four layers, with one expert of a layer on each core."""
-    return {f"{cores} cores": request(cores, num_layers=4) for cores in _CORES}
-
-
-def by_layers() -> dict[str, Request]:
-    """Requests for a step on 8 cores with the paper's numbers of layers."""
-    return {f"{count} layers": request(8, count) for count in _LAYERS}
 
 
 def request(cores: int, num_layers: int) -> Request:
@@ -47,11 +35,16 @@ def request(cores: int, num_layers: int) -> Request:
     return Request(_MODEL, tuple(settings), params, topology.tpu("v3", cores), parts).step_only()
 
 
-def table(requests: Mapping[str, Request]) -> str:
-    """Plans side by side, all made in this process, and the growth from the first to the last.
+def table(name: str) -> str:
+    """Steps side by side, and the growth from the first to the last, all made in this process.
 
-    Raises ValueError if the TPU compiler is not installed.
+    `compile` is the table of steps of four layers, with one expert of a layer on each core, and
+    `layers` that of steps on 8 cores. Raises ValueError if the TPU compiler is not installed.
     """
+    if name == "compile":
+        requests = {f"{cores} cores": request(cores, num_layers=4) for cores in _CORES}
+    else:
+        requests = {f"{count} layers": request(8, count) for count in _LAYERS}
     planner.make(next(iter(requests.values())))  # Pays for what is made only once.
-    plans = {name: planner.make(each) for name, each in requests.items()}
-    return report.side_by_side({name: report.figures(each) for name, each in plans.items()})
+    plans = {column: planner.make(each) for column, each in requests.items()}
+    return report.side_by_side({column: report.figures(each) for column, each in plans.items()})

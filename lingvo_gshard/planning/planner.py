@@ -20,7 +20,7 @@ from lingvo_gshard.core import child_process, hyperparams
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import hardware, plan, programs, report
+from lingvo_gshard.planning import plan, programs, report
 from lingvo_gshard.planning.memory import GIB
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.sharding.layout import Partitioning
@@ -117,10 +117,9 @@ def make(request: Request) -> Plan:
     """
     params, p, parts = request.params, request.params.input, request.partitioning
     check(request)
-    machine = request.topology, hardware.generation(request.topology)
     model = TranslationModel(params, parts)
     needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
-    made = {name: programs.make(name, model, params, *machine) for name in request.programs}
+    made = {name: programs.make(name, model, params, request.topology) for name in request.programs}
     return Plan(
         model=request.model,
         settings=request.settings,

@@ -14,7 +14,6 @@ from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import compiled_step, hardware, memory
 from lingvo_gshard.planning.compiled_step import CompiledStep
-from lingvo_gshard.planning.hardware import Generation
 from lingvo_gshard.planning.memory import GIB, Buffer, Memory, Refusal
 from lingvo_gshard.planning.plan import DECODE, INITIALIZE, TRAIN, Batch, ProgramPlan
 from lingvo_gshard.sharding.layout import Partitioning
@@ -38,26 +37,25 @@ def export(name: str, model: TranslationModel, params: Params, num_steps: int = 
     return programs.export(ModeKeys.TRAIN if name == TRAIN else ModeKeys.EVAL, rows, num_steps)
 
 
-def make(
-    name: str, model: TranslationModel, params: Params, topology_name: str, generation: Generation
-) -> ProgramPlan:
+def make(name: str, model: TranslationModel, params: Params, topology_name: str) -> ProgramPlan:
     """Compiles a program for a topology and reads the result. Raises ValueError as the compiler."""
+    batch, capacity_gib = _batch(name, params), hardware.generation(topology_name).capacity_gib
     started = time.monotonic()
     exported = export(name, model, params)
     lowered, lowered_cpu = time.monotonic(), time.process_time()
     compiled = _compile(exported, topology_name)
     compile_secs, compile_cpu_secs = time.monotonic() - lowered, time.process_time() - lowered_cpu
-    batch, capacity_gib = _batch(name, params), generation.capacity_gib
-    outcome = compiled if isinstance(compiled, Refusal) else _read(compiled, capacity_gib)
+    outcome = compiled if isinstance(compiled, Refusal) else compiled_step.read(compiled)
+    slots = NestedMap() if name == DECODE else model.state_spec.slots
+    state = NestedMap(theta=model.state_spec.theta, slots=slots)
+    memory_gib, largest_buffers = _memory(state, model.partitioning, capacity_gib, outcome)
     cost, suspicious = None, tuple[str, ...]()
-    if isinstance(outcome, CompiledStep):
+    # The compiler for GPUs accepts programs of any size.
+    if isinstance(outcome, CompiledStep) and memory_gib.peak <= capacity_gib:
         places = topology.places(topology_name)
         placed = [places[i] for i in model.partitioning.mesh.devices]
         cost = compiled_step.cost(outcome, hardware.network(topology_name, placed))
         suspicious = compiled_step.suspicious(outcome, batch, "step" if name == TRAIN else "call")
-    slots = NestedMap() if name == DECODE else model.state_spec.slots
-    state = NestedMap(theta=model.state_spec.theta, slots=slots)
-    memory_gib, largest_buffers = _memory(state, model.partitioning, capacity_gib, outcome)
     return ProgramPlan(
         batch=batch,
         fits=cost is not None,
@@ -86,15 +84,6 @@ def _compile(program: Program, name: str) -> TopologyExecutable | Refusal:
         return topology.compile_program(program, name)
     except topology.OutOfMemoryError as error:
         return memory.parse_refusal(error.details)
-
-
-def _read(compiled: TopologyExecutable, capacity_gib: float) -> CompiledStep | Refusal:
-    """Reads a program, or refuses it: the compiler for GPUs accepts programs of any size."""
-    step = compiled_step.read(compiled)
-    peak = step.report.peak_bytes / GIB
-    if peak <= capacity_gib:
-        return step
-    return Refusal(peak, False, memory.largest(step.costs, _NUM_BUFFERS))
 
 
 def _memory(

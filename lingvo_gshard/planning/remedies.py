@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.moe import group_size
 from lingvo_gshard.layers.repeat import Remat
+from lingvo_gshard.model import placement
 from lingvo_gshard.planning import planner, report
 from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.planning.search import Trial, tried
@@ -15,7 +16,6 @@ _REMATS = {
     Remat.ALL_BUT_PRODUCTS: "all but large products computed again",
     Remat.BLOCK: "whole blocks computed again",
 }
-_STACKS = {"encoder": "source_len", "decoder": "target_len"}
 # A description, and values of settings by path.
 _Change = tuple[str, Mapping[str, object]]
 
@@ -69,14 +69,14 @@ def _keeping_the_batch(params: Params) -> Iterator[_Change]:
     """Yields the changes that the experiment has not made yet, the cheapest first."""
     saving = [Remat.NONE, *_REMATS]
     for remat, name in _REMATS.items():
-        paths = (f"task.{stack}.remat" for stack in _STACKS)
+        paths = (f"task.{stack}.remat" for stack in placement.STACKS)
         wasteful = [path for path in paths if saving.index(params.Get(path)) < saving.index(remat)]
         if wasteful:
             yield name, dict.fromkeys(wasteful, remat.name)
     if params.task.activation_dtype != "bfloat16":
         yield "activations in bfloat16", {"task.activation_dtype": "bfloat16"}
     halves = {}
-    for stack, length in _STACKS.items():
+    for stack, length in placement.STACKS.items():
         if (moe := params.task.Get(stack).moe) is not None:
             tokens = params.input.batch_size * params.input.Get(length)
             halves[f"task.{stack}.moe.group_size"] = group_size(moe, tokens) // 2

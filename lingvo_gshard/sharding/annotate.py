@@ -97,14 +97,7 @@ def check_axes(
             f"{len(axes)} axes {tuple(axes)} were given."
         )
     used = names_of([*axes, *more_axes])
-    problems = [f"no axis {axis!r}" for axis in used if axis not in mesh.axis_names]
-    problems += [f"an axis is used twice, {axis!r}" for axis in used if used.count(axis) > 1]
-    if problems:
-        known = ", ".join(f"{axis} of {size}" for axis, size in mesh.shape.items())
-        raise ValueError(
-            f"{what}: {tensor.name} of shape {tensor.shape}: {problems[0]} in {tuple(used)}; the "
-            f"axes are {known}."
-        )
+    mesh.check(f"{what}: {tensor.name} of shape {tensor.shape}", used)
 
 
 def mesh_sharding(mesh: Mesh, axes: Sequence[Axis | None]) -> xla_sharding.Sharding:

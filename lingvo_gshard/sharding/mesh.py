@@ -71,13 +71,16 @@ class Mesh:
         if not isinstance(axis, str | tuple | list | None):
             raise ValueError(f"Mesh: an axis is a name or a tuple of names, got {axis!r}.")
         names = names_of([axis])
-        for name in names:
-            if name not in self.axis_names:
-                known = ", ".join(self.axis_names)
-                raise ValueError(f"Mesh: no axis {name!r}; the axes are {known}.")
-            if names.count(name) > 1:
-                raise ValueError(f"Mesh: an axis is used twice in {tuple(names)}.")
+        self.check("Mesh", names)
         return math.prod(self.shape[name] for name in names)
+
+    def check(self, what: str, names: Sequence[str]) -> None:
+        """Raises a ValueError, prefixed by `what`, if an axis is unknown or used twice."""
+        problems = [f"no axis {name!r}" for name in names if name not in self.axis_names]
+        problems += [f"an axis is used twice, {name!r}" for name in names if names.count(name) > 1]
+        if problems:
+            known = ", ".join(f"{name} of {size}" for name, size in self.shape.items())
+            raise ValueError(f"{what}: {problems[0]} in {tuple(names)}; the axes are {known}.")
 
     @staticmethod
     def parse(text: str, num_partitions: int, assignment: Sequence[int] | None = None) -> Mesh:

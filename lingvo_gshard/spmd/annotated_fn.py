@@ -80,8 +80,7 @@ def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
         result = annotated.fn(*args).Transform(tf.convert_to_tensor)
         returned = _result_specs(annotated, result)
         traced_results.append(returned)
-        pairs = zip(result.Flatten(), returned.Flatten(), strict=True)
-        return [annotate(x, spec.dims) for x, spec in pairs]
+        return result.Transform(lambda x, spec: annotate(x, spec.dims), returned).Flatten()
 
     signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for _, spec in leaves]
     function = tf.function(flat, input_signature=signature, autograph=False, jit_compile=True)

@@ -39,17 +39,9 @@ _LOG_LEVEL, _ERRORS_ONLY = "TF_CPP_MIN_LOG_LEVEL", "3"
 # C++ log lines at severity I or W, in either of TensorFlow's formats, and absl's preamble to them.
 _GREETING = (
     r"WARNING: All log messages before absl::InitializeLog\(\)"
-    r"|[IW]\d{4} [\d:.]+ +\d+ \S+:\d+\] "
-    r"|\d{4}-\d\d-\d\d [\d:.]+: [IW] "
+    r"|[IW][0-9]{4} [0-9:.]+ +[0-9]+ [^ ]+:[0-9]+\] "
+    r"|[0-9]{4}-[0-9]{2}-[0-9]{2} [0-9:.]+: [IW] "
 )
-_FILTER = """
-import re, sys
-greeting = re.compile(sys.argv[1].encode())
-for line in sys.stdin.buffer:
-    if not greeting.match(line):
-        sys.stdout.buffer.write(line)
-        sys.stdout.buffer.flush()
-"""
 
 
 def prepare(num_devices: int | None = None, platform: str | None = None) -> None:
@@ -107,9 +99,9 @@ def quiet_stderr() -> Iterator[None]:
     sys.stderr.flush()
     stderr = os.dup(2)
     # A process of its own, because a thread would end with an abort before it has read the reason.
-    command = [sys.executable, "-ISc", _FILTER, _GREETING]
+    command, c_locale = ["sed", "-uE", f"/^({_GREETING})/d"], {**os.environ, "LC_ALL": "C"}
     lines = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=stderr, start_new_session=True, bufsize=0
+        command, stdin=subprocess.PIPE, stdout=stderr, start_new_session=True, env=c_locale
     )
     assert lines.stdin is not None
     os.dup2(lines.stdin.fileno(), 2)
@@ -170,16 +162,12 @@ def _set_compilation_cache() -> None:
         _set_jax("jax_enable_compilation_cache", False)
         return
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        path = pathlib.Path(folder).expanduser() / _cpu_name()
+        # A program that was compiled for another instruction set would crash here.
+        digest = hashlib.sha256("\n".join(_cpu_features()).encode()).hexdigest()
+        path = pathlib.Path(folder).expanduser() / f"{platform.machine()}-{digest[:12]}"
         _set_jax("jax_compilation_cache_dir", str(path))
     # By default JAX leaves out programs that compile within a second, of which a start has many.
     _set_jax("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-def _cpu_name() -> str:
-    """A name for this CPU's instruction set: programs compiled for another one would crash here."""
-    digest = hashlib.sha256("\n".join(_cpu_features()).encode()).hexdigest()
-    return f"{platform.machine()}-{digest[:12]}"
 
 
 def _cpu_features() -> list[str]:

@@ -153,8 +153,8 @@ def _check(what: str, leaf: Any, spec: TensorSpec, sharding: jax.sharding.Shardi
     own = _own_shape(spec, sharding)
     if shape == own and leaf.dtype == spec.dtype:
         return
-    given = f"a {type(leaf).__name__}" if shape is None else f"{leaf.dtype}{list(shape)}"
-    expected = f"{spec.dtype}{list(spec.shape)}"
+    given = f"a {type(leaf).__name__}" if shape is None else specs.describe(leaf)
+    expected = specs.describe(spec)
     if own != spec.shape:
         expected += f", or {list(own)}, this process's share,"
     raise ValueError(f"{what}: {given} given, {expected} expected.")

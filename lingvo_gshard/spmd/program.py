@@ -71,12 +71,10 @@ def load(path: str | pathlib.Path) -> Program:
     size = int.from_bytes(body[:_LENGTH_BYTES], "little")
     fields = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + size])
     if fields["version"] != _VERSION:
-        advice = (
-            f", made by a newer lingvo_gshard; this one reads version {_VERSION}."
-            if fields["version"] > _VERSION
-            else f", not {_VERSION}; export it again."
+        raise ValueError(
+            f"{path}: the program has version {fields['version']}, this lingvo_gshard reads "
+            f"{_VERSION}; export it again with this one."
         )
-        raise ValueError(f"{path}: the program has version {fields['version']}{advice}")
     axis_names, axis_sizes, assignment = fields["mesh"]
     table = tuple(
         (letter, axis if isinstance(axis, str) else tuple(axis)) for letter, axis in fields["table"]

@@ -56,6 +56,23 @@ def check_dtypes(what: str, leaves: Named, platform: str | None = None) -> None:
             raise ValueError(f"{which}, which a {platform} lacks.")
 
 
+def describe(array: Any) -> str:
+    """The dtype and shape of an array or spec, such as `float32[2, 3]`; `absent` for None."""
+    return "absent" if array is None else f"{array.dtype}{list(array.shape)}"
+
+
+def check_same(what: str, found: Mapping[str, Any], wanted: NestedMap) -> None:
+    """Raises a ValueError, prefixed by `what`, unless names, dtypes and shapes are the wanted ones.
+
+    `found` are arrays or specs by dotted path, `wanted` specs.
+    """
+    expected = dict(wanted.FlattenItems())
+    for path in sorted(found.keys() | expected.keys()):
+        given, needed = describe(found.get(path)), describe(expected.get(path))
+        if given != needed:
+            raise ValueError(f"{what}: {path} is {given}, expected {needed}.")
+
+
 def sharding(
     partitioning: Partitioning, spec: TensorSpec, mesh: jax.sharding.Mesh | AbstractMesh
 ) -> NamedSharding:
@@ -145,9 +162,7 @@ def abstract_arrays(
 def to_json(tree: Any) -> Any:
     """Converts a tree of TensorSpec to JSON values; a leaf becomes `dtype|2,3|BL`."""
     if isinstance(tree, dict):
-        return {key: to_json(value) for key, value in sorted(tree.items())}
-    if isinstance(tree, list):
-        return [to_json(item) for item in tree]
+        return NestedMap(tree).Transform(to_json)
     return f"{tree.dtype}|{','.join(map(str, tree.shape))}|{tree.dims}"
 
 

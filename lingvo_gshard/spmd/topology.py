@@ -147,19 +147,14 @@ def compile_program(
     Raises OutOfMemoryError if the program needs more memory than a device has, and ValueError as
     `devices`, or if there are fewer devices than partitions, or if they can't run the program.
     """
-    found = devices(name)
-    if len(found) < program.partitioning.num_partitions:
-        raise ValueError(
-            f"topology {name}: it has {len(found)} devices, but program {program.name} has "
-            f"{program.partitioning.num_partitions} partitions."
-        )
+    what = f"topology {name}: program {program.name}"
+    mesh = specs.device_mesh(program.partitioning, devices(name), what)
     try:
-        mesh = specs.device_mesh(program.partitioning, found)
         compiled = executable.lower(program, mesh).compile(compiler_options=options)
         return TopologyExecutable(program, mesh, compiled)
     except jax.errors.JaxRuntimeError as error:
         details = str(error)
-        message = f"topology {name}: program {program.name}: {details.splitlines()[0]}"
+        message = f"{what}: {details.splitlines()[0]}"
         if details.startswith("RESOURCE_EXHAUSTED"):
             raise OutOfMemoryError(message, details) from error
         raise ValueError(message) from error

@@ -245,7 +245,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
         def read() -> tuple[Stored, dict[str, jax.Array]]:
             found = Stored.open(path)
-            found.check_specs(state_spec)
+            specs.check_same(f"{path}, another model's", found.specs, state_spec)
             return found, found.read(dict(shardings.FlattenItems()))
 
         found, arrays = stored.in_all_processes(path, read)

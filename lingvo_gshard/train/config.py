@@ -93,9 +93,8 @@ def check_folder(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple
     path = pathlib.Path(model_dir) / _PARAMS
     if not path.exists():
         return
-    differing = hyperparams.differences(
-        _entries(text, model_prefixes), _entries(path.read_text(), model_prefixes)
-    )
+    lines = hyperparams.differences(text, path.read_text())
+    differing = [line for line in lines if _counts(line.partition(":")[0], model_prefixes)]
     if differing:
         raise ValueError(
             f"{path}: this folder holds another model; choose another model_dir. It differs in "
@@ -103,13 +102,9 @@ def check_folder(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple
         )
 
 
-def _entries(text: str, prefixes: tuple[str, ...]) -> str:
-    lines = []
-    for line in text.splitlines(keepends=True):
-        path = line.split(" : ", 1)[0]
-        counts = any(f"{path}.".startswith(f"{prefix}.") for prefix in prefixes)
-        if not prefixes:
-            counts = not path.startswith("train.")
-        if counts and not path.endswith(_IGNORED):
-            lines.append(line)
-    return "".join(lines)
+def _counts(path: str, prefixes: tuple[str, ...]) -> bool:
+    if path.endswith(_IGNORED):
+        return False
+    if not prefixes:
+        return not path.startswith("train.")
+    return any(f"{path}.".startswith(f"{prefix}.") for prefix in prefixes)

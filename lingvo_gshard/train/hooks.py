@@ -63,11 +63,11 @@ class TrainCall:
 
 def joined(calls: Sequence[TrainCall]) -> TrainCall:
     """Returns consecutive calls as one."""
-    leaves = zip(*(call.metrics.Flatten() for call in calls), strict=True)
+    first, *others = (call.metrics for call in calls)
     return dataclasses.replace(
         calls[-1],
         num_steps=sum(call.num_steps for call in calls),
-        metrics=calls[0].metrics.Pack(np.concatenate(leaf) for leaf in leaves),
+        metrics=first.Transform(lambda *leaf: np.concatenate(leaf), *others),
         secs=sum(call.secs for call in calls),
         input_wait_secs=sum(call.input_wait_secs for call in calls),
     )

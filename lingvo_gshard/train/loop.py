@@ -68,8 +68,7 @@ def groups(
         taken = list(itertools.islice(batches, next(sizes, 0)))
         if not taken:
             return None
-        leaves = zip(*(batch.Flatten() for batch in taken), strict=True)
-        stacked = taken[0].Pack(np.stack(leaf) for leaf in leaves)
+        stacked = taken[0].Transform(lambda *leaf: np.stack(leaf), *taken[1:])
         state, executable = source.get_state(), program(len(taken))
         return Group(executable, executable.place("batches", stacked), len(taken), state)
 
@@ -94,7 +93,7 @@ def batch_spec_of(batch: NestedMap, specs: NestedMap, share: Share) -> NestedMap
         shape = tuple(size * (share.count if dim == ROWS else 1) for size, dim in sizes)
         return dataclasses.replace(spec, shape=shape)
 
-    return specs.Pack(map(whole, batch.Flatten(), specs.Flatten()))
+    return batch.Transform(whole, specs)
 
 
 def group_sizes(step: int, max_steps: int | None, steps_per_call: int) -> Iterator[int]:

@@ -137,21 +137,18 @@ def launch_of(
     The recorded settings hold unless the model is named again. Raises ValueError if model or
     data_dir is missing and logdir holds no run; and as `data_facts` and `get_params`.
     """
-    if model is not None and data_dir is not None:
-        launch = Launch(model, overrides, data_dir, data_facts(data_dir))
-        return _with_product_dtype(launch, logdir)
+    given = None if data_dir is None else (data_dir, data_facts(data_dir))
+    if model is not None and given is not None:
+        return _with_product_dtype(Launch(model, overrides, *given), logdir)
     if not pathlib.Path(logdir, _EXPERIMENT).is_file():
         raise ValueError(f"{logdir} holds no run yet (no {_EXPERIMENT}): give --model, --data_dir.")
     launch = recorded(logdir)
-    if data_dir is not None:
-        launch = dataclasses.replace(launch, data_dir=data_dir, facts=data_facts(data_dir))
     if model is None:
         # Only the last setting of each path.
-        last = {parse_setting(given)[0]: given for given in (*launch.overrides, *overrides)}
+        last = {parse_setting(each)[0]: each for each in (*launch.overrides, *overrides)}
         model, overrides = launch.model, tuple(last.values())
-    return _with_product_dtype(
-        dataclasses.replace(launch, model=model, overrides=overrides), logdir
-    )
+    data = given or (launch.data_dir, launch.facts)
+    return _with_product_dtype(Launch(model, overrides, *data), logdir)
 
 
 def _with_product_dtype(launch: Launch, logdir: str) -> Launch:

@@ -15,7 +15,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd import lowering, specs
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import Executable, compile_program
 from lingvo_gshard.spmd.program import Program
@@ -53,21 +53,17 @@ class Programs:
 
     def export_initializer(self, init_fn: InitFn) -> Program:
         """Exports the program that makes a state; ValueError if it differs from state_spec."""
-        wanted = dict(self._state_spec.FlattenItems())
+        wanted = self._state_spec.FlattenItems()
         initialize = AnnotatedFn(
             name="initialize",
             fn=lambda seed: NestedMap(state=init_fn(seed.seed)),
             arg_names=("seed",),
             args=(NestedMap(seed=TensorSpec((2,), "int32", "_")),),
-            result_dims={f"state.{path}": spec.dims for path, spec in wanted.items()},
+            result_dims={f"state.{path}": spec.dims for path, spec in wanted},
         )
         exported = lowering.export(initialize, self._partitioning)
         made = dict(exported.results.state.FlattenItems())
-        for path in sorted(made.keys() | wanted.keys()):
-            if made.get(path) != wanted.get(path):
-                raise ValueError(
-                    f"init_fn: {path} is {made.get(path)}, but state_spec has {wanted.get(path)}."
-                )
+        specs.check_same("init_fn differs from state_spec", made, self._state_spec)
         return exported
 
     def get(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Executable:
@@ -104,8 +100,8 @@ class Programs:
             result = step(state, batches.Transform(lambda x: x[0]))
             return NestedMap(result, metrics=result.metrics.Transform(lambda x: x[None]))
 
-        specs, annotate = (self._state_spec, batch_spec), Annotator(self._partitioning).annotate
-        loop = functools.partial(_loop, step, specs=specs, annotate=annotate)
+        trees, annotate = (self._state_spec, batch_spec), Annotator(self._partitioning).annotate
+        loop = functools.partial(_loop, step, trees=trees, annotate=annotate)
         fn, args = once if num_steps == 1 else loop, (self._state_spec, stacked)
         names = ("state", "batches")
         return AnnotatedFn(f"train_{num_steps}", fn, names, args, donate=("state",))
@@ -138,11 +134,11 @@ def _loop(
     step: Step,
     state: NestedMap,
     batches: NestedMap,
-    specs: tuple[NestedMap, NestedMap],
+    trees: tuple[NestedMap, NestedMap],
     annotate: Callable[[tf.Tensor, str], tf.Tensor],
 ) -> NestedMap:
     """Runs the steps in a tf.while_loop and writes the metrics of step k to index k."""
-    dims = [spec.dims for tree in specs for spec in tree.Flatten()]
+    dims = [spec.dims for tree in trees for spec in tree.Flatten()]
     num_state = len(state.Flatten())
     packed: list[NestedMap] = []
 
@@ -155,7 +151,7 @@ def _loop(
         return [annotate(x, d) for x, d in new] + result.metrics.Flatten()
 
     # The loop needs the metrics' shapes beforehand; the step is traced only once.
-    signature = [tf.TensorSpec(s.shape, tf.as_dtype(s.dtype)) for t in specs for s in t.Flatten()]
+    signature = [tf.TensorSpec(s.shape, tf.as_dtype(s.dtype)) for t in trees for s in t.Flatten()]
     once = tf.function(flat_step, autograph=False, input_signature=signature)
     outputs = once.get_concrete_function().outputs[num_state:]
     num_steps = batches.Flatten()[0].shape[0]

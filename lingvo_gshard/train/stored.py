@@ -27,7 +27,6 @@ import orbax.checkpoint as ocp
 import tensorstore
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.executable import ONE_AT_A_TIME
@@ -98,16 +97,6 @@ class Stored:
         spec = tensorstore.Spec(ocp.type_handlers.get_json_tspec_read(info, use_ocdbt=True))
         with _read_errors(self.path):
             return tensorstore.open(spec, context=context).result()[index].read().result()
-
-    def check_specs(self, state_spec: NestedMap) -> None:
-        """Raises ValueError, which names the array, unless it holds exactly those of the state."""
-        wanted = dict(state_spec.FlattenItems())
-        for name in sorted(self.specs.keys() | wanted.keys()):
-            there, here = _text(self.specs.get(name)), _text(wanted.get(name))
-            if here != there:
-                raise ValueError(
-                    f"{self.path}: {name} is {there} in the checkpoint, {here} in the model."
-                )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +232,3 @@ def _difference(name: str, saved: list[str], found: list[str], experts: slice = 
     pairs = zip(range(len(saved))[experts], saved[experts], found, strict=True)
     differing = [expert for expert, before, after in pairs if before != after]
     return f"{name} is not what was saved, in experts {differing}" if differing else ""
-
-
-def _text(spec: TensorSpec | None) -> str:
-    return "absent" if spec is None else f"{spec.dtype}{list(spec.shape)}"

@@ -22,7 +22,7 @@ import numpy as np
 
 from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import processes
+from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.train import exported
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.stored import Index
@@ -106,7 +106,7 @@ class WarmStart:
         """
         rule = Rule(_first_match(self.rules, path) or Rule.NEW)
         if rule is Rule.NEW:
-            return new, f"{path}: new, {_shape(new)}"
+            return new, f"{path}: new, {specs.describe(new)}"
         if path not in old:
             raise ValueError(f"{self.source}: has no {path}, which rule {rule} needs.")
         ids, line = self._ids(rule, path, dims, old[path], new)
@@ -116,15 +116,15 @@ class WarmStart:
         self, rule: Rule, path: str, dims: str, before: Any, new: jax.Array
     ) -> tuple[list[np.ndarray], str]:
         """Returns, along each dim, each new index's old one, or -1; and how the rule is applied."""
-        ids, shape = [np.arange(size) for size in new.shape], _shape(new)
-        mismatch = f"{self.source}: {path} is {_shape(before)}, this model's {shape}"
+        ids, shape = [np.arange(size) for size in new.shape], specs.describe(new)
+        mismatch = f"{self.source}: {path} is {specs.describe(before)}, this model's {shape}"
         if before.dtype != new.dtype or len(before.shape) != new.ndim:
             raise ValueError(f"{mismatch}.")
         if rule is Rule.COPY_EXPERTS:
             if np.mod(new.shape, before.shape).any():
                 raise ValueError(f"{mismatch}; rule COPY_EXPERTS needs a multiple of each dim.")
             copied = [each % size for each, size in zip(ids, before.shape, strict=True)]
-            return copied, f"{_shape(before)} copied to {shape}"
+            return copied, f"{specs.describe(before)} copied to {shape}"
         if rule is Rule.BY_PIECE:
             old_ids = _first_match(self.old_pieces, path)
             if old_ids is None or "V" not in dims:
@@ -149,7 +149,7 @@ def old_ids(old_pieces: Sequence[str], new_pieces: Sequence[str]) -> np.ndarray:
 
 def summary(weights: Mapping[str, Any]) -> str:
     """Returns a line for each array, sorted by name, and one with the totals."""
-    rows = [(name, _shape(array)) for name, array in sorted(weights.items())]
+    rows = [(name, specs.describe(array)) for name, array in sorted(weights.items())]
     total = sum(math.prod(array.shape) for array in weights.values())
     return "\n".join([table.text(rows), f"{len(weights)} tensors, {total:,} weights"])
 
@@ -186,7 +186,3 @@ def _taken(before: Any, ids: Sequence[np.ndarray], new: jax.Array) -> jax.Array:
 
 def _first_match(patterns: Sequence[tuple[str, Any]], path: str) -> Any:
     return next((found for pattern, found in patterns if re.fullmatch(pattern, path)), None)
-
-
-def _shape(array: Any) -> str:
-    return f"{array.dtype}{list(array.shape)}"

@@ -139,7 +139,11 @@ def _damaged(made, tmp_path, name, content):
     ("name", "content", "message"),
     [
         ("weights.safetensors", b"no tensors", "not a safetensors file of weights"),
-        ("weights.safetensors", b"\x02" + bytes(7) + b"{}", "lacks .*decoder.* not hold"),
+        (
+            "weights.safetensors",
+            b"\x02" + bytes(7) + b"{}",
+            "decoder.* is absent, expected float32",
+        ),
         ("bundle.json", b"{", "bundle.json: "),
         ("bundle.json", b'{"version": 9}', "bundle.json: has version 9, expected 1"),
         ("programs/source_16.program", b"", "is no program"),

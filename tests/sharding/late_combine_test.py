@@ -6,13 +6,13 @@ E experts, C capacity, H hidden, which is split, M model, S tokens of a group; E
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding import partial
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
+from tests.sharding import partial
 from tests.spmd import functions
 
 _PARTS = Partitioning.from_dict(Mesh.flat(8), {"H": "d"})

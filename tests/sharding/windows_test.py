@@ -6,10 +6,9 @@ from collections.abc import Callable
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.sharding import windows
-from lingvo_gshard.sharding.windows import Padding
-from tests.sharding import cases
+from tests.sharding import cases, windows
 from tests.sharding.cases import Case, Input
+from tests.sharding.windows import Padding
 
 _NUM_PARTITIONS = [
     pytest.param(1, marks=pytest.mark.slow),

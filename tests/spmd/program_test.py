@@ -185,8 +185,8 @@ def test_a_cut_or_foreign_file_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("version", "message"),
     [
-        (2, "has version 2, made by a newer lingvo_gshard; this one reads version 1"),
-        (0, "has version 0, not 1; export it again"),
+        (2, "has version 2, this lingvo_gshard reads 1; export it again"),
+        (0, "has version 0, this lingvo_gshard reads 1; export it again"),
     ],
 )
 def test_a_file_of_another_version_is_refused(tmp_path, monkeypatch, version, message):

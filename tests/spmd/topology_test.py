@@ -79,7 +79,7 @@ def test_what_a_topology_cannot_hold_is_refused():
         return
     with pytest.raises(ValueError, match="program huge: RESOURCE_EXHAUSTED: .* exceeds available"):
         topology.compile_program(exported, "v3:2x2")
-    with pytest.raises(ValueError, match="has 8 devices, but program sgd has 16 partitions"):
+    with pytest.raises(ValueError, match="sgd: 16 partitions need as many devices, 8 were found"):
         topology.compile_program(sixteen, "v3:2x2")
     with pytest.raises(ValueError, match='"v3:3x3" is not divisible .*; known are v2:XxY'):
         topology.devices("v3:3x3")

@@ -180,19 +180,19 @@ def _with_first_layer(spec):
     [
         (
             _with_first_layer(TensorSpec((8, 641), "float32", "EM")),
-            r"layers\[0\].w is float32\[8, 640\] in the checkpoint, float32\[8, 641\] in the model",
+            r"layers\[0\].w is float32\[8, 640\], expected float32\[8, 641\]",
         ),
         (
             _with_first_layer(TensorSpec((8, 640), "bfloat16", "EM")),
-            r"layers\[0\].w is float32\[8, 640\] in the checkpoint, bfloat16\[8, 640\]",
+            r"layers\[0\].w is float32\[8, 640\], expected bfloat16\[8, 640\]",
         ),
         (
             NestedMap(_SPEC, bias=TensorSpec((2,), "float32", "M")),
-            r"bias is absent in the checkpoint, float32\[2\] in the model",
+            r"bias is absent, expected float32\[2\]",
         ),
         (
             NestedMap(step=_SPEC.step, layers=_SPEC.layers[:1]),
-            r"layers\[1\].w is bfloat16\[5, 3\] in the checkpoint, absent in the model",
+            r"layers\[1\].w is bfloat16\[5, 3\], expected absent",
         ),
     ],
 )

@@ -359,7 +359,9 @@ def test_a_state_that_init_fn_does_not_make_is_refused(tmp_path):
         _train(tmp_path, 1, state_spec=spec)
     theta = NestedMap(regression.STATE.theta, bias_V=regression.f32((V + 1,), "V"))
     spec = NestedMap(regression.STATE, theta=theta)
-    with pytest.raises(ValueError, match="init_fn: theta.bias_V is .*3.*, but state_spec has .*4"):
+    with pytest.raises(
+        ValueError, match="init_fn differs from state_spec: theta.bias_V is .*3.*, expected .*4"
+    ):
         _train(tmp_path, 1, state_spec=spec)
     with pytest.raises(ValueError, match="the state needs `step`, an int32 scalar"):
         regression.make(tmp_path, state_spec=NestedMap(theta=theta))
