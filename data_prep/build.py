@@ -23,7 +23,8 @@ from typing import Any
 
 from absl import flags, logging
 
-from data_prep import config, engines, pipeline, sources
+from data_prep import config, engines, pipeline, tsv_folder
+from data_prep.sources import Source
 from lingvo_gshard import cli
 from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import manifest
@@ -60,14 +61,14 @@ def main(argv: list[str]) -> None:
         _report(manifest.load(out_dir), time.monotonic() - began)
 
 
-def _sources_and_config() -> tuple[tuple[sources.Source, ...], config.BuildConfig]:
+def _sources_and_config() -> tuple[tuple[Source, ...], config.BuildConfig]:
     if _INPUT.value is None and _CONFIG.value is None:
         raise ValueError("give --input=TEXT_DIR, --config=FILE, or both")
     folder = None if _INPUT.value is None else pathlib.Path(_INPUT.value)
     settings: dict[str, Any] = {f.name: f.value for f in _SETTINGS if f.value is not None}
     if _CONFIG.value is not None:
         return config.load(pathlib.Path(_CONFIG.value), settings, folder)
-    return sources.in_folder(pathlib.Path(str(_INPUT.value))), config.BuildConfig(**settings)
+    return tsv_folder.sources_in(pathlib.Path(str(_INPUT.value))), config.BuildConfig(**settings)
 
 
 def _engine() -> contextlib.AbstractContextManager[engines.Engine]:

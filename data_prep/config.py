@@ -11,7 +11,7 @@
     path = "m4bible"
 
     [[sources]]
-    format = "moses"                  # also tsv, columns, tmx, jsonl, po: see sources.py
+    format = "moses"                  # also tsv, columns, tmx, jsonl, po
     source = "europarl.de-en.de.gz"
     english = "europarl.de-en.en.gz"
     language = "de"
@@ -51,7 +51,8 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from data_prep import languages, patterns, sources
+from data_prep import languages, patterns, sources, tsv_folder
+from data_prep.multilingual import TfdsSplit, TmxFile
 from data_prep.parquet import ParquetFile
 from data_prep.sources import Source
 from lingvo_gshard.input.manifest import SPLITS
@@ -59,13 +60,13 @@ from lingvo_gshard.input.manifest import SPLITS
 MODEL_TYPES = ("bpe", "unigram")
 _FORMATS: dict[str, type[Source]] = dict(
     tsv=sources.TsvFile,
-    tmx=sources.TmxFile,
+    tmx=TmxFile,
     jsonl=sources.JsonlFile,
     po=sources.PoFile,
     moses=sources.MosesFiles,
     columns=sources.ColumnsFile,
     parquet=ParquetFile,
-    tfds=sources.TfdsSplit,
+    tfds=TfdsSplit,
 )
 # The four special ids, a piece for each byte, and one character.
 _MIN_VOCAB_SIZE = 4 + 256 + 1
@@ -166,7 +167,7 @@ def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
     name = fields.pop("format", None)
     _check_one_of("sources: format", name, ("folder", *_FORMATS))
     if name == "folder":
-        return list(_call(lambda path: sources.in_folder(folder / path), "a folder", fields))
+        return list(_call(lambda path: tsv_folder.sources_in(folder / path), "a folder", fields))
     _check_one_of("sources: split", fields.get("split", "train"), SPLITS)
     if "language" in fields:
         fields["language"] = languages.code(fields["language"])

@@ -6,13 +6,13 @@ import itertools
 import pathlib
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO, TypeVar
 
 from data_prep import files
 
 WHOLE = range(sys.maxsize)  # The span of a whole file.
-_BYTES_PER_SPAN = 1 << 26
+BYTES_PER_SPAN = 1 << 26
 _T = TypeVar("_T")
 
 
@@ -60,9 +60,18 @@ def spans(path: pathlib.Path) -> list[range]:
     if path.suffix == ".gz":
         return [WHOLE]
     size = path.stat().st_size
-    number = max(1, -(-size // _BYTES_PER_SPAN))
+    number = max(1, -(-size // BYTES_PER_SPAN))
     bounds = [i * size // number for i in range(number + 1)]
     return [range(*each) for each in itertools.pairwise(bounds)]
+
+
+def grouped(items: Sequence[_T], sizes: Iterable[int], per_group: int) -> list[list[_T]]:
+    """Divides items, in order, into groups of about the same size, given each item's size."""
+    starts = itertools.accumulate(sizes, initial=0)
+    numbered = zip((start // per_group for start in starts), items, strict=False)
+    return [
+        [item for _, item in each] for _, each in itertools.groupby(numbered, lambda one: one[0])
+    ]
 
 
 def read_lines(

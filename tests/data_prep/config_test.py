@@ -4,7 +4,8 @@ import re
 import pytest
 
 from data_prep import config
-from data_prep.sources import JsonlFile, MosesFiles, PoFile, TfdsSplit, TmxFile, TsvFile
+from data_prep.multilingual import TfdsSplit, TmxFile
+from data_prep.sources import JsonlFile, MosesFiles, PoFile, TsvFile
 
 
 def _load(folder, text, **settings):

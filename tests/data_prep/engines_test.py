@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from data_prep import engines, pipeline, runs, selection, sources, tsv
+from data_prep import engines, pipeline, runs, selection, tsv, tsv_folder
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from tests.data_prep import prepared
@@ -72,10 +72,12 @@ def _write_text(folder):
 
 
 def _build(address, text, data):
-    tsv._BYTES_PER_SPAN = 1500
+    tsv.BYTES_PER_SPAN = 1500
     selection._PAIRS_PER_GROUP = 100
     with engines.dask(address, 1) as engine:
-        pipeline.run_through(pipeline.Step.REPORT, sources.in_folder(text), data, _CONFIG, engine)
+        pipeline.run_through(
+            pipeline.Step.REPORT, tsv_folder.sources_in(text), data, _CONFIG, engine
+        )
 
 
 def _contents(folder: pathlib.Path) -> dict[str, bytes]:

@@ -37,7 +37,7 @@ def test_spans_hold_each_line_once_wherever_they_end(tmp_path, monkeypatch):
     path.write_bytes("\ufeffa\tb\r\n\nx\tno end é\n\xffé\ty\n".encode() + b"last\tone")
     whole = list(tsv.read(path))
     for size in range(1, path.stat().st_size + 2):
-        monkeypatch.setattr(tsv, "_BYTES_PER_SPAN", size)
+        monkeypatch.setattr(tsv, "BYTES_PER_SPAN", size)
         found = []
         for span in tsv.spans(path):
             before = len(found)
