@@ -42,11 +42,13 @@
 Paths are relative to the file (or to --input, if it is given), or absolute.
 """
 
+import collections
 import dataclasses
 import glob
 import inspect
 import math
 import pathlib
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -68,6 +70,8 @@ _FORMATS: dict[str, type[Source]] = dict(
     parquet=ParquetFile,
     tfds=TfdsSplit,
 )
+# Two sources with the same text may differ in these fields.
+_CHOICES = ("language", "languages", "language_codes", "score_column", "min_score")
 # The four special ids, a piece for each byte, and one character.
 _MIN_VOCAB_SIZE = 4 + 256 + 1
 _Made = TypeVar("_Made")
@@ -149,30 +153,38 @@ def load(
 
 
 def _check_distinct(found: Sequence[Source]) -> None:
-    """Raises ValueError if two sources read the same files for one language and split."""
-    seen = set()
+    """Raises ValueError if two sources read the same text for one language and split."""
+    seen: dict[Any, set[str]] = collections.defaultdict(set)
     for source in found:
-        fields = vars(source).values()
-        key = tuple(one.resolve() if isinstance(one, pathlib.Path) else one for one in fields)
-        if key in seen:
+        fields = {name: value for name, value in vars(source).items() if name not in _CHOICES}
+        text = [one.resolve() if isinstance(one, pathlib.Path) else one for one in fields.values()]
+        given = vars(source).get("languages", (vars(source).get("language"),))
+        before, codes = seen[type(source), *text], set(given or "*")  # All languages.
+        if before and (before & codes or "*" in before | codes):
             raise ValueError(f"sources: {source} is there twice for the same language and split")
-        seen.add(key)
+        before |= codes
 
 
 def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
-    if "{" in str(table.get("path")):
+    if patterns.is_one(table):
         tables = patterns.expand(table, folder)
         return [source for each in tables for source in _sources(each, folder)]
     fields = dict(table)
     name = fields.pop("format", None)
     _check_one_of("sources: format", name, ("folder", *_FORMATS))
+    codes = fields.get("language_codes", "standard")
+    _check_one_of("sources: language_codes", codes, languages.NAMES)
     if name == "folder":
-        return list(_call(lambda path: tsv_folder.sources_in(folder / path), "a folder", fields))
-    _check_one_of("sources: split", fields.get("split", "train"), SPLITS)
-    if "language" in fields:
-        fields["language"] = languages.code(fields["language"])
+        fields |= {"path": folder / fields["path"]} if "path" in fields else {}
+        return list(_call(tsv_folder.sources_in, "a folder", fields))
+    _set_split(fields)
     if "languages" in fields:
-        fields["languages"] = tuple(map(languages.code, fields["languages"]))
+        fields["languages"] = tuple(languages.named(tag, codes) for tag in fields["languages"])
+    if "language" in fields:
+        fields["language"] = languages.named(fields["language"], codes)
+        fields.pop("language_codes", None)
+        if fields["language"] not in fields.pop("languages", [fields["language"]]):
+            return []
     if name in ("moses", "tfds"):
         paths = {"source", "english", "data_dir"} & fields.keys()
         return [_call(_FORMATS[name], name, fields | {key: folder / fields[key] for key in paths})]
@@ -181,6 +193,17 @@ def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
     if not files:
         raise ValueError(f"sources: no file matches path {fields.get('path')!r}")
     return [_call(_FORMATS[name], name, fields | {"path": file}) for file in files]
+
+
+def _set_split(fields: dict[str, Any]) -> None:
+    """Checks a table's split, or replaces `text_split` by it."""
+    if "text_split" not in fields:
+        _check_one_of("sources: split", fields.get("split", "train"), SPLITS)
+        return
+    fields["split"] = name = fields.pop("text_split")
+    if name in SPLITS or not re.fullmatch("[a-z0-9_]+", name):
+        expected = f"small letters, digits and _, and none of {', '.join(SPLITS)}"
+        raise ValueError(f"sources: text_split {name!r}: expected {expected}")
 
 
 def _call(function: Callable[..., _Made], owner: str, fields: Mapping[str, Any]) -> _Made:

@@ -60,30 +60,11 @@ class Language:
     changes: str
 
 
-_LATIN, _ARMENIAN, _TIFINAGH, _CYRILLIC = FAMILIES = (
-    Family("aeioupbtdkgmnszšžčñxlrhwyfv", "ptkbdgmnslrv", "nrls", "kes mu nis da vor nen"),
-    Family("աեիոըպբտդկգմնսզշժչղխլրհւյֆվ", "kgtdbmnsyrlCS", "knrz", "lar mun nax dug Cak mas"),
-    Family("ⴰⴻⵉⵄⵓⵒⴱⵜⴷⴽⴳⵎⵏⵙⵣⵛⵊⵞⵖⵅⵍⵔⵀⵡⵢⴼⵠ", "ShnmrltdkbfxwC", "mlSt", "wi te Sel kan sof lof", True),
-    Family(
-        "аеиоупбтдкгмнсзшжчңхлрһўйфв", "ptkmnlhwysCN", "nN", "mena koi noN tele kamai pohu", True
-    ),
-)
-# From the largest to the smallest, so that every family has large and small languages.
-LANGUAGES = (
-    Language("qta", _LATIN, 32_000, "SVMOPT", "DANG", "k(?=[ei])>C s(?=i)>S"),
-    Language("qoa", _ARMENIAN, 22_343, "TSPOMV", "DGAN", "k(?=[ei])>x"),
-    Language("qsa", _TIFINAGH, 15_601, "VMSOPT", "DNAG", "(?<=V)h>x t(?=m)>n"),
-    Language("qla", _CYRILLIC, 10_893, "TSVMOP", "GNAD", "t(?=i)>C"),
-    Language("qtb", _LATIN, 7_606, "SVMOPT", "DNAG", "p(?=V)>f t(?=V)>d o>u"),
-    Language("qob", _ARMENIAN, 5_311, "TSPOMV", "DGNA", "^k>x g>w z(?=V)>s"),
-    Language("qlb", _CYRILLIC, 3_708, "TSVMOP", "DGAN", "p>b k(?=[ou])>g w>v"),
-    Language("qsb", _TIFINAGH, 2_589, "TVMSOP", "NADG", "x>k f>p a(?=[mn])>o"),
-    Language("qtc", _LATIN, 1_808, "TSOMVP", "DANG", "(?<=V)k(?=V)>g e(?=[nr])>ya"),
-    Language("qoc", _ARMENIAN, 1_262, "SPOMVT", "DGAN", "C>Z u>o (?<=V)b>v"),
-    Language("qlc", _CYRILLIC, 881, "TSPOMV", "GNAD", "(?<=V)t>d s>S e(?=N)>i"),
-    Language("qsc", _TIFINAGH, 615, "SVMOPT", "DNAG", "S>s t(?=[iu])>C (?<=V)d>z"),
-    Language("qtd", _LATIN, 430, "OVMSPT", "DANG", "b>v (?<=V)s(?=V)>h"),
-    Language("qod", _ARMENIAN, 300, "SVMOPT", "DGAN", "S>s k$>h d(?=[ei])>Z"),
+FAMILIES = {name: Family(**fields) for name, fields in meanings.DATA["families"].items()}
+# From the largest to the smallest.
+LANGUAGES = tuple(
+    Language(**fields | {"family": FAMILIES[fields["family"]]})
+    for fields in meanings.DATA["languages"]
 )
 
 _Forms = list[tuple[str, ...]]  # The markers of each form of a word.
@@ -168,7 +149,7 @@ class Speaker:
 def speakers(seed: int) -> list[Speaker]:
     """Returns the speakers of all languages, from the largest language to the smallest."""
     made = [Speaker(language) for language in LANGUAGES]
-    for family in FAMILIES:
+    for family in FAMILIES.values():
         rng = random.Random(f"{seed} {family.letters}")
         relatives = [speaker for speaker in made if speaker.language.family == family]
         for kind, words in meanings.WORDS.items():

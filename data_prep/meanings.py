@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from data_prep import cleaning
 
 _MIN_WORDS, _MAX_WORDS = 4, 16
-_LEXICON = pathlib.Path(__file__).with_name("lexicon.toml")
-WORDS = {kind: words.split() for kind, words in tomllib.loads(_LEXICON.read_text()).items()}
+DATA = tomllib.loads(pathlib.Path(__file__).with_name("constructed.toml").read_text("utf-8"))
+WORDS = {kind: words.split() for kind, words in DATA["words"].items()}
 NOUN_KINDS = ("being", "food", "thing", "place")
 _TENSES = ("present", "past", "past", "future")  # The past is drawn twice as often.
 _OBJECT_FORMS = {"I": "me", "he": "him", "she": "her", "we": "us", "they": "them"}

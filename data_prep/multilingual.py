@@ -26,6 +26,7 @@ class TmxFile(Source):
     path: pathlib.Path
     languages: tuple[str, ...] | None = None
     split: str | None = None
+    language_codes: str = "standard"
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         try:
@@ -34,7 +35,7 @@ class TmxFile(Source):
                     file, tag="{*}tu", resolve_entities=False, no_network=True, load_dtd=False
                 )
                 for _, unit in units:
-                    yield from _rows_of(_variants(unit), self.languages)
+                    yield from _rows_of(_variants(unit), self)
                     unit.clear()  # Frees the memory of what was read.
                     while (before := unit.getprevious()) is not None:
                         unit.getparent().remove(before)
@@ -55,6 +56,7 @@ class TfdsSplit(Source):
     data_dir: pathlib.Path | None = None
     languages: tuple[str, ...] | None = None
     split: str | None = None
+    language_codes: str = "standard"
 
     def __str__(self) -> str:
         return f"tfds {self.name}, split {self.tfds_split}"
@@ -68,7 +70,7 @@ class TfdsSplit(Source):
         except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError) as error:
             raise ValueError(f"{self}: {error}") from error
         for example in tfds.as_numpy(data):
-            yield from _rows_of(self._texts(example), self.languages)
+            yield from _rows_of(self._texts(example), self)
 
     def _texts(self, example: dict[str, Any]) -> list[tuple[str, str]]:
         """Returns the (language, text) pairs of an example."""
@@ -102,16 +104,20 @@ def _text(element: etree._Element) -> str:
     return "".join(parts)
 
 
-def _rows_of(texts: list[tuple[str, str]], wanted: tuple[str, ...] | None) -> Iterator[Row]:
+def _rows_of(texts: list[tuple[str, str]], source: "TmxFile | TfdsSplit") -> Iterator[Row]:
     """Yields the pairs of the wanted languages' texts with the first English one.
 
-    A wanted code takes its own tag and, if no closer code is wanted, those of its regions: pt
-    takes pt-BR. With `wanted` None every language but English counts, without its region.
+    A wanted code takes its own tag and, if no closer code is wanted, those of its regions: pt takes
+    pt-BR. If a source wants no code every language but English counts, without its region. By a
+    source's own names, a wanted name takes that name alone.
     """
-    valid = [(languages.primary(tag), tag, text) for tag, text in texts if languages.is_valid(tag)]
-    english = [text for primary, _, text in valid if primary == languages.ENGLISH]
-    for primary, tag, text in valid:
-        codes = (languages.code(tag), primary)
-        found = [primary] if wanted is None else [code for code in codes if code in wanted]
-        if english and found and primary != languages.ENGLISH:
+    wanted, names = source.languages, source.language_codes
+    valid = [(tag, text) for tag, text in texts if names == "source" or languages.is_valid(tag)]
+    english = [text for tag, text in valid if languages.is_english(tag)]
+    for tag, text in valid:
+        codes = [languages.named(tag, names)]
+        if names == "standard":
+            codes += [languages.primary(tag)]
+        found = codes[-1:] if wanted is None else [code for code in codes if code in wanted]
+        if english and found and not languages.is_english(tag):
             yield Row(found[0], Pair.of(text, english[0]))

@@ -15,23 +15,25 @@ from lingvo_gshard.input.manifest import SPLITS
 _TSV_NAME = re.compile(r"([A-Za-z0-9_-]+)-en\.tsv(\.gz)?")
 
 
-def sources_in(folder: pathlib.Path) -> tuple[TsvFile, ...]:
+def sources_in(path: pathlib.Path, language_codes: str = "standard") -> tuple[TsvFile, ...]:
     """Lists the files of a corpus folder.
 
     Raises ValueError if there is no training text, or a file's name is not that of a language.
     """
-    if not folder.is_dir():
-        raise ValueError(f"no input folder {folder}")
-    folders: dict[pathlib.Path, str | None] = {folder / split: split for split in SPLITS}
-    if not any(path.is_dir() for path in folders):
-        folders = {folder: None}
-    train, *others = (_language_files(path, split) for path, split in folders.items())
+    if not path.is_dir():
+        raise ValueError(f"no input folder {path}")
+    folders: dict[pathlib.Path, str | None] = {path / split: split for split in SPLITS}
+    if not any(folder.is_dir() for folder in folders):
+        folders = {path: None}
+    train, *others = (
+        _language_files(folder, split, language_codes) for folder, split in folders.items()
+    )
     if not train:
         raise ValueError(f"no <lang>-en.tsv or <lang>-en.tsv.gz files in {next(iter(folders))}")
     return tuple(itertools.chain(train, *others))
 
 
-def _language_files(folder: pathlib.Path, split: str | None) -> list[TsvFile]:
+def _language_files(folder: pathlib.Path, split: str | None, language_codes: str) -> list[TsvFile]:
     files: dict[str, TsvFile] = {}
     for path in sorted(folder.glob("*")):
         if not path.name.endswith((".tsv", ".tsv.gz")):
@@ -40,7 +42,7 @@ def _language_files(folder: pathlib.Path, split: str | None) -> list[TsvFile]:
         if match is None:
             raise ValueError(f"{path}: expected a name like de-en.tsv or de-en.tsv.gz")
         try:
-            code = languages.code(match[1])
+            code = languages.named(match[1], language_codes)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from error
         if code in files:

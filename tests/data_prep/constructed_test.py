@@ -14,7 +14,7 @@ from data_prep.constructed import Clause, Noun, Sentence
 _NUM_PAIRS = {language.code: language.num_pairs for language in constructed.LANGUAGES}
 _FAMILIES = [
     [language.code for language in constructed.LANGUAGES if language.family == family]
-    for family in constructed.FAMILIES
+    for family in constructed.FAMILIES.values()
 ]
 _CODES = list(_NUM_PAIRS)
 

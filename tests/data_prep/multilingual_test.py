@@ -42,6 +42,13 @@ def test_wanted_languages_take_their_regions(tmx_path):
     assert [row.language for row in TmxFile(tmx_path, ("pt",)).rows()] == ["pt", "pt"]
 
 
+def test_languages_by_the_names_of_the_source(tmx_path):
+    rows = list(TmxFile(tmx_path, language_codes="source").rows())
+    assert [row.language for row in rows] == ["de-DE", "pt-BR", "pt", "x-unknown9"]
+    wanted = TmxFile(tmx_path, ("pt",), language_codes="source")
+    assert [row.pair.source for row in wanted.rows()] == ["dois"]
+
+
 def test_many_units_are_forgotten_as_they_are_read(tmp_path):
     unit = '<tu><tuv lang="en"><seg>n{0}</seg></tuv><tuv lang="de"><seg>z{0}</seg></tuv></tu>'
     path = tmp_path / "many.tmx"
@@ -54,6 +61,14 @@ def test_what_is_no_tmx_is_refused(tmp_path):
     (tmp_path / "x.tmx").write_text("<tmx><body><tu>")
     with pytest.raises(ValueError, match=r"x.tmx is not TMX: "):
         list(TmxFile(tmp_path / "x.tmx").rows())
+    for content in (
+        gzip.compress(_TMX.encode())[:-40],
+        gzip.compress(_TMX.encode())[:60],
+        b"no gzip",
+    ):
+        (tmp_path / "x.tmx.gz").write_bytes(content)
+        with pytest.raises(ValueError, match=r"x.tmx.gz is not TMX: [^\n]+$"):
+            list(TmxFile(tmp_path / "x.tmx.gz").rows())
     with pytest.raises(ValueError, match=r"no file .*none.tmx"):
         list(TmxFile(tmp_path / "none.tmx").rows())
 
