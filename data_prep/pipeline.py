@@ -175,6 +175,8 @@ class _Steps:
         models = tuple(self.out_dir / vocab.file.path for vocab in self.vocab.values())
         calls = {}
         for (split, code), members in self.chunks.items():
+            if split not in manifest.SPLITS:
+                continue
             max_pieces = self.config.max_pieces if split == "train" else math.inf
             per_block, per_shard = self.config.pairs_per_chunk, self.config.pairs_per_shard
             if split == "train":
@@ -195,7 +197,7 @@ class _Steps:
 
     @cached_property
     def texts(self) -> dict[_Key, manifest.DataFile]:
-        """The raw text of dev and test."""
+        """The raw text of every split but train."""
         calls = {
             key: partial(_write_text, members, self.out_dir, "text/{}/{}-en.tsv.gz".format(*key))
             for key, members in self.chunks.items()
@@ -250,7 +252,7 @@ def _nothing_left(results: Iterable[Cleaned | Selected | Encoded]) -> ValueError
 
 
 def _write_text(chunks: Sequence[Chunk], data_dir: pathlib.Path, path: str) -> manifest.DataFile:
-    """Writes the raw text of chunks of dev or test to `path` in `data_dir`."""
+    """Writes the raw text of chunks of a split to `path` in `data_dir`."""
     tsv.write(data_dir / path, itertools.chain.from_iterable(chunk.pairs() for chunk in chunks))
     return manifest.describe_file(data_dir, path)
 

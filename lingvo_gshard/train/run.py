@@ -125,7 +125,7 @@ def open_run(
 def data_facts(data_dir: str) -> DataFacts:
     """Reads the facts of a prepared folder. Raises as manifest.load."""
     data = manifest.load(data_dir)
-    codes = tuple(language.code for language in data.languages)
+    codes = tuple(language.code for language in data.languages if language.records)
     return DataFacts(data.source_vocabulary.size, data.target_vocabulary.size, codes)
 
 
