@@ -53,7 +53,7 @@ import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from data_prep import languages, patterns, sources, tsv_folder
+from data_prep import directions, languages, patterns, sources, tsv_folder
 from data_prep.multilingual import TfdsSplit, TmxFile
 from data_prep.parquet import ParquetFile
 from data_prep.sources import Source
@@ -89,6 +89,7 @@ class BuildConfig:
     source_vocab_size: int = _number(8000, _MIN_VOCAB_SIZE)  # In pieces.
     target_vocab_size: int = _number(4000, _MIN_VOCAB_SIZE)
     model_type: str = "bpe"  # SentencePiece's algorithm.
+    directions: str = "many_to_english"  # Or english_to_many or many_to_many: see directions.py.
     # The share of the characters that get pieces, in the range that SentencePiece accepts; others
     # are written as bytes. For three languages in Han among 71, 0.9995 makes 8 to 17 % of the
     # pieces bytes, and 0.9999 only 1 to 5 %; the other languages' sentences become 0.2 % longer
@@ -122,6 +123,7 @@ class BuildConfig:
                 if not least <= value <= most:
                     raise ValueError(f"{given}: expected {expected}")
         _check_one_of("model_type", self.model_type, MODEL_TYPES)
+        _check_one_of("directions", self.directions, tuple(directions.SETTINGS))
 
 
 def load(

@@ -12,13 +12,15 @@ import numpy as np
 import sentencepiece
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from data_prep import chunks, cleaning, files, tsv
+from data_prep import chunks, cleaning, files
 from data_prep.cleaning import Rule
+from data_prep.directions import Direction
 from data_prep.shards import Shard
 from lingvo_gshard import cli
 from lingvo_gshard.input import example_codec, manifest
 
 _PAIRS_PER_BATCH = 2048
+_Sides = tuple[str, str]  # Source and target.
 # A record is read with its group, of 2 kB; a file's index, read to open it, has an entry a group.
 _WRITER_OPTIONS = "group_size:16,uncompressed"
 
@@ -77,6 +79,7 @@ class Tokens:
 
 def encode(
     shard: Shard,
+    direction: Direction,
     data_dir: pathlib.Path,
     name: str,
     models: tuple[pathlib.Path, ...],
@@ -91,13 +94,13 @@ def encode(
     lengths = [np.empty((0, 2), np.int64)]
 
     def records() -> Iterator[bytes]:
-        for pairs, source, target in tokenize(_batches(shard), *models):
+        for pairs, source, target in tokenize(_batches(shard, direction), *models):
             is_short = np.maximum(source.lengths, target.lengths) <= max_pieces
             source, target = source.select(is_short), target.select(is_short)
             kept = list(itertools.compress(pairs, is_short.tolist()))
-            texts = [pair.source for pair in kept], [pair.english for pair in kept]
+            texts = list(zip(*kept, strict=True)) or [(), ()]
             of_source, of_target = map(_statistics, texts, (source, target), models)
-            dropped = {(shard.chunks[0].language, Rule.TOO_MANY_PIECES): len(pairs) - len(kept)}
+            dropped = {(direction.language, Rule.TOO_MANY_PIECES): len(pairs) - len(kept)}
             parts.append(Encoded((), of_source, of_target, collections.Counter(dropped)))
             lengths.append(np.stack([source.lengths, target.lengths], axis=1))
             yield from example_codec.encode_batch(
@@ -133,19 +136,19 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
 
 
 def tokenize(
-    batches: Iterator[list[tsv.Pair]], source_model: pathlib.Path, target_model: pathlib.Path
-) -> Iterator[tuple[list[tsv.Pair], Tokens, Tokens]]:
+    batches: Iterator[list[_Sides]], source_model: pathlib.Path, target_model: pathlib.Path
+) -> Iterator[tuple[list[_Sides], Tokens, Tokens]]:
     """Yields each batch, in order, and the tokens of its two sides; threads work ahead."""
     # Only the processes that tokenize load TensorFlow.
     tf = cli.load("tensorflow")
     tf.config.set_visible_devices([], "GPU")  # Their memory is the training's.
     source_tokenizer, target_tokenizer = _tokenizer(source_model), _tokenizer(target_model)
-    ahead: collections.deque[list[tsv.Pair]] = collections.deque()
+    ahead: collections.deque[list[_Sides]] = collections.deque()
 
     def texts():  # TensorFlow calls it in a thread of its own.
         for pairs in batches:
             ahead.append(pairs)
-            yield [pair.source for pair in pairs], [pair.english for pair in pairs]
+            yield tuple(map(list, zip(*pairs, strict=True)))
 
     def ragged(source, target):
         sides = (source_tokenizer.tokenize(source), target_tokenizer.tokenize(target))
@@ -182,9 +185,10 @@ def _statistics(texts: Sequence[str], tokens: Tokens, model: pathlib.Path) -> Si
     )
 
 
-def _batches(shard: Shard) -> Iterator[list[tsv.Pair]]:
+def _batches(shard: Shard, direction: Direction) -> Iterator[list[_Sides]]:
     pairs = shard.pairs()
     if not all(chunk.split == "train" for chunk in shard.chunks):  # They were written unchanged.
         pairs = map(cleaning.normalize_pair, pairs)
-    while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
+    sides = map(direction.turned, pairs)
+    while batch := list(itertools.islice(sides, _PAIRS_PER_BATCH)):
         yield batch

@@ -27,6 +27,7 @@ from absl import logging
 
 from data_prep import (
     chunks,
+    directions,
     encoding,
     languages,
     report,
@@ -38,10 +39,12 @@ from data_prep import (
 )
 from data_prep.chunks import Chunk, Cleaned, Dropped
 from data_prep.config import BuildConfig
+from data_prep.directions import Direction
 from data_prep.encoding import Encoded
 from data_prep.engines import Engine
 from data_prep.selection import Selected
 from data_prep.sources import Source
+from data_prep.tsv import Pair
 from data_prep.vocabulary import Side
 from lingvo_gshard.input import manifest
 
@@ -49,7 +52,7 @@ from lingvo_gshard.input import manifest
 Step = enum.StrEnum("Step", ["SURVEY", "CLEAN", "SELECT", "VOCAB", "RECORDS", "REPORT"])
 _UNFINISHED = ".unfinished"
 _MADE = ("records", "report", "text", "vocab", manifest.FILE_NAME, _UNFINISHED)
-_Key = tuple[str, str]  # A split and a language.
+_Key = tuple[str, str]  # A split, and a language or direction.
 
 
 def run_through(
@@ -148,8 +151,8 @@ class _Steps:
         return found
 
     @cached_property
-    def drawn(self) -> list[pathlib.Path]:
-        """The files of the text that the vocabularies learn from."""
+    def drawn(self) -> list[tuple[str, pathlib.Path]]:
+        """The files of the text that the vocabularies learn from, each with its language."""
         counts = [one.num_kept for one in self.select.values()]
         quotas = vocabulary.quotas(
             counts, self.config.max_vocab_sentences, self.config.vocab_temperature
@@ -162,7 +165,7 @@ class _Steps:
                 path = folder / f"{code}-{i:05d}.tsv"
                 call = partial(vocabulary.draw, group, count, quota, self.config.seed, path)
                 calls[code, i] = call
-        return list(self.run("draw", calls).values())
+        return [(code, path) for (code, _), path in self.run("draw", calls).items()]
 
     @cached_property
     def vocab(self) -> dict[Side, manifest.Vocabulary]:
@@ -174,9 +177,10 @@ class _Steps:
         """What was made of all shards together."""
         models = tuple(self.out_dir / vocab.file.path for vocab in self.vocab.values())
         calls = {}
-        for (split, code), members in self.chunks.items():
+        for (split, direction), members in self._turned().items():
             if split not in manifest.SPLITS:
                 continue
+            code = direction.language
             max_pieces = self.config.max_pieces if split == "train" else math.inf
             per_block, per_shard = self.config.pairs_per_chunk, self.config.pairs_per_shard
             if split == "train":
@@ -185,32 +189,51 @@ class _Steps:
                 sizes = shards.block_sizes(members, per_block)
             divided = shards.divide(members, sizes, per_block, per_shard)
             for i, shard in enumerate(divided):
-                name = f"records/{split}/{code}-{i:05d}-of-{len(divided):05d}"
-                call = partial(encoding.encode, shard, self.out_dir, name, models, max_pieces)
-                calls[split, code, i] = call
+                name = f"records/{split}/{direction.code}-{i:05d}-of-{len(divided):05d}"
+                files = self.out_dir, name, models
+                call = partial(encoding.encode, shard, direction, *files, max_pieces)
+                calls[split, direction.code, i] = call
         found: dict[_Key, Encoded] = collections.defaultdict(Encoded)
         for (split, code, _), encoded in self.run("records", calls).items():
             found[split, code] += encoded
-        if not any(found["train", code].source.lengths for code in self.train):
+        if not any(made.source.lengths for (split, _), made in found.items() if split == "train"):
             raise _nothing_left(found.values())
         return found
 
     @cached_property
     def texts(self) -> dict[_Key, manifest.DataFile]:
         """The raw text of every split but train."""
-        calls = {
-            key: partial(_write_text, members, self.out_dir, "text/{}/{}-en.tsv.gz".format(*key))
-            for key, members in self.chunks.items()
-            if key[0] != "train"
-        }
+        calls = {}
+        for (split, direction), members in self._turned().items():
+            if split != "train":
+                path = f"text/{split}/{direction.name}.tsv.gz"
+                calls[split, direction.code] = partial(
+                    _write_text, members, direction, self.out_dir, path
+                )
         return self.run("text", calls)
+
+    def _turned(self) -> dict[tuple[str, Direction], list[Chunk]]:
+        """The chunks by split and direction. Only languages with training text are targets."""
+        return {
+            (split, direction): members
+            for (split, code), members in self.chunks.items()
+            for direction in self._directions(code)
+        }
+
+    def _directions(self, code: str) -> list[Direction]:
+        found = directions.of(code, self.config.directions)
+        return [one for one in found if code in self.train or not one.from_english]
 
     @cached_property
     def report(self) -> None:
         """Writes the report and, when everything else is complete, the manifest."""
-        dropped = _dropped([*self.clean, *self.select.values(), *self.records.values()])
+        dropped = _dropped([*self.clean, *self.select.values()])
         codes = {*self.survey, *(code for _, code in self.chunks), *(code for code, _ in dropped)}
-        described = tuple(self._language(code, dropped) for code in sorted(codes))
+        described = tuple(
+            self._language(direction, dropped)
+            for code in sorted(codes)
+            for direction in self._directions(code)
+        )
         reports = [(one, self.records["train", one.code]) for one in described]
         report.write(reports, self.out_dir / "report")
         made = manifest.Manifest(
@@ -225,15 +248,17 @@ class _Steps:
         manifest.save(made, self.out_dir)
         shutil.rmtree(self.work_dir, ignore_errors=True)
 
-    def _language(self, code: str, dropped: Dropped) -> manifest.Language:
+    def _language(self, direction: Direction, dropped: Dropped) -> manifest.Language:
+        code, language = direction.code, direction.language
         encoded = {split: self.records[split, code] for split in manifest.SPLITS}
+        dropped = dropped + _dropped(encoded.values())
         return manifest.Language(
             code=code,
             records={split: _records(made) for split, made in encoded.items() if made.shards},
             text={split: file for (split, other), file in self.texts.items() if other == code},
-            dropped={str(rule): n for (other, rule), n in sorted(dropped.items()) if other == code},
-            repaired=sum(one.repaired[code] for one in self.clean),
-            scripts=tuple(sorted(self.survey.get(code, ()))),
+            dropped={str(rule): n for (of, rule), n in sorted(dropped.items()) if of == language},
+            repaired=sum(one.repaired[language] for one in self.clean),
+            scripts=tuple(sorted(self.survey.get(language, ()))),
         )
 
 
@@ -251,9 +276,12 @@ def _nothing_left(results: Iterable[Cleaned | Selected | Encoded]) -> ValueError
     return ValueError(f"no training pair is left: dropped {counts}")
 
 
-def _write_text(chunks: Sequence[Chunk], data_dir: pathlib.Path, path: str) -> manifest.DataFile:
+def _write_text(
+    chunks: Sequence[Chunk], direction: Direction, data_dir: pathlib.Path, path: str
+) -> manifest.DataFile:
     """Writes the raw text of chunks of a split to `path` in `data_dir`."""
-    tsv.write(data_dir / path, itertools.chain.from_iterable(chunk.pairs() for chunk in chunks))
+    pairs = itertools.chain.from_iterable(chunk.pairs() for chunk in chunks)
+    tsv.write(data_dir / path, (Pair(*direction.turned(pair)) for pair in pairs))
     return manifest.describe_file(data_dir, path)
 
 
