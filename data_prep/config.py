@@ -1,46 +1,4 @@
-"""The configuration of a build: a small TOML file of sources and settings.
-
-    source_vocab_size = 64000
-    target_vocab_size = 32000
-
-    [scripts]                         # only if a language's text should not decide
-    sr = ["Cyrl", "Latn"]
-
-    [[sources]]
-    format = "folder"                 # {train,dev,test}/<lang>-en.tsv[.gz], or <lang>-en.tsv[.gz]
-    path = "m4bible"
-
-    [[sources]]
-    format = "moses"                  # also tsv, columns, tmx, jsonl, po
-    source = "europarl.de-en.de.gz"
-    english = "europarl.de-en.en.gz"
-    language = "de"
-    split = "train"                   # if missing: distributed over train, dev and test
-
-    [[sources]]
-    format = "parquet"
-    path = "mined/{language}.parquet" # a table for each language: see patterns.py
-    source_column = "translation.{language}"
-    english_column = "translation.en"
-    score_column = "score"            # if given: rows with less than min_score are dropped
-    min_score = 1.06
-
-    [[sources]]
-    format = "jsonl"
-    path = "web/*.jsonl.gz"           # all files that match
-    language = "pt-BR"
-    source_field = "translation.pt"
-    english_field = "translation.en"
-    split = "train"
-
-    [[sources]]
-    format = "tfds"
-    name = "ted_multi_translate"
-    tfds_split = "train"
-    languages = ["de", "zh"]          # if missing: all
-
-Paths are relative to the file (or to --input, if it is given), or absolute.
-"""
+"""The configuration of a build: a TOML file of sources and settings, as docs/data.md shows."""
 
 import collections
 import dataclasses

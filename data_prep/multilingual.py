@@ -1,9 +1,7 @@
 """Sources of text in many languages, of which each is paired with English: TMX, and TFDS."""
 
 import dataclasses
-import gzip
 import pathlib
-import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -39,7 +37,7 @@ class TmxFile(Source):
                     unit.clear()  # Frees the memory of what was read.
                     while (before := unit.getprevious()) is not None:
                         unit.getparent().remove(before)
-        except (etree.XMLSyntaxError, gzip.BadGzipFile, EOFError, zlib.error) as error:
+        except etree.XMLSyntaxError as error:
             raise ValueError(f"{self.path} is not TMX: {error}") from error
 
 

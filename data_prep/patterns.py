@@ -1,13 +1,5 @@
-"""One table of sources for many files: placeholders in `path` stand for what differs.
-
-    {language}  a code of any language but English, such as de or deu_Latn
-    {pair}      two codes with a hyphen between them, one of them English's: de-en, en-fr
-    {side}      the code of one side, or English's: two files, for the format moses
-    {split}     train, dev or test
-
-Other fields may use them, too: source_field = "translation.{language}". Text in many languages with
-a file for each is a table of the format moses with a pattern as its `source`, and one file as its
-`english`: each language is paired with that.
+"""One table of sources for many files: placeholders in its pattern, the field `path` or `source`,
+stand for what differs, here and in other fields. docs/data.md lists them.
 """
 
 import glob

@@ -1,5 +1,6 @@
 """Parallel text with one pair a line, plain or gzip: `source<TAB>english`."""
 
+import contextlib
 import dataclasses
 import gzip
 import itertools
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO, TypeVar
 
 from data_prep import files
+from lingvo_gshard.core import atomic_file
 
 WHOLE = range(sys.maxsize)  # The span of a whole file.
 BYTES_PER_SPAN = 1 << 26
@@ -84,13 +86,10 @@ def read_lines(
     span does, or it is corrupt gzip, or binary (it holds a NUL byte).
     """
     with open_binary(path) as file:
-        try:
-            for number, line in enumerate(_lines(path, file, span), start=1):
-                if b"\0" in line:
-                    raise ValueError(f"{path} is binary: it holds a NUL byte, expected text")
-                yield _parsed(number, line, parse)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is corrupt gzip: {error}") from error
+        for number, line in enumerate(_lines(path, file, span), start=1):
+            if b"\0" in line:
+                raise ValueError(f"{path} is binary: it holds a NUL byte, expected text")
+            yield _parsed(number, line, parse)
 
 
 def _lines(path: pathlib.Path, file: gzip.GzipFile | BinaryIO, span: range) -> Iterator[bytes]:
@@ -116,11 +115,17 @@ def _parsed(number: int, line: bytes, parse: Callable[[str], _T]) -> _T | Malfor
         return Malformed(number, str(error))
 
 
-def open_binary(path: pathlib.Path) -> gzip.GzipFile | BinaryIO:
-    """Opens a file, plain or gzip. Raises ValueError if there is none."""
+@contextlib.contextmanager
+def open_binary(path: pathlib.Path) -> Iterator[gzip.GzipFile | BinaryIO]:
+    """Opens a file, plain or gzip. Raises ValueError if there is none or it is corrupt gzip."""
     if not path.is_file():
         raise ValueError(f"no file {path}")
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+    opened = gzip.open if path.suffix == ".gz" else open
+    with atomic_file.naming(path), opened(path, "rb") as file:
+        try:
+            yield file
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} is corrupt gzip: {error}") from error
 
 
 def write(path: pathlib.Path, pairs: Iterable[Pair]) -> None:

@@ -7,6 +7,8 @@ from data_prep import config
 from data_prep.multilingual import TfdsSplit, TmxFile
 from data_prep.sources import JsonlFile, MosesFiles, PoFile, TsvFile
 
+_DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "data.md"
+
 
 def _load(folder, text, **settings):
     (folder / "data.toml").write_text(text)
@@ -72,6 +74,19 @@ def test_every_format(tmp_path):
         TfdsSplit("flores/neen", "validation", tmp_path / "tfds", split="dev"),
     )
     assert (made.source_vocab_size, made.target_vocab_size) == (64000, 500)
+    assert made.scripts == {"sr": ("Cyrl", "Latn")}
+
+
+def test_the_documented_example(tmp_path):
+    (example,) = re.findall(r"```toml\n(.*?)```", _DOCUMENT.read_text(), re.DOTALL)
+    for name in ("m4bible/de-en.tsv", "mined/fr.parquet", "web/a.jsonl.gz", "memory.tmx.gz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    sources, made = _load(tmp_path, example)
+    assert [type(one).__name__.removesuffix("File") for one in sources] == [
+        *("Tsv", "MosesFiles", "Parquet", "Jsonl", "Tmx", "TfdsSplit")
+    ]
+    assert sources[2].source_column == "translation.fr"
     assert made.scripts == {"sr": ("Cyrl", "Latn")}
 
 

@@ -67,7 +67,7 @@ def test_what_is_no_tmx_is_refused(tmp_path):
         b"no gzip",
     ):
         (tmp_path / "x.tmx.gz").write_bytes(content)
-        with pytest.raises(ValueError, match=r"x.tmx.gz is not TMX: [^\n]+$"):
+        with pytest.raises(ValueError, match=r"x.tmx.gz is (corrupt gzip|not TMX): [^\n]+$"):
             list(TmxFile(tmp_path / "x.tmx.gz").rows())
     with pytest.raises(ValueError, match=r"no file .*none.tmx"):
         list(TmxFile(tmp_path / "none.tmx").rows())

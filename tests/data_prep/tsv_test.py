@@ -1,8 +1,12 @@
+import errno
 import gzip
+import io
 
 import pytest
 
 from data_prep import tsv
+from data_prep.multilingual import TmxFile
+from data_prep.sources import TsvFile
 from data_prep.tsv import Malformed, Pair
 
 
@@ -82,6 +86,20 @@ def test_corrupt_gzip_is_refused(tmp_path, damage):
     path.write_bytes(damage(gzip.compress(text)))
     with pytest.raises(ValueError, match=r"de-en.tsv.gz is corrupt gzip"):
         list(tsv.read(path))
+
+
+@pytest.mark.parametrize("source", [TsvFile, TmxFile])
+def test_a_disk_that_is_lost_midway_is_named_by_the_file(tmp_path, monkeypatch, source):
+    class Lost(io.BytesIO):
+        def read(self, *size):
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+        __next__ = readline = read
+
+    (tmp_path / "x.tsv").touch()
+    monkeypatch.setitem(vars(tsv), "open", lambda *args: Lost())
+    with pytest.raises(OSError, match=r"Stale file handle: '.*/x.tsv'"):
+        list(source(tmp_path / "x.tsv", "de").rows())
 
 
 def test_written_bytes_depend_on_the_pairs_alone(tmp_path):
