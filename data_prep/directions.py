@@ -11,11 +11,7 @@ from data_prep.tsv import Pair
 from lingvo_gshard.input import tokenizer
 
 # For each setting, whether English is the source.
-SETTINGS = {
-    "many_to_english": (False,),
-    "english_to_many": (True,),
-    "many_to_many": (False, True),
-}
+SETTINGS = dict(many_to_english=[False], english_to_many=[True], many_to_many=[False, True])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,11 +27,6 @@ class Direction:
         """What the manifest lists it as: de if into English, en-de if from English."""
         return f"{ENGLISH}-{self.language}" if self.from_english else self.language
 
-    @property
-    def name(self) -> str:
-        """The languages of both sides: de-en or en-de."""
-        return self.code if self.from_english else f"{self.language}-{ENGLISH}"
-
     def turned(self, pair: Pair) -> tuple[str, str]:
         """Returns the source, with its token, and the target of a pair."""
         sides = (pair.english, pair.source) if self.from_english else (pair.source, pair.english)
@@ -44,9 +35,7 @@ class Direction:
 
 def of(language: str, setting: str) -> list[Direction]:
     """Returns a language's directions, given one of SETTINGS."""
-    found = []
-    for from_english in SETTINGS[setting]:
-        target = language if from_english else ENGLISH
-        token = "" if setting == "many_to_english" else tokenizer.target_token(target)
-        found.append(Direction(language, from_english, token))
-    return found
+    kinds = SETTINGS[setting]
+    targets = [language if from_english else ENGLISH for from_english in kinds]
+    tokens = [tokenizer.target_token(target) if any(kinds) else "" for target in targets]
+    return [Direction(language, *each) for each in zip(kinds, tokens, strict=True)]

@@ -1,4 +1,7 @@
-"""Turns selected text into records, tokenized in tf.data by TensorFlow Text's SentencePiece."""
+"""Writes a split in a direction: its raw text, and its selected text as records.
+
+Records are tokenized in tf.data by TensorFlow Text's SentencePiece.
+"""
 
 import collections
 import dataclasses
@@ -12,7 +15,8 @@ import numpy as np
 import sentencepiece
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from data_prep import chunks, cleaning, files
+from data_prep import chunks, cleaning, files, languages, tsv
+from data_prep.chunks import Chunk
 from data_prep.cleaning import Rule
 from data_prep.directions import Direction
 from data_prep.shards import Shard
@@ -58,6 +62,13 @@ class Encoded(_Summable):
     source: SideStatistics = SideStatistics()
     target: SideStatistics = SideStatistics()
     dropped: chunks.Dropped = dataclasses.field(default_factory=collections.Counter)
+
+    @property
+    def records(self) -> manifest.Records:
+        """The files and numbers of tokens."""
+        tokens = (self.source.num_pieces, self.target.num_pieces)
+        byte_tokens = (self.source.num_byte_pieces, self.target.num_byte_pieces)
+        return manifest.Records(self.shards, *tokens, *byte_tokens)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,6 +125,17 @@ def encode(
     files.save_array(data_dir / paths[1], of_all)
     file, lengths_file = (manifest.describe_file(data_dir, path) for path in paths)
     return sum(parts, Encoded((manifest.Shard(file, lengths_file, num_examples),)))
+
+
+def write_text(
+    members: Sequence[Chunk], split: str, direction: Direction, data_dir: pathlib.Path
+) -> manifest.DataFile:
+    """Writes the raw text of a split in a direction."""
+    both = direction.code if direction.from_english else f"{direction.code}-{languages.ENGLISH}"
+    path = f"text/{split}/{both}.tsv.gz"
+    pairs = itertools.chain.from_iterable(chunk.pairs() for chunk in members)
+    tsv.write(data_dir / path, (tsv.Pair(*direction.turned(pair)) for pair in pairs))
+    return manifest.describe_file(data_dir, path)
 
 
 def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:

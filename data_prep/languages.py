@@ -134,9 +134,8 @@ def is_mostly_foreign(text: str, own: frozenset[str]) -> bool:
 
 def is_surely_another(text: str, language: str) -> bool:
     """Returns whether py3langid, if it knows `language`, is sure that a text is in another."""
-    if len(text) < _MIN_IDENTIFIED_CHARS or not is_valid(language):
-        return False
-    if primary(language) not in _identifier().labels:
+    is_known = is_valid(language) and primary(language) in _identifier().labels
+    if len(text) < _MIN_IDENTIFIED_CHARS or not is_known:
         return False
     found, probability = _identifier().classify(text)
     return found != primary(language) and probability >= _MIN_IDENTIFIED_PROBABILITY

@@ -20,7 +20,7 @@ import itertools
 import math
 import pathlib
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 
 from absl import logging
@@ -34,7 +34,6 @@ from data_prep import (
     runs,
     selection,
     shards,
-    tsv,
     vocabulary,
 )
 from data_prep.chunks import Chunk, Cleaned, Dropped
@@ -44,7 +43,6 @@ from data_prep.encoding import Encoded
 from data_prep.engines import Engine
 from data_prep.selection import Selected
 from data_prep.sources import Source
-from data_prep.tsv import Pair
 from data_prep.vocabulary import Side
 from lingvo_gshard.input import manifest
 
@@ -177,16 +175,13 @@ class _Steps:
         """What was made of all shards together."""
         models = tuple(self.out_dir / vocab.file.path for vocab in self.vocab.values())
         calls = {}
-        for (split, direction), members in self._turned().items():
-            if split not in manifest.SPLITS:
-                continue
-            code = direction.language
-            max_pieces = self.config.max_pieces if split == "train" else math.inf
-            per_block, per_shard = self.config.pairs_per_chunk, self.config.pairs_per_shard
+        per_block, per_shard = self.config.pairs_per_chunk, self.config.pairs_per_shard
+        for split, direction, members in self._turned(manifest.SPLITS):
             if split == "train":
-                sizes = self.select[code].block_sizes
+                max_pieces: float = self.config.max_pieces
+                sizes = self.select[direction.language].block_sizes
             else:
-                sizes = shards.block_sizes(members, per_block)
+                max_pieces, sizes = math.inf, shards.block_sizes(members, per_block)
             divided = shards.divide(members, sizes, per_block, per_shard)
             for i, shard in enumerate(divided):
                 name = f"records/{split}/{direction.code}-{i:05d}-of-{len(divided):05d}"
@@ -203,24 +198,23 @@ class _Steps:
     @cached_property
     def texts(self) -> dict[_Key, manifest.DataFile]:
         """The raw text of every split but train."""
-        calls = {}
-        for (split, direction), members in self._turned().items():
-            if split != "train":
-                path = f"text/{split}/{direction.name}.tsv.gz"
-                calls[split, direction.code] = partial(
-                    _write_text, members, direction, self.out_dir, path
-                )
+        splits = {split for split, _ in self.chunks} - {"train"}
+        calls = {
+            (split, direction.code): partial(
+                encoding.write_text, members, split, direction, self.out_dir
+            )
+            for split, direction, members in self._turned(splits)
+        }
         return self.run("text", calls)
 
-    def _turned(self) -> dict[tuple[str, Direction], list[Chunk]]:
-        """The chunks by split and direction. Only languages with training text are targets."""
-        return {
-            (split, direction): members
-            for (split, code), members in self.chunks.items()
-            for direction in self._directions(code)
-        }
+    def _turned(self, splits: Collection[str]) -> Iterator[tuple[str, Direction, list[Chunk]]]:
+        """Yields the directions of each language in some splits, and its chunks there."""
+        for (split, code), members in self.chunks.items():
+            for direction in self._directions(code) if split in splits else ():
+                yield split, direction, members
 
     def _directions(self, code: str) -> list[Direction]:
+        """A language's directions. Only languages with training text are targets."""
         found = directions.of(code, self.config.directions)
         return [one for one in found if code in self.train or not one.from_english]
 
@@ -254,7 +248,7 @@ class _Steps:
         dropped = dropped + _dropped(encoded.values())
         return manifest.Language(
             code=code,
-            records={split: _records(made) for split, made in encoded.items() if made.shards},
+            records={split: made.records for split, made in encoded.items() if made.shards},
             text={split: file for (split, other), file in self.texts.items() if other == code},
             dropped={str(rule): n for (of, rule), n in sorted(dropped.items()) if of == language},
             repaired=sum(one.repaired[language] for one in self.clean),
@@ -274,18 +268,3 @@ def _nothing_left(results: Iterable[Cleaned | Selected | Encoded]) -> ValueError
     if not counts:
         return ValueError("the sources hold no training pair")
     return ValueError(f"no training pair is left: dropped {counts}")
-
-
-def _write_text(
-    chunks: Sequence[Chunk], direction: Direction, data_dir: pathlib.Path, path: str
-) -> manifest.DataFile:
-    """Writes the raw text of chunks of a split to `path` in `data_dir`."""
-    pairs = itertools.chain.from_iterable(chunk.pairs() for chunk in chunks)
-    tsv.write(data_dir / path, (Pair(*direction.turned(pair)) for pair in pairs))
-    return manifest.describe_file(data_dir, path)
-
-
-def _records(made: Encoded) -> manifest.Records:
-    tokens = (made.source.num_pieces, made.target.num_pieces)
-    byte_tokens = (made.source.num_byte_pieces, made.target.num_byte_pieces)
-    return manifest.Records(made.shards, *tokens, *byte_tokens)

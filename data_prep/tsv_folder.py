@@ -4,7 +4,6 @@ DIR/{train,dev,test}/<lang>-en.tsv[.gz]    split already
 DIR/<lang>-en.tsv[.gz]                     the build holds out dev and test
 """
 
-import itertools
 import pathlib
 import re
 
@@ -22,30 +21,26 @@ def sources_in(path: pathlib.Path, language_codes: str = "standard") -> tuple[Ts
     """
     if not path.is_dir():
         raise ValueError(f"no input folder {path}")
-    folders: dict[pathlib.Path, str | None] = {path / split: split for split in SPLITS}
-    if not any(folder.is_dir() for folder in folders):
-        folders = {path: None}
-    train, *others = (
-        _language_files(folder, split, language_codes) for folder, split in folders.items()
-    )
-    if not train:
-        raise ValueError(f"no <lang>-en.tsv or <lang>-en.tsv.gz files in {next(iter(folders))}")
-    return tuple(itertools.chain(train, *others))
+    folders: dict[str | None, pathlib.Path] = {split: path / split for split in SPLITS}
+    if not any(map(pathlib.Path.is_dir, folders.values())):
+        folders = {None: path}
+    found: dict[tuple[str | None, str], TsvFile] = {}
+    for split, folder in folders.items():
+        for file in sorted([*folder.glob("*.tsv"), *folder.glob("*.tsv.gz")]):
+            code = _language(file, language_codes)
+            if before := found.get((split, code)):
+                raise ValueError(f"{file}: language {code} is also in {before.path.name}")
+            found[split, code] = TsvFile(file, code, split)
+        if not found:  # The first folder is that of training text.
+            raise ValueError(f"no <lang>-en.tsv or <lang>-en.tsv.gz files in {folder}")
+    return tuple(found.values())
 
 
-def _language_files(folder: pathlib.Path, split: str | None, language_codes: str) -> list[TsvFile]:
-    files: dict[str, TsvFile] = {}
-    for path in sorted(folder.glob("*")):
-        if not path.name.endswith((".tsv", ".tsv.gz")):
-            continue
-        match = _TSV_NAME.fullmatch(path.name)
-        if match is None:
-            raise ValueError(f"{path}: expected a name like de-en.tsv or de-en.tsv.gz")
-        try:
-            code = languages.named(match[1], language_codes)
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from error
-        if code in files:
-            raise ValueError(f"{path}: language {code} is also in {files[code].path.name}")
-        files[code] = TsvFile(path, code, split)
-    return list(files.values())
+def _language(path: pathlib.Path, language_codes: str) -> str:
+    match = _TSV_NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path}: expected a name like de-en.tsv or de-en.tsv.gz")
+    try:
+        return languages.named(match[1], language_codes)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error

@@ -10,6 +10,7 @@ import io
 import math
 import pathlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -109,7 +110,9 @@ def train(
     """
     model = io.BytesIO()
     # A space follows the token, so that none needs to be added before the first word.
-    marked = {"user_defined_symbols": tokens, "add_dummy_prefix": False} if tokens else {}
+    marked: dict[str, Any] = (
+        {"user_defined_symbols": tokens, "add_dummy_prefix": False} if tokens else {}
+    )
     logging.info("training the %s vocabulary", side)
     wanted = config.source_vocab_size if side is Side.SOURCE else config.target_vocab_size
     try:
@@ -120,7 +123,7 @@ def train(
             model_type=config.model_type,
             character_coverage=config.character_coverage,
             normalization_rule_name="nfkc",
-            **marked,
+            **options,
             byte_fallback=True,
             hard_vocab_limit=False,
             pad_id=PAD_ID,

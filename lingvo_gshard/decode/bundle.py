@@ -72,9 +72,10 @@ class DecoderSpec:
         """
         if target in self.targets:
             return f"{target_token(target)} "
-        if self.targets or target is not None:
-            known = ", ".join(self.targets) or "no choice, as all is translated into English"
-            raise ValueError(f"target language {target}: there is {known}")
+        if self.targets:
+            raise ValueError(f"target_lang {target}: expected one of {', '.join(self.targets)}")
+        if target is not None:
+            raise ValueError(f"target_lang {target}: the model translates into English alone")
         return ""
 
 

@@ -154,7 +154,7 @@ def test_a_model_of_several_targets_needs_to_know_which(monkeypatch):
 
     (german, english, *errors), languages = _with_client(act)
     assert '"<2DE> TAG"' in german and english == "<2EN> X\n"
-    assert errors == [f"target language {code}: there is de, en" for code in (None, "fr")]
+    assert errors == [f"target_lang {code}: expected one of de, en" for code in (None, "fr")]
     assert languages == {"languages": ["de", "en"], "targets": ["de", "en"]}
 
 
