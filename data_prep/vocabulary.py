@@ -109,10 +109,9 @@ def train(
     configured size is too small for the characters, or the text is empty.
     """
     model = io.BytesIO()
-    # A space follows the token, so that none needs to be added before the first word.
-    marked: dict[str, Any] = (
-        {"user_defined_symbols": tokens, "add_dummy_prefix": False} if tokens else {}
-    )
+    options: dict[str, Any] = {}
+    if tokens:  # The first word has the space that follows the token, and needs no other.
+        options = {"user_defined_symbols": tokens, "add_dummy_prefix": False}
     logging.info("training the %s vocabulary", side)
     wanted = config.source_vocab_size if side is Side.SOURCE else config.target_vocab_size
     try:
