@@ -8,7 +8,7 @@ import dataclasses
 
 from data_prep.languages import ENGLISH
 from data_prep.tsv import Pair
-from lingvo_gshard.input import tokenizer
+from lingvo_gshard.input import example_codec
 
 # For each setting, whether English is the source.
 SETTINGS = dict(many_to_english=[False], english_to_many=[True], many_to_many=[False, True])
@@ -37,5 +37,5 @@ def of(language: str, setting: str) -> list[Direction]:
     """Returns a language's directions, given one of SETTINGS."""
     kinds = SETTINGS[setting]
     targets = [language if from_english else ENGLISH for from_english in kinds]
-    tokens = [tokenizer.target_token(target) if any(kinds) else "" for target in targets]
+    tokens = [example_codec.target_token(target) if any(kinds) else "" for target in targets]
     return [Direction(language, *each) for each in zip(kinds, tokens, strict=True)]

@@ -26,7 +26,8 @@ import numpy as np
 
 from lingvo_gshard.core import json_records, safetensors_file
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.input.tokenizer import Tokenizer, target_token
+from lingvo_gshard.input.example_codec import target_token
+from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.spmd import program
 from lingvo_gshard.spmd.executable import Executable, compile_program
 from lingvo_gshard.spmd.program import Program

@@ -12,11 +12,6 @@ from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 
-def target_token(code: str) -> str:
-    """Returns the piece by which a source names its target language, if a model has several."""
-    return f"<2{code}>"
-
-
 class Tokenizer:
     """One vocabulary: pad 0, bos 1, eos 2, unk 3. Bytes spell any text without pieces."""
 
