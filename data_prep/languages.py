@@ -54,6 +54,11 @@ def code(tag: str) -> str:
     return langcodes.standardize_tag(_private(tag))
 
 
+def is_name(tag: str, codes: str) -> bool:
+    """Returns whether a source may name a language so: see `named`."""
+    return is_valid(tag) if codes == "standard" else bool(re.fullmatch(r"[\w-]+", tag))
+
+
 def named(tag: str, codes: str) -> str:
     """Returns a language's standard code or, if `codes` is "source", its name there.
 
@@ -61,7 +66,7 @@ def named(tag: str, codes: str) -> str:
     """
     if codes == "standard":
         return code(tag)
-    if not re.fullmatch(r"[\w-]+", tag):
+    if not is_name(tag, codes):
         raise ValueError(f"{tag!r} is no language: expected letters, digits, - and _")
     return tag
 

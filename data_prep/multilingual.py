@@ -110,7 +110,7 @@ def _rows_of(texts: list[tuple[str, str]], source: "TmxFile | TfdsSplit") -> Ite
     source's own names, a wanted name takes that name alone.
     """
     wanted, names = source.languages, source.language_codes
-    valid = [(tag, text) for tag, text in texts if names == "source" or languages.is_valid(tag)]
+    valid = [(tag, text) for tag, text in texts if languages.is_name(tag, names)]
     english = [text for tag, text in valid if languages.is_english(tag)]
     for tag, text in valid:
         codes = [languages.named(tag, names)]

@@ -77,10 +77,10 @@ class Records:
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """One source language.
+    """One source language, or a language translated from English.
 
     Attributes:
-        code: a BCP-47 code.
+        code: a BCP-47 code, or the source's name for it; en-de for German from English.
         records, text: keyed by split. Splits other than SPLITS have text alone.
         dropped: how many training pairs each cleaning rule dropped.
         repaired: how many training pairs had a broken encoding that was repaired.

@@ -45,6 +45,10 @@ def test_wanted_languages_take_their_regions(tmx_path):
 def test_languages_by_the_names_of_the_source(tmx_path):
     rows = list(TmxFile(tmx_path, language_codes="source").rows())
     assert [row.language for row in rows] == ["de-DE", "pt-BR", "pt", "x-unknown9"]
+    odd = gzip.decompress(tmx_path.read_bytes()).replace(b"x-unknown9", b"a/b")
+    tmx_path.write_bytes(gzip.compress(odd))
+    rows = list(TmxFile(tmx_path, language_codes="source").rows())
+    assert [row.language for row in rows] == ["de-DE", "pt-BR", "pt"]
     wanted = TmxFile(tmx_path, ("pt",), language_codes="source")
     assert [row.pair.source for row in wanted.rows()] == ["dois"]
 
