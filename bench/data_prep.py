@@ -16,7 +16,7 @@ import tensorflow_text
 from absl import app, logging
 
 from bench import corpus
-from data_prep import config, engines, pipeline, sources
+from data_prep import config, engines, pipeline, tsv_folder
 from data_prep.pipeline import Step
 from lingvo_gshard.core import table
 
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
 
 def _step_secs(text: pathlib.Path, data: pathlib.Path) -> dict[Step, float]:
     """Prepares the corpus in this process; returns the CPU seconds of each step."""
-    found = sources.in_folder(text)
+    found = tsv_folder.sources_in(text)
     secs = {}
     for step in Step:
         began = time.process_time()

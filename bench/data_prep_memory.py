@@ -26,7 +26,7 @@ import numpy as np
 from absl import app, flags
 
 from bench import corpus
-from data_prep import sources, tsv
+from data_prep import tsv, tsv_folder
 from data_prep.pipeline import Step
 from lingvo_gshard.core import table
 
@@ -64,7 +64,7 @@ def texts(folder: pathlib.Path) -> dict[str, pathlib.Path]:
         corpus.write(once)
     else:
         once = pathlib.Path(_TEXT.value)
-    for file in sources.in_folder(once):
+    for file in tsv_folder.sources_in(once):
         copies = _TIMES.value if file.split == "train" else 1
         path = repeated / str(file.split) / f"{file.language}-en.tsv.gz"
         tsv.write(path, _repeated(file.path, copies))

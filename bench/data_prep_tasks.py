@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from absl import app, logging
 
 from bench import data_prep_memory
-from data_prep import config, pipeline, selection, sources
+from data_prep import config, pipeline, selection, tsv_folder
 from data_prep.chunks import Chunk
 from data_prep.engines import Call
 from lingvo_gshard.core import table
@@ -83,7 +83,7 @@ def main(argv: list[str]) -> None:
 def _row(meter: Meter, name: str, text: pathlib.Path, data: pathlib.Path) -> tuple[str, ...]:
     meter.tasks.clear()
     before = meter.usage()
-    pipeline.run_through(pipeline.Step.REPORT, sources.in_folder(text), data, _CONFIG, meter)
+    pipeline.run_through(pipeline.Step.REPORT, tsv_folder.sources_in(text), data, _CONFIG, meter)
     done = meter.usage() - before
     largest = max(task.read_bytes + task.written_bytes for task in meter.tasks)
     sizes = [done.read_bytes, done.written_bytes, largest]

@@ -5,8 +5,8 @@
     python -m data_prep.build --config=FILE --out=DATA_DIR
 
 TEXT_DIR contains {train,dev,test}/<lang>-en.tsv[.gz], or only <lang>-en.tsv[.gz]. FILE names
-sources of any kind and sets everything else; data_prep/config.py shows one, and data_prep/recipes
-has some for public corpora, which lie in --input if that is given, too. The same command
+sources of any kind and sets everything else; docs/data.md shows one, and data_prep/recipes has
+some for public corpora, which lie in --input if that is given, too. The same command
 continues a run that was stopped. Errors are one line; --verbosity=1 shows the traceback.
 
 --engine=dask runs the tasks on the Dask cluster of --scheduler=HOST:PORT, whose workers need the
@@ -23,7 +23,8 @@ from typing import Any
 
 from absl import flags, logging
 
-from data_prep import config, engines, pipeline, sources
+from data_prep import config, engines, pipeline, tsv_folder
+from data_prep.sources import Source
 from lingvo_gshard import cli
 from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import manifest
@@ -60,14 +61,14 @@ def main(argv: list[str]) -> None:
         _report(manifest.load(out_dir), time.monotonic() - began)
 
 
-def _sources_and_config() -> tuple[tuple[sources.Source, ...], config.BuildConfig]:
+def _sources_and_config() -> tuple[tuple[Source, ...], config.BuildConfig]:
     if _INPUT.value is None and _CONFIG.value is None:
         raise ValueError("give --input=TEXT_DIR, --config=FILE, or both")
     folder = None if _INPUT.value is None else pathlib.Path(_INPUT.value)
     settings: dict[str, Any] = {f.name: f.value for f in _SETTINGS if f.value is not None}
     if _CONFIG.value is not None:
         return config.load(pathlib.Path(_CONFIG.value), settings, folder)
-    return sources.in_folder(pathlib.Path(str(_INPUT.value))), config.BuildConfig(**settings)
+    return tsv_folder.sources_in(pathlib.Path(str(_INPUT.value))), config.BuildConfig(**settings)
 
 
 def _engine() -> contextlib.AbstractContextManager[engines.Engine]:

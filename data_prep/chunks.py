@@ -153,7 +153,7 @@ def clean(
     """
     made = Cleaned([], collections.Counter(), collections.Counter(), [])
     writer = Writer(folder, config.pairs_per_chunk)
-    for language, pair in _well_formed(source.rows_in(span), made):
+    for language, pair in _well_formed(source.rows(span), made):
         own_scripts = scripts.get(language, frozenset())
         english = cleaning.repair(pair.english, cleaning.ENGLISH_SCRIPTS)
         fixed = Pair(cleaning.repair(pair.source, own_scripts), english)

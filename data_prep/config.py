@@ -1,57 +1,18 @@
-"""The configuration of a build: a small TOML file of sources and settings.
+"""The configuration of a build: a TOML file of sources and settings, as docs/data.md shows."""
 
-    source_vocab_size = 64000
-    target_vocab_size = 32000
-
-    [scripts]                         # only if a language's text should not decide
-    sr = ["Cyrl", "Latn"]
-
-    [[sources]]
-    format = "folder"                 # {train,dev,test}/<lang>-en.tsv[.gz], or <lang>-en.tsv[.gz]
-    path = "m4bible"
-
-    [[sources]]
-    format = "moses"                  # also tsv, columns, tmx, jsonl, po: see sources.py
-    source = "europarl.de-en.de.gz"
-    english = "europarl.de-en.en.gz"
-    language = "de"
-    split = "train"                   # if missing: distributed over train, dev and test
-
-    [[sources]]
-    format = "parquet"
-    path = "mined/{language}.parquet" # a table for each language: see patterns.py
-    source_column = "translation.{language}"
-    english_column = "translation.en"
-    score_column = "score"            # if given: rows with less than min_score are dropped
-    min_score = 1.06
-
-    [[sources]]
-    format = "jsonl"
-    path = "web/*.jsonl.gz"           # all files that match
-    language = "pt-BR"
-    source_field = "translation.pt"
-    english_field = "translation.en"
-    split = "train"
-
-    [[sources]]
-    format = "tfds"
-    name = "ted_multi_translate"
-    tfds_split = "train"
-    languages = ["de", "zh"]          # if missing: all
-
-Paths are relative to the file (or to --input, if it is given), or absolute.
-"""
-
+import collections
 import dataclasses
 import glob
 import inspect
 import math
 import pathlib
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from data_prep import languages, patterns, sources
+from data_prep import directions, languages, patterns, sources, tsv_folder
+from data_prep.multilingual import TfdsSplit, TmxFile
 from data_prep.parquet import ParquetFile
 from data_prep.sources import Source
 from lingvo_gshard.input.manifest import SPLITS
@@ -59,14 +20,16 @@ from lingvo_gshard.input.manifest import SPLITS
 MODEL_TYPES = ("bpe", "unigram")
 _FORMATS: dict[str, type[Source]] = dict(
     tsv=sources.TsvFile,
-    tmx=sources.TmxFile,
+    tmx=TmxFile,
     jsonl=sources.JsonlFile,
     po=sources.PoFile,
     moses=sources.MosesFiles,
     columns=sources.ColumnsFile,
     parquet=ParquetFile,
-    tfds=sources.TfdsSplit,
+    tfds=TfdsSplit,
 )
+# Two sources with the same text may differ in these fields.
+_CHOICES = ("language", "languages", "language_codes", "score_column", "min_score")
 # The four special ids, a piece for each byte, and one character.
 _MIN_VOCAB_SIZE = 4 + 256 + 1
 _Made = TypeVar("_Made")
@@ -84,6 +47,7 @@ class BuildConfig:
     source_vocab_size: int = _number(8000, _MIN_VOCAB_SIZE)  # In pieces.
     target_vocab_size: int = _number(4000, _MIN_VOCAB_SIZE)
     model_type: str = "bpe"  # SentencePiece's algorithm.
+    directions: str = "many_to_english"  # Or english_to_many or many_to_many: see directions.py.
     # The share of the characters that get pieces, in the range that SentencePiece accepts; others
     # are written as bytes. For three languages in Han among 71, 0.9995 makes 8 to 17 % of the
     # pieces bytes, and 0.9999 only 1 to 5 %; the other languages' sentences become 0.2 % longer
@@ -117,6 +81,7 @@ class BuildConfig:
                 if not least <= value <= most:
                     raise ValueError(f"{given}: expected {expected}")
         _check_one_of("model_type", self.model_type, MODEL_TYPES)
+        _check_one_of("directions", self.directions, tuple(directions.SETTINGS))
 
 
 def load(
@@ -148,30 +113,38 @@ def load(
 
 
 def _check_distinct(found: Sequence[Source]) -> None:
-    """Raises ValueError if two sources read the same files for one language and split."""
-    seen = set()
+    """Raises ValueError if two sources read the same text for one language and split."""
+    seen: dict[Any, set[str]] = collections.defaultdict(set)
     for source in found:
-        fields = vars(source).values()
-        key = tuple(one.resolve() if isinstance(one, pathlib.Path) else one for one in fields)
-        if key in seen:
+        fields = {name: value for name, value in vars(source).items() if name not in _CHOICES}
+        text = [one.resolve() if isinstance(one, pathlib.Path) else one for one in fields.values()]
+        given = vars(source).get("languages", (vars(source).get("language"),))
+        before, codes = seen[type(source), *text], set(given or "*")  # All languages.
+        if before and (before & codes or "*" in before | codes):
             raise ValueError(f"sources: {source} is there twice for the same language and split")
-        seen.add(key)
+        before |= codes
 
 
 def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
-    if "{" in str(table.get("path")):
+    if patterns.is_one(table):
         tables = patterns.expand(table, folder)
         return [source for each in tables for source in _sources(each, folder)]
     fields = dict(table)
     name = fields.pop("format", None)
     _check_one_of("sources: format", name, ("folder", *_FORMATS))
+    codes = fields.get("language_codes", "standard")
+    _check_one_of("sources: language_codes", codes, languages.NAMES)
     if name == "folder":
-        return list(_call(lambda path: sources.in_folder(folder / path), "a folder", fields))
-    _check_one_of("sources: split", fields.get("split", "train"), SPLITS)
-    if "language" in fields:
-        fields["language"] = languages.code(fields["language"])
+        fields |= {"path": folder / fields["path"]} if "path" in fields else {}
+        return list(_call(tsv_folder.sources_in, "a folder", fields))
+    _set_split(fields)
     if "languages" in fields:
-        fields["languages"] = tuple(map(languages.code, fields["languages"]))
+        fields["languages"] = tuple(languages.named(tag, codes) for tag in fields["languages"])
+    if "language" in fields:
+        fields["language"] = languages.named(fields["language"], codes)
+        fields.pop("language_codes", None)
+        if fields["language"] not in fields.pop("languages", [fields["language"]]):
+            return []
     if name in ("moses", "tfds"):
         paths = {"source", "english", "data_dir"} & fields.keys()
         return [_call(_FORMATS[name], name, fields | {key: folder / fields[key] for key in paths})]
@@ -180,6 +153,17 @@ def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
     if not files:
         raise ValueError(f"sources: no file matches path {fields.get('path')!r}")
     return [_call(_FORMATS[name], name, fields | {"path": file}) for file in files]
+
+
+def _set_split(fields: dict[str, Any]) -> None:
+    """Checks a table's split, or replaces `text_split` by it."""
+    if "text_split" not in fields:
+        _check_one_of("sources: split", fields.get("split", "train"), SPLITS)
+        return
+    fields["split"] = name = fields.pop("text_split")
+    if name in SPLITS or not re.fullmatch("[a-z0-9_]+", name):
+        expected = f"small letters, digits and _, and none of {', '.join(SPLITS)}"
+        raise ValueError(f"sources: text_split {name!r}: expected {expected}")
 
 
 def _call(function: Callable[..., _Made], owner: str, fields: Mapping[str, Any]) -> _Made:

@@ -1,4 +1,7 @@
-"""Turns selected text into records, tokenized in tf.data by TensorFlow Text's SentencePiece."""
+"""Writes a split in a direction: its raw text, and its selected text as records.
+
+Records are tokenized in tf.data by TensorFlow Text's SentencePiece.
+"""
 
 import collections
 import dataclasses
@@ -12,13 +15,16 @@ import numpy as np
 import sentencepiece
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from data_prep import chunks, cleaning, files, tsv
+from data_prep import chunks, cleaning, files, languages, tsv
+from data_prep.chunks import Chunk
 from data_prep.cleaning import Rule
+from data_prep.directions import Direction
 from data_prep.shards import Shard
 from lingvo_gshard import cli
 from lingvo_gshard.input import example_codec, manifest
 
 _PAIRS_PER_BATCH = 2048
+_Sides = tuple[str, str]  # Source and target.
 # A record is read with its group, of 2 kB; a file's index, read to open it, has an entry a group.
 _WRITER_OPTIONS = "group_size:16,uncompressed"
 
@@ -57,6 +63,13 @@ class Encoded(_Summable):
     target: SideStatistics = SideStatistics()
     dropped: chunks.Dropped = dataclasses.field(default_factory=collections.Counter)
 
+    @property
+    def records(self) -> manifest.Records:
+        """The files and numbers of tokens."""
+        tokens = (self.source.num_pieces, self.target.num_pieces)
+        byte_tokens = (self.source.num_byte_pieces, self.target.num_byte_pieces)
+        return manifest.Records(self.shards, *tokens, *byte_tokens)
+
 
 @dataclasses.dataclass(frozen=True)
 class Tokens:
@@ -77,6 +90,7 @@ class Tokens:
 
 def encode(
     shard: Shard,
+    direction: Direction,
     data_dir: pathlib.Path,
     name: str,
     models: tuple[pathlib.Path, ...],
@@ -91,13 +105,13 @@ def encode(
     lengths = [np.empty((0, 2), np.int64)]
 
     def records() -> Iterator[bytes]:
-        for pairs, source, target in tokenize(_batches(shard), *models):
+        for pairs, source, target in tokenize(_batches(shard, direction), *models):
             is_short = np.maximum(source.lengths, target.lengths) <= max_pieces
             source, target = source.select(is_short), target.select(is_short)
             kept = list(itertools.compress(pairs, is_short.tolist()))
-            texts = [pair.source for pair in kept], [pair.english for pair in kept]
+            texts = list(zip(*kept, strict=True)) or [(), ()]
             of_source, of_target = map(_statistics, texts, (source, target), models)
-            dropped = {(shard.chunks[0].language, Rule.TOO_MANY_PIECES): len(pairs) - len(kept)}
+            dropped = {(direction.language, Rule.TOO_MANY_PIECES): len(pairs) - len(kept)}
             parts.append(Encoded((), of_source, of_target, collections.Counter(dropped)))
             lengths.append(np.stack([source.lengths, target.lengths], axis=1))
             yield from example_codec.encode_batch(
@@ -111,6 +125,17 @@ def encode(
     files.save_array(data_dir / paths[1], of_all)
     file, lengths_file = (manifest.describe_file(data_dir, path) for path in paths)
     return sum(parts, Encoded((manifest.Shard(file, lengths_file, num_examples),)))
+
+
+def write_text(
+    members: Sequence[Chunk], split: str, direction: Direction, data_dir: pathlib.Path
+) -> manifest.DataFile:
+    """Writes the raw text of a split in a direction."""
+    both = direction.code if direction.from_english else f"{direction.code}-{languages.ENGLISH}"
+    path = f"text/{split}/{both}.tsv.gz"
+    pairs = itertools.chain.from_iterable(chunk.pairs() for chunk in members)
+    tsv.write(data_dir / path, (tsv.Pair(*direction.turned(pair)) for pair in pairs))
+    return manifest.describe_file(data_dir, path)
 
 
 def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
@@ -133,19 +158,19 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
 
 
 def tokenize(
-    batches: Iterator[list[tsv.Pair]], source_model: pathlib.Path, target_model: pathlib.Path
-) -> Iterator[tuple[list[tsv.Pair], Tokens, Tokens]]:
+    batches: Iterator[list[_Sides]], source_model: pathlib.Path, target_model: pathlib.Path
+) -> Iterator[tuple[list[_Sides], Tokens, Tokens]]:
     """Yields each batch, in order, and the tokens of its two sides; threads work ahead."""
     # Only the processes that tokenize load TensorFlow.
     tf = cli.load("tensorflow")
     tf.config.set_visible_devices([], "GPU")  # Their memory is the training's.
     source_tokenizer, target_tokenizer = _tokenizer(source_model), _tokenizer(target_model)
-    ahead: collections.deque[list[tsv.Pair]] = collections.deque()
+    ahead: collections.deque[list[_Sides]] = collections.deque()
 
     def texts():  # TensorFlow calls it in a thread of its own.
         for pairs in batches:
             ahead.append(pairs)
-            yield [pair.source for pair in pairs], [pair.english for pair in pairs]
+            yield tuple(map(list, zip(*pairs, strict=True)))
 
     def ragged(source, target):
         sides = (source_tokenizer.tokenize(source), target_tokenizer.tokenize(target))
@@ -182,9 +207,10 @@ def _statistics(texts: Sequence[str], tokens: Tokens, model: pathlib.Path) -> Si
     )
 
 
-def _batches(shard: Shard) -> Iterator[list[tsv.Pair]]:
+def _batches(shard: Shard, direction: Direction) -> Iterator[list[_Sides]]:
     pairs = shard.pairs()
     if not all(chunk.split == "train" for chunk in shard.chunks):  # They were written unchanged.
         pairs = map(cleaning.normalize_pair, pairs)
-    while batch := list(itertools.islice(pairs, _PAIRS_PER_BATCH)):
+    sides = map(direction.turned, pairs)
+    while batch := list(itertools.islice(sides, _PAIRS_PER_BATCH)):
         yield batch

@@ -10,6 +10,7 @@ import functools
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from lingvo_gshard import cli
 from lingvo_gshard.core import child_process
@@ -29,13 +30,14 @@ def pool(num_workers: int) -> Engine:
 def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
     """Yields an engine on the workers of a scheduler's HOST:PORT; None starts local workers.
 
-    Raises ValueError if Dask is not installed or the scheduler does not answer.
+    Raises ValueError if Dask is not installed, or the scheduler does not answer or no longer does.
     """
     try:
         distributed = cli.load("distributed")
     except ModuleNotFoundError as error:
         raise ValueError("no Dask: pip install 'lingvo_gshard[dask]'") from error
-    logging.getLogger("distributed").setLevel(logging.WARNING)
+    for name in ("distributed", "distributed.client", "tornado"):  # Errors are raised, too.
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     workers = {"n_workers": num_workers, "threads_per_worker": 1, "dashboard_address": None}
     try:
         client = distributed.Client(scheduler, **({} if scheduler else workers))
@@ -43,7 +45,21 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
         where = scheduler or "this machine"
         raise ValueError(f"no Dask scheduler answers at {where}: {error}") from error
     with client:
-        yield functools.partial(_completed, client.get_executor(pure=False))
+        address = client.scheduler.address
+        scheduler_lost = concurrent.futures.CancelledError, distributed.comm.CommClosedError
+        try:
+            yield functools.partial(_run_on_cluster, distributed, client)
+        except scheduler_lost as error:
+            problem = f"lost the Dask scheduler at {address}"
+            raise ValueError(f"{problem}; the same command with another continues") from error
+        except distributed.KilledWorker as error:
+            raise ValueError(f"the Dask cluster of {address}: {error}") from error
+
+
+def _run_on_cluster(distributed: Any, client: Any, calls: Sequence[Call]) -> Iterator[None]:
+    futures = [client.submit(call, pure=False) for call in calls]
+    for future in distributed.as_completed(futures):
+        yield future.result()
 
 
 def _run_in_pool(num_workers: int, calls: Sequence[Call]) -> Iterator[None]:
@@ -57,14 +73,9 @@ def _run_in_pool(num_workers: int, calls: Sequence[Call]) -> Iterator[None]:
         mp_context=multiprocessing.get_context("spawn"),
         initializer=child_process.end_with_parent,
     ) as executor:
-        yield from _completed(executor, calls)
-
-
-def _completed(executor: concurrent.futures.Executor, calls: Sequence[Call]) -> Iterator[None]:
-    futures = [executor.submit(call) for call in calls]
-    try:
-        for future in concurrent.futures.as_completed(futures):
-            yield future.result()
-    finally:  # If one fails, the others need not begin.
-        for future in futures:
-            future.cancel()
+        futures = [executor.submit(call) for call in calls]
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                yield future.result()
+        finally:  # If one fails, the others need not begin.
+            executor.shutdown(wait=False, cancel_futures=True)

@@ -3,10 +3,14 @@
 A language's registered script is often not the one that a corpus uses (ancient Greek, Ojibwa,
 Samaritan Hebrew). So a language's scripts are those that most of its own text is in, unless its
 code (sr-Latn) or the configuration names one.
+
+A language has its standard code, whatever a source calls it: `eng_Latn` is en, `ger` is de, and two
+names of one code are one language. With language_codes = "source" its name stays as it is there.
 """
 
 import collections
 import functools
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,6 +19,7 @@ from fontTools import unicodedata as script_data
 from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 ENGLISH = "en"
+NAMES = ("standard", "source")  # What a source may call its languages: see `named`.
 # The ISO 15924 codes that stand for several scripts.
 _MIXED = {
     "Hans": ("Hani",),
@@ -30,10 +35,15 @@ _MIN_IDENTIFIED_CHARS = 20
 _MIN_IDENTIFIED_PROBABILITY = 0.95
 
 
+def _private(tag: str) -> str:
+    """Returns a tag with the Glottocode at its end, as in cat_Latn_vale1252, as a private part."""
+    return re.sub(r"_(?=[a-z]{4}\d{4}$)", "-x-", tag)
+
+
 @functools.cache
 def is_valid(tag: str) -> bool:
     """Returns whether a tag is well-formed and all its parts are registered."""
-    return bool(langcodes.tag_is_valid(tag)) and not tag.lower().startswith("x-")
+    return bool(langcodes.tag_is_valid(_private(tag))) and not tag.lower().startswith("x-")
 
 
 @functools.cache
@@ -41,7 +51,29 @@ def code(tag: str) -> str:
     """Returns a tag in canonical form: de, zh-Hant, pt-BR. Raises ValueError if it is not valid."""
     if not is_valid(tag):
         raise ValueError(f"{tag!r} is no language: expected a BCP-47 code, such as de or zh-Hant")
-    return langcodes.standardize_tag(tag)
+    return langcodes.standardize_tag(_private(tag))
+
+
+def is_name(tag: str, codes: str) -> bool:
+    """Returns whether a source may name a language so: see `named`."""
+    return is_valid(tag) if codes == "standard" else bool(re.fullmatch(r"[\w-]+", tag))
+
+
+def named(tag: str, codes: str) -> str:
+    """Returns a language's standard code or, if `codes` is "source", its name there.
+
+    Raises ValueError as `code`, or if the name has other characters than letters, digits, - and _.
+    """
+    if codes == "standard":
+        return code(tag)
+    if not is_name(tag, codes):
+        raise ValueError(f"{tag!r} is no language: expected letters, digits, - and _")
+    return tag
+
+
+def is_english(tag: str) -> bool:
+    """Returns whether a tag is one of English, such as en-GB or eng_Latn."""
+    return is_valid(tag) and primary(tag) == ENGLISH
 
 
 @functools.cache
@@ -80,7 +112,7 @@ def own_scripts(
     The scripts that are `configured` for its code decide, then a script in the code, and then the
     `counts` of each script's characters in a part of its text.
     """
-    in_code = langcodes.Language.get(code(language)).script
+    in_code = langcodes.Language.get(code(language)).script if is_valid(language) else None
     named = configured.get(language) or ([in_code] if in_code else [])
     if named:
         return frozenset(one for script in named for one in _MIXED.get(script, (script,)))
@@ -107,7 +139,8 @@ def is_mostly_foreign(text: str, own: frozenset[str]) -> bool:
 
 def is_surely_another(text: str, language: str) -> bool:
     """Returns whether py3langid, if it knows `language`, is sure that a text is in another."""
-    if len(text) < _MIN_IDENTIFIED_CHARS or primary(language) not in _identifier().labels:
+    is_known = is_valid(language) and primary(language) in _identifier().labels
+    if len(text) < _MIN_IDENTIFIED_CHARS or not is_known:
         return False
     found, probability = _identifier().classify(text)
     return found != primary(language) and probability >= _MIN_IDENTIFIED_PROBABILITY

@@ -1,5 +1,6 @@
 """Parquet files of parallel text, with named columns."""
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Iterator
@@ -8,7 +9,7 @@ from typing import Any
 import pyarrow
 from pyarrow import parquet
 
-from data_prep import sources
+from data_prep import sources, tsv
 from data_prep.sources import Row
 from data_prep.tsv import Malformed, Pair
 
@@ -28,25 +29,38 @@ class ParquetFile(sources.Source):
     min_score: float = 0.0
     split: str | None = None
 
-    def rows(self) -> Iterator[Row]:
+    def spans(self) -> list[range]:
+        """Returns ranges of row groups, each of about as many bytes as a span of plain text."""
+        with self._opened() as file:
+            sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
+        groups = tsv.grouped(range(len(sizes)), sizes, tsv.BYTES_PER_SPAN)
+        return [range(each[0], each[-1] + 1) for each in groups] or [tsv.WHOLE]
+
+    def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
+        with self._opened() as file:
+            for number, record in enumerate(self._records(file, span), start=1):
+                yield Row(self.language, self._pair(number, record))
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[parquet.ParquetFile]:
         if not self.path.is_file():
             raise ValueError(f"no file {self.path}")
         try:
             with parquet.ParquetFile(self.path) as file:
-                for number, record in enumerate(self._records(file), start=1):
-                    yield Row(self.language, self._pair(number, record))
+                yield file
         except (pyarrow.ArrowException, OSError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"{self.path} is no whole Parquet file: {reason}") from error
 
-    def _records(self, file: parquet.ParquetFile) -> Iterator[dict[str, Any]]:
+    def _records(self, file: parquet.ParquetFile, span: range) -> Iterator[dict[str, Any]]:
         names = self.source_column, self.english_column, self.score_column
         wanted = [name for name in names if name is not None]
         there = {file.schema.column(i).path for i in range(len(file.schema))}
         if missing := ", ".join(name for name in wanted if name not in there):
             columns = ", ".join(sorted(there))
             raise ValueError(f"{self.path} has no column {missing}: there is {columns}")
-        for batch in file.iter_batches(columns=wanted):
+        groups = range(span.start, min(span.stop, file.num_row_groups))
+        for batch in file.iter_batches(row_groups=groups, columns=wanted):
             yield from batch.to_pylist()
 
     def _pair(self, number: int, record: dict[str, Any]) -> Pair | Malformed | None:

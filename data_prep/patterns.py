@@ -1,11 +1,5 @@
-"""One table of sources for many files: placeholders in `path` stand for what differs.
-
-    {language}  a code that differs from English's, such as de or deu_Latn
-    {pair}      two codes with a hyphen between them, one of them English's: de-en, en-fr
-    {side}      the code of one side, or English's: two files, for the format moses
-    {split}     train, dev or test
-
-Other fields may use them, too: source_field = "translation.{language}".
+"""One table of sources for many files: placeholders in its pattern, the field `path` or `source`,
+stand for what differs, here and in other fields. docs/data.md lists them.
 """
 
 import glob
@@ -16,7 +10,12 @@ from typing import Any
 
 from data_prep import languages
 
-_MATCHES = {"language": r"\w+", "pair": r"\w+-\w+", "side": r"\w+", "split": "train|dev|test"}
+_MATCHES = {"language": r"[\w-]+", "pair": r"\w+-\w+", "side": r"\w+", "split": "train|dev|test"}
+
+
+def is_one(table: Mapping[str, Any]) -> bool:
+    """Returns whether a table has a pattern."""
+    return any("{" in str(table.get(field)) for field in ("path", "source"))
 
 
 def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -25,15 +24,18 @@ def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any
     Raises ValueError if there is none, or a pair is not one with English.
     """
     found: dict[tuple[str, ...], dict[str, Any]] = {}
-    pattern, english = str(table["path"]), languages.ENGLISH
+    field = "path" if "path" in table else "source"
+    pattern, english = str(table[field]), languages.ENGLISH
     for path, values in _matches(pattern, folder):
         side = values.pop("side", None)
         if "pair" in values:
             values["language"], english = _sides(path, values["pair"])
-        filled = {name: _filled(value, values) for name, value in table.items() if name != "path"}
+        if languages.is_english(values.get("language", "")):
+            continue
+        filled = {name: _filled(value, values) for name, value in table.items() if name != field}
         made = filled | {name: values[name] for name in ("language", "split") if name in values}
         if side is None:
-            found[path,] = made | {"path": glob.escape(path)}
+            found[path,] = made | {field: glob.escape(path) if field == "path" else path}
             continue
         for name, tag in {"source": made.get("language", side), "english": english}.items():
             made[name] = _filled(pattern, values | {"side": tag})
@@ -70,7 +72,7 @@ def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str
 
 def _sides(path: str, pair: str) -> tuple[str, str]:
     """Returns the code of a pair's language and that of its English."""
-    sides = sorted(pair.split("-"), key=lambda tag: languages.primary(tag) == languages.ENGLISH)
-    if [languages.primary(tag) == languages.ENGLISH for tag in sides] != [False, True]:
+    sides = sorted(pair.split("-"), key=languages.is_english)
+    if list(map(languages.is_english, sides)) != [False, True]:
         raise ValueError(f"{path}: {pair} is no pair with English")
     return sides[0], sides[1]

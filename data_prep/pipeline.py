@@ -20,24 +20,25 @@ import itertools
 import math
 import pathlib
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cached_property, partial
 
 from absl import logging
 
 from data_prep import (
     chunks,
+    directions,
     encoding,
     languages,
     report,
     runs,
     selection,
     shards,
-    tsv,
     vocabulary,
 )
 from data_prep.chunks import Chunk, Cleaned, Dropped
 from data_prep.config import BuildConfig
+from data_prep.directions import Direction
 from data_prep.encoding import Encoded
 from data_prep.engines import Engine
 from data_prep.selection import Selected
@@ -49,7 +50,7 @@ from lingvo_gshard.input import manifest
 Step = enum.StrEnum("Step", ["SURVEY", "CLEAN", "SELECT", "VOCAB", "RECORDS", "REPORT"])
 _UNFINISHED = ".unfinished"
 _MADE = ("records", "report", "text", "vocab", manifest.FILE_NAME, _UNFINISHED)
-_Key = tuple[str, str]  # A split and a language.
+_Key = tuple[str, str]  # A split, and a language or direction.
 
 
 def run_through(
@@ -148,8 +149,8 @@ class _Steps:
         return found
 
     @cached_property
-    def drawn(self) -> list[pathlib.Path]:
-        """The files of the text that the vocabularies learn from."""
+    def drawn(self) -> list[tuple[str, pathlib.Path]]:
+        """The files of the text that the vocabularies learn from, each with its language."""
         counts = [one.num_kept for one in self.select.values()]
         quotas = vocabulary.quotas(
             counts, self.config.max_vocab_sentences, self.config.vocab_temperature
@@ -162,7 +163,7 @@ class _Steps:
                 path = folder / f"{code}-{i:05d}.tsv"
                 call = partial(vocabulary.draw, group, count, quota, self.config.seed, path)
                 calls[code, i] = call
-        return list(self.run("draw", calls).values())
+        return [(code, path) for (code, _), path in self.run("draw", calls).items()]
 
     @cached_property
     def vocab(self) -> dict[Side, manifest.Vocabulary]:
@@ -174,41 +175,59 @@ class _Steps:
         """What was made of all shards together."""
         models = tuple(self.out_dir / vocab.file.path for vocab in self.vocab.values())
         calls = {}
-        for (split, code), members in self.chunks.items():
-            max_pieces = self.config.max_pieces if split == "train" else math.inf
-            per_block, per_shard = self.config.pairs_per_chunk, self.config.pairs_per_shard
+        per_block, per_shard = self.config.pairs_per_chunk, self.config.pairs_per_shard
+        for split, direction, members in self._turned(manifest.SPLITS):
             if split == "train":
-                sizes = self.select[code].block_sizes
+                max_pieces: float = self.config.max_pieces
+                sizes = self.select[direction.language].block_sizes
             else:
-                sizes = shards.block_sizes(members, per_block)
+                max_pieces, sizes = math.inf, shards.block_sizes(members, per_block)
             divided = shards.divide(members, sizes, per_block, per_shard)
             for i, shard in enumerate(divided):
-                name = f"records/{split}/{code}-{i:05d}-of-{len(divided):05d}"
-                call = partial(encoding.encode, shard, self.out_dir, name, models, max_pieces)
-                calls[split, code, i] = call
+                name = f"records/{split}/{direction.code}-{i:05d}-of-{len(divided):05d}"
+                files = self.out_dir, name, models
+                call = partial(encoding.encode, shard, direction, *files, max_pieces)
+                calls[split, direction.code, i] = call
         found: dict[_Key, Encoded] = collections.defaultdict(Encoded)
         for (split, code, _), encoded in self.run("records", calls).items():
             found[split, code] += encoded
-        if not any(found["train", code].source.lengths for code in self.train):
+        if not any(made.source.lengths for (split, _), made in found.items() if split == "train"):
             raise _nothing_left(found.values())
         return found
 
     @cached_property
     def texts(self) -> dict[_Key, manifest.DataFile]:
-        """The raw text of dev and test."""
+        """The raw text of every split but train."""
+        splits = {split for split, _ in self.chunks} - {"train"}
         calls = {
-            key: partial(_write_text, members, self.out_dir, "text/{}/{}-en.tsv.gz".format(*key))
-            for key, members in self.chunks.items()
-            if key[0] != "train"
+            (split, direction.code): partial(
+                encoding.write_text, members, split, direction, self.out_dir
+            )
+            for split, direction, members in self._turned(splits)
         }
         return self.run("text", calls)
+
+    def _turned(self, splits: Collection[str]) -> Iterator[tuple[str, Direction, list[Chunk]]]:
+        """Yields the directions of each language in some splits, and its chunks there."""
+        for (split, code), members in self.chunks.items():
+            for direction in self._directions(code) if split in splits else ():
+                yield split, direction, members
+
+    def _directions(self, code: str) -> list[Direction]:
+        """A language's directions. Only languages with training text are targets."""
+        found = directions.of(code, self.config.directions)
+        return [one for one in found if code in self.train or not one.from_english]
 
     @cached_property
     def report(self) -> None:
         """Writes the report and, when everything else is complete, the manifest."""
-        dropped = _dropped([*self.clean, *self.select.values(), *self.records.values()])
+        dropped = _dropped([*self.clean, *self.select.values()])
         codes = {*self.survey, *(code for _, code in self.chunks), *(code for code, _ in dropped)}
-        described = tuple(self._language(code, dropped) for code in sorted(codes))
+        described = tuple(
+            self._language(direction, dropped)
+            for code in sorted(codes)
+            for direction in self._directions(code)
+        )
         reports = [(one, self.records["train", one.code]) for one in described]
         report.write(reports, self.out_dir / "report")
         made = manifest.Manifest(
@@ -223,15 +242,17 @@ class _Steps:
         manifest.save(made, self.out_dir)
         shutil.rmtree(self.work_dir, ignore_errors=True)
 
-    def _language(self, code: str, dropped: Dropped) -> manifest.Language:
+    def _language(self, direction: Direction, dropped: Dropped) -> manifest.Language:
+        code, language = direction.code, direction.language
         encoded = {split: self.records[split, code] for split in manifest.SPLITS}
+        dropped = dropped + _dropped(encoded.values())
         return manifest.Language(
             code=code,
-            records={split: _records(made) for split, made in encoded.items() if made.shards},
+            records={split: made.records for split, made in encoded.items() if made.shards},
             text={split: file for (split, other), file in self.texts.items() if other == code},
-            dropped={str(rule): n for (other, rule), n in sorted(dropped.items()) if other == code},
-            repaired=sum(one.repaired[code] for one in self.clean),
-            scripts=tuple(sorted(self.survey.get(code, ()))),
+            dropped={str(rule): n for (of, rule), n in sorted(dropped.items()) if of == language},
+            repaired=sum(one.repaired[language] for one in self.clean),
+            scripts=tuple(sorted(self.survey.get(language, ()))),
         )
 
 
@@ -247,15 +268,3 @@ def _nothing_left(results: Iterable[Cleaned | Selected | Encoded]) -> ValueError
     if not counts:
         return ValueError("the sources hold no training pair")
     return ValueError(f"no training pair is left: dropped {counts}")
-
-
-def _write_text(chunks: Sequence[Chunk], data_dir: pathlib.Path, path: str) -> manifest.DataFile:
-    """Writes the raw text of chunks of dev or test to `path` in `data_dir`."""
-    tsv.write(data_dir / path, itertools.chain.from_iterable(chunk.pairs() for chunk in chunks))
-    return manifest.describe_file(data_dir, path)
-
-
-def _records(made: Encoded) -> manifest.Records:
-    tokens = (made.source.num_pieces, made.target.num_pieces)
-    byte_tokens = (made.source.num_byte_pieces, made.target.num_byte_pieces)
-    return manifest.Records(made.shards, *tokens, *byte_tokens)

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep import chunks, files, shards
+from data_prep import chunks, files, shards, tsv
 from data_prep.chunks import Chunk
 from data_prep.cleaning import Rule
 
@@ -42,9 +42,7 @@ class Selected:
 
 def groups(members: Sequence[Chunk]) -> list[list[Chunk]]:
     """Divides a language's chunks, in order, into groups of about _PAIRS_PER_GROUP pairs."""
-    starts = itertools.accumulate((chunk.num_pairs for chunk in members), initial=0)
-    numbered = zip((start // _PAIRS_PER_GROUP for start in starts), members, strict=False)
-    return [[c for _, c in each] for _, each in itertools.groupby(numbered, lambda one: one[0])]
+    return tsv.grouped(members, (chunk.num_pairs for chunk in members), _PAIRS_PER_GROUP)
 
 
 def select(

@@ -1,18 +1,20 @@
 """Parallel text with one pair a line, plain or gzip: `source<TAB>english`."""
 
+import contextlib
 import dataclasses
 import gzip
 import itertools
 import pathlib
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO, TypeVar
 
 from data_prep import files
+from lingvo_gshard.core import atomic_file
 
 WHOLE = range(sys.maxsize)  # The span of a whole file.
-_BYTES_PER_SPAN = 1 << 26
+BYTES_PER_SPAN = 1 << 26
 _T = TypeVar("_T")
 
 
@@ -60,9 +62,18 @@ def spans(path: pathlib.Path) -> list[range]:
     if path.suffix == ".gz":
         return [WHOLE]
     size = path.stat().st_size
-    number = max(1, -(-size // _BYTES_PER_SPAN))
+    number = max(1, -(-size // BYTES_PER_SPAN))
     bounds = [i * size // number for i in range(number + 1)]
     return [range(*each) for each in itertools.pairwise(bounds)]
+
+
+def grouped(items: Sequence[_T], sizes: Iterable[int], per_group: int) -> list[list[_T]]:
+    """Divides items, in order, into groups of about the same size, given each item's size."""
+    starts = itertools.accumulate(sizes, initial=0)
+    numbered = zip((start // per_group for start in starts), items, strict=False)
+    return [
+        [item for _, item in each] for _, each in itertools.groupby(numbered, lambda one: one[0])
+    ]
 
 
 def read_lines(
@@ -75,13 +86,10 @@ def read_lines(
     span does, or it is corrupt gzip, or binary (it holds a NUL byte).
     """
     with open_binary(path) as file:
-        try:
-            for number, line in enumerate(_lines(path, file, span), start=1):
-                if b"\0" in line:
-                    raise ValueError(f"{path} is binary: it holds a NUL byte, expected text")
-                yield _parsed(number, line, parse)
-        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-            raise ValueError(f"{path} is corrupt gzip: {error}") from error
+        for number, line in enumerate(_lines(path, file, span), start=1):
+            if b"\0" in line:
+                raise ValueError(f"{path} is binary: it holds a NUL byte, expected text")
+            yield _parsed(number, line, parse)
 
 
 def _lines(path: pathlib.Path, file: gzip.GzipFile | BinaryIO, span: range) -> Iterator[bytes]:
@@ -107,11 +115,17 @@ def _parsed(number: int, line: bytes, parse: Callable[[str], _T]) -> _T | Malfor
         return Malformed(number, str(error))
 
 
-def open_binary(path: pathlib.Path) -> gzip.GzipFile | BinaryIO:
-    """Opens a file, plain or gzip. Raises ValueError if there is none."""
+@contextlib.contextmanager
+def open_binary(path: pathlib.Path) -> Iterator[gzip.GzipFile | BinaryIO]:
+    """Opens a file, plain or gzip. Raises ValueError if there is none or it is corrupt gzip."""
     if not path.is_file():
         raise ValueError(f"no file {path}")
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
+    opened = gzip.open if path.suffix == ".gz" else open
+    with atomic_file.naming(path), opened(path, "rb") as file:
+        try:
+            yield file
+        except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+            raise ValueError(f"{path} is corrupt gzip: {error}") from error
 
 
 def write(path: pathlib.Path, pairs: Iterable[Pair]) -> None:

@@ -10,12 +10,13 @@ import io
 import math
 import pathlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import sentencepiece
 from absl import logging
 
-from data_prep import chunks, files, tsv
+from data_prep import chunks, directions, files, tsv
 from data_prep.chunks import Chunk
 from data_prep.config import BuildConfig
 from lingvo_gshard.input import manifest
@@ -70,25 +71,47 @@ def num_copies(digests: np.ndarray, rate: float, seed: int) -> np.ndarray:
 
 
 def train_drawn(
-    drawn: Sequence[pathlib.Path], config: BuildConfig, data_dir: pathlib.Path, side: Side
+    drawn: Sequence[tuple[str, pathlib.Path]],
+    config: BuildConfig,
+    data_dir: pathlib.Path,
+    side: Side,
 ) -> manifest.Vocabulary:
-    """Trains a side's vocabulary on the pairs in the files `drawn`. Raises as `train`."""
-    pairs = (pair for file in drawn for pair in tsv.read(file) if isinstance(pair, tsv.Pair))
-    sentences: Iterable[str] = (pair.source for pair in pairs)
-    if side is Side.TARGET:  # Many languages share English sentences, which count once.
-        sentences = dict.fromkeys(pair.english for pair in pairs)
+    """Trains a side's vocabulary on the pairs in the files `drawn`, each with its language.
+
+    Raises as `train`.
+    """
+    turned = [(one, file) for code, file in drawn for one in directions.of(code, config.directions)]
+    tokens = sorted({one.token for one, _ in turned} - {""}) if side is Side.SOURCE else []
+    sentences: Iterable[str] = (
+        one.turned(pair)[side is Side.TARGET]
+        for one, file in turned
+        for pair in tsv.read(file)
+        if isinstance(pair, tsv.Pair)
+    )
+    if side is Side.TARGET and config.directions == "many_to_english":
+        sentences = dict.fromkeys(sentences)  # Many languages share sentences, which count once.
     path = f"vocab/{side}.model"
-    size = train(side, sentences, config, data_dir / path)
+    size = train(side, sentences, config, data_dir / path, tokens)
     return manifest.Vocabulary(manifest.describe_file(data_dir, path), size)
 
 
-def train(side: Side, sentences: Iterable[str], config: BuildConfig, path: pathlib.Path) -> int:
+def train(
+    side: Side,
+    sentences: Iterable[str],
+    config: BuildConfig,
+    path: pathlib.Path,
+    tokens: Sequence[str] = (),
+) -> int:
     """Trains a side's vocabulary, writes it to `path` and returns its size.
 
-    The size is smaller than configured if the text has too few different pieces. Raises ValueError
-    if the configured size is too small for the characters, or the text is empty.
+    If there are `tokens`, each is a piece, and every sentence begins with one of them. The size is
+    smaller than configured if the text has too few different pieces. Raises ValueError if the
+    configured size is too small for the characters, or the text is empty.
     """
     model = io.BytesIO()
+    options: dict[str, Any] = {}
+    if tokens:  # The first word has the space that follows the token, and needs no other.
+        options = {"user_defined_symbols": tokens, "add_dummy_prefix": False}
     logging.info("training the %s vocabulary", side)
     wanted = config.source_vocab_size if side is Side.SOURCE else config.target_vocab_size
     try:
@@ -99,6 +122,7 @@ def train(side: Side, sentences: Iterable[str], config: BuildConfig, path: pathl
             model_type=config.model_type,
             character_coverage=config.character_coverage,
             normalization_rule_name="nfkc",
+            **options,
             byte_fallback=True,
             hard_vocab_limit=False,
             pad_id=PAD_ID,

@@ -21,7 +21,7 @@ _RUNS = flags.DEFINE_multi_string("run", None, "NAME=LOGDIR; repeatable.", requi
 _BASELINES = flags.DEFINE_multi_string(
     "baseline", [], "The logdir of a bilingual model; repeatable."
 )
-_SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "The split that was decoded.")
+_SPLIT = flags.DEFINE_string("split", "test", "The split that was decoded.")
 _OUT = flags.DEFINE_string("out", None, "Write the table to OUT.txt and a picture to OUT.png.")
 
 

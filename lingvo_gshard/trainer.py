@@ -28,7 +28,7 @@ _EXECUTABLES = flags.DEFINE_string(
 )
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
 _VERIFY_DATA = flags.DEFINE_bool("verify_data", False, "First check the hashes of all the data.")
-_SPLIT = flags.DEFINE_enum("split", "test", ["dev", "test"], "The split that is decoded.")
+_SPLIT = flags.DEFINE_string("split", "test", "The split that is decoded: dev, test or another.")
 cli.define_devices()
 flags.adopt_module_key_flags(cli)
 

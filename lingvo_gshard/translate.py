@@ -1,10 +1,12 @@
-"""Translates lines of standard input into English, one line for each, in order.
+"""Translates lines of standard input, one line for each, in order.
 
     python -m lingvo_gshard.translate --logdir=RUN --source_lang=de < in.txt > out.txt
     python -m lingvo_gshard.translate --logdir=RUN --export=DIR
     python -m lingvo_gshard.translate --bundle=DIR < in.txt > out.txt
     python -m lingvo_gshard.translate --bundle=DIR --input=in.txt --output=out.txt
     python -m lingvo_gshard.translate --bundle=DIR --serve=8080
+
+The target is English. If the data was prepared with other directions, --target_lang chooses it.
 
 --export writes a bundle, which runs without TensorFlow. --serve answers over HTTP and serves a page
 to type in, for any number of people.
@@ -38,6 +40,7 @@ _LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.")
 _BUNDLE = flags.DEFINE_string("bundle", None, "A folder that --export wrote.")
 _EXPORT = flags.DEFINE_string("export", None, "Write a bundle of --logdir to this folder, and end.")
 _SOURCE_LANG = flags.DEFINE_string("source_lang", None, "The lines' language; checked, not used.")
+_TARGET_LANG = flags.DEFINE_string("target_lang", None, "The target, if a model has several.")
 _NBEST = flags.DEFINE_integer("nbest", 1, "Translations of each line.", lower_bound=1)
 _BEAM_SIZE = flags.DEFINE_integer("beam_size", None, "Active hypotheses of each line.", 1)
 _INPUT = flags.DEFINE_string("input", None, "Translate the lines of this file.")
@@ -69,20 +72,24 @@ def main(argv: list[str]) -> None:
         elif _SERVE.value is not None:
             _server().serve(translator, translator.decoder.spec, _HOST.value, _SERVE.value)
         else:
+            beginning = translator.decoder.spec.beginning(_TARGET_LANG.value)
             for lines in read_lines(cast(io.BufferedReader, sys.stdin.buffer)):
-                for found in translator.translate(lines):
+                for found in translator.translate(beginning + line for line in lines):
                     sys.stdout.buffer.write(f"{_line(found)}\n".encode())  # Whatever the locale is.
                     sys.stdout.buffer.flush()
 
 
 def _translate_file(translator: Translator, source: pathlib.Path, target: pathlib.Path) -> None:
     chunks, folder = cli.load("lingvo_gshard.decode.chunks"), pathlib.Path(f"{target}.parts")
+    beginning = translator.decoder.spec.beginning(_TARGET_LANG.value)
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
         text = {"text": digest, "nbest": _NBEST.value, "scores": _SCORES.value}
+        text |= {"beginning": beginning} if beginning else {}
         parts = chunks.Parts(folder, translator, _line, text)
-        num_parts = parts.write(itertools.chain.from_iterable(read_lines(file)))
+        lines = itertools.chain.from_iterable(read_lines(file))
+        num_parts = parts.write(beginning + line for line in lines)
     if cli.load("lingvo_gshard.spmd.processes").is_first():
         with atomic_file.replacing(target) as path, path.open("w", encoding="utf-8") as file:
             file.writelines(parts.lines(num_parts))
@@ -121,7 +128,7 @@ def _translator() -> Translator:
     else:
         run, devices = _trained_run()
         decoder, source, target = run.decoder()
-    _check_language(_SOURCE_LANG.value, decoder.spec.languages)
+    _check_language(_SOURCE_LANG.value, decoder.spec.source_languages)
     print(devices, file=sys.stderr)
     return cli.load("lingvo_gshard.decode.translator").Translator(decoder, source, target)
 

@@ -26,6 +26,7 @@ import numpy as np
 
 from lingvo_gshard.core import json_records, safetensors_file
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.input.example_codec import target_token
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.spmd import program, specs
 from lingvo_gshard.spmd.executable import Executable, compile_program
@@ -46,8 +47,9 @@ _BINARIES = ("compare.py", "plan.py", "registry.py", "trainer.py")
 class DecoderSpec:
     """What the caller of a decoder must know.
 
-    `model` is a registered name; `languages` are codes. There is a program for each of the
-    `source_lengths`, shortest first.
+    `model` is a registered name; `languages` are codes, en-de for German from English. `targets`
+    are the languages that sources name by a token; if there are none, all are translated into
+    English. There is a program for each of the `source_lengths`, shortest first.
     """
 
     model: str
@@ -56,6 +58,26 @@ class DecoderSpec:
     source_lengths: tuple[int, ...]
     num_best: int
     num_partitions: int
+    targets: tuple[str, ...] = ()
+
+    @property
+    def source_languages(self) -> tuple[str, ...]:
+        """The codes of the languages to translate from."""
+        codes = ("en" if code.startswith("en-") else code for code in self.languages)
+        return tuple(dict.fromkeys(codes))
+
+    def beginning(self, target: str | None) -> str:
+        """Returns how a line begins that is to be translated into a language, None if not chosen.
+
+        Raises ValueError if the model does not translate into it, or it has to be chosen.
+        """
+        if target in self.targets:
+            return f"{target_token(target)} "
+        if self.targets:
+            raise ValueError(f"target_lang {target}: expected one of {', '.join(self.targets)}")
+        if target is not None:
+            raise ValueError(f"target_lang {target}: the model translates into English alone")
+        return ""
 
 
 @dataclasses.dataclass

@@ -73,12 +73,20 @@ class Translator:
         A line that is too long for the model is translated in parts. All processes must call it,
         each with its own lines, but with the same ones where they share the rows.
         """
-        parts = [split(line, self._fits) if line.strip() else [] for line in lines]
+        parts = [self._split(line) for line in lines]
         found = iter(self._parts(list(itertools.chain(*parts))))
         return [_joined([next(found) for _ in of_line]) for of_line in parts]
 
-    def _fits(self, text: str) -> bool:
-        return len(self._source.encode(text)) <= self.decoder.spec.source_lengths[-1]
+    def _split(self, line: str) -> list[str]:
+        """Returns the parts of a line, each with the token of its target language."""
+        beginnings = map(self.decoder.spec.beginning, self.decoder.spec.targets)
+        beginning = next(filter(line.startswith, beginnings), "")
+        text, longest = line.removeprefix(beginning), self.decoder.spec.source_lengths[-1]
+
+        def fits(part: str) -> bool:
+            return len(self._source.encode(beginning + part)) <= longest
+
+        return [beginning + part for part in split(text, fits)] if text.strip() else []
 
     def _parts(self, parts: Sequence[str]) -> list[NBest]:
         found: list[NBest] = [_NOTHING] * len(parts)

@@ -51,9 +51,13 @@ def _languages(run: Run, split: str) -> list[Language]:
     data_dir, limit = run.launch.data_dir, run.params.decode.max_sentences
     if limit is not None and limit < 1:
         raise ValueError(f"decode.max_sentences must be 1 or more, or None, got {limit}.")
-    found = [each for each in manifest.load(data_dir).languages if split in each.text]
+    languages = manifest.load(data_dir).languages
+    found = [each for each in languages if split in each.text]
     if not found:
-        raise ValueError(f"{data_dir}: no language has a {split} split to decode.")
+        there = ", ".join(sorted({name for each in languages for name in each.text})) or "none"
+        raise ValueError(
+            f"{data_dir}: no language has a {split} split to decode; there is {there}."
+        )
     manifest.verify(data_dir, [each.text[split] for each in found])
     return found
 

@@ -23,6 +23,11 @@ _HEADER = struct.Struct("<BI")
 _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
+def target_token(code: str) -> str:
+    """Returns the piece by which a source names its target language, if a model has several."""
+    return f"<2{code}>"
+
+
 @dataclasses.dataclass(frozen=True)
 class Example:
     """A sentence pair: two one-dimensional int32 arrays, EOS last."""

@@ -7,7 +7,7 @@ it has a manifest. The library finds everything in a data folder through the man
         vocab/{source,target}.model                      SentencePiece models
         records/{split}/{language}-I-of-N.array_record   token ids, see example_codec.py
         records/{split}/{language}-I-of-N.lengths.npy    [n, 2]: tokens of each source and target
-        text/{split}/{language}-en.tsv.gz                the raw text of dev and test
+        text/{split}/{language}-en.tsv.gz                the raw text of dev, test and others
         report/                                          for people: what the preparation did
 """
 
@@ -77,11 +77,11 @@ class Records:
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """One source language.
+    """One source language, or a language translated from English.
 
     Attributes:
-        code: a BCP-47 code.
-        records, text: keyed by split.
+        code: a BCP-47 code, or the source's name for it; en-de for German from English.
+        records, text: keyed by split. Splits other than SPLITS have text alone.
         dropped: how many training pairs each cleaning rule dropped.
         repaired: how many training pairs had a broken encoding that was repaired.
         scripts: the ISO 15924 codes of the scripts of its sources.

@@ -3,6 +3,7 @@
 import itertools
 import os
 import pathlib
+import re
 from collections.abc import Iterable, Sequence
 
 import sentencepiece
@@ -33,6 +34,13 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """The number of pieces, including the special ids."""
         return self._processor.get_piece_size()
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The codes of the languages that sources name as their targets; they follow UNK."""
+        following = map(self._processor.id_to_piece, range(UNK_ID + 1, self.vocab_size))
+        matches = map(re.compile("<2(.+)>").fullmatch, following)
+        return tuple(match[1] for match in itertools.takewhile(bool, matches) if match)
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a sentence, EOS last."""

@@ -3,8 +3,9 @@
     GET  /            a page with a form
     POST /translate   {"lines": ["Guten Tag"], "nbest": 2, "source_lang": "de"}; only lines are
                       required -> {"translations": [[{"text", "score", "num_tokens", ...}, ...]]};
-                      or text/plain -> text/plain, one line for each line
-    GET  /languages   the codes of the languages
+                      or text/plain -> text/plain, one line for each line. A model of several
+                      target languages needs /translate?target_lang=de, too
+    GET  /languages   the codes of the languages, and of the targets that can be chosen
     GET  /health      200 while the server is up
     GET  /metrics     for Prometheus
 
@@ -66,7 +67,8 @@ class Server:
         return app
 
     async def _languages(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"languages": self._spec.languages})
+        spec = self._spec
+        return web.json_response({"languages": spec.source_languages, "targets": spec.targets})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
         return web.json_response({"model": self._spec.model, "num_best": self._spec.num_best})
@@ -77,6 +79,11 @@ class Server:
             lines, nbest = _plain_lines(await request.read()), 1
         else:
             lines, nbest = self._parse(await _json(request))
+        try:
+            beginning = self._spec.beginning(request.query.get("target_lang"))
+        except ValueError as error:
+            raise web.HTTPBadRequest(text=str(error)) from error
+        lines = [beginning + line for line in lines]
         limit = self._limits.queued_lines
         if len(lines) > limit:
             text = f"A request can have at most {limit} lines, got {len(lines)}."
@@ -106,7 +113,7 @@ class Server:
         nbest, most = body.get("nbest", 1), self._spec.num_best
         if type(nbest) is not int or not 1 <= nbest <= most:
             raise web.HTTPBadRequest(text=f"nbest: expected 1 to {most}, got {nbest!r}.")
-        language, codes = body.get("source_lang"), self._spec.languages
+        language, codes = body.get("source_lang"), self._spec.source_languages
         if language is not None and language not in codes:
             expected = f"expected one of {', '.join(codes)}"
             raise web.HTTPBadRequest(text=f"source_lang: {expected}, got {language!r}.")

@@ -76,6 +76,7 @@ class Run:
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
         """Returns a decoder of the latest checkpoint, and its tokenizers; ValueError if none."""
         partitioning, found, p = self.estimator.partitioning, self.estimator.restore(), self.params
+        source, target = map(Tokenizer, bundle.vocabulary_files(self.logdir))
         spec = DecoderSpec(
             model=self.launch.model,
             languages=self.launch.facts.languages,
@@ -83,11 +84,11 @@ class Run:
             source_lengths=sentences.lengths(p.decode.max_source_len),
             num_best=p.decode.num_best,
             num_partitions=partitioning.num_partitions,
+            targets=source.targets,
         )
         program_for = functools.partial(predict_program, p, partitioning)
         origin = {"weights": found.digest, "params": p.ToText()}
         share = self.estimator.input_share
-        source, target = map(Tokenizer, bundle.vocabulary_files(self.logdir))
         return Decoder(spec, found.state.theta, program_for, share, origin), source, target
 
     def export_bundle(self, folder: str | pathlib.Path) -> None:
@@ -125,7 +126,7 @@ def open_run(
 def data_facts(data_dir: str) -> DataFacts:
     """Reads the facts of a prepared folder. Raises as manifest.load."""
     data = manifest.load(data_dir)
-    codes = tuple(language.code for language in data.languages)
+    codes = tuple(language.code for language in data.languages if language.records)
     return DataFacts(data.source_vocabulary.size, data.target_vocabulary.size, codes)
 
 

@@ -56,6 +56,11 @@ def folder(tmp_path_factory):
             "data_prep.build: [Errno 20] Not a directory: 'file/x'",
         ),
         (
+            ["--input=text", "--out=/proc/data"],
+            None,
+            "data_prep.build: [Errno 2] No such file or directory: '/proc/data'",
+        ),
+        (
             ["--input=text", "--out=full"],
             5000,
             "data_prep.build: [Errno 27] File too large: 'full'",

@@ -4,7 +4,10 @@ import re
 import pytest
 
 from data_prep import config
-from data_prep.sources import JsonlFile, MosesFiles, PoFile, TfdsSplit, TmxFile, TsvFile
+from data_prep.multilingual import TfdsSplit, TmxFile
+from data_prep.sources import JsonlFile, MosesFiles, PoFile, TsvFile
+
+_DOCUMENT = pathlib.Path(__file__).parents[2] / "docs" / "data.md"
 
 
 def _load(folder, text, **settings):
@@ -74,6 +77,19 @@ def test_every_format(tmp_path):
     assert made.scripts == {"sr": ("Cyrl", "Latn")}
 
 
+def test_the_documented_example(tmp_path):
+    (example,) = re.findall(r"```toml\n(.*?)```", _DOCUMENT.read_text(), re.DOTALL)
+    for name in ("m4bible/de-en.tsv", "mined/fr.parquet", "web/a.jsonl.gz", "memory.tmx.gz"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    sources, made = _load(tmp_path, example)
+    assert [type(one).__name__.removesuffix("File") for one in sources] == [
+        *("Tsv", "MosesFiles", "Parquet", "Jsonl", "Tmx", "TfdsSplit")
+    ]
+    assert sources[2].source_column == "translation.fr"
+    assert made.scripts == {"sr": ("Cyrl", "Latn")}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -96,6 +112,12 @@ def test_every_format(tmp_path):
         ("[[sources]]\nformat = 'moses'\nfile = 'x'", r"moses has no file: there is english"),
         ("[[sources]]\nformat = 'folder'\npath = 'none'", r"no input folder .*none"),
         ("[[sources]]\nformat = 'folder'", r"a folder needs path"),
+        (
+            "[[sources]]\nformat = 'po'\nlanguage_codes = 'iso'",
+            r"language_codes 'iso': expected one",
+        ),
+        ("[[sources]]\nformat = 'po'\ntext_split = 'dev'", r"text_split 'dev': expected small let"),
+        ("[[sources]]\nformat = 'po'\ntext_split = '../x'", r"text_split '../x': expected small"),
     ],
 )
 def test_mistakes_are_named(tmp_path, text, message):
@@ -143,6 +165,58 @@ def test_a_file_that_is_there_twice_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"de-en.tsv is there twice for the same language and spl"):
         _load(tmp_path, twice.format("train"))
     assert len(_load(tmp_path, twice.format("dev"))[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "overlap"),
+    [
+        ("languages = ['de', 'fr']", "languages = ['fr', 'it']", True),
+        ("languages = ['de']", "languages = ['it']", False),
+        ("languages = ['de']", "", True),
+        ("", "languages = ['de']", True),
+        ("languages = ['de']\nsplit = 'dev'", "languages = ['de']\nsplit = 'test'", False),
+    ],
+)
+def test_languages_of_one_file_may_not_overlap(tmp_path, first, second, overlap):
+    (tmp_path / "x.tmx").touch()
+    table = "[[sources]]\nformat = 'tmx'\npath = 'x.tmx'\n"
+    text = f"{table}{first}\n{table}{second}\n"
+    if overlap:
+        with pytest.raises(ValueError, match=r"x.tmx is there twice for the same language"):
+            _load(tmp_path, text)
+    else:
+        assert len(_load(tmp_path, text)[0]) == 2
+
+
+def test_another_threshold_does_not_make_it_other_text(tmp_path):
+    (tmp_path / "x.tsv").touch()
+    table = "[[sources]]\nformat = 'columns'\npath = 'x.tsv'\nlanguage = 'de'\nsource_column = 0\n"
+    table += "english_column = 1\nscore_column = 2\nmin_score = "
+    with pytest.raises(ValueError, match=r"x.tsv is there twice for the same language and split"):
+        _load(tmp_path, f"{table}1.0\n{table}1.1\n")
+
+
+def test_languages_have_standard_codes_or_the_sources_names(tmp_path):
+    for name in ("deu_Latn", "fra_Latn", "ger", "eng_Latn"):
+        (tmp_path / f"train.{name}").touch()
+    table = """
+    [[sources]]
+    format = "moses"
+    source = "train.{language}"
+    english = "train.eng_Latn"
+    split = "train"
+    """
+    sources, _ = _load(tmp_path, f"{table}\nlanguages = ['de']\nlanguage_codes = 'standard'")
+    assert [(one.source.name, one.language) for one in sources] == [
+        ("train.deu_Latn", "de"),
+        ("train.ger", "de"),
+    ]
+    assert {one.english.name for one in sources} == {"train.eng_Latn"}
+    (tmp_path / "train.old-x1").touch()
+    sources, _ = _load(tmp_path, f"{table}\nlanguage_codes = 'source'")
+    assert [one.language for one in sources] == ["deu_Latn", "fra_Latn", "ger", "old-x1"]
+    with pytest.raises(ValueError, match=r"'old-x1' is no language: expected a BCP-47 code"):
+        _load(tmp_path, table)
 
 
 def test_a_path_may_be_absolute(tmp_path):

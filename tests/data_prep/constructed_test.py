@@ -8,13 +8,13 @@ import unicodedata
 
 import pytest
 
-from data_prep import cleaning, constructed, tsv
+from data_prep import cleaning, constructed, meanings, tsv
 from data_prep.constructed import Clause, Noun, Sentence
 
 _NUM_PAIRS = {language.code: language.num_pairs for language in constructed.LANGUAGES}
 _FAMILIES = [
     [language.code for language in constructed.LANGUAGES if language.family == family]
-    for family in constructed.FAMILIES
+    for family in constructed.FAMILIES.values()
 ]
 _CODES = list(_NUM_PAIRS)
 
@@ -104,7 +104,7 @@ def test_no_two_small_sentences_sound_the_same(speakers):
             itertools.cycle(("and", "because")), clauses[::5], clauses[3::5], strict=False
         )
     ]
-    translations = list(map(constructed.english, sentences))
+    translations = list(map(meanings.english, sentences))
     for speaker in speakers.values():
         english_of = {}
         for sentence, english in zip(sentences, translations, strict=True):
@@ -131,17 +131,17 @@ def test_no_english_sentence_is_in_two_splits(corpus):
 
 def test_another_process_has_the_same_sentences(speakers):
     code = (
-        "from data_prep import constructed\n"
-        "meanings = constructed.meanings(seed=5, count=50)\n"
-        "said = [list(map(s.sentence, meanings)) for s in constructed.speakers(seed=5)]\n"
-        "print(repr((said, list(map(constructed.english, meanings)))))"
+        "from data_prep import constructed, meanings\n"
+        "drawn = meanings.draw(seed=5, count=50)\n"
+        "said = [list(map(s.sentence, drawn)) for s in constructed.speakers(seed=5)]\n"
+        "print(repr((said, list(map(meanings.english, drawn)))))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=120
     )
-    meanings = constructed.meanings(seed=5, count=50)
-    said = [list(map(speaker.sentence, meanings)) for speaker in speakers.values()]
-    assert done.stdout == f"{(said, list(map(constructed.english, meanings)))!r}\n"
+    drawn = meanings.draw(seed=5, count=50)
+    said = [list(map(speaker.sentence, drawn)) for speaker in speakers.values()]
+    assert done.stdout == f"{(said, list(map(meanings.english, drawn)))!r}\n"
 
 
 @pytest.mark.slow
@@ -152,10 +152,10 @@ def test_another_process_writes_the_same_bytes(corpus, tmp_path):
 
 
 def test_another_seed_gives_other_words_and_sentences(corpus, speakers):
-    drawn = constructed.meanings(seed=6, count=100)
+    drawn = meanings.draw(seed=6, count=100)
     assert (
         len(
-            set(map(constructed.english, drawn))
+            set(map(meanings.english, drawn))
             & {pair.english for pair in _read(corpus, "dev", "qta")}
         )
         < 5
@@ -166,8 +166,8 @@ def test_another_seed_gives_other_words_and_sentences(corpus, speakers):
 
 
 def test_related_languages_are_alike_and_differ(speakers):
-    meanings = constructed.meanings(seed=5, count=50)
-    said = {c: [sorted(s.sentence(m).split()) for m in meanings] for c, s in speakers.items()}
+    drawn = meanings.draw(seed=5, count=50)
+    said = {c: [sorted(s.sentence(m).split()) for m in drawn] for c, s in speakers.items()}
 
     def likeness(one, other):
         return statistics.fmean(
@@ -220,4 +220,4 @@ def test_related_languages_are_alike_and_differ(speakers):
     ],
 )
 def test_english_agreement(sentence, english):
-    assert constructed.english(sentence) == english
+    assert meanings.english(sentence) == english

@@ -6,7 +6,6 @@ import sentencepiece
 
 from data_prep import encoding, vocabulary
 from data_prep.config import BuildConfig
-from data_prep.tsv import Pair
 
 _ODD_TEXTS = [
     "",
@@ -35,7 +34,7 @@ def _equal_to_sentencepiece(texts, model):
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     expected = processor.encode(texts, add_eos=True)
     assert {len(ids) for ids in expected} > {1}
-    pairs = [Pair(text, text) for text in texts]
+    pairs = [(text, text) for text in texts]
     batches = [pairs[i : i + 7] for i in range(0, len(pairs), 7)]
     found = []
     for batch, source, target in encoding.tokenize(iter(list(batches)), model, model):

@@ -10,9 +10,11 @@ import time
 
 import pytest
 
-from data_prep import engines, pipeline, runs, selection, sources, tsv
+from data_prep import config as config_file
+from data_prep import engines, pipeline, runs, selection, tsv, tsv_folder
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
+from tests import ports
 from tests.data_prep import prepared
 
 _CONFIG = BuildConfig(source_vocab_size=500, target_vocab_size=450, pairs_per_chunk=40)
@@ -23,9 +25,13 @@ def _fail(path: pathlib.Path) -> None:
 
 
 def test_without_dask_or_a_scheduler_it_says_so(monkeypatch):
-    pytest.importorskip("distributed")
+    dask = pytest.importorskip("dask")
     with pytest.raises(ValueError, match=r"no Dask scheduler answers at nowhere: missing port"):
         engines.dask("nowhere", 1).__enter__()
+    address = f"127.0.0.1:{ports.free()}"
+    quick = dask.config.set({"distributed.comm.timeouts.connect": "0.2s"})
+    with quick, pytest.raises(ValueError, match=rf"no Dask .* answers at {address}: .*0.2 s"):
+        engines.dask(address, 1).__enter__()
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ValueError, match=r"no Dask: pip install 'lingvo_gshard\[dask\]'"):
         engines.dask(None, 1).__enter__()
@@ -46,12 +52,12 @@ def _started(module, *flags):
 
 @pytest.fixture
 def cluster(tmp_path):
-    """The address of a scheduler, and its three workers' processes."""
+    """The address of a scheduler, its process, and those of its three workers."""
     distributed = pytest.importorskip("distributed")
     path, options = tmp_path / "scheduler.json", ("--no-dashboard", "--host=127.0.0.1")
     with contextlib.ExitStack() as stack:
         start = [f"--scheduler-file={path}", "--port=0"]
-        stack.enter_context(_started("dask_scheduler", *start, *options))
+        scheduler = stack.enter_context(_started("dask_scheduler", *start, *options))
         worker = [f"--scheduler-file={path}", "--nthreads=1", "--no-nanny"]
         worker += [f"--local-directory={tmp_path}/scratch"]
         workers = [
@@ -60,7 +66,7 @@ def cluster(tmp_path):
         with distributed.Client(scheduler_file=str(path)) as client:
             client.wait_for_workers(3, timeout=60)
             address = client.scheduler.address
-        yield address, workers
+        yield address, scheduler, workers
 
 
 def _write_text(folder):
@@ -72,10 +78,12 @@ def _write_text(folder):
 
 
 def _build(address, text, data):
-    tsv._BYTES_PER_SPAN = 1500
+    tsv.BYTES_PER_SPAN = 1500
     selection._PAIRS_PER_GROUP = 100
     with engines.dask(address, 1) as engine:
-        pipeline.run_through(pipeline.Step.REPORT, sources.in_folder(text), data, _CONFIG, engine)
+        pipeline.run_through(
+            pipeline.Step.REPORT, tsv_folder.sources_in(text), data, _CONFIG, engine
+        )
 
 
 def _contents(folder: pathlib.Path) -> dict[str, bytes]:
@@ -88,7 +96,7 @@ def _contents(folder: pathlib.Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_killed_worker_and_a_killed_driver_change_nothing(cluster, tmp_path):
-    address, workers = cluster
+    address, _, workers = cluster
     _write_text(tmp_path / "text")
     results = tmp_path / "data" / ".unfinished" / "results"
     context = multiprocessing.get_context("spawn")
@@ -114,6 +122,41 @@ def test_a_killed_worker_and_a_killed_driver_change_nothing(cluster, tmp_path):
     driver.join()
     assert driver.exitcode == 0
     prepared.build(tmp_path / "text", tmp_path / "here", _CONFIG)
+    assert _contents(tmp_path / "data") == _contents(tmp_path / "here")
+
+
+@pytest.mark.slow
+def test_a_killed_scheduler_is_one_line_and_the_build_goes_on_elsewhere(cluster, tmp_path):
+    address, scheduler, _ = cluster
+    _write_text(tmp_path / "text")
+    config = tmp_path / "data.toml"
+    sizes = "source_vocab_size = 500\ntarget_vocab_size = 450\npairs_per_chunk = 40"
+    config.write_text(f"{sizes}\n[[sources]]\nformat = 'folder'\npath = 'text'\n")
+    command = [sys.executable, "-m", "data_prep.build", f"--config={config}"]
+    command += [f"--out={tmp_path}/data", "--engine=dask", f"--scheduler={address}"]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    driver = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
+    results = tmp_path / "data" / ".unfinished" / "results"
+    while not list(results.glob("clean-*.result")):
+        assert driver.poll() is None
+        time.sleep(0.005)
+    scheduler.kill()
+    _, told = driver.communicate(timeout=60)
+    assert driver.returncode == 1
+    expected = f"data_prep.build: lost the Dask scheduler at {address}; the same command with"
+    assert told.splitlines()[-1].startswith(expected)
+    assert "Traceback" not in told, told
+    done = {path: path.stat().st_mtime_ns for path in results.iterdir()}
+    prepared.build(tmp_path / "text", tmp_path / "here", _CONFIG)
+    found, made = config_file.load(config, {})
+    seen = {}
+
+    def engine(calls):
+        seen.update({path: path.stat().st_mtime_ns for path in results.iterdir()})
+        yield from engines.pool(1)(calls)
+
+    pipeline.run_through(pipeline.Step.REPORT, found, tmp_path / "data", made, engine)
+    assert {path: seen[path] for path in done} == done
     assert _contents(tmp_path / "data") == _contents(tmp_path / "here")
 
 

@@ -25,6 +25,23 @@ def test_the_primary_language_has_no_region():
     assert languages.primary("pt-BR") == "pt"
 
 
+def test_names_have_standard_codes_or_stay():
+    standard = [languages.named(tag, "standard") for tag in ("eng_Latn", "ger", "zho_Hans", "nob")]
+    assert standard == ["en", "de", "zh-Hans", "nb"]
+    assert languages.named("cat_Latn_vale1252", "standard") == "ca-x-vale1252"
+    assert languages.primary("cat_Latn_vale1252") == "ca"
+    assert languages.named("eng_Latn", "source") == "eng_Latn"
+    assert languages.named("calv", "source") == "calv"
+    with pytest.raises(ValueError, match=r"'../x' is no language: expected letters"):
+        languages.named("../x", "source")
+
+
+def test_a_name_that_is_no_code_has_the_scripts_of_its_text_and_is_not_identified():
+    assert languages.own_scripts("calv", {"Latn": 9}, {}) == {"Latn"}
+    assert not languages.is_surely_another("Das ist ganz sicher ein deutscher Satz.", "calv")
+    assert languages.is_surely_another("Das ist ganz sicher ein deutscher Satz.", "fra_Latn")
+
+
 def test_counts_letters_by_script():
     assert languages.count_scripts("Ab 12, где! 水") == {"Latn": 2, "Cyrl": 3, "Hani": 1}
 

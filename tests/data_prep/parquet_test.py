@@ -1,7 +1,10 @@
+import itertools
+
 import pyarrow
 import pytest
 from pyarrow import parquet
 
+from data_prep import tsv
 from data_prep.parquet import ParquetFile
 from data_prep.sources import Row
 from data_prep.tsv import Malformed, Pair
@@ -29,6 +32,21 @@ def test_named_columns_and_a_threshold(path):
     scored = list(ParquetFile(path, "de", **_COLUMNS, score_column="score", min_score=0.5).rows())
     assert [row.pair is None for row in scored] == [True] * 5 + [False] * 4 + [True]
     assert scored[5] == rows[5]
+
+
+def test_spans_are_even_ranges_of_row_groups(path, monkeypatch):
+    source = ParquetFile(path, "de", **_COLUMNS)
+    whole = list(source.rows())
+    assert source.spans() == [range(0, 4)]
+    with parquet.ParquetFile(path) as file:
+        size = file.metadata.row_group(0).total_byte_size
+    for num_bytes, spans in {1: "0 1 2 3 4", 2 * size: "0 2 4", 100 * size: "0 4"}.items():
+        monkeypatch.setattr(tsv, "BYTES_PER_SPAN", num_bytes)
+        firsts = list(map(int, spans.split()))
+        assert source.spans() == [range(*each) for each in itertools.pairwise(firsts)]
+        parts = [list(source.rows(span)) for span in source.spans()]
+        assert [len(part) for part in parts[:-1]] == [3 * len(each) for each in source.spans()][:-1]
+        assert [row.pair for part in parts for row in part][:8] == [row.pair for row in whole[:8]]
 
 
 def test_what_is_damaged_or_lacks_a_column_is_named(path):

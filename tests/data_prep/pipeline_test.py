@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from data_prep import chunks, engines, pipeline, selection, sources, tsv
+from data_prep import chunks, engines, pipeline, selection, tsv, tsv_folder
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from lingvo_gshard.input import manifest, records
@@ -142,7 +142,7 @@ def test_spans_and_groups_make_no_difference(tmp_path, monkeypatch):
     prepared.build(tmp_path / "text", tmp_path / "whole", config)
     of_whole = [line for line in logged if "skipped" in line]
     assert len(of_whole) == 20 and "de-en.tsv:37: skipped: expected 1 tab" in of_whole[9]
-    monkeypatch.setattr(tsv, "_BYTES_PER_SPAN", 500)
+    monkeypatch.setattr(tsv, "BYTES_PER_SPAN", 500)
     monkeypatch.setattr(selection, "_PAIRS_PER_GROUP", 50)
     prepared.build(tmp_path / "text", tmp_path / "parts", config)
     assert [line for line in logged if "skipped" in line] == of_whole * 2
@@ -152,7 +152,7 @@ def test_spans_and_groups_make_no_difference(tmp_path, monkeypatch):
 def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
     """One step's tasks are shared by two processes, as all steps' are in the slow tests."""
     folder, _ = built
-    found = sources.in_folder(folder / "text")
+    found = tsv_folder.sources_in(folder / "text")
     for step in pipeline.Step:
         num_workers = 2 if step is pipeline.Step.RECORDS else 1
         pipeline.run_through(step, found, tmp_path, _CONFIG, engines.pool(num_workers))
@@ -163,7 +163,7 @@ def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
 
 def test_another_plan_is_refused_and_nothing_is_lost(built, tmp_path):
     folder, _ = built
-    found = sources.in_folder(folder / "text")
+    found = tsv_folder.sources_in(folder / "text")
     pipeline.run_through(pipeline.Step.SELECT, found, tmp_path, _CONFIG, engines.pool(1))
     finished = shutil.copytree(folder / "data", tmp_path / "finished")
     for out in (tmp_path, finished):
@@ -189,7 +189,7 @@ def test_what_is_finished_is_not_done_again(built, tmp_path):
 
 def test_a_source_that_disappears_midway_is_named_and_nothing_is_lost(tmp_path):
     _write_corpus(tmp_path / "text")
-    found = sources.in_folder(tmp_path / "text")
+    found = tsv_folder.sources_in(tmp_path / "text")
     gone = tmp_path / "text" / "train" / "fr-en.tsv.gz"
 
     def engine(calls):

@@ -1,11 +1,11 @@
 """A prepared folder for tests."""
 
-from data_prep import engines, pipeline, sources
+from data_prep import engines, pipeline, tsv_folder
 from lingvo_gshard.input import manifest
 
 
 def build(input_dir, out_dir, config, num_workers=1):
     """Prepares a folder of TSV files and returns the manifest."""
-    found = sources.in_folder(input_dir)
+    found = tsv_folder.sources_in(input_dir)
     pipeline.run_through(pipeline.Step.REPORT, found, out_dir, config, engines.pool(num_workers))
     return manifest.load(out_dir)

@@ -10,6 +10,8 @@ import tensorflow_datasets as tfds
 from data_prep import config, engines, pipeline
 from data_prep.sources import ColumnsFile, MosesFiles, Row, TsvFile
 from data_prep.tsv import Pair
+from lingvo_gshard.input import manifest, sentences
+from lingvo_gshard.train.run import data_facts
 
 _RECIPES = pathlib.Path(config.__file__).parent / "recipes"
 
@@ -31,7 +33,7 @@ def _lines(prefix, number):
 
 def test_each_recipe_has_a_test():
     assert {path.stem for path in _RECIPES.iterdir()} == {
-        *("opus100", "ted_multi", "nllb", "m4bible", "multi30k")
+        *("opus100", "opus100_evaluated", "ted_multi", "nllb", "m4bible", "multi30k")
     }
 
 
@@ -67,6 +69,37 @@ def test_opus100(tmp_path):
     sources, made = _load("opus100", tmp_path)
     with pytest.raises(ValueError, match=r"no file .*opus.de-en-dev.en"):
         pipeline.run_through(last, sources, tmp_path / "other", made, engines.pool(1))
+
+
+def test_opus100_evaluated(tmp_path):
+    """Training text that is in an evaluation set is dropped; the sets are text alone."""
+    pair = "opus-100-corpus/v1.0/supervised/de-en/opus.de-en-train"
+    files = {f"{pair}.de": _lines("Satz", 60), f"{pair}.en": _lines("sentence", 60)}
+    sets = {
+        "flores/devtest/devtest.{}": ("deu_Latn", "cat_Latn_vale1252", "eng_Latn"),
+        "NTREX/NTREX-128/newstest2019-ref.{}.txt": ("deu", "zho-CN", "aze-Latn", "eng-GB"),
+        "NTREX/NTREX-128/newstest2019-src.{}.txt": ("eng",),
+    }
+    for number, (name, codes) in enumerate(sets.items()):
+        files |= {name.format(code): f"{code}\nSentence {3 + number}!\n" for code in codes}
+    _write(tmp_path, files | {"NTREX/NTREX-128/newstest2019-ref-2.spa.txt": "x"})
+    sources, made = _load("opus100_evaluated", tmp_path, source_vocab_size=320)
+    assert [(one.language, one.split, one.english.name.split(".")[1]) for one in sources[1:]] == [
+        ("ca-x-vale1252", "flores", "eng_Latn"),
+        ("de", "flores", "eng_Latn"),
+        ("az-Latn", "ntrex", "eng"),
+        ("de", "ntrex", "eng"),
+        ("zh-CN", "ntrex", "eng"),
+    ]
+    pipeline.run_through(pipeline.Step.REPORT, sources, tmp_path / "data", made, engines.pool(1))
+    data = manifest.load(tmp_path / "data")
+    german, chinese = data.language("de"), data.language("zh-CN")
+    assert german.dropped == {"held_out": 2}  # One of each set.
+    assert (set(german.records), set(german.text)) == ({"train"}, {"flores", "ntrex"})
+    assert (set(chinese.records), set(chinese.text)) == (set(), {"ntrex"})
+    text = sentences.eval_text(tmp_path / "data" / german.text["ntrex"].path)
+    assert list(text) == [("deu", "eng"), ("Sentence 4!", "Sentence 5!")]
+    assert data_facts(tmp_path / "data").languages == ("de",)
 
 
 def test_nllb(tmp_path):

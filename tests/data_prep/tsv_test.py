@@ -1,8 +1,12 @@
+import errno
 import gzip
+import io
 
 import pytest
 
 from data_prep import tsv
+from data_prep.multilingual import TmxFile
+from data_prep.sources import TsvFile
 from data_prep.tsv import Malformed, Pair
 
 
@@ -37,7 +41,7 @@ def test_spans_hold_each_line_once_wherever_they_end(tmp_path, monkeypatch):
     path.write_bytes("\ufeffa\tb\r\n\nx\tno end é\n\xffé\ty\n".encode() + b"last\tone")
     whole = list(tsv.read(path))
     for size in range(1, path.stat().st_size + 2):
-        monkeypatch.setattr(tsv, "_BYTES_PER_SPAN", size)
+        monkeypatch.setattr(tsv, "BYTES_PER_SPAN", size)
         found = []
         for span in tsv.spans(path):
             before = len(found)
@@ -82,6 +86,20 @@ def test_corrupt_gzip_is_refused(tmp_path, damage):
     path.write_bytes(damage(gzip.compress(text)))
     with pytest.raises(ValueError, match=r"de-en.tsv.gz is corrupt gzip"):
         list(tsv.read(path))
+
+
+@pytest.mark.parametrize("source", [TsvFile, TmxFile])
+def test_a_disk_that_is_lost_midway_is_named_by_the_file(tmp_path, monkeypatch, source):
+    class Lost(io.BytesIO):
+        def read(self, *size):
+            raise OSError(errno.ESTALE, "Stale file handle")
+
+        __next__ = readline = read
+
+    (tmp_path / "x.tsv").touch()
+    monkeypatch.setitem(vars(tsv), "open", lambda *args: Lost())
+    with pytest.raises(OSError, match=r"Stale file handle: '.*/x.tsv'"):
+        list(source(tmp_path / "x.tsv", "de").rows())
 
 
 def test_written_bytes_depend_on_the_pairs_alone(tmp_path):

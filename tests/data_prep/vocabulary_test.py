@@ -61,7 +61,8 @@ def test_draws_a_quota_of_what_was_selected(tmp_path):
 def test_target_text_that_many_languages_share_counts_once(tmp_path, monkeypatch):
     seen = {}
 
-    def train(side, sentences, config, path):
+    def train(side, sentences, config, path, tokens):
+        assert not tokens
         seen[side] = list(sentences)
         path.parent.mkdir(exist_ok=True)
         path.write_text(side)
@@ -71,8 +72,8 @@ def test_target_text_that_many_languages_share_counts_once(tmp_path, monkeypatch
     for name in ("a", "b"):
         (tmp_path / f"{name}.tsv").write_text(f"{name} eins\tone\n" * 2 + f"{name} zwei\ttwo\n")
     for side in Side:
-        paths = [tmp_path / "a.tsv", tmp_path / "b.tsv"]
-        made = vocabulary.train_drawn(paths, _config(), tmp_path, side)
+        drawn = [("de", tmp_path / "a.tsv"), ("fr", tmp_path / "b.tsv")]
+        made = vocabulary.train_drawn(drawn, _config(), tmp_path, side)
         assert (made.file.path, made.size) == (f"vocab/{side}.model", 300)
     assert seen["target"] == ["one", "two"]
     assert seen["source"] == ["a eins", "a eins", "a zwei", "b eins", "b eins", "b zwei"]

@@ -1,5 +1,6 @@
 """Translating lines: their order, blank and long lines, n-best lists, and splitting."""
 
+import dataclasses
 import itertools
 
 import pytest
@@ -56,6 +57,20 @@ def test_lines_of_similar_length_share_a_batch():
     translator, decoder = _translator(batch_size=2)
     list(translator.translate(["a" * 18, "b", "c" * 19, "d"]))
     assert decoder.shapes == [(2, 16), (2, 20)]
+
+
+def test_each_part_of_a_line_begins_with_its_target():
+    class Marked(Letters):
+        def encode(self, text):
+            assert text.startswith(("<2de> ", "<2fr> "))
+            return super().encode(text[2] + text[6:])
+
+    decoder = Reverser(3, (16, 20))
+    decoder.spec = dataclasses.replace(decoder.spec, targets=("de", "fr"))
+    lines = ["<2de> bc", "<2fr> ", "", f"<2fr> {'k' * 25}"]
+    found = Translator(decoder, Marked(), Letters()).translate(lines)
+    halves = "k" * 13 + "f", "k" * 12 + "f"
+    assert [best.text for best, *_ in found] == ["cbd", "", "", " ".join(sorted(halves))]
 
 
 def test_translations_are_returned_before_all_lines_are_read():

@@ -1,6 +1,7 @@
 """The server: responses, errors, batches of several requests, and a full queue."""
 
 import asyncio
+import dataclasses
 import re
 import threading
 import time
@@ -132,6 +133,29 @@ def test_after_a_failure_the_next_request_succeeds():
         return failed["error"], fine["translations"][0][0]["text"]
 
     assert _with_client(act) == ("The translation failed.", "AB")
+
+
+def test_a_model_of_several_targets_needs_to_know_which(monkeypatch):
+    spec = dataclasses.replace(_SPEC, languages=("de", "en-de", "en-ben"), targets=("de", "en"))
+    monkeypatch.setitem(globals(), "_SPEC", spec)
+
+    async def act(client):
+        body = {"json": {"lines": ["tag"], "source_lang": "en"}}
+        found = []
+        for path, given in {"?target_lang=de": body, "?target_lang=en": {"data": "x"}}.items():
+            async with client.post(f"/translate{path}", **given) as answer:
+                found.append(await answer.text())
+        for path in ("", "?target_lang=fr"):
+            async with client.post(f"/translate{path}", **body) as answer:
+                assert answer.status == 400
+                found.append((await answer.json())["error"])
+        async with client.get("/languages") as answer:
+            return found, await answer.json()
+
+    (german, english, *errors), languages = _with_client(act)
+    assert '"<2DE> TAG"' in german and english == "<2EN> X\n"
+    assert errors == [f"target_lang {code}: expected one of de, en" for code in (None, "fr")]
+    assert languages == {"languages": ["de", "en"], "targets": ["de", "en"]}
 
 
 def test_health_languages_and_metrics():

@@ -1,0 +1,46 @@
+"""A folder of TSV files, the simplest corpus. It has one of two layouts:
+
+DIR/{train,dev,test}/<lang>-en.tsv[.gz]    split already
+DIR/<lang>-en.tsv[.gz]                     the build holds out dev and test
+"""
+
+import pathlib
+import re
+
+from data_prep import languages
+from data_prep.sources import TsvFile
+from lingvo_gshard.input.manifest import SPLITS
+
+_TSV_NAME = re.compile(r"([A-Za-z0-9_-]+)-en\.tsv(\.gz)?")
+
+
+def sources_in(path: pathlib.Path, language_codes: str = "standard") -> tuple[TsvFile, ...]:
+    """Lists the files of a corpus folder.
+
+    Raises ValueError if there is no training text, or a file's name is not that of a language.
+    """
+    if not path.is_dir():
+        raise ValueError(f"no input folder {path}")
+    folders: dict[str | None, pathlib.Path] = {split: path / split for split in SPLITS}
+    if not any(map(pathlib.Path.is_dir, folders.values())):
+        folders = {None: path}
+    found: dict[tuple[str | None, str], TsvFile] = {}
+    for split, folder in folders.items():
+        for file in sorted([*folder.glob("*.tsv"), *folder.glob("*.tsv.gz")]):
+            code = _language(file, language_codes)
+            if before := found.get((split, code)):
+                raise ValueError(f"{file}: language {code} is also in {before.path.name}")
+            found[split, code] = TsvFile(file, code, split)
+        if not found:  # The first folder is that of training text.
+            raise ValueError(f"no <lang>-en.tsv or <lang>-en.tsv.gz files in {folder}")
+    return tuple(found.values())
+
+
+def _language(path: pathlib.Path, language_codes: str) -> str:
+    match = _TSV_NAME.fullmatch(path.name)
+    if match is None:
+        raise ValueError(f"{path}: expected a name like de-en.tsv or de-en.tsv.gz")
+    try:
+        return languages.named(match[1], language_codes)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error

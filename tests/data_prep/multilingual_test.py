@@ -1,0 +1,153 @@
+import gzip
+
+import pytest
+import tensorflow_datasets as tfds
+
+from data_prep.multilingual import TfdsSplit, TmxFile
+from data_prep.sources import Row
+from data_prep.tsv import Pair
+
+_TMX = """<?xml version="1.0" encoding="UTF-8"?>
+<!DOCTYPE tmx SYSTEM "tmx14.dtd">
+<tmx version="1.4"><header srclang="en"/><body>
+  <tu><tuv xml:lang="EN-US"><seg>a <bpt i="1">&lt;b&gt;</bpt>red<ept i="1">&lt;/b&gt;</ept>
+      <hi>house</hi></seg></tuv>
+    <tuv xml:lang="de-DE"><seg>ein rotes Haus</seg></tuv>
+    <tuv xml:lang="pt-BR"><seg>uma casa vermelha</seg></tuv></tu>
+  <tu><tuv xml:lang="de"><seg>ohne Englisch</seg></tuv></tu>
+  <tu><tuv lang="en"><seg>two</seg></tuv><tuv lang="pt"><seg>dois</seg></tuv>
+    <tuv lang="x-unknown9"><seg>?</seg></tuv></tu>
+</body></tmx>
+"""
+
+
+@pytest.fixture
+def tmx_path(tmp_path):
+    path = tmp_path / "memory.tmx.gz"
+    path.write_bytes(gzip.compress(_TMX.encode()))
+    return path
+
+
+def test_every_language_beside_english(tmx_path):
+    assert list(TmxFile(tmx_path).rows()) == [
+        Row("de", Pair("ein rotes Haus", "a red house")),
+        Row("pt", Pair("uma casa vermelha", "a red house")),
+        Row("pt", Pair("dois", "two")),
+    ]
+
+
+def test_wanted_languages_take_their_regions(tmx_path):
+    both = TmxFile(tmx_path, ("pt", "pt-BR"))
+    assert [row.language for row in both.rows()] == ["pt-BR", "pt"]
+    assert [row.language for row in TmxFile(tmx_path, ("pt",)).rows()] == ["pt", "pt"]
+
+
+def test_languages_by_the_names_of_the_source(tmx_path):
+    rows = list(TmxFile(tmx_path, language_codes="source").rows())
+    assert [row.language for row in rows] == ["de-DE", "pt-BR", "pt", "x-unknown9"]
+    odd = gzip.decompress(tmx_path.read_bytes()).replace(b"x-unknown9", b"a/b")
+    tmx_path.write_bytes(gzip.compress(odd))
+    rows = list(TmxFile(tmx_path, language_codes="source").rows())
+    assert [row.language for row in rows] == ["de-DE", "pt-BR", "pt"]
+    wanted = TmxFile(tmx_path, ("pt",), language_codes="source")
+    assert [row.pair.source for row in wanted.rows()] == ["dois"]
+
+
+def test_many_units_are_forgotten_as_they_are_read(tmp_path):
+    unit = '<tu><tuv lang="en"><seg>n{0}</seg></tuv><tuv lang="de"><seg>z{0}</seg></tuv></tu>'
+    path = tmp_path / "many.tmx"
+    path.write_text(f"<tmx><body>{''.join(map(unit.format, range(5000)))}</body></tmx>")
+    rows = list(TmxFile(path).rows())
+    assert [row.pair.english for row in rows] == [f"n{i}" for i in range(5000)]
+
+
+def test_what_is_no_tmx_is_refused(tmp_path):
+    (tmp_path / "x.tmx").write_text("<tmx><body><tu>")
+    with pytest.raises(ValueError, match=r"x.tmx is not TMX: "):
+        list(TmxFile(tmp_path / "x.tmx").rows())
+    for content in (
+        gzip.compress(_TMX.encode())[:-40],
+        gzip.compress(_TMX.encode())[:60],
+        b"no gzip",
+    ):
+        (tmp_path / "x.tmx.gz").write_bytes(content)
+        with pytest.raises(ValueError, match=r"x.tmx.gz is (corrupt gzip|not TMX): [^\n]+$"):
+            list(TmxFile(tmp_path / "x.tmx.gz").rows())
+    with pytest.raises(ValueError, match=r"no file .*none.tmx"):
+        list(TmxFile(tmp_path / "none.tmx").rows())
+
+
+class _Talks(tfds.core.GeneratorBasedBuilder):
+    """In the form of ted_multi_translate."""
+
+    name = "small_talks"
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        translations = tfds.features.TranslationVariableLanguages(
+            languages=["de", "en", "pt-br", "calv"]
+        )
+        return self.dataset_info_from_configs(
+            features=tfds.features.FeaturesDict({"translations": translations})
+        )
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        yield 0, {"translations": {"de": "ein Haus", "en": "a house", "pt-br": "uma\ncasa"}}
+        yield 1, {"translations": {"de": "ohne Englisch", "pt-br": "sem"}}
+        yield 2, {"translations": {"en": "two", "de": "zwei", "calv": "?"}}
+
+
+class _Pictures(tfds.core.GeneratorBasedBuilder):
+    """No translations."""
+
+    name = "small_pictures"
+    VERSION = tfds.core.Version("1.0.0")
+
+    def _info(self):
+        return self.dataset_info_from_configs(
+            features=tfds.features.FeaturesDict({"caption": tfds.features.Text()})
+        )
+
+    def _split_generators(self, dl_manager):
+        return {"train": self._generate_examples()}
+
+    def _generate_examples(self):
+        yield 0, {"caption": "a house"}
+
+
+@pytest.fixture(scope="module")
+def tfds_dir(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("tfds")
+    for builder in (_Talks, _Pictures):
+        builder(data_dir=folder).download_and_prepare()
+    return folder
+
+
+def test_a_set_of_variable_languages(tfds_dir):
+    found = list(TfdsSplit("small_talks", "train", tfds_dir).rows())
+    assert sorted(found, key=str) == [
+        Row("de", Pair("ein Haus", "a house")),
+        Row("de", Pair("zwei", "two")),
+        Row("pt", Pair("uma casa", "a house")),
+    ]
+    only = TfdsSplit("small_talks", "train", tfds_dir, languages=("pt-BR",))
+    assert list(only.rows()) == [Row("pt-BR", Pair("uma casa", "a house"))]
+
+
+def test_a_real_set_of_two_languages_on_made_up_data(tmp_path):
+    with tfds.testing.mock_data(num_examples=3):
+        rows = list(TfdsSplit("flores/neen", "test", tmp_path).rows())
+    assert [row.language for row in rows] == ["ne"] * 3
+    assert all(row.pair.source and row.pair.english for row in rows)
+
+
+def test_what_is_no_set_or_no_translations_is_refused(tfds_dir):
+    with pytest.raises(ValueError, match=r"tfds no_such_set, split train: "):
+        list(TfdsSplit("no_such_set", "train", tfds_dir).rows())
+    with pytest.raises(ValueError, match=r"tfds small_talks, split later: "):
+        list(TfdsSplit("small_talks", "later", tfds_dir).rows())
+    with pytest.raises(ValueError, match=r"has features \['caption'\]: expected a translation set"):
+        list(TfdsSplit("small_pictures", "train", tfds_dir).rows())

@@ -1,0 +1,51 @@
+import pytest
+
+from data_prep import tsv_folder
+from data_prep.sources import TsvFile
+
+
+def test_finds_a_split_corpus(tmp_path):
+    for split, names in {"train": ["de", "zh-Hant"], "test": ["de", "ja"]}.items():
+        (tmp_path / split).mkdir()
+        for name in names:
+            (tmp_path / split / f"{name}-en.tsv.gz").touch()
+    (tmp_path / "train" / "README.md").touch()
+    assert tsv_folder.sources_in(tmp_path) == (
+        TsvFile(tmp_path / "train" / "de-en.tsv.gz", "de", "train"),
+        TsvFile(tmp_path / "train" / "zh-Hant-en.tsv.gz", "zh-Hant", "train"),
+        TsvFile(tmp_path / "test" / "de-en.tsv.gz", "de", "test"),
+        TsvFile(tmp_path / "test" / "ja-en.tsv.gz", "ja", "test"),
+    )
+
+
+def test_finds_a_flat_corpus(tmp_path):
+    (tmp_path / "iw-en.tsv").touch()
+    assert tsv_folder.sources_in(tmp_path) == (TsvFile(tmp_path / "iw-en.tsv", "he", None),)
+
+
+def test_refuses_what_is_no_corpus(tmp_path):
+    with pytest.raises(ValueError, match=r"no input folder .*nowhere"):
+        tsv_folder.sources_in(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match=r"no <lang>-en.tsv or <lang>-en.tsv.gz files in"):
+        tsv_folder.sources_in(tmp_path)
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "de-en.tsv").touch()
+    with pytest.raises(ValueError, match=r"files in .*train"):
+        tsv_folder.sources_in(tmp_path)
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train" / "en-de.tsv").touch()
+    with pytest.raises(ValueError, match=r"expected a name like de-en.tsv"):
+        tsv_folder.sources_in(tmp_path)
+
+
+def test_one_language_in_two_files_is_refused(tmp_path):
+    (tmp_path / "he-en.tsv").touch()
+    (tmp_path / "iw-en.tsv.gz").touch()
+    with pytest.raises(ValueError, match=r"language he is also in he-en.tsv"):
+        tsv_folder.sources_in(tmp_path)
+
+
+def test_what_is_no_language_is_refused(tmp_path):
+    (tmp_path / "xx-en.tsv").touch()
+    with pytest.raises(ValueError, match=r"xx-en.tsv: 'xx' is no language: expected a BCP-47 code"):
+        tsv_folder.sources_in(tmp_path)
