@@ -126,7 +126,7 @@ def _check_distinct(found: Sequence[Source]) -> None:
 
 
 def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
-    if patterns.is_one(table):
+    if any("{" in str(table.get(field)) for field in ("path", "source")):
         tables = patterns.expand(table, folder)
         return [source for each in tables for source in _sources(each, folder)]
     fields = dict(table)
@@ -157,13 +157,14 @@ def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
 
 def _set_split(fields: dict[str, Any]) -> None:
     """Checks a table's split, or replaces `text_split` by it."""
-    if "text_split" not in fields:
+    name = fields.pop("text_split", None)
+    if name is None:
         _check_one_of("sources: split", fields.get("split", "train"), SPLITS)
-        return
-    fields["split"] = name = fields.pop("text_split")
-    if name in SPLITS or not re.fullmatch("[a-z0-9_]+", name):
+    elif name in SPLITS or not re.fullmatch("[a-z0-9_]+", name):
         expected = f"small letters, digits and _, and none of {', '.join(SPLITS)}"
         raise ValueError(f"sources: text_split {name!r}: expected {expected}")
+    else:
+        fields["split"] = name
 
 
 def _call(function: Callable[..., _Made], owner: str, fields: Mapping[str, Any]) -> _Made:

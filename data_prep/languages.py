@@ -33,17 +33,16 @@ _NO_SCRIPT = ("Zyyy", "Zinh", "Zzzz")  # Common, inherited, unknown.
 # Shorter sentences, and less certain decisions, are not evidence of another language.
 _MIN_IDENTIFIED_CHARS = 20
 _MIN_IDENTIFIED_PROBABILITY = 0.95
-
-
-def _private(tag: str) -> str:
-    """Returns a tag with the Glottocode at its end, as in cat_Latn_vale1252, as a private part."""
-    return re.sub(r"_(?=[a-z]{4}\d{4}$)", "-x-", tag)
+# The break before a Glottocode, as in cat_Latn_vale1252, which becomes a private part of a tag.
+_GLOTTOCODE = re.compile(r"_(?=[a-z]{4}\d{4}$)")
 
 
 @functools.cache
 def is_valid(tag: str) -> bool:
     """Returns whether a tag is well-formed and all its parts are registered."""
-    return bool(langcodes.tag_is_valid(_private(tag))) and not tag.lower().startswith("x-")
+    return bool(langcodes.tag_is_valid(_GLOTTOCODE.sub("-x-", tag))) and not tag.lower().startswith(
+        "x-"
+    )
 
 
 @functools.cache
@@ -51,7 +50,7 @@ def code(tag: str) -> str:
     """Returns a tag in canonical form: de, zh-Hant, pt-BR. Raises ValueError if it is not valid."""
     if not is_valid(tag):
         raise ValueError(f"{tag!r} is no language: expected a BCP-47 code, such as de or zh-Hant")
-    return langcodes.standardize_tag(_private(tag))
+    return langcodes.standardize_tag(_GLOTTOCODE.sub("-x-", tag))
 
 
 def is_name(tag: str, codes: str) -> bool:
@@ -64,11 +63,9 @@ def named(tag: str, codes: str) -> str:
 
     Raises ValueError as `code`, or if the name has other characters than letters, digits, - and _.
     """
-    if codes == "standard":
-        return code(tag)
-    if not is_name(tag, codes):
+    if codes == "source" and not is_name(tag, codes):
         raise ValueError(f"{tag!r} is no language: expected letters, digits, - and _")
-    return tag
+    return code(tag) if codes == "standard" else tag
 
 
 def is_english(tag: str) -> bool:

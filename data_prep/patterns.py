@@ -13,11 +13,6 @@ from data_prep import languages
 _MATCHES = {"language": r"[\w-]+", "pair": r"\w+-\w+", "side": r"\w+", "split": "train|dev|test"}
 
 
-def is_one(table: Mapping[str, Any]) -> bool:
-    """Returns whether a table has a pattern."""
-    return any("{" in str(table.get(field)) for field in ("path", "source"))
-
-
 def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any]]:
     """Returns a table for each file, or pair of files, that matches the pattern, in their order.
 
