@@ -1,19 +1,22 @@
-"""Figure 6 for any runs: BLEU by language, and the difference to bilingual baselines.
+"""Figure 6 for any runs: scores by language, and the difference to bilingual baselines.
 
     python -m lingvo_gshard.compare --run=MoE=RUN1 --run=dense=RUN2 --baseline=DE --baseline=FR \
         --out=figure6
 
 Each run is a logdir that `trainer --mode=decode` wrote scores into; a baseline has one language.
+There is a table for each metric that all of them have; the picture shows BLEU. --paired compares
+the first run with each other one by sacreBLEU's paired bootstrap: the 95 % interval of the gain,
+and the probability of a gain as large if neither run were better.
 """
 
 import pathlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.evaluation import quality
+from lingvo_gshard.evaluation import quality, significance
 from lingvo_gshard.evaluation.comparison import Comparison
 from lingvo_gshard.evaluation.quality import Quality
 
@@ -22,21 +25,34 @@ _BASELINES = flags.DEFINE_multi_string(
     "baseline", [], "The logdir of a bilingual model; repeatable."
 )
 _SPLIT = flags.DEFINE_string("split", "test", "The split that was decoded.")
+_PAIRED = flags.DEFINE_bool("paired", False, "Test the first run against each other one.")
 _OUT = flags.DEFINE_string("out", None, "Write the table to OUT.txt and a picture to OUT.png.")
 
 
 def main(argv: list[str]) -> None:
     del argv
-    models = _distinct("run", map(_named, _RUNS.value))
-    comparison = Comparison(
-        {name: _quality(logdir) for name, logdir in models.items()},
-        _distinct("baseline", map(_baseline, _BASELINES.value)),
-    )
-    print(comparison.table())
+    logdirs = _distinct("run", map(_named, _RUNS.value))
+    models = {name: _quality(logdir) for name, logdir in logdirs.items()}
+    baselines = _distinct("baseline", map(_baseline, _BASELINES.value))
+    comparisons = list(_comparisons(models, baselines))
+    tables = [comparison.table() for comparison in comparisons]
+    if _PAIRED.value:
+        folders = {name: _folder(logdir) for name, logdir in logdirs.items()}
+        tables += significance.tables(folders, next(iter(models.values())).values("bleu"))
+    text = "\n\n".join(tables)
+    print(text)
     if _OUT.value:
-        pathlib.Path(f"{_OUT.value}.txt").write_text(comparison.table() + "\n")
-        comparison.draw(f"{_OUT.value}.png")
+        pathlib.Path(f"{_OUT.value}.txt").write_text(text + "\n")
+        comparisons[0].draw(f"{_OUT.value}.png")
         print(f"Wrote {_OUT.value}.txt and {_OUT.value}.png.")
+
+
+def _comparisons(models: dict[str, Quality], baselines: dict[str, Quality]) -> Iterator[Comparison]:
+    """Yields the comparison by each metric that all models and baselines have, BLEU first."""
+    for metric in quality.METRICS:
+        if all(metric in each.metrics for each in (*models.values(), *baselines.values())):
+            scores = {code: each.average(metric) for code, each in baselines.items()}
+            yield Comparison(models, scores, metric)
 
 
 def _named(run: str) -> tuple[str, str]:
@@ -56,16 +72,20 @@ def _distinct(flag: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
+def _folder(logdir: str) -> pathlib.Path:
+    return pathlib.Path(logdir, f"decode_{_SPLIT.value}")
+
+
 def _quality(logdir: str) -> Quality:
-    return quality.load(pathlib.Path(logdir, f"decode_{_SPLIT.value}", "scores.json"))
+    return quality.load(_folder(logdir) / "scores.json")
 
 
-def _baseline(logdir: str) -> tuple[str, float]:
-    languages = _quality(logdir).languages
-    if len(languages) != 1:
-        codes = ", ".join(row.code for row in languages)
+def _baseline(logdir: str) -> tuple[str, Quality]:
+    found = _quality(logdir)
+    if len(found.languages) != 1:
+        codes = ", ".join(row.code for row in found.languages)
         raise ValueError(f"--baseline={logdir}: expected one language, it decoded {codes}.")
-    return languages[0].code, languages[0].bleu.value
+    return found.languages[0].code, found
 
 
 def run() -> None:

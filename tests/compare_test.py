@@ -55,6 +55,28 @@ def test_table_and_picture_of_runs_over_a_baseline(logdirs, tmp_path):
     assert (tmp_path / "figure6.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_paired_bootstrap_of_two_runs(logdirs):
+    for name, translated in (("MoE", "rain all day\n"), ("dense", "rain\n")):
+        folder = logdirs[name] / "decode_test"
+        for code in ("qa", "qb"):
+            (folder / f"{code}.txt").write_text("the cat\n" + translated)
+            (folder / f"{code}.reference.txt").write_text("the cat\nrain all day\n")
+    runs = [f"--run={name}={logdirs[name]}" for name in ("MoE", "dense")]
+    done = _compare(*runs, "--paired")
+    assert done.returncode == 0, done.stderr
+    tables = done.stdout.strip().split("\n\n")
+    headers = [table.split("\n")[0].split() for table in tables]
+    assert (
+        headers[:2]
+        == [["language", "train", "pairs", "baseline", "MoE", "gain", "dense", "gain"]] * 2
+    )
+    paired = headers[2:]
+    assert len(paired) >= 3 and all(
+        header == ["language", "MoE", "dense", "gain", "from", "to", "p"] for header in paired
+    )
+    assert tables[-1].splitlines()[3].startswith("average")
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -65,6 +87,7 @@ def test_table_and_picture_of_runs_over_a_baseline(logdirs, tmp_path):
             ["--run=MoE={MoE}", "--baseline={qb}", "--baseline={qb}"],
             "--baseline: qb is given twice",
         ),
+        (["--run=MoE={MoE}", "--paired"], "--paired: MoE is the only run"),
         (["--run=MoE={MoE}", "--baseline={dense}"], "expected one language, it decoded qa, qb"),
     ],
 )

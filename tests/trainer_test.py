@@ -15,6 +15,7 @@ import pytest
 from data_prep import pipeline, tsv
 from lingvo_gshard.core import safetensors_file
 from lingvo_gshard.evaluation import decode_split, run_report
+from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.train import exported, modes
 from lingvo_gshard.train import run as runs
 from lingvo_gshard.train.hooks import NonFiniteLossError
@@ -193,7 +194,14 @@ def test_decoding_writes_a_translation_a_line(data_dir, run_dir, capsys):
     report = json.loads((folder / "scores.json").read_text())
     sizes = [(row["code"], row["train_pairs"], row["sentences"]) for row in report["languages"]]
     assert sizes[0][0] == "aa" and sizes[0][1] > sizes[1][1] and [s[2] for s in sizes] == [5, 3]
-    assert (folder / "bleu.png").exists() and "average" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert (folder / "bleu.png").exists() and "average" in printed and "chrF++" in printed
+    assert "spBLEU needs its tokenizer's model in " in printed
+    (language,) = (each for each in manifest.load(data_dir).languages if each.code == "br")
+    pairs = list(sentences.eval_text(pathlib.Path(data_dir, language.text["test"].path)))
+    for column, kind in enumerate(("source", "reference")):
+        lines = (folder / f"br.{kind}.txt").read_text(encoding="utf-8").splitlines()
+        assert lines == [pair[column] for pair in pairs]
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from matplotlib.figure import Figure
 
 from lingvo_gshard.core import table
-from lingvo_gshard.evaluation.quality import Quality
+from lingvo_gshard.evaluation.quality import TITLES, Quality
 
 # The trend lines are means over this many languages, as in the paper.
 _WINDOW = 10
@@ -15,7 +15,7 @@ _WINDOW = 10
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """The quality of models by name, and the BLEU of bilingual baselines by language.
+    """A metric of models by name, and that of bilingual baselines by language.
 
     Baselines may lack languages. Raises ValueError if there are no models, they differ in
     languages or training pairs, or a baseline's language is not among theirs.
@@ -23,6 +23,7 @@ class Comparison:
 
     models: Mapping[str, Quality]
     baselines: Mapping[str, float]
+    metric: str = "bleu"
 
     def __post_init__(self) -> None:
         if not self.models:
@@ -43,12 +44,12 @@ class Comparison:
             )
 
     def gains(self, model: str) -> dict[str, float]:
-        """BLEU minus the baseline's by language, most training pairs first."""
-        bleu = self.models[model].bleu()
-        return {code: bleu[code] - self.baselines[code] for code in bleu if code in self.baselines}
+        """The metric minus the baseline's by language, most training pairs first."""
+        found = self.models[model].values(self.metric).items()
+        return {code: of - self.baselines[code] for code, of in found if code in self.baselines}
 
     def table(self) -> str:
-        """A table of training pairs, baselines' BLEU, and each model's BLEU and gain."""
+        """A table of training pairs, baselines, and each model's score and gain; signatures."""
         header = ["language", "train pairs", "baseline"]
         averages = ["average", "", _mean(self.baselines.values())]
         rows = [
@@ -56,20 +57,21 @@ class Comparison:
             for row in next(iter(self.models.values())).by_size()
         ]
         for name, quality in self.models.items():
-            bleu, gains = quality.bleu(), self.gains(name)
+            found, gains = quality.values(self.metric), self.gains(name)
             header += [name, "gain"]
-            averages += [_mean(bleu.values()), _mean(gains.values(), "+.2f")]
+            averages += [_mean(found.values()), _mean(gains.values(), "+.2f")]
             for row in rows:
-                row += [f"{bleu[row[0]]:.2f}", table.number(gains.get(row[0]), "+.2f")]
-        return table.text([header, *rows, averages])
+                row += [f"{found[row[0]]:.2f}", table.number(gains.get(row[0]), "+.2f")]
+        signatures = sorted(set().union(*(q.signatures(self.metric) for q in self.models.values())))
+        return "\n".join([table.text([header, *rows, averages]), *signatures])
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Writes a PNG of the gains by language, or of BLEU without baselines, with trend lines."""
+        """Writes a PNG of the gains by language, or of scores without baselines; trend lines."""
         figure = Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
-        codes: list[str] = []
+        codes, title = list[str](), TITLES[self.metric]
         for name, quality in self.models.items():
-            values = self.gains(name) if self.baselines else quality.bleu()
+            values = self.gains(name) if self.baselines else quality.values(self.metric)
             codes, heights = list(values), list(values.values())
             (line,) = axes.plot(smoothed(heights), label=name)
             axes.plot(heights, ".", markersize=4, color=line.get_color(), alpha=0.4)
@@ -78,7 +80,7 @@ class Comparison:
         axes.set_xticks(range(len(codes)), codes, rotation=90, size=6)
         axes.set(
             xlabel="languages, from most to fewest training pairs",
-            ylabel="BLEU over the bilingual baseline" if self.baselines else "BLEU",
+            ylabel=f"{title} over the bilingual baseline" if self.baselines else title,
         )
         axes.legend()
         figure.savefig(path, dpi=130)

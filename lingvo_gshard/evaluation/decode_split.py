@@ -19,9 +19,10 @@ from lingvo_gshard.train.run import Run, recorded
 def decode_split(run: Run, split: str) -> None:
     """Writes LOGDIR/decode_SPLIT and prints the scores by language.
 
-    The folder gets LANGUAGE.txt with one translation per line, scores.json and bleu.png. Until
-    then, its folder `parts` holds what is done, and another call goes on from there. All processes
-    must call it; process 0 scores, one language at a time. Raises ValueError if the run was never
+    The folder gets LANGUAGE.txt with one translation per line, LANGUAGE.source.txt and
+    LANGUAGE.reference.txt beside it, scores.json and bleu.png. Until then, its folder `parts` holds
+    what is done, and another call goes on from there. All processes must call it; process 0 scores,
+    one language at a time. Raises ValueError if the run was never
     trained, no language has the split or its text is damaged, or decode.max_sentences is below 1.
     """
     recorded(run.logdir)  # Refuses a folder that was never trained in.
@@ -35,15 +36,23 @@ def decode_split(run: Run, split: str) -> None:
     if processes.is_first():
         lines, rows = parts.lines(num_parts), []
         for language in languages:
-            references = [english for _, english in _pairs(run, split, language)]
-            translated = list(itertools.islice(lines, len(references)))
-            atomic_file.write(folder / f"{language.code}.txt", "".join(translated))
-            rows.append(_scored(language, translated, references))
+            pairs = list(_pairs(run, split, language))
+            sides = {
+                "": [line.rstrip("\n") for line in itertools.islice(lines, len(pairs))],
+                "source.": [source for source, _ in pairs],
+                "reference.": [english for _, english in pairs],
+            }
+            for kind, text in sides.items():
+                content = "".join(f"{line}\n" for line in text)
+                atomic_file.write(folder / f"{language.code}.{kind}txt", content)
+            rows.append(_scored(language, sides[""], sides["reference."]))
         found = Quality(tuple(rows))
         found.save(folder / "scores.json")
         found.draw(folder / "bleu.png")
         shutil.rmtree(parts.folder)
         print(found.table())
+        if "spbleu" not in quality.available():
+            print(f"spBLEU needs its tokenizer's model in {quality.SPBLEU_MODEL}.")
         print(f"Wrote {folder}/scores.json, bleu.png and one file of translations per language.")
 
 
@@ -68,6 +77,5 @@ def _pairs(run: Run, split: str, language: Language) -> Iterator[tuple[str, str]
 
 
 def _scored(language: Language, lines: list[str], references: list[str]) -> LanguageQuality:
-    both = [line.rstrip("\n") for line in lines], references
-    scores = [quality.score(metric, *both) for metric in quality.METRICS]
-    return LanguageQuality(language.code, language.num_examples("train"), len(lines), *scores)
+    scores = {each: quality.score(each, lines, references) for each in quality.available()}
+    return LanguageQuality(language.code, language.num_examples("train"), len(lines), **scores)

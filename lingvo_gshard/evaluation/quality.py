@@ -1,21 +1,25 @@
-"""Translation quality: BLEU and chrF by sacreBLEU, by language, and against training size."""
+"""Translation quality by sacreBLEU, by language, and against training size."""
 
 import dataclasses
+import functools
 import json
 import os
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.chrf import CHRFScore
+from sacrebleu.utils import SACREBLEU_DIR
 
 from lingvo_gshard.core import json_records, table
 
 # Resamplings of the sentences; sacreBLEU's signature contains their number and its seed.
-_BOOTSTRAPS = 1000
+BOOTSTRAPS = 1000
+# sacreBLEU would download it otherwise.
+SPBLEU_MODEL = pathlib.Path(SACREBLEU_DIR, "models", "flores200sacrebleuspm")
 
 
 class _Chrf(CHRF):
@@ -27,7 +31,14 @@ class _Chrf(CHRF):
         return score
 
 
-METRICS: dict[str, type[Metric]] = {"bleu": BLEU, "chrf": _Chrf}
+# The metrics in the order of the columns; the keys are fields of a LanguageQuality.
+METRICS: dict[str, Callable[[], Metric]] = {
+    "bleu": BLEU,
+    "chrf": _Chrf,
+    "chrfpp": functools.partial(_Chrf, word_order=2),
+    "spbleu": functools.partial(BLEU, tokenize="flores200"),
+}
+TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrfpp": "chrF++", "spbleu": "spBLEU"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,13 +52,18 @@ class Score:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageQuality:
-    """The number of training pairs and of decoded sentences of a language, and their scores."""
+    """The number of training pairs and of decoded sentences of a language, and their scores.
+
+    Earlier versions wrote no chrF++; spBLEU needs its tokenizer's model.
+    """
 
     code: str
     train_pairs: int
     sentences: int
     bleu: Score
     chrf: Score
+    chrfpp: Score | None = None
+    spbleu: Score | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,13 +72,23 @@ class Quality:
 
     languages: tuple[LanguageQuality, ...]
 
-    def average(self, metric: str) -> float:
-        """The mean of `bleu` or `chrf` over languages, unweighted as in the paper."""
-        return sum(getattr(row, metric).value for row in self.languages) / len(self.languages)
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics that all languages have."""
+        return [each for each in METRICS if all(getattr(row, each) for row in self.languages)]
 
-    def bleu(self) -> dict[str, float]:
-        """BLEU by language, most training pairs first."""
-        return {row.code: row.bleu.value for row in self.by_size()}
+    def average(self, metric: str) -> float:
+        """The mean of a metric over languages, unweighted as in the paper."""
+        return sum(self.values(metric).values()) / len(self.languages)
+
+    def values(self, metric: str) -> dict[str, float]:
+        """A metric by language, most training pairs first."""
+        return {row.code: getattr(row, metric).value for row in self.by_size()}
+
+    def signatures(self, metric: str) -> set[str]:
+        """The lines that tell how sacreBLEU computed a metric, usually one."""
+        found = (getattr(row, metric).signature for row in self.languages)
+        return {f"sacreBLEU {metric} {signature}" for signature in found}
 
     def by_size(self) -> list[LanguageQuality]:
         """The languages, most training pairs first, as the paper orders them."""
@@ -70,21 +96,20 @@ class Quality:
 
     def table(self) -> str:
         """A table of the languages' scores and margins, the averages and signatures."""
-        rows = [["language", "train pairs", "sentences", "BLEU", "+-", "chrF", "+-"]]
-        for row in self.by_size():
-            scores = (row.bleu.value, row.bleu.margin, row.chrf.value, row.chrf.margin)
-            cells = (f"{number:.2f}" for number in scores)
-            rows.append([row.code, str(row.train_pairs), str(row.sentences), *cells])
-        averages = [f"{self.average(metric):.2f}" for metric in METRICS]
-        lines = [table.text([*rows, ["average", "", "", averages[0], "", averages[1], ""]])]
-        for metric in METRICS:
-            signatures = sorted({getattr(row, metric).signature for row in self.languages})
-            lines += [f"sacreBLEU {metric} {signature}" for signature in signatures]
-        return "\n".join(lines)
+        header, averages = ["language", "train pairs", "sentences"], ["average", "", ""]
+        rows = [[row.code, str(row.train_pairs), str(row.sentences)] for row in self.by_size()]
+        for metric in self.metrics:
+            header += [TITLES[metric], "+-"]
+            averages += [f"{self.average(metric):.2f}", ""]
+            for cells, row in zip(rows, self.by_size(), strict=True):
+                found = getattr(row, metric)
+                cells += [f"{found.value:.2f}", f"{found.margin:.2f}"]
+        signatures = (line for metric in self.metrics for line in sorted(self.signatures(metric)))
+        return "\n".join([table.text([header, *rows, averages]), *signatures])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the averages and the languages as JSON."""
-        fields: dict[str, Any] = {f"average_{each}": self.average(each) for each in METRICS}
+        fields: dict[str, Any] = {f"average_{each}": self.average(each) for each in self.metrics}
         fields["languages"] = [dataclasses.asdict(row) for row in self.by_size()]
         pathlib.Path(path).write_text(json.dumps(fields, indent=2) + "\n")
 
@@ -112,8 +137,13 @@ def load(path: str | os.PathLike[str]) -> Quality:
         ) from error
 
 
+def available() -> list[str]:
+    """The metrics that can be computed: spBLEU only if its tokenizer's model is there."""
+    return [each for each in METRICS if each != "spbleu" or SPBLEU_MODEL.is_file()]
+
+
 def score(metric: str, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """The `bleu` or `chrf` (chrF2) of a corpus, by sacreBLEU's defaults.
+    """The score of a corpus by one of METRICS, with sacreBLEU's defaults for all else.
 
     Raises ValueError unless there are hypotheses, and one reference for each.
     """
@@ -123,5 +153,5 @@ def score(metric: str, hypotheses: Sequence[str], references: Sequence[str]) -> 
             "equally many, and at least one."
         )
     scorer = METRICS[metric]()
-    result = scorer.corpus_score(list(hypotheses), [list(references)], n_bootstrap=_BOOTSTRAPS)
+    result = scorer.corpus_score(list(hypotheses), [list(references)], n_bootstrap=BOOTSTRAPS)
     return Score(result.score, result._ci, str(scorer.get_signature()))

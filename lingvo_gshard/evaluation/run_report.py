@@ -141,7 +141,7 @@ def _languages(
     if scores.exists():
         yield _preformatted(f"Test\n{quality.load(scores).table()}")
     else:
-        yield "<p>--mode=decode adds BLEU and chrF.</p>"
+        yield "<p>--mode=decode adds BLEU, chrF and chrF++.</p>"
 
 
 def _routing(lines: Sequence[dict[str, Any]]) -> Iterator[str]:

@@ -26,8 +26,15 @@ def test_table():
         "qa               8000     38.00  40.00   +2.00  36.00  -2.00\n"
         "qb               4000         -  30.00       -  29.00      -\n"
         "qc               2000     12.50  25.00  +12.50  10.00  -2.50\n"
-        "average                   25.25  31.67   +7.25  25.00  -2.25"
+        "average                   25.25  31.67   +7.25  25.00  -2.25\n"
+        "sacreBLEU bleu s"
     )
+
+
+def test_table_of_another_metric():
+    lines = Comparison(_MODELS, {"qb": 40.0}, "chrf").table().splitlines()
+    assert lines[2].split() == ["qb", "4000", "40.00", "50.00", "+10.00", "50.00", "+10.00"]
+    assert lines[-1] == "sacreBLEU chrf c"
 
 
 def test_without_baselines_there_are_no_gains():

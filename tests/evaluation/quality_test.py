@@ -1,9 +1,14 @@
 """BLEU and chrF by hand; the table, the file and the picture of a run's quality."""
 
+import dataclasses
 import functools
+import json
 import math
 
 import pytest
+import sentencepiece
+from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.tokenizers import tokenizer_spm
 
 from lingvo_gshard.evaluation import quality
 from lingvo_gshard.evaluation.quality import LanguageQuality, Quality, Score
@@ -44,6 +49,28 @@ def test_what_is_saved_reads_back(tmp_path):
     read = quality.load(tmp_path / "scores.json")
     assert read.by_size() == _QUALITY.by_size()
     assert read.average("bleu") == pytest.approx((12.5 + 45 + 30) / 3)
+
+
+def test_scores_of_earlier_versions_are_read(tmp_path):
+    """They lack chrF++ and spBLEU, which then have no columns."""
+    _QUALITY.save(tmp_path / "scores.json")
+    fields = json.loads((tmp_path / "scores.json").read_text())
+    for row in fields["languages"]:
+        del row["chrfpp"], row["spbleu"]
+    (tmp_path / "scores.json").write_text(json.dumps(fields))
+    assert quality.load(tmp_path / "scores.json").table() == _QUALITY.table()
+
+
+def test_columns_are_the_metrics_that_all_languages_have(tmp_path):
+    rows = [dataclasses.replace(row, chrfpp=Score(20.0, 0.5, "nw:2")) for row in _QUALITY.languages]
+    rows[0] = dataclasses.replace(rows[0], spbleu=Score(1.0, 0.5, "tok:flores200"))
+    table = Quality(tuple(rows)).table().splitlines()
+    assert table[0].split()[-6:] == ["BLEU", "+-", "chrF", "+-", "chrF++", "+-"]
+    assert table[4].split() == ["average", "29.17", "45.00", "20.00"]
+    assert table[-1] == "sacreBLEU chrfpp nw:2"
+    Quality(tuple(rows)).save(tmp_path / "scores.json")
+    assert json.loads((tmp_path / "scores.json").read_text())["average_chrfpp"] == 20
+    assert quality.load(tmp_path / "scores.json").by_size()[1].spbleu == rows[0].spbleu
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"languages": [{"code": "qa"}]}'])
@@ -88,6 +115,30 @@ def test_chrf_by_hand():
     precision, recall = (3 / 4 + 1 / 3) / 3, (1 + 1 / 2) / 3
     want = 100 * 5 * precision * recall / (4 * precision + recall)
     assert corpus_chrf(["abxc"], ["abc"]).value == pytest.approx(want)
+
+
+def test_chrfpp_is_sacrebleus():
+    ours, theirs = ["the cat sat on a mat", "rain"], ["the cat sits on the mat", "it rains"]
+    want = CHRF(word_order=2).corpus_score(ours, [theirs]).score
+    found = quality.score("chrfpp", ours, theirs)
+    assert found.value == pytest.approx(want) and "nw:2" in found.signature
+
+
+def test_spbleu_needs_its_tokenizers_model(tmp_path, monkeypatch):
+    """Any SentencePiece model will do here."""
+    text, theirs = ["the cat sat on a mat", "it rains"], ["the cat sits on the mat", "it rains"]
+    monkeypatch.setattr(quality, "SPBLEU_MODEL", tmp_path / "models/flores200sacrebleuspm")
+    monkeypatch.setattr(tokenizer_spm, "SACREBLEU_DIR", str(tmp_path))
+    assert quality.available() == ["bleu", "chrf", "chrfpp"]
+    quality.SPBLEU_MODEL.parent.mkdir()
+    with quality.SPBLEU_MODEL.open("wb") as file:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(text), model_writer=file, vocab_size=16, minloglevel=2
+        )
+    assert quality.available() == ["bleu", "chrf", "chrfpp", "spbleu"]
+    found = quality.score("spbleu", text, theirs)
+    want = BLEU(tokenize="flores200").corpus_score(text, [theirs]).score
+    assert found.value == pytest.approx(want) and "tok:flores200" in found.signature
 
 
 def test_the_margin_shrinks_as_the_root_of_the_corpus():

@@ -1,0 +1,76 @@
+"""Whether a run is better than another: sacreBLEU's paired bootstrap, also of the average.
+
+Both runs' resamplings draw the same sentences, so scores and p values by language are those of
+sacreBLEU's PairedTest, which has neither an average over languages nor the intervals of gains.
+"""
+
+import os
+import pathlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+import numpy as np
+from sacrebleu import significance
+from sacrebleu.metrics.base import Metric
+
+from lingvo_gshard.core import table
+from lingvo_gshard.evaluation import quality
+
+
+def tables(folders: Mapping[str, pathlib.Path], codes: Collection[str]) -> Iterator[str]:
+    """Yields tables that compare the first run with each other one, by each available metric.
+
+    The folders, by the runs' names, are what `--mode=decode` wrote, with the languages `codes`.
+    Raises ValueError if there is one run only, SACREBLEU_SEED is `none`, a file is missing, or the
+    references differ.
+    """
+    (first, base), *others = folders.items()
+    if not others:
+        raise ValueError(f"--paired: {first} is the only run; give another --run to compare with.")
+    if os.environ.get("SACREBLEU_SEED", "").lower() == "none":
+        raise ValueError("--paired draws the same sentences for both runs; unset SACREBLEU_SEED.")
+    for name, folder in others:
+        texts = {code: _texts(base, folder, code) for code in codes}
+        for metric in quality.available():
+            yield _table(metric, (first, name), texts)
+
+
+def _texts(base: pathlib.Path, other: pathlib.Path, code: str) -> list[list[str]]:
+    """The references of a language, and the translations of both runs."""
+    references, others = (_lines(folder / f"{code}.reference.txt") for folder in (base, other))
+    if references != others:
+        raise ValueError(f"--paired: {base} and {other} have other references of {code}.")
+    return [references, *(_lines(folder / f"{code}.txt") for folder in (base, other))]
+
+
+def _lines(path: pathlib.Path) -> list[str]:
+    if not path.is_file():
+        raise ValueError(f"--paired needs {path}; write it with --mode=decode.")
+    return path.read_bytes().decode().split("\n")[:-1]
+
+
+def _table(metric: str, names: tuple[str, str], texts: Mapping[str, Sequence[list[str]]]) -> str:
+    scorer, samples = quality.METRICS[metric](), dict[str, list[np.ndarray]]()
+    for code, (references, *translations) in texts.items():
+        samples[code] = [_samples(scorer, lines, references) for lines in translations]
+    samples["average"] = [np.mean(each, axis=0) for each in zip(*samples.values(), strict=True)]
+    rows = [["language", *names, "gain", "from", "to", "p"]]
+    rows += [[code, *_cells(*both)] for code, both in samples.items()]
+    return f"{table.text(rows)}\nsacreBLEU paired {metric} {scorer.get_signature()}"
+
+
+def _samples(scorer: Metric, lines: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """The score of a corpus, and after it those of its resamplings."""
+    stats = scorer._extract_corpus_statistics(lines, [references])
+    scorer.n_bootstrap = quality.BOOTSTRAPS
+    scorer.seed, resampled = significance._bootstrap_resample(stats, scorer, scorer.n_bootstrap)
+    return np.array([each.score for each in (scorer._aggregate_and_compute(stats), *resampled)])
+
+
+def _cells(base: np.ndarray, other: np.ndarray) -> list[str]:
+    """Both scores, the gain, its 95 % interval and its p value."""
+    gain, *gains = (other - base).tolist()
+    distances, tail = np.abs(gains), len(gains) // 40
+    p = significance._compute_p_value(distances - distances.mean(), abs(gain))
+    low, high = np.sort(gains)[[tail, -1 - tail]]
+    scores = [f"{base[0]:.2f}", f"{other[0]:.2f}"]
+    return [*scores, *(f"{each:+.2f}" for each in (gain, low, high)), f"{p:.4f}"]

@@ -1,0 +1,118 @@
+"""The paired bootstrap, beside sacreBLEU's own, and its files."""
+
+import re
+
+import pytest
+from sacrebleu.significance import PairedTest
+
+from lingvo_gshard.evaluation import quality, significance
+
+_WORDS = [
+    "the",
+    "cat",
+    "sat",
+    "on",
+    "a",
+    "mat",
+    "and",
+    "it",
+    "rains",
+    "all",
+    "day",
+    "long",
+    "so",
+    "nobody",
+    "goes",
+    "out",
+]
+_REFERENCES = {
+    code: [" ".join(_WORDS[(i * step) % 7 :][: 5 + i % 4]) for i in range(30)]
+    for code, step in {"aa": 3, "br": 5}.items()
+}
+
+
+def _spoiled(lines, every):
+    """Every so-many-th line lacks its second word."""
+    return [
+        line if i % every else re.sub(r" \w+", "", line, count=1) for i, line in enumerate(lines)
+    ]
+
+
+def _write(folder, every, references=_REFERENCES):
+    folder.mkdir()
+    for code, lines in references.items():
+        (folder / f"{code}.reference.txt").write_text("\n".join([*lines, ""]))
+        translated = _spoiled(_REFERENCES[code], every[code])
+        (folder / f"{code}.txt").write_text("\n".join([*translated, ""]))
+    return folder
+
+
+_FIRST, _SECOND = {"aa": 2, "br": 3}, {"aa": 4, "br": 5}
+
+
+@pytest.fixture
+def folders(tmp_path):
+    return {"A": _write(tmp_path / "a", _FIRST), "B": _write(tmp_path / "b", _SECOND)}
+
+
+def _sacrebleu(code, metric):
+    systems = [
+        (name, _spoiled(_REFERENCES[code], each[code]))
+        for name, each in (("A", _FIRST), ("B", _SECOND))
+    ]
+    test = PairedTest(systems, {metric: quality.METRICS[metric]()}, [_REFERENCES[code]], "bs")
+    signatures, results = test()
+    (base, other), (signature,) = list(results.values())[1], signatures.values()
+    return base.score, other.score, other.p_value, str(signature)
+
+
+def test_scores_p_values_and_signature_are_those_of_sacrebleu(folders):
+    found = list(significance.tables(folders, ["aa", "br"]))
+    assert len(found) == len(quality.available())
+    for metric, text in zip(quality.available(), found, strict=True):
+        header, *rows, average, signature = text.splitlines()
+        assert header.split() == ["language", "A", "B", "gain", "from", "to", "p"]
+        for row in rows:
+            code, base, other, gain, low, high, p = row.split()
+            want_base, want_other, want_p, want_signature = _sacrebleu(code, metric)
+            assert float(base) == pytest.approx(want_base, abs=0.0051)
+            assert float(other) == pytest.approx(want_other, abs=0.0051)
+            assert float(gain) == pytest.approx(want_other - want_base, abs=0.0051)
+            assert float(low) < float(gain) < float(high)
+            assert float(p) == pytest.approx(want_p, abs=0.00006)
+            assert signature == f"sacreBLEU paired {metric} {want_signature}"
+        assert average.split()[0] == "average"
+        gains = [float(row.split()[3]) for row in rows]
+        assert float(average.split()[3]) == pytest.approx(sum(gains) / 2, abs=0.011)
+
+
+def test_one_language_is_its_own_average(folders):
+    row, average = next(significance.tables(folders, ["aa"])).splitlines()[1:3]
+    assert row.split()[1:] == average.split()[1:]
+
+
+def test_two_languages_settle_what_one_leaves_open(folders):
+    """The interval of the mean is narrower than the mean of the intervals."""
+    rows = [line.split() for line in next(significance.tables(folders, ["aa", "br"])).splitlines()]
+    widths = [float(row[5]) - float(row[4]) for row in rows[1:4]]
+    assert widths[2] < (widths[0] + widths[1]) / 2
+
+
+def test_a_run_does_not_differ_from_itself(folders):
+    row = next(significance.tables({"A": folders["A"], "B": folders["A"]}, ["aa"])).splitlines()[1]
+    assert row.split()[3:6] == ["+0.00", "+0.00", "+0.00"]
+    assert float(row.split()[6]) < 0.01  # As sacreBLEU's: no difference is not due to chance.
+
+
+def test_what_cannot_be_paired_is_refused(folders, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="--paired: A is the only run; give another --run"):
+        list(significance.tables({"A": folders["A"]}, ["aa"]))
+    other = _write(tmp_path / "c", _FIRST, {"aa": ["other"] * 30})
+    with pytest.raises(ValueError, match=r"a and .*c have other references of aa"):
+        list(significance.tables(folders | {"B": other}, ["aa"]))
+    (folders["B"] / "aa.reference.txt").unlink()
+    with pytest.raises(ValueError, match="aa.reference.txt; write it with --mode=decode"):
+        list(significance.tables(folders, ["aa"]))
+    monkeypatch.setenv("SACREBLEU_SEED", "none")
+    with pytest.raises(ValueError, match="same sentences for both runs; unset SACREBLEU_SEED"):
+        list(significance.tables(folders, ["aa"]))
