@@ -43,6 +43,7 @@ _SOURCE_LANG = flags.DEFINE_string("source_lang", None, "The lines' language; ch
 _TARGET_LANG = flags.DEFINE_string("target_lang", None, "The target, if a model has several.")
 _NBEST = flags.DEFINE_integer("nbest", 1, "Translations of each line.", lower_bound=1)
 _BEAM_SIZE = flags.DEFINE_integer("beam_size", None, "Active hypotheses of each line.", 1)
+_AVERAGE = flags.DEFINE_integer("average_checkpoints", None, "Average the last N checkpoints.", 1)
 _INPUT = flags.DEFINE_string("input", None, "Translate the lines of this file.")
 _OUTPUT = flags.DEFINE_string("output", None, "Write the translations of --input to this file.")
 _SCORES = flags.DEFINE_bool("scores", False, "Print each translation's score before it.")
@@ -136,8 +137,8 @@ def _translator() -> Translator:
 def _trained_run() -> tuple[Any, str]:
     """The run of --logdir, and a description of its devices."""
     decode = {"num_best": _NBEST.value, "tell_attention": _ATTENTION.value}
-    if _BEAM_SIZE.value is not None:
-        decode["beam_size"] = _BEAM_SIZE.value
+    given = {"beam_size": _BEAM_SIZE.value, "average_checkpoints": _AVERAGE.value}
+    decode |= {name: value for name, value in given.items() if value is not None}
     runs = cli.load("lingvo_gshard.train.run")
     launch = runs.recorded(_LOGDIR.value)
     num_partitions, devices = cli.start_devices(launch.model)
@@ -173,8 +174,9 @@ def _num_devices() -> int:
     """Returns how many devices this process needs, after checking the flags."""
     if (_LOGDIR.value is None) == (_BUNDLE.value is None):
         raise ValueError("give either --logdir or --bundle; see --help.")
-    if _BUNDLE.value and _EXPORT.value:
-        raise ValueError("--export needs --logdir.")
+    for flag in (_EXPORT, _AVERAGE):
+        if _BUNDLE.value and flag.value is not None:
+            raise ValueError(f"--{flag.name} needs --logdir.")
     _check_files(_INPUT.value, _OUTPUT.value)
     if _BUNDLE.value is None:
         return cli.devices_each()

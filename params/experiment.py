@@ -159,4 +159,8 @@ class TranslationExperiment:
         p.Define("batch_size", cls.DECODE_BATCH_SIZE, "Sentences that are decoded together.")
         limit = "Sentences of each language in --mode=decode; None decodes all."
         p.Define("max_sentences", None, limit, optional=int)
+        step = "The checkpoint that is decoded or exported; None takes the latest one."
+        p.Define("checkpoint_step", None, step, optional=int)
+        mean = "Its weights are the mean over N checkpoints, of which it is the last."
+        p.Define("average_checkpoints", 1, mean)
         return p

@@ -266,6 +266,11 @@ def test_a_bundle_translates_as_the_run_does(run_dir, bundle_dir):
     assert of_bundle.stdout == of_run.stdout
 
 
+def test_two_checkpoints_are_not_enough_for_a_mean_over_three(run_dir):
+    done = _binary("translate", f"--logdir={run_dir}", "--average_checkpoints=3")
+    assert done.returncode == 1 and b"the mean of 3 checkpoints up to step 4" in done.stderr
+
+
 def test_another_model_in_the_same_folder_is_refused(data_dir, run_dir):
     run = _run(data_dir, run_dir, "task.dim=32")
     before = (run_dir / "experiment.json").read_text()

@@ -279,14 +279,30 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         reason = damaged or f"Damaged ones are in {aside}; move that folder away to start anew."
         raise DamagedCheckpointError(f"{self._folder}: no undamaged checkpoint is left. {reason}")
 
-    def arrays(self, step: int) -> dict[str, SavedArray]:
+    def arrays(self, step: int, average: int = 1) -> dict[str, SavedArray]:
         """Returns the arrays of `step` by path, of any model, parts of which are read when used.
 
-        All processes must call it. Raises DamagedCheckpointError, as reading them does, and
-        ValueError for no such checkpoint.
+        With `average` above 1, each is the mean over so many checkpoints, of which `step` is the
+        last. All processes must call it. Raises DamagedCheckpointError, as reading them does, and
+        ValueError for no such checkpoint, or if there are too few.
         """
-        path = self._whole(step)
-        return stored.in_all_processes(path, lambda: Stored.open(path).arrays())
+        paths = [self._whole(each) for each in self._last(step, average)]
+        found = [stored.in_all_processes(path, Stored.open(path).arrays) for path in paths]
+        if average == 1:
+            return found[0]
+        return {name: stored.mean([arrays[name] for arrays in found]) for name in found[-1]}
+
+    def _last(self, step: int, count: int) -> list[int]:
+        """Returns the steps of `count` checkpoints, the last of which is `step`."""
+        self._whole(step)
+        steps = [each for each in self.steps() if each <= step]
+        if not 1 <= count <= len(steps):
+            raise ValueError(
+                f"{self._folder}: the mean of {count} checkpoints up to step {step} was asked for, "
+                f"and there are {steps}: give 1 to {len(steps)}; train.keep_checkpoint_max="
+                f"{max(count, 1)} keeps more while training."
+            )
+        return steps[-count:]
 
     def _path(self, name: int | str) -> pathlib.Path:
         return self._folder / str(name)

@@ -22,7 +22,7 @@ from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.saved_executable import SavedExecutables
-from lingvo_gshard.train import checkpoints, config, export, loop, summaries, warm_start
+from lingvo_gshard.train import checkpoints, config, export, loop, stored, summaries, warm_start
 from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored, Retention
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import Input, TrainLoop, group_sizes
@@ -189,24 +189,25 @@ class TPUEstimator:
         path: str | pathlib.Path,
         prefix: str = "theta.",
         part_bytes: int = export.PART_BYTES,
+        checkpoint_step: int | None = None,
+        average: int = 1,
     ) -> str:
-        """Writes the newest checkpoint's arrays under `prefix` as safetensors files.
+        """Writes a checkpoint's arrays under `prefix`, by default the latest one's, as safetensors.
 
-        All processes must call it; see export.write. Returns a table of their names and shapes, and
-        the path that a WarmStart takes. Raises ValueError if there is no checkpoint, or nothing
-        under `prefix`.
+        All processes must call it; see export.write, and `restore` for `average`. Returns a table
+        of their names and shapes, and the path that a WarmStart takes. Raises ValueError if there
+        is no such checkpoint, or nothing under `prefix`.
         """
 
-        def write(step: int) -> str:
-            arrays = saved.arrays(step)
+        def write(saved: Checkpoints, step: int) -> str:
+            arrays = saved.arrays(step, average)
             weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
             if not weights:
                 raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
             whole = export.write(pathlib.Path(path), weights, step, part_bytes)
             return f"{warm_start.summary(weights)}\nWrote {whole}."
 
-        with self._saved() as saved:
-            return self._present(saved.newest(write))
+        return self._read(write, checkpoint_step)
 
     def check_folder(self) -> None:
         """Raises ValueError if model_dir holds another model."""
@@ -222,12 +223,25 @@ class TPUEstimator:
         """Returns the steps of complete checkpoints, oldest first."""
         return checkpoints.whole_steps(self.model_dir)
 
-    def restore(self, checkpoint_step: int | None = None) -> Restored:
-        """Reads a checkpoint, by default the latest one; ValueError if there is no such one."""
-        with self._saved() as saved:
-            if checkpoint_step is not None:
-                return saved.restore(checkpoint_step, self.state_spec, self._shardings())
-            return self._present(saved.restore_newest(self.state_spec, self._shardings()))
+    def restore(self, checkpoint_step: int | None = None, average: int = 1) -> Restored:
+        """Reads a checkpoint, by default the latest one; ValueError if there is no such one.
+
+        With `average` above 1, the state's `theta` is its mean over so many checkpoints, of which
+        this one is the last; ValueError if there are too few.
+        """
+
+        def read(saved: Checkpoints, step: int) -> Restored:
+            found = saved.restore(step, self.state_spec, self._shardings())
+            return found if average == 1 else self._with_mean(saved, found, average)
+
+        return self._read(read, checkpoint_step)
+
+    def _with_mean(self, saved: Checkpoints, found: Restored, average: int) -> Restored:
+        shardings = NestedMap(theta=self._shardings().theta)
+        arrays = stored.placed(saved.arrays(found.step, average), dict(shardings.FlattenItems()))
+        state = NestedMap(found.state, **shardings.Pack(arrays.values()))
+        digest = stored.digest(found.digest, average, saved.steps())
+        return dataclasses.replace(found, state=state, digest=digest)
 
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
@@ -283,12 +297,13 @@ class TPUEstimator:
             state = self._warm_start.apply(state, self.state_spec)
         return state
 
-    def _saved(self) -> Checkpoints:
-        """Opens this model's checkpoints to read them."""
+    def _read(self, read: Callable[[Checkpoints, int], _Found], step: int | None) -> _Found:
+        """Returns read(checkpoints, step), by default of the newest undamaged checkpoint."""
         self.check_folder()
-        return Checkpoints(self.model_dir)
-
-    def _present(self, found: _Found | None) -> _Found:
+        with Checkpoints(self.model_dir) as saved:
+            if step is not None:
+                return read(saved, step)
+            found = saved.newest(functools.partial(read, saved))
         if found is None:
             raise ValueError(f"{self.model_dir}: there is no checkpoint; train first.")
         return found

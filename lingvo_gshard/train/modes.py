@@ -59,8 +59,9 @@ def evaluate_continuously(run: Run) -> None:
 
 
 def export(run: Run) -> None:
-    """Writes the latest checkpoint to logdir/weights.safetensors, or parts of it; prints shapes."""
-    print_once(run.estimator.export_weights(pathlib.Path(run.logdir, "weights.safetensors")))
+    """Writes the weights to logdir/weights.safetensors, or parts of it; prints their shapes."""
+    path = pathlib.Path(run.logdir, "weights.safetensors")
+    print_once(run.estimator.export_weights(path, **run.averaged))
 
 
 def verify_data(run: Run) -> None:

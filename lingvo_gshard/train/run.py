@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+from typing import Any
 
 from lingvo_gshard import registry
 from lingvo_gshard.core import atomic_file, json_records
@@ -73,9 +74,16 @@ class Run:
         dtypes = self.params.task.product_dtype, self.params.task.activation_dtype
         return "bfloat16" if "bfloat16" in dtypes else "float32"
 
+    @property
+    def averaged(self) -> dict[str, Any]:
+        """The checkpoint whose weights are decoded and exported, and over how many they average."""
+        p = self.params.decode
+        return {"checkpoint_step": p.checkpoint_step, "average": p.average_checkpoints}
+
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
-        """Returns a decoder of the latest checkpoint, and its tokenizers; ValueError if none."""
-        partitioning, found, p = self.estimator.partitioning, self.estimator.restore(), self.params
+        """Returns a decoder of the weights, and its tokenizers; raises as TPUEstimator.restore."""
+        partitioning, p = self.estimator.partitioning, self.params
+        found = self.estimator.restore(**self.averaged)
         source, target = map(Tokenizer, bundle.vocabulary_files(self.logdir))
         spec = DecoderSpec(
             model=self.launch.model,
@@ -92,7 +100,7 @@ class Run:
         return Decoder(spec, found.state.theta, program_for, share, origin), source, target
 
     def export_bundle(self, folder: str | pathlib.Path) -> None:
-        """Writes a bundle of the latest checkpoint. Raises as `decoder`."""
+        """Writes a bundle of the decoder. Raises as `decoder`."""
         bundle.save(folder, self.decoder()[0], bundle.vocabulary_files(self.logdir))
 
 

@@ -16,7 +16,7 @@ import json
 import math
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
@@ -65,14 +65,7 @@ class Stored:
 
     def read(self, shardings: Mapping[str, NamedSharding]) -> dict[str, jax.Array]:
         """Reads the named arrays, each at the sharding that is given for it; see `check`."""
-        saved = self.arrays()
-
-        def place(name: str) -> jax.Array:
-            array = saved[name]
-            return jax.make_array_from_callback(array.shape, shardings[name], array.read)
-
-        with ThreadPoolExecutor() as threads:
-            return dict(zip(shardings, threads.map(place, shardings), strict=True))
+        return placed(self.arrays(), shardings)
 
     def check(self, arrays: Mapping[str, jax.Array]) -> None:
         """Compares fingerprints; an error names the array and the experts that differ."""
@@ -139,6 +132,32 @@ class SavedArray:
         if reason := _difference(self.name, self.fingerprints, found, experts):
             raise self.damaged(reason)
         return part
+
+
+def mean(arrays: Sequence[SavedArray]) -> SavedArray:
+    """Returns the mean of arrays of one shape and dtype, computed in float64 when a part is read.
+
+    Parts of each array are checked as it says; the mean has no fingerprints of its own.
+    """
+    last = arrays[-1]
+
+    def read(index: Index) -> np.ndarray:
+        total = sum(array[index].astype(np.float64) for array in arrays)
+        return (total / len(arrays)).astype(last.dtype)
+
+    return dataclasses.replace(last, fingerprints=None, read=read)
+
+
+def placed(
+    arrays: Mapping[str, SavedArray], shardings: Mapping[str, NamedSharding]
+) -> dict[str, jax.Array]:
+    """Reads arrays onto the devices, each at the sharding that is given for its name."""
+
+    def place(name: str) -> jax.Array:
+        return jax.make_array_from_callback(arrays[name].shape, shardings[name], arrays[name].read)
+
+    with ThreadPoolExecutor() as threads:
+        return dict(zip(shardings, threads.map(place, shardings), strict=True))
 
 
 def damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:

@@ -15,6 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.spmd import specs
+from lingvo_gshard.train import exported
 from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.estimator import EvalSpec, train_and_evaluate
 from lingvo_gshard.train.hooks import NonFinite, NonFiniteLossError, TrainHook
@@ -319,6 +320,37 @@ def test_lines_after_the_checkpoint_are_dropped_on_resuming(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "train_metrics.jsonl").open()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4, 5, 6]
     assert "metrics" in lines[4]
+
+
+def _trained(model_dir):
+    """An estimator with checkpoints of the steps 1 to 4."""
+    options = {"num_partitions": 4, "save_checkpoints_steps": 1}
+    _train(model_dir, 4, **options)
+    return regression.make(model_dir, **options)
+
+
+def test_weights_are_the_mean_over_the_last_checkpoints(tmp_path):
+    """Restored and exported; all but the weights is the last checkpoint's."""
+    estimator = _trained(tmp_path)
+    steps = estimator.checkpoint_steps()[:3]
+    apart = [estimator.restore(step) for step in steps]
+    found = estimator.restore(steps[-1], average=3)
+    mean = np.mean([each.state.theta.w_HV for each in apart], axis=0, dtype=np.float64)
+    np.testing.assert_array_equal(found.state.theta.w_HV, mean.astype(np.float32))
+    np.testing.assert_array_equal(found.state.momentum.w_HV, apart[-1].state.momentum.w_HV)
+    assert (found.step, found.digest != apart[-1].digest) == (steps[-1], True)
+    path = tmp_path / "weights.safetensors"
+    estimator.export_weights(path, checkpoint_step=steps[-1], average=3)
+    exported_HV = exported.read(path)["theta.w_HV"]
+    np.testing.assert_array_equal(exported_HV[:, :], found.state.theta.w_HV)
+
+
+@pytest.mark.parametrize("average", [0, 4])
+def test_a_mean_over_more_checkpoints_than_there_are_is_refused(tmp_path, average):
+    estimator = _trained(tmp_path)
+    message = rf"mean of {average} checkpoints up to step \d+ .* there are \[.*keep_checkpoint_max="
+    with pytest.raises(ValueError, match=message):
+        estimator.restore(estimator.checkpoint_steps()[2], average=average)
 
 
 def test_another_model_is_refused_and_named(tmp_path):
