@@ -142,7 +142,7 @@ def mean(arrays: Sequence[SavedArray]) -> SavedArray:
     last = arrays[-1]
 
     def read(index: Index) -> np.ndarray:
-        total = sum(array[index].astype(np.float64) for array in arrays)
+        total = functools.reduce(np.add, (array[index].astype(np.float64) for array in arrays))
         return (total / len(arrays)).astype(last.dtype)
 
     return dataclasses.replace(last, fingerprints=None, read=read)
