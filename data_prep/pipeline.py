@@ -44,6 +44,7 @@ from data_prep.engines import Engine
 from data_prep.selection import Selected
 from data_prep.sources import Source
 from data_prep.vocabulary import Side
+from lingvo_gshard.core import storage
 from lingvo_gshard.input import manifest
 
 # In order; see above.
@@ -66,6 +67,7 @@ def run_through(
     plan, or files of a finished run are gone.
     """
     runs.claim(out_dir, runs.plan(found, config), _MADE)
+    storage.publish(out_dir)  # Fails before the work is done, not after it.
     work_dir = out_dir / _UNFINISHED
     if (out_dir / manifest.FILE_NAME).exists():
         manifest.verify(out_dir, manifest.load(out_dir).files(), contents=False)

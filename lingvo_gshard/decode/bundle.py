@@ -24,7 +24,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lingvo_gshard.core import json_records, safetensors_file
+from lingvo_gshard.core import json_records, safetensors_file, storage
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.example_codec import target_token
 from lingvo_gshard.input.tokenizer import Tokenizer
@@ -130,7 +130,8 @@ def save(
     folder, spec = pathlib.Path(folder), decoder.spec
     for name in ("programs", "vocab"):
         (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / _SPEC).unlink(missing_ok=True)
+    for old in (folder / _SPEC, storage.origin(folder / _SPEC)):
+        old.unlink(missing_ok=True)
     for length in spec.source_lengths:
         decoder.program_for(length).save(_program_file(folder, length))
     safetensors_file.write(folder / _WEIGHTS, dict(decoder.theta.FlattenItems()), {})
@@ -158,8 +159,8 @@ def vocabulary_files(folder: str | pathlib.Path) -> tuple[pathlib.Path, pathlib.
 
 def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
     """Reads a bundle's spec; ValueError if it is missing, damaged or of another version."""
-    path = pathlib.Path(folder, _SPEC)
-    if not path.is_file():
+    path = storage.path(folder) / _SPEC
+    if not path.exists():
         raise ValueError(f"{folder}: no {_SPEC}; give a folder that `translate --export` wrote.")
     try:
         fields = json.loads(path.read_text())
@@ -176,7 +177,12 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
 
     Raises ValueError as load_spec, or if the weights are damaged or do not match the programs.
     """
-    folder, spec = pathlib.Path(folder), load_spec(folder)
+    with storage.working(folder) as here:
+        return _load(here)
+
+
+def _load(folder: pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
+    spec = load_spec(folder)
     programs = {n: program.load(_program_file(folder, n)) for n in spec.source_lengths}
     first, path = programs[spec.source_lengths[0]], folder / _WEIGHTS
     theta = _weights(path, first.args[0].theta)

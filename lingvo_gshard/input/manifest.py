@@ -21,7 +21,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core import atomic_file, json_records
+from lingvo_gshard.core import atomic_file, json_records, storage
 
 FILE_NAME = "manifest.json"
 VERSION = 3
@@ -152,19 +152,20 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
     Raises ValueError if the folder or its manifest is missing, or if the manifest is damaged or of
     another version.
     """
-    folder = pathlib.Path(data_dir)
+    folder = storage.path(data_dir)
     path = folder / FILE_NAME
-    if not path.is_file():
+    with storage.errors(path, "read"):
+        text = path.read_bytes() if path.exists() else None
         problem = f"no {FILE_NAME} in {folder}" if folder.is_dir() else f"no data folder {folder}"
+    if text is None:
         raise ValueError(f"{problem}: prepare it with {_COMMAND}{folder}")
-    return _read_version(path, path.stat().st_mtime_ns)
+    return _parsed(path, text)
 
 
-@functools.lru_cache(maxsize=1)  # A manifest of 100,000 files takes seconds to read.
-def _read_version(path: pathlib.Path, mtime_ns: int) -> Manifest:
-    del mtime_ns  # A modified file has another key in the cache.
+@functools.lru_cache(maxsize=1)  # A manifest of 100,000 files takes seconds to parse.
+def _parsed(path: pathlib.Path, text: bytes) -> Manifest:
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = json.loads(text)
         if fields["version"] == VERSION:
             return json_records.read(Manifest, fields)
     except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
@@ -181,11 +182,12 @@ def verify(
     """Checks the sizes and, if `contents`, the SHA-256 of files that a manifest names.
 
     Raises ValueError for one that is missing or differs. A file is hashed again only if modified.
+    Files in a bucket are copied to this machine, see storage.cached.
     """
 
     def check_some(start: int) -> None:
         for file in files[start : start + _FILES_PER_TASK]:
-            _check(f"{data_dir}/{file.path}", file, contents)
+            _check(str(storage.cached(data_dir, file.path, file.sha256)), file, contents)
 
     # Waiting for a disk and hashing release the interpreter's lock.
     with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:

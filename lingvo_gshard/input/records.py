@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
+from lingvo_gshard.core import storage
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.example_codec import Example
 
@@ -56,15 +57,18 @@ class RecordSource:
         """Int [len, 2]: the tokens of each source and target. Raises as manifest.verify."""
         files = [shard.lengths for shard in self._shards]
         manifest.verify(self._data_dir, files)
-        return np.concatenate([np.load(f"{self._data_dir}/{file.path}") for file in files])
+        return np.concatenate([np.load(self._local(file)) for file in files])
 
     def _read_shard(self, shard: manifest.Shard, indices: np.ndarray) -> Sequence[Example]:
-        path = f"{self._data_dir}/{shard.file.path}"
+        path = str(self._local(shard.file))
         try:
             records = self._reader(path, shard.num_examples).read(indices.tolist())
             return [example_codec.decode(record) for record in records]
         except (RuntimeError, ValueError) as error:
             raise ValueError(f"{path}: {error}") from error
+
+    def _local(self, file: manifest.DataFile) -> pathlib.Path:
+        return storage.cached(self._data_dir, file.path, file.sha256)
 
 
 def _open(path: str, num_records: int) -> array_record_module.ArrayRecordReader:
