@@ -52,6 +52,14 @@ class MoE8E6LLong(MoE8E6L):
 
 
 @registry.register
+class Dense6LLong(MoE8E6LLong):
+    """T(6L): a token costs as much as in MoE8E6LLong, where it goes to two experts."""
+
+    NUM_EXPERTS = None
+    HIDDEN_DIM = 768
+
+
+@registry.register
 class MoE32E12L(MoE8E6LLong):
     """MoE(32E, 12L), M=128, with longer rows, too: 29.47 M weights on 2 partitions."""
 
