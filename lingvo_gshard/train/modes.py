@@ -2,6 +2,7 @@
 
 import pathlib
 import sys
+from typing import Any
 
 import jax
 
@@ -117,5 +118,6 @@ def _announce(run: Run) -> None:
     )
 
 
-def _print_metrics(metrics: dict[str, float]) -> None:
-    print_once(table.text((name, f"{value:.6g}") for name, value in sorted(metrics.items())))
+def _print_metrics(metrics: dict[str, Any]) -> None:
+    scalars = {name: value for name, value in metrics.items() if not isinstance(value, list)}
+    print_once(table.text((name, f"{value:.6g}") for name, value in sorted(scalars.items())))
