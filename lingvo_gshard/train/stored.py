@@ -123,8 +123,8 @@ class SavedArray:
             return self.read(tuple(slices))
         axis, own = dims.find("E"), [slice(0, n, 1) for n in self.shape]
         if axis >= 0:
-            own[axis], slices[axis] = slices[axis], slice(None)
-        part = self.read(tuple(own))
+            own[axis], slices[axis] = slices[axis], own[axis]
+        part = np.asarray(self.read(tuple(own)))
         by_expert = np.moveaxis(part, axis, 0) if axis >= 0 else part[None]
         here = NamedSharding(Mesh(jax.local_devices()[:1], ("here",)), PartitionSpec())
         rest = dims.replace("E", "")
@@ -133,7 +133,7 @@ class SavedArray:
         experts = own[axis] if axis >= 0 else slice(None)
         if reason := _difference(self.name, self.fingerprints, found, experts):
             raise self.damaged(reason)
-        return part[(*slices, ...)]
+        return np.asarray(part[tuple(slices)])
 
 
 def mean(arrays: Sequence[SavedArray]) -> SavedArray:
