@@ -10,8 +10,6 @@ which process 0 renames to STEP once every process has written its part: a folde
 a name is complete. Older checkpoints are deleted only after that, and are renamed first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -6,8 +6,6 @@ and position in an expert. Sums of parts add up to the sum of the whole, so ever
 the same one. It detects elements that were changed, moved or lost; it does not detect forgery.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
@@ -75,7 +73,7 @@ class Stored:
             if reason := _difference(name, self.fingerprints[name], found):
                 raise damaged(self.path, reason)
 
-    def arrays(self) -> dict[str, SavedArray]:
+    def arrays(self) -> dict[str, "SavedArray"]:
         """Returns the arrays by path, parts of which are read when they are used."""
         context = ocp.type_handlers.get_ts_context(use_ocdbt=True)
         here = functools.partial(damaged, self.path)
