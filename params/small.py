@@ -21,7 +21,7 @@ class MoE8E6L(TranslationExperiment):
     HIDDEN_DIM = 512
     NUM_HEADS = 4
     HEAD_DIM = 32
-    NUM_EXPERTS = 8
+    NUM_EXPERTS: int | None = 8
     GROUP_SIZE = 256
     DISPATCH = Dispatch.GATHER  # Faster on a CPU; see bench/moe_layer.py.
     PRODUCT_DTYPE = "auto"
@@ -49,6 +49,14 @@ class MoE8E6LLong(MoE8E6L):
     MAX_STEPS = 2000
     DECAY_START = 2500
     COOL_DOWN_STEPS = 1000
+
+
+@registry.register
+class Dense6LLong(MoE8E6LLong):
+    """T(6L), 4.08 M weights on 2 partitions: a token costs as much as in MoE8E6LLong."""
+
+    NUM_EXPERTS = None
+    HIDDEN_DIM = 768
 
 
 @registry.register

@@ -4,14 +4,12 @@ A layer holds no tensors. It knows its weights' specs; `InitTheta` makes them, a
 `FProp(theta, ...)` is a pure function of them.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import tensorflow as tf
 
@@ -45,7 +43,7 @@ class WeightSpec:
         """The axes of a single weight, which are all but that of a stack."""
         return tuple(i for i, letter in enumerate(self.dims) if letter != STACKED)
 
-    def stacked(self, count: int) -> WeightSpec:
+    def stacked(self, count: int) -> Self:
         """`count` such weights, stacked along a leading dim."""
         return dataclasses.replace(self, shape=(count, *self.shape), dims=STACKED + self.dims)
 
@@ -155,7 +153,7 @@ class BaseLayer:
         """The layer's pure function."""
         raise NotImplementedError(f"{type(self).__name__} defines no FProp.")
 
-    def _make(self, name: str, params: InstantiableParams) -> BaseLayer:
+    def _make(self, name: str, params: InstantiableParams) -> "BaseLayer":
         return params.Instantiate(self._annotator, f"{self.path}.{name}" if self.path else name)
 
     def _check_new(self, name: str) -> None:

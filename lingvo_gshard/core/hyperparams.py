@@ -6,8 +6,6 @@ p.Set(model_dim=1024)
 p.model_dim
 """
 
-from __future__ import annotations
-
 import ast
 import copy
 import difflib
@@ -22,7 +20,7 @@ class _Required:
     def __repr__(self) -> str:
         return "REQUIRED"
 
-    def __deepcopy__(self, memo: dict) -> _Required:
+    def __deepcopy__(self, memo: dict) -> Self:
         return self
 
 
@@ -99,7 +97,7 @@ class Params:
         self._check_defined(name)
         return self._descriptions[name]
 
-    def _owner(self, path: str) -> tuple[Params, str]:
+    def _owner(self, path: str) -> tuple["Params", str]:
         owner: Any = self
         *parents, name = path.split(".")
         for parent in parents:

@@ -1,7 +1,5 @@
 """NestedMap: a dict with attribute access, whose leaves are listed in sorted order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -19,9 +17,6 @@ class NestedMap(dict):
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
 
-    def __delattr__(self, name: str) -> None:
-        del self[name]
-
     def FlattenItems(self) -> list[tuple[str, Any]]:
         """[(dotted path, leaf)], sorted by key at each level; list items are `name[0]`, ..."""
         return list(_items("", self))
@@ -30,7 +25,7 @@ class NestedMap(dict):
         """The leaves, in FlattenItems' order."""
         return [leaf for _, leaf in self.FlattenItems()]
 
-    def Pack(self, leaves: Iterable[Any]) -> NestedMap:
+    def Pack(self, leaves: Iterable[Any]) -> "NestedMap":
         """A tree of the same structure with other leaves, given in Flatten's order.
 
         Raises ValueError if their number differs from this tree's.
@@ -42,12 +37,12 @@ class NestedMap(dict):
         rest = iter(leaves)
         return _rebuild(self, lambda _: next(rest))
 
-    def Transform(self, fn: Callable[..., Any], *others: NestedMap) -> NestedMap:
+    def Transform(self, fn: Callable[..., Any], *others: "NestedMap") -> "NestedMap":
         """A tree of the same structure with fn applied to every leaf, and those of `others`."""
         leaves = zip(*(tree.Flatten() for tree in (self, *others)), strict=True)
         return self.Pack(fn(*each) for each in leaves)
 
-    def __deepcopy__(self, memo: dict) -> NestedMap:
+    def __deepcopy__(self, memo: dict) -> "NestedMap":
         return _rebuild(self, lambda leaf: leaf)
 
 

@@ -3,9 +3,8 @@
 B batch, k beam, n wanted hypotheses, S source length, T steps, P = T * k places.
 """
 
-from __future__ import annotations
-
 import dataclasses
+from typing import Self
 
 import tensorflow as tf
 
@@ -96,7 +95,7 @@ class Requests:
     @classmethod
     def alike(
         cls, batch_size: int, max_steps: int, min_steps: int = 1, seed: tuple[int, int] = (0, 0)
-    ) -> Requests:
+    ) -> Self:
         """Returns the same limits for every example; ValueError unless 1 <= min <= max_steps."""
         if not 1 <= min_steps <= max_steps:
             raise ValueError(

@@ -5,7 +5,7 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
-from lingvo_gshard.core import atomic_file, storage
+from lingvo_gshard.core import atomic_file, digests, storage
 from lingvo_gshard.decode.chunks import Parts
 from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.evaluation import quality
@@ -68,13 +68,12 @@ def _languages(run: Run, split: str) -> list[Language]:
         raise ValueError(
             f"{data_dir}: no language has a {split} split to decode; there is {there}."
         )
-    manifest.verify(data_dir, [each.text[split] for each in found])
+    digests.verify(data_dir, [each.text[split] for each in found])
     return found
 
 
 def _pairs(run: Run, split: str, language: Language) -> Iterator[tuple[str, str]]:
-    text = language.text[split]
-    path = storage.cached(run.launch.data_dir, text.path, text.sha256)
+    path = digests.local(run.launch.data_dir, language.text[split])
     return itertools.islice(sentences.eval_text(path), run.params.decode.max_sentences)
 
 

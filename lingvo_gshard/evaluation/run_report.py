@@ -5,7 +5,7 @@ import dataclasses
 import html
 import io
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,10 @@ class RunFacts:
     max_steps: int
     step_flops: float
     train_pairs: dict[str, int]
+
+    def by_size(self) -> list[str]:
+        """The languages, most training pairs first."""
+        return sorted(self.train_pairs, key=lambda code: (-self.train_pairs[code], code))
 
 
 def report(run: Run) -> pathlib.Path:
@@ -126,17 +130,21 @@ def _draw_curves(
 
 
 def _languages(
-    logdir: pathlib.Path, facts: RunFacts, evaluations: Iterable[dict[str, Any]]
+    logdir: pathlib.Path, facts: RunFacts, evaluations: Sequence[dict[str, Any]]
 ) -> Iterator[str]:
-    """Yields the losses and scores by language, as far as they exist."""
+    """Yields the losses, experts and scores by language, as far as they exist."""
     nll = {line["name"].removeprefix("dev_"): line["nll"] for line in evaluations if "nll" in line}
     rows = [("language", "train pairs", "nll of dev")]
-    for code, pairs in sorted(facts.train_pairs.items(), key=lambda item: (-item[1], item[0])):
-        rows.append((code, f"{pairs:,}", table.number(nll.get(code), ".3f")))
+    for code in facts.by_size():
+        pairs = f"{facts.train_pairs[code]:,}"
+        rows.append((code, pairs, table.number(nll.get(code), ".3f")))
     yield "<h2>Languages</h2>"
     yield _preformatted(table.text(rows))
     if not nll.keys() & facts.train_pairs.keys():
-        yield "<p>--mode=eval adds the loss of each language.</p>"
+        yield "<p>--mode=eval adds each language's loss and the experts that it uses.</p>"
+    if loads := expert_load.by_language(evaluations, facts.by_size()):
+        yield "<p>Each expert's load over its mean, by language: a bright one is preferred.</p>"
+        yield _picture(expert_load.draw_by_language, loads)
     scores = logdir / "decode_test" / "scores.json"
     if scores.exists():
         yield _preformatted(f"Test\n{quality.load(scores).table()}")

@@ -1,7 +1,5 @@
 """The collectives of a compiled program: their partitions, their bytes, how often they run."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import math
@@ -153,9 +151,9 @@ class _Value:
     """An instruction's result; `fusion` is the fusion around it, if it is in one."""
 
     instruction: Instruction
-    fusion: _Value | None = None
+    fusion: "_Value | None" = None
 
-    def operand(self, index: int) -> _Value:
+    def operand(self, index: int) -> "_Value":
         return _Value(self.instruction.operands[index], self.fusion)
 
 

@@ -1,7 +1,5 @@
 """A compiled program as records, read from the HloModuleProto that every XLA compiler provides."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -44,8 +42,8 @@ class Instruction:
     opcode: str
     op_name: str
     arrays: tuple[Array, ...]
-    operands: tuple[Instruction, ...]
-    called: tuple[Computation, ...]
+    operands: tuple["Instruction", ...]
+    called: tuple["Computation", ...]
     proto: Any
 
     @property

@@ -7,11 +7,10 @@ that have gradients. Depending on the pass, the product is computed, computed an
 replaced by the recorded result.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 import tensorflow as tf
 
@@ -111,7 +110,7 @@ class Context:
         """Whether dropout and random routing are on."""
         return self.mode is Mode.TRAIN
 
-    def in_layer(self, stack: str, index: int | tf.Tensor, path: str) -> Context:
+    def in_layer(self, stack: str, index: int | tf.Tensor, path: str) -> Self:
         """The context of layer `index` (an int or an int32 scalar) of the stack at path `stack`.
 
         The seed depends on the layer's index in the stack, not on its path. So a layer draws the
@@ -123,7 +122,7 @@ class Context:
         seed = tf.stack([key + tf.convert_to_tensor(index + 1) * _INDEX_STRIDE, salt])
         return dataclasses.replace(self, seed=seed, scope=path)
 
-    def in_microbatch(self, index: tf.Tensor) -> Context:
+    def in_microbatch(self, index: tf.Tensor) -> Self:
         """The context of microbatch `index`; the first one has the seed of a whole batch."""
         assert self.seed is not None
         step = tf.stack([0, index * _INDEX_STRIDE])
@@ -152,7 +151,7 @@ class LayerReport:
         return [x if name == "aux_loss" else tf.stop_gradient(x) for name, x in fields.items()]
 
     @classmethod
-    def from_tensors(cls, tensors: Iterator[tf.Tensor], *, has_experts: bool) -> LayerReport:
+    def from_tensors(cls, tensors: Iterator[tf.Tensor], *, has_experts: bool) -> Self:
         """Rebuilds a report from the next tensors of the iterator; the inverse of `tensors`."""
         rms, fields = next(tensors), dataclasses.fields(Routing)
         return cls(rms, Routing(*(next(tensors) for _ in fields)) if has_experts else None)

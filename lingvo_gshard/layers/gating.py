@@ -5,11 +5,10 @@ gives its dims: `gates_GSE`. All floats are float32; masks are floats that hold 
 numbers are those of Algorithm 1.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import enum
 import math
+from typing import Self
 
 import tensorflow as tf
 
@@ -78,7 +77,7 @@ class Choice:
     wanted_GS: tf.Tensor
     kept_GS: tf.Tensor
 
-    def window(self, first: tf.Tensor, size: int) -> Choice:
+    def window(self, first: tf.Tensor, size: int) -> Self:
         """Keeps only the tokens at `size` positions from `first` on, which become 0 to size - 1."""
         position_GS = self.position_GS - first
         inside_GS = (position_GS >= 0) & (position_GS < size)
@@ -127,7 +126,7 @@ class Gating:
         ends = [(c.position_GS + 1) * tf.cast(c.kept_GS, tf.int32) for c in choices]
         return tf.reduce_max(tf.maximum(*ends))
 
-    def window(self, first: tf.Tensor, size: int) -> Gating:
+    def window(self, first: tf.Tensor, size: int) -> Self:
         """As Choice.window, for both choices."""
         choices = [choice.window(first, size) for choice in (self.first, self.second)]
         return dataclasses.replace(self, first=choices[0], second=choices[1])

@@ -27,7 +27,8 @@ class TPUEstimatorSpec:
       train_op: the new state, of the old one's structure, with `step` increased by one; required
         in TRAIN. (In TensorFlow's TPUEstimator it is an op that changes variables.)
       metrics: scalars and small tensors to record in TRAIN; `num_tokens` gives tokens/s.
-      eval_metrics: name -> (weighted sum, weight), two scalars; required in EVAL.
+      eval_metrics: name -> (weighted sum, weight), a scalar or small tensor and a scalar; required
+        in EVAL.
       predictions: tensors whose dim 0 is the batch's rows; required in PREDICT.
     """
 

@@ -102,8 +102,7 @@ class TranslationModel:
         one = tf.constant(1.0)
         metrics = {"nll": (m.nll * m.num_tokens, m.num_tokens), "aux_loss": (m.aux_loss, one)}
         for field, values in m.routing.items():
-            scalars = {name: value for name, value in values.items() if value.shape.rank == 0}
-            metrics |= {f"{field}_{name}": (value, one) for name, value in scalars.items()}
+            metrics |= {f"{field}_{name}": (value, one) for name, value in values.items()}
         return TPUEstimatorSpec(mode=ModeKeys.EVAL, eval_metrics=metrics)
 
     def _predict(self, state: NestedMap, features: NestedMap) -> TPUEstimatorSpec:

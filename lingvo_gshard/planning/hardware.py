@@ -5,8 +5,6 @@ joins it to all GPUs of its host, and a network adapter of its own joins it to o
 of links are those of one direction.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 
@@ -88,7 +86,7 @@ def generation(topology: str) -> Generation:
     return GENERATIONS[name]
 
 
-def network(name: str, places: Sequence[tuple[int, ...]]) -> Network:
+def network(name: str, places: Sequence[tuple[int, ...]]) -> "Network":
     """The network of a topology whose partitions are at `places` (topology.places)."""
     if topology.is_gpu(name):
         return Hosts(generation(name), tuple(host for host, _ in places))

@@ -1,11 +1,10 @@
 """A plan: what an experiment's programs need and cost on a topology; plan.json."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import operator
 import pathlib
+from typing import Self
 
 from lingvo_gshard.core import atomic_file, json_records
 from lingvo_gshard.planning.memory import Buffer, Memory
@@ -33,8 +32,8 @@ class Times:
     network: float = 0.0
     step: float = 0.0
 
-    def __add__(self, other: Times) -> Times:
-        return Times(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
+    def __add__(self, other: Self) -> Self:
+        return type(self)(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,10 @@
 """Dynamic batching: translates the lines of several requests together, one batch at a time."""
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Self
 
 from lingvo_gshard.decode.translator import NBest
 
@@ -41,7 +40,7 @@ class Batcher:
         self._queue: collections.deque[_Request] = collections.deque()
         self._arrived = asyncio.Event()
 
-    async def __aenter__(self) -> Batcher:
+    async def __aenter__(self) -> Self:
         self._worker = asyncio.create_task(self._work())
         return self
 

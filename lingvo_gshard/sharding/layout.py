@@ -8,8 +8,6 @@ letter is the same dim in the optimizer: of slots, and of gradients and weights 
 This file holds numbers only: a compiled program reads its table without TensorFlow.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Mapping
 
@@ -69,12 +67,12 @@ class Partitioning:
             self.mesh.size(axis)
 
     @staticmethod
-    def from_dict(mesh: Mesh, table: Mapping[str, Axis]) -> Partitioning:
+    def from_dict(mesh: Mesh, table: Mapping[str, Axis]) -> "Partitioning":
         """The partitioning of a {letter: axis} table."""
         return Partitioning(mesh, tuple(sorted(table.items())))
 
     @staticmethod
-    def parse(mesh: Mesh, text: str) -> Partitioning:
+    def parse(mesh: Mesh, text: str) -> "Partitioning":
         """The partitioning of a table such as `BG:data+experts,E:experts,U:-`.
 
         Each row holds letters and their axes, or `-` for none. Raises ValueError if the text means

@@ -2,16 +2,14 @@
 
 Between `auto_to_manual_spmd_partition` and `manual_to_auto_spmd_partition`, code is written for one
 partition: it sees that partition's parts of the tensors, and the compiler adds no communication.
-Either all axes of the mesh become manual, or only those that one dim lies along. In the second
-case the compiler still partitions the code over the other axes, as it does elsewhere.
 
 Gradients are those of the whole computation. If every partition reads a whole copy of a tensor, its
 gradient is the sum over the copies; if equal copies leave as one tensor, they share its gradient.
 Therefore every tensor that the code computes with must have entered the region or be constant.
 
-A region may hold products, gathers, scatters and elementwise operations. If all axes are manual, it
-must not hold reductions, pads or slices (whose gradients are pads): XLA merges their scalar zero
-with that of the automatic part into one constant with two shardings, and then aborts the process.
+A region may hold products, gathers, scatters and elementwise operations. It must not hold
+reductions, pads or slices (whose gradients are pads): XLA merges their scalar zero with that of the
+automatic part into one constant with two shardings, and then aborts the process.
 Use a product (`tf.einsum("b,bh->h", ones, x)`) or `sum_axes` for a sum. The gradient of a
 broadcasting operation is a reduction, too: write the operation as an einsum.
 
@@ -45,21 +43,16 @@ _REDUCTIONS_AND_PADS = frozenset([
 # fmt: on
 
 
-def auto_to_manual_spmd_partition(
-    tensor: tf.Tensor, mesh: Mesh, axes: Axes, *, manual_axis: Axis | None = None
-) -> tf.Tensor:
+def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> tf.Tensor:
     """Begins manual partitioning: converts a whole tensor to this partition's part.
 
-    Dimension i is split along axes[i], or whole if that is None. If the axis is manual, the size is
-    divided by the axis's, and must be divisible by it. Along other manual axes, every partition
-    gets a copy. `manual_axis`, which need not be among `axes`, is the only axis that becomes
-    manual; None means all.
+    Dimension i is split along axes[i], which must divide its size, or whole if that is None. Along
+    all other axes, every partition gets a copy.
     """
     what = "auto_to_manual_spmd_partition"
     shape = _static_shape(what, tensor)
-    more_axes = [] if manual_axis in axes else names_of([manual_axis])
-    annotate.check_axes(what, tensor, mesh, axes, more_axes)
-    ways = _ways(mesh, axes, manual_axis)
+    annotate.check_axes(what, tensor, mesh, axes)
+    ways = list(map(mesh.size, axes))
     for i, (size, way) in enumerate(zip(shape, ways, strict=True)):
         # Manual code could not distinguish an uneven part's padding from its data.
         if size % way:
@@ -67,59 +60,42 @@ def auto_to_manual_spmd_partition(
                 f"{what}: {tensor.name} of shape {tensor.shape}: dimension {i} of size {size} is "
                 f"not divisible by the {way} partitions of mesh axis {axes[i]!r}."
             )
-    if _is_one_part(mesh, manual_axis):
+    if mesh.num_partitions == 1:
         return tf.identity(tensor)
-    # A new dimension, split along the axis, holds one copy for each partition. It is made without
-    # communication, and its gradient is the sum over the copies.
-    copied = _copied(mesh, axes, manual_axis)
-    copies = tf.broadcast_to(tensor, [*(mesh.size(axis) for axis in copied), *shape])
+    # New dimensions, split along the other axes, hold one copy for each partition. They are made
+    # without communication, and their gradient is the sum over the copies.
+    copied = _copied(mesh, axes)
+    copies = tf.broadcast_to(tensor, [*map(mesh.size, copied), *shape])
     all_axes = [*copied, *axes]
     part = xla_sharding.auto_to_manual_spmd_partition(
-        annotate.mesh_split(copies, mesh, all_axes),
-        _proto(mesh, all_axes),
-        single_dim=_manual_dim(all_axes, manual_axis),
+        annotate.mesh_split(copies, mesh, all_axes), _proto(mesh, all_axes)
     )
     return tf.reshape(part, [size // way for size, way in zip(shape, ways, strict=True)])
 
 
 def manual_to_auto_spmd_partition(
-    part: tf.Tensor,
-    mesh: Mesh,
-    axes: Axes,
-    *,
-    sum_axes: Sequence[str] = (),
-    manual_axis: Axis | None = None,
+    part: tf.Tensor, mesh: Mesh, axes: Axes, *, sum_axes: Sequence[str] = ()
 ) -> tf.Tensor:
     """Ends manual partitioning: converts this partition's part to the whole tensor.
 
-    The parts of dimension i lie along axes[i]; None means a whole dimension. If the axis is manual,
-    the size is multiplied by the axis's. Along `sum_axes`, which are manual, the parts are the
-    terms of a sum, which is computed here with one all-reduce. Along manual axes in neither
-    argument, the parts must be equal. `manual_axis` is as at the region's beginning; it is one of
-    `axes`, or the only one of `sum_axes`.
+    The parts of dimension i lie along axes[i]; None means a whole dimension. Along `sum_axes`, the
+    parts are the terms of a sum, which is computed here with one all-reduce. Along axes in neither
+    argument, the parts must be equal.
     """
     what = "manual_to_auto_spmd_partition"
     shape = _static_shape(what, part)
     annotate.check_axes(what, part, mesh, axes, sum_axes)
-    terms_axes = [*sum_axes, *axes]
-    along = [*sum_axes, *(axis for axis in axes if axis == manual_axis)]
-    if manual_axis is not None and along != [manual_axis]:
-        raise ValueError(
-            f"{what}: {part.name} of shape {part.shape}: in a region of {manual_axis!r} alone it "
-            f"must lie along that axis or be summed over it; it lies along {tuple(axes)} and is "
-            f"summed over {tuple(sum_axes)}."
-        )
-    if _is_one_part(mesh, manual_axis):
+    if mesh.num_partitions == 1:
         return tf.identity(part)
-    _check_operations(part, _REDUCTIONS_AND_PADS if manual_axis is None else frozenset())
+    _check_operations(part)
+    terms_axes = [*sum_axes, *axes]
     terms = tf.reshape(part, [*(1 for _ in sum_axes), *shape])
-    ways = _ways(mesh, terms_axes, manual_axis)
-    num_copies = math.prod(mesh.size(axis) for axis in _copied(mesh, terms_axes, manual_axis))
+    num_copies = math.prod(map(mesh.size, _copied(mesh, terms_axes)))
+    ways = map(mesh.size, terms_axes)
     whole = xla_sharding.manual_to_auto_spmd_partition(
         _share_gradient(terms, num_copies),
         _proto(mesh, terms_axes),
         [size * way for size, way in zip(terms.shape.as_list(), ways, strict=True)],
-        single_dim=_manual_dim(terms_axes, manual_axis),
     )
     whole = annotate.mesh_split(whole, mesh, terms_axes)
     if not sum_axes:
@@ -129,25 +105,19 @@ def manual_to_auto_spmd_partition(
 
 @dataclasses.dataclass(frozen=True)
 class Region:
-    """Manual partitioning by a table's letters: `y = r.leave(f(r.enter(x, "GSM")), "GSM")`.
-
-    `manual_axis` is the only manual axis; None means all.
-    """
+    """Manual partitioning by a table's letters: `y = r.leave(f(r.enter(x, "GSM")), "GSM")`."""
 
     partitioning: Partitioning
-    manual_axis: Axis | None = None
 
     def enter(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """This partition's part of a tensor; see auto_to_manual_spmd_partition."""
         mesh, axes = self.partitioning.mesh.grid, self.partitioning.axes(dims)
-        return auto_to_manual_spmd_partition(tensor, mesh, axes, manual_axis=self.manual_axis)
+        return auto_to_manual_spmd_partition(tensor, mesh, axes)
 
     def leave(self, part: tf.Tensor, dims: str, *, sum_axes: Sequence[str] = ()) -> tf.Tensor:
         """The whole tensor of a part; see manual_to_auto_spmd_partition."""
         mesh, axes = self.partitioning.mesh.grid, self.partitioning.axes(dims)
-        return manual_to_auto_spmd_partition(
-            part, mesh, axes, sum_axes=sum_axes, manual_axis=self.manual_axis
-        )
+        return manual_to_auto_spmd_partition(part, mesh, axes, sum_axes=sum_axes)
 
 
 def _share_gradient(part: tf.Tensor, num_copies: int) -> tf.Tensor:
@@ -166,25 +136,9 @@ def _proto(mesh: Mesh, axes: Axes) -> bytes:
     return annotate.mesh_sharding(mesh, axes).proto.SerializeToString()
 
 
-def _copied(mesh: Mesh, axes: Axes, manual_axis: Axis | None) -> list[Axis]:
-    """The manual axes that a tensor does not lie along."""
-    if manual_axis is not None:
-        return [] if manual_axis in axes else [manual_axis]
+def _copied(mesh: Mesh, axes: Axes) -> list[str]:
+    """The axes that a tensor does not lie along."""
     return [name for name in mesh.axis_names if name not in names_of(axes)]
-
-
-def _ways(mesh: Mesh, axes: Axes, manual_axis: Axis | None) -> list[int]:
-    """How many manual parts each dimension has."""
-    return [mesh.size(axis) if manual_axis in (None, axis) else 1 for axis in axes]
-
-
-def _is_one_part(mesh: Mesh, manual_axis: Axis | None) -> bool:
-    return (mesh.num_partitions if manual_axis is None else mesh.size(manual_axis)) == 1
-
-
-def _manual_dim(axes: Axes, manual_axis: Axis | None) -> int:
-    """The dimension that lies along the only manual axis; -1 if all axes are manual."""
-    return -1 if manual_axis is None else axes.index(manual_axis)
 
 
 def _static_shape(what: str, tensor: tf.Tensor) -> list[int]:
@@ -195,7 +149,7 @@ def _static_shape(what: str, tensor: tf.Tensor) -> list[int]:
     return tensor.shape.as_list()
 
 
-def _check_operations(part: tf.Tensor, refused: frozenset[str]) -> None:
+def _check_operations(part: tf.Tensor) -> None:
     """Raises a ValueError if the region holds an operation that it must not hold."""
     what = f"manual_to_auto_spmd_partition: {part.name}: "
     inside, constant = set[str](), set[str]()
@@ -207,7 +161,7 @@ def _check_operations(part: tf.Tensor, refused: frozenset[str]) -> None:
             constant.add(op.name)
         elif op.type != _EXIT and inputs & inside:
             inside.add(op.name)
-            if op.type in refused:
+            if op.type in _REDUCTIONS_AND_PADS:
                 raise ValueError(
                     f"{what}the {op.type} {op.name} may not stand in a manual region; use an "
                     "einsum, or sum_axes on leaving."

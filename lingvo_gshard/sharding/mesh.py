@@ -1,7 +1,5 @@
 """The mesh: devices arranged along named axes (section 3.2, appendix A.3)."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import re
@@ -53,7 +51,7 @@ class Mesh:
         return self.device_assignment or tuple(range(self.num_partitions))
 
     @property
-    def grid(self) -> Mesh:
+    def grid(self) -> "Mesh":
         """This mesh without its device assignment, for annotations.
 
         A program counts its partitions in the order of the grid. Which device each one runs on is
@@ -83,7 +81,7 @@ class Mesh:
             raise ValueError(f"{what}: {problems[0]} in {tuple(names)}; the axes are {known}.")
 
     @staticmethod
-    def parse(text: str, num_partitions: int, assignment: Sequence[int] | None = None) -> Mesh:
+    def parse(text: str, num_partitions: int, assignment: Sequence[int] | None = None) -> "Mesh":
         """The mesh of a text such as `data:*,experts:8`: axes and sizes, the slowest first.
 
         A size of `*` is what the others leave of `num_partitions`. Raises ValueError if the text
@@ -105,7 +103,7 @@ class Mesh:
         return Mesh(names, tuple(filled), None if assignment is None else tuple(assignment))
 
     @staticmethod
-    def flat(num_partitions: int) -> Mesh:
+    def flat(num_partitions: int) -> "Mesh":
         """The paper's mesh: one axis, `d`, of all cores."""
         return Mesh(("d",), (num_partitions,))
 

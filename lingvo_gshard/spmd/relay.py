@@ -58,7 +58,7 @@ def _from_client(client: socket.socket, coordinator: tuple[str, int], process: i
         return
     _start(_forward, client, first)
     _forward(first, client)
-    print(0, flush=True)
+    _tell_death(0)
 
 
 def _from_relay(other: socket.socket, service: tuple[str, int], _: int) -> None:
@@ -72,7 +72,7 @@ def _from_relay(other: socket.socket, service: tuple[str, int], _: int) -> None:
         return
     _start(_forward, client, other)
     _forward(other, client)
-    print(int.from_bytes(greeting[-4:]), flush=True)
+    _tell_death(int.from_bytes(greeting[-4:]))
 
 
 def _forward(source: socket.socket, sink: socket.socket) -> None:
@@ -81,6 +81,11 @@ def _forward(source: socket.socket, sink: socket.socket) -> None:
         while data := source.recv(1 << 16):
             with contextlib.suppress(OSError):  # The sink is gone.
                 sink.sendall(data)
+
+
+def _tell_death(process: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # The process that started this relay is gone, too.
+        print(process, flush=True)
 
 
 def _start(target: Callable[..., None], *args: Any) -> None:

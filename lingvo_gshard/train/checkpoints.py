@@ -10,12 +10,9 @@ alike. `about` describes it, with a fingerprint of every array. Older checkpoint
 when a new one is complete, their commit_success.txt first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import math
 import pathlib
@@ -26,7 +23,7 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
-from lingvo_gshard.core import atomic_file, storage
+from lingvo_gshard.core import digests, json_records, storage
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
@@ -77,7 +74,7 @@ class Restored:
 
 
 def folder(model_dir: str | pathlib.Path) -> epath.Path:
-    """Returns the folder of a run's checkpoints, which may be in a bucket."""
+    """Returns the folder of a run's checkpoints, which Orbax reads and writes in gs:// itself."""
     return storage.for_orbax(model_dir) / "checkpoints"
 
 
@@ -125,12 +122,12 @@ class Best:
 def read_best(folder: pathlib.Path) -> Best | None:
     """Returns the best checkpoint noted in a folder of checkpoints; None if none can be read."""
     path = folder / _BEST
-    try:
-        return Best(**json.loads(path.read_bytes()))
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (ValueError, TypeError):
-        logging.warning("%s cannot be read and counts as absent.", path)
+    try:
+        return digests.read_json(path, 1, functools.partial(json_records.read, Best), older=(None,))
+    except ValueError as error:
+        logging.warning("%s It counts as absent.", error)
         return None
 
 
@@ -153,9 +150,8 @@ def note_best(
     else:
         is_better = not math.isnan(value)
     if is_better:
-        noted = dataclasses.asdict(Best(step, metric, value))
         folder.mkdir(parents=True, exist_ok=True)
-        atomic_file.write(folder / _BEST, json.dumps(noted))
+        digests.write_json(folder / _BEST, 1, dataclasses.asdict(Best(step, metric, value)))
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
@@ -177,8 +173,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             self._folder.mkdir(parents=True, exist_ok=True)
             if processes.is_first():
                 whole = set(map(str, self.steps()))
-                for partial in self._folder.iterdir():
-                    if partial.name[0].isdigit() and partial.name not in whole:
+                for partial in self._folder.glob("[0-9]*"):
+                    if partial.name not in whole:
                         partial.rmtree()  # A save or a deletion that was cut short.
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
@@ -218,7 +214,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(dict(state.FlattenItems())),
             input_state=ocp.args.JsonSave(input_state),
-            about=ocp.args.JsonSave(contents | {"digest": stored.digest(contents, input_state)}),
+            about=ocp.args.JsonSave(contents | {"digest": digests.of_json(contents, input_state)}),
         )
         with self._save_errors(step):
             self._checkpointer.save(self._path(step), args=items)
@@ -258,7 +254,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         found, arrays = stored.in_all_processes(path, read)
         found.check(arrays)
         state = state_spec.Pack(arrays.values())
-        return Restored(step, state, found.input_state, stored.digest(found.fingerprints))
+        return Restored(step, state, found.input_state, digests.of_json(found.fingerprints))
 
     def restore_newest(self, state_spec: NestedMap, shardings: NestedMap) -> Restored | None:
         """Reads the newest undamaged checkpoint as `restore` does; None if there is none."""

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from lingvo_gshard.core import storage
+from lingvo_gshard.core import digests, storage
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
@@ -151,31 +151,33 @@ class TPUEstimator:
         steps: int | None = None,
         checkpoint_step: int | None = None,
         name: str = "eval",
-    ) -> dict[str, float]:
+    ) -> dict[str, Any]:
         """Returns a checkpoint's metrics, by default the latest one's, as `evaluate_state` does."""
         restored = self.restore(checkpoint_step)
         return self.evaluate_state(restored.state, restored.step, EvalSpec(input_fn, steps, name))
 
-    def evaluate_state(self, state: NestedMap, step: int, spec: EvalSpec) -> dict[str, float]:
+    def evaluate_state(self, state: NestedMap, step: int, spec: EvalSpec) -> dict[str, Any]:
         """Evaluates a state that is on the devices, after `step` steps.
 
-        Returns each metric's sum over all batches divided by its weight, and `step`, `num_batches`
-        and `secs`. Raises ValueError for no batches, steps below 1, weight 0, or no such `best_by`.
+        Returns each metric's sum over all batches divided by its weight, lists for tensors, and
+        `step`, `num_batches` and `secs`. Raises ValueError for no batches, steps below 1, weight 0,
+        or no such `best_by`.
         """
         name = spec.name
         _check_steps(f"evaluate {name}", steps=spec.steps)
         began_secs = time.monotonic()
         with self._input(spec.input_fn) as source:
             found = self._results(ModeKeys.EVAL, state, source, spec.steps)
-            results = [result.Transform(float) for result in found]
+            results = [result.Transform(lambda x: np.asarray(x, float)) for result in found]
         if not results:
             raise ValueError(f"evaluate {name}: the input holds no batches.")
-        metrics: dict[str, float] = {}
+        metrics: dict[str, Any] = {}
         for metric in results[0].weights:
             weight = sum(result.weights[metric] for result in results)
             if weight == 0.0:
                 raise ValueError(f"evaluate {name}: {metric} has weight 0 over all batches.")
-            metrics[metric] = sum(result.sums[metric] for result in results) / weight
+            total = sum(result.sums[metric] for result in results)
+            metrics[metric] = (total / weight).tolist()
         secs = time.monotonic() - began_secs
         metrics |= {"step": step, "num_batches": len(results), "secs": secs}
         if processes.is_first():
@@ -241,7 +243,7 @@ class TPUEstimator:
         shardings = NestedMap(theta=self._shardings().theta)
         arrays = stored.placed(saved.arrays(found.step, average), dict(shardings.FlattenItems()))
         state = NestedMap(found.state, **shardings.Pack(arrays.values()))
-        digest = stored.digest(found.digest, average, saved.steps())
+        digest = digests.of_json(found.digest, average, saved.steps())
         return dataclasses.replace(found, state=state, digest=digest)
 
     def predict(
@@ -321,7 +323,7 @@ def train_and_evaluate(
     *,
     max_steps: int,
     hooks: Sequence[TrainHook] = (),
-) -> dict[str, float] | None:
+) -> dict[str, Any] | None:
     """Trains as `TPUEstimator.train` does, and evaluates every checkpoint after the hooks' calls.
 
     Returns the last checkpoint's metrics; None if a hook stopped training.
@@ -338,7 +340,7 @@ def train_and_evaluate(
 
 def evaluate_continuously(
     estimator: TPUEstimator, spec: EvalSpec, *, until_step: int, poll_secs: float = 5.0
-) -> dict[str, float] | None:
+) -> dict[str, Any] | None:
     """Evaluates the newest checkpoint again and again while another process trains.
 
     It skips checkpoints that a newer one overtakes, that are deleted while it reads them, that are
@@ -369,7 +371,7 @@ class _EvaluationHook(TrainHook):
 
     def __init__(self, estimator: TPUEstimator, spec: EvalSpec) -> None:
         self._estimator, self._spec = estimator, spec
-        self.last: dict[str, float] | None = None
+        self.last: dict[str, Any] | None = None
         self.stopped = False
 
     def after_save(self, step: int, state: NestedMap) -> None:

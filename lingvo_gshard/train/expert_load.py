@@ -3,7 +3,7 @@
 import itertools
 import pathlib
 import string
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,34 @@ def by_layer(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {layer: layers[layer] for layer in sorted(layers, key=_natural)}
 
 
+def by_language(
+    evaluations: Iterable[dict[str, Any]], codes: Iterable[str]
+) -> dict[str, dict[str, list[float]]]:
+    """Returns {layer: {language: load by expert}} of each language's latest evaluation.
+
+    `evaluations` are the lines of eval_metrics.jsonl; languages are in the order of `codes`.
+    """
+    latest = {line["name"]: line for line in evaluations}
+    layers: dict[str, dict[str, list[float]]] = {}
+    for code in codes:
+        for metric, value in latest.get(f"dev_{code}", {}).items():
+            if metric.startswith(f"{_LOAD}_"):
+                layers.setdefault(metric.removeprefix(f"{_LOAD}_"), {})[code] = value
+    return {layer: layers[layer] for layer in sorted(layers, key=_natural)}
+
+
+def draw_by_language(figure: Figure, layers: dict[str, dict[str, list[float]]]) -> None:
+    """Draws what `by_language` returns: a panel for each layer, with a row for each language."""
+    num_rows = -(-len(layers) // _PANELS_A_ROW)
+    height = 1 + 0.15 * max(map(len, layers.values()))
+    figure.set_size_inches(13, num_rows * max(height, 2.5))
+    panels = figure.subplots(num_rows, _PANELS_A_ROW, squeeze=False).flat
+    for panel, (layer, loads) in zip(panels, layers.items(), strict=False):
+        _draw_loads(figure, panel, loads, layer)
+    for panel in panels[len(layers) :]:
+        panel.set_axis_off()
+
+
 def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
     """Writes LOGDIR/expert_load.png and returns its path, or None if no MoE layer was trained."""
     lines = read_lines(pathlib.Path(logdir, TRAIN_METRICS))
@@ -63,7 +91,7 @@ def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
     figure.set_size_inches(13, 3.2 * num_rows)
     panels = figure.subplots(num_rows, _PANELS_A_ROW, squeeze=False).flat
     loads = {layer: values[_LOAD] for layer, values in layers.items() if _LOAD in values}
-    _draw_loads(figure, panels[0], loads, lines[-1]["step"])
+    _draw_loads(figure, panels[0], loads, f"load over its mean, step {lines[-1]['step']}")
     for panel, field in zip(panels[1:], fields, strict=False):
         _draw_field(panel, field, layers, lines)
     for panel in panels[1 + len(fields) :]:
@@ -72,14 +100,14 @@ def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=8, fontsize=7)
 
 
-def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], step: int) -> None:
-    """Draws a row for each layer; layers with fewer experts have shorter rows."""
+def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], title: str) -> None:
+    """Draws a row for each entry; layers with fewer experts have shorter rows."""
     load_LE = np.array(list(itertools.zip_longest(*loads.values(), fillvalue=np.nan))).T
     image = panel.imshow(
         load_LE, aspect="auto", vmin=0, vmax=max(2.0, np.nanmax(load_LE)), cmap="viridis"
     )
     panel.set_yticks(range(len(loads)), list(loads), fontsize=7)
-    panel.set_title(f"load over its mean, step {step}", fontsize=9)
+    panel.set_title(title, fontsize=9)
     panel.set_xlabel("expert", fontsize=8)
     figure.colorbar(image, ax=panel)
 

@@ -2,10 +2,11 @@
 
 import pathlib
 import sys
+from typing import Any
 
 import jax
 
-from lingvo_gshard.core import storage, table
+from lingvo_gshard.core import digests, storage, table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
 from lingvo_gshard.spmd import processes
@@ -65,10 +66,10 @@ def export(run: Run) -> None:
 
 
 def verify_data(run: Run) -> None:
-    """Hashes all files of the data, each process its share. Raises as manifest.verify."""
+    """Hashes all files of the data, each process its share. Raises as digests.verify."""
     data_dir = run.launch.data_dir
     files = manifest.load(data_dir).files()
-    manifest.verify(data_dir, files[jax.process_index() :: jax.process_count()])
+    digests.verify(data_dir, files[jax.process_index() :: jax.process_count()])
     processes.of_first(0)  # Process 0 waits for the others.
     print_once(f"{data_dir}: all {len(files)} files are as the manifest says.")
 
@@ -117,5 +118,6 @@ def _announce(run: Run) -> None:
     )
 
 
-def _print_metrics(metrics: dict[str, float]) -> None:
-    print_once(table.text((name, f"{value:.6g}") for name, value in sorted(metrics.items())))
+def _print_metrics(metrics: dict[str, Any]) -> None:
+    scalars = {name: value for name, value in metrics.items() if not isinstance(value, list)}
+    print_once(table.text((name, f"{value:.6g}") for name, value in sorted(scalars.items())))

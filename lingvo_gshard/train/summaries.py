@@ -116,11 +116,11 @@ class MetricsLog(TrainHook):
         append_line(self._path, line)
 
 
-def write_evaluation(model_dir: str | pathlib.Path, name: str, result: dict[str, float]) -> None:
+def write_evaluation(model_dir: str | pathlib.Path, name: str, result: dict[str, Any]) -> None:
     """Writes an evaluation to TensorBoard's folder eval_NAME and to eval_metrics.jsonl."""
     model_dir = pathlib.Path(model_dir)
     writer = EventFileWriter(str(model_dir / f"eval_{name}"))
-    _add(writer, result, int(result["step"]))
+    _add(writer, scalars(NestedMap(result)), int(result["step"]))
     writer.close()
     append_line(model_dir / EVAL_METRICS, {"name": name, **result})
     storage.publish(model_dir)

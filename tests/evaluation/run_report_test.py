@@ -53,7 +53,7 @@ def test_a_run_that_was_evaluated_and_decoded(tmp_path):
     evaluations = [
         {"name": "dev", "step": 10, "nll": 2.75},
         {"name": "dev_de", "step": 10, "nll": 9.0},
-        {"name": "dev_de", "step": 20, "nll": 1.125},
+        {"name": "dev_de", "step": 20, "nll": 1.125, "load_E_encoder_1": [0.5, 1.5]},
     ]
     _write(tmp_path / "eval_metrics.jsonl", evaluations)
     scores = [Score(value, 1.0, "signature") for value in (31.25, 55.5)]
@@ -71,7 +71,7 @@ def test_a_run_that_was_evaluated_and_decoded(tmp_path):
     assert ["<pre>layer", "entropy", "overflow"] in rows
     assert ["encoder_1", "0.625", "0.25</pre>"] in rows
     assert ["measured", "here", "0.5", "200", "8</pre>"] in rows
-    assert page.count('<img src="data:image/png;base64,iVBOR') == 2
+    assert page.count('<img src="data:image/png;base64,iVBOR') == 3
 
 
 def test_a_run_that_has_only_begun(tmp_path):

@@ -154,67 +154,6 @@ def test_sums_copies_and_parts_leave_with_right_gradients():
     _check_equal(_GRID, specs, _manually, _whole)
 
 
-_CUBE = Mesh(("x", "y", "z"), (2, 2, 2))
-_ROWS_ALONE = [
-    # The manual rows lie along one axis, or along two; the columns are split automatically.
-    (_GRID, "x"),
-    (Partitioning.from_dict(_CUBE, {"B": ("x", "y"), "H": "z"}), ("x", "y")),
-    (Partitioning.from_dict(Mesh(("x", "y"), (1, 8)), {"B": "x", "H": "y"}), "x"),
-]
-
-
-def _by_rows(parts, manual_axis):
-    """What each partition does with its rows, reductions and slices too; the sum of its rows."""
-
-    def results(batch):
-        region = manual.Region(parts, manual_axis)
-        x_BH, w_HM = region.enter(batch.x_BH, "BH"), region.enter(batch.w_HM, "_H")
-        scale_M = region.enter(batch.scale_M, "_")
-        y_BM = tf.nn.softmax(tf.nn.relu(2.0 * x_BH @ w_HM) * tf.sin(scale_M))
-        first_BH = tf.cumsum(x_BH, 1)[:, 1:7] - tf.reduce_sum(x_BH, 1, keepdims=True)
-        return (
-            region.leave(y_BM, "B_"),
-            region.leave(tf.einsum("bm,m->m", y_BM, scale_M), "_", sum_axes=["x"])
-            if manual_axis == "x"
-            else tf.einsum("bm,m->m", region.leave(y_BM, "B_"), batch.scale_M),
-            region.leave(first_BH, "BH"),
-        )
-
-    return results
-
-
-def _of_rows(batch):
-    y_BM = tf.nn.softmax(tf.nn.relu(2.0 * batch.x_BH @ batch.w_HM) * tf.sin(batch.scale_M))
-    first_BH = tf.cumsum(batch.x_BH, 1)[:, 1:7] - tf.reduce_sum(batch.x_BH, 1, keepdims=True)
-    return y_BM, tf.einsum("bm,m->m", y_BM, batch.scale_M), first_BH
-
-
-@pytest.mark.parametrize(("parts", "manual_axis"), _ROWS_ALONE)
-def test_a_region_of_one_axis_is_partitioned_over_the_others(parts, manual_axis):
-    specs = NestedMap(
-        x_BH=functions.f32((8, 13), "__"),
-        w_HM=functions.f32((13, 5), "__"),
-        scale_M=functions.f32((5,), "_"),
-    )
-    _check_equal(parts, specs, _by_rows(parts, manual_axis), _of_rows)
-
-
-def test_inside_a_region_of_one_axis_the_others_sum_among_themselves():
-    def fn(batch):
-        region = manual.Region(_GRID, "x")
-        x_BH, w_HM = region.enter(batch.x_BH, "BH"), region.enter(batch.w_HM, "H_")
-        return NestedMap(y_BM=region.leave(x_BH @ w_HM, "B_"))
-
-    specs = NestedMap(x_BH=functions.f32((6, 12), "BH"), w_HM=functions.f32((12, 5), "H_"))
-    made = AnnotatedFn("product", fn, ("batch",), (specs,), {"y_BM": "B_"})
-    executable = compile_program(lowering.export(made, _GRID))
-    batch = functions.randoms(specs, 5)
-    np.testing.assert_allclose(executable(batch).y_BM, batch.x_BH @ batch.w_HM, rtol=1e-4)
-    (summed,) = executable.report().collective_ops
-    assert (summed.kind, summed.result_bytes) == ("all-reduce", 4 * 3 * 5)
-    assert summed.groups == ((0, 1, 2, 3), (4, 5, 6, 7))
-
-
 @pytest.fixture
 def graph_tensor():
     with tf.Graph().as_default():
@@ -269,49 +208,20 @@ def test_a_reduction_inside_is_refused(graph_tensor):
         manual.manual_to_auto_spmd_partition(2.0 * tf.reduce_sum(part, 1), _MESH, ("x",))
 
 
-def _enter(tensor, manual_axis=None):
-    return manual.auto_to_manual_spmd_partition(tensor, _MESH, ("x", None), manual_axis=manual_axis)
-
-
-@pytest.mark.parametrize("manual_axis", [None, "x"])
-def test_what_has_not_entered_is_refused(graph_tensor, manual_axis):
+def test_what_has_not_entered_is_refused(graph_tensor):
     """XLA would end the process, or the gradient lack the other partitions' terms."""
-    part = _enter(graph_tensor, manual_axis) * tf.constant(2.0) + tf.cast(tf.range(6), tf.float32)
-    manual.manual_to_auto_spmd_partition(part, _MESH, ("x", None), manual_axis=manual_axis)
+    part = manual.auto_to_manual_spmd_partition(graph_tensor, _MESH, ("x", None))
+    part = part * tf.constant(2.0) + tf.cast(tf.range(6), tf.float32)
+    whole = manual.manual_to_auto_spmd_partition(part, _MESH, ("x", None))
     outside = tf.compat.v1.placeholder(tf.float32, [6], name="outside")
     message = r"computes with outside:0 of shape \(6,\), which has not entered the manual region"
     with pytest.raises(ValueError, match=message):
         manual.manual_to_auto_spmd_partition(part + outside, _MESH, ("x", None))
-    whole = manual.manual_to_auto_spmd_partition(part, _MESH, ("x", None), manual_axis=manual_axis)
     with pytest.raises(ValueError, match="which has not entered the manual region"):
         manual.manual_to_auto_spmd_partition(part + whole[:2], _MESH, ("x", None))
 
 
-@pytest.mark.parametrize("manual_axis", [None, "x"])
-def test_an_annotation_inside_is_refused(graph_tensor, manual_axis):
-    part = annotate.replicate(_enter(graph_tensor, manual_axis))
+def test_an_annotation_inside_is_refused(graph_tensor):
+    part = manual.auto_to_manual_spmd_partition(graph_tensor, _MESH, ("x", None))
     with pytest.raises(ValueError, match="the annotation XlaSharding.* may not stand in a region"):
-        manual.manual_to_auto_spmd_partition(part, _MESH, ("x", None), manual_axis=manual_axis)
-
-
-def test_a_region_of_one_axis_is_left_along_it(graph_tensor):
-    part = _enter(graph_tensor, "x")
-    message = (
-        r"of shape \(2, 6\): in a region of 'x' alone it must lie along that axis or be summed"
-    )
-    for axes, sum_axes in (((None, None), ()), (("y", None), ()), ((None, "y"), ["y"])):
-        with pytest.raises(ValueError, match=message if "y" not in sum_axes else "used twice, 'y'"):
-            manual.manual_to_auto_spmd_partition(
-                part, _MESH, axes, sum_axes=sum_axes, manual_axis="x"
-            )
-    with pytest.raises(ValueError, match=message):
-        manual.manual_to_auto_spmd_partition(
-            part, _MESH, ("x", None), sum_axes=["y"], manual_axis="x"
-        )
-
-
-def test_a_manual_axis_that_makes_no_sense_is_refused(graph_tensor):
-    with pytest.raises(ValueError, match=r"no axis 'q' in .*; the axes are x of 2, y of 4"):
-        _enter(graph_tensor, "q")
-    with pytest.raises(ValueError, match=r"states:0 of shape \(4, 6\): an axis is used twice, 'x'"):
-        _enter(graph_tensor, ("x", "y"))
+        manual.manual_to_auto_spmd_partition(annotate.replicate(part), _MESH, ("x", None))

@@ -78,3 +78,24 @@ def test_nothing_to_draw_without_experts_or_training(tmp_path):
     _write(tmp_path, {"loss": 3.0})
     assert expert_load.draw(tmp_path) is None
     assert not (tmp_path / "expert_load.png").exists()
+
+
+def test_each_layer_shows_its_latest_load_by_language():
+    evaluations = [
+        {"name": "dev", "load_E_encoder_1": [1.0, 1.0]},
+        {"name": "dev_de", "load_E_encoder_1": [2.0, 0.0]},
+        {"name": "dev_de", "load_E_encoder_1": [0.5, 1.5], "load_E_decoder_1": [1.0], "nll": 2.0},
+        {"name": "dev_aa", "load_E_encoder_1": [0.0, 2.0]},
+    ]
+    layers = expert_load.by_language(evaluations, ["fr", "de", "aa"])
+    assert layers == {
+        "decoder_1": {"de": [1.0]},
+        "encoder_1": {"de": [0.5, 1.5], "aa": [0.0, 2.0]},
+    }
+    figure = Figure()
+    expert_load.draw_by_language(figure, layers)
+    panels = {panel.get_title(): panel for panel in figure.axes if panel.get_title()}
+    assert list(panels) == ["decoder_1", "encoder_1"]
+    (image,) = panels["encoder_1"].get_images()
+    np.testing.assert_array_equal(image.get_array(), [[0.5, 1.5], [0.0, 2.0]])
+    assert [each.get_text() for each in panels["encoder_1"].get_yticklabels()] == ["de", "aa"]
