@@ -170,6 +170,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         self._folder, self._notes = folder(model_dir), pathlib.Path(model_dir, "checkpoints")
         self._contents, self._keep = contents, keep
         if contents is not None:
+            processes.check_shared(self._folder)
             self._folder.mkdir(parents=True, exist_ok=True)
             if processes.is_first():
                 whole = set(map(str, self.steps()))
