@@ -67,7 +67,7 @@ def test_the_whole_circle_in_a_bucket(server, tmp_path):
     settings = [f"--set={path}={value}" for path, value in _SMALL.items()]
     with server() as url:
         data, run, bundle = f"{url}/data", f"--logdir={url}/run", f"{url}/bundle"
-        files, root = fsspec.core.url_to_fs(url)
+        files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
 
         _run("data_prep.build", f"--input={corpus}", f"--out={data}", *sizes)
         made = json.loads(files.cat_file(f"{root}/data/manifest.json"))

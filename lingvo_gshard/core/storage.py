@@ -26,13 +26,9 @@ from typing import Any
 from lingvo_gshard.core import atomic_file
 
 _PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
-_EXTRAS = {"gs": "gcs", "s3": "s3"}
 _CACHE = "LINGVO_GSHARD_BUCKET_CACHE"
 _THREADS = 16
-# TensorFlow's wheels cannot open buckets, and other machines write while this one reads.
-os.environ.setdefault("EPATH_USE_TF", "0")
-for _name in ("FSSPEC_GCS", "FSSPEC_S3"):
-    os.environ.setdefault(_name, '{"use_listings_cache": false}')
+os.environ.setdefault("EPATH_USE_TF", "0")  # TensorFlow's wheels cannot open buckets.
 # Files of this machine alone; and checkpoints, which Orbax reads and writes in gs:// itself.
 _UNPUBLISHED = re.compile(r"(.*/)?(\.unfinished/.*|.*\.partial|.*\.lock|.*orbax-checkpoint-tmp.*)")
 _ORBAX = re.compile(r"(damaged_)?checkpoints/\d.*")
@@ -50,13 +46,16 @@ def path(given: str | os.PathLike[str]) -> Any:
     """
     if not is_bucket(given):
         return pathlib.Path(given)
-    scheme = str(given)[:2]
+    package = _PACKAGES[str(given)[:2]]
+    extra = package.removesuffix("fs")  # Also what fsspec calls it.
     try:
-        importlib.import_module(_PACKAGES[scheme])
-        return importlib.import_module("etils.epath").Path(given)
+        importlib.import_module(package)
     except ModuleNotFoundError as error:
-        extra = f"pip install 'lingvo_gshard[{_EXTRAS[scheme]}]'"
-        raise ValueError(f"{given} needs {error.name}: {extra}.") from error
+        raise ValueError(f"{given}: pip install 'lingvo_gshard[{extra}]'.") from error
+    # Other machines may write while this one reads.
+    config = importlib.import_module("fsspec.config").conf.setdefault(extra, {})
+    config.setdefault("use_listings_cache", False)
+    return importlib.import_module("etils.epath").Path(given)
 
 
 def cached(folder: str | os.PathLike[str], name: str, sha256: str) -> pathlib.Path:
@@ -114,7 +113,7 @@ def working(folder: str | os.PathLike[str], keep: bool = False) -> Iterator[path
 
 
 def publish(folder: str | os.PathLike[str]) -> None:
-    """Writes the changed files of a local copy, or of what contains `folder`, to their bucket."""
+    """Writes what was changed in the local copy that contains `folder`, if any, to its bucket."""
     if copy := _copy_of(folder):
         copy.publish()
 
@@ -155,18 +154,24 @@ class _Copy:
         self._for_each(self._get, [name for name in names if not (self.here / name).exists()])
 
     def publish(self) -> None:
-        """Deletes and writes what was deleted and written here since the last time.
+        """Writes and deletes what was written and deleted here since the last time.
 
         A folder's files come before those of the folders above it, and its newest file comes last.
+        What is deleted comes in the opposite order.
         """
         times = self._times()
-        self._for_each(self._remove, self.same.keys() - times.keys())
-        changed = [name for name, time in times.items() if self.same.get(name) != time]
-        for some in _in_order({name: times[name] for name in changed}):
+        changed = {name: time for name, time in times.items() if self.same.get(name) != time}
+        for some in _in_order(changed):
             self._for_each(functools.partial(self._put, times), some)
+        gone = {name: time for name, time in self.same.items() if name not in times}
+        for some in reversed(list(_in_order(gone))):
+            self._for_each(self._remove, some)
 
     def _times(self) -> dict[str, int]:
-        found = (file for file in self.here.rglob("*") if file.is_file())
+        # Unlike rglob, os.walk goes on if Orbax renames a folder meanwhile.
+        found = (
+            pathlib.Path(root, name) for root, _, names in os.walk(self.here) for name in names
+        )
         names = {str(file.relative_to(self.here)): file for file in found}
         return {n: f.stat().st_mtime_ns for n, f in names.items() if not _UNPUBLISHED.fullmatch(n)}
 
@@ -231,9 +236,14 @@ def _announce(folder: str, here: str) -> None:
 
 @contextlib.contextmanager
 def errors(name: Any, done: str) -> Iterator[None]:
-    """Raises OSError, one line that names the file, for the many errors of buckets' libraries."""
+    """Raises OSError, one line that names the file, for the many errors of buckets' libraries.
+
+    ValueErrors, which are those of a user, stay as they are.
+    """
     try:
         yield
+    except ValueError:
+        raise
     except Exception as error:
         reason = " ".join(str(error).split()) or repr(error)
         raise OSError(f"{name} cannot be {done} ({reason}).") from error

@@ -184,9 +184,12 @@ def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
 
 def _contents(folder: str | pathlib.Path) -> _Contents:
     path = storage.path(folder) / _SPEC
-    if not path.exists():
-        raise ValueError(f"{folder}: no {_SPEC}; give a folder that `translate --export` wrote.")
-    return digests.read_json(path, _VERSION, functools.partial(json_records.read, _Contents))
+    with storage.errors(path, "read"):
+        if path.exists():
+            return digests.read_json(
+                path, _VERSION, functools.partial(json_records.read, _Contents)
+            )
+    raise ValueError(f"{folder}: no {_SPEC}; give a folder that `translate --export` wrote.")
 
 
 def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:

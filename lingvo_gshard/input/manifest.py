@@ -134,10 +134,11 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
     """
     folder = storage.path(data_dir)
     path = folder / FILE_NAME
-    if not path.is_file():
+    with storage.errors(path, "read"):
+        if path.is_file():
+            return _read_version(path, storage.modified(path))
         problem = f"no {FILE_NAME} in {folder}" if folder.is_dir() else f"no data folder {folder}"
-        raise ValueError(f"{problem}: prepare it with {_COMMAND}{folder}")
-    return _read_version(path, storage.modified(path))
+    raise ValueError(f"{problem}: prepare it with {_COMMAND}{folder}")
 
 
 @functools.lru_cache(maxsize=1)  # A manifest of 100,000 files takes seconds to read.

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import sys
 
 import fsspec
 import pytest
@@ -121,6 +122,6 @@ def test_mistakes_name_the_bucket_and_not_the_copy(bucket):
 
 
 def test_a_package_that_is_missing_is_named(monkeypatch):
-    monkeypatch.setitem(storage._PACKAGES, "gs", "no_such_package")
-    with pytest.raises(ValueError, match=r"gs://a/b needs no_such_package: pip install .*\[gcs\]"):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(ValueError, match=r"gs://a/b: pip install 'lingvo_gshard\[gcs\]'"):
         storage.path("gs://a/b")
