@@ -1,7 +1,4 @@
-"""The formats of parallel text. Each source yields rows of (language, pair) as a stream.
-
-Those in one language are here; see also multilingual.py and parquet.py.
-"""
+"""Formats of parallel text, as streams of rows; see also multilingual.py and parquet.py."""
 
 import dataclasses
 import itertools
@@ -46,10 +43,7 @@ class Source:
         return [tsv.WHOLE]
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
-        """Yields what is in a span, in order. Malformed rows are numbered from its start.
-
-        Raises ValueError if it is not in its format.
-        """
+        """Yields a span's rows in order, numbered from its start; ValueError for another format."""
         raise NotImplementedError
 
 
@@ -85,10 +79,7 @@ class TsvFile(_LineFile):
 
 @dataclasses.dataclass(frozen=True)
 class ColumnsFile(_LineFile):
-    """Lines of columns between tabs, as mined text has; their numbers begin at 0.
-
-    Lines with a lower score than `min_score` are dropped, if a column has one.
-    """
+    """Columns between tabs, numbered from 0. Lines with a score below `min_score` are dropped."""
 
     path: pathlib.Path
     language: str

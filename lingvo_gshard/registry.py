@@ -22,10 +22,7 @@ _experiments: dict[str, Any] = {}
 
 
 def register(cls: _Class) -> _Class:
-    """Registers a class as `<module>.<Class>`, without the module's package.
-
-    Its classmethod `params()` returns the Params of the whole experiment.
-    """
+    """Registers a class, whose `params()` returns an experiment's Params, as `<module>.<Class>`."""
     name = f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}"
     taken = _experiments.get(name)
     if taken is not None and taken is not cls:
@@ -53,10 +50,7 @@ def get_class(name: str) -> Any:
 
 
 def get_params(name: str, settings: Iterable[str] = ()) -> Params:
-    """Returns a registered experiment's Params with `path=value` settings applied in order.
-
-    Raises ValueError if the experiment, a setting, or its value is unknown.
-    """
+    """Returns an experiment's Params with `path=value` settings; ValueError as apply_setting."""
     params = get_class(name).params()
     for setting in settings:
         hyperparams.apply_setting(params, setting)

@@ -54,10 +54,7 @@ class Params:
         self._optional[name] = optional
 
     def Set(self, **values: Any) -> Self:
-        """Sets hyperparameters by name, dotted for nested ones; returns self.
-
-        Raises AttributeError for an unknown name, and ValueError if these Params are frozen.
-        """
+        """Sets values by dotted name; AttributeError for an unknown one, ValueError if frozen."""
         for path, value in values.items():
             owner, name = self._owner(path)
             setattr(owner, name, value)
@@ -183,10 +180,7 @@ def differences(ours: str, theirs: str) -> list[str]:
 
 
 def parse_setting(setting: str) -> tuple[str, object]:
-    """Splits `path=value`; a value that is no Python literal is taken as a string.
-
-    Raises ValueError if there is no `=`, or no path before it.
-    """
+    """Splits `path=value`, a Python literal or else a string; ValueError without path or `=`."""
     path, separator, text = setting.partition("=")
     if not separator or not path:
         raise ValueError(f"--set={setting}: expected path=value, such as train.max_steps=500.")
@@ -197,10 +191,7 @@ def parse_setting(setting: str) -> tuple[str, object]:
 
 
 def apply_setting(params: Params, setting: str) -> None:
-    """Changes the hyperparameter that a `path=value` setting names.
-
-    Raises ValueError if there is no such hyperparameter or the value is not of its type.
-    """
+    """Applies a `path=value` setting; ValueError for an unknown path or a value of another type."""
     path, value = parse_setting(setting)
     try:
         owner, name = params._owner(path)

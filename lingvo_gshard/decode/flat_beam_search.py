@@ -172,10 +172,7 @@ class _Loop:
         )
 
     def results(self, s: NestedMap) -> Hypotheses:
-        """Returns the finished hypotheses.
-
-        An example that has none gets its best active one, which reached the last step without EOS.
-        """
+        """Returns the finished hypotheses, or the best active one of an example that has none."""
         found, max_steps = s.done, self.requests.max_steps
         none = (found.lengths[:, 0] == 0) & (max_steps > 0)
         unended = none[:, None] & (tf.range(self.config.num_found) == 0)  # [B, n]

@@ -159,10 +159,7 @@ def _convolution_flops(convolution: Instruction) -> int:
 
 
 def _valid_pairs(size: int, kernel: int, out: int, window: Any) -> int:
-    """Pairs of an output's and a window's position that read an input in a WindowDimension.
-
-    The others read padding or the gaps of a dilation.
-    """
+    """Pairs of output and window positions that read an input, not padding or a dilation's gap."""
     first = np.arange(kernel) * window.window_dilation - window.padding_low
     reads = first[:, None] + np.arange(out) * window.stride
     inside = (reads >= 0) & (reads <= (size - 1) * window.base_dilation)

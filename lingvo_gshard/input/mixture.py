@@ -52,10 +52,7 @@ def sampling_weights(
 def languages_of(
     data: manifest.Manifest, split: str, codes: Sequence[str] | None
 ) -> tuple[manifest.Language, ...]:
-    """The languages with these codes, or all that have examples in the split.
-
-    Raises ValueError if the split or a language does not exist or has no examples.
-    """
+    """The languages with these codes, or all of a split; ValueError if one has no examples."""
     if split not in manifest.SPLITS:
         raise ValueError(f"split {split!r}: expected one of {', '.join(manifest.SPLITS)}")
     if codes is not None:

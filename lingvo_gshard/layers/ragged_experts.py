@@ -49,10 +49,7 @@ def ragged_experts(
     annotator: Annotator,
     arithmetic: Arithmetic,
 ) -> tf.Tensor:
-    """Applies each token's experts and sums their outputs, weighted by its gates: [G, S, M].
-
-    A choice that is not kept is left out.
-    """
+    """Sums the outputs of each token's kept choices, weighted by its gates: [G, S, M]."""
     num_experts, dim = wi_EMH.shape[:2]
     ways, _ = annotator.factor("EG")
     choices_GSC = _encode_choices(gates, num_experts, x_GSM.dtype)

@@ -100,10 +100,7 @@ def largest_of_state(
 
 
 def parse_refusal(details: str) -> Refusal:
-    """Reads the compiler's message about a program that needs too much memory.
-
-    Raises ValueError if the message does not say how much the program needs.
-    """
+    """Reads the compiler's refusal of too large a program; ValueError if it has no known form."""
     used = _USED.search(details)
     if used is None:
         raise ValueError(f"the compiler's refusal is in no known form: {details[:300]}")

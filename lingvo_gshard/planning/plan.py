@@ -38,10 +38,7 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveSum:
-    """All collectives of one kind from one layer in a call of a program, loops included.
-
-    `kind` is named as in the compiled program; `bytes` are those of the results on one core.
-    """
+    """All collectives of a kind from one layer in a call; `bytes` are the results' on one core."""
 
     kind: str
     count: int

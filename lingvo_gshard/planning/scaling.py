@@ -1,7 +1,4 @@
-"""Table 3 and Figures 7 to 9: plans of the paper's models on its own cores, beside its figures.
-
-docs/paper.md explains where the plans differ from the paper.
-"""
+"""Table 3 and Figures 7 to 9: plans of the paper's models beside its figures; see docs/paper.md."""
 
 import itertools
 import pathlib

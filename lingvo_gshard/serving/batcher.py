@@ -29,10 +29,7 @@ class _Request:
 
 
 class Batcher:
-    """Queues requests and translates them in batches, in the order of their arrival.
-
-    An asynchronous context manager; closing it cancels the waiting requests.
-    """
+    """Translates requests in batches, in the order they come; closing it cancels waiting ones."""
 
     def __init__(self, translate: Callable[[list[str]], list[NBest]], limits: Limits) -> None:
         """`translate` returns one result per line; it runs in a thread, one call at a time."""
@@ -56,10 +53,7 @@ class Batcher:
         return sum(len(one.lines) for one in self._queue if not one.result.cancelled())
 
     async def submit(self, lines: Sequence[str]) -> list[NBest]:
-        """Returns the translations of a request's lines once they are done.
-
-        Raises asyncio.QueueFull if there is no room for the lines; they may be sent again later.
-        """
+        """Returns a request's translations once done; asyncio.QueueFull if there is no room."""
         waiting, most = self.queued_lines, self._limits.queued_lines
         if waiting + len(lines) > most:
             raise asyncio.QueueFull(f"{waiting} lines are waiting, of at most {most}.")

@@ -13,10 +13,7 @@ _JAX_NAMES = {"cuda": "gpu"}
 
 
 def find() -> str | None:
-    """The platform of this machine's accelerators, `tpu` or `cuda`, or `cpu` if it has none.
-
-    None if JAX_PLATFORMS decides.
-    """
+    """This machine's accelerators, `tpu` or `cuda`, else `cpu`; None if JAX_PLATFORMS decides."""
     if os.environ.get("JAX_PLATFORMS"):
         return None
     if _num_tpu_chips():

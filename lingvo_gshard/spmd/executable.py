@@ -26,10 +26,7 @@ class Executable:
     """A compiled program. Call it with one tree of arrays per argument of the Program."""
 
     def __init__(self, program: Program, mesh: jax.sharding.Mesh, compiled: Any = None) -> None:
-        """Compiles `program` for the devices of `mesh` unless `compiled` is given.
-
-        `compiled` is its jax.stages.Compiled. Use compile_program or SavedExecutables.
-        """
+        """Compiles for the devices of `mesh`, unless the program's jax.stages.Compiled is given."""
         self.program, self.mesh = program, mesh
         self._arguments = {
             name: {

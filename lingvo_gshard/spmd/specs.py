@@ -135,10 +135,7 @@ def own_share(partitioning: Partitioning) -> Share:
 
 
 def share_of(held: Mapping[int, set[int]], process: int) -> Share:
-    """Returns the share of `process`, given the row numbers that each process's devices hold.
-
-    It is WHOLE if some process's rows are not adjacent, or the parts are not equal.
-    """
+    """Returns a process's share, given all rows; WHOLE unless they are equal, adjacent parts."""
     size, part = len(set().union(*held.values())), len(held[process])
     parts = {frozenset(range(start, start + part)) for start in range(0, size, part)}
     if size % part or parts != {frozenset(rows) for rows in held.values()}:
