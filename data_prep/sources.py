@@ -47,11 +47,16 @@ class Source:
         raise NotImplementedError
 
 
-class _LineFile(Source):
-    """A file with one pair a line, plain or gzip; a plain one is split by ranges of bytes."""
+@dataclasses.dataclass(frozen=True)
+class File(Source):
+    """A file of text in one language."""
 
     path: pathlib.Path
     language: str
+
+
+class _LineFile(File):
+    """A file with one pair a line, plain or gzip; a plain one is split by ranges of bytes."""
 
     def spans(self) -> list[range]:
         return tsv.spans(self.path)
@@ -69,8 +74,6 @@ class _LineFile(Source):
 class TsvFile(_LineFile):
     """`source<TAB>english` lines."""
 
-    path: pathlib.Path
-    language: str
     split: str | None = None
 
     def _parse(self, line: str) -> Pair:
@@ -81,8 +84,6 @@ class TsvFile(_LineFile):
 class ColumnsFile(_LineFile):
     """Columns between tabs, numbered from 0. Lines with a score below `min_score` are dropped."""
 
-    path: pathlib.Path
-    language: str
     source_column: int
     english_column: int
     score_column: int | None = None
@@ -124,8 +125,6 @@ class MosesFiles(Source):
 class JsonlFile(_LineFile):
     """One JSON object a line; dots in a field's name lead into inner objects."""
 
-    path: pathlib.Path
-    language: str
     source_field: str
     english_field: str
     split: str | None = None
@@ -139,14 +138,12 @@ class JsonlFile(_LineFile):
 
 
 @dataclasses.dataclass(frozen=True)
-class PoFile(Source):
+class PoFile(File):
     """A gettext catalog's translated messages, without the fuzzy and the obsolete ones.
 
     For a message with plurals, the first form is the singular and the last one the plural.
     """
 
-    path: pathlib.Path
-    language: str
     split: str | None = None
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:

@@ -14,17 +14,13 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 
-class _Required:
+class _Required(enum.Enum):
     """The type of REQUIRED: the value of a hyperparameter that its user must set."""
 
-    def __repr__(self) -> str:
-        return "REQUIRED"
-
-    def __deepcopy__(self, memo: dict) -> Self:
-        return self
+    REQUIRED = "required"
 
 
-REQUIRED: Any = _Required()
+REQUIRED: Any = _Required.REQUIRED
 
 
 class Params:
