@@ -197,7 +197,7 @@ def apply_setting(params: Params, setting: str) -> None:
     if isinstance(old, Params):
         inner = ", ".join(inner for inner, _ in old.Leaves(f"{path}."))
         raise ValueError(f"--set={setting}: {path} is a group of settings; set one of {inner}.")
-    if isinstance(old, enum.Enum):
+    if isinstance(old, enum.Enum) and old is not REQUIRED:
         members = type(old).__members__
         if str(value) not in members:
             raise ValueError(f"--set={setting}: {path} is one of {', '.join(members)}.")
