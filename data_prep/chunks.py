@@ -1,7 +1,6 @@
 """The first steps over one source: survey its scripts, then clean its pairs into chunks.
 
-Tasks clean a source span by span. A chunk holds pairs of one span, at most a fixed number, so that
-a step holds only one in memory:
+Tasks clean a source span by span. A chunk holds pairs of one span, few enough to be in memory:
 
     <name>.tsv          source<TAB>english, in the order of the source
     <name>.digests.npy  uint64 [n, 3]: of the pair, of the English's key, of the source's key
@@ -142,8 +141,7 @@ def clean(
 ) -> Cleaned:
     """Cleans a span of a source into chunks in `folder`, given the scripts of each language.
 
-    Training text is written normalized, dev and test unchanged. Raises ValueError if the source
-    cannot be read.
+    Training text is written normalized, dev and test unchanged. ValueError if it cannot be read.
     """
     made = Cleaned([], collections.Counter(), collections.Counter(), [])
     writer = Writer(folder, config.pairs_per_chunk)

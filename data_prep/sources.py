@@ -24,8 +24,7 @@ class Row:
 class Source:
     """One file, or whatever else is named together; sources are read in parallel.
 
-    `split` is train, dev, test, or another that is only text to decode; None distributes the pairs
-    over the first three by their English.
+    `split` is train, dev, test, or another that is only decoded; None: each pair's English decides.
     """
 
     split: str | None

@@ -43,8 +43,7 @@ def draw(
 ) -> pathlib.Path:
     """Draws pairs of a group of chunks, in one pass; writes them to `path` and returns it.
 
-    Of the `num_kept` selected pairs of all its language's groups, about `quota` are drawn. See
-    `num_copies` for the seed.
+    Of the `num_kept` pairs in all groups, about `quota` are drawn; see `num_copies`.
     """
     with (
         files.replacing(path) as partial,

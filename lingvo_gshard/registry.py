@@ -1,8 +1,7 @@
 """Registered experiments: from names to Params.
 
 A module of the `params` package registers its classes: `toy.MoE8E4L` is class MoE8E4L of
-params/toy.py. The package is found by name and imported on the first look-up, so that the library
-depends on no experiment.
+params/toy.py. It is imported on the first look-up, so the library depends on no experiment.
 """
 
 import difflib

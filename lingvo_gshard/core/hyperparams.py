@@ -37,8 +37,7 @@ class Params:
     ) -> None:
         """Defines hyperparameter `name`, an identifier that is not taken yet.
 
-        `default` also determines the type of other values. If None is one of them, `optional` is
-        the type of the rest.
+        Other values are of the type of `default`, or, with `optional`, of that type or None.
         """
         self._check_mutable()
         if not name.isidentifier() or name.startswith("_"):

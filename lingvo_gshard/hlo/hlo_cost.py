@@ -140,8 +140,7 @@ def _dot_flops(dot: Instruction, summed: Iterable[int]) -> int:
 def _convolution_flops(convolution: Instruction) -> int:
     """2 * batch * inputs * outputs * the pairs of output and window positions outside padding.
 
-    The TPU's compiler turns every product into a convolution, a batch of products into one over a
-    dilated dim.
+    The TPU's compiler turns products into convolutions, a batch of them over a dilated dim.
     """
     dims = convolution.proto.convolution_dimension_numbers
     lhs, rhs, out = *map(_shape, convolution.operands[:2]), _shape(convolution)

@@ -1,9 +1,8 @@
 """Temperature sampling over languages: which training example comes next.
 
-A language of n_l training examples is drawn with probability p_l proportional to n_l ** (1/T).
-T=1 keeps the proportions of the data; a large T makes all languages equally likely. Section 4.1
-only says that the data are imbalanced; T=5 is the value of Arivazhagan et al. (2019), on which it
-builds.
+A language of n_l training examples is drawn with probability p_l proportional to n_l ** (1/T). T=1
+keeps the proportions of the data; a large T makes all languages equally likely. Section 4.1 names
+no T; T=5 is the value of Arivazhagan et al. (2019), on which it builds.
 """
 
 import functools

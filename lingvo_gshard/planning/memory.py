@@ -14,8 +14,7 @@ from lingvo_gshard.planning import categories
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 GIB = 2.0**30
-# The compiler's refusal says `Used 16.50G of 15.48G hbm`, or names the temporaries alone; then it
-# lists its largest buffers.
+# The refusal says `Used 16.50G of 15.48G hbm`, or names temporaries alone; then its buffers.
 _USED = re.compile(r"Used (\S+) of \S+ hbm|\((\S+)\) exceeds available HBM")
 _ALLOCATION = re.compile(
     r"Size: (?P<size>\S+)\n(?:\s+Operator: op_name=\"(?P<op_name>[^\"]*)\".*\n)?"

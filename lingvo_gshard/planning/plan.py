@@ -93,8 +93,7 @@ class ProgramPlan:
 
     `suspicious` describes what a well partitioned program would not have. A program fits if the
     compiler accepts it; otherwise it has no cost. Lowering goes from the layers to an exported
-    program, compiling from there to the cores' own program; its CPU seconds are those of all
-    threads.
+    program, compiling from there to the cores' own; its CPU seconds are all threads'.
     """
 
     batch: Batch

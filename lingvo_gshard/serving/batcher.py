@@ -13,8 +13,7 @@ from lingvo_gshard.decode.translator import NBest
 class Limits:
     """The sizes of batches and of the queue, in lines; a larger request forms its own batch.
 
-    A request that would overfill the queue is refused. The first one of a batch waits `wait_secs`
-    for others.
+    A request without room is refused. The first one of a batch waits `wait_secs` for others.
     """
 
     batch_lines: int = 64

@@ -94,8 +94,7 @@ def device_mesh(
 ) -> jax.sharding.Mesh:
     """The partitioning's mesh as JAX's: partition i runs on devices[mesh.devices[i]].
 
-    The devices are jax.devices() by default. Raises ValueError, prefixed by `name`, if there are
-    more partitions than devices.
+    The default is jax.devices(). ValueError, prefixed by `name`, if they are too few.
     """
     devices = list(jax.devices() if devices is None else devices)
     mesh = partitioning.mesh

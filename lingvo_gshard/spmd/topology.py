@@ -105,8 +105,7 @@ def _description(kind: str, sizes: str) -> Any:
 def tpu(kind: str, num_cores: int) -> str:
     """The topology of that many cores, as near to a square or cube as possible.
 
-    tpu("v3", 2048) is `v3:32x32`. Raises ValueError unless num_cores is a power of two of 8 or
-    more.
+    tpu("v3", 2048) is `v3:32x32`. ValueError unless it is a power of two from 8.
     """
     if num_cores < 8 or num_cores & (num_cores - 1):
         raise ValueError(f"A TPU pod has 8, 16, 32, ... cores, not {num_cores}.")

@@ -101,8 +101,7 @@ class Programs:
 def step_of(model_fn: ModelFn, mode: ModeKeys, params: Any) -> Step:
     """Returns a function (state, batch) -> NestedMap, which calls `model_fn` once.
 
-    It returns the new state and the metrics, loss included; in EVAL the sums and weights of each
-    metric; in PREDICT the predictions.
+    It returns state and metrics with loss; in EVAL metrics' sums and weights; or predictions.
     """
 
     def step(state: NestedMap, batch: NestedMap) -> NestedMap:

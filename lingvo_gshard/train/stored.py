@@ -94,8 +94,7 @@ class Stored:
 class SavedArray:
     """An array of a checkpoint or of exported files; an index of slices reads a part of it.
 
-    A part that consists of whole experts is compared with the fingerprints, if there are any;
-    `damaged` makes the error.
+    Parts of whole experts are compared with any fingerprints; `damaged` makes the error.
     """
 
     name: str
