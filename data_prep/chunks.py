@@ -1,7 +1,6 @@
 """The first steps over one source: survey its scripts, then clean its pairs into chunks.
 
-Tasks clean a source span by span. A chunk holds pairs of one span, at most a fixed number, so that
-a step holds only one in memory:
+Tasks clean a source span by span. A chunk holds pairs of one span, few enough to be in memory:
 
     <name>.tsv          source<TAB>english, in the order of the source
     <name>.digests.npy  uint64 [n, 3]: of the pair, of the English's key, of the source's key
@@ -34,10 +33,7 @@ Dropped = collections.Counter[tuple[str, Rule]]  # Numbers of pairs by language 
 
 @dataclasses.dataclass(frozen=True)
 class Chunk:
-    """One chunk of one split of a language; `path` is the path of its text.
-
-    `start` is the position of its first pair among those of the split and language.
-    """
+    """A chunk of a language's split: its pairs from position `start` on; `path` has their text."""
 
     split: str
     language: str
@@ -115,10 +111,7 @@ class Writer:
 
 @dataclasses.dataclass(frozen=True)
 class Cleaned:
-    """The chunks of a source or span, and how many pairs were dropped and repaired by language.
-
-    `malformed` are the first of its rows without a pair.
-    """
+    """What a source or span became: chunks, counts by language, and its first malformed rows."""
 
     chunks: list[Chunk]
     dropped: Dropped
@@ -148,8 +141,7 @@ def clean(
 ) -> Cleaned:
     """Cleans a span of a source into chunks in `folder`, given the scripts of each language.
 
-    Training text is written normalized, dev and test unchanged. Raises ValueError if the source
-    cannot be read.
+    Training text is written normalized, dev and test unchanged. ValueError if it cannot be read.
     """
     made = Cleaned([], collections.Counter(), collections.Counter(), [])
     writer = Writer(folder, config.pairs_per_chunk)
@@ -186,10 +178,7 @@ def _well_formed(rows: Iterable[Row], made: Cleaned) -> Iterator[tuple[str, Pair
 
 
 def _held_out_split(english: str, held_out_share: float) -> str:
-    """Returns the split of a pair, by a hash of its English, for a source without a split.
-
-    Sentences that differ only in case or punctuation are in the same split, in every language.
-    """
+    """Returns the split of a pair by a hash of its `english_key`, the same in every language."""
     position = cleaning.digest(cleaning.english_key(english)) / 2**64
     if position < held_out_share:
         return "dev"
@@ -197,10 +186,7 @@ def _held_out_split(english: str, held_out_share: float) -> str:
 
 
 def join(source: Source, parts: Sequence[Cleaned], max_malformed_share: float) -> Cleaned:
-    """Joins what was made of a source's spans, in order; warns of its first malformed lines.
-
-    Raises ValueError if too many lines are malformed.
-    """
+    """Joins a source's spans; warns of malformed lines, and raises ValueError for too many."""
     made = Cleaned([], collections.Counter(), collections.Counter(), [])
     for part in parts:
         for bad in part.malformed[: _LOGGED_LINES - len(made.malformed)]:

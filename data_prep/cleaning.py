@@ -95,8 +95,7 @@ def broken_rule(
 ) -> Rule | None:
     """Returns the first rule that a normalized pair breaks, among those that need only the pair.
 
-    `language` and `own_scripts` are the source's. Lengths are in characters; a wide one counts as
-    three.
+    `language` and `own_scripts` are the source's. Lengths count a wide character as three.
     """
     sides = (pair.source, pair.english)
     if any("\ufffd" in side for side in sides):

@@ -1,7 +1,4 @@
-"""Writes a split in a direction: its raw text, and its selected text as records.
-
-Records are tokenized in tf.data by TensorFlow Text's SentencePiece.
-"""
+"""Writes a split in a direction: its raw text, and its selected text, tokenized, as records."""
 
 import collections
 import dataclasses
@@ -140,10 +137,7 @@ def write_text(
 
 
 def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
-    """Writes an ArrayRecord file of encoded examples; returns their number.
-
-    Raises OSError, which names the file, if it cannot be written.
-    """
+    """Writes an ArrayRecord file; returns the number of records. An OSError names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     num_records = 0
     with files.replacing(path) as partial:

@@ -123,10 +123,7 @@ def own_scripts(
 
 
 def is_mostly_foreign(text: str, own: frozenset[str]) -> bool:
-    """Returns whether most characters of a text that have a script are not of the scripts `own`.
-
-    If `own` is empty, nothing is foreign.
-    """
+    """Returns whether most letters of a text are of other scripts than `own`, if there are any."""
     if not own or {script_of(char) for char in set(text)} <= own | {None}:
         return False
     counts = count_scripts(text)

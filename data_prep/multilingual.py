@@ -45,8 +45,7 @@ class TmxFile(Source):
 class TfdsSplit(Source):
     """A split of a TensorFlow Datasets translation set, such as ted_multi_translate.
 
-    `name` and `tfds_split` are as for tfds.load, which downloads a set that is not prepared yet;
-    `languages` None takes all languages.
+    tfds.load, which downloads a set, takes `name` and `tfds_split`; `languages` None is all.
     """
 
     name: str

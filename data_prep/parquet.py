@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import pathlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,14 +14,12 @@ from data_prep.tsv import Malformed, Pair
 
 
 @dataclasses.dataclass(frozen=True)
-class ParquetFile(sources.Source):
+class ParquetFile(sources.File):
     """Named columns; dots lead into structs.
 
     Rows without a score of at least `min_score` are dropped, if a column has one.
     """
 
-    path: pathlib.Path
-    language: str
     source_column: str
     english_column: str
     score_column: str | None = None

@@ -81,8 +81,7 @@ def run_tasks(
 
     The results are kept in `folder`, and those that are there are not computed again; all runs that
     share a folder must give the same names and calls. A call is a partial application of a module's
-    function, and writes the same files whenever it runs. An exception in it ends the run and is
-    raised here.
+    function, and writes the same files whenever it runs. Its exceptions are raised here.
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}-{i:06d}.result" for i in range(len(calls))]

@@ -1,7 +1,4 @@
-"""The formats of parallel text. Each source yields rows of (language, pair) as a stream.
-
-Those in one language are here; see also multilingual.py and parquet.py.
-"""
+"""Formats of parallel text, as streams of rows; see also multilingual.py and parquet.py."""
 
 import dataclasses
 import itertools
@@ -27,8 +24,7 @@ class Row:
 class Source:
     """One file, or whatever else is named together; sources are read in parallel.
 
-    `split` is train, dev, test, or another that is only text to decode; None distributes the pairs
-    over the first three by their English.
+    `split` is train, dev, test, or another that is only decoded; None: each pair's English decides.
     """
 
     split: str | None
@@ -46,18 +42,20 @@ class Source:
         return [tsv.WHOLE]
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
-        """Yields what is in a span, in order. Malformed rows are numbered from its start.
-
-        Raises ValueError if it is not in its format.
-        """
+        """Yields a span's rows in order, numbered from its start; ValueError for another format."""
         raise NotImplementedError
 
 
-class _LineFile(Source):
-    """A file with one pair a line, plain or gzip; a plain one is split by ranges of bytes."""
+@dataclasses.dataclass(frozen=True)
+class File(Source):
+    """A file of text in one language."""
 
     path: pathlib.Path
     language: str
+
+
+class _LineFile(File):
+    """A file with one pair a line, plain or gzip; a plain one is split by ranges of bytes."""
 
     def spans(self) -> list[range]:
         return tsv.spans(self.path)
@@ -75,8 +73,6 @@ class _LineFile(Source):
 class TsvFile(_LineFile):
     """`source<TAB>english` lines."""
 
-    path: pathlib.Path
-    language: str
     split: str | None = None
 
     def _parse(self, line: str) -> Pair:
@@ -85,13 +81,8 @@ class TsvFile(_LineFile):
 
 @dataclasses.dataclass(frozen=True)
 class ColumnsFile(_LineFile):
-    """Lines of columns between tabs, as mined text has; their numbers begin at 0.
+    """Columns between tabs, numbered from 0. Lines with a score below `min_score` are dropped."""
 
-    Lines with a lower score than `min_score` are dropped, if a column has one.
-    """
-
-    path: pathlib.Path
-    language: str
     source_column: int
     english_column: int
     score_column: int | None = None
@@ -133,8 +124,6 @@ class MosesFiles(Source):
 class JsonlFile(_LineFile):
     """One JSON object a line; dots in a field's name lead into inner objects."""
 
-    path: pathlib.Path
-    language: str
     source_field: str
     english_field: str
     split: str | None = None
@@ -148,14 +137,12 @@ class JsonlFile(_LineFile):
 
 
 @dataclasses.dataclass(frozen=True)
-class PoFile(Source):
+class PoFile(File):
     """A gettext catalog's translated messages, without the fuzzy and the obsolete ones.
 
     For a message with plurals, the first form is the singular and the last one the plural.
     """
 
-    path: pathlib.Path
-    language: str
     split: str | None = None
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:

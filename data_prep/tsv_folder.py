@@ -15,10 +15,7 @@ _TSV_NAME = re.compile(r"([A-Za-z0-9_-]+)-en\.tsv(\.gz)?")
 
 
 def sources_in(path: pathlib.Path, language_codes: str = "standard") -> tuple[TsvFile, ...]:
-    """Lists the files of a corpus folder.
-
-    Raises ValueError if there is no training text, or a file's name is not that of a language.
-    """
+    """Lists a corpus's files; ValueError without training text, or for a name of no language."""
     if not path.is_dir():
         raise ValueError(f"no input folder {path}")
     folders: dict[str | None, pathlib.Path] = {split: path / split for split in SPLITS}

@@ -44,8 +44,7 @@ def draw(
 ) -> pathlib.Path:
     """Draws pairs of a group of chunks, in one pass; writes them to `path` and returns it.
 
-    Of the `num_kept` selected pairs of all its language's groups, about `quota` are drawn. See
-    `num_copies` for the seed.
+    Of the `num_kept` pairs in all groups, about `quota` are drawn; see `num_copies`.
     """
     with (
         files.replacing(path) as partial,
@@ -77,10 +76,7 @@ def train_drawn(
     data_dir: pathlib.Path,
     side: Side,
 ) -> manifest.Vocabulary:
-    """Trains a side's vocabulary on the pairs in the files `drawn`, each with its language.
-
-    Raises as `train`.
-    """
+    """Trains a side's vocabulary on the files `drawn`, each with its language; see `train`."""
     turned = [(one, file) for code, file in drawn for one in directions.of(code, config.directions)]
     tokens = sorted({one.token for one, _ in turned} - {""}) if side is Side.SOURCE else []
     sentences: Iterable[str] = (

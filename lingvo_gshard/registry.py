@@ -1,8 +1,7 @@
 """Registered experiments: from names to Params.
 
 A module of the `params` package registers its classes: `toy.MoE8E4L` is class MoE8E4L of
-params/toy.py. The package is found by name and imported on the first look-up, so that the library
-depends on no experiment.
+params/toy.py. It is imported on the first look-up, so the library depends on no experiment.
 """
 
 import difflib
@@ -22,10 +21,7 @@ _experiments: dict[str, Any] = {}
 
 
 def register(cls: _Class) -> _Class:
-    """Registers a class as `<module>.<Class>`, without the module's package.
-
-    Its classmethod `params()` returns the Params of the whole experiment.
-    """
+    """Registers a class, whose `params()` returns an experiment's Params, as `<module>.<Class>`."""
     name = f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}"
     taken = _experiments.get(name)
     if taken is not None and taken is not cls:
@@ -53,10 +49,7 @@ def get_class(name: str) -> Any:
 
 
 def get_params(name: str, settings: Iterable[str] = ()) -> Params:
-    """Returns a registered experiment's Params with `path=value` settings applied in order.
-
-    Raises ValueError if the experiment, a setting, or its value is unknown.
-    """
+    """Returns an experiment's Params with `path=value` settings; ValueError as apply_setting."""
     params = get_class(name).params()
     for setting in settings:
         hyperparams.apply_setting(params, setting)

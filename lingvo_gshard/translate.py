@@ -101,8 +101,7 @@ def _translate_file(translator: Translator, source: pathlib.Path, target: pathli
 def read_lines(stream: io.BufferedIOBase) -> Iterator[list[str]]:
     """Yields the lines of a stream of bytes, without their ends, as soon as they arrive.
 
-    Only a newline ends a line, not a mark such as U+2028. Bytes that are not UTF-8 become
-    replacement characters.
+    Only a newline ends a line, not U+2028. Bytes not UTF-8 become replacement characters.
     """
     unfinished: list[bytes] = []  # The parts of a line whose end has not arrived.
     while data := stream.read1(_READ_BYTES):

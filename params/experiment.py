@@ -16,10 +16,7 @@ from lingvo_gshard.train.config import train_params
 
 
 class TranslationExperiment:
-    """An MoE Transformer that translates many languages into English.
-
-    Subclasses set the numbers, which have the paper's names (section 4.3, A.2).
-    """
+    """An MoE Transformer into English; subclasses set the numbers, as named in 4.3 and A.2."""
 
     NUM_LAYERS: int  # Half of them in the encoder, half in the decoder.
     MODEL_DIM: int  # M

@@ -80,10 +80,7 @@ class BaseLayer:
         return InstantiableParams(cls)
 
     def __init__(self, params: hyperparams.Params, annotator: Any, path: str = "") -> None:
-        """Makes a layer with a frozen copy of `params`; `path` is dotted, empty for the root.
-
-        `annotator` is a sharding.annotator.Annotator.
-        """
+        """`annotator` is a sharding.annotator.Annotator; `path` is dotted, empty for the root."""
         self.p = params.Copy().Freeze()
         self.path = path
         self._annotator = annotator

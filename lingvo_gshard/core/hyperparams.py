@@ -14,17 +14,13 @@ from collections.abc import Iterator
 from typing import Any, Self
 
 
-class _Required:
+class _Required(enum.Enum):
     """The type of REQUIRED: the value of a hyperparameter that its user must set."""
 
-    def __repr__(self) -> str:
-        return "REQUIRED"
-
-    def __deepcopy__(self, memo: dict) -> Self:
-        return self
+    REQUIRED = "required"
 
 
-REQUIRED: Any = _Required()
+REQUIRED: Any = _Required.REQUIRED
 
 
 class Params:
@@ -41,8 +37,7 @@ class Params:
     ) -> None:
         """Defines hyperparameter `name`, an identifier that is not taken yet.
 
-        `default` also determines the type of other values. If None is one of them, `optional` is
-        the type of the rest.
+        Other values are of the type of `default`, or, with `optional`, of that type or None.
         """
         self._check_mutable()
         if not name.isidentifier() or name.startswith("_"):
@@ -54,10 +49,7 @@ class Params:
         self._optional[name] = optional
 
     def Set(self, **values: Any) -> Self:
-        """Sets hyperparameters by name, dotted for nested ones; returns self.
-
-        Raises AttributeError for an unknown name, and ValueError if these Params are frozen.
-        """
+        """Sets values by dotted name; AttributeError for an unknown one, ValueError if frozen."""
         for path, value in values.items():
             owner, name = self._owner(path)
             setattr(owner, name, value)
@@ -183,10 +175,7 @@ def differences(ours: str, theirs: str) -> list[str]:
 
 
 def parse_setting(setting: str) -> tuple[str, object]:
-    """Splits `path=value`; a value that is no Python literal is taken as a string.
-
-    Raises ValueError if there is no `=`, or no path before it.
-    """
+    """Splits `path=value`, a Python literal or else a string; ValueError without path or `=`."""
     path, separator, text = setting.partition("=")
     if not separator or not path:
         raise ValueError(f"--set={setting}: expected path=value, such as train.max_steps=500.")
@@ -197,10 +186,7 @@ def parse_setting(setting: str) -> tuple[str, object]:
 
 
 def apply_setting(params: Params, setting: str) -> None:
-    """Changes the hyperparameter that a `path=value` setting names.
-
-    Raises ValueError if there is no such hyperparameter or the value is not of its type.
-    """
+    """Applies a `path=value` setting; ValueError for an unknown path or a value of another type."""
     path, value = parse_setting(setting)
     try:
         owner, name = params._owner(path)
@@ -210,7 +196,7 @@ def apply_setting(params: Params, setting: str) -> None:
     if isinstance(old, Params):
         inner = ", ".join(inner for inner, _ in old.Leaves(f"{path}."))
         raise ValueError(f"--set={setting}: {path} is a group of settings; set one of {inner}.")
-    if isinstance(old, enum.Enum):
+    if isinstance(old, enum.Enum) and old is not REQUIRED:
         members = type(old).__members__
         if str(value) not in members:
             raise ValueError(f"--set={setting}: {path} is one of {', '.join(members)}.")

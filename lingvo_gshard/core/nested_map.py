@@ -26,10 +26,7 @@ class NestedMap(dict):
         return [leaf for _, leaf in self.FlattenItems()]
 
     def Pack(self, leaves: Iterable[Any]) -> "NestedMap":
-        """A tree of the same structure with other leaves, given in Flatten's order.
-
-        Raises ValueError if their number differs from this tree's.
-        """
+        """This structure with other leaves, in Flatten's order; ValueError for another number."""
         leaves = list(leaves)
         expected = len(self.Flatten())
         if len(leaves) != expected:

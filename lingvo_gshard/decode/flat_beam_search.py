@@ -5,8 +5,7 @@ places, regardless of the hypotheses that they extend. A 0/1 mask [B, k, P] mark
 active hypothesis. When the beam branches, only this mask is reordered. The sequence can grow in
 stages, so that early steps attend to few places.
 
-B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, P = T * k places, or
-the places of the current stage.
+B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, P places.
 """
 
 import dataclasses
@@ -172,10 +171,7 @@ class _Loop:
         )
 
     def results(self, s: NestedMap) -> Hypotheses:
-        """Returns the finished hypotheses.
-
-        An example that has none gets its best active one, which reached the last step without EOS.
-        """
+        """Returns the finished hypotheses, or the best active one of an example that has none."""
         found, max_steps = s.done, self.requests.max_steps
         none = (found.lengths[:, 0] == 0) & (max_steps > 0)
         unended = none[:, None] & (tf.range(self.config.num_found) == 0)  # [B, n]
@@ -215,8 +211,7 @@ class _Loop:
         """Returns the numbers [B, k, V] that continuations are ranked by.
 
         These are log-probabilities or, with a temperature, log p / temperature + g with g drawn
-        from Gumbel's distribution: the token with the largest sum is a sample from the softmax of
-        log p / temperature.
+        from Gumbel's distribution: the token with the largest sum is a sample of that softmax.
         """
         if self.config.temperature is None:
             return log_probs
@@ -285,9 +280,8 @@ class _Loop:
         """Returns bool [B]: whether the active hypotheses can still change the n best.
 
         Let p <= 0 be an active hypothesis' log-probability, and let a continuation end with q <= p
-        at a length l <= L. Since q <= 0 and 0 < lp(l) <= lp(L) (alpha is not negative),
-        q / lp(l) <= q / lp(L) <= p / lp(L). As cp <= 0, its score q / lp(l) + cp is at most
-        p / lp(L).
+        at a length l <= L. Since q <= 0 and 0 < lp(l) <= lp(L) (alpha is not negative), q / lp(l)
+        <= q / lp(L) <= p / lp(L). As cp <= 0, the same bounds its score q / lp(l) + cp.
         """
         may_go_on = step < self.requests.max_steps
         if self.config.temperature is not None:

@@ -14,8 +14,7 @@ from lingvo_gshard.spmd import processes
 
 # This many batches of lines are sorted by length together; with more there is less padding.
 _WINDOW_BATCHES = 16
-# Where to cut long text, best first: after a sentence (in many scripts, with closing quotes), at a
-# comma or dash, between words.
+# Where to cut long text: after a sentence (and its quotes), at a comma or dash, between words.
 _BREAKS = (
     re.compile(r"[.!?;…。！？；।॥؟۔።]+[\"'»”’)\]]*\s*"),
     re.compile(r"[,:،、，：]\s*|\s[-–—]\s"),

@@ -87,10 +87,7 @@ class Comparison:
 
 
 def smoothed(values: Sequence[float], window: int = _WINDOW) -> list[float]:
-    """The mean of a sliding window around each value, cut off at the ends.
-
-    Fewer values than a window stay as they are.
-    """
+    """The mean of a window around each value, cut off at the ends; fewer values are left alone."""
     if len(values) < window:
         return list(values)
     before, after = window // 2, window - window // 2

@@ -143,10 +143,7 @@ def available() -> list[str]:
 
 
 def score(metric: str, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """The score of a corpus by one of METRICS, with sacreBLEU's defaults for all else.
-
-    Raises ValueError unless there are hypotheses, and one reference for each.
-    """
+    """The score of a corpus by one of METRICS; ValueError unless each line has a reference."""
     if not hypotheses or len(hypotheses) != len(references):
         raise ValueError(
             f"got {len(hypotheses)} hypotheses and {len(references)} references to score; expected "

@@ -50,10 +50,7 @@ class RunFacts:
 
 
 def report(run: Run) -> pathlib.Path:
-    """Writes LOGDIR/report.html of the run so far and returns its path.
-
-    Raises ValueError if the run has not trained a step yet, or the folder holds another model.
-    """
+    """Writes a run's LOGDIR/report.html; returns its path. Raises as `write` and check_folder."""
     params, p = run.params, run.params.input
     run.estimator.check_folder()
     task = TranslationModel(params, run.estimator.partitioning).task

@@ -20,8 +20,7 @@ def tables(folders: Mapping[str, pathlib.Path], codes: Collection[str]) -> Itera
     """Yields tables that compare the first run with each other one, by each available metric.
 
     The folders, by the runs' names, are what `--mode=decode` wrote, with the languages `codes`.
-    Raises ValueError if there is one run only, SACREBLEU_SEED is `none`, a file is missing, or the
-    references differ.
+    ValueError for one run only, SACREBLEU_SEED `none`, missing files, or other references.
     """
     (first, base), *others = folders.items()
     if not others:

@@ -30,9 +30,8 @@ _PASSING = frozenset(["bitcast", "convert", "copy", "reshape", "transpose"])
 class Collective:
     """One collective of one partition's program. A start and its done count as one.
 
-    `result_bytes` are those of its results on one partition, each time it runs; several tensors
-    may share one collective. `times` is how often it runs in one call of the program, by
-    trip_counts.py.
+    `result_bytes` are those of its results on one partition, each time it runs; several tensors may
+    share one collective. `times` is how often a call of the program runs it.
     """
 
     kind: str

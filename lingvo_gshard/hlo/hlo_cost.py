@@ -140,8 +140,7 @@ def _dot_flops(dot: Instruction, summed: Iterable[int]) -> int:
 def _convolution_flops(convolution: Instruction) -> int:
     """2 * batch * inputs * outputs * the pairs of output and window positions outside padding.
 
-    The TPU's compiler turns every product into a convolution, a batch of products into one over a
-    dilated dim.
+    The TPU's compiler turns products into convolutions, a batch of them over a dilated dim.
     """
     dims = convolution.proto.convolution_dimension_numbers
     lhs, rhs, out = *map(_shape, convolution.operands[:2]), _shape(convolution)
@@ -159,10 +158,7 @@ def _convolution_flops(convolution: Instruction) -> int:
 
 
 def _valid_pairs(size: int, kernel: int, out: int, window: Any) -> int:
-    """Pairs of an output's and a window's position that read an input in a WindowDimension.
-
-    The others read padding or the gaps of a dilation.
-    """
+    """Pairs of output and window positions that read an input, not padding or a dilation's gap."""
     first = np.arange(kernel) * window.window_dilation - window.padding_low
     reads = first[:, None] + np.arange(out) * window.stride
     inside = (reads >= 0) & (reads <= (size - 1) * window.base_dilation)

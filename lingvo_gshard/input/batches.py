@@ -20,8 +20,7 @@ _PREFETCHED_BATCHES = 4
 class TranslationInput:
     """An iterator of batches over a prepared data folder.
 
-    A batch is a NestedMap of int32 arrays [B, L], except for the float32 target_weights. The
-    docstring of packing.py shows an example.
+    A batch is a NestedMap of int32 arrays [B, L], but float32 weights, as packing.py shows.
 
         features: source_ids, source_segment_ids, source_positions,
                   target_ids, target_segment_ids, target_positions

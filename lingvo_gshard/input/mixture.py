@@ -1,9 +1,8 @@
 """Temperature sampling over languages: which training example comes next.
 
-A language of n_l training examples is drawn with probability p_l proportional to n_l ** (1/T).
-T=1 keeps the proportions of the data; a large T makes all languages equally likely. Section 4.1
-only says that the data are imbalanced; T=5 is the value of Arivazhagan et al. (2019), on which it
-builds.
+A language of n_l training examples is drawn with probability p_l proportional to n_l ** (1/T). T=1
+keeps the proportions of the data; a large T makes all languages equally likely. Section 4.1 names
+no T; T=5 is the value of Arivazhagan et al. (2019), on which it builds.
 """
 
 import functools
@@ -52,10 +51,7 @@ def sampling_weights(
 def languages_of(
     data: manifest.Manifest, split: str, codes: Sequence[str] | None
 ) -> tuple[manifest.Language, ...]:
-    """The languages with these codes, or all that have examples in the split.
-
-    Raises ValueError if the split or a language does not exist or has no examples.
-    """
+    """The languages with these codes, or all of a split; ValueError if one has no examples."""
     if split not in manifest.SPLITS:
         raise ValueError(f"split {split!r}: expected one of {', '.join(manifest.SPLITS)}")
     if codes is not None:

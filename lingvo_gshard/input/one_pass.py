@@ -133,8 +133,7 @@ class OnePassBatches(grain.MapDataset[NestedMap]):
 def _bundles(lengths: np.ndarray, size: int) -> np.ndarray:
     """Groups examples of int [n, 2] lengths by similar lengths: int [n / size, size] indices.
 
-    An index of -1 is an example that the last bundle lacks. The bundles are in the order of their
-    first examples.
+    An index of -1 is one that the last bundle lacks. Bundles are ordered by first examples.
     """
     num_bundles = -(-len(lengths) // size)
     by_source = np.argsort(lengths[:, 0], kind="stable")

@@ -112,10 +112,7 @@ def plan_at_most(lengths: np.ndarray, shape: RowShape, num_rows: int) -> list[li
 
 
 def fill(rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowShape) -> NestedMap:
-    """The features and labels of planned rows, as shown in the module's docstring.
-
-    They are arrays [len(rows), L]: target_weights of float32, the others of int32.
-    """
+    """The features and labels of rows, as above: int32 [rows, L], target_weights float32."""
     members = [examples[index] for row in rows for index in row]
     sizes = np.array([len(row) for row in rows], np.int64)
     source = side([example.source_ids for example in members], sizes, shape.source_len)
@@ -141,10 +138,7 @@ def fill(rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowS
 
 
 def side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.ndarray:
-    """One side's ids, segment ids and positions, int32 [3, rows, L].
-
-    Row i holds the next sizes[i] of the `members`, one after another.
-    """
+    """Ids, segment ids and positions, int32 [3, rows, L]; row i has the next sizes[i] members."""
     lengths = np.array([len(ids) for ids in members], np.int64)
     starts = np.cumsum(lengths) - lengths  # Index of each pair's first token.
     firsts = np.cumsum(sizes) - sizes  # Index of each row's first pair.

@@ -22,10 +22,7 @@ _MAX_OPEN_FILES = 256
 
 
 class RecordSource:
-    """The examples of one split of one or more languages, indexed over all their files.
-
-    `sizes` are the numbers of examples of the languages, in order.
-    """
+    """The examples of a split of some languages, `sizes` of each, indexed over all their files."""
 
     def __init__(
         self, data_dir: str | pathlib.Path, *records: manifest.Records, hashed: bool = True
@@ -46,10 +43,7 @@ class RecordSource:
         return int(self._ends[-1])
 
     def read(self, indices: np.ndarray) -> list[Example]:
-        """The examples at int [n] indices, in their order; reads each file once.
-
-        Raises ValueError if a file is damaged or its number of records is not the manifest's.
-        """
+        """The examples at int [n] indices, reading each file once; ValueError if one is damaged."""
         found = np.empty(len(indices), object)
         shard_of = np.searchsorted(self._ends, indices, side="right")
         by_shard = np.argsort(shard_of, kind="stable")

@@ -1,10 +1,9 @@
 """What FProp takes besides weights and inputs, and what it reports besides its output.
 
-A layer computes a product with a large weight by
-`context.product("BLH", context.arithmetic.project, x, weight)`: the dims of the result, a function
-that is linear in each of its factors, so that its gradients don't need its result, and all factors
-that have gradients. Depending on the pass, the product is computed, computed and recorded, or
-replaced by the recorded result.
+A layer computes a product with a large weight by `context.product("BLH",
+context.arithmetic.project, x, weight)`: the dims of the result, a function that is linear in each
+of its factors, so that its gradients don't need its result, and all factors that have gradients. A
+pass computes the product, computes and records it, or replays the record.
 """
 
 import dataclasses
@@ -27,8 +26,7 @@ _INDEX_STRIDE = 0x3779B1B5
 class Mode(enum.Enum):
     """What the program is for.
 
-    Only TRAIN is random. In DECODE a batch may have any number of tokens; in the others the size of
-    the groups must divide it.
+    Only TRAIN is random. Only in DECODE may the groups' size not divide a batch's tokens.
     """
 
     TRAIN = "train"

@@ -1,7 +1,4 @@
-"""The dense position-wise layers: feed-forward and layer normalization.
-
-B batch, L length, M model, H hidden.
-"""
+"""Dense layers: feed-forward and layer normalization. B batch, L length, M model, H hidden."""
 
 import tensorflow as tf
 

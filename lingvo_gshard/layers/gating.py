@@ -1,8 +1,7 @@
 """Top-2 gating with auxiliary loss: Algorithm 1 as pure functions, for all groups at once.
 
-G groups, S tokens of a group, E experts, C capacity of an expert in a group. A name's suffix
-gives its dims: `gates_GSE`. All floats are float32; masks are floats that hold 0 or 1. Line
-numbers are those of Algorithm 1.
+G groups, S tokens of a group, E experts, C capacity of an expert in a group. A name's suffix gives
+its dims: `gates_GSE`. All floats are float32; masks are floats, 0 or 1. Lines are Algorithm 1's.
 """
 
 import dataclasses
@@ -176,8 +175,7 @@ def positions(mask_GSE: tf.Tensor, taken_GE: tf.Tensor) -> tf.Tensor:
     """Positions in the buffers of the experts that the mask chooses, int32 [G, S].
 
     These are the counters c_E of lines 7 to 11 and 18 to 22, which start at `taken_GE`. In the
-    order of the sequence, a counter advances for each token that chose the expert, whether or not
-    it is then dispatched.
+    order of the sequence, each token that chose the expert counts, dispatched or not.
     """
     before_GSE = tf.cumsum(mask_GSE, axis=1, exclusive=True) + taken_GE[:, None]
     return tf.cast(tf.reduce_sum(before_GSE * mask_GSE, -1), tf.int32)

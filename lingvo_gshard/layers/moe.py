@@ -109,8 +109,7 @@ class MoELayer(BaseLayer):
     ) -> tf.Tensor:
         """Dispatches the next C positions of every buffer in each round; [G, S, M].
 
-        There are as many rounds as the fullest buffer needs, and a partition's memory does not
-        depend on how many partitions there are.
+        The fullest buffer decides how many; memory does not grow with the number of partitions.
         """
         occupied = gates.occupied()
         context = dataclasses.replace(context, product=computed)  # No gradient needs a record.

@@ -102,10 +102,7 @@ class Pipeline:
     def __call__(
         self, x: tf.Tensor, shared: Tensors, stacks: Tensors, remat: Remat
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """As Loop, with each block's reports averaged over the microbatches.
-
-        Raises ValueError if stages or microbatches do not lie evenly on the partitions.
-        """
+        """As Loop, with reports averaged over microbatches; ValueError if partitions are uneven."""
         self._check(x.shape[0])
         loop = Loop(
             functools.partial(self._tick, [each.shape[1] for each in (x, *shared)]),

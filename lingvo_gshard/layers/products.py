@@ -116,10 +116,7 @@ def _columns_times(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
 
 
 def dot(a: tf.Tensor, b: tf.Tensor, *, transpose_b: bool = False) -> tf.Tensor:
-    """a [..., R, K] times b [..., K, N], or [..., N, K] with `transpose_b`: [..., R, N].
-
-    The factors are bfloat16, the result is float32.
-    """
+    """bfloat16 [..., R, K] times [..., K, N], or [..., N, K] to transpose: float32 [..., R, N]."""
     return tf.raw_ops.BatchMatMulV3(x=a, y=b, adj_y=transpose_b, Tout=tf.float32)
 
 

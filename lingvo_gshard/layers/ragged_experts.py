@@ -8,10 +8,9 @@ Partitions that share the experts gather each other's tokens (an all-gather), co
 assignments of their own experts, and send each token its experts' outputs (an all-to-all).
 
 G groups, S tokens of a group, M model, H hidden, E experts, X experts of one partition. W is the
-number of partitions of the experts; Q is the number of parts that tokens are split into besides.
-Such a part has R tokens and J = 2 * R assignments. T is the size of a tile, and P = J + T the
-rows of outputs, since the last tile may run over the end. A name's suffix gives its dims:
-`start_WQ`.
+number of partitions of the experts; Q is that of parts that tokens have besides. Such a part has R
+tokens and J = 2 * R assignments. T is the size of a tile, and P = J + T the rows of outputs, since
+the last tile may run over the end. A name's suffix gives its dims: `start_WQ`.
 """
 
 import functools
@@ -49,10 +48,7 @@ def ragged_experts(
     annotator: Annotator,
     arithmetic: Arithmetic,
 ) -> tf.Tensor:
-    """Applies each token's experts and sums their outputs, weighted by its gates: [G, S, M].
-
-    A choice that is not kept is left out.
-    """
+    """Sums the outputs of each token's kept choices, weighted by its gates: [G, S, M]."""
     num_experts, dim = wi_EMH.shape[:2]
     ways, _ = annotator.factor("EG")
     choices_GSC = _encode_choices(gates, num_experts, x_GSM.dtype)
@@ -160,9 +156,8 @@ def _local_outputs(
 ) -> tf.Tensor:
     """One partition's _expert_outputs; arbitrary for assignments to other partitions' experts.
 
-    `size` is T. The bounds are where this partition's assignments begin and end in the sorted
-    order, in which `expert_11P` and `token_11P` are. `position_11J` is each assignment's position
-    there. The rows are zeros.
+    `size` is T. The bounds are those of this partition's assignments in the order of `expert_11P`
+    and `token_11P`. `position_11J` is each assignment's position there. The rows are zeros.
     """
     begin, end = tf.unstack(tf.reshape(bounds_112, [2]))
     expert_P, token_P = tf.reshape(expert_11P, [-1]), tf.reshape(token_11P, [-1])

@@ -185,10 +185,7 @@ class TransformerLayer(BaseLayer):
 
 
 class TransformerStack(BaseLayer):
-    """A stack of layers, every other one with experts, and a final norm.
-
-    A block is two layers, a dense one and one with experts; without experts it is a single layer.
-    """
+    """Layers and a final norm. A block is a dense layer and, if there are any, one with experts."""
 
     layers: list[TransformerLayer]  # UNROLLED: all layers.
     block: list[TransformerLayer]  # LOOP: the layers of one block; theta.block[j] holds stacks.

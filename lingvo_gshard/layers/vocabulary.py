@@ -1,7 +1,4 @@
-"""The model's two ends: embedding of the source's and target's pieces, and cross entropy.
-
-B batch, L length, M model, V vocabulary.
-"""
+"""The model's ends: embedding and cross entropy. B batch, L length, M model, V vocabulary."""
 
 import math
 
@@ -36,10 +33,7 @@ class EmbeddingLayer(BaseLayer):
 
 
 def sinusoids(positions: tf.Tensor, dim: int) -> tf.Tensor:
-    """Sines, then cosines, of int32 positions [...], as [..., dim].
-
-    The wavelengths grow geometrically from 2 pi to 20000 pi.
-    """
+    """Sines, then cosines, of int32 positions [...], wavelengths 2 pi to 20000 pi: [..., dim]."""
     count = dim // 2
     rates = tf.constant([10000.0 ** (-i / max(1, count - 1)) for i in range(count)], tf.float32)
     angles = tf.cast(positions, tf.float32)[..., None] * rates

@@ -38,10 +38,7 @@ def num_weights(params: Params) -> int:
 
 
 def num_groups(params: Params) -> dict[str, int]:
-    """Returns how many groups of tokens a (micro)batch has in each stack with experts.
-
-    Raises ValueError if a stack's group size does not divide its tokens.
-    """
+    """Returns a (micro)batch's number of groups in each MoE stack; ValueError as moe.num_groups."""
     groups = {}
     for stack, length in STACKS.items():
         if (p := params.task.Get(stack).moe) is not None:
@@ -57,10 +54,7 @@ def bubble(params: Params) -> float:
 
 
 def check_divisible(params: Params, parts: Partitioning, rows: Collection[str] = _ROWS) -> None:
-    """Raises ValueError unless the mesh divides experts, groups, and the batches named by `rows`.
-
-    The error names the setting to change.
-    """
+    """Raises ValueError unless the mesh divides experts, groups, and the batches in `rows`."""
     sizes = {f"{name}.batch_size": ("B", params.Get(name).batch_size) for name in rows}
     if params.task.encoder.moe is not None:
         sizes["task.encoder.moe.num_experts"] = ("E", params.task.encoder.moe.num_experts)

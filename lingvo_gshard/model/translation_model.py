@@ -19,10 +19,7 @@ from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 
 class TranslationModel:
-    """Binds an experiment's task, optimizer and decoder to a partitioning.
-
-    `state_spec` holds the TensorSpecs of the state: step, theta and slots.
-    """
+    """An experiment on a partitioning; `state_spec` has the specs of step, theta and slots."""
 
     def __init__(self, params: Params, partitioning: Partitioning) -> None:
         self._params = params.Copy().Freeze()

@@ -36,10 +36,7 @@ class Candidate:
 
 
 def candidates(request: Request) -> list[Candidate]:
-    """All candidates that fit by the cost model, those with the shortest steps first.
-
-    Raises ValueError if there are none.
-    """
+    """All candidates that fit by the cost model, the fastest first; ValueError if none does."""
     state = TranslationModel(request.params, Partitioning(Mesh.flat(1), ())).state_spec
     mesh, places = request.partitioning.mesh, topology.places(request.topology)
     network = hardware.network(request.topology, [places[i] for i in mesh.devices])

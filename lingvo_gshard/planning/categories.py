@@ -58,9 +58,6 @@ def category(op_name: str) -> Category:
 
 
 def source(op_name: str) -> str:
-    """The layer that an instruction comes from, such as `encoder/layers_1/feed_forward`.
-
-    For an operation outside all layers it is the operation's own name.
-    """
+    """An instruction's layer, such as `encoder/layers_1/feed_forward`, or else its own name."""
     names = scopes(op_name)
     return "/".join(names[:-1] or names) or "unnamed"

@@ -2,8 +2,7 @@
 
 One program serves all devices, so that the program of a training step should be no larger, and no
 slower to compile, for 2048 cores than for 8. A stack of layers is a loop, so that the same should
-hold for 60 layers and 12. The compiler's time depends little on the sizes of the tensors, so a toy
-stands for the model.
+hold for 60 layers and 12. The compiler's time depends little on tensors' sizes, so a toy will do.
 """
 
 from lingvo_gshard import registry

@@ -1,9 +1,8 @@
 """Reads a compiled program: what it computes and sends, its roofline, what looks wrong in it.
 
-The roofline (section 5.2) is the time of a call if some resource were always at its peak. All
-times are seconds of one core in one call, which in training is a step. An instruction takes the
-longer of its compute and its memory time; collectives take their time on the network; nothing
-overlaps.
+The roofline (section 5.2) is the time of a call if some resource were always at its peak. All times
+are seconds of one core in one call, which in training is a step. An instruction takes the longer of
+its compute and its memory time; collectives take the network's; nothing overlaps.
 """
 
 import collections

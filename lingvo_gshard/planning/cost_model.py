@@ -164,10 +164,7 @@ class _Layout:
         return p.times // self._stages if self._is_staged(p) else is_kept * p.times
 
     def shifts(self, sizes: Mapping[str, float]) -> tuple[float, np.ndarray]:
-        """The bytes of what enters and leaves all ticks of a stage, and the moves between stages.
-
-        `sizes` are those of what travels through a stack.
-        """
+        """The bytes that enter and leave a stage's ticks, and the times of moves between stages."""
         if self._stages == 1:
             return 0.0, np.zeros(4)
         size = self.part("RBLM", self._microbatch(sizes))

@@ -196,8 +196,7 @@ class Torus:
     def _ring_load(self, groups: Groups) -> float:
         """The bytes that cross each link of rings through a group, per byte of a partition.
 
-        Groups whose members alternate share links. Cores of one chip in the same group count as
-        one member of its rings.
+        Groups whose members alternate share links. A chip's cores in a group are one member.
         """
         places = [self.places[i] for i in groups[0]]
         chips = np.array(sorted(set(places)))

@@ -14,8 +14,7 @@ from lingvo_gshard.planning import categories
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 GIB = 2.0**30
-# The compiler's refusal says `Used 16.50G of 15.48G hbm`, or names the temporaries alone; then it
-# lists its largest buffers.
+# The refusal says `Used 16.50G of 15.48G hbm`, or names temporaries alone; then its buffers.
 _USED = re.compile(r"Used (\S+) of \S+ hbm|\((\S+)\) exceeds available HBM")
 _ALLOCATION = re.compile(
     r"Size: (?P<size>\S+)\n(?:\s+Operator: op_name=\"(?P<op_name>[^\"]*)\".*\n)?"
@@ -100,10 +99,7 @@ def largest_of_state(
 
 
 def parse_refusal(details: str) -> Refusal:
-    """Reads the compiler's message about a program that needs too much memory.
-
-    Raises ValueError if the message does not say how much the program needs.
-    """
+    """Reads the compiler's refusal of too large a program; ValueError if it has no known form."""
     used = _USED.search(details)
     if used is None:
         raise ValueError(f"the compiler's refusal is in no known form: {details[:300]}")

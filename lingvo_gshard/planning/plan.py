@@ -38,10 +38,7 @@ class Times:
 
 @dataclasses.dataclass(frozen=True)
 class CollectiveSum:
-    """All collectives of one kind from one layer in a call of a program, loops included.
-
-    `kind` is named as in the compiled program; `bytes` are those of the results on one core.
-    """
+    """All collectives of a kind from one layer in a call; `bytes` are the results' on one core."""
 
     kind: str
     count: int
@@ -96,8 +93,7 @@ class ProgramPlan:
 
     `suspicious` describes what a well partitioned program would not have. A program fits if the
     compiler accepts it; otherwise it has no cost. Lowering goes from the layers to an exported
-    program, compiling from there to the cores' own program; its CPU seconds are those of all
-    threads.
+    program, compiling from there to the cores' own; its CPU seconds are all threads'.
     """
 
     batch: Batch

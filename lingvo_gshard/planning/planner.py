@@ -1,7 +1,6 @@
 """Makes plans: compiles an experiment's programs for a topology and reads the results.
 
-No arrays are made. A plan is kept in its folder, and made again only if the experiment, the code
-or the compilers have changed.
+A plan is made again only if the experiment, the code or the compilers have changed.
 """
 
 import concurrent.futures
@@ -38,8 +37,7 @@ _Result = TypeVar("_Result")
 class Request:
     """What to plan: a registered experiment on a topology such as `v3:32x32`.
 
-    `settings` are the changes to the experiment, `path=value`; `params` are the experiment with
-    those changes, vocabularies included.
+    `params` are the experiment with the changes `settings`, `path=value`, and vocabularies.
     """
 
     model: str
@@ -88,8 +86,7 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
     """The plan kept in `folder`, written there with its report after each program that it lacked.
 
     Each program is planned in a process of its own, so that its memory is measured alone and a
-    compiler that dies takes no other plan with it. Raises ValueError as `make`, or if that process
-    died.
+    compiler that dies takes no other plan with it. Raises as in_own_process.
     """
     check(request)
     fingerprint, kept = _fingerprint(request), folder / _FINGERPRINT

@@ -23,8 +23,7 @@ _Change = tuple[str, Mapping[str, object]]
 def plan_lines(request: Request, folder: pathlib.Path, save: bool = False) -> Iterator[str]:
     """Yields the plan as text, and if a training step does not fit, what would make it fit.
 
-    With `save`, the trainer's executables are saved below `folder`, or ValueError is raised if a
-    step does not fit.
+    `save` saves the trainer's executables below `folder`; ValueError if a step does not fit.
     """
     made = planner.planned(request, folder)
     yield report.text(made)
@@ -42,8 +41,7 @@ def plan_lines(request: Request, folder: pathlib.Path, save: bool = False) -> It
 def remedies(request: Request, folder: pathlib.Path) -> Iterator[Trial]:
     """Plans each change that may save memory, in folders below `folder`.
 
-    If none of them suffices alone, all that keep the batch are combined, then half of the batch
-    with them, until one fits.
+    If none suffices, all that keep the batch are combined, then half of the batch with them.
     """
     gentle, rows = list(_keeping_the_batch(request.params)), request.params.input.batch_size
     half = [] if rows % 2 else [("half as many tokens a core", {"input.batch_size": rows // 2})]

@@ -1,7 +1,4 @@
-"""Table 3 and Figures 7 to 9: plans of the paper's models on its own cores, beside its figures.
-
-docs/paper.md explains where the plans differ from the paper.
-"""
+"""Table 3 and Figures 7 to 9: plans of the paper's models beside its figures; see docs/paper.md."""
 
 import itertools
 import pathlib
@@ -23,8 +20,7 @@ _FIGURE_9_PARTITIONS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 def lines(ask: Callable[[str, str], Request], folder: pathlib.Path) -> Iterator[str]:
     """Plans the family; yields progress, then all tables.
 
-    `ask` makes the request for a model and a topology. The plans, each in a folder of its own, and
-    the pictures go to `folder`.
+    `ask` makes the request for a model and a topology. Plans and pictures go to `folder`.
     """
     plans = {}
     for run in paper.FAMILY:

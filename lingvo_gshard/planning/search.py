@@ -1,8 +1,7 @@
 """Searches for the mesh and the table with which an experiment trains fastest on a topology.
 
 The paper left the automatic choice of a partitioning to future work (section 6). Here candidates
-are generated and ranked by a cost model; XLA's own compiler judges the best few by the programs it
-makes.
+are generated and ranked by a cost model; XLA's own compiler judges the best few.
 """
 
 import dataclasses

@@ -13,8 +13,7 @@ from lingvo_gshard.decode.translator import NBest
 class Limits:
     """The sizes of batches and of the queue, in lines; a larger request forms its own batch.
 
-    A request that would overfill the queue is refused. The first one of a batch waits `wait_secs`
-    for others.
+    A request without room is refused. The first one of a batch waits `wait_secs` for others.
     """
 
     batch_lines: int = 64
@@ -29,10 +28,7 @@ class _Request:
 
 
 class Batcher:
-    """Queues requests and translates them in batches, in the order of their arrival.
-
-    An asynchronous context manager; closing it cancels the waiting requests.
-    """
+    """Translates requests in batches, in the order they come; closing it cancels waiting ones."""
 
     def __init__(self, translate: Callable[[list[str]], list[NBest]], limits: Limits) -> None:
         """`translate` returns one result per line; it runs in a thread, one call at a time."""
@@ -56,10 +52,7 @@ class Batcher:
         return sum(len(one.lines) for one in self._queue if not one.result.cancelled())
 
     async def submit(self, lines: Sequence[str]) -> list[NBest]:
-        """Returns the translations of a request's lines once they are done.
-
-        Raises asyncio.QueueFull if there is no room for the lines; they may be sent again later.
-        """
+        """Returns a request's translations once done; asyncio.QueueFull if there is no room."""
         waiting, most = self.queued_lines, self._limits.queued_lines
         if waiting + len(lines) > most:
             raise asyncio.QueueFull(f"{waiting} lines are waiting, of at most {most}.")

@@ -87,8 +87,7 @@ def check_axes(
 ) -> None:
     """Raises a ValueError, prefixed by `what`, if `axes` can't split the dimensions of `tensor`.
 
-    They can't if it is a value, if the ranks differ, or if an axis is unknown or used twice, in
-    `axes` and `more_axes` together.
+    They can't for a value, another rank, and axes unknown or twice in `axes` and `more_axes`.
     """
     check_in_graph(what, tensor)
     if len(axes) != tensor.shape.rank:

@@ -30,8 +30,7 @@ class Annotator:
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Annotates `tensor` of rank len(dims) with the sharding that the table gives its dims.
 
-        Raises ValueError if it is not a tensor of a traced function, or if `dims` have another rank
-        or a letter twice.
+        Raises ValueError outside a traced function, and for another rank or a letter twice.
         """
         annotate.check_in_graph("annotate", tensor)
         if tensor.shape.rank != len(dims):

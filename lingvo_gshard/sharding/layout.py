@@ -75,8 +75,7 @@ class Partitioning:
     def parse(mesh: Mesh, text: str) -> "Partitioning":
         """The partitioning of a table such as `BG:data+experts,E:experts,U:-`.
 
-        Each row holds letters and their axes, or `-` for none. Raises ValueError if the text means
-        something else; and as Partitioning.
+        A row has letters and their axes, or `-`. ValueError for another text; and as Partitioning.
         """
         rows: list[tuple[str, Axis]] = []
         for row in text.split(",") if text else []:

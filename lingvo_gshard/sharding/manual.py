@@ -16,8 +16,7 @@ broadcasting operation is a reduction, too: write the operation as an einsum.
 A region may also hold loops over tensors that have entered; each partition runs its own number of
 iterations. Loop bodies may hold reductions, and are not checked.
 
-The functions raise ValueError for what breaks these rules, for shapes that are not static, and for
-axes that do not fit a tensor.
+What breaks these rules, dynamic shapes, and axes that do not fit a tensor raise ValueError.
 """
 
 import dataclasses

@@ -64,9 +64,8 @@ class TracedFn:
 def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
     """Traces `annotated` into a graph in which every argument and result is annotated.
 
-    Raises ValueError if an argument or result is not divisible by its mesh axis, if a result's
-    shape is not static, if a donated argument is returned with another shape or dtype, or not at
-    all, or if `fn` reads a tf.Variable.
+    Raises ValueError if the mesh does not divide an argument or result, a result's shape is not
+    static, a donated argument does not come back as it was, or `fn` reads a tf.Variable.
     """
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
     for path, spec in leaves:

@@ -1,7 +1,4 @@
-"""Describes an AnnotatedFn before it is compiled, with the annotations inside it.
-
-print(describe(annotated_fn, partitioning).table())
-"""
+"""Describes an AnnotatedFn before it is compiled: print(describe(annotated_fn, parts).table())."""
 
 import dataclasses
 from collections.abc import Callable

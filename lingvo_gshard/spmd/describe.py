@@ -1,7 +1,4 @@
-"""Descriptions of where tensors lie: each with its sharding and its part on one device.
-
-print(describe(program).table())
-"""
+"""Where tensors lie, and their parts on one device: print(describe(program).table())."""
 
 import dataclasses
 import enum

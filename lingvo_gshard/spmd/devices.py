@@ -13,10 +13,7 @@ _JAX_NAMES = {"cuda": "gpu"}
 
 
 def find() -> str | None:
-    """The platform of this machine's accelerators, `tpu` or `cuda`, or `cpu` if it has none.
-
-    None if JAX_PLATFORMS decides.
-    """
+    """This machine's accelerators, `tpu` or `cuda`, else `cpu`; None if JAX_PLATFORMS decides."""
     if os.environ.get("JAX_PLATFORMS"):
         return None
     if _num_tpu_chips():
@@ -31,9 +28,8 @@ def _num_tpu_chips() -> int:
 def start(num_partitions: int | None = None) -> tuple[int, str]:
     """Starts JAX; returns the number of partitions and `8 x NVIDIA H100 80GB HBM3` or the like.
 
-    There are as many partitions as devices by default. Raises ValueError if the platform that was
-    prepared has no device that JAX can use, if there are fewer devices than partitions, or if
-    several processes have more.
+    There are as many partitions as devices by default. Raises ValueError if JAX can use no device
+    of the platform, or has fewer than partitions or, in several processes, more.
     """
     wanted = os.environ.get("JAX_PLATFORMS", "cpu").split(",")[0]
     if wanted == "tpu" and not _num_tpu_chips():  # libtpu would log many lines.

@@ -4,8 +4,7 @@ from lingvo_gshard.spmd import environment
 environment.prepare(num_devices=8)
 
 Compiled programs are cached in ~/.cache/lingvo_gshard, which may be deleted at any time. Set
-LINGVO_GSHARD_COMPILATION_CACHE to another folder, or to `off`. JAX's own JAX_COMPILATION_CACHE_DIR
-takes precedence over both.
+LINGVO_GSHARD_COMPILATION_CACHE to another folder, or to `off`. JAX_COMPILATION_CACHE_DIR wins.
 """
 
 import contextlib
@@ -90,8 +89,7 @@ def quiet_stderr() -> Iterator[None]:
 
     TensorFlow logs some lines before it reads TF_CPP_MIN_LOG_LEVEL. Inside this context, log lines
     below severity E are dropped; errors and lines that are no log reach standard error as before,
-    even if the import aborts the process. If the environment asks for another level than `prepare`
-    sets, nothing is dropped.
+    even if the import aborts the process. Nothing is dropped at another level than `prepare`'s.
     """
     if os.environ.get(_LOG_LEVEL, _ERRORS_ONLY) != _ERRORS_ONLY:
         yield
@@ -132,8 +130,7 @@ def _keep_freed_memory() -> None:
     """Lets each call reuse the memory of the last one's temporaries, if the C library is glibc.
 
     Getting it from the kernel again, page by page, would cost a fifth of a train step. And the heap
-    is made of huge pages, which the kernel hands out where memory is touched: that saves another
-    tenth, of lookups of addresses.
+    is made of huge pages, which saves another tenth, of lookups of addresses.
     """
     libc = ctypes.CDLL(None)
     if hasattr(libc, "mallopt"):

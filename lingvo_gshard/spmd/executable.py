@@ -17,8 +17,7 @@ from lingvo_gshard.spmd import specs
 from lingvo_gshard.spmd.program import Program
 
 # The CPU devices of one process share a thread pool, and at each collective every device of a
-# program waits in it for the others. Two programs at once can take each other's threads and
-# deadlock, so one runs at a time.
+# program waits in it for the others. Two at once can deadlock.
 ONE_AT_A_TIME = threading.Lock()
 
 
@@ -26,10 +25,7 @@ class Executable:
     """A compiled program. Call it with one tree of arrays per argument of the Program."""
 
     def __init__(self, program: Program, mesh: jax.sharding.Mesh, compiled: Any = None) -> None:
-        """Compiles `program` for the devices of `mesh` unless `compiled` is given.
-
-        `compiled` is its jax.stages.Compiled. Use compile_program or SavedExecutables.
-        """
+        """Compiles for the devices of `mesh`, unless the program's jax.stages.Compiled is given."""
         self.program, self.mesh = program, mesh
         self._arguments = {
             name: {
@@ -106,8 +102,7 @@ class Executable:
 def compile_program(program: Program, devices: Sequence[Any] | None = None) -> Executable:
     """Compiles `program` for the first of `devices`, which are jax.devices() by default.
 
-    Raises ValueError if there are more partitions than devices, if they lack a dtype, or if this
-    version of JAX cannot read the export.
+    ValueError for too few devices, a dtype they lack, or an export that this JAX cannot read.
     """
     mesh = specs.device_mesh(program.partitioning, devices, f"program {program.name}")
     return Executable(program, mesh)

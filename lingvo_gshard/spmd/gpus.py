@@ -1,7 +1,4 @@
-"""What XLA's compiler must know about a GPU to compile for one that is not at hand.
-
-The figures are those of XLA's own descriptions of these GPUs (its GpuTargetConfigProto files).
-"""
+"""What XLA must know to compile for a GPU that is not at hand, from its GpuTargetConfigProtos."""
 
 import dataclasses
 

@@ -15,10 +15,7 @@ tf.config.set_visible_devices([], "GPU")
 
 
 def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> Program:
-    """Traces, annotates and lowers `annotated` for all partitions at once; needs no devices.
-
-    Raises ValueError as annotated_fn.trace and specs.check_dtypes.
-    """
+    """Traces and lowers for all partitions, without devices. Raises as trace and check_dtypes."""
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
     specs.check_dtypes(f"{annotated.name}: argument", leaves)
     traced = annotated_fn.trace(annotated, partitioning)

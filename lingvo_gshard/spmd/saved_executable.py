@@ -38,10 +38,7 @@ _SYMBOL = re.compile(r"@([\w.$-]+)")
 
 @dataclasses.dataclass(frozen=True)
 class _Facts:
-    """The machine that an executable is for, and the SHA-256 of its program and of its file.
-
-    `device_ids` are in the mesh's order, and `versions` those of the compiler's packages.
-    """
+    """The machine that an executable is for, and the SHA-256 of its program and of its file."""
 
     platform: str
     device_kind: str
@@ -53,10 +50,7 @@ class _Facts:
 
 
 def save(compiled: Executable, folder: str | pathlib.Path) -> None:
-    """Writes an executable and its facts, in place of one with the same program's name.
-
-    Raises ValueError if the compiler cannot serialize what it has compiled.
-    """
+    """Writes an executable and its facts; ValueError if the compiler cannot serialize it."""
     program, mesh = compiled.program, compiled.mesh
     path, facts_path = _files(pathlib.Path(folder), program)
     with _one_line(f"program {program.name} cannot be saved"):

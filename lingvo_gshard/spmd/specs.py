@@ -94,8 +94,7 @@ def device_mesh(
 ) -> jax.sharding.Mesh:
     """The partitioning's mesh as JAX's: partition i runs on devices[mesh.devices[i]].
 
-    The devices are jax.devices() by default. Raises ValueError, prefixed by `name`, if there are
-    more partitions than devices.
+    The default is jax.devices(). ValueError, prefixed by `name`, if they are too few.
     """
     devices = list(jax.devices() if devices is None else devices)
     mesh = partitioning.mesh
@@ -135,10 +134,7 @@ def own_share(partitioning: Partitioning) -> Share:
 
 
 def share_of(held: Mapping[int, set[int]], process: int) -> Share:
-    """Returns the share of `process`, given the row numbers that each process's devices hold.
-
-    It is WHOLE if some process's rows are not adjacent, or the parts are not equal.
-    """
+    """Returns a process's share, given all rows; WHOLE unless they are equal, adjacent parts."""
     size, part = len(set().union(*held.values())), len(held[process])
     parts = {frozenset(range(start, start + part)) for start in range(0, size, part)}
     if size % part or parts != {frozenset(rows) for rows in held.values()}:

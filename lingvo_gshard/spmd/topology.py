@@ -41,10 +41,7 @@ _LIBTPU = {
 
 
 class OutOfMemoryError(ValueError):
-    """A program needs more memory than a device has.
-
-    `details` is the compiler's message: how much it needs, and its largest buffers.
-    """
+    """A program needs more memory than a device has; `details` is the compiler's whole message."""
 
     def __init__(self, message: str, details: str) -> None:
         super().__init__(message, details)  # All arguments, so that it can be pickled.
@@ -55,10 +52,7 @@ class OutOfMemoryError(ValueError):
 
 
 class TopologyExecutable(executable.Executable):
-    """A program compiled for a topology: it has a report and a text, but can't be called.
-
-    Without devices, a call and `place` raise ValueError.
-    """
+    """A program compiled for a topology, to be read: a call or `place` raises ValueError."""
 
     def _placed(self, *_: Any) -> list[jax.Array]:
         raise ValueError(
@@ -80,10 +74,7 @@ def is_installed(name: str) -> bool:
 
 
 def devices(name: str) -> list[Any]:
-    """The devices of a topology in its own order, such as the 128 cores of `v3:8x8`.
-
-    Raises ValueError if the topology is unknown, or the compiler for it is not installed.
-    """
+    """A topology's devices, in its order; ValueError if it is unknown or lacks its compiler."""
     form = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
     if form is None or _SIZES.get(form[1], "").count("x") != form[2].count("x"):
         raise ValueError(f"topology {name!r} is unknown; {_KNOWN}")
@@ -114,8 +105,7 @@ def _description(kind: str, sizes: str) -> Any:
 def tpu(kind: str, num_cores: int) -> str:
     """The topology of that many cores, as near to a square or cube as possible.
 
-    tpu("v3", 2048) is `v3:32x32`. Raises ValueError unless num_cores is a power of two of 8 or
-    more.
+    tpu("v3", 2048) is `v3:32x32`. ValueError unless it is a power of two from 8.
     """
     if num_cores < 8 or num_cores & (num_cores - 1):
         raise ValueError(f"A TPU pod has 8, 16, 32, ... cores, not {num_cores}.")
@@ -127,10 +117,7 @@ def tpu(kind: str, num_cores: int) -> str:
 
 
 def places(name: str) -> tuple[tuple[int, ...], ...]:
-    """Where each device is: its chip's coordinates on the torus, or (host, GPU of the host).
-
-    Raises ValueError as `devices`.
-    """
+    """Each device's chip on the torus, or (host, GPU of the host); ValueError as `devices`."""
     found = devices(name)
     if is_gpu(name):
         gpus_per_host = int(name.rpartition("x")[2])

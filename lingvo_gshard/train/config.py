@@ -23,10 +23,7 @@ _IGNORED = (
 
 
 def train_params() -> Params:
-    """Returns the settings that TPUEstimator and the trainer read from `params.train`.
-
-    None disables an optional setting; with eval_batches it means all batches.
-    """
+    """Returns the settings `params.train`; None disables one, and takes all eval_batches."""
     p = Params()
     p.Define("max_steps", REQUIRED, "The step at which training ends.")
     p.Define("iterations_per_loop", 100, "K, training steps in one call of the device program.")

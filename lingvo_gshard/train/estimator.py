@@ -81,8 +81,7 @@ class TPUEstimator:
         of saved executables to train with, instead of compiling. TensorBoard gets a summary at each
         multiple of `log_step_count_steps`.
 
-        Raises ValueError if a setting is missing or out of range, if the state has no step, or if
-        `executables` holds none.
+        ValueError for a wrong setting, a state without step, or `executables` without any.
         """
         if "train" not in params:
             raise ValueError(

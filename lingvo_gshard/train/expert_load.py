@@ -42,10 +42,7 @@ def by_layer(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def by_language(
     evaluations: Iterable[dict[str, Any]], codes: Iterable[str]
 ) -> dict[str, dict[str, list[float]]]:
-    """Returns {layer: {language: load by expert}} of each language's latest evaluation.
-
-    `evaluations` are the lines of eval_metrics.jsonl; languages are in the order of `codes`.
-    """
+    """Returns {layer: {language: load by expert}} of the last evaluations, ordered as `codes`."""
     latest = {line["name"]: line for line in evaluations}
     layers: dict[str, dict[str, list[float]]] = {}
     for code in codes:
@@ -80,10 +77,7 @@ def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
 
 
 def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
-    """Draws the experts' latest load and every other field over time.
-
-    The last one of `lines`, those of train_metrics.jsonl, determines the layers and fields.
-    """
+    """Draws the last line's loads, and its other fields over all lines of train_metrics.jsonl."""
     layers = by_layer(lines[-1])
     given = {field for values in layers.values() for field in values} - {_LOAD}
     fields = [*(field for field in _PANELS if field in given), *sorted(given - _PANELS.keys())]

@@ -100,8 +100,7 @@ def _parts(weights: Mapping[str, SavedArray], part_bytes: int) -> list[tuple[int
 def _cut(array: SavedArray, num_writers: int, part_bytes: int) -> list[_Entry]:
     """Returns an array's entries, ranges that fit in a part of each writer's experts.
 
-    An array without experts is cut, along its longest dim, only if it does not fit. One index is
-    never cut.
+    Without experts, it is cut only if it does not fit, along its longest dim; an index never.
     """
     whole, shape, axis = _Entry(array, (), array.shape), array.shape, array.spec.dims.find("E")
     if axis < 0:

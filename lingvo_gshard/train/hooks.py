@@ -74,10 +74,7 @@ def joined(calls: Sequence[TrainCall]) -> TrainCall:
 
 
 class TrainHook:
-    """The base class of hooks; by default every method does nothing.
-
-    The estimator's own hooks are called first, then those given to `train`, in their order.
-    """
+    """The base class of hooks, which do nothing by default. The estimator's own come first."""
 
     def begin(self, step: int) -> None:
         """Called before the first call; `step` steps are done."""
@@ -86,10 +83,7 @@ class TrainHook:
         """Called after every call."""
 
     def after_save(self, step: int, state: NestedMap) -> None:
-        """Called once a save has begun, but not if training was asked to stop.
-
-        The state's arrays are valid only until the next call.
-        """
+        """Called once a save has begun, unless training stops; arrays last until the next call."""
 
     def wants_to_stop(self) -> bool:
         """Returns whether training should save and end; asked before and after calls and saves."""

@@ -83,10 +83,7 @@ def groups(
 
 
 def batch_spec_of(batch: NestedMap, specs: NestedMap, share: Share) -> NestedMap:
-    """Returns the TensorSpecs of a batch of all processes, given the rows of `share` in one.
-
-    Its sizes may differ from those of `specs`, the input's TensorSpecs.
-    """
+    """Returns the specs of a whole batch, given a share of rows; sizes may differ from `specs`."""
 
     def whole(array: np.ndarray, spec: TensorSpec) -> TensorSpec:
         sizes = zip(array.shape, spec.dims, strict=True)

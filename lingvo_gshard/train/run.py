@@ -124,10 +124,7 @@ def open_run(
     executables: str | None = None,
     **decode: object,
 ) -> Run:
-    """Returns a run, with some of its `decode` settings replaced, and writes nothing yet.
-
-    `executables` is as for TPUEstimator. Raises as `experiment_params` and `make_estimator`.
-    """
+    """Returns a run with other `decode` settings. Raises as experiment_params, make_estimator."""
     params = experiment_params(launch)
     params.decode.Set(**decode)
     return Run(launch, make_estimator(params, logdir, num_partitions, executables))
@@ -219,10 +216,7 @@ def make_estimator(
 
 
 def record(launch: Launch, logdir: str) -> None:
-    """Writes into the run's folder what `translate` needs: the launch and the vocabularies.
-
-    Raises ValueError if the folder's model has other vocabularies, or the data's are damaged.
-    """
+    """Writes what `translate` needs to logdir; ValueError if it has other vocabularies."""
     data, folder = manifest.load(launch.data_dir), pathlib.Path(logdir)
     digests.verify(launch.data_dir, data.vocabulary_files)
     contents = {}

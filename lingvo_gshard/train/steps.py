@@ -1,7 +1,4 @@
-"""The estimator's four programs: initialize, train, evaluate, predict.
-
-Programs exports and compiles them when they are first needed. K steps of a call, B batch, L length.
-"""
+"""The estimator's four programs, exported and compiled on demand. K steps, B batch, L length."""
 
 import functools
 import threading
@@ -28,10 +25,7 @@ Step = Callable[[NestedMap, NestedMap], NestedMap]
 
 
 class Programs:
-    """Compiles programs on demand; several threads may share one.
-
-    The training programs that `saved` holds are loaded instead.
-    """
+    """Compiles programs on demand, in any thread; training programs that `saved` has are loaded."""
 
     def __init__(
         self,
@@ -88,10 +82,7 @@ class Programs:
         return lowering.export(annotated, self._partitioning)
 
     def _trainer(self, step: Step, batch_spec: NestedMap, num_steps: int) -> AnnotatedFn:
-        """Returns the program of K = num_steps training steps, which donates its state.
-
-        The batches are stacked, [K, B, L], and so are the metrics, [K, ...].
-        """
+        """Returns K steps, from batches [K, B, L] to metrics [K, ...]; the state is donated."""
         stacked = batch_spec.Transform(
             lambda spec: TensorSpec((num_steps, *spec.shape), spec.dtype, "K" + spec.dims)
         )
@@ -110,8 +101,7 @@ class Programs:
 def step_of(model_fn: ModelFn, mode: ModeKeys, params: Any) -> Step:
     """Returns a function (state, batch) -> NestedMap, which calls `model_fn` once.
 
-    It returns the new state and the metrics, loss included; in EVAL the sums and weights of each
-    metric; in PREDICT the predictions.
+    It returns state and metrics with loss; in EVAL metrics' sums and weights; or predictions.
     """
 
     def step(state: NestedMap, batch: NestedMap) -> NestedMap:

@@ -135,10 +135,7 @@ class SavedArray:
 
 
 def mean(arrays: Sequence[SavedArray]) -> SavedArray:
-    """Returns the mean of arrays of one shape and dtype, computed in float64 when a part is read.
-
-    Parts of each array are checked as it says; the mean has no fingerprints of its own.
-    """
+    """Returns the mean, in float64, of arrays alike, whose parts are checked when they are read."""
     last = arrays[-1]
 
     def read(index: Index) -> np.ndarray:
@@ -186,10 +183,7 @@ def first_line(error: BaseException) -> str:
 
 
 def fingerprint(array: Any, dims: str) -> list[str]:
-    """Returns 16 hexadecimal digits for each expert of a JAX array; without dim E it is one.
-
-    All processes that hold parts of it must call it.
-    """
+    """Returns 16 hex digits for each expert, or in all without dim E; all processes call it."""
     with ONE_AT_A_TIME:
         sums = np.asarray(_program(dims.upper(), array.sharding.mesh)(array))
     return [f"{high:08x}{low:08x}" for high, low in sums.tolist()]

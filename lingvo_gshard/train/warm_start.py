@@ -157,8 +157,7 @@ def summary(weights: Mapping[str, Any]) -> str:
 def _taken(before: Any, ids: Sequence[np.ndarray], new: jax.Array) -> jax.Array:
     """Returns an array like `new` whose [i, j, ...] is before[ids[0][i], ids[1][j], ...].
 
-    Where an id is -1, it keeps what `new` has. Only what this process's devices need is read, and
-    once if several of them need the same.
+    Where an id is -1, it keeps what `new` has. Only what this process's devices need is read, once.
     """
     shards = {str(shard.index): shard.data for shard in new.addressable_shards}
     read: dict[str, np.ndarray] = {}
