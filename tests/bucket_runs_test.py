@@ -55,7 +55,7 @@ def _corpus(folder):
     for split, count in {"train": 120, "dev": 9, "test": 5}.items():
         lines = [f"{words[i % 8]} {words[i // 8 % 8]} {split} {i}" for i in range(count)]
         pairs = [tsv.Pair(line[::-1], line) for line in lines]
-        tsv.write(folder / split / "aa-en.tsv", pairs)
+        tsv.write(folder / split / "aa-en.tsv.gz", pairs)
     return folder
 
 
