@@ -82,11 +82,11 @@ def test_the_whole_circle_in_a_bucket(server, tmp_path):
             process.send_signal(signal.SIGTERM)
         assert process.returncode == 75
         steps = _steps(files, root)
-        assert 1 <= len(steps) <= 2
+        assert 1 <= len(steps) <= 3  # The newest two, and the best.
 
         goal = steps[-1] + 4
         _run("lingvo_gshard.trainer", *train, f"--set=train.max_steps={goal}")
-        assert _steps(files, root) == [goal - 2, goal]
+        assert _steps(files, root)[-2:] == [goal - 2, goal]
         lines = files.cat_file(f"{root}/run/train_metrics.jsonl").decode().splitlines()
         assert [json.loads(line)["step"] for line in lines] == list(range(2, goal + 1, 2))
         for written in ("train/events*", "eval_dev/events*", "expert_load.png"):
