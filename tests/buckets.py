@@ -7,6 +7,7 @@ of those that it starts points to them.
 import contextlib
 import os
 import tempfile
+import threading
 from unittest import mock
 
 import boto3
@@ -29,6 +30,8 @@ def gcs():
             GOOGLE_CLOUD_PROJECT="project",
         ),
     ):
+        # It logs every request to a pipe, and would stop when that is full.
+        threading.Thread(target=server._process.stderr.read, daemon=True).start()
         google_storage.Client().create_bucket("bucket")
         yield "gs://bucket"
 
