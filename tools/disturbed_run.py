@@ -72,7 +72,7 @@ class Run:
 
     def incomplete_checkpoints(self) -> set[int]:
         """Returns the inodes of the checkpoints that are not complete."""
-        folder = checkpoints.folder(self.folder)
+        folder = pathlib.Path(checkpoints.folder(self.folder))
         found = set()
         for path in folder.iterdir() if folder.exists() else ():
             with contextlib.suppress(FileNotFoundError):  # The trainer may be renaming it.
