@@ -1,7 +1,6 @@
 """Cleaning of parallel text: both sides are repaired and normalized, then a pair may be dropped.
 
-The rules are tried in order, and the first one that applies counts. From dev and test only pairs
-with an empty side are dropped, so that they measure what was given.
+The first rule that applies counts. Dev and test, which measure, lose only pairs with an empty side.
 """
 
 import enum
@@ -58,8 +57,7 @@ class Rule(enum.StrEnum):
 def repair(text: str, own_scripts: frozenset[str]) -> str:
     """Repairs UTF-8 that was clearly decoded as a western encoding ("schÃ¶n").
 
-    Some orthographies have marks that look like damage. So a repair is not made if it would add
-    letters of a script that is neither the text's nor its language's.
+    Some orthographies look damaged, so no repair may add a script that is not the language's.
     """
     if not _DAMAGE.search(text):
         return text

@@ -1,7 +1,6 @@
 """What the binaries share: they parse flags, prepare the environment, and only then import.
 
-TensorFlow and JAX read the environment while they are imported. So a binary defines its flags,
-calls `run`, and names in `load` the modules that do its work.
+TensorFlow and JAX read the environment when imported, so binaries `load` the modules they need.
 """
 
 import contextlib

@@ -1,7 +1,6 @@
 """BaseLayer: a tree of layers that declare their weights and compute purely.
 
-A layer holds no tensors. It knows its weights' specs; `InitTheta` makes them, and
-`FProp(theta, ...)` is a pure function of them.
+A layer knows its weights' specs; `InitTheta` makes them, for the pure function FProp(theta, ...).
 """
 
 import dataclasses
@@ -104,8 +103,7 @@ class BaseLayer:
     ) -> None:
         """Makes a list of children; their weights are theta.<name>[i].
 
-        With `stacked`, each child stands for that many layers alike. Its weights have a leading
-        dim, and the caller of the child passes it one slice of them.
+        With `stacked`, a child stands for that many layers, and takes one slice of their weights.
         """
         self._check_new(name)
         if stacked is not None:

@@ -15,8 +15,7 @@ _MAX_STAGES = 4
 class BeamSearch:
     """The settings of a search.
 
-    Greedy decoding is beam_size 1 with length_norm_alpha 0: then no later hypothesis can beat
-    one that ended with its most probable token.
+    Greedy decoding is beam_size 1 with length_norm_alpha 0: no longer hypothesis can then win.
 
     Attributes:
       beam_size: k, the active hypotheses of each example.

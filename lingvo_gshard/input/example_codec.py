@@ -54,8 +54,7 @@ def encode_batch(
 ) -> list[bytes]:
     """Encodes n pairs at once.
 
-    The ids, int [total tokens], are those of all sources or targets, concatenated. The splits, int
-    [n + 1], are the start of each, then the end of the last.
+    Ids, int [total tokens], are concatenated; splits, int [n + 1], are their bounds.
     """
     largest = max(int(ids.max(initial=0)) for ids in (source_ids, target_ids))
     if min(int(ids.min(initial=0)) for ids in (source_ids, target_ids)) < 0 or largest >= 2**16:

@@ -44,8 +44,7 @@ class TrainingBatches(grain.MapDataset[NestedMap]):
     ) -> None:
         """Reads some examples to estimate how many of them fill a pool.
 
-        `params` are TranslationInput's, and `num_processes` is n, a divisor of the batch size.
-        Raises ValueError if none of the examples fits a row.
+        `params` are TranslationInput's. Raises ValueError if none of the examples fits a row.
         """
         super().__init__()
         self._mixture, self._params, self._shape = mixture, params, shape

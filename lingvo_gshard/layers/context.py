@@ -136,8 +136,7 @@ class Context:
 class LayerReport:
     """The statistics of one layer and batch.
 
-    `rms` is the root mean square of the layer's output, a float32 scalar. `routing` is how an MoE
-    layer routed its tokens; None for other layers.
+    `rms` is the root mean square of the layer's output, float32; `routing` is an MoE layer's.
     """
 
     rms: tf.Tensor

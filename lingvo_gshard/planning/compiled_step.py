@@ -29,8 +29,7 @@ _EXPECTED = ("all-to-all", "all-reduce", "reduce-scatter")
 class CompiledStep:
     """A compiled program in numbers, and the cost of each instruction.
 
-    `gathered_bytes` are those of each all-reduce that stands for an all-gather, by its name;
-    `uncounted_loops` are the sources of the loops of unknown length.
+    See collectives.gathered_bytes; `uncounted_loops` are the sources of loops of unknown length.
     """
 
     report: CompiledReport

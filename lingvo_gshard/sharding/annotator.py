@@ -68,8 +68,7 @@ class Annotator:
     ) -> tf.Tensor:
         """Applies `fn` to each partition's own parts of the arguments, with no communication.
 
-        `arguments` are whole tensors and their dims, `dims` those of the whole result. The
-        docstring of manual.py lists the operations that `fn` may use.
+        `arguments` are whole tensors and their dims, `dims` the result's. See manual.py for `fn`.
         """
         region = Region(self.partitioning)
         parts = [region.enter(*argument) for argument in arguments]

@@ -13,8 +13,7 @@ automatic part into one constant with two shardings, and then aborts the process
 Use a product (`tf.einsum("b,bh->h", ones, x)`) or `sum_axes` for a sum. The gradient of a
 broadcasting operation is a reduction, too: write the operation as an einsum.
 
-A region may also hold loops over tensors that have entered; each partition runs its own number of
-iterations. Loop bodies may hold reductions, and are not checked.
+It may hold loops, with reductions in their bodies; each partition runs its own number of trips.
 
 What breaks these rules, dynamic shapes, and axes that do not fit a tensor raise ValueError.
 """
@@ -61,8 +60,7 @@ def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> 
             )
     if mesh.num_partitions == 1:
         return tf.identity(tensor)
-    # New dimensions, split along the other axes, hold one copy for each partition. They are made
-    # without communication, and their gradient is the sum over the copies.
+    # New dimensions along the other axes hold the copies, which need no communication.
     copied = _copied(mesh, axes)
     copies = tf.broadcast_to(tensor, [*map(mesh.size, copied), *shape])
     all_axes = [*copied, *axes]

@@ -53,8 +53,7 @@ class AnnotatedFn:
 class TracedFn:
     """An AnnotatedFn traced for one partitioning.
 
-    `function` takes the arguments' leaves in FlattenItems' order and returns the results' leaves.
-    `results` is a NestedMap of TensorSpec, with the results' logical shapes.
+    `function` maps arguments' leaves to results' leaves, of which `results` holds TensorSpecs.
     """
 
     function: Callable[..., list[tf.Tensor]]

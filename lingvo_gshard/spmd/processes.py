@@ -4,9 +4,8 @@ Every process joins the others before JAX starts, then exports, compiles and cal
 programs in the same order, each with the same batch or with its own rows of it.
 
 JAX's coordination service runs in process 0. Left to itself, JAX aborts a process whose peer is
-gone. Here each process prints one line that names the process that died or failed, and exits with
-EXIT_STATUS. A process has died when the relays (relay.py) see its connection end or, if its host
-can no longer end it, when its heartbeats are missed.
+gone. Here each process prints one line that names it, and exits with EXIT_STATUS. It has died when
+the relays (relay.py) see its connection end or, if its host can't end it, heartbeats are missed.
 """
 
 import contextlib

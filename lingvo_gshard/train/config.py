@@ -64,8 +64,7 @@ def claimed(
 ) -> Iterator[None]:
     """Locks the folder for a training run and writes params.txt, after `check_folder`.
 
-    The operating system releases the lock when the process ends. Raises ValueError as
-    `check_folder`, or if another process trains in the folder.
+    The process holds the lock to its end. ValueError as `check_folder`, or for another's lock.
     """
     check_folder(model_dir, text, model_prefixes)
     folder = pathlib.Path(model_dir)

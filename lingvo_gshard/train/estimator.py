@@ -1,7 +1,6 @@
 """TPUEstimator (sections 3 and A): train, evaluate and predict with one partitioned program each.
 
-Unlike TensorFlow's, it holds no variables. The state, a tree of arrays split over the devices,
-is an argument and a result of every training call.
+It holds no variables: a tree of arrays, the state, is an argument and result of training calls.
 """
 
 import contextlib
@@ -38,8 +37,7 @@ _Found = TypeVar("_Found")
 class EvalSpec:
     """What to evaluate on: the Input of `input_fn`, which ends, or its first `steps` batches.
 
-    The results go to eval_NAME/ and eval_metrics.jsonl. The checkpoint with the best value of the
-    metric `best_by` is kept.
+    Results go to eval_NAME/ and eval_metrics.jsonl. The best checkpoint by `best_by` is kept.
     """
 
     input_fn: InputFn

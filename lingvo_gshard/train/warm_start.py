@@ -6,8 +6,7 @@ rules = (
     (r"theta\..*", "SAME"),
 )
 
-The first rule whose pattern matches an array's whole path applies to it. Arrays without a rule are
-initialized as in any new run: usually the optimizer's slots and the step.
+The first rule whose pattern matches an array's path applies to it; others are initialized.
 """
 
 import dataclasses
