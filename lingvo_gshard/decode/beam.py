@@ -58,14 +58,10 @@ class BeamSearch:
                 raise ValueError(f"BeamSearch: {name} must be {expected}, got {given}.")
 
     @property
-    def places(self) -> int:
-        """P, the places of the whole flat sequence."""
-        return self.max_steps * self.beam_size
-
-    @property
     def stage_ends(self) -> tuple[int, ...]:
         """The number of steps taken at the end of each stage; the last is T."""
-        stages = min(_MAX_STAGES, self.places // self.min_stage_places, self.max_steps)
+        places = self.max_steps * self.beam_size
+        stages = min(_MAX_STAGES, places // self.min_stage_places, self.max_steps)
         num_stages = max(1, stages)
         return tuple(-(-self.max_steps * i // num_stages) for i in range(1, num_stages + 1))
 

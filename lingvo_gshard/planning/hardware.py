@@ -118,7 +118,8 @@ class Hosts:
         if collective.kind == "collective-permute":
             crosses = any(self.hosts[a] != self.hosts[b] for a, b in collective.groups)
             return self._secs(0, size) if crosses else self._secs(size, 0)
-        inside, num_hosts = self._spread(collective.groups)
+        num_hosts = len({self.hosts[i] for i in collective.groups[0]})  # Of a group.
+        inside = count / num_hosts  # A group's members in each of its hosts, on average.
         rings = size * (inside - 1) / inside, size * (num_hosts - 1) / num_hosts / inside
         match collective.kind:
             case "all-to-all" | "ragged-all-to-all":
@@ -136,11 +137,6 @@ class Hosts:
         return max(
             nvlink_bytes / rates.link_bytes_per_sec, adapter_bytes / rates.network_bytes_per_sec
         )
-
-    def _spread(self, groups: Groups) -> tuple[float, int]:
-        """The mean number of a group's members in one of its hosts, and the number of these."""
-        num_hosts = len({self.hosts[i] for i in groups[0]})
-        return len(groups[0]) / num_hosts, num_hosts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -231,16 +231,15 @@ class TPUEstimator:
 
         def read(saved: Checkpoints, step: int) -> Restored:
             found = saved.restore(step, self.state_spec, self._shardings())
-            return found if average == 1 else self._with_mean(saved, found, average)
+            if average == 1:
+                return found
+            shardings = NestedMap(theta=self._shardings().theta)
+            arrays = stored.placed(saved.arrays(step, average), dict(shardings.FlattenItems()))
+            state = NestedMap(found.state, **shardings.Pack(arrays.values()))
+            digest = stored.digest(found.digest, average, saved.steps())
+            return dataclasses.replace(found, state=state, digest=digest)
 
         return self._read(read, checkpoint_step)
-
-    def _with_mean(self, saved: Checkpoints, found: Restored, average: int) -> Restored:
-        shardings = NestedMap(theta=self._shardings().theta)
-        arrays = stored.placed(saved.arrays(found.step, average), dict(shardings.FlattenItems()))
-        state = NestedMap(found.state, **shardings.Pack(arrays.values()))
-        digest = stored.digest(found.digest, average, saved.steps())
-        return dataclasses.replace(found, state=state, digest=digest)
 
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
