@@ -80,21 +80,13 @@ class Replayed:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What FProp needs besides weights and inputs.
+    """What FProp needs besides weights and inputs."""
 
-    Attributes:
-      mode: what the program is for.
-      seed: int32 [2], different at every step; None unless training.
-      scope: the path of the layer that the seed belongs to; empty for the whole model's seed.
-      product: computes products with large weights, or replays them.
-      arithmetic: the numbers that products are made of.
-    """
-
-    mode: Mode
-    seed: tf.Tensor | None = None
-    scope: str = ""
-    product: Products = computed
-    arithmetic: Arithmetic = FLOAT32
+    mode: Mode  # What the program is for.
+    seed: tf.Tensor | None = None  # int32 [2], different at every step; None unless training.
+    scope: str = ""  # The path of the layer that the seed belongs to; empty: the whole model's.
+    product: Products = computed  # Computes products with large weights, or replays them.
+    arithmetic: Arithmetic = FLOAT32  # The numbers that products are made of.
 
     def __post_init__(self) -> None:
         if (self.mode is Mode.TRAIN) != (self.seed is not None):

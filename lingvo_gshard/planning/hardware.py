@@ -17,26 +17,19 @@ from lingvo_gshard.spmd.gpus import GPUS
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """The figures of one core or GPU, which is what the compiler sees as a device.
-
-    Attributes:
-      peak_flops: bfloat16 operations per second; a GPU's float32 products reach half of it.
-      capacity_gib: the memory that a program may use, by the TPU compiler's own account; of a GPU,
-        the share that environment.py gives to XLA.
-      link_bytes_per_sec: of a TPU's link, or of a GPU's whole NVLink.
-      xla_peak_flops, xla_memory_bytes_per_sec: the rates in XLA's own cost model, measured with
-        the optimal_seconds of programs of one instruction; 0 for GPUs, which have none.
-      network_bytes_per_sec: of a GPU's network adapter.
-    """
+    """The figures of one core or GPU, which is what the compiler sees as a device."""
 
     cores_per_chip: int
-    peak_flops: float
+    peak_flops: float  # bfloat16 operations; a GPU's float32 products reach half of it.
     memory_bytes_per_sec: float
+    # What a program may use, by the TPU compiler or environment.GPU_MEMORY_SHARE.
     capacity_gib: float
-    link_bytes_per_sec: float
+    link_bytes_per_sec: float  # Of a TPU's link, or of a GPU's whole NVLink.
+    # The rates in XLA's own cost model, measured with the optimal_seconds of programs of one
+    # instruction; 0 for GPUs, which have none.
     xla_peak_flops: float = 0.0
     xla_memory_bytes_per_sec: float = 0.0
-    network_bytes_per_sec: float = 0.0
+    network_bytes_per_sec: float = 0.0  # Of a GPU's network adapter.
 
 
 _GIB = 2.0**30

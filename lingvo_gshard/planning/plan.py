@@ -51,27 +51,17 @@ class StepCost:
     """What a call of a program computes and sends, and how long it takes.
 
     A loop counts as often as it can run at most (hlo/trip_counts.py).
-
-    Attributes:
-      collectives: one entry for each kind and source, the most bytes first.
-      flops_per_core: the flops of matrix products, by category.
-      roofline_secs: our roofline of the whole call.
-      network_secs_by_kind: the time of the collectives of each kind.
-      uncounted_loops: where the loops of unknown length come from, whose bodies count once.
-      xla_optimal_secs: XLA's optimal_seconds, with loop bodies times their trip counts.
-      xla_optimal_secs_once: XLA's optimal_seconds as XLA gives them, each loop body once.
-      instructions: the number of instructions in all computations.
     """
 
-    collectives: tuple[CollectiveSum, ...]
-    flops_per_core: dict[str, float]
-    roofline_secs: Times
+    collectives: tuple[CollectiveSum, ...]  # One for each kind and source, most bytes first.
+    flops_per_core: dict[str, float]  # Those of matrix products, by category.
+    roofline_secs: Times  # Our roofline of the whole call.
     roofline_secs_by_category: dict[str, Times]
     network_secs_by_kind: dict[str, float]
-    xla_optimal_secs: float
-    xla_optimal_secs_once: float
-    instructions: int
-    uncounted_loops: tuple[str, ...]
+    xla_optimal_secs: float  # XLA's optimal_seconds, with loop bodies times their trip counts.
+    xla_optimal_secs_once: float  # XLA's optimal_seconds as they are, each loop body once.
+    instructions: int  # In all computations.
+    uncounted_loops: tuple[str, ...]  # Where loops of unknown length, counted once, come from.
 
 
 @dataclasses.dataclass(frozen=True)

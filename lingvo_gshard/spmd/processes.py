@@ -42,21 +42,13 @@ _MINUTE_MS, _DAY_MS = 60_000, 86_400_000
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """The processes that take part.
+    """The processes that take part."""
 
-    Attributes:
-      coordinator: `host:port` of process 0, which the others can reach.
-      process_id: this process's number, from 0.
-      timeout_secs: how long to wait for the others.
-      heartbeat_timeout_secs: a process that sends no heartbeat for so long counts as dead. JAX's
-        own threads send them, even while Python is busy.
-    """
-
-    coordinator: str
+    coordinator: str  # `host:port` of process 0, which the others can reach.
     num_processes: int
-    process_id: int
-    timeout_secs: int = 300
-    heartbeat_timeout_secs: int = 20
+    process_id: int  # This process's number, from 0.
+    timeout_secs: int = 300  # How long to wait for the others.
+    heartbeat_timeout_secs: int = 20  # A process that sends none for so long counts as dead.
 
     def __post_init__(self) -> None:
         host, _, port = self.coordinator.rpartition(":")
