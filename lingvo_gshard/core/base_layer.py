@@ -22,15 +22,11 @@ STACKED = "R"
 
 @dataclasses.dataclass(frozen=True)
 class WeightSpec:
-    """A weight's logical shape, its dims, and how it starts.
-
-    `dims` has a letter for each dim, for the table from letters to mesh axes. The weight starts as
-    `scale` everywhere, or, if `is_gaussian`, with that standard deviation around 0.
-    """
+    """A weight's logical shape, its dims, and how it starts."""
 
     shape: tuple[int, ...]
-    dims: str
-    scale: float
+    dims: str  # A letter for each dim, for the table from letters to mesh axes.
+    scale: float  # Its initial value or, if Gaussian, standard deviation around 0.
     is_gaussian: bool
 
     def __post_init__(self) -> None:

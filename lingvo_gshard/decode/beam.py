@@ -72,14 +72,11 @@ class BeamSearch:
 
 @dataclasses.dataclass(frozen=True)
 class Requests:
-    """The limits of each example's length in tokens, including EOS, both int32 [B].
+    """The limits of each example's length in tokens, including EOS."""
 
-    `max_steps` is at most T; 0 skips the example. The seed, int32 [2], is for sampling.
-    """
-
-    min_steps: tf.Tensor
-    max_steps: tf.Tensor
-    seed: tf.Tensor
+    min_steps: tf.Tensor  # int32 [B].
+    max_steps: tf.Tensor  # int32 [B], at most T; 0 skips the example.
+    seed: tf.Tensor  # int32 [2], for sampling.
 
     @classmethod
     def alike(

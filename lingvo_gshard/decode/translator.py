@@ -24,28 +24,21 @@ _BREAKS = (
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """The attention from target pieces to source pieces, EOS included, over all layers and heads.
-
-    `weights` has a row for each target piece with a weight for each source piece; rows sum to 1.
-    """
+    """The attention from target pieces to source pieces, EOS included, over all layers and heads."""
 
     source_pieces: tuple[str, ...]
     target_pieces: tuple[str, ...]
-    weights: tuple[tuple[float, ...], ...]
+    weights: tuple[tuple[float, ...], ...]  # A row for each target piece; rows sum to 1.
 
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """One hypothesis for a line. Its text has no tabs or line breaks; `num_tokens` counts EOS.
-
-    The score is the length-normalized log-probability. A line that was translated in parts has the
-    mean over its tokens as its score, and no attention. A decoder may not report attention at all.
-    """
+    """One hypothesis for a line. Its text has no tabs or line breaks."""
 
     text: str
-    score: float
-    num_tokens: int
-    attention: Attention | None = None
+    score: float  # The length-normalized log-probability; of parts, the mean over their tokens.
+    num_tokens: int  # With EOS.
+    attention: Attention | None = None  # Not for a line in parts, nor from all decoders.
 
 
 NBest = tuple[Translation, ...]  # Best first; at least one.

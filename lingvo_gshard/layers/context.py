@@ -126,13 +126,10 @@ class Context:
 
 @dataclasses.dataclass(frozen=True)
 class LayerReport:
-    """The statistics of one layer and batch.
+    """The statistics of one layer and batch."""
 
-    `rms` is the root mean square of the layer's output, float32; `routing` is an MoE layer's.
-    """
-
-    rms: tf.Tensor
-    routing: Routing | None
+    rms: tf.Tensor  # The root mean square of the layer's output, a float32 scalar.
+    routing: Routing | None  # How an MoE layer routed its tokens; None for others.
 
     def tensors(self) -> list[tf.Tensor]:
         """All fields as a flat list. Only l_aux has a gradient; the others are metrics."""

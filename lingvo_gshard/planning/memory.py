@@ -48,15 +48,11 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """The compiler's refusal of a program that is too large.
+    """The compiler's refusal of a program that is too large."""
 
-    `gib` is what the program needs on a core: all its memory, or the temporaries alone if they are
-    too large already. The largest buffers are known only in the first case.
-    """
-
-    gib: float
-    temporaries_alone: bool
-    buffers: tuple[Buffer, ...]
+    gib: float  # What it needs on a core.
+    temporaries_alone: bool  # Whether `gib` is only those, which are too large already.
+    buffers: tuple[Buffer, ...]  # The largest, if it is not.
 
 
 def state_gib(state: NestedMap, partitioning: Partitioning) -> tuple[float, float, float]:

@@ -11,14 +11,11 @@ from lingvo_gshard.decode.translator import NBest
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The sizes of batches and of the queue, in lines; a larger request forms its own batch.
+    """The sizes of batches and of the queue, in lines."""
 
-    A request without room is refused. The first one of a batch waits `wait_secs` for others.
-    """
-
-    batch_lines: int = 64
-    queued_lines: int = 1024
-    wait_secs: float = 0.005
+    batch_lines: int = 64  # A larger request forms its own batch.
+    queued_lines: int = 1024  # More are refused.
+    wait_secs: float = 0.005  # For requests to join the first of a batch.
 
 
 @dataclasses.dataclass(frozen=True)

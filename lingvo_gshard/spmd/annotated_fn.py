@@ -46,13 +46,10 @@ class AnnotatedFn:
 
 @dataclasses.dataclass(frozen=True)
 class TracedFn:
-    """An AnnotatedFn traced for one partitioning.
+    """An AnnotatedFn traced for one partitioning."""
 
-    `function` maps arguments' leaves to results' leaves, of which `results` holds TensorSpecs.
-    """
-
-    function: Callable[..., list[tf.Tensor]]
-    results: NestedMap
+    function: Callable[..., list[tf.Tensor]]  # From arguments' leaves to results'.
+    results: NestedMap  # TensorSpecs of logical shapes.
 
 
 def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:

@@ -35,14 +35,11 @@ _Found = TypeVar("_Found")
 
 @dataclasses.dataclass(frozen=True)
 class EvalSpec:
-    """What to evaluate on: the Input of `input_fn`, which ends, or its first `steps` batches.
+    """What to evaluate on, and the metric whose best checkpoint is kept."""
 
-    Results go to eval_NAME/ and eval_metrics.jsonl. The best checkpoint by `best_by` is kept.
-    """
-
-    input_fn: InputFn
-    steps: int | None = None
-    name: str = "eval"
+    input_fn: InputFn  # Its Input ends.
+    steps: int | None = None  # The number of batches, if not all.
+    name: str = "eval"  # Results go to eval_NAME/ and eval_metrics.jsonl.
     best_by: str | None = None
     higher_is_better: bool = False
 

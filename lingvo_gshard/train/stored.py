@@ -92,16 +92,13 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class SavedArray:
-    """An array of a checkpoint or of exported files; an index of slices reads a part of it.
-
-    Parts of whole experts are compared with any fingerprints; `damaged` makes the error.
-    """
+    """An array of a checkpoint or of exported files; an index of slices reads a part of it."""
 
     name: str
     spec: TensorSpec
-    fingerprints: list[str] | None
+    fingerprints: list[str] | None  # Compared with parts of whole experts.
     read: Callable[[Any], np.ndarray]  # Given a slice for each dim.
-    damaged: Callable[[str], ValueError]
+    damaged: Callable[[str], ValueError]  # Makes the error.
 
     @property
     def shape(self) -> tuple[int, ...]:

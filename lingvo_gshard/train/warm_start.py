@@ -43,15 +43,11 @@ class Rule(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """Where to start from; raises ValueError for bad rules.
+    """Where to start from; raises ValueError for bad rules."""
 
-    `source` is a run's folder, or a .safetensors file or its index that a run exported. `rules` are
-    pairs of a pattern of paths and a Rule or its name. For BY_PIECE, `old_pieces` are pairs of such
-    a pattern and each new piece's id in the old vocabulary, or -1: int [V].
-    """
-
-    source: str
-    rules: tuple[tuple[str, str], ...]
+    source: str  # A run's folder, or a .safetensors file or its index that a run exported.
+    rules: tuple[tuple[str, str], ...]  # Pairs of a pattern of paths and a Rule or its name.
+    # For BY_PIECE: pairs of such a pattern and each new piece's old id, or -1: int [V].
     old_pieces: tuple[tuple[str, np.ndarray], ...] = ()
 
     def __post_init__(self) -> None:
