@@ -1,13 +1,17 @@
 """The paper's Table 2 in miniature: tokens to a loss, MoE and dense at equal flops per token.
 
     python -m bench.sample_efficiency --data_dir=out/demo/data --out=out/sample_efficiency
+    python -m bench.sample_efficiency --data_dir=out/figure6/data/all --out=out/figure6/efficiency \
+        --family=small --experts=8,32,128 --layers=4,8,12 --seeds=2 --steps=1600
 
+The second command uses the text that bench.figure6 prepared. --layers adds deeper and shallower
+models with the first number of experts, whose flops per token differ (Table 2's other question).
 An interrupted run continues from its last checkpoint. A finished run is only read.
 """
 
 import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from absl import app, flags
 
@@ -25,6 +29,7 @@ _OUT = flags.DEFINE_string("out", None, "A folder for the runs.", required=True)
 _STEPS = flags.DEFINE_integer("steps", 800, "The training steps of each run.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "The number of runs of each model.")
 _EXPERTS = flags.DEFINE_list("experts", ["8", "32"], "The numbers of experts to try.")
+_LAYERS = flags.DEFINE_list("layers", [], "The even numbers of layers to try, with experts.")
 _SHARES = (0.25, 0.5, 0.75, 1.0)
 # A loss is the mean over this many steps, because batches differ more than two models do.
 _WINDOW_STEPS = 100
@@ -66,26 +71,41 @@ class _Model:
     overrides: tuple[str, ...] = ()
 
 
-def _moe(num_experts: int) -> _Model:
-    # A token goes to two experts, each half as wide as the dense layer that they replace.
-    settings = {"hidden_dim": 256, "num_experts": num_experts, "group_size": 32}
-    moe = [
-        f"task.{stack}.moe.{name}={value}"
-        for stack in ("encoder", "decoder")
-        for name, value in settings.items()
-    ]
-    overrides = (*moe, f"task.aux_loss_weight={0.01 * num_experts**2}")
-    return _Model(f"MoE({num_experts}E, 4L)", "toy.MoE8E4L", overrides)
+@dataclasses.dataclass(frozen=True)
+class _Family:
+    """A dense model and one with experts, of as many layers, and settings of its MoE layers.
+
+    A token goes to two experts, which together cost as much as what they replace.
+    """
+
+    dense: str
+    moe: str
+    num_layers: int
+    settings: tuple[str, ...] = ()
+
+    def without_experts(self) -> _Model:
+        return _Model(f"T({self.num_layers}L)", self.dense)
+
+    def with_experts(self, count: int, num_layers: int | None = None) -> _Model:
+        num_layers = num_layers or self.num_layers
+        each = (f"moe.num_experts={count}", f"num_layers={num_layers // 2}")
+        stacks = [f"task.{stack}.{x}" for stack in _STACKS for x in (*each, *self.settings)]
+        balance = f"task.aux_loss_weight={0.01 * count**2}"
+        return _Model(f"MoE({count}E, {num_layers}L)", self.moe, (*stacks, balance))
 
 
-_DENSE = _Model("T(4L)", "toy.Dense4L")
+_STACKS = ("encoder", "decoder")
+_FAMILIES = {
+    # Its experts would cost twice as much as dense layers.
+    "toy": _Family("toy.Dense4L", "toy.MoE8E4L", 4, ("moe.hidden_dim=256", "moe.group_size=32")),
+    "small": _Family("small.Dense6LLong", "small.MoE8E6LLong", 6),
+}
+_FAMILY = flags.DEFINE_enum("family", "toy", list(_FAMILIES), "The models to compare.")
 
 
 def main(argv: list[str]) -> None:
     # All models train with one seed before the next, so that finished runs can be compared early.
-    curves: dict[_Model, list[Curve]] = {
-        model: [] for model in (_DENSE, *(_moe(int(count)) for count in _EXPERTS.value))
-    }
+    curves: dict[_Model, list[Curve]] = {model: [] for model in _models(_FAMILIES[_FAMILY.value])}
     for seed in range(1, _SEEDS.value + 1):
         for model, found in curves.items():
             found.append(read_curve(_trained(model, seed)))
@@ -94,6 +114,15 @@ def main(argv: list[str]) -> None:
         Runs(model.name, _flops_per_token(model), tuple(found)) for model, found in curves.items()
     )
     print(text(dense, mixtures, _SHARES))
+
+
+def _models(family: _Family) -> Iterator[_Model]:
+    """Yields the dense model, those with more and more experts, and those of other depths."""
+    yield family.without_experts()
+    counts = [int(count) for count in _EXPERTS.value]
+    yield from (family.with_experts(count) for count in counts)
+    depths = (int(layers) for layers in _LAYERS.value)
+    yield from (family.with_experts(counts[0], n) for n in depths if n != family.num_layers)
 
 
 def read_curve(logdir: str | pathlib.Path) -> Curve:

@@ -27,7 +27,7 @@ from absl import app, flags
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from data_prep import encoding
-from lingvo_gshard.core import table
+from lingvo_gshard.core import digests, table
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.batches import TranslationInput
 
@@ -90,6 +90,7 @@ def measure(data_dir: str) -> dict[str, float]:
             "secs to the manifest": time.process_time() - began,
         }
         p = TranslationInput.Params().Set(data_dir=data_dir, batch_size=_BATCH_SIZE)
+        p.hash_records = False  # As for so much data.
         source = p.Set(source_len=_ROW_LEN, target_len=_ROW_LEN).Instantiate()
         next(source)
         costs["secs to the first batch"] = time.process_time() - began
@@ -125,7 +126,7 @@ def _content(data_dir: pathlib.Path, name: str, rng: np.random.Generator) -> man
     paths = f"{name}.array_record", f"{name}.lengths.npy"
     encoding.write_records(data_dir / paths[0], records)
     np.save(data_dir / paths[1], lengths.astype(np.uint8))
-    file, lengths_file = (manifest.describe_file(data_dir, path) for path in paths)
+    file, lengths_file = (digests.describe(data_dir, path) for path in paths)
     return manifest.Shard(file, lengths_file, _RECORDS)
 
 

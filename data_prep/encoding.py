@@ -18,6 +18,7 @@ from data_prep.cleaning import Rule
 from data_prep.directions import Direction
 from data_prep.shards import Shard
 from lingvo_gshard import cli
+from lingvo_gshard.core import digests
 from lingvo_gshard.input import example_codec, manifest
 
 _PAIRS_PER_BATCH = 2048
@@ -119,19 +120,19 @@ def encode(
     of_all = np.concatenate(lengths)
     of_all = of_all.astype(np.min_scalar_type(of_all.max(initial=0)))
     files.save_array(data_dir / paths[1], of_all)
-    file, lengths_file = (manifest.describe_file(data_dir, path) for path in paths)
+    file, lengths_file = (digests.describe(data_dir, path) for path in paths)
     return sum(parts, Encoded((manifest.Shard(file, lengths_file, num_examples),)))
 
 
 def write_text(
     members: Sequence[Chunk], split: str, direction: Direction, data_dir: pathlib.Path
-) -> manifest.DataFile:
+) -> digests.File:
     """Writes the raw text of a split in a direction."""
     both = direction.code if direction.from_english else f"{direction.code}-{languages.ENGLISH}"
     path = f"text/{split}/{both}.tsv.gz"
     pairs = itertools.chain.from_iterable(chunk.pairs() for chunk in members)
     tsv.write(data_dir / path, (tsv.Pair(*direction.turned(pair)) for pair in pairs))
-    return manifest.describe_file(data_dir, path)
+    return digests.describe(data_dir, path)
 
 
 def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:

@@ -44,6 +44,7 @@ from data_prep.engines import Engine
 from data_prep.selection import Selected
 from data_prep.sources import Source
 from data_prep.vocabulary import Side
+from lingvo_gshard.core import digests
 from lingvo_gshard.input import manifest
 
 # In order; see above.
@@ -67,7 +68,7 @@ def run_through(
     runs.claim(out_dir, runs.plan(found, config), _MADE)
     work_dir = out_dir / _UNFINISHED
     if (out_dir / manifest.FILE_NAME).exists():
-        manifest.verify(out_dir, manifest.load(out_dir).files(), contents=False)
+        digests.verify(out_dir, manifest.load(out_dir).files(), contents=False)
         logging.info("%s: is prepared already", out_dir)
         shutil.rmtree(work_dir, ignore_errors=True)
         return
@@ -195,7 +196,7 @@ class _Steps:
         return found
 
     @cached_property
-    def texts(self) -> dict[_Key, manifest.DataFile]:
+    def texts(self) -> dict[_Key, digests.File]:
         """The raw text of every split but train."""
         splits = {split for split, _ in self.chunks} - {"train"}
         calls = {

@@ -19,6 +19,7 @@ from absl import logging
 from data_prep import chunks, directions, files, tsv
 from data_prep.chunks import Chunk
 from data_prep.config import BuildConfig
+from lingvo_gshard.core import digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -87,7 +88,7 @@ def train_drawn(
         sentences = dict.fromkeys(sentences)  # Many languages share sentences, which count once.
     path = f"vocab/{side}.model"
     size = train(side, sentences, config, data_dir / path, tokens)
-    return manifest.Vocabulary(manifest.describe_file(data_dir, path), size)
+    return manifest.Vocabulary(digests.describe(data_dir, path), size)
 
 
 def train(

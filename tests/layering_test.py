@@ -31,6 +31,7 @@ _SHARED = {
     f"{_LIBRARY}.cli",
     f"{_LIBRARY}.core.atomic_file",
     f"{_LIBRARY}.core.child_process",
+    f"{_LIBRARY}.core.digests",
     f"{_LIBRARY}.core.json_records",
     f"{_LIBRARY}.core.table",
     f"{_LIBRARY}.input.manifest",

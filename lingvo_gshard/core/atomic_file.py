@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import pathlib
+import shutil
 from collections.abc import Iterator
 
 
@@ -27,6 +28,27 @@ def replacing(path: str | pathlib.Path, suffix: str = ".partial") -> Iterator[pa
         with partial.open("rb+") as file:
             os.fsync(file.fileno())
         partial.replace(path)
+
+
+@contextlib.contextmanager
+def replacing_folder(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
+    """Yields a new folder that replaces `path`, and what it holds, once the block succeeds.
+
+    It lies beside `path`. If the block raises, it is deleted, and `path` stays as it was.
+    """
+    path = pathlib.Path(path).absolute()
+    partial, before = (path.with_name(path.name + suffix) for suffix in (".partial", ".before"))
+    shutil.rmtree(partial, ignore_errors=True)  # Left by a process that was killed.
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        if path.exists():
+            shutil.rmtree(before, ignore_errors=True)
+            path.rename(before)
+        partial.rename(path)
+        shutil.rmtree(before, ignore_errors=True)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -76,6 +76,8 @@ def read(path: str | pathlib.Path) -> Contents:
             for name, field in header.items()
         }
         return Contents(arrays, metadata)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is missing.") from error
     except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: not a safetensors file of weights, or a damaged one ({error!r})."

@@ -2,7 +2,7 @@
 
 A bundle translates with jax, numpy and sentencepiece alone:
 
-bundle.json                    the decoder's spec
+bundle.json                    the decoder's spec, and digests of the model's files
 programs/source_<L>.program    the search over a batch of sources of length L
 weights.safetensors            theta by dotted path
 vocab/{source,target}.model    SentencePiece models
@@ -15,16 +15,16 @@ B batch, L source length, n hypotheses, T target length.
 """
 
 import dataclasses
-import hashlib
+import functools
 import importlib.metadata
-import json
 import pathlib
 import shutil
 from collections.abc import Callable
 
 import numpy as np
 
-from lingvo_gshard.core import json_records, safetensors_file
+from lingvo_gshard.core import atomic_file, digests, json_records, safetensors_file
+from lingvo_gshard.core.digests import File
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.example_codec import target_token
 from lingvo_gshard.input.tokenizer import Tokenizer
@@ -33,11 +33,13 @@ from lingvo_gshard.spmd.executable import Executable, compile_program
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.spmd.specs import WHOLE, Share
 
-_VERSION = 1
+_VERSION = 2
 _SPEC = "bundle.json"
 _REQUIREMENTS = ("absl-py", "jax", "jaxlib", "numpy", "sentencepiece", "flatbuffers")
 _WEIGHTS = "weights.safetensors"
+_PINS = "requirements.txt"
 _PACKAGE = pathlib.Path(__file__).parents[1]
+_ENTRIES = {_SPEC, _WEIGHTS, _PINS, _PACKAGE.name, "programs", "vocab"}
 # What `translate --bundle` never imports.
 _TRAINING = ("evaluation", "layers", "model", "optim", "planning", "train")
 _BINARIES = ("compare.py", "plan.py", "registry.py", "trainer.py")
@@ -78,6 +80,14 @@ class DecoderSpec:
         if target is not None:
             raise ValueError(f"target_lang {target}: the model translates into English alone")
         return ""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Contents:
+    """A bundle's spec, and the files that it is computed with."""
+
+    spec: DecoderSpec
+    files: tuple[File, ...]
 
 
 @dataclasses.dataclass
@@ -122,32 +132,43 @@ class Decoder:
 def save(
     folder: str | pathlib.Path, decoder: Decoder, vocabularies: tuple[pathlib.Path, pathlib.Path]
 ) -> None:
-    """Writes a decoder and its source and target SentencePiece models, creating the folder.
+    """Writes a decoder and its source and target SentencePiece models.
 
-    bundle.json comes last, so that a folder without it is incomplete. Overwriting a bundle first
-    invalidates the old one.
+    The folder appears whole, in place of an earlier bundle. Raises ValueError if it holds anything
+    that is no part of one.
     """
-    folder, spec = pathlib.Path(folder), decoder.spec
+    folder = pathlib.Path(folder)
+    others = {path.name for path in folder.iterdir()} - _ENTRIES if folder.exists() else ()
+    if others:
+        problem = f"{folder} holds {min(others)}, which is no part of a bundle"
+        raise ValueError(f"{problem}; export to a new or empty folder.")
+    with atomic_file.replacing_folder(folder) as partial:
+        files = [*_write_model(partial, decoder), *map(str, vocabulary_files(pathlib.Path()))]
+        for path, copy in zip(vocabularies, vocabulary_files(partial), strict=True):
+            shutil.copyfile(path, copy)
+        _write_library(partial)
+        listed = [dataclasses.asdict(digests.describe(partial, path)) for path in files]
+        fields = {"spec": dataclasses.asdict(decoder.spec), "files": listed}
+        digests.write_json(partial / _SPEC, _VERSION, fields)
+
+
+def _write_model(folder: pathlib.Path, decoder: Decoder) -> list[str]:
+    """Writes the programs and the weights; returns their paths in the folder."""
     for name in ("programs", "vocab"):
-        (folder / name).mkdir(parents=True, exist_ok=True)
-    (folder / _SPEC).unlink(missing_ok=True)
-    for length in spec.source_lengths:
-        decoder.program_for(length).save(_program_file(folder, length))
+        (folder / name).mkdir()
+    names = [_program_file(length) for length in decoder.spec.source_lengths]
+    for length, name in zip(decoder.spec.source_lengths, names, strict=True):
+        decoder.program_for(length).save(folder / name)
     safetensors_file.write(folder / _WEIGHTS, dict(decoder.theta.FlattenItems()), {})
-    for path, copy in zip(vocabularies, vocabulary_files(folder), strict=True):
-        shutil.copyfile(path, copy)
+    return [*names, _WEIGHTS]
+
+
+def _write_library(folder: pathlib.Path) -> None:
     left_out = shutil.ignore_patterns("__pycache__", *_TRAINING, *_BINARIES)
-    shutil.copytree(
-        _PACKAGE,
-        folder / _PACKAGE.name,
-        ignore=left_out,
-        copy_function=shutil.copyfile,  # Without modes, which may be read-only.
-        dirs_exist_ok=True,
-    )
+    copied = shutil.copyfile  # Without modes, which may be read-only.
+    shutil.copytree(_PACKAGE, folder / _PACKAGE.name, ignore=left_out, copy_function=copied)
     pins = [f"{name}=={importlib.metadata.version(name)}\n" for name in _REQUIREMENTS]
-    (folder / "requirements.txt").write_text("".join(pins))
-    fields = {"version": _VERSION, **dataclasses.asdict(spec)}
-    (folder / _SPEC).write_text(json.dumps(fields, indent=2) + "\n")
+    (folder / _PINS).write_text("".join(pins))
 
 
 def vocabulary_files(folder: str | pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
@@ -158,32 +179,27 @@ def vocabulary_files(folder: str | pathlib.Path) -> tuple[pathlib.Path, pathlib.
 
 def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
     """Reads a bundle's spec; ValueError if it is missing, damaged or of another version."""
+    return _contents(folder).spec
+
+
+def _contents(folder: str | pathlib.Path) -> _Contents:
     path = pathlib.Path(folder, _SPEC)
     if not path.is_file():
         raise ValueError(f"{folder}: no {_SPEC}; give a folder that `translate --export` wrote.")
-    try:
-        fields = json.loads(path.read_text())
-        version = fields.pop("version")
-        if version != _VERSION:
-            raise ValueError(f"has version {version}, expected {_VERSION}; export it again")
-        return json_records.read(DecoderSpec, fields)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: {error}.") from error
+    return digests.read_json(path, _VERSION, functools.partial(json_records.read, _Contents))
 
 
 def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
     """Returns the decoder and the source and target tokenizers of a bundle.
 
-    Raises ValueError as load_spec, or if the weights are damaged or do not match the programs.
+    Raises ValueError as load_spec, or for a damaged file or weights that do not match the programs.
     """
-    folder, spec = pathlib.Path(folder), load_spec(folder)
-    programs = {n: program.load(_program_file(folder, n)) for n in spec.source_lengths}
-    first, path = programs[spec.source_lengths[0]], folder / _WEIGHTS
-    theta = _weights(path, first.args[0].theta)
-    listed = safetensors_file.read(path).metadata.get("sha256")  # Older files list none.
-    digest = listed or hashlib.sha256(path.read_bytes()).hexdigest()
-    search = hashlib.sha256(b"".join(programs[n].exported for n in spec.source_lengths))
-    origin = {"weights": digest, "search": search.hexdigest()}
+    folder, contents = pathlib.Path(folder), _contents(folder)
+    digests.verify(folder, contents.files)
+    spec, origin = contents.spec, {file.path: file.sha256 for file in contents.files}
+    programs = {n: program.load(folder / _program_file(n)) for n in spec.source_lengths}
+    first = programs[spec.source_lengths[0]]
+    theta = _weights(folder / _WEIGHTS, first.args[0].theta)
     source, target = map(Tokenizer, vocabulary_files(folder))
     share = specs.own_share(first.partitioning)
     return Decoder(spec, theta, programs.__getitem__, share, origin), source, target
@@ -196,5 +212,5 @@ def _weights(path: pathlib.Path, wanted: NestedMap) -> NestedMap:
     return wanted.Pack(held[name] for name, _ in wanted.FlattenItems())
 
 
-def _program_file(folder: pathlib.Path, length: int) -> pathlib.Path:
-    return folder / "programs" / f"source_{length}.program"
+def _program_file(length: int) -> str:
+    return f"programs/source_{length}.program"

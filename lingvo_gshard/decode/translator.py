@@ -24,7 +24,7 @@ _BREAKS = (
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """The attention from target pieces to source pieces, EOS included, over all layers and heads."""
+    """The attention from target to source pieces, EOS included, over all layers and heads."""
 
     source_pieces: tuple[str, ...]
     target_pieces: tuple[str, ...]

@@ -5,7 +5,7 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.core import atomic_file, digests
 from lingvo_gshard.decode.chunks import Parts
 from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.evaluation import quality
@@ -67,7 +67,7 @@ def _languages(run: Run, split: str) -> list[Language]:
         raise ValueError(
             f"{data_dir}: no language has a {split} split to decode; there is {there}."
         )
-    manifest.verify(data_dir, [each.text[split] for each in found])
+    digests.verify(data_dir, [each.text[split] for each in found])
     return found
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import grain.python as grain
 from grain import experimental as grain_experimental
 
-from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core import digests, hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import manifest, mixture, packing
 from lingvo_gshard.input.one_pass import OnePassBatches
@@ -48,6 +48,8 @@ class TranslationInput:
         p.Define("repeat", True, "Endless and mixed, or one pass over all languages in turn.")
         p.Define("shuffle", True, "Shuffle the examples and the rows.")
         p.Define("rows", Rows.PACKED, "PACKED, SINGLE or, for one pass only, BUCKETED.")
+        hashed = "Check the hash of each file of records when it is first read, by each process."
+        p.Define("hash_records", True, hashed)
         p.Define("seed", 1, "Seed of the mixture and the shuffles.")
         return p
 
@@ -58,8 +60,8 @@ class TranslationInput:
 
         Each of n processes checks an n-th of these files and gets B/n rows of each batch. Raises
         ValueError if the folder is not a prepared one or is damaged, if it lacks the split or a
-        language, if a size is below 1, or if n processes cannot share the batches. What is damaged
-        in a file of records is noticed when it is read.
+        language, if a size is below 1, or if n processes cannot share the batches. Damage to a
+        file of records is noticed when the file is first read.
         """
         self.p = p = params.Copy().Freeze()
         if p.batch_size < 1:
@@ -79,9 +81,9 @@ class TranslationInput:
         languages = mixture.languages_of(data, p.split, p.languages)
         records = [language.records[p.split] for language in languages]
         files = [shard.file for one in records for shard in one.shards]
-        manifest.verify(p.data_dir, data.vocabulary_files)
-        manifest.verify(p.data_dir, files[process_index::num_processes], contents=False)
-        source = RecordSource(p.data_dir, *records)
+        digests.verify(p.data_dir, data.vocabulary_files)
+        digests.verify(p.data_dir, files[process_index::num_processes], contents=False)
+        source = RecordSource(p.data_dir, *records, hashed=p.hash_records)
         batches: grain.MapDataset[NestedMap]
         if p.repeat:
             mixed = mixture.Mixture(source, p.temperature, p.max_repeats, p.shuffle, p.seed)

@@ -11,40 +11,27 @@ it has a manifest. The library finds everything in a data folder through the man
         report/                                          for people: what the preparation did
 """
 
-import concurrent.futures
 import dataclasses
 import functools
-import hashlib
-import json
 import os
 import pathlib
-from collections.abc import Sequence
 from typing import Any
 
-from lingvo_gshard.core import atomic_file, json_records
+from lingvo_gshard.core import digests, json_records
+from lingvo_gshard.core.digests import File
 
 FILE_NAME = "manifest.json"
-VERSION = 3
+VERSION = 4
+_WITHOUT_DIGEST = 3
 SPLITS = ("train", "dev", "test")
 _COMMAND = "python -m data_prep.build --input=TEXT_DIR --out="
-_THREADS = 32  # More than cores: a network's disk answers many at once.
-_FILES_PER_TASK = 16
-
-
-@dataclasses.dataclass(frozen=True)
-class DataFile:
-    """A file; `path` is relative to the data folder, `sha256` is in hex."""
-
-    path: str
-    size_bytes: int
-    sha256: str
 
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
     """A SentencePiece model and its number of pieces."""
 
-    file: DataFile
+    file: File
     size: int
 
 
@@ -52,8 +39,8 @@ class Vocabulary:
 class Shard:
     """A file of records and the file of their lengths."""
 
-    file: DataFile
-    lengths: DataFile
+    file: File
+    lengths: File
     num_examples: int
 
 
@@ -89,7 +76,7 @@ class Language:
 
     code: str
     records: dict[str, Records]
-    text: dict[str, DataFile]
+    text: dict[str, File]
     dropped: dict[str, int]
     repaired: int = 0
     scripts: tuple[str, ...] = ()
@@ -118,11 +105,11 @@ class Manifest:
         return by_code[code]
 
     @property
-    def vocabulary_files(self) -> tuple[DataFile, DataFile]:
+    def vocabulary_files(self) -> tuple[File, File]:
         """The SentencePiece models of source and target."""
         return self.source_vocabulary.file, self.target_vocabulary.file
 
-    def files(self) -> tuple[DataFile, ...]:
+    def files(self) -> tuple[File, ...]:
         """Every file that the manifest names."""
         found = [*self.vocabulary_files]
         for language in self.languages:
@@ -133,21 +120,14 @@ class Manifest:
         return tuple(found)
 
 
-def describe_file(data_dir: str | os.PathLike[str], path: str) -> DataFile:
-    """The size and hash of `data_dir/path`."""
-    full_path = pathlib.Path(data_dir, path)
-    found = full_path.stat()
-    return DataFile(path, found.st_size, _sha256(str(full_path), found.st_mtime_ns))
-
-
 def save(manifest: Manifest, data_dir: str | os.PathLike[str]) -> None:
     """Writes `data_dir/manifest.json` atomically."""
-    text = json.dumps(dataclasses.asdict(manifest), indent=1, sort_keys=True, ensure_ascii=False)
-    atomic_file.write(pathlib.Path(data_dir, FILE_NAME), text + "\n")
+    fields = dataclasses.asdict(manifest)
+    digests.write_json(pathlib.Path(data_dir, FILE_NAME), fields.pop("version"), fields)
 
 
 def load(data_dir: str | os.PathLike[str]) -> Manifest:
-    """Reads a folder's manifest, but looks at no other file: see `verify`.
+    """Reads a folder's manifest, but looks at no other file: see `digests.verify`.
 
     Raises ValueError if the folder or its manifest is missing, or if the manifest is damaged or of
     another version.
@@ -163,57 +143,5 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
 @functools.lru_cache(maxsize=1)  # A manifest of 100,000 files takes seconds to read.
 def _read_version(path: pathlib.Path, mtime_ns: int) -> Manifest:
     del mtime_ns  # A modified file has another key in the cache.
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-        if fields["version"] == VERSION:
-            return json_records.read(Manifest, fields)
-    except (UnicodeDecodeError, json.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path} is not a manifest: {error!r}") from error
-    raise ValueError(
-        f"{path} has version {fields['version']}, expected {VERSION}: "
-        f"prepare the data again with {_COMMAND}{path.parent}"
-    )
-
-
-def verify(
-    data_dir: str | os.PathLike[str], files: Sequence[DataFile], *, contents: bool = True
-) -> None:
-    """Checks the sizes and, if `contents`, the SHA-256 of files that a manifest names.
-
-    Raises ValueError for one that is missing or differs. A file is hashed again only if modified.
-    """
-
-    def check_some(start: int) -> None:
-        for file in files[start : start + _FILES_PER_TASK]:
-            _check(f"{data_dir}/{file.path}", file, contents)
-
-    # Waiting for a disk and hashing release the interpreter's lock.
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
-        for _ in threads.map(check_some, range(0, len(files), _FILES_PER_TASK)):
-            pass
-
-
-def _check(path: str, file: DataFile, contents: bool) -> None:
-    try:
-        found = os.stat(path)
-    except FileNotFoundError as error:
-        raise ValueError(
-            f"{path} is missing: the manifest names it, prepare the data again in an empty folder"
-        ) from error
-    if (size := found.st_size) != file.size_bytes:
-        raise ValueError(
-            f"{path} has {size} bytes, the manifest says {file.size_bytes}: prepare the data again "
-            "in an empty folder"
-        )
-    if contents and (sha256 := _sha256(path, found.st_mtime_ns)) != file.sha256:
-        raise ValueError(
-            f"{path} has SHA-256 {sha256}, the manifest says {file.sha256}: the file was "
-            "damaged, or comes from another preparation than the manifest"
-        )
-
-
-@functools.cache
-def _sha256(path: str, mtime_ns: int) -> str:
-    del mtime_ns
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    build = functools.partial(json_records.read, Manifest)
+    return digests.read_json(path, VERSION, build, older=(_WITHOUT_DIGEST,))

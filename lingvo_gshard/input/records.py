@@ -1,12 +1,14 @@
 """Random access to prepared examples by index. example_codec describes a record's bytes."""
 
+import contextlib
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
+from lingvo_gshard.core import digests
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.example_codec import Example
 
@@ -22,13 +24,20 @@ _MAX_OPEN_FILES = 256
 class RecordSource:
     """The examples of a split of some languages, `sizes` of each, indexed over all their files."""
 
-    def __init__(self, data_dir: str | pathlib.Path, *records: manifest.Records):
-        """Opens no file yet. A file is opened to read from it, and those used last stay open."""
+    def __init__(
+        self, data_dir: str | pathlib.Path, *records: manifest.Records, hashed: bool = True
+    ):
+        """Opens no file yet. A file is opened to read from it, and those used last stay open.
+
+        If `hashed`, a file's hash is checked when it is first opened. Its size always is, and each
+        record when it is read.
+        """
         self._data_dir = str(data_dir)
         self.sizes = [one.num_examples for one in records]
         self._shards = [shard for one in records for shard in one.shards]
         self._ends = np.cumsum([shard.num_examples for shard in self._shards])
-        self._reader = functools.lru_cache(_MAX_OPEN_FILES)(_open)
+        how = self._data_dir, hashed
+        self._reader = functools.lru_cache(_MAX_OPEN_FILES)(functools.partial(_open, *how))
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -47,26 +56,37 @@ class RecordSource:
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """Int [len, 2]: the tokens of each source and target. Raises as manifest.verify."""
+        """Int [len, 2]: the tokens of each source and target. Raises as digests.verify."""
         files = [shard.lengths for shard in self._shards]
-        manifest.verify(self._data_dir, files)
+        digests.verify(self._data_dir, files)
         return np.concatenate([np.load(f"{self._data_dir}/{file.path}") for file in files])
 
     def _read_shard(self, shard: manifest.Shard, indices: np.ndarray) -> Sequence[Example]:
-        path = f"{self._data_dir}/{shard.file.path}"
-        try:
-            records = self._reader(path, shard.num_examples).read(indices.tolist())
-            return [example_codec.decode(record) for record in records]
-        except (RuntimeError, ValueError) as error:
-            raise ValueError(f"{path}: {error}") from error
+        reader = self._reader(shard)
+        with _naming(f"{self._data_dir}/{shard.file.path}"):
+            return [example_codec.decode(record) for record in reader.read(indices.tolist())]
 
 
-def _open(path: str, num_records: int) -> array_record_module.ArrayRecordReader:
-    reader = array_record_module.ArrayRecordReader(
-        path, options=_READER_OPTIONS, file_reader_buffer_size=_READER_BUFFER_BYTES
-    )
-    if not reader.ok():
-        reader.close()  # Raises the reason.
-    if reader.num_records() != num_records:
-        raise ValueError(f"holds {reader.num_records()} records, the manifest says {num_records}")
-    return reader
+def _open(
+    data_dir: str, hashed: bool, shard: manifest.Shard
+) -> array_record_module.ArrayRecordReader:
+    digests.verify(data_dir, [shard.file], contents=hashed)
+    path, listed = f"{data_dir}/{shard.file.path}", shard.num_examples
+    with _naming(path):
+        reader = array_record_module.ArrayRecordReader(
+            path, options=_READER_OPTIONS, file_reader_buffer_size=_READER_BUFFER_BYTES
+        )
+        if not reader.ok():
+            reader.close()  # Raises the reason.
+        if (found := reader.num_records()) != listed:
+            raise ValueError(f"holds {found} records, the manifest says {listed}")
+        return reader
+
+
+@contextlib.contextmanager
+def _naming(path: str) -> Iterator[None]:
+    """Raises the library's errors as a ValueError that names the file."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"{path}: {error}") from error

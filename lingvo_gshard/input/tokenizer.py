@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 
 import sentencepiece
 
+from lingvo_gshard.core import digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -64,8 +65,11 @@ class Tokenizer:
 
 
 def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
-    """Returns a data folder's source and target tokenizers. Raises as manifest.load and verify."""
+    """Returns a data folder's source and target tokenizers, raising as manifest.load does.
+
+    Raises ValueError, too, if one of the files is missing or damaged.
+    """
     files = manifest.load(data_dir).vocabulary_files
-    manifest.verify(data_dir, files)
+    digests.verify(data_dir, files)
     source, target = (Tokenizer(pathlib.Path(data_dir, file.path)) for file in files)
     return source, target

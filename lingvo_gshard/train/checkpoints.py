@@ -13,7 +13,6 @@ a name is complete. Older checkpoints are deleted only after that, and are renam
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import math
 import pathlib
@@ -24,7 +23,7 @@ from typing import Any, TypeVar
 import jax
 import orbax.checkpoint as ocp
 
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.core import digests, json_records
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
@@ -120,12 +119,12 @@ class Best:
 def read_best(folder: pathlib.Path) -> Best | None:
     """Returns the best checkpoint noted in a folder of checkpoints; None if none can be read."""
     path = folder / _BEST
-    try:
-        return Best(**json.loads(path.read_bytes()))
-    except FileNotFoundError:
+    if not path.exists():
         return None
-    except (ValueError, TypeError):
-        logging.warning("%s cannot be read and counts as absent.", path)
+    try:
+        return digests.read_json(path, 1, functools.partial(json_records.read, Best), older=(None,))
+    except ValueError as error:
+        logging.warning("%s It counts as absent.", error)
         return None
 
 
@@ -148,8 +147,7 @@ def note_best(
     else:
         is_better = not math.isnan(value)
     if is_better:
-        noted = dataclasses.asdict(Best(step, metric, value))
-        atomic_file.write(folder / _BEST, json.dumps(noted))
+        digests.write_json(folder / _BEST, 1, dataclasses.asdict(Best(step, metric, value)))
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
@@ -210,7 +208,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(dict(state.FlattenItems())),
             input_state=ocp.args.JsonSave(input_state),
-            about=ocp.args.JsonSave(contents | {"digest": stored.digest(contents, input_state)}),
+            about=ocp.args.JsonSave(contents | {"digest": digests.of_json(contents, input_state)}),
         )
         with self._save_errors(step):
             self._checkpointer.save(self._path(step), args=items)
@@ -249,7 +247,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         found, arrays = stored.in_all_processes(path, read)
         found.check(arrays)
         state = state_spec.Pack(arrays.values())
-        return Restored(step, state, found.input_state, stored.digest(found.fingerprints))
+        return Restored(step, state, found.input_state, digests.of_json(found.fingerprints))
 
     def restore_newest(self, state_spec: NestedMap, shardings: NestedMap) -> Restored | None:
         """Reads the newest undamaged checkpoint as `restore` does; None if there is none."""

@@ -15,6 +15,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from lingvo_gshard.core import digests
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
@@ -233,7 +234,7 @@ class TPUEstimator:
             shardings = NestedMap(theta=self._shardings().theta)
             arrays = stored.placed(saved.arrays(step, average), dict(shardings.FlattenItems()))
             state = NestedMap(found.state, **shardings.Pack(arrays.values()))
-            digest = stored.digest(found.digest, average, saved.steps())
+            digest = digests.of_json(found.digest, average, saved.steps())
             return dataclasses.replace(found, state=state, digest=digest)
 
         return self._read(read, checkpoint_step)

@@ -49,14 +49,13 @@ def write(
     """Writes weights in parts of at most `part_bytes`; returns the only file, or the index.
 
     All processes must call it. Each reads what it writes, one entry at a time: its range of each
-    array's experts, and some of the other arrays; only ranges of arrays without experts are not
-    checked. The index or only file of an earlier export is deleted before any part of it is. Raises
-    DamagedCheckpointError in all processes.
+    array's experts, and some of the other arrays. The index or only file of an earlier export is
+    deleted before any part of it is. Raises DamagedCheckpointError in all processes.
     """
     parts = _parts(weights, part_bytes)
     arrays = {name: specs.to_json(array.spec) for name, array in weights.items()}
     fingerprints = {name: array.fingerprints for name, array in weights.items()}
-    export = stored.digest(step, arrays, fingerprints, [sorted(part) for _, part in parts])
+    export = exported.identity(step, arrays, fingerprints, (part for _, part in parts))
     identity = {"format": exported.FORMAT, "step": str(step), "export": export}
     contents = {"arrays": json.dumps(arrays), "fingerprints": json.dumps(fingerprints)}
     files = dict(zip(_file_names(path, len(parts)), parts, strict=True))

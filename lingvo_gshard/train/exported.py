@@ -15,11 +15,12 @@ import functools
 import json
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import numpy as np
 
-from lingvo_gshard.core import safetensors_file
+from lingvo_gshard.core import digests, safetensors_file
 from lingvo_gshard.core.safetensors_file import Contents
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import specs
@@ -41,10 +42,10 @@ def entry_name(path: str, index: Index) -> str:
 def read(path: str | pathlib.Path) -> dict[str, SavedArray]:
     """Returns the arrays of an exported file or index by path, parts of which are read when used.
 
-    Only the files that hold a part are opened. It is checked as SavedArray says, and an entry that
-    is read whole also by its SHA-256, which is all that files of earlier versions have. Raises
-    FileNotFoundError if there is no such file, and ValueError, then or when a part is read, for
-    another program's file and for files that are damaged, missing, or of another export.
+    Only the files that hold a part are opened. It is checked as SavedArray says, and an entry of a
+    mean, which has no fingerprints, by its SHA-256. Raises FileNotFoundError if there is no such
+    file, and ValueError, then or when a part is read, for another program's file and for files that
+    are damaged, missing, or of another export.
     """
     path = pathlib.Path(path)
     if not path.is_file():
@@ -59,11 +60,28 @@ def read(path: str | pathlib.Path) -> dict[str, SavedArray]:
         raise ValueError(f"{path}: only a part of an export; give its index, *{INDEX_SUFFIX}.")
     opened = _Files(path, metadata.get("export"), files)
     with _parsing(path):
-        fingerprints = json.loads(metadata["fingerprints"])
+        arrays, fingerprints = (json.loads(metadata[key]) for key in ("arrays", "fingerprints"))
+        _check_listing(metadata, files, arrays, fingerprints)
         return {
-            name: opened.array(name, specs.from_json(text), fingerprints.get(name))
-            for name, text in json.loads(metadata["arrays"]).items()
+            name: opened.array(name, specs.from_json(text), fingerprints[name])
+            for name, text in arrays.items()
         }
+
+
+def identity(step: int, arrays: Any, fingerprints: Any, parts: Iterable[Iterable[str]]) -> str:
+    """Returns a digest of an export: specs and fingerprints of its arrays, each part's entries."""
+    return digests.of_json(step, arrays, fingerprints, list(map(sorted, parts)))
+
+
+def _check_listing(
+    metadata: dict[str, str], files: dict[str, str], arrays: Any, fingerprints: Any
+) -> None:
+    parts = collections.defaultdict(list)
+    for entry, file in files.items():
+        parts[file].append(entry)
+    in_order = [parts[file] for file in sorted(parts)]
+    if metadata["export"] != identity(int(metadata["step"]), arrays, fingerprints, in_order):
+        raise ValueError("it is not what was written")
 
 
 class _Files:
@@ -89,36 +107,35 @@ class _Files:
             name,
             spec,
             fingerprints,
-            functools.partial(self._read, entries),
+            functools.partial(self._read, entries, fingerprints is None),
             lambda reason: ValueError(f"{self._path}: damaged: {reason}."),
         )
 
-    def _read(self, entries: _Entries, wanted: Index) -> np.ndarray:
+    def _read(self, entries: _Entries, hashed: bool, wanted: Index) -> np.ndarray:
         """Returns a copy of [wanted] of an array, which holds a slice of each dim."""
         if not entries[0][0]:
-            return np.array(self._part(entries[0][1], wanted))
+            return np.array(self._part(entries[0][1], hashed, wanted))
         axis, parts = len(entries[0][0]) - 1, []
         for index, entry in entries:
             first = index[axis].start
             begin, end = max(first, wanted[axis].start), min(index[axis].stop, wanted[axis].stop)
             if begin < end:
                 here = slice(begin - first, end - first)
-                parts.append(self._part(entry, (*wanted[:axis], here, *wanted[axis + 1 :])))
+                own = (*wanted[:axis], here, *wanted[axis + 1 :])
+                parts.append(self._part(entry, hashed, own))
         return np.concatenate(parts, axis)
 
-    def _part(self, entry: str, index: Index) -> np.ndarray:
+    def _part(self, entry: str, hashed: bool, index: Index) -> np.ndarray:
         path = self._path.parent / self._files[entry]
         if path not in self._opened:
             self._opened[path] = self._open(path)
         found = self._opened[path]
         if entry not in found.arrays:
             raise ValueError(f"{path}: damaged: it lacks {entry}.")
-        part = found.arrays[entry][index]
-        digests = json.loads(found.metadata.get("sha256", "{}"))
-        is_whole = part.shape == found.arrays[entry].shape
-        if is_whole and digests.get(entry) != safetensors_file.sha256(part):
+        listed = json.loads(found.metadata.get("sha256", "{}"))
+        if hashed and listed.get(entry) != safetensors_file.sha256(found.arrays[entry]):
             raise ValueError(f"{path}: damaged: {entry} is not what was written.")
-        return part
+        return found.arrays[entry][index]
 
     def _open(self, path: pathlib.Path) -> Contents:
         found = safetensors_file.read(path)
@@ -142,14 +159,7 @@ def _header(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
             index = json.loads(path.read_bytes())
             return dict(index["metadata"]), dict(index["weight_map"])
     found = safetensors_file.read(path)
-    files = dict.fromkeys(found.arrays, path.name)
-    if "export" in found.metadata:
-        return found.metadata, files
-    # A file of an earlier version: its header describes the arrays.
-    items = found.arrays.items()
-    own = {name: TensorSpec(a.shape, str(a.dtype), "_" * a.ndim) for name, a in items}
-    contents = {"arrays": json.dumps(specs.to_json(own)), "fingerprints": "{}"}
-    return found.metadata | contents, files
+    return found.metadata, dict.fromkeys(found.arrays, path.name)
 
 
 @contextlib.contextmanager

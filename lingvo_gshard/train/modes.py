@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from lingvo_gshard.core import table
+from lingvo_gshard.core import digests, table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
 from lingvo_gshard.spmd import processes
@@ -66,10 +66,10 @@ def export(run: Run) -> None:
 
 
 def verify_data(run: Run) -> None:
-    """Hashes all files of the data, each process its share. Raises as manifest.verify."""
+    """Hashes all files of the data, each process its share. Raises as digests.verify."""
     data_dir = run.launch.data_dir
     files = manifest.load(data_dir).files()
-    manifest.verify(data_dir, files[jax.process_index() :: jax.process_count()])
+    digests.verify(data_dir, files[jax.process_index() :: jax.process_count()])
     processes.of_first(0)  # Process 0 waits for the others.
     print_once(f"{data_dir}: all {len(files)} files are as the manifest says.")
 

@@ -6,12 +6,12 @@ logdir/vocab/*.model     the vocabularies it was trained with
 
 import dataclasses
 import functools
-import json
 import pathlib
 from typing import Any
 
 from lingvo_gshard import registry
-from lingvo_gshard.core import atomic_file, json_records
+from lingvo_gshard.core import atomic_file, digests, json_records
+from lingvo_gshard.core.digests import File
 from lingvo_gshard.core.hyperparams import Params, parse_setting
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import bundle
@@ -29,6 +29,7 @@ from lingvo_gshard.train.estimator import TPUEstimator
 from lingvo_gshard.train.warm_start import Rule, WarmStart, old_ids
 
 _EXPERIMENT = "experiment.json"
+_VERSION, _WITHOUT_VERSION = 1, None
 _PRODUCTS = "task.product_dtype"
 # The settings in which a folder's checkpoints and the model that reads them must agree.
 _MODEL_PREFIXES = ("task", "optimizer.cls")
@@ -84,7 +85,7 @@ class Run:
         """Returns a decoder of the weights, and its tokenizers; raises as TPUEstimator.restore."""
         partitioning, p = self.estimator.partitioning, self.params
         found = self.estimator.restore(**self.averaged)
-        source, target = map(Tokenizer, bundle.vocabulary_files(self.logdir))
+        source, target = map(Tokenizer, vocabularies(self.logdir))
         spec = DecoderSpec(
             model=self.launch.model,
             languages=self.launch.facts.languages,
@@ -101,7 +102,7 @@ class Run:
 
     def export_bundle(self, folder: str | pathlib.Path) -> None:
         """Writes a bundle of the decoder. Raises as `decoder`."""
-        bundle.save(folder, self.decoder()[0], bundle.vocabulary_files(self.logdir))
+        bundle.save(folder, self.decoder()[0], vocabularies(self.logdir))
 
 
 def predict_program(params: Params, partitioning: Partitioning, source_len: int) -> Program:
@@ -216,7 +217,7 @@ def make_estimator(
 def record(launch: Launch, logdir: str) -> None:
     """Writes what `translate` needs to logdir; ValueError if it has other vocabularies."""
     data, folder = manifest.load(launch.data_dir), pathlib.Path(logdir)
-    manifest.verify(launch.data_dir, data.vocabulary_files)
+    digests.verify(launch.data_dir, data.vocabulary_files)
     contents = {}
     for file, copy in zip(data.vocabulary_files, bundle.vocabulary_files(folder), strict=True):
         source = pathlib.Path(launch.data_dir, file.path)
@@ -231,20 +232,35 @@ def record(launch: Launch, logdir: str) -> None:
         atomic_file.write(copy, content)
     asked = dataclasses.asdict(launch)
     facts = asked.pop("facts")
-    fields = {"launch": asked, "data": facts}
-    atomic_file.write(folder / _EXPERIMENT, json.dumps(fields, indent=2) + "\n")
+    files = [digests.describe(folder, f"vocab/{copy.name}") for copy in contents]
+    fields = {"launch": asked, "data": facts, "files": list(map(dataclasses.asdict, files))}
+    digests.write_json(folder / _EXPERIMENT, _VERSION, fields)
 
 
 def recorded(logdir: str) -> Launch:
     """Returns what `record` wrote; ValueError if there is none, or it is damaged."""
+    return _read(logdir)[0]
+
+
+def vocabularies(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns the paths of a run's SentencePiece models, as `record` wrote them.
+
+    Raises as `recorded`, and ValueError for one that is damaged.
+    """
+    digests.verify(logdir, _read(logdir)[1])
+    return bundle.vocabulary_files(logdir)
+
+
+def _read(logdir: str) -> tuple[Launch, tuple[File, ...]]:
     path = pathlib.Path(logdir, _EXPERIMENT)
     if not path.is_file():
         raise ValueError(f"{logdir}: no {_EXPERIMENT}; give the --logdir of a trained model.")
-    try:
-        fields = json.loads(path.read_text())
-        return json_records.read(Launch, fields["launch"] | {"facts": fields["data"]})
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is damaged: {error!r}.") from error
+    return digests.read_json(path, _VERSION, _parsed, older=(_WITHOUT_VERSION,))
+
+
+def _parsed(fields: dict[str, Any]) -> tuple[Launch, tuple[File, ...]]:
+    launch = json_records.read(Launch, fields["launch"] | {"facts": fields["data"]})
+    return launch, json_records.read(tuple[File, ...], fields.get("files", ()))
 
 
 def _warm_start(params: Params) -> WarmStart | None:
@@ -254,7 +270,7 @@ def _warm_start(params: Params) -> WarmStart | None:
     if Rule.BY_PIECE not in dict(start.rules).values():
         return start
     patterns = (r"theta\.source_embedding\..*", r"theta\.(target_embedding\..*|softmax)")
-    old = map(Tokenizer, bundle.vocabulary_files(start.source))
+    old = map(Tokenizer, vocabularies(start.source))
     new = load_pair(params.input.data_dir)
     ids = (
         old_ids(before.pieces(range(before.vocab_size)), after.pieces(range(after.vocab_size)))

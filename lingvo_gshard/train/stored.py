@@ -9,7 +9,6 @@ the same one. It detects elements that were changed, moved or lost; it does not 
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import math
 import pathlib
@@ -25,6 +24,7 @@ import orbax.checkpoint as ocp
 import tensorstore
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from lingvo_gshard.core import digests
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.executable import ONE_AT_A_TIME
@@ -56,7 +56,8 @@ class Stored:
             contents = json.loads((path / "about/metadata").read_bytes())
             input_state = json.loads((path / "input_state/metadata").read_bytes())
             written = contents.pop("digest", None)  # Earlier versions wrote none.
-            if "arrays" not in contents or written not in (None, digest(contents, input_state)):
+            expected = None, digests.of_json(contents, input_state)
+            if "arrays" not in contents or written not in expected:
                 raise ValueError("about/metadata or input_state/metadata was changed")
             arrays = {name: specs.from_json(text) for name, text in contents["arrays"].items()}
             return cls(path, arrays, contents["fingerprints"], input_state)
@@ -92,11 +93,15 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class SavedArray:
-    """An array of a checkpoint or of exported files; an index of slices reads a part of it."""
+    """An array of a checkpoint or of exported files; an index of slices reads a part of it.
+
+    If there are fingerprints, all of the experts that it is a part of, or of an array without
+    experts, is read and compared with them.
+    """
 
     name: str
     spec: TensorSpec
-    fingerprints: list[str] | None  # Compared with parts of whole experts.
+    fingerprints: list[str] | None
     read: Callable[[Any], np.ndarray]  # Given a slice for each dim.
     damaged: Callable[[str], ValueError]  # Makes the error.
 
@@ -112,20 +117,21 @@ class SavedArray:
         dims = self.spec.dims.upper()
         given = (*index, *[slice(None)] * (len(dims) - len(index)))
         slices = [slice(*s.indices(n)) for s, n in zip(given, self.shape, strict=True)]
-        part = self.read(tuple(slices))
-        spans = zip(dims, slices, self.shape, strict=True)
-        if self.fingerprints is None or any(d != "E" and s != slice(0, n, 1) for d, s, n in spans):
-            return part
-        axis = dims.find("E")
+        if self.fingerprints is None:
+            return self.read(tuple(slices))
+        axis, own = dims.find("E"), [slice(0, n, 1) for n in self.shape]
+        if axis >= 0:
+            own[axis], slices[axis] = slices[axis], own[axis]
+        part = np.asarray(self.read(tuple(own)))
         by_expert = np.moveaxis(part, axis, 0) if axis >= 0 else part[None]
         here = NamedSharding(Mesh(jax.local_devices()[:1], ("here",)), PartitionSpec())
         rest = dims.replace("E", "")
         # One expert at a time needs less memory, and JAX keeps what it is given for a while.
         found = [fingerprint(jax.device_put(one.copy(), here), rest)[0] for one in by_expert]
-        experts = slices[axis] if axis >= 0 else slice(None)
+        experts = own[axis] if axis >= 0 else slice(None)
         if reason := _difference(self.name, self.fingerprints, found, experts):
             raise self.damaged(reason)
-        return part
+        return np.asarray(part[tuple(slices)])
 
 
 def mean(arrays: Sequence[SavedArray]) -> SavedArray:
@@ -134,7 +140,7 @@ def mean(arrays: Sequence[SavedArray]) -> SavedArray:
 
     def read(index: Index) -> np.ndarray:
         total = functools.reduce(np.add, (array[index].astype(np.float64) for array in arrays))
-        return (total / len(arrays)).astype(last.dtype)
+        return np.asarray(total / len(arrays), last.dtype)
 
     return dataclasses.replace(last, fingerprints=None, read=read)
 
@@ -168,11 +174,6 @@ def in_all_processes(path: pathlib.Path, read: Callable[[], _Result]) -> _Result
         elsewhere = str(damaged(path, f"process {finder} names the file"))
         raise DamagedCheckpointError(damage or elsewhere)
     return result
-
-
-def digest(*parts: Any) -> str:
-    """Returns the SHA-256 of JSON-able values."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def first_line(error: BaseException) -> str:

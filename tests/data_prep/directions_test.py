@@ -6,6 +6,7 @@ import pytest
 from data_prep import directions, tsv
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
+from lingvo_gshard.core import digests
 from lingvo_gshard.input import manifest, records, sentences
 from lingvo_gshard.input.tokenizer import load_pair
 from tests.data_prep import prepared
@@ -64,7 +65,7 @@ def test_both_directions_have_records_and_text(built):
     assert text == "text/dev/en-fr.tsv.gz"
     lines = list(sentences.eval_text(folder / "data" / text))
     assert lines == [("<2fr> Sample one", "Probe eins"), ("<2fr> a house", "ein Haus")]
-    manifest.verify(folder / "data", made.files())
+    digests.verify(folder / "data", made.files())
 
 
 def test_records_begin_with_the_target_as_decoded_lines_do(built):

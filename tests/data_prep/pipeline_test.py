@@ -16,6 +16,7 @@ import pytest
 from data_prep import chunks, engines, pipeline, selection, tsv, tsv_folder
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
+from lingvo_gshard.core import digests
 from lingvo_gshard.input import manifest, records
 from lingvo_gshard.input.tokenizer import load_pair
 from tests.data_prep import prepared
@@ -77,7 +78,7 @@ def test_the_manifest_is_what_was_returned_and_every_file_is_as_it_says(built):
     folder, made = built
     data = manifest.load(folder / "data")
     assert data == made
-    manifest.verify(folder / "data", data.files())
+    digests.verify(folder / "data", data.files())
     assert not (folder / "data" / ".unfinished").exists()
     # Chunks of 40 pairs, of which 35 to 40 are kept, in files of at most 90.
     shards = data.language("de").records["train"].shards

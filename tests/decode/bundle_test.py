@@ -138,15 +138,11 @@ def _damaged(made, tmp_path, name, content):
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("weights.safetensors", b"no tensors", "not a safetensors file of weights"),
-        (
-            "weights.safetensors",
-            b"\x02" + bytes(7) + b"{}",
-            "decoder.* is absent, expected float32",
-        ),
-        ("bundle.json", b"{", "bundle.json: "),
-        ("bundle.json", b'{"version": 9}', "bundle.json: has version 9, expected 1"),
-        ("programs/source_16.program", b"", "is no program"),
+        ("weights.safetensors", b"no tensors", "weights.safetensors has 10 bytes, not the "),
+        ("bundle.json", b"{", "bundle.json is damaged"),
+        ("bundle.json", b'{"version": 9}', "bundle.json has version 9, expected 2"),
+        ("programs/source_16.program", b"", "source_16.program has 0 bytes, not the "),
+        ("vocab/target.model", b"", "target.model has 0 bytes, not the "),
     ],
 )
 def test_a_damaged_bundle_is_refused(made, tmp_path, name, content, message):
@@ -155,16 +151,16 @@ def test_a_damaged_bundle_is_refused(made, tmp_path, name, content, message):
 
 
 def test_weights_of_another_shape_are_refused(made, tmp_path):
-    held = safetensors_file.read(made[0] / "weights.safetensors").arrays
+    theta = made[1].decoder.theta
+    held = dict(theta.FlattenItems())
     name = next(iter(held))
     held[name] = np.concatenate([held[name], held[name]])
     safetensors_file.write(tmp_path / "other", held, {})
-    folder = _damaged(made, tmp_path, "weights.safetensors", (tmp_path / "other").read_bytes())
     with pytest.raises(ValueError, match=f"{re.escape(name)} is .*, expected "):
-        bundle.load(folder)
+        bundle._weights(tmp_path / "other", theta)
 
 
-def test_an_interrupted_export_leaves_no_bundle(made, tmp_path):
+def test_an_interrupted_export_leaves_the_bundle_before(made, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(made[0], folder)
     spec = bundle.load_spec(folder)
@@ -174,8 +170,20 @@ def test_an_interrupted_export_leaves_no_bundle(made, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         bundle.save(folder, bundle.Decoder(spec, NestedMap(), cut_short), (folder, folder))
-    with pytest.raises(ValueError, match="no bundle.json"):
-        bundle.load_spec(folder)
+    assert bundle.load(folder)[0].spec == spec and list(tmp_path.iterdir()) == [folder]
+
+
+def test_an_export_replaces_a_bundle_and_refuses_a_folder_of_anything_else(made, tmp_path):
+    folder, decoder = tmp_path / "copy", made[1].decoder
+    shutil.copytree(made[0], folder)
+    (folder / "programs/old").touch()
+    bundle.save(folder, decoder, bundle.vocabulary_files(made[0]))
+    assert not (folder / "programs/old").exists()
+    modes = {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
+    assert modes == {0o644}
+    (folder / "mine.txt").touch()
+    with pytest.raises(ValueError, match="copy holds mine.txt, which is no part of a bundle"):
+        bundle.save(folder, decoder, bundle.vocabulary_files(made[0]))
 
 
 def test_other_folders_are_refused(tmp_path):
@@ -185,6 +193,6 @@ def test_other_folders_are_refused(tmp_path):
 
 def test_a_spec_reads_back(made):
     spec = bundle.load_spec(made[0])
-    assert json.loads((made[0] / "bundle.json").read_text())["version"] == 1
+    assert json.loads((made[0] / "bundle.json").read_text())["version"] == 2
     assert spec == dataclasses.replace(made[1].decoder.spec) and isinstance(spec.languages, tuple)
     assert pathlib.Path(made[0], "programs", "source_16.program").stat().st_size > 1000

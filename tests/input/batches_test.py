@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
+from lingvo_gshard.core import digests
 from lingvo_gshard.input import manifest, mixture, one_pass, packing, records
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.input.packing import Rows
@@ -363,7 +364,7 @@ def test_damaged_vocabularies_and_missing_files_are_reported_before_anything_is_
 ):
     path = _with_a_byte_changed(data_dir, tmp_path, "vocab/source.model", 1000)
     copy = str(tmp_path / "copy")
-    with pytest.raises(ValueError, match=rf"{path.name} has SHA-256 .*: the file was damaged"):
+    with pytest.raises(ValueError, match=rf"{path.name} has SHA-256 .*: it was damaged"):
         _input(copy)
     shutil.copy(pathlib.Path(data_dir, "vocab/source.model"), path)
     path = tmp_path / "copy/records/train/aa-00000-of-00001.array_record"
@@ -377,15 +378,17 @@ def test_damaged_vocabularies_and_missing_files_are_reported_before_anything_is_
 def test_a_damaged_record_makes_no_batch(data_dir, tmp_path, split):
     name = f"records/{split}/aa-00000-of-00001.array_record"
     path = _with_a_byte_changed(data_dir, tmp_path, name, 1000)
-    with pytest.raises(ValueError, match=rf"^{path}: Corrupted .*mismatch") as error:
-        next(_input(str(tmp_path / "copy"), split=split, repeat=split == "train"))
-    assert "\n" not in str(error.value)
+    for hashed, message in {True: " has SHA-256", False: ": Corrupted .*mismatch"}.items():
+        how = {"split": split, "repeat": split == "train", "hash_records": hashed}
+        with pytest.raises(ValueError, match=f"^{path}{message}") as error:
+            next(_input(str(tmp_path / "copy"), **how))
+        assert "\n" not in str(error.value)
 
 
 def test_each_process_looks_at_its_share_of_the_files(data_dir, monkeypatch):
     calls = []
     monkeypatch.setattr(
-        manifest, "verify", lambda _, files, contents=True: contents or calls.append(set(files))
+        digests, "verify", lambda _, files, contents=True: contents or calls.append(set(files))
     )
     for index in (0, 1):
         _input(data_dir, process_index=index, num_processes=2)

@@ -36,59 +36,16 @@ def test_other_folders_are_refused_with_the_command_that_prepares_one(tmp_path):
         manifest.load(tmp_path)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"languages": []}', '"x"', "3"])
-def test_damaged_manifests_are_refused(tmp_path, content):
-    (tmp_path / "manifest.json").write_text(content)
-    with pytest.raises(ValueError, match=r"manifest.json is not a manifest"):
-        manifest.load(tmp_path)
-
-
-def test_missing_fields_are_refused(copy):
-    path = copy / "manifest.json"
+def test_a_manifest_of_the_version_before_has_no_digest(copy):
+    """Its fields are the same."""
+    first, path = manifest.load(copy), copy / "manifest.json"
     fields = json.loads(path.read_text())
-    del fields["source_vocabulary"]
+    del fields["digest"]
+    path.write_text(json.dumps(fields | {"version": 3}))
+    assert manifest.load(copy) == dataclasses.replace(first, version=3)
     path.write_text(json.dumps(fields))
-    with pytest.raises(ValueError, match=r"is not a manifest: KeyError.*source_vocabulary"):
+    with pytest.raises(ValueError, match=r"manifest.json is damaged: it is not what was written"):
         manifest.load(copy)
-
-
-def test_another_version_is_refused(copy):
-    path = copy / "manifest.json"
-    path.write_text(path.read_text().replace('"version": 3', '"version": 2'))
-    with pytest.raises(ValueError, match=r"has version 2, expected 3"):
-        manifest.load(copy)
-
-
-def test_missing_and_changed_files_are_refused(copy):
-    model, files = copy / "vocab" / "target.model", manifest.load(copy).files()
-    content = model.read_bytes()
-    manifest.verify(copy, files)
-    model.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
-    manifest.verify(copy, files, contents=False)
-    with pytest.raises(ValueError, match=r"target.model has SHA-256"):
-        manifest.verify(copy, files)
-    model.write_bytes(content[:-1])
-    for contents in (True, False):
-        with pytest.raises(ValueError, match=rf"target.model has {len(content) - 1} bytes"):
-            manifest.verify(copy, files, contents=contents)
-    model.unlink()
-    with pytest.raises(ValueError, match=r"target.model is missing"):
-        manifest.verify(copy, files, contents=False)
-
-
-def test_one_bad_file_of_many_is_found(tmp_path):
-    for number in range(300):
-        (tmp_path / str(number)).write_bytes(b"x")
-    files = [manifest.describe_file(tmp_path, str(number)) for number in range(300)]
-    manifest.verify(tmp_path, files, contents=False)
-    manifest.verify(tmp_path, files)
-    (tmp_path / "217").write_bytes(b"y")
-    manifest.verify(tmp_path, files, contents=False)
-    with pytest.raises(ValueError, match=r"/217 has SHA-256"):
-        manifest.verify(tmp_path, files)
-    (tmp_path / "217").unlink()
-    with pytest.raises(ValueError, match=r"/217 is missing"):
-        manifest.verify(tmp_path, files, contents=False)
 
 
 def test_loading_reads_the_manifest_once_and_looks_at_no_other_file(copy, monkeypatch):

@@ -1,12 +1,13 @@
 import dataclasses
 import os
 import pathlib
+import shutil
 
 import numpy as np
 import pytest
 
 from data_prep import encoding, files
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.core import atomic_file, digests
 from lingvo_gshard.input import example_codec, manifest, records
 
 
@@ -25,7 +26,7 @@ def written(tmp_path_factory):
         encoded = (example_codec.encode(*example) for example in examples[start:end])
         number = encoding.write_records(folder / path, encoded)
         np.save(folder / f"x/{start}.npy", [[len(s), len(t)] for s, t in examples[start:end]])
-        files = (manifest.describe_file(folder, name) for name in (path, f"x/{start}.npy"))
+        files = (digests.describe(folder, name) for name in (path, f"x/{start}.npy"))
         shards.append(manifest.Shard(*files, number))
     return folder, manifest.Records(tuple(shards), 1, 1, 0, 0), examples
 
@@ -62,7 +63,7 @@ def test_a_damaged_byte_anywhere_is_reported_or_has_no_effect(written, tmp_path)
     for position in [*range(0, 2500, 13), *range(2500, size, 1997), *range(size - 70, size)]:
         path = _damaged(folder, tmp_path, shard, position)
         try:
-            found = records.RecordSource(tmp_path, one).read(np.arange(36))
+            found = records.RecordSource(tmp_path, one, hashed=False).read(np.arange(36))
         except ValueError as error:
             reported += 1
             assert str(error).startswith(f"{path}: ") and "\n" not in str(error)
@@ -73,9 +74,23 @@ def test_a_damaged_byte_anywhere_is_reported_or_has_no_effect(written, tmp_path)
     assert reported > 100
 
 
+def test_a_file_in_the_place_of_another_is_refused_when_it_is_first_read(written, tmp_path):
+    folder, entry, _ = written
+    shutil.copytree(folder, tmp_path / "copy")
+    shard = entry.shards[0]
+    other = [(np.arange(n) % 7 + 4, np.array([2])) for n in range(1, 21)]
+    path = tmp_path / "copy" / shard.file.path
+    encoding.write_records(path, [example_codec.encode(*pair) for pair in other])
+    source = records.RecordSource(tmp_path / "copy", entry)
+    assert len(source.read(np.arange(20, 57))) == 37  # From other files.
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"^{path} has "):
+            source.read(np.array([3]))
+
+
 def test_missing_files_and_damaged_lengths_are_reported(written, tmp_path):
     folder, entry, _ = written
-    with pytest.raises(ValueError, match=r"x/de-0.array_record: .*No such file"):
+    with pytest.raises(ValueError, match=r"x/de-0.array_record is missing"):
         records.RecordSource(tmp_path, entry).read(np.array([0]))
     content = (folder / "x/20.npy").read_bytes()
     for file in (shard.lengths for shard in entry.shards):
@@ -99,7 +114,7 @@ def test_only_the_files_used_last_stay_open(tmp_path, monkeypatch):
     shards = []
     for number in range(20):
         encoding.write_records(tmp_path / str(number), [example_codec.encode([number], [2])] * 4)
-        file = manifest.describe_file(tmp_path, str(number))
+        file = digests.describe(tmp_path, str(number))
         shards.append(manifest.Shard(file, file, 4))
     halves = (manifest.Records(tuple(half), 1, 1, 0, 0) for half in (shards[:9], shards[9:]))
     source = records.RecordSource(tmp_path, *halves)

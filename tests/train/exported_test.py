@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from lingvo_gshard.core import safetensors_file
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.train import export, exported
+from lingvo_gshard.train import export, exported, stored
 from lingvo_gshard.train.stored import SavedArray, fingerprint
 from lingvo_gshard.train.warm_start import Rule, WarmStart
 
@@ -153,10 +153,9 @@ def test_a_changed_bit_is_found_in_parts_of_an_entry_too(tmp_path):
     wi = _values()["theta.layers[1].wi"]
     _change(path, wi[5].tobytes(), 7)
     arrays = exported.read(path)
-    with pytest.raises(ValueError, match=r"damaged: theta.layers\[1\].wi is not what was written"):
-        arrays["theta.layers[1].wi"][()]
-    with pytest.raises(ValueError, match=r"damaged: theta.layers\[1\].wi .* in experts \[5\]"):
-        arrays["theta.layers[1].wi"][(slice(4, 7),)]
+    for index in ((), (slice(4, 7),), (slice(4, 7), slice(0, 1))):
+        with pytest.raises(ValueError, match=r"damaged: theta.layers\[1\].wi .* experts \[5\]"):
+            arrays["theta.layers[1].wi"][index]
     np.testing.assert_array_equal(arrays["theta.layers[1].wi"][(slice(0, 5),)], wi[:5])
 
 
@@ -165,7 +164,7 @@ def test_a_changed_bit_is_found_in_parts_of_an_entry_too(tmp_path):
     [
         (
             lambda path, file: file.unlink(),
-            r"w-0000\d-of-.*: not .*FileNotFound",
+            r"w-0000\d-of-.* is missing",
         ),
         (
             lambda path, file: file.write_bytes(file.read_bytes()[:-9]),
@@ -183,7 +182,7 @@ def test_a_changed_bit_is_found_in_parts_of_an_entry_too(tmp_path):
         (lambda path, file: path.write_text("[]"), r"index.json: damaged: it does not describe"),
         (
             lambda path, file: path.write_text(re.sub(r".*wi\[2:4\].*\n", "", path.read_text())),
-            r"index.json: damaged: .*entries of theta.layers\[1\].wi are missing",
+            r"index.json: damaged: .*it is not what was written",
         ),
         (
             lambda path, file: path.write_text(path.read_text().replace('"theta.gate"', '"x"')),
@@ -233,18 +232,15 @@ def test_an_export_that_is_cut_short_leaves_nothing_that_is_whole(tmp_path, monk
             exported.read(tmp_path / name)
 
 
-_OLD = {"format": "lingvo_gshard weights 1", "step": "5"}
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64", "int8", "bool"])
 def test_the_safetensors_library_agrees(tmp_path, dtype):
-    """It reads what is written here, and the other way round; no fingerprints, as before."""
+    """It reads what is written here, and the other way round."""
     values = np.arange(15).reshape(3, 5).astype(dtype)
     weights = {"a": np.array(3, np.int32), "b": values, "c": np.zeros((0, 2), np.float32)}
-    safetensors_file.write(tmp_path / "ours", weights, _OLD)
+    safetensors_file.write(tmp_path / "ours", weights, {"step": "5"})
     metadata = safetensors_file.read(tmp_path / "ours").metadata
     save_file(weights, tmp_path / "theirs", metadata)
-    for back in (load_file(tmp_path / "ours"), _read(tmp_path / "theirs")):
+    for back in (load_file(tmp_path / "ours"), safetensors_file.read(tmp_path / "theirs").arrays):
         _same(back, weights)
 
 
@@ -252,13 +248,15 @@ def test_a_damaged_or_foreign_file_is_refused(tmp_path):
     path = tmp_path / "w.safetensors"
     with pytest.raises(FileNotFoundError, match="w.safetensors: there is no such file"):
         exported.read(path)
-    safetensors_file.write(path, {"theta.b": np.arange(600.0)}, _OLD)
+    mean = {n: stored.mean([array] * 2) for n, array in _saved(_values()).items()}
+    export.write(path, mean, 5)
+    _same(_read(path), _values())
     whole = path.read_bytes()
     path.write_bytes(whole[:-40])
     with pytest.raises(ValueError, match="not a safetensors file of weights, or a damaged"):
         exported.read(path)
     path.write_bytes(whole[:-40] + bytes([whole[-40] ^ 1]) + whole[-39:])
-    with pytest.raises(ValueError, match="damaged: theta.b is not what was written"):
+    with pytest.raises(ValueError, match=r"damaged: theta.wide is not what was written"):
         _read(path)
     path.write_bytes(b"PK\x03\x04 no weights at all")
     with pytest.raises(ValueError, match="not a safetensors file of weights"):

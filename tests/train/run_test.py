@@ -6,6 +6,7 @@ import json
 import pytest
 
 from lingvo_gshard import registry
+from lingvo_gshard.core import digests
 from lingvo_gshard.decode import bundle
 from lingvo_gshard.input import manifest
 from lingvo_gshard.train import run
@@ -161,8 +162,8 @@ def test_sizes_that_cannot_be_or_do_not_divide_are_refused(num_partitions, overr
     [
         (None, "no experiment.json; give the --logdir of a trained model"),
         ("{", "experiment.json is damaged"),
-        ("{}", "experiment.json is damaged: KeyError"),
-        ('{"launch": {"model": "m"}, "data": {}}', "experiment.json is damaged: KeyError"),
+        ("{}", "experiment.json has no 'launch'"),
+        ('{"launch": {"model": "m"}, "data": {}}', "experiment.json has no '"),
     ],
 )
 def test_a_folder_that_is_no_run_is_refused(tmp_path, text, message):
@@ -188,7 +189,7 @@ def _prepared(folder, source, target, launch=_LAUNCH):
     for name, content in (("source", source), ("target", target)):
         (folder / "vocab").mkdir(parents=True, exist_ok=True)
         (folder / "vocab" / f"{name}.model").write_bytes(content)
-        file = manifest.describe_file(folder, f"vocab/{name}.model")
+        file = digests.describe(folder, f"vocab/{name}.model")
         vocabularies.append(manifest.Vocabulary(file, 8))
     manifest.save(manifest.Manifest((), *vocabularies, {}, {}), folder)
     return dataclasses.replace(launch, data_dir=str(folder))
@@ -203,7 +204,10 @@ def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
     with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
         run.record(_prepared(tmp_path / "b", b"ours", b"other"), logdir)
     assert run.recorded(logdir) == launch
-    assert [p.read_bytes() for p in bundle.vocabulary_files(logdir)] == [b"ours", b"english"]
+    assert [p.read_bytes() for p in run.vocabularies(logdir)] == [b"ours", b"english"]
+    (tmp_path / "run/vocab/source.model").write_bytes(b"0urs")
+    with pytest.raises(ValueError, match=r"run/vocab/source.model has SHA-256"):
+        run.vocabularies(logdir)
 
 
 def test_a_damaged_vocabulary_is_not_recorded(tmp_path):
