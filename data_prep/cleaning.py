@@ -57,7 +57,8 @@ class Rule(enum.StrEnum):
 def repair(text: str, own_scripts: frozenset[str]) -> str:
     """Repairs UTF-8 that was clearly decoded as a western encoding ("schÃ¶n").
 
-    Some orthographies look damaged, so no repair may add a script that is not the language's.
+    Some orthographies have marks that look like damage. So a repair is not made if it would add
+    letters of a script that is neither the text's nor its language's.
     """
     if not _DAMAGE.search(text):
         return text

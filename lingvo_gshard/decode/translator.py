@@ -112,7 +112,8 @@ class Translator:
 def split(text: str, fits: Callable[[str], bool]) -> list[str]:
     """Splits text into parts that fit, in order and without the space between them.
 
-    What does not fit is cut in two near its middle, at the best of _BREAKS or within a word.
+    What does not fit is cut in two near its middle: after a sentence if possible, else at a comma,
+    between words, or within a word, down to single characters.
     """
     text = text.strip()
     if len(text) <= 1 or fits(text):

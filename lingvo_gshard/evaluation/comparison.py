@@ -17,7 +17,7 @@ _WINDOW = 10
 class Comparison:
     """A metric of models by name, and that of bilingual baselines by language.
 
-    Raises ValueError unless all models have the same languages, with the baselines' among them.
+    Raises ValueError unless models agree in languages, the baselines' among them, and their pairs.
     """
 
     models: Mapping[str, Quality]

@@ -123,7 +123,8 @@ def dot(a: tf.Tensor, b: tf.Tensor, *, transpose_b: bool = False) -> tf.Tensor:
 def moved(x: tf.Tensor) -> tf.Tensor:
     """[..., R, K] as [..., K, R], before the product that takes it.
 
-    A plain transpose would be part of the product, which XLA's CPU library does in float32.
+    A plain transpose would become part of the product. XLA's CPU compiler then finds that its
+    library can't do it, and multiplies in float32 after all.
     """
     *batch, rows, columns = x.shape
     if columns % 2:

@@ -17,7 +17,7 @@ def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
     The index goes through murmur3's finalizer twice, keyed by one half of the seed each time. That
     is good enough for dropout, at a third of the cost of a cryptographic generator. The index
     counts as many last dims as fit 32 bits; that of the dims before is added to the second key. The
-    seed is int32 [2]. Raises ValueError if those dims are too large, too.
+    seed is int32 [2]. Raises ValueError if both are of more than 2^32 elements.
     """
     sizes = [math.prod(shape[start:]) for start in range(len(shape) + 1)]
     start = next(start for start, size in enumerate(sizes) if size <= _MAX_INDICES)

@@ -230,7 +230,8 @@ def _gradient_dtype(stack: tf.Tensor, activations: tf.DType) -> tf.DType:
 def _take(stack: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """(stack, weight i), for a loop that carries the stack and takes each weight once.
 
-    Its gradient is written into the stack's; a slice's would be a stack of zeros to add.
+    The gradient of a weight is then written into the stack's gradient. The gradient of an
+    ordinary slice would be a whole stack of zeros, added at every iteration.
     """
 
     @tf.custom_gradient

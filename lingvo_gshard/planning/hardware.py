@@ -136,7 +136,8 @@ class Hosts:
 class Torus:
     """A torus of `sizes` chips; `places` are the coordinates of each partition's chip.
 
-    Every dim of more than two chips wraps around, the best case, as in the paper's roofline (5.2).
+    Every dim of more than two chips is assumed to wrap around, although slices smaller than a pod
+    may not. Like the paper's roofline (section 5.2), this is the best case.
     """
 
     generation: Generation

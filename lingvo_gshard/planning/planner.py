@@ -82,7 +82,8 @@ def request(
 def planned(request: Request, folder: pathlib.Path) -> Plan:
     """The plan kept in `folder`, written there with its report after each program that it lacked.
 
-    Each program is planned in a process, whose memory is measured. Raises as in_own_process.
+    Each program is planned in a process of its own, so that its memory is measured alone and a
+    compiler that dies takes no other plan with it. Raises as in_own_process.
     """
     check(request)
     fingerprint, kept = _fingerprint(request), folder / _FINGERPRINT
@@ -105,7 +106,8 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
 def make(request: Request) -> Plan:
     """Compiles the experiment's programs for the topology and reads the results.
 
-    ValueError for a topology unknown, too small or without compiler, or sizes missing or uneven.
+    Raises ValueError for an unknown topology or one without a compiler, more partitions than cores,
+    a vocabulary without a size, or a dim that the mesh does not divide.
     """
     params, p, parts = request.params, request.params.input, request.partitioning
     check(request)

@@ -60,7 +60,8 @@ def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> 
             )
     if mesh.num_partitions == 1:
         return tf.identity(tensor)
-    # New dimensions along the other axes hold the copies, which need no communication.
+    # New dimensions, split along the other axes, hold one copy for each partition. They are made
+    # without communication, and their gradient is the sum over the copies.
     copied = _copied(mesh, axes)
     copies = tf.broadcast_to(tensor, [*map(mesh.size, copied), *shape])
     all_axes = [*copied, *axes]
