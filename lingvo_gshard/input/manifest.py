@@ -64,22 +64,14 @@ class Records:
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """One source language, or a language translated from English.
+    """One source language, or a language translated from English."""
 
-    Attributes:
-        code: a BCP-47 code, or the source's name for it; en-de for German from English.
-        records, text: keyed by split. Splits other than SPLITS have text alone.
-        dropped: how many training pairs each cleaning rule dropped.
-        repaired: how many training pairs had a broken encoding that was repaired.
-        scripts: the ISO 15924 codes of the scripts of its sources.
-    """
-
-    code: str
-    records: dict[str, Records]
-    text: dict[str, File]
-    dropped: dict[str, int]
-    repaired: int = 0
-    scripts: tuple[str, ...] = ()
+    code: str  # A BCP-47 code, or the source's name for it; en-de for German from English.
+    records: dict[str, Records]  # By split.
+    text: dict[str, File]  # By split, also those not in SPLITS.
+    dropped: dict[str, int]  # How many training pairs each cleaning rule dropped.
+    repaired: int = 0  # How many training pairs had a broken encoding that was repaired.
+    scripts: tuple[str, ...] = ()  # The ISO 15924 codes of the scripts of its sources.
 
     def num_examples(self, split: str) -> int:
         """The number of records in a split, 0 if the language has none there."""
