@@ -16,8 +16,6 @@ import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import jax
-
 from lingvo_gshard.core import atomic_file
 from lingvo_gshard.decode.translator import NBest, Translator
 from lingvo_gshard.spmd import processes
@@ -76,7 +74,7 @@ class Parts:
     def _write_part(self, number: int, lines: list[str]) -> None:
         """Writes a part unless it exists. All processes must call it, some without lines."""
         share, path = self.translator.decoder.share, self._path(number)
-        own_number, writers = jax.process_index() + 1, [0] * share.count
+        own_number, writers = processes.index() + 1, [0] * share.count
         writers[share.index] = own_number if lines and not path.exists() else 0
         writer = processes.largest(writers)[share.index]  # One of those with the same share.
         found = self.translator.translate_together(lines if writer else [])

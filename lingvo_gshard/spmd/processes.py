@@ -267,9 +267,14 @@ def _start(target: Callable[..., None], *args: Any) -> None:
     threading.Thread(target=target, args=args, daemon=True).start()
 
 
+def index() -> int:
+    """This process's number, from 0."""
+    return jax.process_index()
+
+
 def is_first() -> bool:
     """Whether this is process 0, which writes the files that all processes share."""
-    return jax.process_index() == 0
+    return index() == 0
 
 
 def largest(values: Sequence[int]) -> list[int]:
