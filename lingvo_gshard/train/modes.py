@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from lingvo_gshard.core import digests, table
+from lingvo_gshard.core import digests, storage, table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
 from lingvo_gshard.spmd import processes
@@ -118,11 +118,11 @@ def _announce(run: Run) -> None:
     with run.estimator.claimed():
         record(run.launch, run.logdir)
     done = max(run.estimator.checkpoint_steps(), default=0)
-    wanted = run.params.train.max_steps
+    wanted, folder = run.params.train.max_steps, storage.origin(run.logdir)
     steps = f"step {done} to {wanted}" if done < wanted else f"step {wanted} is done already"
     print_once(
         f"{run.launch.model}: {table.count(placement.num_weights(run.params))} weights over "
-        f"{run.estimator.partitioning.num_partitions} partitions, {steps} in {run.logdir}"
+        f"{run.estimator.partitioning.num_partitions} partitions, {steps} in {folder}"
     )
 
 
