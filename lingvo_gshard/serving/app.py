@@ -207,7 +207,7 @@ def _unparsed(
     return response
 
 
-web.RequestHandler.handle_error = _unparsed  # type: ignore[method-assign]
+web.RequestHandler.handle_error = _unparsed  # type: ignore[method-assign, assignment]
 
 
 async def _file(path: pathlib.Path) -> web.StreamResponse:

@@ -105,7 +105,8 @@ def _finish(run: Run, stop: StopOnSignal) -> None:
 @contextlib.contextmanager
 def _begun(run: Run) -> Iterator[InputFn]:
     """Yields the training's input, which is opened before anything is written."""
-    with contextlib.closing(_input_fn(run, "input")(run.params)) as source:
+    source: Any = _input_fn(run, "input")(run.params)
+    with contextlib.closing(source):
         _announce(run)
         yield lambda _: source
 
