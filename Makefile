@@ -19,7 +19,7 @@ BAZEL_TESTS := //tests:core/hyperparams_test //tests:sharding/mesh_test //tests:
 
 setup: .venv/ready
 
-.venv/ready: requirements.txt requirements-serve.txt requirements-dask.txt requirements-dev.txt constraints.txt tools/setup.sh
+.venv/ready: requirements.txt requirements-serve.txt requirements-dask.txt requirements-gcs.txt requirements-s3.txt requirements-dev.txt constraints.txt tools/setup.sh
 	tools/setup.sh
 
 # Needed only to compile for TPU topologies.

@@ -26,7 +26,7 @@ from absl import flags, logging
 from data_prep import config, engines, pipeline, tsv_folder
 from data_prep.sources import Source
 from lingvo_gshard import cli
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.core import atomic_file, storage
 from lingvo_gshard.input import manifest
 
 _INPUT = flags.DEFINE_string("input", None, "A folder of parallel text.")
@@ -54,11 +54,11 @@ def main(argv: list[str]) -> None:
         logging.set_verbosity(logging.INFO)
     began = time.monotonic()
     found, settings = _sources_and_config()
-    out_dir = pathlib.Path(_OUT.value)
-    with atomic_file.naming(out_dir), _engine() as engine:
-        pipeline.run_through(_THROUGH.value, found, out_dir, settings, engine)
-    if _THROUGH.value is pipeline.Step.REPORT:
-        _report(manifest.load(out_dir), time.monotonic() - began)
+    with storage.working(_OUT.value, keep=True) as out_dir, atomic_file.naming(out_dir):
+        with _engine() as engine:
+            pipeline.run_through(_THROUGH.value, found, out_dir, settings, engine)
+        if _THROUGH.value is pipeline.Step.REPORT:
+            _report(manifest.load(out_dir), time.monotonic() - began)
 
 
 def _sources_and_config() -> tuple[tuple[Source, ...], config.BuildConfig]:

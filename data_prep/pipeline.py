@@ -44,7 +44,7 @@ from data_prep.engines import Engine
 from data_prep.selection import Selected
 from data_prep.sources import Source
 from data_prep.vocabulary import Side
-from lingvo_gshard.core import digests
+from lingvo_gshard.core import digests, storage
 from lingvo_gshard.input import manifest
 
 # In order; see above.
@@ -66,6 +66,7 @@ def run_through(
     ValueError for unreadable text, no pair left, another plan's folder, or files that are gone.
     """
     runs.claim(out_dir, runs.plan(found, config), _MADE)
+    storage.publish(out_dir)  # Fails before the work is done, not after it.
     work_dir = out_dir / _UNFINISHED
     if (out_dir / manifest.FILE_NAME).exists():
         digests.verify(out_dir, manifest.load(out_dir).files(), contents=False)

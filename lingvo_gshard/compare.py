@@ -16,6 +16,7 @@ from typing import Any
 from absl import flags
 
 from lingvo_gshard import cli
+from lingvo_gshard.core import storage
 from lingvo_gshard.evaluation import quality, significance
 from lingvo_gshard.evaluation.comparison import Comparison
 from lingvo_gshard.evaluation.quality import Quality
@@ -73,7 +74,7 @@ def _distinct(flag: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _folder(logdir: str) -> pathlib.Path:
-    return pathlib.Path(logdir, f"decode_{_SPLIT.value}")
+    return storage.path(logdir) / f"decode_{_SPLIT.value}"
 
 
 def _quality(logdir: str) -> Quality:

@@ -20,6 +20,7 @@ from typing import Any
 from absl import flags
 
 from lingvo_gshard import cli
+from lingvo_gshard.core import storage
 
 _TABLES = ("operators", "compile", "layers", "scaling", "machines")
 
@@ -58,8 +59,9 @@ _OWN_DEVICES = 8
 def main(argv: list[str]) -> None:
     del argv
     _check_flags()
-    for text in _texts():
-        print(text, flush=True)
+    with storage.working(_OUT.value or "") as out:
+        for text in _texts(out):
+            print(text, flush=True)
 
 
 def _check_flags() -> None:
@@ -81,11 +83,11 @@ def _check_flags() -> None:
             raise ValueError(f"--{flag.name} is missing; see --help.")
 
 
-def _texts() -> Iterable[str]:
+def _texts(out: pathlib.Path) -> Iterable[str]:
     """The parts that the flags ask for, each as soon as it is known."""
     if _COMPARE.value:
         plan = cli.load("lingvo_gshard.planning.plan")
-        plans = [plan.load(pathlib.Path(each)) for each in _COMPARE.value]
+        plans = [plan.load(storage.path(each)) for each in _COMPARE.value]
         return [cli.load("lingvo_gshard.planning.report").comparison(plans)]
     planner = cli.load("lingvo_gshard.planning.planner")
 
@@ -94,7 +96,7 @@ def _texts() -> Iterable[str]:
         default = "train" if _TABLE.value == "machines" else "all"
         return request if (_PROGRAMS.value or default) == "all" else request.step_only()
 
-    model, out = _MODEL.value or "", pathlib.Path(_OUT.value or "")
+    model = _MODEL.value or ""
     match _TABLE.value:
         case "operators":
             return cli.load("lingvo_gshard.planning.operators").lines()

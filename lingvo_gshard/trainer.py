@@ -16,6 +16,7 @@ with status 69; started again, all of them continue.
 from absl import flags
 
 from lingvo_gshard import cli
+from lingvo_gshard.core import storage
 
 _MODES = ("train", "eval", "decode", "train_and_eval", "continuous_eval", "export", "report")
 
@@ -36,11 +37,11 @@ flags.adopt_module_key_flags(cli)
 def main(argv: list[str]) -> None:
     del argv
     runs, modes = cli.load("lingvo_gshard.train.run"), cli.load("lingvo_gshard.train.modes")
-    with cli.joined():
+    with cli.joined(), storage.working(_LOGDIR.value) as logdir:
         asked = _MODEL.value, tuple(_SET.value), _DATA_DIR.value
-        launch = runs.launch_of(*asked, _LOGDIR.value)
+        launch = runs.launch_of(*asked, str(logdir))
         num_partitions, devices = cli.start_devices(launch.model)
-        run = runs.open_run(launch, _LOGDIR.value, num_partitions, _EXECUTABLES.value)
+        run = runs.open_run(launch, str(logdir), num_partitions, _EXECUTABLES.value)
         modes.print_once(f"{devices}, {run.product_dtype} products")
         if _VERIFY_DATA.value:
             modes.verify_data(run)
@@ -59,7 +60,7 @@ def main(argv: list[str]) -> None:
                 cli.load("lingvo_gshard.evaluation.decode_split").decode_split(run, _SPLIT.value)
             case "report":
                 path = cli.load("lingvo_gshard.evaluation.run_report").report(run)
-                modes.print_once(f"Wrote {path}.")
+                modes.print_once(f"Wrote {storage.origin(path)}.")
 
 
 def run() -> None:

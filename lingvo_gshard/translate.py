@@ -18,6 +18,7 @@ flags as for the trainer, share the work.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 import io
@@ -31,7 +32,7 @@ from typing import TYPE_CHECKING, Any, cast
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.core import atomic_file, storage
 
 if TYPE_CHECKING:
     from lingvo_gshard.decode.translator import NBest, Translator
@@ -61,8 +62,8 @@ def main(argv: list[str]) -> None:
     """Translates, serves, or exports a bundle; raises ValueError for a user's mistake."""
     del argv
     if _EXPORT.value:
-        run, _ = _trained_run()
-        run.export_bundle(_EXPORT.value)
+        with _trained_run() as (run, _):
+            run.export_bundle(_EXPORT.value)
         command = "python -m lingvo_gshard.translate --bundle=. < in.txt > out.txt"
         print(f"Wrote {_EXPORT.value}: cd {_EXPORT.value} && {command}")
         return
@@ -126,22 +127,24 @@ def _translator() -> Translator:
             )
         decoder, source, target = bundle.load(_BUNDLE.value)
     else:
-        run, devices = _trained_run()
-        decoder, source, target = run.decoder()
+        with _trained_run() as (run, devices):
+            decoder, source, target = run.decoder()
     _check_language(_SOURCE_LANG.value, decoder.spec.source_languages)
     print(devices, file=sys.stderr)
     return cli.load("lingvo_gshard.decode.translator").Translator(decoder, source, target)
 
 
-def _trained_run() -> tuple[Any, str]:
-    """The run of --logdir, and a description of its devices."""
+@contextlib.contextmanager
+def _trained_run() -> Iterator[tuple[Any, str]]:
+    """Yields the run of --logdir, and a description of its devices."""
     decode = {"num_best": _NBEST.value, "tell_attention": _ATTENTION.value}
     given = {"beam_size": _BEAM_SIZE.value, "average_checkpoints": _AVERAGE.value}
     decode |= {name: value for name, value in given.items() if value is not None}
     runs = cli.load("lingvo_gshard.train.run")
-    launch = runs.recorded(_LOGDIR.value)
-    num_partitions, devices = cli.start_devices(launch.model)
-    return runs.open_run(launch, _LOGDIR.value, num_partitions, **decode), devices
+    with storage.working(str(_LOGDIR.value)) as logdir:
+        launch = runs.recorded(str(logdir))
+        num_partitions, devices = cli.start_devices(launch.model)
+        yield runs.open_run(launch, str(logdir), num_partitions, **decode), devices
 
 
 def _server() -> Any:
@@ -187,6 +190,8 @@ def _check_files(source: str | None, target: str | None) -> None:
     if source is None or target is None:
         if source or target or cli.processes():
             raise ValueError("give both --input and --output, which several processes need.")
+        if sys.stdin is None and not _EXPORT.value and _SERVE.value is None:
+            raise ValueError("standard input is closed; give --input and --output.")
     elif _EXPORT.value or _SERVE.value is not None:
         raise ValueError("--input goes with neither --serve nor --export.")
     elif not pathlib.Path(source).is_file():

@@ -33,6 +33,7 @@ _SHARED = {
     f"{_LIBRARY}.core.child_process",
     f"{_LIBRARY}.core.digests",
     f"{_LIBRARY}.core.json_records",
+    f"{_LIBRARY}.core.storage",
     f"{_LIBRARY}.core.table",
     f"{_LIBRARY}.input.manifest",
     f"{_LIBRARY}.input.example_codec",

@@ -15,7 +15,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.core import atomic_file, storage
 
 _Result = TypeVar("_Result")
 _DIGEST = "digest"
@@ -40,6 +40,11 @@ def describe(folder: str | os.PathLike[str], path: str) -> File:
     return File(path, found.st_size, _sha256(str(full_path), found.st_mtime_ns))
 
 
+def local(folder: str | os.PathLike[str], file: File) -> pathlib.Path:
+    """Returns the path of a file that a folder lists; for one in a bucket, see storage.cached."""
+    return storage.cached(folder, file.path, file.sha256)
+
+
 def verify(folder: str | os.PathLike[str], files: Sequence[File], *, contents: bool = True) -> None:
     """Checks the sizes and, if `contents`, the SHA-256 of files that a folder lists.
 
@@ -48,7 +53,7 @@ def verify(folder: str | os.PathLike[str], files: Sequence[File], *, contents: b
 
     def check_some(start: int) -> None:
         for file in files[start : start + _FILES_PER_TASK]:
-            _check(f"{folder}/{file.path}", file, contents)
+            _check(str(local(folder, file)), file, contents)
 
     if len(files) <= _FILES_PER_TASK:
         return check_some(0)
@@ -101,7 +106,7 @@ def read_json(
     `build` lacks a field or raises TypeError, AttributeError or ValueError.
     """
     try:
-        fields = json.loads(pathlib.Path(path).read_bytes())
+        fields = json.loads(storage.path(path).read_bytes())
         digest = fields.pop(_DIGEST, None)
         found = fields.get("version")
     except FileNotFoundError as error:

@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from lingvo_gshard.core import atomic_file, digests, json_records, safetensors_file
+from lingvo_gshard.core import atomic_file, digests, json_records, safetensors_file, storage
 from lingvo_gshard.core.digests import File
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.example_codec import target_token
@@ -175,10 +175,13 @@ def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
 
 
 def _contents(folder: str | pathlib.Path) -> _Contents:
-    path = pathlib.Path(folder, _SPEC)
-    if not path.is_file():
-        raise ValueError(f"{folder}: no {_SPEC}; give a folder that `translate --export` wrote.")
-    return digests.read_json(path, _VERSION, functools.partial(json_records.read, _Contents))
+    path = storage.path(folder) / _SPEC
+    with storage.errors(path, "read"):
+        if path.exists():
+            return digests.read_json(
+                path, _VERSION, functools.partial(json_records.read, _Contents)
+            )
+    raise ValueError(f"{folder}: no {_SPEC}; give a folder that `translate --export` wrote.")
 
 
 def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
@@ -186,7 +189,12 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
 
     Raises ValueError as load_spec, or for a damaged file or weights that do not match the programs.
     """
-    folder, contents = pathlib.Path(folder), _contents(folder)
+    with storage.working(folder) as here:
+        return _load(here)
+
+
+def _load(folder: pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
+    contents = _contents(folder)
     digests.verify(folder, contents.files)
     spec, origin = contents.spec, {file.path: file.sha256 for file in contents.files}
     programs = {n: program.load(folder / _program_file(n)) for n in spec.source_lengths}

@@ -37,6 +37,7 @@ class Parts:
         All processes must call it with the same lines. In each round, every share of the decoder's
         rows gets one chunk.
         """
+        processes.check_shared(self.folder)
         size = processes.of_first(self._claim() if processes.is_first() else 0)
         share, remaining = self.translator.decoder.share, iter(lines)
         chunks = enumerate(iter(lambda: list(itertools.islice(remaining, size)), []))

@@ -59,6 +59,16 @@ class Translator:
         while some := list(itertools.islice(lines, self.window)):
             yield from self.translate_together(some)
 
+    def num_tokens(self, lines: Sequence[str]) -> list[int]:
+        """Returns the number of source tokens of each line, with EOS."""
+        return list(map(len, self._source.encode_lines(lines)))
+
+    def warm_up(self) -> None:
+        """Compiles the program of every length by an empty batch."""
+        sizes = self._num_rows, self.decoder.spec.source_lengths
+        for batch in sentences.decode_batches([], self._source, *sizes, lambda n: [1] * len(n)):
+            self.decoder(batch.features)
+
     def translate_together(self, lines: Sequence[str]) -> list[NBest]:
         """Returns the n best translations of each line; that of a blank line is empty.
 

@@ -5,7 +5,7 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
-from lingvo_gshard.core import atomic_file, digests
+from lingvo_gshard.core import atomic_file, digests, storage
 from lingvo_gshard.decode.chunks import Parts
 from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.evaluation import quality
@@ -53,7 +53,8 @@ def decode_split(run: Run, split: str) -> None:
         print(found.table())
         if "spbleu" not in quality.available():
             print(f"spBLEU needs its tokenizer's model in {quality.SPBLEU_MODEL}.")
-        print(f"Wrote {folder}/scores.json, bleu.png and one file of translations per language.")
+        there = storage.origin(folder)
+        print(f"Wrote {there}/scores.json, bleu.png and one file of translations per language.")
 
 
 def _languages(run: Run, split: str) -> list[Language]:
@@ -72,7 +73,7 @@ def _languages(run: Run, split: str) -> list[Language]:
 
 
 def _pairs(run: Run, split: str, language: Language) -> Iterator[tuple[str, str]]:
-    path = pathlib.Path(run.launch.data_dir, language.text[split].path)
+    path = digests.local(run.launch.data_dir, language.text[split])
     return itertools.islice(sentences.eval_text(path), run.params.decode.max_sentences)
 
 

@@ -14,7 +14,7 @@ from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.chrf import CHRFScore
 from sacrebleu.utils import SACREBLEU_DIR
 
-from lingvo_gshard.core import json_records, table
+from lingvo_gshard.core import json_records, storage, table
 
 # Resamplings of the sentences; sacreBLEU's signature contains their number and its seed.
 BOOTSTRAPS = 1000
@@ -127,7 +127,7 @@ class Quality:
 def load(path: str | os.PathLike[str]) -> Quality:
     """Reads a saved Quality. Raises ValueError if the file is missing or damaged."""
     try:
-        return json_records.read(Quality, json.loads(pathlib.Path(path).read_text()))
+        return json_records.read(Quality, json.loads(storage.path(path).read_text()))
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"{path}: holds no scores by language ({error!r}); write it with --mode=decode."

@@ -17,7 +17,7 @@ import os
 import pathlib
 from typing import Any
 
-from lingvo_gshard.core import digests, json_records
+from lingvo_gshard.core import digests, json_records, storage
 from lingvo_gshard.core.digests import File
 
 FILE_NAME = "manifest.json"
@@ -124,16 +124,17 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
     Raises ValueError if the folder or its manifest is missing, or if the manifest is damaged or of
     another version.
     """
-    folder = pathlib.Path(data_dir)
+    folder = storage.path(data_dir)
     path = folder / FILE_NAME
-    if not path.is_file():
+    with storage.errors(path, "read"):
+        if path.is_file():
+            return _read_version(path, storage.modified(path))
         problem = f"no {FILE_NAME} in {folder}" if folder.is_dir() else f"no data folder {folder}"
-        raise ValueError(f"{problem}: prepare it with {_COMMAND}{folder}")
-    return _read_version(path, path.stat().st_mtime_ns)
+    raise ValueError(f"{problem}: prepare it with {_COMMAND}{folder}")
 
 
 @functools.lru_cache(maxsize=1)  # A manifest of 100,000 files takes seconds to read.
-def _read_version(path: pathlib.Path, mtime_ns: int) -> Manifest:
-    del mtime_ns  # A modified file has another key in the cache.
+def _read_version(path: pathlib.Path, modified: float) -> Manifest:
+    del modified  # A modified file has another key in the cache.
     build = functools.partial(json_records.read, Manifest)
     return digests.read_json(path, VERSION, build, older=(_WITHOUT_DIGEST,))

@@ -59,7 +59,7 @@ class RecordSource:
         """Int [len, 2]: the tokens of each source and target. Raises as digests.verify."""
         files = [shard.lengths for shard in self._shards]
         digests.verify(self._data_dir, files)
-        return np.concatenate([np.load(f"{self._data_dir}/{file.path}") for file in files])
+        return np.concatenate([np.load(digests.local(self._data_dir, file)) for file in files])
 
     def _read_shard(self, shard: manifest.Shard, indices: np.ndarray) -> Sequence[Example]:
         reader = self._reader(shard)
@@ -71,7 +71,7 @@ def _open(
     data_dir: str, hashed: bool, shard: manifest.Shard
 ) -> array_record_module.ArrayRecordReader:
     digests.verify(data_dir, [shard.file], contents=hashed)
-    path, listed = f"{data_dir}/{shard.file.path}", shard.num_examples
+    path, listed = str(digests.local(data_dir, shard.file)), shard.num_examples
     with _naming(path):
         reader = array_record_module.ArrayRecordReader(
             path, options=_READER_OPTIONS, file_reader_buffer_size=_READER_BUFFER_BYTES

@@ -71,5 +71,5 @@ def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
     """
     files = manifest.load(data_dir).vocabulary_files
     digests.verify(data_dir, files)
-    source, target = (Tokenizer(pathlib.Path(data_dir, file.path)) for file in files)
+    source, target = (Tokenizer(digests.local(data_dir, file)) for file in files)
     return source, target

@@ -28,6 +28,7 @@ import numpy as np
 from jax._src import clusters, distributed  # JAX has no public way to either.
 from jax.experimental import multihost_utils
 
+from lingvo_gshard.core import storage
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import environment
 
@@ -275,6 +276,13 @@ def index() -> int:
 def is_first() -> bool:
     """Whether this is process 0, which writes the files that all processes share."""
     return index() == 0
+
+
+def check_shared(folder: os.PathLike[str]) -> None:
+    """Raises ValueError if there are several processes, each with its own copy of a folder."""
+    there = storage.origin(folder)
+    if jax.process_count() > 1 and there != storage.path(folder):
+        raise ValueError(f"{there}: for this, several processes need a folder on one disk.")
 
 
 def largest(values: Sequence[int]) -> list[int]:

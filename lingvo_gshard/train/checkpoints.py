@@ -1,13 +1,13 @@
 """Checkpoints: sharded arrays and the input's state, written by Orbax.
 
     model_dir/checkpoints/STEP/{state/,input_state/,about/}
+    model_dir/checkpoints/STEP/commit_success.txt    written last: without it, STEP is incomplete
     model_dir/checkpoints/best.json    the best checkpoint's step, metric and value
     model_dir/damaged_checkpoints/     checkpoints that were found damaged; never deleted
 
 The state is one flat dict from dotted paths to arrays, so that files and programs name the weights
-alike. `about` describes it, with a fingerprint of every array. Orbax writes a temporary folder,
-which process 0 renames to STEP once every process has written its part: a folder with a number for
-a name is complete. Older checkpoints are deleted only after that, and are renamed first.
+alike. `about` describes it, with a fingerprint of every array. Older checkpoints are deleted only
+when a new one is complete, their commit_success.txt first.
 """
 
 import contextlib
@@ -16,14 +16,14 @@ import functools
 import logging
 import math
 import pathlib
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
 import orbax.checkpoint as ocp
+from etils import epath
 
-from lingvo_gshard.core import digests, json_records
+from lingvo_gshard.core import digests, json_records, storage
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
@@ -33,7 +33,7 @@ from lingvo_gshard.train.stored import DamagedCheckpointError, SavedArray, Store
 _DAMAGED_FOLDER = "damaged_checkpoints"
 _BEST = "best.json"
 _HOUR_SECS = 3600.0
-_TEMPORARY = ocp.utils.TMP_DIR_SUFFIX
+_COMMITTED = "commit_success.txt"
 _Result = TypeVar("_Result")
 
 
@@ -73,16 +73,19 @@ class Restored:
     digest: str
 
 
-def folder(model_dir: str | pathlib.Path) -> pathlib.Path:
-    """Returns the folder of a run's checkpoints, which exists once a run has begun to train."""
-    return pathlib.Path(model_dir).absolute() / "checkpoints"
+def folder(model_dir: str | pathlib.Path) -> epath.Path:
+    """Returns the folder of a run's checkpoints, which Orbax reads and writes in gs:// itself."""
+    return storage.for_orbax(model_dir) / "checkpoints"
 
 
 def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
     """Returns the steps of complete checkpoints, oldest first; empty before the first."""
-    within = folder(model_dir)
-    names = [path.name for path in within.iterdir()] if within.is_dir() else []
-    return sorted(int(name) for name in names if name.isdigit())
+    return _whole_steps(folder(model_dir))
+
+
+def _whole_steps(within: epath.Path) -> list[int]:
+    whole = within.glob(f"*/{_COMMITTED}")
+    return sorted(int(path.parent.name) for path in whole if path.parent.name.isdigit())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,6 +150,7 @@ def note_best(
     else:
         is_better = not math.isnan(value)
     if is_better:
+        folder.mkdir(parents=True, exist_ok=True)
         digests.write_json(folder / _BEST, 1, dataclasses.asdict(Best(step, metric, value)))
 
 
@@ -163,13 +167,16 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         keep: Retention = Retention(),
     ) -> None:
         """Opens the folder, which is created if there are `contents` to save, else for reading."""
-        self._folder = folder(model_dir)
+        self._folder, self._notes = folder(model_dir), pathlib.Path(model_dir, "checkpoints")
         self._contents, self._keep = contents, keep
         if contents is not None:
+            processes.check_shared(self._folder)
             self._folder.mkdir(parents=True, exist_ok=True)
             if processes.is_first():
-                for partial in self._folder.glob(f"*{_TEMPORARY}*"):
-                    shutil.rmtree(partial)  # A save or a deletion that was cut short.
+                whole = set(map(str, self.steps()))
+                for partial in self._folder.glob("[0-9]*"):
+                    if partial.name not in whole:
+                        partial.rmtree()  # A save or a deletion that was cut short.
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
                 # Weights hardly compress; without compression saving takes half the time.
@@ -189,7 +196,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def steps(self) -> list[int]:
         """Returns the steps of complete checkpoints, oldest first."""
-        return whole_steps(self._folder.parent)
+        return _whole_steps(self._folder)
 
     def latest(self, before: float = math.inf) -> int | None:
         """Returns the last step below `before` with a complete checkpoint, as process 0 sees it."""
@@ -225,10 +232,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         with self._save_errors(step):
             self._checkpointer.wait_until_finished()
         if processes.is_first():
-            best = read_best(self._folder)
-            times = {step: self._path(step).stat().st_mtime for step in self.steps()}
+            best = read_best(self._notes)
+            times = {s: storage.modified(self._path(s) / _COMMITTED) for s in self.steps()}
             for old in times.keys() - self._keep.kept(times, best.step if best else None):
-                shutil.rmtree(self._path(old).rename(self._path(f"deleted.{old}{_TEMPORARY}")))
+                (self._path(old) / _COMMITTED).unlink()
+                self._path(old).rmtree()
 
     def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
         """Reads the checkpoint of `step`, one of `steps()`.
@@ -300,10 +308,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             )
         return steps[-count:]
 
-    def _path(self, name: int | str) -> pathlib.Path:
-        return self._folder / str(name)
+    def _path(self, step: int) -> epath.Path:
+        return self._folder / str(step)
 
-    def _whole(self, step: int) -> pathlib.Path:
+    def _whole(self, step: int) -> epath.Path:
         """Returns the folder of a complete checkpoint, once a save in progress is complete."""
         self.wait()
         if step not in self.steps():

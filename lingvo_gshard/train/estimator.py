@@ -15,7 +15,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from lingvo_gshard.core import digests
+from lingvo_gshard.core import digests, storage
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
@@ -177,7 +177,7 @@ class TPUEstimator:
         if processes.is_first():
             summaries.write_evaluation(self.model_dir, name, metrics)
             if spec.best_by is not None:
-                noted_in = checkpoints.folder(self.model_dir)
+                noted_in = pathlib.Path(self.model_dir, "checkpoints")
                 checkpoints.note_best(noted_in, step, metrics, spec.best_by, spec.higher_is_better)
         return metrics
 
@@ -202,7 +202,7 @@ class TPUEstimator:
             if not weights:
                 raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
             whole = export.write(pathlib.Path(path), weights, step, part_bytes)
-            return f"{warm_start.summary(weights)}\nWrote {whole}."
+            return f"{warm_start.summary(weights)}\nWrote {storage.origin(whole)}."
 
         return self._read(write, checkpoint_step)
 

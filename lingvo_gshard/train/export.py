@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from lingvo_gshard.core import atomic_file, safetensors_file
+from lingvo_gshard.core import atomic_file, safetensors_file, storage
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.train import exported, stored
 from lingvo_gshard.train.stored import Index, SavedArray
@@ -66,6 +66,7 @@ def write(
         for file, (process, part) in files.items():
             if process == jax.process_index():
                 safetensors_file.write(path.with_name(file), part, metadata)
+        storage.publish(path)  # Before process 0 writes the index.
 
     if processes.is_first():
         _remove(index, path, files)

@@ -10,7 +10,7 @@ import pathlib
 from typing import Any
 
 from lingvo_gshard import registry
-from lingvo_gshard.core import atomic_file, digests, json_records
+from lingvo_gshard.core import atomic_file, digests, json_records, storage
 from lingvo_gshard.core.digests import File
 from lingvo_gshard.core.hyperparams import Params, parse_setting
 from lingvo_gshard.core.nested_map import NestedMap
@@ -102,7 +102,8 @@ class Run:
 
     def export_bundle(self, folder: str | pathlib.Path) -> None:
         """Writes a bundle of the decoder. Raises as `decoder`."""
-        bundle.save(folder, self.decoder()[0], vocabularies(self.logdir))
+        with storage.working(folder) as here:
+            bundle.save(here, self.decoder()[0], vocabularies(self.logdir))
 
 
 def predict_program(params: Params, partitioning: Partitioning, source_len: int) -> Program:
@@ -220,7 +221,7 @@ def record(launch: Launch, logdir: str) -> None:
     digests.verify(launch.data_dir, data.vocabulary_files)
     contents = {}
     for file, copy in zip(data.vocabulary_files, bundle.vocabulary_files(folder), strict=True):
-        source = pathlib.Path(launch.data_dir, file.path)
+        source = digests.local(launch.data_dir, file)
         contents[copy] = source.read_bytes()
         if copy.exists() and copy.read_bytes() != contents[copy]:
             raise ValueError(

@@ -13,7 +13,7 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.core import atomic_file, storage
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.train.hooks import TrainCall, TrainHook, joined
 
@@ -99,6 +99,10 @@ class MetricsLog(TrainHook):
         kept = [line for line in read_lines(self._path) if line["step"] <= step]
         self._earlier_secs = kept[-1]["wall_secs"] if kept else 0.0
         atomic_file.write(self._path, "".join(json.dumps(line) + "\n" for line in kept))
+        storage.publish(self._path)
+
+    def after_save(self, step: int, state: NestedMap) -> None:
+        storage.publish(self._path)
 
     def after_call(self, call: TrainCall) -> None:
         line = {
@@ -119,6 +123,7 @@ def write_evaluation(model_dir: str | pathlib.Path, name: str, result: dict[str,
     _add(writer, scalars(NestedMap(result)), int(result["step"]))
     writer.close()
     append_line(model_dir / EVAL_METRICS, {"name": name, **result})
+    storage.publish(model_dir)
 
 
 def append_line(path: pathlib.Path, line: dict[str, Any]) -> None:

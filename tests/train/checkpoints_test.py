@@ -79,7 +79,7 @@ def test_a_checkpoint_cut_short_is_no_checkpoint(tmp_path):
     folder = tmp_path / "checkpoints"
     # As kills during a save and during a deletion leave them.
     (folder / "2").rename(folder / "2.orbax-checkpoint-tmp")
-    (folder / "3").rename(folder / "deleted.3.orbax-checkpoint-tmp")
+    (folder / "3/commit_success.txt").unlink()
     with Checkpoints(tmp_path) as reader:
         assert reader.steps() == [1] and len(list(folder.iterdir())) == 3
     with _open(tmp_path) as saved:
