@@ -130,10 +130,7 @@ class BaseLayer:
         return sum(math.prod(spec.shape) for spec in self.weight_specs.Flatten())
 
     def InitTheta(self, seed: tf.Tensor) -> NestedMap:
-        """Makes the weights, float32 tensors in theta's structure, from `seed`, int32 [2].
-
-        Each partition makes only its own part. The values do not depend on the partitioning.
-        """
+        """Makes theta, float32, from `seed`, int32 [2]; its values depend on no partitioning."""
         specs = self.weight_specs
         return specs.Pack(
             self.annotate(_initial(spec, fold_seed(seed, path)), spec.dims)

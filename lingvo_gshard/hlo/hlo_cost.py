@@ -32,10 +32,7 @@ _Users = Mapping[Instruction, list[tuple[Instruction, int]]]
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """One instruction, each of the `times` that it runs on one partition in a call of the program.
-
-    A fusion is one instruction.
-    """
+    """One instruction or fusion, each of the `times` that it runs on one partition in a call."""
 
     name: str
     opcode: str

@@ -46,15 +46,12 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """The records of one split of one language: files, in order, and numbers of tokens with EOS.
-
-    Byte tokens are tokens that stand for one byte of a character that has no piece.
-    """
+    """The records of one split of one language: files, in order, and numbers of tokens with EOS."""
 
     shards: tuple[Shard, ...]
     num_source_tokens: int
     num_target_tokens: int
-    num_source_byte_tokens: int
+    num_source_byte_tokens: int  # Each is a byte of a character without a piece.
     num_target_byte_tokens: int
 
     @property

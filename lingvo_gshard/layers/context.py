@@ -24,10 +24,7 @@ _INDEX_STRIDE = 0x3779B1B5
 
 
 class Mode(enum.Enum):
-    """What the program is for.
-
-    Only TRAIN is random. Only in DECODE may the groups' size not divide a batch's tokens.
-    """
+    """What the program is for. Only TRAIN is random; DECODE takes any number of tokens."""
 
     TRAIN = "train"
     EVAL = "eval"

@@ -8,18 +8,14 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class PaperRun:
-    """A row of Table 3, and the experiment registered for it. What is not printed is None.
-
-    `layers` are those of the encoder and the decoder together. Batches of 4M and 1M tokens are
-    taken as 2^22 and 2^20; core-years are those of 10^12 tokens.
-    """
+    """A row of Table 3, and the experiment registered for it. What is not printed is None."""
 
     cores: int  # Each has one expert of a layer.
-    layers: int
+    layers: int  # Those of the encoder and the decoder together.
     weights: float
-    batch_tokens: int
+    batch_tokens: int  # 4M and 1M are taken as 2^22 and 2^20.
     steps_per_sec: float | None
-    core_years: float | None
+    core_years: float | None  # Of 10^12 tokens.
 
     @property
     def name(self) -> str:

@@ -317,10 +317,7 @@ def train_and_evaluate(
     max_steps: int,
     hooks: Sequence[TrainHook] = (),
 ) -> dict[str, Any] | None:
-    """Trains as `TPUEstimator.train` does, and evaluates every checkpoint after the hooks' calls.
-
-    Returns the last checkpoint's metrics; None if a hook stopped training.
-    """
+    """Trains and evaluates each checkpoint; returns the last metrics, None if a hook stopped it."""
     evaluator = _EvaluationHook(estimator, evaluation)
     estimator.train(input_fn, max_steps=max_steps, hooks=[*hooks, evaluator])
     if evaluator.stopped:
