@@ -1,6 +1,6 @@
 """Damages the files of a finished run, one at a time, and checks that nothing damaged is used.
 
-    python -m tools.fuzz --data_dir=DATA --logdir=RUN --bundle=BUNDLE --mutations=1000
+    python -m tools.fuzz --data=DATA --logdir=RUN --bundle=BUNDLE --mutations=1000
 
 Each file is read by the library's own functions, in this process. A mutation flips a bit, zeroes a
 block, cuts or extends the file, puts another file in its place, or makes it one of an older
@@ -34,7 +34,7 @@ from lingvo_gshard.train import checkpoints, config, exported
 from lingvo_gshard.train import run as runs
 from lingvo_gshard.train.stored import Stored
 
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "A prepared data folder.")
+_DATA_DIR = flags.DEFINE_string("data", None, "A prepared data folder.")
 _LOGDIR = flags.DEFINE_string("logdir", None, "A finished run.")
 _BUNDLE = flags.DEFINE_string("bundle", None, "An exported bundle.")
 _MUTATIONS = flags.DEFINE_integer("mutations", 1000, "Mutations of each kind of file.", 1)

@@ -10,7 +10,6 @@ import ast
 import copy
 import difflib
 import enum
-import itertools
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -195,7 +194,7 @@ def apply_setting(params: Params, setting: str) -> None:
     except AttributeError as error:
         raise ValueError(f"--set={setting}: {error}") from error
     if isinstance(old, Params):
-        some = ", ".join(inner for inner, _ in itertools.islice(old.Leaves(f"{path}."), 3))
+        some = ", ".join([inner for inner, _ in old.Leaves(f"{path}.")][:3])
         raise ValueError(
             f"--set={setting}: {path} is a group of settings; set one of them, such as {some}."
         )
