@@ -137,7 +137,7 @@ class Batcher:
                 room -= request.tokens[request.num_taken]
                 batch.append((request, request.lines[request.num_taken]))
                 request.num_taken += 1
-            if not request.tokens_left:
+            if request.result.done() or request.num_taken == len(request.lines):
                 requests.popleft()
             del self._waiting[client]
             if requests:
