@@ -29,7 +29,6 @@ from lingvo_gshard.decode import bundle
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
-from lingvo_gshard.spmd import environment
 from lingvo_gshard.train import checkpoints, config, exported
 from lingvo_gshard.train import run as runs
 from lingvo_gshard.train.stored import Stored
@@ -60,7 +59,6 @@ class Kind:
 
 def main(argv: Sequence[str]) -> None:
     del argv
-    environment.prepare(1, "cpu")
     logging.set_verbosity(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder:
         copies = {}
