@@ -196,11 +196,6 @@ def join(source: Source, parts: Sequence[Cleaned], max_malformed_share: float) -
         made.repaired.update(part.repaired)
     for bad in made.malformed:
         logging.warning("%s:%d: skipped: %s", source, bad.number, bad.reason)
-    _check_share(source, made, max_malformed_share)
-    return made
-
-
-def _check_share(source: Source, made: Cleaned, max_malformed_share: float) -> None:
     num_bad = sum(number for (_, rule), number in made.dropped.items() if rule is Rule.MALFORMED)
     num_rows = made.num_rows
     if not num_rows:
@@ -210,3 +205,4 @@ def _check_share(source: Source, made: Cleaned, max_malformed_share: float) -> N
             f"{source}: {num_bad} of {num_rows} lines are malformed "
             f"({num_bad / num_rows:.1%}), expected at most {max_malformed_share:.1%}"
         )
+    return made

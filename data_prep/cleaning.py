@@ -1,7 +1,6 @@
 """Cleaning of parallel text: both sides are repaired and normalized, then a pair may be dropped.
 
-The rules are tried in order, and the first one that applies counts. From dev and test only pairs
-with an empty side are dropped, so that they measure what was given.
+The first rule that applies counts. Dev and test, which measure, lose only pairs with an empty side.
 """
 
 import enum

@@ -66,7 +66,7 @@ class BuildConfig:
     pairs_per_chunk: int = _number(32_768, 1)  # A process holds one chunk in memory.
     # Most pairs in a file of records, if no chunk has more. Its writer takes 200 bytes for each.
     pairs_per_shard: int = _number(32_768, 1)
-    seed: int = 1  # Decides which sentences the vocabularies learn from.
+    seed: int = _number(1, 0)  # Decides which sentences the vocabularies learn from.
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

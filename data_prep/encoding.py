@@ -96,8 +96,7 @@ def encode(
 ) -> Encoded:
     """Writes a shard's records to `name`.array_record and their lengths to `name`.lengths.npy.
 
-    Pairs with a side longer than `max_pieces`, counting EOS, are dropped. `models` are the
-    SentencePiece models of source and target.
+    Pairs with a side of more than `max_pieces`, with EOS, are dropped. `models` are both sides'.
     """
     parts: list[Encoded] = []
     lengths = [np.empty((0, 2), np.int64)]

@@ -106,8 +106,7 @@ def own_scripts(
 ) -> frozenset[str]:
     """Returns the scripts of a language; the set is empty if its text has no letters.
 
-    The scripts that are `configured` for its code decide, then a script in the code, and then the
-    `counts` of each script's characters in a part of its text.
+    Those `configured` decide, then a script in the code, then `counts` of its text's characters.
     """
     in_code = langcodes.Language.get(code(language)).script if is_valid(language) else None
     named = configured.get(language) or ([in_code] if in_code else [])

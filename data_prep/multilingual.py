@@ -43,15 +43,12 @@ class TmxFile(Source):
 
 @dataclasses.dataclass(frozen=True)
 class TfdsSplit(Source):
-    """A split of a TensorFlow Datasets translation set, such as ted_multi_translate.
+    """A split of a TensorFlow Datasets translation set, such as ted_multi_translate."""
 
-    tfds.load, which downloads a set, takes `name` and `tfds_split`; `languages` None is all.
-    """
-
-    name: str
+    name: str  # As for tfds.load, like the next. It downloads a set that is not prepared yet.
     tfds_split: str
     data_dir: pathlib.Path | None = None
-    languages: tuple[str, ...] | None = None
+    languages: tuple[str, ...] | None = None  # None takes all.
     split: str | None = None
     language_codes: str = "standard"
 

@@ -63,8 +63,7 @@ def run_through(
 ) -> None:
     """Runs the steps up to `last` that are not done yet; the manifest is written last of all.
 
-    Raises ValueError if text cannot be read, no pair is left to train on, the folder has another
-    plan, or files of a finished run are gone.
+    ValueError for unreadable text, no pair left, another plan's folder, or files that are gone.
     """
     runs.claim(out_dir, runs.plan(found, config), _MADE)
     storage.publish(out_dir)  # Fails before the work is done, not after it.

@@ -1,7 +1,6 @@
 """What a killed run continues from: the plan of its folder and the results of its tasks.
 
-The plan is a text file of everything that the outcome depends on. A run continues only a folder
-that has the same plan, so a mistaken flag destroys nothing.
+The plan names everything that the outcome depends on. A run continues only a folder of its plan.
 """
 
 import dataclasses
@@ -51,8 +50,7 @@ def plan(sources: Sequence[Source], config: BuildConfig) -> str:
 def claim(out_dir: pathlib.Path, given: str, made: Sequence[str]) -> None:
     """Writes the plan `given` into a folder without one, or checks that the folder has this plan.
 
-    Raises ValueError if the folder has another plan or, without a plan, one of the files and
-    folders that a build makes, whose names are `made`.
+    Raises ValueError for another plan or, without one, for files or folders of those `made`.
     """
     path = out_dir / PLAN_NAME
     if path.exists():

@@ -31,8 +31,7 @@ Side = enum.StrEnum("Side", ["SOURCE", "TARGET"])  # Of a pair; each has a vocab
 def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> list[int]:
     """Returns how many sentences of each language to draw: in proportion to n**(1/T).
 
-    Their sum is the number of all sentences, but at most `max_sentences`. If a small language's
-    quota exceeds its sentences, they are repeated.
+    Their sum is that of all sentences, at most `max_sentences`; small languages may be repeated.
     """
     budget = min(max_sentences, sum(counts))
     weights = [count ** (1 / temperature) if count else 0.0 for count in counts]
@@ -101,9 +100,8 @@ def train(
 ) -> int:
     """Trains a side's vocabulary, writes it to `path` and returns its size.
 
-    If there are `tokens`, each is a piece, and every sentence begins with one of them. The size is
-    smaller than configured if the text has too few different pieces. Raises ValueError if the
-    configured size is too small for the characters, or the text is empty.
+    Each of the `tokens` is a piece, and sentences begin with them. A text of few pieces makes a
+    smaller vocabulary. Raises ValueError for a size too small for the characters, or no text.
     """
     model = io.BytesIO()
     options: dict[str, Any] = {}

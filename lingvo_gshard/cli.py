@@ -1,7 +1,6 @@
 """What the binaries share: they parse flags, prepare the environment, and only then import.
 
-TensorFlow and JAX read the environment while they are imported. So a binary defines its flags,
-calls `run`, and names in `load` the modules that do its work.
+TensorFlow and JAX read the environment when imported, so binaries `load` the modules they need.
 """
 
 import contextlib
@@ -18,6 +17,7 @@ from absl import app, flags, logging
 
 from lingvo_gshard.spmd import environment
 
+_NO_MEMORY = "RESOURCE_EXHAUSTED: "  # XLA's errors begin with a status code.
 _PLATFORMS = ("auto", "cpu", "cuda", "tpu")
 _MISSING = re.compile(r"flag --(\w+)=None: Flag --\w+ must have a value other than None.")
 
@@ -93,10 +93,10 @@ def run(
     """Parses the flags, prepares the devices, and runs `main`.
 
     `num_devices()` is the number of devices if they are virtual ones of the CPU; None if the binary
-    needs no devices. A user's mistake (ValueError), a failure of the machine (OSError) and a loss
-    that is not finite end the process with one line and exit status 1; --verbosity=1 shows the
-    traceback. If the reader of standard output goes away or the user presses Ctrl-C, the exit
-    status is the one that a shell gives to SIGPIPE or SIGINT.
+    needs no devices. A user's mistake (ValueError), a failure of the machine (OSError), a lack of
+    memory and a loss that is not finite end the process with one line and exit status 1;
+    --verbosity=1 shows the traceback. If the reader of standard output goes away or the user
+    presses Ctrl-C, the exit status is the one that a shell gives to SIGPIPE or SIGINT.
     """
 
     def guarded(argv: list[str]) -> None:
@@ -113,8 +113,9 @@ def run(
             # What is still buffered has no reader.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)
-        except (ValueError, OSError, FloatingPointError) as error:
-            if logging.level_debug():
+        except (ValueError, OSError, FloatingPointError, RuntimeError) as error:
+            is_known = not isinstance(error, RuntimeError) or str(error).startswith(_NO_MEMORY)
+            if logging.level_debug() or not is_known:
                 raise
             sys.exit(f"{program}: {error}")
         except KeyboardInterrupt:

@@ -190,6 +190,8 @@ def _check_files(source: str | None, target: str | None) -> None:
     if source is None or target is None:
         if source or target or cli.processes():
             raise ValueError("give both --input and --output, which several processes need.")
+        if sys.stdin is None and not _EXPORT.value and _SERVE.value is None:
+            raise ValueError("standard input is closed; give --input and --output.")
     elif _EXPORT.value or _SERVE.value is not None:
         raise ValueError("--input goes with neither --serve nor --export.")
     elif not pathlib.Path(source).is_file():

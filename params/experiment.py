@@ -1,7 +1,6 @@
 """Builds the Params of a whole translation experiment from a few numbers.
 
-The tree is: task (layers and loss), optimizer, input, eval_input, train, decode, and the mesh,
-device_assignment and sharding that lay it out.
+The tree is task, optimizer, input, eval_input, train, decode, mesh, device_assignment, sharding.
 """
 
 from lingvo_gshard.core.hyperparams import Params

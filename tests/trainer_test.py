@@ -22,6 +22,7 @@ from lingvo_gshard.train.hooks import NonFiniteLossError
 from lingvo_gshard.train.run import Launch
 from tests import ports
 from tests.data_prep import prepared
+from tools import fuzz
 
 _SMALL = (
     "task.dim=16",
@@ -266,6 +267,19 @@ def test_a_bundle_translates_as_the_run_does(run_dir, bundle_dir):
     assert of_bundle.stdout == of_run.stdout
 
 
+def test_nothing_damaged_is_used(data_dir, run_dir, bundle_dir, tmp_path):
+    """A few mutations of every kind of file; `python -m tools.fuzz` makes thousands."""
+    given = {"data_dir": data_dir, "logdir": run_dir, "bundle_dir": bundle_dir}
+    copies = {n: pathlib.Path(shutil.copytree(f, tmp_path / n)) for n, f in given.items()}
+    modes.export(_run(data_dir, copies["logdir"]))
+    found = fuzz.kinds(**copies)
+    assert len(found) == 16
+    for kind in found:
+        counts = fuzz.outcomes(kind, 6, seed=1)
+        assert counts.total() == 6 and counts["refused"] > 0, kind.name
+        assert counts.keys() <= set(fuzz.FINE), kind.name
+
+
 def test_two_checkpoints_are_not_enough_for_a_mean_over_three(run_dir):
     done = _binary("translate", f"--logdir={run_dir}", "--average_checkpoints=3")
     assert done.returncode == 1 and b"the mean of 3 checkpoints up to step 4" in done.stderr
@@ -331,6 +345,21 @@ def test_verify_data_hashes_all_files_before_anything_is_written(data_dir, tmp_p
     done = _binary("trainer", "--model=toy.MoE8E4L", "--verify_data", products, *where)
     assert re.fullmatch(rb"1 virtual CPU device on \d+ cores?, bfloat16 products\n", done.stdout)
     assert f"trainer: {path} has SHA-256" in _one_line(done, "trainer")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_refused_start_leaves_nothing_behind(data_dir, tmp_path):
+    """Damage of a file of records is found before the run's folder is made."""
+    copy = pathlib.Path(shutil.copytree(data_dir, tmp_path / "data"))
+    path = copy / "records/train/aa-00000-of-00001.array_record"
+    content = bytearray(path.read_bytes())
+    content[1000] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{path} has SHA-256"):
+        modes.train(_run(str(copy), tmp_path / "run"))
+    for steps in (0, -5):
+        with pytest.raises(ValueError, match=f"train.max_steps must be 1 or more, got {steps}"):
+            modes.train(_run(data_dir, tmp_path / "run", f"train.max_steps={steps}"))
     assert not (tmp_path / "run").exists()
 
 

@@ -56,6 +56,8 @@ def test_translations_of_a_line_stand_between_tabs():
         (["--bundle=b", "--average_checkpoints=2"], "--average_checkpoints needs --logdir"),
         (["--logdir=a", "--nbest=many"], "flag --nbest=many: invalid literal"),
         (["--bundle=b", "--nbest=0"], "flag --nbest=0: 0 is not a positive integer"),
+        (["--bundle=b", "--beam_size=0"], "flag --beam_size=0: 0 is not a positive integer"),
+        (["--bundle=b", "--serve=99999"], "flag --serve=99999: 99999 is not an integer in"),
     ],
 )
 def test_flags_that_make_no_sense_are_refused_in_one_line(flags, message):
@@ -63,6 +65,29 @@ def test_flags_that_make_no_sense_are_refused_in_one_line(flags, message):
     done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
     assert done.returncode == 1 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("translate: ") and message in done.stderr
+
+
+def test_a_closed_standard_input_is_refused():
+    command = [sys.executable, "-m", "lingvo_gshard.translate", "--bundle=b"]
+    closed = ["bash", "-c", 'exec "$@" <&-', "bash", *command]
+    done = subprocess.run(closed, capture_output=True, text=True, cwd=_ROOT, timeout=60)
+    assert done.stderr == "translate: standard input is closed; give --input and --output.\n"
+    assert done.returncode == 1
+
+
+def test_a_lack_of_memory_is_told_in_one_line():
+    """As JAX raises it; any other RuntimeError is ours, and shows where."""
+    code = (
+        "from lingvo_gshard import cli\ndef main(_): raise RuntimeError({!r})\ncli.run('x', main)"
+    )
+    told = []
+    for message in ("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.", "INTERNAL: oh"):
+        command = [sys.executable, "-c", code.format(message)]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
+        assert done.returncode == 1
+        told.append(done.stderr)
+    assert told[0] == "x: RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.\n"
+    assert "Traceback" in told[1]
 
 
 @pytest.mark.parametrize(

@@ -76,8 +76,7 @@ class Run:
         found = set()
         for path in folder.iterdir() if folder.exists() else ():
             with contextlib.suppress(FileNotFoundError):  # The trainer may be renaming it.
-                name = path.name  # One that begins with "deleted" was complete.
-                if path.is_dir() and not name.isdigit() and not name.startswith("deleted"):
+                if path.is_dir() and not path.name.isdigit():
                     found.add(path.stat().st_ino)
         return found
 

@@ -1,7 +1,6 @@
 """BaseLayer: a tree of layers that declare their weights and compute purely.
 
-A layer holds no tensors. It knows its weights' specs; `InitTheta` makes them, and
-`FProp(theta, ...)` is a pure function of them.
+A layer knows its weights' specs; `InitTheta` makes them, for the pure function FProp(theta, ...).
 """
 
 import dataclasses
@@ -23,15 +22,11 @@ STACKED = "R"
 
 @dataclasses.dataclass(frozen=True)
 class WeightSpec:
-    """A weight's logical shape, its dims, and how it starts.
-
-    `dims` has a letter for each dim, for the table from letters to mesh axes. The weight starts as
-    `scale` everywhere, or, if `is_gaussian`, with that standard deviation around 0.
-    """
+    """A weight's logical shape, its dims, and how it starts."""
 
     shape: tuple[int, ...]
-    dims: str
-    scale: float
+    dims: str  # A letter for each dim, for the table from letters to mesh axes.
+    scale: float  # Its initial value or, if Gaussian, standard deviation around 0.
     is_gaussian: bool
 
     def __post_init__(self) -> None:
@@ -104,8 +99,7 @@ class BaseLayer:
     ) -> None:
         """Makes a list of children; their weights are theta.<name>[i].
 
-        With `stacked`, each child stands for that many layers alike. Its weights have a leading
-        dim, and the caller of the child passes it one slice of them.
+        With `stacked`, a child stands for that many layers, and takes one slice of their weights.
         """
         self._check_new(name)
         if stacked is not None:
@@ -136,10 +130,7 @@ class BaseLayer:
         return sum(math.prod(spec.shape) for spec in self.weight_specs.Flatten())
 
     def InitTheta(self, seed: tf.Tensor) -> NestedMap:
-        """Makes the weights, float32 tensors in theta's structure, from `seed`, int32 [2].
-
-        Each partition makes only its own part. The values do not depend on the partitioning.
-        """
+        """Makes theta, float32, from `seed`, int32 [2]; its values depend on no partitioning."""
         specs = self.weight_specs
         return specs.Pack(
             self.annotate(_initial(spec, fold_seed(seed, path)), spec.dims)

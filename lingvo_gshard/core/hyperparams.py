@@ -194,8 +194,10 @@ def apply_setting(params: Params, setting: str) -> None:
     except AttributeError as error:
         raise ValueError(f"--set={setting}: {error}") from error
     if isinstance(old, Params):
-        inner = ", ".join(inner for inner, _ in old.Leaves(f"{path}."))
-        raise ValueError(f"--set={setting}: {path} is a group of settings; set one of {inner}.")
+        some = ", ".join([inner for inner, _ in old.Leaves(f"{path}.")][:3])
+        raise ValueError(
+            f"--set={setting}: {path} is a group of settings; set one of them, such as {some}."
+        )
     if isinstance(old, enum.Enum) and old is not REQUIRED:
         members = type(old).__members__
         if str(value) not in members:

@@ -9,8 +9,7 @@ from typing import Any
 def read(kind: Any, value: Any) -> Any:
     """Rebuilds a value of type `kind`, such as a dataclass, from JSON's objects and lists.
 
-    Raises KeyError if a field without a default is missing, and TypeError or AttributeError if the
-    value has another structure. Keys that are no fields are ignored.
+    Other keys are ignored. KeyError for a missing field, TypeError or AttributeError otherwise.
     """
     origin, inner = _structure(kind)
     if origin is dataclasses:

@@ -4,10 +4,7 @@ from collections.abc import Iterable, Sequence
 
 
 def text(rows: Iterable[Sequence[object]], indent: str = "") -> str:
-    """Returns rows of cells as aligned columns: the first flush left, the others flush right.
-
-    Raises ValueError if the rows differ in length.
-    """
+    """Returns rows as aligned columns, the first flush left; ValueError for unequal lengths."""
     cells = [[str(cell) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     lines = [

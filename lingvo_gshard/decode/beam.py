@@ -15,29 +15,22 @@ _MAX_STAGES = 4
 class BeamSearch:
     """The settings of a search.
 
-    Greedy decoding is beam_size 1 with length_norm_alpha 0: then no later hypothesis can beat
-    one that ended with its most probable token.
-
-    Attributes:
-      beam_size: k, the active hypotheses of each example.
-      max_steps: T, the maximum number of tokens in a hypothesis, including EOS.
-      length_norm_alpha: scores are log-probabilities divided by ((5 + length) / 6)^alpha (Wu et
-        al. 2016, equation 14), where the length is in tokens, including EOS.
-      num_best: n, finished hypotheses kept for each example; None keeps k. With fewer, the search
-        ends earlier.
-      coverage_weight: beta of Wu et al.; above 0 the model's state must contain `attention`.
-      temperature: if set, each token is sampled from softmax(logits / temperature) and the first
-        sampled EOS ends the hypothesis; beam_size must be 1. None searches for the best.
-      min_stage_places: the flat sequence grows in at most 4 stages of at least this many places.
-        A stage does not attend to the places of later stages, but compiles a loop of its own.
+    Greedy decoding is beam_size 1 with length_norm_alpha 0: no longer hypothesis can then win.
     """
 
-    beam_size: int
-    max_steps: int
+    beam_size: int  # k, the active hypotheses of each example.
+    max_steps: int  # T, the maximum number of tokens in a hypothesis, including EOS.
+    # Scores are log-probabilities divided by ((5 + length) / 6)^alpha (Wu et al. 2016, equation
+    # 14), where the length is in tokens, including EOS.
     length_norm_alpha: float = 0.6
+    # n finished hypotheses, None for k; the fewer, the shorter the search.
     num_best: int | None = None
-    coverage_weight: float = 0.0
+    coverage_weight: float = 0.0  # beta of Wu et al.; above 0 the state must have `attention`.
+    # If set, each token is sampled from softmax(logits / temperature) and the first sampled EOS
+    # ends the hypothesis; beam_size must be 1. None searches for the best.
     temperature: float | None = None
+    # The flat sequence grows in at most 4 stages of at least this many places. A stage does not
+    # attend to the places of later stages, but compiles a loop of its own.
     min_stage_places: int = 128
     bos_id: int = 1
     eos_id: int = 2
@@ -59,14 +52,10 @@ class BeamSearch:
                 raise ValueError(f"BeamSearch: {name} must be {expected}, got {given}.")
 
     @property
-    def places(self) -> int:
-        """P, the places of the whole flat sequence."""
-        return self.max_steps * self.beam_size
-
-    @property
     def stage_ends(self) -> tuple[int, ...]:
         """The number of steps taken at the end of each stage; the last is T."""
-        stages = min(_MAX_STAGES, self.places // self.min_stage_places, self.max_steps)
+        places = self.max_steps * self.beam_size
+        stages = min(_MAX_STAGES, places // self.min_stage_places, self.max_steps)
         num_stages = max(1, stages)
         return tuple(-(-self.max_steps * i // num_stages) for i in range(1, num_stages + 1))
 
@@ -83,14 +72,11 @@ class BeamSearch:
 
 @dataclasses.dataclass(frozen=True)
 class Requests:
-    """The limits of each example's length in tokens, including EOS, both int32 [B].
+    """The limits of each example's length in tokens, including EOS."""
 
-    `max_steps` is at most T; 0 skips the example. The seed, int32 [2], is for sampling.
-    """
-
-    min_steps: tf.Tensor
-    max_steps: tf.Tensor
-    seed: tf.Tensor
+    min_steps: tf.Tensor  # int32 [B].
+    max_steps: tf.Tensor  # int32 [B], at most T; 0 skips the example.
+    seed: tf.Tensor  # int32 [2], for sampling.
 
     @classmethod
     def alike(
@@ -108,19 +94,11 @@ class Requests:
 
 @dataclasses.dataclass(frozen=True)
 class Hypotheses:
-    """The best hypotheses of each example, best first.
+    """The best hypotheses of each example, best first."""
 
-    Attributes:
-      ids: int32 [B, n, T], each followed by EOS, if it ended, and then zeros.
-      lengths: int32 [B, n], tokens including EOS; 0 for missing hypotheses.
-      scores: float32 [B, n], length-normalized log-probabilities plus the coverage penalty.
-      token_log_probs: float32 [B, n, T], of each token given the tokens before it, then zeros.
-      attention: float32 [B, n, T, S], from each token to the source; None if the model does not
-        report it.
-    """
-
-    ids: tf.Tensor
-    lengths: tf.Tensor
+    ids: tf.Tensor  # int32 [B, n, T], each followed by EOS, if it ended, and then zeros.
+    lengths: tf.Tensor  # int32 [B, n], tokens including EOS; 0 for missing hypotheses.
+    # float32 [B, n], length-normalized log-probabilities plus the coverage penalty.
     scores: tf.Tensor
-    token_log_probs: tf.Tensor
-    attention: tf.Tensor | None
+    token_log_probs: tf.Tensor  # float32 [B, n, T], each given the tokens before, then zeros.
+    attention: tf.Tensor | None  # float32 [B, n, T, S], to the source, if the model reports it.

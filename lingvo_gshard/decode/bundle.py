@@ -47,19 +47,15 @@ _BINARIES = ("compare.py", "plan.py", "registry.py", "trainer.py")
 
 @dataclasses.dataclass(frozen=True)
 class DecoderSpec:
-    """What the caller of a decoder must know.
+    """What the caller of a decoder must know."""
 
-    `model` is a registered name; `languages` are codes, en-de for German from English. `targets`
-    are the languages that sources name by a token; if there are none, all are translated into
-    English. There is a program for each of the `source_lengths`, shortest first.
-    """
-
-    model: str
-    languages: tuple[str, ...]
+    model: str  # A registered name.
+    languages: tuple[str, ...]  # Codes, en-de for German from English.
     batch_size: int
-    source_lengths: tuple[int, ...]
+    source_lengths: tuple[int, ...]  # There is a program for each, shortest first.
     num_best: int
     num_partitions: int
+    # Languages that sources name by a token; none if all are English.
     targets: tuple[str, ...] = ()
 
     @property
@@ -92,18 +88,14 @@ class _Contents:
 
 @dataclasses.dataclass
 class Decoder:
-    """Decodes batches; compiles the program of a length when it is first needed.
-
-    Attributes:
-      program_for: from a source length to the program of (state.theta, batch.features).
-      share: this process's part of a batch's rows.
-      origin: differs between decoders of other weights or settings.
-    """
+    """Decodes batches; compiles the program of a length when it is first needed."""
 
     spec: DecoderSpec
     theta: NestedMap
+    # From a source length to that of (state.theta, batch.features).
     program_for: Callable[[int], Program]
-    share: Share = WHOLE
+    share: Share = WHOLE  # This process's part of a batch's rows.
+    # It differs between decoders of other weights or settings.
     origin: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -23,15 +23,12 @@ from lingvo_gshard.spmd import processes
 
 @dataclasses.dataclass(frozen=True)
 class Parts:
-    """The parts of a text's translation.
+    """The parts of a text's translation."""
 
-    The folder above `folder` must exist. `line_of` makes a line of output, without its end. `text`,
-    JSON-able, identifies the text and `line_of`; parts that belong to another one are deleted.
-    """
-
-    folder: pathlib.Path
+    folder: pathlib.Path  # The folder above it must exist.
     translator: Translator
-    line_of: Callable[[NBest], str]
+    line_of: Callable[[NBest], str]  # Makes a line of output, without its end.
+    # JSON-able, identifies text and `line_of`; parts of others are deleted.
     text: Mapping[str, Any]
 
     def write(self, lines: Iterable[str]) -> int:

@@ -2,8 +2,7 @@
 
 Step t writes the k newest tokens to places t * k to t * k + k - 1 of a flat sequence of P = T * k
 places, regardless of the hypotheses that they extend. A 0/1 mask [B, k, P] marks the places of each
-active hypothesis. When the beam branches, only this mask is reordered. The sequence can grow in
-stages, so that early steps attend to few places.
+active hypothesis. When the beam branches, only it is reordered. The sequence can grow in stages.
 
 B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, P places.
 """

@@ -24,28 +24,21 @@ _BREAKS = (
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """The attention from target pieces to source pieces, EOS included, over all layers and heads.
-
-    `weights` has a row for each target piece with a weight for each source piece; rows sum to 1.
-    """
+    """The attention from target to source pieces, EOS included, over all layers and heads."""
 
     source_pieces: tuple[str, ...]
     target_pieces: tuple[str, ...]
-    weights: tuple[tuple[float, ...], ...]
+    weights: tuple[tuple[float, ...], ...]  # A row for each target piece; rows sum to 1.
 
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """One hypothesis for a line. Its text has no tabs or line breaks; `num_tokens` counts EOS.
-
-    The score is the length-normalized log-probability. A line that was translated in parts has the
-    mean over its tokens as its score, and no attention. A decoder may not report attention at all.
-    """
+    """One hypothesis for a line. Its text has no tabs or line breaks."""
 
     text: str
-    score: float
-    num_tokens: int
-    attention: Attention | None = None
+    score: float  # The length-normalized log-probability; of parts, the mean over their tokens.
+    num_tokens: int  # With EOS.
+    attention: Attention | None = None  # Not for a line in parts, nor from all decoders.
 
 
 NBest = tuple[Translation, ...]  # Best first; at least one.
@@ -65,6 +58,16 @@ class Translator:
         lines = iter(lines)
         while some := list(itertools.islice(lines, self.window)):
             yield from self.translate_together(some)
+
+    def num_tokens(self, lines: Sequence[str]) -> list[int]:
+        """Returns the number of source tokens of each line, with EOS."""
+        return list(map(len, self._source.encode_lines(lines)))
+
+    def warm_up(self) -> None:
+        """Compiles the program of every length by an empty batch."""
+        sizes = self._num_rows, self.decoder.spec.source_lengths
+        for batch in sentences.decode_batches([], self._source, *sizes, lambda n: [1] * len(n)):
+            self.decoder(batch.features)
 
     def translate_together(self, lines: Sequence[str]) -> list[NBest]:
         """Returns the n best translations of each line; that of a blank line is empty.

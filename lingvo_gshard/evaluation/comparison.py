@@ -17,8 +17,7 @@ _WINDOW = 10
 class Comparison:
     """A metric of models by name, and that of bilingual baselines by language.
 
-    Baselines may lack languages. Raises ValueError if there are no models, they differ in
-    languages or training pairs, or a baseline's language is not among theirs.
+    Raises ValueError unless models agree in languages, the baselines' among them, and their pairs.
     """
 
     models: Mapping[str, Quality]

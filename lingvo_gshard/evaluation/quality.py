@@ -52,18 +52,15 @@ class Score:
 
 @dataclasses.dataclass(frozen=True)
 class LanguageQuality:
-    """The number of training pairs and of decoded sentences of a language, and their scores.
-
-    Earlier versions wrote no chrF++; spBLEU needs its tokenizer's model.
-    """
+    """The numbers of training pairs and of decoded sentences of a language, and their scores."""
 
     code: str
     train_pairs: int
     sentences: int
     bleu: Score
     chrf: Score
-    chrfpp: Score | None = None
-    spbleu: Score | None = None
+    chrfpp: Score | None = None  # Earlier versions wrote none.
+    spbleu: Score | None = None  # It needs its tokenizer's model.
 
 
 @dataclasses.dataclass(frozen=True)

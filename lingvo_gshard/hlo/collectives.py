@@ -28,16 +28,12 @@ _PASSING = frozenset(["bitcast", "convert", "copy", "reshape", "transpose"])
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One collective of one partition's program. A start and its done count as one.
-
-    `result_bytes` are those of its results on one partition, each time it runs; several tensors may
-    share one collective. `times` is how often a call of the program runs it.
-    """
+    """One collective of one partition's program. A start and its done count as one."""
 
     kind: str
-    result_bytes: int
+    result_bytes: int  # Of its results, of one or more tensors, on one partition each time it runs.
     groups: Groups
-    times: int
+    times: int  # How often a call of the program runs it.
     op_name: str = dataclasses.field(default="", compare=False)
 
     @property

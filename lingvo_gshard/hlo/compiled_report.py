@@ -12,31 +12,20 @@ from lingvo_gshard.hlo.hlo_module import Module
 
 @dataclasses.dataclass(frozen=True)
 class CompiledReport:
-    """One partition's compiled program in numbers; a loop's body counts once.
-
-    Attributes:
-      num_instructions: of all computations, fused ones included.
-      flops, accessed_bytes: by XLA's own count.
-      optimal_secs: XLA's own roofline; 0 where a back end has none.
-      argument_bytes, output_bytes, temp_bytes: memory on each device.
-      alias_bytes: how much of the output lies in donated arguments.
-      peak_bytes: the most that is held at once, arguments included.
-      collective_ops: each collective and how often it runs, in the text's order.
-      loops: the most trips of each loop by name, None if unknown, in the text's order.
-    """
+    """One partition's compiled program in numbers; a loop's body counts once."""
 
     name: str
-    num_instructions: int
-    flops: float
+    num_instructions: int  # Of all computations, fused ones included.
+    flops: float  # By XLA's own count, like the next.
     accessed_bytes: float
-    optimal_secs: float
-    argument_bytes: int
+    optimal_secs: float  # XLA's own roofline; 0 where a back end has none.
+    argument_bytes: int  # Memory on each device, as are all bytes below.
     output_bytes: int
-    alias_bytes: int
+    alias_bytes: int  # How much of the output lies in donated arguments.
     temp_bytes: int
-    peak_bytes: int
-    collective_ops: tuple[Collective, ...]
-    loops: dict[str, int | None]
+    peak_bytes: int  # The most that is held at once, arguments included.
+    collective_ops: tuple[Collective, ...]  # Each and how often it runs, in the text's order.
+    loops: dict[str, int | None]  # The most trips of each by name, None if unknown, in that order.
 
     @property
     def collectives(self) -> tuple[tuple[str, int], ...]:

@@ -32,20 +32,16 @@ _Users = Mapping[Instruction, list[tuple[Instruction, int]]]
 
 @dataclasses.dataclass(frozen=True)
 class Cost:
-    """One instruction, each of the `times` that it runs on one partition in a call of the program.
-
-    A fusion is one instruction. `op_name` is the operation it was made from; of a fusion with
-    products, its largest product's. Unnamed instructions inherit an operand's name, else a user's.
-    `flops` are those of products, two for a multiplication and addition, without padding. If an
-    operand is sliced, only the slice counts in `accessed_bytes`. `arrays` are its results' types.
-    """
+    """One instruction or fusion, each of the `times` that it runs on one partition in a call."""
 
     name: str
     opcode: str
+    # The operation it was made from; of a fusion with products, its largest product's. Unnamed
+    # instructions inherit an operand's name, else a user's.
     op_name: str
-    flops: int
-    accessed_bytes: int
-    arrays: tuple[Array, ...]
+    flops: int  # Of products, two for a multiplication and addition, without padding.
+    accessed_bytes: int  # Of an operand that is sliced, only those of the slice.
+    arrays: tuple[Array, ...]  # The types of its results.
     times: int
 
 

@@ -27,24 +27,16 @@ class Array:
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Instruction:
-    """One instruction.
+    """One instruction."""
 
-    Attributes:
-      name: unique in its program.
-      op_name: the operation it was made from, with the scopes around it; empty if unknown. The
-        names of merged operations are joined by semicolons.
-      arrays: its result, or all arrays in its tuple and the tuples inside.
-      called: the computations it runs; a while loop has its body, then its condition.
-      proto: its HloInstructionProto, with what belongs to single opcodes, such as a window.
-    """
-
-    name: str
+    name: str  # Unique in its program.
     opcode: str
-    op_name: str
-    arrays: tuple[Array, ...]
+    op_name: str  # The operation it was made from, with scopes; merged ones joined by semicolons.
+    arrays: tuple[Array, ...]  # Its result, or all arrays in its tuple and the tuples inside.
     operands: tuple["Instruction", ...]
+    # What it runs; a while loop has its body, then its condition.
     called: tuple["Computation", ...]
-    proto: Any
+    proto: Any  # Its HloInstructionProto, with what belongs to single opcodes, such as a window.
 
     @property
     def is_tuple(self) -> bool:

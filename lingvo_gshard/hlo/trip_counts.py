@@ -44,16 +44,13 @@ _ARITHMETIC: Mapping[str, Callable[..., int]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """What one call of a program runs at most, but for loops of unknown length.
+    """What one call of a program runs at most, but for loops of unknown length."""
 
-    Attributes:
-      times: how often each computation runs. Every branch of a conditional counts as taken; the
-        function of a reduction, sort or scatter counts once for each of these.
-      trip_counts: the most times that each while instruction, by its name, runs its body each time;
-        None if its length is unknown or not always the same. The outermost loops come first.
-    """
-
+    # How often each computation runs. Every branch of a conditional counts as taken; the function
+    # of a reduction, sort or scatter counts once for each of these.
     times: dict[Computation, int]
+    # The most times that each while instruction, by its name, runs its body each time; None if its
+    # length is unknown or not always the same. The outermost loops come first.
     trip_counts: dict[str, int | None]
 
 

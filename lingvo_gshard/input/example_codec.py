@@ -52,11 +52,7 @@ def encode_batch(
     target_ids: np.ndarray,
     target_splits: np.ndarray,
 ) -> list[bytes]:
-    """Encodes n pairs at once.
-
-    The ids, int [total tokens], are those of all sources or targets, concatenated. The splits, int
-    [n + 1], are the start of each, then the end of the last.
-    """
+    """Encodes n pairs; their ids, int [total tokens], are concatenated, with bounds int [n + 1]."""
     largest = max(int(ids.max(initial=0)) for ids in (source_ids, target_ids))
     if min(int(ids.min(initial=0)) for ids in (source_ids, target_ids)) < 0 or largest >= 2**16:
         # With a large vocabulary, records differ in width.

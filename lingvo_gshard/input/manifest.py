@@ -46,15 +46,12 @@ class Shard:
 
 @dataclasses.dataclass(frozen=True)
 class Records:
-    """The records of one split of one language: files, in order, and numbers of tokens with EOS.
-
-    Byte tokens are tokens that stand for one byte of a character that has no piece.
-    """
+    """The records of one split of one language: files, in order, and numbers of tokens with EOS."""
 
     shards: tuple[Shard, ...]
     num_source_tokens: int
     num_target_tokens: int
-    num_source_byte_tokens: int
+    num_source_byte_tokens: int  # Each is a byte of a character without a piece.
     num_target_byte_tokens: int
 
     @property
@@ -64,22 +61,14 @@ class Records:
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """One source language, or a language translated from English.
+    """One source language, or a language translated from English."""
 
-    Attributes:
-        code: a BCP-47 code, or the source's name for it; en-de for German from English.
-        records, text: keyed by split. Splits other than SPLITS have text alone.
-        dropped: how many training pairs each cleaning rule dropped.
-        repaired: how many training pairs had a broken encoding that was repaired.
-        scripts: the ISO 15924 codes of the scripts of its sources.
-    """
-
-    code: str
-    records: dict[str, Records]
-    text: dict[str, File]
-    dropped: dict[str, int]
-    repaired: int = 0
-    scripts: tuple[str, ...] = ()
+    code: str  # A BCP-47 code, or the source's name for it; en-de for German from English.
+    records: dict[str, Records]  # By split.
+    text: dict[str, File]  # By split, also those not in SPLITS.
+    dropped: dict[str, int]  # How many training pairs each cleaning rule dropped.
+    repaired: int = 0  # How many training pairs had a broken encoding that was repaired.
+    scripts: tuple[str, ...] = ()  # The ISO 15924 codes of the scripts of its sources.
 
     def num_examples(self, split: str) -> int:
         """The number of records in a split, 0 if the language has none there."""

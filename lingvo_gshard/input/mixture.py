@@ -17,8 +17,7 @@ from lingvo_gshard.input.example_codec import Example
 from lingvo_gshard.input.records import RecordSource
 
 _SHUFFLE_ROUNDS = 4  # As in Grain itself.
-# Grain's shuffle computes one index at a time, in 4 us for most sizes but 0.3 ms for a hundred
-# examples. Up to this size we store the whole permutation.
+# Up to this size the whole permutation is stored: Grain takes 0.3 ms for each of 100 indices.
 _MAX_PERMUTED = 1 << 16
 
 

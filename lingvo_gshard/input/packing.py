@@ -100,10 +100,7 @@ def _take_row(source: np.ndarray, target: np.ndarray, capacity: int) -> list[int
 
 
 def plan_at_most(lengths: np.ndarray, shape: RowShape, num_rows: int) -> list[list[int]]:
-    """Plans rows for the first pairs, as many of them as `num_rows` rows have room for.
-
-    Only the order decides which pairs are left out, so short and long pairs are equally affected.
-    """
+    """Plans rows for the first pairs, long or short, as many as `num_rows` rows have room for."""
     capacity = num_rows * np.array([shape.source_len, shape.target_len])
     count = int((lengths.cumsum(axis=0) <= capacity).all(axis=1).sum())
     while len(rows := plan_rows(lengths[:count], shape)) > num_rows:

@@ -22,12 +22,11 @@ class DecodeBatch:
     """Source sentences of similar length, one in each row.
 
     The features are source_ids, source_segment_ids (1 for tokens, 0 for padding) and
-    source_positions, all int32 [B, L], where L is one of the buckets. `line_indices`, int32 [B], is
-    the index of each row's line, -1 in empty rows.
+    source_positions, all int32 [B, L], where L is one of the buckets.
     """
 
     features: NestedMap
-    line_indices: np.ndarray
+    line_indices: np.ndarray  # int32 [B], the index of each row's line, -1 in empty rows.
 
 
 def eval_text(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:

@@ -42,11 +42,7 @@ class TrainingBatches(grain.MapDataset[NestedMap]):
         process_index: int,
         num_processes: int,
     ) -> None:
-        """Reads some examples to estimate how many of them fill a pool.
-
-        `params` are TranslationInput's, and `num_processes` is n, a divisor of the batch size.
-        Raises ValueError if none of the examples fits a row.
-        """
+        """Reads some examples to estimate how many fill a pool; ValueError if none fits a row."""
         super().__init__()
         self._mixture, self._params, self._shape = mixture, params, shape
         num_lanes = math.gcd(params.batch_size, _NUM_LANES)

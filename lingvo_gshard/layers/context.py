@@ -24,10 +24,7 @@ _INDEX_STRIDE = 0x3779B1B5
 
 
 class Mode(enum.Enum):
-    """What the program is for.
-
-    Only TRAIN is random. Only in DECODE may the groups' size not divide a batch's tokens.
-    """
+    """What the program is for. Only TRAIN is random; DECODE takes any number of tokens."""
 
     TRAIN = "train"
     EVAL = "eval"
@@ -80,21 +77,13 @@ class Replayed:
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What FProp needs besides weights and inputs.
+    """What FProp needs besides weights and inputs."""
 
-    Attributes:
-      mode: what the program is for.
-      seed: int32 [2], different at every step; None unless training.
-      scope: the path of the layer that the seed belongs to; empty for the whole model's seed.
-      product: computes products with large weights, or replays them.
-      arithmetic: the numbers that products are made of.
-    """
-
-    mode: Mode
-    seed: tf.Tensor | None = None
-    scope: str = ""
-    product: Products = computed
-    arithmetic: Arithmetic = FLOAT32
+    mode: Mode  # What the program is for.
+    seed: tf.Tensor | None = None  # int32 [2], different at every step; None unless training.
+    scope: str = ""  # The path of the layer that the seed belongs to; empty: the whole model's.
+    product: Products = computed  # Computes products with large weights, or replays them.
+    arithmetic: Arithmetic = FLOAT32  # The numbers that products are made of.
 
     def __post_init__(self) -> None:
         if (self.mode is Mode.TRAIN) != (self.seed is not None):
@@ -134,14 +123,10 @@ class Context:
 
 @dataclasses.dataclass(frozen=True)
 class LayerReport:
-    """The statistics of one layer and batch.
+    """The statistics of one layer and batch."""
 
-    `rms` is the root mean square of the layer's output, a float32 scalar. `routing` is how an MoE
-    layer routed its tokens; None for other layers.
-    """
-
-    rms: tf.Tensor
-    routing: Routing | None
+    rms: tf.Tensor  # The root mean square of the layer's output, a float32 scalar.
+    routing: Routing | None  # How an MoE layer routed its tokens; None for others.
 
     def tensors(self) -> list[tf.Tensor]:
         """All fields as a flat list. Only l_aux has a gradient; the others are metrics."""

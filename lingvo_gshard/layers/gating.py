@@ -58,23 +58,14 @@ class Capacity:
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """The first (or the second) choice of every token.
+    """The first (or the second) choice of every token."""
 
-    Attributes:
-      mask_GSE: 1 at the chosen expert; all 0 for padding.
-      expert_GS: int32, the index of the chosen expert; arbitrary for padding.
-      gate_GS: the expert's gate, normalized over the two choices (lines 6 and 16).
-      position_GS: int32, the token's position in the expert's buffer; it may be C or more.
-      wanted_GS: 1 where the token asks for the expert.
-      kept_GS: 1 where the expert also has room, so that the token is dispatched.
-    """
-
-    mask_GSE: tf.Tensor
-    expert_GS: tf.Tensor
-    gate_GS: tf.Tensor
-    position_GS: tf.Tensor
-    wanted_GS: tf.Tensor
-    kept_GS: tf.Tensor
+    mask_GSE: tf.Tensor  # 1 at the chosen expert; all 0 for padding.
+    expert_GS: tf.Tensor  # int32, the index of the chosen expert; arbitrary for padding.
+    gate_GS: tf.Tensor  # The expert's gate, normalized over the two choices (lines 6 and 16).
+    position_GS: tf.Tensor  # int32, the position in the expert's buffer; C or more if it is full.
+    wanted_GS: tf.Tensor  # 1 where the token asks for the expert.
+    kept_GS: tf.Tensor  # 1 where the expert also has room, so that the token is dispatched.
 
     def window(self, first: tf.Tensor, size: int) -> Self:
         """Keeps only the tokens at `size` positions from `first` on, which become 0 to size - 1."""
@@ -86,29 +77,17 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
-    """How one layer routed its tokens, not counting padding. All but load_E are scalars.
+    """How one layer routed its tokens, not counting padding. All but load_E are scalars."""
 
-    Attributes:
-      aux_loss: l_aux of line 13, averaged over the groups.
-      load_E: the tokens dispatched to each expert, divided by their mean over the experts.
-      overflow: the share of tokens that no expert took.
-      overflow_first: the share of tokens whose first expert was full.
-      overflow_second: the share of tokens that asked for their second expert and found it full.
-      second_dispatched: the share of tokens that their second expert took.
-      max_load: the load of the busiest expert.
-      idle_experts: the number of experts without a token.
-      entropy: the entropy of a token's gates in nats, averaged over the tokens.
-    """
-
-    aux_loss: tf.Tensor
-    load_E: tf.Tensor
-    overflow: tf.Tensor
-    overflow_first: tf.Tensor
-    overflow_second: tf.Tensor
-    second_dispatched: tf.Tensor
-    max_load: tf.Tensor
-    idle_experts: tf.Tensor
-    entropy: tf.Tensor
+    aux_loss: tf.Tensor  # l_aux of line 13, averaged over the groups.
+    load_E: tf.Tensor  # The tokens dispatched to each expert, divided by their mean.
+    overflow: tf.Tensor  # The share of tokens that no expert took.
+    overflow_first: tf.Tensor  # The share whose first expert was full.
+    overflow_second: tf.Tensor  # The share that asked for their second expert and found it full.
+    second_dispatched: tf.Tensor  # The share that their second expert took.
+    max_load: tf.Tensor  # The load of the busiest expert.
+    idle_experts: tf.Tensor  # The number of experts without a token.
+    entropy: tf.Tensor  # The entropy of a token's gates in nats, averaged over the tokens.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -23,8 +23,7 @@ from lingvo_gshard.layers.random import random_uniform
 class MoELayer(BaseLayer):
     """Sends each token through at most two of E feed-forward experts and combines their outputs.
 
-    Tensors are split over the devices by group, then by expert, then by group again. The
-    partitioner turns each of the two changes into an all-to-all.
+    Tensors are split by group, by expert, and by group again; each change is an all-to-all.
     """
 
     @classmethod

@@ -95,10 +95,6 @@ class Pipeline:
     def _depth(self) -> int:
         return self.num_blocks // self.stages
 
-    @property
-    def _ticks(self) -> int:
-        return self.microbatches + self.stages - 1
-
     def __call__(
         self, x: tf.Tensor, shared: Tensors, stacks: Tensors, remat: Remat
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -106,7 +102,7 @@ class Pipeline:
         self._check(x.shape[0])
         loop = Loop(
             functools.partial(self._tick, [each.shape[1] for each in (x, *shared)]),
-            self._ticks,
+            self.microbatches + self.stages - 1,
             self.annotator,
             _TRAVELLING,
             shared_dims=[STACKED + dims for dims in self.weight_dims] * self._depth,

@@ -72,10 +72,7 @@ def tile_size(num_assignments: int, num_experts: int) -> int:
 
 
 def _encode_choices(gates: Gating, num_experts: int, dtype: tf.DType) -> tf.Tensor:
-    """[G, S, 6]: both choices' gates, and their experts as two digits; E encodes no expert.
-
-    A digit is below 256, so it is exact in bfloat16.
-    """
+    """[G, S, 6]: both choices' gates, and experts as two digits, exact in bfloat16; E is none."""
     choices = (gates.first, gates.second)
     experts_GSC = tf.stack(
         [tf.where(choice.kept_GS > 0, choice.expert_GS, num_experts) for choice in choices], -1

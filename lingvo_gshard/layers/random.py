@@ -1,8 +1,7 @@
 """Random numbers of which each partition computes only its own part.
 
 The partitioner can't split TensorFlow's generators: each device would compute all numbers. Here
-element i is a hash of (seed, i), computed from an iota, which is split like any other tensor. The
-numbers are the same for any partitioning.
+element i is a hash of (seed, i), the same for any partitioning.
 """
 
 import math
@@ -15,11 +14,10 @@ _MAX_INDICES = 2**32
 def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
     """Uniform uint32 numbers of `shape`, each a function of the seed and its index.
 
-    The index goes through murmur3's finalizer twice, keyed by one half of the seed each time.
-    That is good enough for dropout and routing, at a third of the cost of a cryptographic
-    generator. The index counts the elements of as many last dims as fit 32 bits; the index of the
-    dims before those is added to the second key. The seed is int32 [2]. Raises ValueError if the
-    dims before the last ones hold more than 2^32 elements, too.
+    The index goes through murmur3's finalizer twice, keyed by one half of the seed each time. That
+    is good enough for dropout, at a third of the cost of a cryptographic generator. The index
+    counts as many last dims as fit 32 bits; that of the dims before is added to the second key. The
+    seed is int32 [2]. Raises ValueError if both are of more than 2^32 elements.
     """
     sizes = [math.prod(shape[start:]) for start in range(len(shape) + 1)]
     start = next(start for start, size in enumerate(sizes) if size <= _MAX_INDICES)

@@ -67,21 +67,18 @@ def _replayed(kept: Tensors) -> Products:
 
 @dataclasses.dataclass(frozen=True)
 class Loop:
-    """A block applied R times in one while-loop, and in a second one for the gradient.
-
-    The dims are those of x, of each shared tensor, and of each weight of one block; `stack_dim` is
-    the leading dim of stacks, and `report_dims` gives the dims of one report. With `as_function`, a
-    loop's body is a function, in which TensorFlow drops operations that nothing uses.
-    """
+    """A block applied R times in one while-loop, and in a second one for the gradient."""
 
     block: Block
     num_blocks: int
     annotator: Annotator
     x_dims: str
-    shared_dims: Sequence[str]
-    weight_dims: Sequence[str]
-    stack_dim: str = STACKED
+    shared_dims: Sequence[str]  # Of each shared tensor.
+    weight_dims: Sequence[str]  # Of each weight of one block.
+    stack_dim: str = STACKED  # The leading dim of stacks.
+    # Gives the dims of one report.
     report_dims: Callable[[tf.Tensor | tf.TensorSpec], str] = lambda x: "_" * x.shape.rank
+    # Whether a body is a function, where TensorFlow drops what is unused.
     as_function: bool = False
 
     def __call__(

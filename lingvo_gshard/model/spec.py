@@ -19,25 +19,18 @@ class ModeKeys(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class TPUEstimatorSpec:
-    """The result of a model_fn. Raises ValueError if it lacks an attribute that the mode requires.
-
-    Attributes:
-      mode: the mode it was called with.
-      loss: float scalar; required in TRAIN.
-      train_op: the new state, of the old one's structure, with `step` increased by one; required
-        in TRAIN. (In TensorFlow's TPUEstimator it is an op that changes variables.)
-      metrics: scalars and small tensors to record in TRAIN; `num_tokens` gives tokens/s.
-      eval_metrics: name -> (weighted sum, weight), a scalar or small tensor and a scalar; required
-        in EVAL.
-      predictions: tensors whose dim 0 is the batch's rows; required in PREDICT.
-    """
+    """The result of a model_fn. Raises ValueError if it lacks what the mode requires."""
 
     mode: ModeKeys
-    loss: tf.Tensor | None = None
+    loss: tf.Tensor | None = None  # A float scalar; required in TRAIN.
+    # The new state, of the old one's structure, with `step` increased by one; required in TRAIN.
+    # (In TensorFlow's TPUEstimator it is an op that changes variables.)
     train_op: NestedMap | None = None
+    # Scalars and small tensors to record in TRAIN; `num_tokens` gives tokens/s.
     metrics: NestedMap = dataclasses.field(default_factory=NestedMap)
+    # Name -> (weighted sum, weight), a scalar or small tensor and a scalar; required in EVAL.
     eval_metrics: Mapping[str, tuple[tf.Tensor, tf.Tensor]] | None = None
-    predictions: NestedMap | None = None
+    predictions: NestedMap | None = None  # Their dim 0 is the batch's rows; required in PREDICT.
 
     def __post_init__(self) -> None:
         required = {

@@ -1,7 +1,6 @@
 """The translation task: an encoder-decoder MoE Transformer and its loss (sections 2.2, 4.3, A.2).
 
-B batch, L target length, T source length, M model, V target vocabulary, k beam size, P cache
-length: the positions of the flat beam.
+B batch, L target length, T source length, M model, V target vocabulary, k beam size, P places.
 """
 
 import dataclasses
@@ -144,8 +143,7 @@ class TranslationTask(BaseLayer):
     ) -> NestedMap:
         """Encodes the source once and makes empty caches of length P for DecodeStep.
 
-        If `attention_beam`, k, is given, DecodeStep keeps the newest tokens' attention to the
-        source as `attention` [B, k, T] in the state.
+        With `attention_beam`, k, DecodeStep keeps tokens' `attention` [B, k, T] in the state.
         """
         # DECODE chooses groups that divide the batch: any number and length of sentences will do.
         context = Context(Mode.DECODE, arithmetic=self._arithmetic)

@@ -1,7 +1,6 @@
 """The partitionings that a search considers: meshes, tables, remats and pipelines.
 
-They are generated from the number of devices and the sizes of the letters. Those that do not divide
-or, by the cost model, do not fit are dropped.
+They follow from the devices and the letters' sizes, where those divide and, as estimated, fit.
 """
 
 import collections

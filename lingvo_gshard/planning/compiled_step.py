@@ -27,16 +27,12 @@ _EXPECTED = ("all-to-all", "all-reduce", "reduce-scatter")
 
 @dataclasses.dataclass(frozen=True)
 class CompiledStep:
-    """A compiled program in numbers, and the cost of each instruction.
-
-    `gathered_bytes` are those of each all-reduce that stands for an all-gather, by its name;
-    `uncounted_loops` are the sources of the loops of unknown length.
-    """
+    """A compiled program in numbers, and the cost of each instruction."""
 
     report: CompiledReport
     costs: tuple[Cost, ...]
-    gathered_bytes: dict[str, int]
-    uncounted_loops: tuple[str, ...] = ()
+    gathered_bytes: dict[str, int]  # See collectives.gathered_bytes.
+    uncounted_loops: tuple[str, ...] = ()  # The sources of loops of unknown length.
 
 
 def read(compiled: TopologyExecutable) -> CompiledStep:

@@ -36,20 +36,16 @@ _SAVING = (Remat.NONE, Remat.ALL_BUT_PRODUCTS, Remat.BLOCK)
 
 @dataclasses.dataclass(frozen=True)
 class Product:
-    """The einsum `left, right -> result`, which a forward pass runs `times`.
-
-    `sizes` are those of its letters. The result is then moved to the dims `moved`. The most saving
-    remat that keeps it for the backward pass is `kept`. A look-up has no flops and no left factor.
-    """
+    """The einsum `left, right -> result`, which a forward pass runs `times`."""
 
     left: str
     right: str
     result: str
-    sizes: Mapping[str, float]
+    sizes: Mapping[str, float]  # Of its letters.
     times: int
-    kept: Remat = Remat.NONE
-    moved: str = ""
-    is_lookup: bool = False
+    kept: Remat = Remat.NONE  # The most saving remat that keeps the result for backward.
+    moved: str = ""  # The dims that the result is then moved to.
+    is_lookup: bool = False  # It has no flops and no left factor.
 
 
 def products(params: Params, weights: NestedMap) -> Iterator[Product]:

@@ -17,26 +17,19 @@ from lingvo_gshard.spmd.gpus import GPUS
 
 @dataclasses.dataclass(frozen=True)
 class Generation:
-    """The figures of one core or GPU, which is what the compiler sees as a device.
-
-    Attributes:
-      peak_flops: bfloat16 operations per second; a GPU's float32 products reach half of it.
-      capacity_gib: the memory that a program may use, by the TPU compiler's own account; of a GPU,
-        the share that environment.py gives to XLA.
-      link_bytes_per_sec: of a TPU's link, or of a GPU's whole NVLink.
-      xla_peak_flops, xla_memory_bytes_per_sec: the rates in XLA's own cost model, measured with
-        the optimal_seconds of programs of one instruction; 0 for GPUs, which have none.
-      network_bytes_per_sec: of a GPU's network adapter.
-    """
+    """The figures of one core or GPU, which is what the compiler sees as a device."""
 
     cores_per_chip: int
-    peak_flops: float
+    peak_flops: float  # bfloat16 operations; a GPU's float32 products reach half of it.
     memory_bytes_per_sec: float
+    # What a program may use, by the TPU compiler or environment.GPU_MEMORY_SHARE.
     capacity_gib: float
-    link_bytes_per_sec: float
+    link_bytes_per_sec: float  # Of a TPU's link, or of a GPU's whole NVLink.
+    # The rates in XLA's own cost model, measured with the optimal_seconds of programs of one
+    # instruction; 0 for GPUs, which have none.
     xla_peak_flops: float = 0.0
     xla_memory_bytes_per_sec: float = 0.0
-    network_bytes_per_sec: float = 0.0
+    network_bytes_per_sec: float = 0.0  # Of a GPU's network adapter.
 
 
 _GIB = 2.0**30
@@ -118,7 +111,8 @@ class Hosts:
         if collective.kind == "collective-permute":
             crosses = any(self.hosts[a] != self.hosts[b] for a, b in collective.groups)
             return self._secs(0, size) if crosses else self._secs(size, 0)
-        inside, num_hosts = self._spread(collective.groups)
+        num_hosts = len({self.hosts[i] for i in collective.groups[0]})  # Of a group.
+        inside = count / num_hosts  # A group's members in each of its hosts, on average.
         rings = size * (inside - 1) / inside, size * (num_hosts - 1) / num_hosts / inside
         match collective.kind:
             case "all-to-all" | "ragged-all-to-all":
@@ -136,11 +130,6 @@ class Hosts:
         return max(
             nvlink_bytes / rates.link_bytes_per_sec, adapter_bytes / rates.network_bytes_per_sec
         )
-
-    def _spread(self, groups: Groups) -> tuple[float, int]:
-        """The mean number of a group's members in one of its hosts, and the number of these."""
-        num_hosts = len({self.hosts[i] for i in groups[0]})
-        return len(groups[0]) / num_hosts, num_hosts
 
 
 @dataclasses.dataclass(frozen=True)

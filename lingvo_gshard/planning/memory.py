@@ -24,24 +24,16 @@ _ALLOCATION = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Memory:
-    """GiB of one core, as in Figure 7 but with the optimizer's slots apart.
+    """GiB of one core, as in Figure 7 but with the optimizer's slots apart."""
 
-    Attributes:
-      capacity: what the compiler leaves to a program.
-      replicated_weights: all weights but those of experts.
-      expert_weights: the weights that have a dim E.
-      optimizer_slots: the slots of both.
-      temporaries: activations and whatever else is made during the step.
-      peak: the most held at once, including the batch. For a refused program, what the compiler
-        wanted when it gave up, which exceeds the capacity. It may be less than the parts' sum,
-        because temporaries may reuse donated arguments that are no longer needed.
-    """
-
-    capacity: float
-    replicated_weights: float
-    expert_weights: float
-    optimizer_slots: float
-    temporaries: float
+    capacity: float  # What the compiler leaves to a program.
+    replicated_weights: float  # All weights but those of experts.
+    expert_weights: float  # The weights that have a dim E.
+    optimizer_slots: float  # The slots of both.
+    temporaries: float  # Activations and whatever else is made during the step.
+    # The most held at once, including the batch; of a refused program, what the compiler wanted
+    # when it gave up. It may be less than the parts' sum, since temporaries may reuse donated
+    # arguments that are no longer needed.
     peak: float
 
 
@@ -56,15 +48,11 @@ class Buffer:
 
 @dataclasses.dataclass(frozen=True)
 class Refusal:
-    """The compiler's refusal of a program that is too large.
+    """The compiler's refusal of a program that is too large."""
 
-    `gib` is what the program needs on a core: all its memory, or the temporaries alone if they are
-    too large already. The largest buffers are known only in the first case.
-    """
-
-    gib: float
-    temporaries_alone: bool
-    buffers: tuple[Buffer, ...]
+    gib: float  # What it needs on a core.
+    temporaries_alone: bool  # Whether `gib` is only those, which are too large already.
+    buffers: tuple[Buffer, ...]  # The largest, if it is not.
 
 
 def state_gib(state: NestedMap, partitioning: Partitioning) -> tuple[float, float, float]:

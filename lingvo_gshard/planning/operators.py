@@ -44,18 +44,13 @@ _ABBREVIATIONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Operator:
-    """A row of Table 4. The last three fields are its columns, the latter two per partition.
+    """A row of Table 4. The last three fields are its columns, the latter two per partition."""
 
-    Attributes:
-      name: the name in the table, then the split dims.
-      fn: the operator on full tensors.
-      operands, result: their dims. In each, the first letter that is in `split` is split.
-    """
-
-    name: str
-    fn: Callable[..., tf.Tensor]
+    name: str  # The name in the table, then the split dims.
+    fn: Callable[..., tf.Tensor]  # The operator on full tensors.
     operands: tuple[str, ...]
     result: str
+    # Of the dims of each operand and of the result, the first of these letters is split.
     split: str
     total_compute: str = "O(D)"
     compute: str = "O(1)"

@@ -20,17 +20,12 @@ _TRAINING_TOKENS = 1e12
 
 @dataclasses.dataclass(frozen=True)
 class Times:
-    """Seconds of a call of a program, or of a part of it, at the roofline.
+    """Seconds of a call of a program, or of a part of it, at the roofline."""
 
-    `compute` is flops over the peak rate, `memory` bytes over the memory's bandwidth, `network` the
-    time of collectives on the torus, and `step` the sum over instructions of the longer of compute
-    and memory time, plus network.
-    """
-
-    compute: float = 0.0
-    memory: float = 0.0
-    network: float = 0.0
-    step: float = 0.0
+    compute: float = 0.0  # Flops over the peak rate.
+    memory: float = 0.0  # Bytes over the memory's bandwidth.
+    network: float = 0.0  # The time of collectives.
+    step: float = 0.0  # The sum over instructions of the longer of the first two, plus network.
 
     def __add__(self, other: Self) -> Self:
         return type(self)(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
@@ -51,27 +46,17 @@ class StepCost:
     """What a call of a program computes and sends, and how long it takes.
 
     A loop counts as often as it can run at most (hlo/trip_counts.py).
-
-    Attributes:
-      collectives: one entry for each kind and source, the most bytes first.
-      flops_per_core: the flops of matrix products, by category.
-      roofline_secs: our roofline of the whole call.
-      network_secs_by_kind: the time of the collectives of each kind.
-      uncounted_loops: where the loops of unknown length come from, whose bodies count once.
-      xla_optimal_secs: XLA's optimal_seconds, with loop bodies times their trip counts.
-      xla_optimal_secs_once: XLA's optimal_seconds as XLA gives them, each loop body once.
-      instructions: the number of instructions in all computations.
     """
 
-    collectives: tuple[CollectiveSum, ...]
-    flops_per_core: dict[str, float]
-    roofline_secs: Times
+    collectives: tuple[CollectiveSum, ...]  # One for each kind and source, most bytes first.
+    flops_per_core: dict[str, float]  # Those of matrix products, by category.
+    roofline_secs: Times  # Our roofline of the whole call.
     roofline_secs_by_category: dict[str, Times]
     network_secs_by_kind: dict[str, float]
-    xla_optimal_secs: float
-    xla_optimal_secs_once: float
-    instructions: int
-    uncounted_loops: tuple[str, ...]
+    xla_optimal_secs: float  # XLA's optimal_seconds, with loop bodies times their trip counts.
+    xla_optimal_secs_once: float  # XLA's optimal_seconds as they are, each loop body once.
+    instructions: int  # In all computations.
+    uncounted_loops: tuple[str, ...]  # Where loops of unknown length, counted once, come from.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,22 +74,17 @@ class Batch:
 
 @dataclasses.dataclass(frozen=True)
 class ProgramPlan:
-    """One program of a run, such as its training step.
-
-    `suspicious` describes what a well partitioned program would not have. A program fits if the
-    compiler accepts it; otherwise it has no cost. Lowering goes from the layers to an exported
-    program, compiling from there to the cores' own; its CPU seconds are all threads'.
-    """
+    """One program of a run, such as its training step."""
 
     batch: Batch
-    fits: bool
+    fits: bool  # Whether the compiler accepts it.
     memory_gib: Memory
     largest_buffers: tuple[Buffer, ...]
-    suspicious: tuple[str, ...]
-    cost: StepCost | None
-    lower_secs: float
-    compile_secs: float
-    compile_cpu_secs: float
+    suspicious: tuple[str, ...]  # What a well partitioned program would not have.
+    cost: StepCost | None  # None if it does not fit.
+    lower_secs: float  # From the layers to an exported program.
+    compile_secs: float  # From there to the cores' own program.
+    compile_cpu_secs: float  # Those of all threads.
 
     def tokens_per_sec(self) -> float:
         """The target tokens per second of all cores at the roofline; 0 if it does not fit."""
@@ -113,26 +93,19 @@ class ProgramPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """One experiment on one topology.
-
-    `settings` are changes to the experiment, `path=value`; `mesh` has the sizes of its axes, and
-    `sharding` the axes of each letter. `model_flops_per_core` is what the mathematics of a training
-    step asks for (model/flops.py). `host_peak_gib` is the most memory that a planning process held
-    on this machine. `programs` has the training step, and others of the run (programs.py).
-    `bubble` is the share of a pipeline's ticks in which a stage has no microbatch.
-    """
+    """One experiment on one topology."""
 
     model: str
-    settings: tuple[str, ...]
+    settings: tuple[str, ...]  # Changes to the experiment, `path=value`.
     topology: str
-    mesh: dict[str, int]
-    sharding: dict[str, str]
+    mesh: dict[str, int]  # The sizes of its axes.
+    sharding: dict[str, str]  # The axes of each letter.
     cores: int
     weights: int
-    model_flops_per_core: float
-    host_peak_gib: float
-    programs: dict[str, ProgramPlan]
-    bubble: float = 0.0
+    model_flops_per_core: float  # What the mathematics of a training step asks for.
+    host_peak_gib: float  # The most memory that a planning process held on this machine.
+    programs: dict[str, ProgramPlan]  # The training step, and others of the run (programs.py).
+    bubble: float = 0.0  # The share of a pipeline's ticks in which a stage has no microbatch.
 
     @property
     def step(self) -> ProgramPlan:

@@ -35,14 +35,11 @@ _Result = TypeVar("_Result")
 
 @dataclasses.dataclass(frozen=True)
 class Request:
-    """What to plan: a registered experiment on a topology such as `v3:32x32`.
-
-    `params` are the experiment with the changes `settings`, `path=value`, and vocabularies.
-    """
+    """What to plan: a registered experiment on a topology such as `v3:32x32`."""
 
     model: str
-    settings: tuple[str, ...]
-    params: Params
+    settings: tuple[str, ...]  # Changes to the experiment, `path=value`.
+    params: Params  # The experiment with those changes, vocabularies included.
     topology: str
     partitioning: Partitioning
     programs: tuple[str, ...] = plan.PROGRAMS

@@ -18,10 +18,7 @@ _FIGURE_9_PARTITIONS = (16, 32, 64, 128, 256, 512, 1024, 2048)
 
 
 def lines(ask: Callable[[str, str], Request], folder: pathlib.Path) -> Iterator[str]:
-    """Plans the family; yields progress, then all tables.
-
-    `ask` makes the request for a model and a topology. Plans and pictures go to `folder`.
-    """
+    """Plans the family, as `ask` requests a model and a topology; yields progress, then tables."""
     plans = {}
     for run in paper.FAMILY:
         request = ask(run.model, topology.tpu("v3", run.cores))

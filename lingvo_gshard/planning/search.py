@@ -22,17 +22,14 @@ _COMPILED = 6  # How many candidates are compiled.
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """An alternative and the plan of its training step, or the reason why there is none.
-
-    `estimated_secs` is the cost model's time of a step, 0 if it was not asked.
-    """
+    """An alternative and the plan of its training step, or the reason why there is none."""
 
     name: str
     request: Request
     folder: pathlib.Path
     plan: Plan | None
     refusal: str = ""
-    estimated_secs: float = 0.0
+    estimated_secs: float = 0.0  # The cost model's time of a step, 0 if it was not asked.
 
     @property
     def secs(self) -> Times:

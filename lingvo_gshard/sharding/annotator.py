@@ -18,13 +18,12 @@ DIMS_ATTRIBUTE = "_dims"
 class Annotator:
     """Applies a partitioning to the tensors of a traced function.
 
-    With `scatter_gradients`, a weight's gradient is summed only where its update is computed.
     `mapped` is the dim over which tf.vectorized_map maps the function, or empty. The map hands each
     annotation on to the tensor with this leading dim, so it must be that tensor's.
     """
 
     partitioning: Partitioning
-    scatter_gradients: bool = True
+    scatter_gradients: bool = True  # A weight's is summed only where it is updated.
     mapped: str = ""
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
@@ -68,8 +67,7 @@ class Annotator:
     ) -> tf.Tensor:
         """Applies `fn` to each partition's own parts of the arguments, with no communication.
 
-        `arguments` are whole tensors and their dims, `dims` those of the whole result. The
-        docstring of manual.py lists the operations that `fn` may use.
+        `arguments` are whole tensors and their dims, `dims` the result's. See manual.py for `fn`.
         """
         region = Region(self.partitioning)
         parts = [region.enter(*argument) for argument in arguments]

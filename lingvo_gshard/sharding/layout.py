@@ -48,12 +48,11 @@ def check_named_once(what: str, dims: str) -> None:
 class Partitioning:
     """A mesh and the table from letters to its axes.
 
-    The table holds (letter, axis) or (letter, axes) pairs; a letter without a pair is not split.
     Raises ValueError if a key is no letter or occurs twice, or if the mesh lacks an axis.
     """
 
     mesh: Mesh
-    table: tuple[tuple[str, Axis], ...]
+    table: tuple[tuple[str, Axis], ...]  # A letter without a row is not split.
 
     def __post_init__(self) -> None:
         letters = [letter for letter, _ in self.table]

@@ -13,8 +13,7 @@ automatic part into one constant with two shardings, and then aborts the process
 Use a product (`tf.einsum("b,bh->h", ones, x)`) or `sum_axes` for a sum. The gradient of a
 broadcasting operation is a reduction, too: write the operation as an einsum.
 
-A region may also hold loops over tensors that have entered; each partition runs its own number of
-iterations. Loop bodies may hold reductions, and are not checked.
+It may hold loops, with reductions in their bodies; each partition runs its own number of trips.
 
 What breaks these rules, dynamic shapes, and axes that do not fit a tensor raise ValueError.
 """

@@ -14,26 +14,21 @@ from lingvo_gshard.spmd import specs
 
 @dataclasses.dataclass(frozen=True)
 class AnnotatedFn:
-    """A pure function of trees of tensors, ready to be partitioned.
-
-    Attributes:
-      fn: takes one NestedMap of tf.Tensors per argument and returns one NestedMap. It uses no
-        tf.Variable: every weight is an argument, and every new weight a result.
-      arg_names, args: one name and one NestedMap of TensorSpec for each argument.
-      result_dims: dims by the result's dotted path. The results of a donated argument have its
-        dims; other results without an entry have `unnamed_dims`.
-      unnamed_dims: the dims of those results' leading dimensions. `B` splits their rows; the empty
-        string keeps them whole on every device.
-      donate: names of the arguments whose memory the results take over. A donated argument `state`
-        is returned as result.state, with the same paths, shapes and dtypes.
-    """
+    """A pure function of trees of tensors, ready to be partitioned."""
 
     name: str
+    # Takes one NestedMap of tf.Tensors per argument and returns one NestedMap. It uses no
+    # tf.Variable: every weight is an argument, and every new weight a result.
     fn: Callable[..., NestedMap]
-    arg_names: tuple[str, ...]
+    arg_names: tuple[str, ...]  # One name and one NestedMap of TensorSpec for each argument.
     args: tuple[NestedMap, ...]
+    # By the result's dotted path. The results of a donated argument have its dims; other results
+    # without an entry have `unnamed_dims`.
     result_dims: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    # The arguments whose memory the results take over. A donated argument `state` is returned as
+    # result.state, with the same paths, shapes and dtypes.
     donate: tuple[str, ...] = ()
+    # Leading dims: `B` splits rows; without any, all devices have the whole.
     unnamed_dims: str = ""
 
     def __post_init__(self) -> None:
@@ -51,14 +46,10 @@ class AnnotatedFn:
 
 @dataclasses.dataclass(frozen=True)
 class TracedFn:
-    """An AnnotatedFn traced for one partitioning.
+    """An AnnotatedFn traced for one partitioning."""
 
-    `function` takes the arguments' leaves in FlattenItems' order and returns the results' leaves.
-    `results` is a NestedMap of TensorSpec, with the results' logical shapes.
-    """
-
-    function: Callable[..., list[tf.Tensor]]
-    results: NestedMap
+    function: Callable[..., list[tf.Tensor]]  # From arguments' leaves to results'.
+    results: NestedMap  # TensorSpecs of logical shapes.
 
 
 def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:

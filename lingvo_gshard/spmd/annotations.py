@@ -31,10 +31,7 @@ def describe(annotated: AnnotatedFn, partitioning: Partitioning) -> Description:
 
 
 def _read(function: Callable[..., Any], mesh: Mesh) -> list[TensorDescription]:
-    """The annotations in the graph of a traced tf.function, loops' bodies included.
-
-    Those that the trace itself puts on arguments and results are left out.
-    """
+    """The annotations in a traced tf.function's graph, but for those on arguments and results."""
     graph = function.get_concrete_function().graph  # type: ignore[attr-defined]
     proto = graph.as_graph_def(add_shapes=True)
     placeholders = {node.name for node in proto.node if node.op == "Placeholder"}

@@ -25,23 +25,17 @@ class Role(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class TensorDescription:
-    """One tensor and its part on one device.
-
-    Attributes:
-      name: `argument.path`, a result's path, or the operation that an inner annotation is on.
-      dims: one letter for each dim; empty if an inner annotation was made without letters.
-      sharding: the mesh axis of each dim, `-` for a whole one, such as `d,-,-`; or `replicated`,
-        or `manual`; or, if no axes of the mesh fit, the ways of each dim and the devices in order.
-      ways: how many ways each dim is split; 1 if it is whole or manual.
-    """
+    """One tensor and its part on one device."""
 
     role: Role
-    name: str
+    name: str  # `argument.path`, a result's path, or the operation that an inner annotation is on.
     dtype: str
     shape: tuple[int, ...]
-    dims: str
+    dims: str  # One letter for each dim; empty if an inner annotation was made without letters.
+    # The mesh axis of each dim, `-` for a whole one, such as `d,-,-`; or `replicated`, or `manual`;
+    # or, if no axes of the mesh fit, the ways of each dim and the devices in order.
     sharding: str
-    ways: tuple[int, ...]
+    ways: tuple[int, ...]  # How many ways each dim is split; 1 if it is whole or manual.
 
     @property
     def shard_shape(self) -> tuple[int, ...]:

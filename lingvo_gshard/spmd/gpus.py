@@ -5,28 +5,17 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Gpu:
-    """A GPU as XLA's compiler sees it.
+    """A GPU as XLA's compiler sees it."""
 
-    Attributes:
-      name: NVIDIA's name, as a driver gives it.
-      capability: the major number of its CUDA compute capability.
-      cores: streaming multiprocessors.
-      fpus: float32 units of each.
-      shared_kib: shared memory of each; a block may ask for 1 KiB less.
-      memory_bytes, memory_bytes_per_sec: of its high-bandwidth memory.
-      l2_kib: its level 2 cache.
-      clock_ghz: its highest clock rate.
-    """
-
-    name: str
-    capability: int
-    cores: int
-    fpus: int
-    shared_kib: int
-    memory_bytes: int
+    name: str  # NVIDIA's, as a driver gives it.
+    capability: int  # The major number of its CUDA compute capability.
+    cores: int  # Streaming multiprocessors.
+    fpus: int  # float32 units of each.
+    shared_kib: int  # Shared memory of each; a block may ask for 1 KiB less.
+    memory_bytes: int  # Of its high-bandwidth memory.
     memory_bytes_per_sec: float
-    l2_kib: int
-    clock_ghz: float
+    l2_kib: int  # Its level 2 cache.
+    clock_ghz: float  # Its highest clock rate.
 
     def target_config(self) -> str:
         """The GpuTargetConfigProto as text."""

@@ -4,9 +4,8 @@ Every process joins the others before JAX starts, then exports, compiles and cal
 programs in the same order, each with the same batch or with its own rows of it.
 
 JAX's coordination service runs in process 0. Left to itself, JAX aborts a process whose peer is
-gone. Here each process prints one line that names the process that died or failed, and exits with
-EXIT_STATUS. A process has died when the relays (relay.py) see its connection end or, if its host
-can no longer end it, when its heartbeats are missed.
+gone. Here each process prints one line that names it, and exits with EXIT_STATUS. It has died when
+the relays (relay.py) see its connection end or, if its host can't end it, heartbeats are missed.
 """
 
 import contextlib
@@ -44,21 +43,13 @@ _MINUTE_MS, _DAY_MS = 60_000, 86_400_000
 
 @dataclasses.dataclass(frozen=True)
 class Processes:
-    """The processes that take part.
+    """The processes that take part."""
 
-    Attributes:
-      coordinator: `host:port` of process 0, which the others can reach.
-      process_id: this process's number, from 0.
-      timeout_secs: how long to wait for the others.
-      heartbeat_timeout_secs: a process that sends no heartbeat for so long counts as dead. JAX's
-        own threads send them, even while Python is busy.
-    """
-
-    coordinator: str
+    coordinator: str  # `host:port` of process 0, which the others can reach.
     num_processes: int
-    process_id: int
-    timeout_secs: int = 300
-    heartbeat_timeout_secs: int = 20
+    process_id: int  # This process's number, from 0.
+    timeout_secs: int = 300  # How long to wait for the others.
+    heartbeat_timeout_secs: int = 20  # A process that sends none for so long counts as dead.
 
     def __post_init__(self) -> None:
         host, _, port = self.coordinator.rpartition(":")

@@ -19,23 +19,15 @@ _LENGTH_BYTES = 8
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """An XLA program for all partitions, with its arguments and results.
-
-    Attributes:
-      exported: JAX's serialized, versioned export.
-      partitioning: the mesh, and the table from the letters of the dims below to its axes.
-      arg_names, args: one name and one NestedMap of TensorSpec for each argument.
-      results: NestedMap of TensorSpec.
-      donate: the names of the donated arguments.
-    """
+    """An XLA program for all partitions, with its arguments and results."""
 
     name: str
-    exported: bytes
-    partitioning: Partitioning
-    arg_names: tuple[str, ...]
+    exported: bytes  # JAX's serialized, versioned export.
+    partitioning: Partitioning  # The mesh, and the table from the letters of the dims below.
+    arg_names: tuple[str, ...]  # One name and one tree of TensorSpec for each argument.
     args: tuple[NestedMap, ...]
-    results: NestedMap
-    donate: tuple[str, ...]
+    results: NestedMap  # Of TensorSpec.
+    donate: tuple[str, ...]  # The names of the donated arguments.
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes one file: magic, sha256, header length, header (JSON), export."""

@@ -76,8 +76,7 @@ class SavedExecutables:
     def load_or_compile(self, program: Program, devices: Sequence[Any] | None = None) -> Executable:
         """Returns the saved executable of `program`; compiles it, with a warning, if there is none.
 
-        Raises ValueError as compile_program, or if the executable of that name is for another
-        machine or of another version, or its files are damaged or missing.
+        ValueError as compile_program, for another machine or version, or damaged or missing files.
         """
         mesh = specs.device_mesh(program.partitioning, devices, f"program {program.name}")
         path, facts_path = _files(self._folder, program)

@@ -62,10 +62,7 @@ def describe(array: Any) -> str:
 
 
 def check_same(what: str, found: Mapping[str, Any], wanted: NestedMap) -> None:
-    """Raises a ValueError, prefixed by `what`, unless names, dtypes and shapes are the wanted ones.
-
-    `found` are arrays or specs by dotted path, `wanted` specs.
-    """
+    """Raises ValueError, prefixed by `what`, unless `found`, by path, are as the specs `wanted`."""
     expected = dict(wanted.FlattenItems())
     for path in sorted(found.keys() | expected.keys()):
         given, needed = describe(found.get(path)), describe(expected.get(path))

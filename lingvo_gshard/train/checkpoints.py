@@ -138,10 +138,7 @@ def note_best(
     metric: str,
     higher_is_better: bool = False,
 ) -> None:
-    """Notes `step` if its metric beats the best before, which NaN never does.
-
-    Raises ValueError if there is no such metric.
-    """
+    """Notes `step` if its metric beats the best before, as NaN never does; ValueError for none."""
     if metric not in metrics:
         raise ValueError(f"best by {metric!r}: the metrics are {', '.join(sorted(metrics))}.")
     value, before = metrics[metric], read_best(folder)
@@ -155,10 +152,7 @@ def note_best(
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
-    """The checkpoints of one model_dir; all processes make the same calls.
-
-    The context waits at its end, as `wait` does.
-    """
+    """The checkpoints of one model_dir; all processes make the same calls. It waits at its end."""
 
     def __init__(
         self,

@@ -48,8 +48,9 @@ def train_params() -> Params:
 
 def check(p: Params) -> None:
     """Raises ValueError, which names the setting, if one of `train_params` is out of range."""
-    for name in ("iterations_per_loop", "save_checkpoints_steps", "keep_checkpoint_max"):
-        if p.Get(name) < 1:
+    counts = "iterations_per_loop", "save_checkpoints_steps", "keep_checkpoint_max", "max_steps"
+    for name in counts:
+        if p.Get(name) is not REQUIRED and p.Get(name) < 1:
             raise ValueError(f"train.{name} must be 1 or more, got {p.Get(name)}.")
     for name in ("save_checkpoints_secs", "keep_checkpoint_every_n_hours"):
         if p.Get(name) is not None and p.Get(name) <= 0:
@@ -64,8 +65,7 @@ def claimed(
 ) -> Iterator[None]:
     """Locks the folder for a training run and writes params.txt, after `check_folder`.
 
-    The operating system releases the lock when the process ends. Raises ValueError as
-    `check_folder`, or if another process trains in the folder.
+    The process holds the lock to its end. ValueError as `check_folder`, or for another's lock.
     """
     check_folder(model_dir, text, model_prefixes)
     folder = pathlib.Path(model_dir)
@@ -90,7 +90,10 @@ def check_folder(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple
     path = pathlib.Path(model_dir) / _PARAMS
     if not path.exists():
         return
-    lines = hyperparams.differences(text, path.read_text())
+    try:
+        lines = hyperparams.differences(text, path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}.") from error
     differing = [line for line in lines if _counts(line.partition(":")[0], model_prefixes)]
     if differing:
         raise ValueError(

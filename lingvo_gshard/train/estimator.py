@@ -1,7 +1,6 @@
 """TPUEstimator (sections 3 and A): train, evaluate and predict with one partitioned program each.
 
-Unlike TensorFlow's, it holds no variables. The state, a tree of arrays split over the devices,
-is an argument and a result of every training call.
+It holds no variables: a tree of arrays, the state, is an argument and result of training calls.
 """
 
 import contextlib
@@ -37,15 +36,11 @@ _Found = TypeVar("_Found")
 
 @dataclasses.dataclass(frozen=True)
 class EvalSpec:
-    """What to evaluate on: the Input of `input_fn`, which ends, or its first `steps` batches.
+    """What to evaluate on, and the metric whose best checkpoint is kept."""
 
-    The results go to eval_NAME/ and eval_metrics.jsonl. The checkpoint with the best value of the
-    metric `best_by` is kept.
-    """
-
-    input_fn: InputFn
-    steps: int | None = None
-    name: str = "eval"
+    input_fn: InputFn  # Its Input ends.
+    steps: int | None = None  # The number of batches, if not all.
+    name: str = "eval"  # Results go to eval_NAME/ and eval_metrics.jsonl.
     best_by: str | None = None
     higher_is_better: bool = False
 
@@ -234,16 +229,15 @@ class TPUEstimator:
 
         def read(saved: Checkpoints, step: int) -> Restored:
             found = saved.restore(step, self.state_spec, self._shardings())
-            return found if average == 1 else self._with_mean(saved, found, average)
+            if average == 1:
+                return found
+            shardings = NestedMap(theta=self._shardings().theta)
+            arrays = stored.placed(saved.arrays(step, average), dict(shardings.FlattenItems()))
+            state = NestedMap(found.state, **shardings.Pack(arrays.values()))
+            digest = digests.of_json(found.digest, average, saved.steps())
+            return dataclasses.replace(found, state=state, digest=digest)
 
         return self._read(read, checkpoint_step)
-
-    def _with_mean(self, saved: Checkpoints, found: Restored, average: int) -> Restored:
-        shardings = NestedMap(theta=self._shardings().theta)
-        arrays = stored.placed(saved.arrays(found.step, average), dict(shardings.FlattenItems()))
-        state = NestedMap(found.state, **shardings.Pack(arrays.values()))
-        digest = digests.of_json(found.digest, average, saved.steps())
-        return dataclasses.replace(found, state=state, digest=digest)
 
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
@@ -323,10 +317,7 @@ def train_and_evaluate(
     max_steps: int,
     hooks: Sequence[TrainHook] = (),
 ) -> dict[str, Any] | None:
-    """Trains as `TPUEstimator.train` does, and evaluates every checkpoint after the hooks' calls.
-
-    Returns the last checkpoint's metrics; None if a hook stopped training.
-    """
+    """Trains and evaluates each checkpoint; returns the last metrics, None if a hook stopped it."""
     evaluator = _EvaluationHook(estimator, evaluation)
     estimator.train(input_fn, max_steps=max_steps, hooks=[*hooks, evaluator])
     if evaluator.stopped:

@@ -24,22 +24,15 @@ _NORMS_BY_LAYER = ("activation_norms", "gradient_norms")
 
 @dataclasses.dataclass(frozen=True)
 class TrainCall:
-    """One call of the train program.
+    """One call of the train program."""
 
-    Attributes:
-      step: the number of steps done after the call.
-      num_steps: K, the number of steps in the call.
-      metrics: numpy arrays [K, ...], `loss` among them.
-      secs: seconds since the previous call ended, including the wait for input. The first call,
-        and the first one after a checkpoint, count from their own start.
-      input_wait_secs: the part of `secs` in which the devices waited for input.
-    """
-
-    step: int
-    num_steps: int
-    metrics: NestedMap
+    step: int  # The number of steps done after the call.
+    num_steps: int  # K, the number of steps in the call.
+    metrics: NestedMap  # numpy arrays [K, ...], `loss` among them.
+    # Since the previous call ended, with the wait for input; the first call, and the first one
+    # after a checkpoint, count from their own start.
     secs: float
-    input_wait_secs: float = 0.0
+    input_wait_secs: float = 0.0  # The part of `secs` in which the devices waited for input.
 
     @property
     def steps_per_sec(self) -> float:

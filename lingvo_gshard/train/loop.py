@@ -1,7 +1,6 @@
 """The training loop: calls of K steps, hooks after each, and checkpoints in between.
 
-A background thread prepares the groups of K batches, stacked and placed on the devices. With
-several processes, each one reads its own share of a batch's rows.
+A thread places groups of K batches on the devices; each process reads its share of their rows.
 """
 
 import collections

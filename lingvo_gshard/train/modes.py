@@ -1,7 +1,9 @@
 """The trainer's modes that train, evaluate and export a run, and what they print."""
 
+import contextlib
 import pathlib
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -18,20 +20,18 @@ from lingvo_gshard.train.run import Run, record
 
 def train(run: Run) -> None:
     """Trains to the experiment's max_steps; raises SystemExit if a signal stops it before."""
-    _announce(run)
     max_steps = run.params.train.max_steps
-    with StopOnSignal() as stop:
-        run.estimator.train(_input_fn(run, "input"), max_steps=max_steps, hooks=[stop])
+    with StopOnSignal() as stop, _begun(run) as input_fn:
+        run.estimator.train(input_fn, max_steps=max_steps, hooks=[stop])
     _finish(run, stop)
 
 
 def train_and_eval(run: Run) -> None:
     """Trains as `train` does and evaluates (a part of) dev at every checkpoint."""
-    _announce(run)
-    inputs, max_steps = (_input_fn(run, "input"), _dev(run)), run.params.train.max_steps
-    with StopOnSignal() as stop:
+    dev, max_steps = _dev(run), run.params.train.max_steps
+    with StopOnSignal() as stop, _begun(run) as input_fn:
         metrics = estimator.train_and_evaluate(
-            run.estimator, *inputs, max_steps=max_steps, hooks=[stop]
+            run.estimator, input_fn, dev, max_steps=max_steps, hooks=[stop]
         )
     if metrics is not None:
         _print_metrics(metrics)
@@ -100,6 +100,15 @@ def _finish(run: Run, stop: StopOnSignal) -> None:
         saved = ", which is saved" if stop.stopped_at else ": nothing was done yet"
         print_once(f"Stopped by a signal after step {stop.stopped_at}{saved}.")
         sys.exit(EXIT_STATUS)
+
+
+@contextlib.contextmanager
+def _begun(run: Run) -> Iterator[InputFn]:
+    """Yields the training's input, which is opened before anything is written."""
+    source: Any = _input_fn(run, "input")(run.params)
+    with contextlib.closing(source):
+        _announce(run)
+        yield lambda _: source
 
 
 def _announce(run: Run) -> None:

@@ -173,10 +173,7 @@ def _with_product_dtype(launch: Launch, logdir: str) -> Launch:
 
 
 def experiment_params(launch: Launch) -> Params:
-    """Returns the experiment's Params with its settings and the data's vocabulary sizes.
-
-    Raises ValueError for an unknown model or setting, a wrong value, or another vocabulary size.
-    """
+    """Returns a launch's Params with vocabulary sizes; ValueError for a wrong setting or size."""
     params = registry.get_params(launch.model, launch.overrides)
     for name in ("input", "eval_input"):
         params.Get(name).data_dir = launch.data_dir

@@ -53,8 +53,7 @@ class Stored:
     def open(cls, path: pathlib.Path) -> Self:
         """Reads the description. Raises DamagedCheckpointError, as all methods do."""
         with _read_errors(path):
-            contents = json.loads((path / "about/metadata").read_bytes())
-            input_state = json.loads((path / "input_state/metadata").read_bytes())
+            contents, input_state = _fields(path, "about"), _fields(path, "input_state")
             written = contents.pop("digest", None)  # Earlier versions wrote none.
             expected = None, digests.of_json(contents, input_state)
             if "arrays" not in contents or written not in expected:
@@ -96,14 +95,14 @@ class SavedArray:
     """An array of a checkpoint or of exported files; an index of slices reads a part of it.
 
     If there are fingerprints, all of the experts that it is a part of, or of an array without
-    experts, is read and compared with them; `damaged` makes the error.
+    experts, is read and compared with them.
     """
 
     name: str
     spec: TensorSpec
     fingerprints: list[str] | None
     read: Callable[[Any], np.ndarray]  # Given a slice for each dim.
-    damaged: Callable[[str], ValueError]
+    damaged: Callable[[str], ValueError]  # Makes the error.
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -216,6 +215,13 @@ def _mixed(x: jax.Array) -> jax.Array:
     x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
+
+
+def _fields(path: pathlib.Path, item: str) -> dict[str, Any]:
+    try:
+        return dict(json.loads((path / item / "metadata").read_bytes()))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{item}/metadata is no JSON object: {error}") from None
 
 
 @contextlib.contextmanager

@@ -6,8 +6,7 @@ rules = (
     (r"theta\..*", "SAME"),
 )
 
-The first rule whose pattern matches an array's whole path applies to it. Arrays without a rule are
-initialized as in any new run: usually the optimizer's slots and the step.
+The first rule whose pattern matches an array's path applies to it; others are initialized.
 """
 
 import dataclasses
@@ -44,15 +43,11 @@ class Rule(enum.StrEnum):
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """Where to start from; raises ValueError for bad rules.
+    """Where to start from; raises ValueError for bad rules."""
 
-    `source` is a run's folder, or a .safetensors file or its index that a run exported. `rules` are
-    pairs of a pattern of paths and a Rule or its name. For BY_PIECE, `old_pieces` are pairs of such
-    a pattern and each new piece's id in the old vocabulary, or -1: int [V].
-    """
-
-    source: str
-    rules: tuple[tuple[str, str], ...]
+    source: str  # A run's folder, or a .safetensors file or its index that a run exported.
+    rules: tuple[tuple[str, str], ...]  # Pairs of a pattern of paths and a Rule or its name.
+    # For BY_PIECE: pairs of such a pattern and each new piece's old id, or -1: int [V].
     old_pieces: tuple[tuple[str, np.ndarray], ...] = ()
 
     def __post_init__(self) -> None:

@@ -100,6 +100,7 @@ def test_the_documented_example(tmp_path):
         ("model_type = 3", r"model_type 3: expected a value of type str"),
         ("max_pieces = 3.5", r"max_pieces 3.5: expected a value of type int"),
         ("source_vocab_size = 12", r"source_vocab_size 12: expected at least 261"),
+        ("seed = -1", r"seed -1: expected at least 0"),
         ("held_out_share = 0.6", r"held_out_share 0.6: expected 0 to 0.5"),
         ("scripts = {sr = 'Cyrl'}", r"scripts 'Cyrl': expected a list"),
         ("scripts = {sr = ['Cyrillic']}", r"script 'Cyrillic': expected an ISO 15924 code"),

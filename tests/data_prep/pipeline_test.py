@@ -184,7 +184,7 @@ def test_what_is_finished_is_not_done_again(built, tmp_path):
     assert not (data / ".unfinished").exists()
     assert all(path.stat().st_mtime_ns == times[path] for path in data.rglob("*"))
     (data / "text/test/ja-en.tsv.gz").unlink()
-    with pytest.raises(ValueError, match=r"ja-en.tsv.gz is missing: .* prepare the data again"):
+    with pytest.raises(ValueError, match=r"ja-en.tsv.gz is missing; .* make the folder again"):
         prepared.build(folder / "text", data, _CONFIG)
 
 

