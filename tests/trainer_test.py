@@ -1,5 +1,6 @@
 """The binaries, from text to translations: one run end to end, and mistakes told in one line."""
 
+import dataclasses
 import json
 import pathlib
 import random
@@ -13,10 +14,9 @@ import numpy as np
 import pytest
 
 from data_prep import pipeline, tsv
-from lingvo_gshard.core import safetensors_file
 from lingvo_gshard.evaluation import decode_split, run_report
 from lingvo_gshard.input import manifest, sentences
-from lingvo_gshard.train import exported, modes
+from lingvo_gshard.train import export, exported, modes
 from lingvo_gshard.train import run as runs
 from lingvo_gshard.train.hooks import NonFiniteLossError
 from lingvo_gshard.train.run import Launch
@@ -165,11 +165,13 @@ def test_experts_are_copied_from_a_run_into_one_with_more(data_dir, run_dir, tmp
 def test_a_layer_whose_weights_are_no_numbers_is_named(data_dir, run_dir, tmp_path):
     """By the call in which the step is, the first after a warm start."""
     _run(data_dir, run_dir).estimator.export_weights(tmp_path / "weights.safetensors")
-    weights = safetensors_file.read(tmp_path / "weights.safetensors").arrays
-    weights["theta.decoder.layers[1].feed_forward.wo"][3] = np.nan
-    metadata = {"format": exported.FORMAT, "step": "4"}
-    safetensors_file.write(tmp_path / "damaged.safetensors", weights, metadata)
-    run = _run(data_dir, tmp_path / "run", f"train.warm_start_from={tmp_path}/damaged.safetensors")
+    weights = exported.read(tmp_path / "weights.safetensors")
+    wo = weights["theta.decoder.layers[1].feed_forward.wo"]
+    no_numbers = dataclasses.replace(
+        wo, fingerprints=None, read=lambda index: np.full_like(wo.read(index), np.nan)
+    )
+    export.write(tmp_path / "nan.safetensors", {**weights, wo.name: no_numbers}, 4)
+    run = _run(data_dir, tmp_path / "run", f"train.warm_start_from={tmp_path}/nan.safetensors")
     with pytest.raises(
         NonFiniteLossError,
         match=r"loss of step 1 is nan, first in decoder_1 \(activation_norms\); .* of step 0\.",
