@@ -1,6 +1,6 @@
 """Damages the files of a finished run, one at a time, and checks that nothing damaged is used.
 
-    python -m tools.fuzz --data=DATA --logdir=RUN --bundle=BUNDLE --mutations=1000
+    python -m tools.fuzz --data=DATA --run_dir=RUN --bundle_dir=BUNDLE --mutations=1000
 
 Each file is read by the library's own functions, in this process. A mutation flips a bit, zeroes a
 block, cuts or extends the file, puts another file in its place, or makes it one of an older
@@ -34,8 +34,8 @@ from lingvo_gshard.train import run as runs
 from lingvo_gshard.train.stored import Stored
 
 _DATA_DIR = flags.DEFINE_string("data", None, "A prepared data folder.")
-_LOGDIR = flags.DEFINE_string("logdir", None, "A finished run.")
-_BUNDLE = flags.DEFINE_string("bundle", None, "An exported bundle.")
+_LOGDIR = flags.DEFINE_string("run_dir", None, "A finished run.")
+_BUNDLE = flags.DEFINE_string("bundle_dir", None, "An exported bundle.")
 _MUTATIONS = flags.DEFINE_integer("mutations", 1000, "Mutations of each kind of file.", 1)
 _SEED = flags.DEFINE_integer("seed", 1, "The seed of the mutations.")
 
@@ -185,7 +185,7 @@ def _of_data(folder: pathlib.Path) -> Iterator[Kind]:
 
 
 def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
-    logdir, within = str(folder), checkpoints.folder(folder)
+    logdir, within = str(folder), pathlib.Path(checkpoints.folder(folder))
     yield Kind("experiment.json", [folder / "experiment.json"], lambda: runs.recorded(logdir))
     vocabularies = bundle.vocabulary_files(folder)
     yield Kind(
