@@ -148,7 +148,7 @@ def _train(
     lines = read_lines(logdir / TRAIN_METRICS)
     if lines and lines[-1]["step"] >= steps:
         return
-    every = max(steps // 12, 50)
+    every = max(steps // 12, 1)
     schedule = [f"train.max_steps={steps}", f"optimizer.schedule.total_steps={steps}"]
     schedule += [f"optimizer.schedule.cool_down_steps={steps // 2}"]
     schedule += [f"train.save_checkpoints_steps={every}"]
