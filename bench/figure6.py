@@ -3,12 +3,12 @@
     python -m bench.figure6 --input=m4bible --out=out/figure6 [--baselines=da,uk] [--seeds=1]
 
 Prepares the text, trains what is missing, decodes the test sentences and compares. Each step is a
-command of the README; it is printed before it runs, and its output goes to a file beside its
-results. Stopped and started again, the command goes on where it was, also within a training.
+command of the README, which is printed before it runs. Stopped and started again, this command goes
+on where it was, also within a training.
 
-SIZES was chosen before any test score was seen: five whole languages, and seven that have ever
-fewer pairs, down to 500, as the paper's languages do. dev chooses the size of a baseline, and the
-checkpoint of every model; test is decoded once.
+SIZES was chosen before any test score was seen: five whole languages, and seven with fewer and
+fewer pairs, down to 500. The dev split chooses the size and the checkpoint of a baseline. A
+multilingual model decodes with the mean of its last checkpoints. Test is decoded once.
 """
 
 import json
@@ -31,7 +31,9 @@ SIZES: dict[str, int | None] = {
     **dict.fromkeys(("es", "de", "sv", "pl", "zh")),
     **{"pt": 7951, "nb": 4957, "cs": 2994, "nn": 1500, "da": 1000, "uk": 800, "fr": 500},
 }
-_INPUT = flags.DEFINE_string("input", None, "A folder of {train,dev,test}/<lang>-en.tsv.gz.")
+_INPUT = flags.DEFINE_string(
+    "input", None, "A folder of {train,dev,test}/<lang>-en.tsv.gz.", required=True
+)
 _OUT = flags.DEFINE_string("out", None, "The folder for data, runs and results.", required=True)
 _STEPS = flags.DEFINE_integer("steps", 2400, "The training steps of a multilingual model.")
 _SEEDS = flags.DEFINE_integer("seeds", 1, "The runs of each multilingual model.")
@@ -44,7 +46,7 @@ _SET = flags.DEFINE_multi_string("set", [], "A setting of all models, path=value
 _STACKS = ("task.encoder", "task.decoder")
 _RATES = ("input_dropout", *(f"{stack[5:]}.layer.attention.dropout" for stack in _STACKS))
 _DROPOUTS = (*_RATES, *(f"{stack[5:]}.layer.residual_dropout" for stack in _STACKS))
-# A baseline's candidates: layers of each stack, M, H, and the rate of dropout.
+# A baseline's candidates: layers of either stack, M, H, and the rate of dropout.
 _BASELINE_SIZES = ((2, 128, 512, 0.3), (1, 64, 256, 0.2))
 _AVERAGED = 3  # checkpoints
 
@@ -55,7 +57,7 @@ def main(argv: list[str]) -> None:
     for code in _BASELINES.value:
         if code not in SIZES:
             raise app.UsageError(f"--baselines={code}: expected some of {', '.join(SIZES)}")
-    write_corpus(pathlib.Path(_INPUT.value or "m4bible"), out / "text")
+    write_corpus(pathlib.Path(_INPUT.value), out / "text")
     models = {"dense": ("small.Dense6LLong", list[str]())}
     for count in _EXPERTS.value:
         models[f"MoE({count}E)"] = ("small.MoE8E6LLong", _experts(int(count)))
