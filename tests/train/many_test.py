@@ -114,13 +114,14 @@ def test_each_opens_the_parts_that_its_devices_need(folder, eight, two):
 def test_an_export_needs_the_memory_of_two_arrays_shards(eight):
     """The buffer that an array is read through, and the array; to check it takes an expert more.
 
-    For a warm start, JAX copies the array, and keeps what it was given for a while.
+    For a warm start, JAX copies the array, and keeps what it was given for a while: also that of
+    the array before, where the machine is busy.
     """
     shard = _LAYER_BYTES // 8
     for each in eight:
         assert each["export"]["memory"] < 2 * shard + 2 * many.EXPERT_BYTES, each
         for action in ("begin_from_run", "begin_from_parts"):
-            assert each[action]["memory"] < 3 * shard + 3 * many.EXPERT_BYTES, each
+            assert each[action]["memory"] < 4 * shard + 3 * many.EXPERT_BYTES, each
 
 
 def test_what_eight_began_two_and_then_four_finish_bit_for_bit(folder, four):
