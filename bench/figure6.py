@@ -1,6 +1,6 @@
 """Figure 6 on real text: multilingual models against one bilingual baseline a language.
 
-    python -m bench.figure6 --input=m4bible --out=out/figure6 [--baselines=da,uk] [--seeds=1]
+    python -m bench.figure6 --input=m4bible --out=out/figure6 [--jobs=2 --partitions=1]
 
 Prepares the text, trains what is missing, decodes the test sentences and compares. Each step is a
 command of the README, which is printed before it runs. Stopped and started again, this command goes
@@ -11,13 +11,15 @@ fewer pairs, down to 500. The dev split chooses the size and the checkpoint of a
 multilingual model decodes with the mean of its last checkpoints. Test is decoded once.
 """
 
+import concurrent.futures
+import functools
 import json
 import pathlib
 import random
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import app, flags
@@ -44,6 +46,7 @@ _EXPERTS = flags.DEFINE_list("experts", ["8", "32"], "The numbers of experts to 
 _BASELINES = flags.DEFINE_list("baselines", list(SIZES), "The languages with a baseline.")
 _SENTENCES = flags.DEFINE_integer("sentences", 200, "The test sentences of each language.")
 _PARTITIONS = flags.DEFINE_integer("partitions", 2, "The devices of a training.")
+_JOBS = flags.DEFINE_integer("jobs", 1, "How many trainings run side by side.", lower_bound=1)
 _SET = flags.DEFINE_multi_string("set", [], "A setting of all models, path=value; repeatable.")
 
 _STACKS = ("task.encoder", "task.decoder")
@@ -65,12 +68,29 @@ def main(argv: list[str]) -> None:
     models = {"dense": ("small.Dense6LLong", list[str]())}
     for count in _EXPERTS.value:
         models[f"MoE({count}E)"] = ("small.MoE8E6LLong", _experts(int(count)))
-    runs: dict[str, list[pathlib.Path]] = {name: [] for name in models}
-    for seed in range(1, _SEEDS.value + 1):
-        for name, model in reversed(models.items()):
-            runs[name].append(_multilingual(out, name, seed, *model))
-    baselines = [_baseline(out, code) for code in _BASELINES.value]
-    _report(out, runs, baselines)
+    _prepared(out, "all")  # For several jobs.
+    calls = [
+        functools.partial(_multilingual, out, name, seed, *model)
+        for seed in range(1, _SEEDS.value + 1)
+        for name, model in models.items()
+    ]
+    calls += [functools.partial(_baseline, out, code) for code in _BASELINES.value]
+    logdirs = _in_parallel(calls)
+    end = _SEEDS.value * len(models)
+    runs = {name: logdirs[i : end : len(models)] for i, name in enumerate(models)}
+    _report(out, runs, logdirs[end:])
+
+
+def _in_parallel(calls: Sequence[Callable[[], pathlib.Path]]) -> list[pathlib.Path]:
+    """Returns what the calls return; after an error no further one begins."""
+    with concurrent.futures.ThreadPoolExecutor(_JOBS.value) as jobs:
+        futures = [jobs.submit(call) for call in calls]
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                future.result()
+        finally:
+            jobs.shutdown(wait=False, cancel_futures=True)
+        return [future.result() for future in futures]
 
 
 def _report(
