@@ -9,6 +9,7 @@ import math
 import tensorflow as tf
 
 _MAX_INDICES = 2**32
+_xor = tf.bitwise.bitwise_xor
 
 
 def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
@@ -26,7 +27,7 @@ def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
         raise ValueError(f"random_bits: {shape} has too many elements for two 32-bit indices.")
     keys = tf.cast(seed, tf.uint32)  # Negative numbers wrap around.
     high = tf.reshape(_flat_index(before), [*before, *[1] * len(last)])
-    mixed = _finalize(_flat_index(last) ^ _finalize(keys[0] + _uint32(0x9E3779B9)))
+    mixed = _finalize(_xor(_flat_index(last), _finalize(keys[0] + _uint32(0x9E3779B9))))
     return _finalize(mixed + _finalize(keys[1] + _uint32(0x7F4A7C15) + high))
 
 
@@ -52,9 +53,9 @@ def _flat_index(shape: tuple[int, ...]) -> tf.Tensor:
 
 def _finalize(x: tf.Tensor) -> tf.Tensor:
     """murmur3's 32-bit finalizer: a bijection in which each input bit affects all output bits."""
-    x = (x ^ _shift_right(x, 16)) * _uint32(0x85EBCA6B)
-    x = (x ^ _shift_right(x, 13)) * _uint32(0xC2B2AE35)
-    return x ^ _shift_right(x, 16)
+    x = _xor(x, _shift_right(x, 16)) * _uint32(0x85EBCA6B)
+    x = _xor(x, _shift_right(x, 13)) * _uint32(0xC2B2AE35)
+    return _xor(x, _shift_right(x, 16))
 
 
 def _shift_right(x: tf.Tensor, bits: int) -> tf.Tensor:
