@@ -3,23 +3,13 @@
 import json
 import pathlib
 import subprocess
-import sys
 
 import pytest
 
+from tests import without
+
 _ROOT = pathlib.Path(__file__).parent.parent
-_WITHOUT = """
-import runpy, sys
-
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in ("tensorflow", "jax", "grain", "orbax", "matplotlib"):
-            sys.exit(f"{name} is imported")
-
-sys.meta_path.insert(0, Refuse())
-module, *sys.argv[1:] = sys.argv[1:]
-runpy.run_module(module, run_name="__main__")
-"""
+_SLOW = ("tensorflow", "jax", "grain", "orbax", "matplotlib")
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +51,7 @@ def test_a_mistake_is_reported_before_anything_slow_is_imported(run_dir, command
     name, *flags = command.split()
     module = name if name.startswith("data_prep") else f"lingvo_gshard.{name}"
     done = subprocess.run(
-        [sys.executable, "-c", _WITHOUT, module, *flags],
+        without.command(_SLOW, module, *flags),
         capture_output=True,
         text=True,
         cwd=_ROOT,

@@ -21,7 +21,7 @@ from lingvo_gshard.train import launch as launches
 from lingvo_gshard.train import run as runs
 from lingvo_gshard.train.hooks import NonFiniteLossError
 from lingvo_gshard.train.launch import Launch
-from tests import ports
+from tests import ports, without
 from tests.data_prep import prepared
 from tools import fuzz
 
@@ -261,15 +261,34 @@ def test_translate_answers_as_lines_come_and_ends_quietly_if_nobody_reads_on(bun
         assert b"ipe" not in process.stderr.read()
 
 
-def test_a_bundle_translates_as_the_run_does(run_dir, bundle_dir):
+def test_a_run_translates_as_its_bundle_does_and_the_second_start_without_tensorflow(
+    run_dir, bundle_dir
+):
     """Two translations a line and their scores; one line is too long for the model."""
     text = "aa bake\n\n" + "ba ke, li mo nu. " * 9 + "\n"
     flags = ("--nbest=2", "--scores")
-    of_run = _binary("translate", f"--logdir={run_dir}", *flags, text=text)
-    assert of_run.returncode == 0, of_run.stderr.decode()
-    assert [line.count("\t") for line in of_run.stdout.decode().splitlines()] == [3, 1, 3]
+    first = _binary("translate", f"--logdir={run_dir}", *flags, text=text)
+    assert first.returncode == 0, first.stderr.decode()
+    assert [line.count("\t") for line in first.stdout.decode().splitlines()] == [3, 1, 3]
+    (kept,) = (run_dir / "translate").iterdir()
+    assert f"Exporting to {kept}, for the next starts.\n" in first.stderr.decode()
     of_bundle = _binary("translate", f"--bundle={bundle_dir}", *flags, text=text)
-    assert of_bundle.stdout == of_run.stdout
+    assert of_bundle.stdout == first.stdout
+    named = "lingvo_gshard.translate", f"--logdir={run_dir}", *flags
+    command = without.command(("tensorflow", "grain"), *named)
+    second = subprocess.run(command, input=text.encode(), capture_output=True, timeout=300)
+    assert second.stdout == first.stdout and b"Exporting" not in second.stderr
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_be_written_translates_all_the_same(run_dir, bundle_dir, tmp_path):
+    copy = pathlib.Path(shutil.copytree(run_dir, tmp_path / "run"))
+    shutil.rmtree(copy / "translate", ignore_errors=True)
+    (copy / "translate").touch()
+    done = _binary("translate", f"--logdir={copy}", text="aa bake\n")
+    assert done.returncode == 0 and b"Nothing is kept for the next start: " in done.stderr
+    of_bundle = _binary("translate", f"--bundle={bundle_dir}", text="aa bake\n")
+    assert of_bundle.stdout == done.stdout
 
 
 def test_nothing_damaged_is_used(data_dir, run_dir, bundle_dir, tmp_path):

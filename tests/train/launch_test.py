@@ -169,10 +169,11 @@ def _product_dtype(folder, *overrides, model="toy.MoE8E4L"):
 
 def test_a_new_run_rounds_factors_where_the_cpu_has_units_for_it(tmp_path, has_units):
     _prepared(tmp_path / "data", b"ours", b"english")
+    sizes = "task.source_vocab_size=8", "task.target_vocab_size=8"
     for here, expected in ((True, "bfloat16"), (False, "float32")):
         has_units(here)
         assert _product_dtype(tmp_path) == expected
-        assert _product_dtype(tmp_path, model="m4.MoE128E12L") == "float32"
+        assert _product_dtype(tmp_path, *sizes, model="m4.MoE128E12L") == "float32"
         assert _product_dtype(tmp_path, "task.product_dtype=float32") == "float32"
 
 
