@@ -11,7 +11,6 @@ import math
 from lingvo_gshard.core.late import tf
 
 _MAX_INDICES = 2**32
-_xor = tf.bitwise.bitwise_xor
 
 
 def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
@@ -58,6 +57,10 @@ def _finalize(x: tf.Tensor) -> tf.Tensor:
     x = _xor(x, _shift_right(x, 16)) * _uint32(0x85EBCA6B)
     x = _xor(x, _shift_right(x, 13)) * _uint32(0xC2B2AE35)
     return _xor(x, _shift_right(x, 16))
+
+
+def _xor(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.bitwise.bitwise_xor(x, y)
 
 
 def _shift_right(x: tf.Tensor, bits: int) -> tf.Tensor:
