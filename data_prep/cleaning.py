@@ -69,9 +69,7 @@ def repair(text: str, own_scripts: frozenset[str]) -> str:
 
 def normalize(text: str) -> str:
     """Returns the text in NFKC, without control characters, with single spaces."""
-    if not unicodedata.is_normalized("NFKC", text):
-        text = unicodedata.normalize("NFKC", text)
-    return " ".join(_CONTROL.sub("", text).split())
+    return " ".join(_CONTROL.sub("", unicodedata.normalize("NFKC", text)).split())
 
 
 def normalize_pair(pair: Pair) -> Pair:

@@ -10,7 +10,6 @@ import functools
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from lingvo_gshard import cli
 from lingvo_gshard.core import child_process
@@ -46,20 +45,20 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
         raise ValueError(f"no Dask scheduler answers at {where}: {error}") from error
     with client:
         address = client.scheduler.address
+
+        def run(calls: Sequence[Call]) -> Iterator[None]:
+            futures = [client.submit(call, pure=False) for call in calls]
+            for future in distributed.as_completed(futures):
+                yield future.result()
+
         scheduler_lost = concurrent.futures.CancelledError, distributed.comm.CommClosedError
         try:
-            yield functools.partial(_run_on_cluster, distributed, client)
+            yield run
         except scheduler_lost as error:
             problem = f"lost the Dask scheduler at {address}"
             raise ValueError(f"{problem}; the same command with another continues") from error
         except distributed.KilledWorker as error:
             raise ValueError(f"the Dask cluster of {address}: {error}") from error
-
-
-def _run_on_cluster(distributed: Any, client: Any, calls: Sequence[Call]) -> Iterator[None]:
-    futures = [client.submit(call, pure=False) for call in calls]
-    for future in distributed.as_completed(futures):
-        yield future.result()
 
 
 def _run_in_pool(num_workers: int, calls: Sequence[Call]) -> Iterator[None]:

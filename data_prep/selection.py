@@ -12,9 +12,8 @@ of pieces between groups and ranges is a square, (pairs / _PAIRS_PER_GROUP)**2.
 
 import collections
 import dataclasses
-import itertools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -66,9 +65,11 @@ def select(
         grouped = groups(members)
         in_order = [folder / f"{code}-{i:05d}.sorted.npy" for i in range(len(grouped))]
         repeated = [path.with_suffix("").with_suffix(".repeated.npy") for path in in_order]
-        for i, (group, bounds) in enumerate(zip(grouped, _ranges(len(grouped)), strict=True)):
+        bounds = [i * 2**64 // len(grouped) for i in range(len(grouped) + 1)]
+        for i, group in enumerate(grouped):
+            low, high = np.uint64(bounds[i]), np.uint64(bounds[i + 1] - 1)
             sort[code, i] = partial(_sort, group, english, sources, in_order[i])
-            repeat[code, i] = partial(_find_repeated, in_order, *bounds, repeated[i])
+            repeat[code, i] = partial(_find_repeated, in_order, low, high, repeated[i])
             keep[code, i] = partial(_keep, group, i, in_order[i], repeated, pairs_per_block)
     run("sort", sort)
     run("repeated", repeat)
@@ -84,13 +85,6 @@ def _save_held_out(held_out: Sequence[Chunk], column: int, path: pathlib.Path) -
     columns = [chunk.digests()[:, column] for chunk in held_out]
     files.save_array(path, np.unique(np.concatenate([np.empty(0, np.uint64), *columns])))
     return path
-
-
-def _ranges(number: int) -> Iterator[tuple[np.uint64, np.uint64]]:
-    """Splits all digests evenly into inclusive ranges."""
-    bounds = [i * 2**64 // number for i in range(number + 1)]
-    for low, high in itertools.pairwise(bounds):
-        yield np.uint64(low), np.uint64(high - 1)
 
 
 def _sort(

@@ -46,7 +46,10 @@ def decode_split(run: Run, split: str) -> None:
             for kind, text in sides.items():
                 content = "".join(f"{line}\n" for line in text)
                 atomic_file.write(folder / f"{language.code}.{kind}txt", content)
-            rows.append(_scored(language, sides[""], sides["reference."]))
+            texts_of = sides[""], sides["reference."]
+            scores = {each: quality.score(each, *texts_of) for each in quality.available()}
+            train_pairs = language.num_examples("train")
+            rows.append(LanguageQuality(language.code, train_pairs, len(pairs), **scores))
         found = Quality(tuple(rows))
         found.save(folder / "scores.json")
         found.draw(folder / "bleu.png")
@@ -76,8 +79,3 @@ def _languages(run: Run, split: str) -> list[Language]:
 def _pairs(run: Run, split: str, language: Language) -> Iterator[tuple[str, str]]:
     path = digests.local(run.launch.data_dir, language.text[split])
     return itertools.islice(sentences.eval_text(path), run.params.decode.max_sentences)
-
-
-def _scored(language: Language, lines: list[str], references: list[str]) -> LanguageQuality:
-    scores = {each: quality.score(each, lines, references) for each in quality.available()}
-    return LanguageQuality(language.code, language.num_examples("train"), len(lines), **scores)

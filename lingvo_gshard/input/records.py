@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
@@ -50,8 +50,11 @@ class RecordSource:
         numbers, starts = np.unique(shard_of[by_shard], return_index=True)
         parts = np.split(by_shard, starts[1:])  # One empty part if there are no indices.
         for number, members in zip(numbers.tolist(), parts, strict=False):
-            start = self._ends[number] - self._shards[number].num_examples
-            found[members] = self._read_shard(self._shards[number], indices[members] - start)
+            shard = self._shards[number]
+            inside = indices[members] - (self._ends[number] - shard.num_examples)
+            reader = self._reader(shard)
+            with _naming(f"{self._data_dir}/{shard.file.path}"):
+                found[members] = [*map(example_codec.decode, reader.read(inside.tolist()))]
         return found.tolist()
 
     @functools.cached_property
@@ -60,11 +63,6 @@ class RecordSource:
         files = [shard.lengths for shard in self._shards]
         digests.verify(self._data_dir, files)
         return np.concatenate([np.load(digests.local(self._data_dir, file)) for file in files])
-
-    def _read_shard(self, shard: manifest.Shard, indices: np.ndarray) -> Sequence[Example]:
-        reader = self._reader(shard)
-        with _naming(f"{self._data_dir}/{shard.file.path}"):
-            return [example_codec.decode(record) for record in reader.read(indices.tolist())]
 
 
 def _open(

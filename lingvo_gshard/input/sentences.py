@@ -63,11 +63,10 @@ def decode_batches(
     sizes = np.array([len(ids) for ids in encoded], np.int64)
     shortest_first = np.argsort(sizes, kind="stable")
     batches: list[list[list[int]]] = []
-    for shorter, length in itertools.pairwise([0, *row_lengths]):
-        in_bucket = (sizes[shortest_first] > shorter) & (sizes[shortest_first] <= length)
-        members = shortest_first[in_bucket].tolist()
+    ends = np.searchsorted(sizes[shortest_first], row_lengths[:-1], side="right")
+    for members in np.split(shortest_first, ends):
         starts = range(0, len(members), batch_size)
-        batches.append([members[start : start + batch_size] for start in starts])
+        batches.append([members[start : start + batch_size].tolist() for start in starts])
     counts = num_batches([len(of_length) for of_length in batches])
     for length, count, of_length in zip(row_lengths, counts, batches, strict=True):
         for rows in itertools.chain(of_length, [[]] * (count - len(of_length))):

@@ -91,21 +91,18 @@ class Pipeline:
     annotator: Annotator
     weight_dims: Sequence[str]
 
-    @property
-    def _depth(self) -> int:
-        return self.num_blocks // self.stages
-
     def __call__(
         self, x: tf.Tensor, shared: Tensors, stacks: Tensors, remat: Remat
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         """As Loop, with reports averaged over microbatches; ValueError if partitions are uneven."""
         self._check(x.shape[0])
+        depth = self.num_blocks // self.stages
         loop = Loop(
             functools.partial(self._tick, [each.shape[1] for each in (x, *shared)]),
             self.microbatches + self.stages - 1,
             self.annotator,
             _TRAVELLING,
-            shared_dims=[STACKED + dims for dims in self.weight_dims] * self._depth,
+            shared_dims=[STACKED + dims for dims in self.weight_dims] * depth,
             weight_dims=[_TRAVELLING],
             stack_dim="_",
             report_dims=_report_dims,
@@ -160,7 +157,7 @@ class Pipeline:
         """Applies the blocks of one stage to x and the shared tensors, which are joined over L."""
         microbatch = tf.clip_by_value(tick - stage, 0, self.microbatches - 1)
         x, *shared = tf.split(x, lengths, axis=1)
-        depth, reports, n = self._depth, [], len(self.weight_dims)
+        depth, reports, n = self.num_blocks // self.stages, [], len(self.weight_dims)
         for i in range(depth):
             own = weights[i * n : (i + 1) * n]
             x, *new = self.block(microbatch, stage * depth + i, x, *shared, *own)
@@ -210,8 +207,5 @@ def _product(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[
 
 def _report_dims(spec: tf.TensorSpec) -> str:
     """The dims of a tick's report: of x, or of the statistics of each stage's blocks."""
-    return (
-        _TRAVELLING
-        if spec.shape.rank == len(_TRAVELLING)
-        else STACKED + "_" * (spec.shape.rank - 1)
-    )
+    rank = spec.shape.rank
+    return _TRAVELLING if rank == len(_TRAVELLING) else STACKED + "_" * (rank - 1)

@@ -141,11 +141,7 @@ def _sizes(request: Request, weights: NestedMap) -> dict[str, int]:
     found += [("B", params.Get(f"{part}.batch_size")) for part in batches]
     for letter, size in found:
         sizes[letter] = math.gcd(sizes[letter], size)
-    if not all(_in_stages(params.task.Get(stack)) for stack in placement.STACKS):
-        sizes["R"] = 1
+    for p in map(params.task.Get, placement.STACKS):
+        if p.layers_as is not Layers.LOOP or (p.moe and p.moe.dispatch is not Dispatch.EINSUM):
+            sizes["R"] = 1  # It cannot be a pipeline.
     return {"E": 1, "G": sizes["B"], **sizes}  # A dense model has neither.
-
-
-def _in_stages(p: Params) -> bool:
-    """Whether a stack could be a pipeline."""
-    return p.layers_as is Layers.LOOP and (p.moe is None or p.moe.dispatch is Dispatch.EINSUM)

@@ -20,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ from jax.experimental import multihost_utils
 from lingvo_gshard.core import storage
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import environment
+from lingvo_gshard.spmd.relay import start
 
 # The exit status of a process that ends because another one has (sysexits.h: unavailable).
 EXIT_STATUS = 69
@@ -160,8 +161,8 @@ class _Watch:
         )
         timer.cancel()
         self._client = distributed.global_state.client
-        _start(self._watch_heartbeats)
-        _start(self._watch_failures)
+        start(self._watch_heartbeats)
+        start(self._watch_failures)
 
     def check_devices(self) -> None:
         """Ends every process with one line unless all have the same number of devices."""
@@ -250,7 +251,7 @@ class _Watch:
         assert relay.stdout is not None
         if not (port := relay.stdout.readline().strip()).isdigit():
             raise ValueError(f"--coordinator={self._processes.coordinator}: {port}.")
-        _start(self._await_death, relay)
+        start(self._await_death, relay)
         return int(port)
 
     def _await_death(self, relay: subprocess.Popen) -> None:
@@ -262,10 +263,6 @@ class _Watch:
                 if self._id == 0:
                     self._tell(death)
                 self._end(death)
-
-
-def _start(target: Callable[..., None], *args: Any) -> None:
-    threading.Thread(target=target, args=args, daemon=True).start()
 
 
 def index() -> int:

@@ -26,7 +26,7 @@ _GREETING = b"lingvo_gshard"  # To process 0's relay; the number of the process 
 def main(process: int, host: str, port: int, own_port: int = 0) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-    _start(_end_with_stdin)
+    start(_end_with_stdin)
     try:
         listener = socket.create_server(("127.0.0.1", 0)) if process else _public_listener(own_port)
     except OSError as error:
@@ -35,7 +35,7 @@ def main(process: int, host: str, port: int, own_port: int = 0) -> None:
     print(listener.getsockname()[1], flush=True)
     relay = _from_client if process else _from_relay
     while True:
-        _start(relay, listener.accept()[0], (host, port), process)
+        start(relay, listener.accept()[0], (host, port), process)
 
 
 def _public_listener(port: int) -> socket.socket:
@@ -56,7 +56,7 @@ def _from_client(client: socket.socket, coordinator: tuple[str, int], process: i
     except OSError:  # Process 0 has not started yet; the client will try again.
         client.close()
         return
-    _start(_forward, client, first)
+    start(_forward, client, first)
     _forward(first, client)
     _tell_death(0)
 
@@ -70,7 +70,7 @@ def _from_relay(other: socket.socket, service: tuple[str, int], _: int) -> None:
     except OSError:  # JAX's service may not have started yet.
         other.close()
         return
-    _start(_forward, client, other)
+    start(_forward, client, other)
     _forward(other, client)
     _tell_death(int.from_bytes(greeting[-4:]))
 
@@ -88,7 +88,8 @@ def _tell_death(process: int) -> None:
         print(process, flush=True)
 
 
-def _start(target: Callable[..., None], *args: Any) -> None:
+def start(target: Callable[..., None], *args: Any) -> None:
+    """Runs a function in a thread that ends with the process."""
     threading.Thread(target=target, args=args, daemon=True).start()
 
 

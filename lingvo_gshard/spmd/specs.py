@@ -162,8 +162,6 @@ def to_json(tree: Any) -> Any:
 def from_json(tree: Any) -> Any:
     """The inverse of to_json."""
     if isinstance(tree, dict):
-        return NestedMap({key: from_json(value) for key, value in tree.items()})
-    if isinstance(tree, list):
-        return [from_json(item) for item in tree]
+        return NestedMap(tree).Transform(from_json)
     dtype, shape, dims = tree.split("|")
     return TensorSpec(tuple(int(size) for size in shape.split(",") if size), dtype, dims)
