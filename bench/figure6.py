@@ -1,6 +1,6 @@
 """Figure 6 on real text: multilingual models against one bilingual baseline a language.
 
-    python -m bench.figure6 --input=m4bible --out=out/figure6 [--baselines=da,uk] [--seeds=1]
+    python -m bench.figure6 --input=m4bible --out=out/figure6 [--jobs=2 --partitions=1]
 
 Prepares the text, trains what is missing, decodes the test sentences and compares. Each step is a
 command of the README, which is printed before it runs. Stopped and started again, this command goes
@@ -11,19 +11,24 @@ fewer pairs, down to 500. The dev split chooses the size and the checkpoint of a
 multilingual model decodes with the mean of its last checkpoints. Test is decoded once.
 """
 
+import concurrent.futures
+import functools
 import json
 import pathlib
 import random
 import shlex
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from absl import app, flags
 
+from bench import curves
 from data_prep import tsv
 from lingvo_gshard.core import atomic_file, table
 from lingvo_gshard.input import manifest
+from lingvo_gshard.train import run
 from lingvo_gshard.train.checkpoints import Best, read_best
 from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 
@@ -41,6 +46,7 @@ _EXPERTS = flags.DEFINE_list("experts", ["8", "32"], "The numbers of experts to 
 _BASELINES = flags.DEFINE_list("baselines", list(SIZES), "The languages with a baseline.")
 _SENTENCES = flags.DEFINE_integer("sentences", 200, "The test sentences of each language.")
 _PARTITIONS = flags.DEFINE_integer("partitions", 2, "The devices of a training.")
+_JOBS = flags.DEFINE_integer("jobs", 1, "How many trainings run side by side.", lower_bound=1)
 _SET = flags.DEFINE_multi_string("set", [], "A setting of all models, path=value; repeatable.")
 
 _STACKS = ("task.encoder", "task.decoder")
@@ -49,6 +55,7 @@ _DROPOUTS = (*_RATES, *(f"{stack[5:]}.layer.residual_dropout" for stack in _STAC
 # A baseline's candidates: layers of either stack, M, H, and the rate of dropout.
 _BASELINE_SIZES = ((2, 128, 512, 0.3), (1, 64, 256, 0.2))
 _AVERAGED = 3  # checkpoints
+_SCORES = "decode_test/scores.json"
 
 
 def main(argv: list[str]) -> None:
@@ -61,16 +68,46 @@ def main(argv: list[str]) -> None:
     models = {"dense": ("small.Dense6LLong", list[str]())}
     for count in _EXPERTS.value:
         models[f"MoE({count}E)"] = ("small.MoE8E6LLong", _experts(int(count)))
-    runs = [
-        (f"{name}, seed {seed}", _multilingual(out, name, seed, *model))
+    _prepared(out, "all")  # For several jobs.
+    calls = [
+        functools.partial(_multilingual, out, name, seed, *model)
         for seed in range(1, _SEEDS.value + 1)
-        for name, model in reversed(models.items())
+        for name, model in models.items()
     ]
-    baselines = [_baseline(out, code) for code in _BASELINES.value]
-    flagged = [f"--run={name}={logdir}" for name, logdir in runs]
+    calls += [functools.partial(_baseline, out, code) for code in _BASELINES.value]
+    logdirs = _in_parallel(calls)
+    end = _SEEDS.value * len(models)
+    runs = {name: logdirs[i : end : len(models)] for i, name in enumerate(models)}
+    _report(out, runs, logdirs[end:])
+
+
+def _in_parallel(calls: Sequence[Callable[[], pathlib.Path]]) -> list[pathlib.Path]:
+    """Returns what the calls return; after an error no further one begins."""
+    with concurrent.futures.ThreadPoolExecutor(_JOBS.value) as jobs:
+        futures = [jobs.submit(call) for call in calls]
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                future.result()
+        finally:
+            jobs.shutdown(wait=False, cancel_futures=True)
+        return [future.result() for future in futures]
+
+
+def _report(
+    out: pathlib.Path, runs: dict[str, list[pathlib.Path]], baselines: Sequence[pathlib.Path]
+) -> None:
+    """Writes and prints scores, efforts and sample efficiency; `runs` has a folder per seed."""
+    seeds = [(name, seed, d) for name, logdirs in runs.items() for seed, d in enumerate(logdirs, 1)]
+    flagged = [f"--run={name}, seed {seed}={logdir}" for name, seed, logdir in reversed(seeds)]
     flagged += [f"--baseline={logdir}" for logdir in baselines]
-    lines = _command("lingvo_gshard.compare", *flagged, "--paired", f"--out={out / 'figure6'}")
-    print(f"{lines}\n\n{_efforts([logdir for _, logdir in runs] + baselines)}")
+    print(_command("lingvo_gshard.compare", *flagged, "--paired", f"--out={out / 'figure6'}"))
+    logdirs = [*(logdir for *_, logdir in seeds), *baselines]
+    efforts = _efforts(logdirs)
+    _write_results(out / "figure6.json", logdirs, efforts)
+    print(f"\n{table.text(efforts)}")
+    if _STEPS.value >= curves.WINDOW_STEPS:
+        dense, *mixtures = (_curves(*each) for each in runs.items())
+        print(f"\nMillions of tokens to the dense model's loss\n{curves.text(dense, mixtures)}")
 
 
 def write_corpus(source: pathlib.Path, folder: pathlib.Path) -> None:
@@ -160,7 +197,7 @@ def _train(
 
 
 def _decode(logdir: pathlib.Path, settings: Sequence[str]) -> None:
-    if not (logdir / "decode_test" / "scores.json").exists():
+    if not (logdir / _SCORES).exists():
         settings = [*settings, f"decode.max_sentences={_SENTENCES.value}"]
         _trainer("decode", f"--logdir={logdir}", *(f"--set={each}" for each in settings))
 
@@ -186,7 +223,12 @@ def _command(module: str, *flagged: str) -> str:
     return done.stdout.decode().strip()
 
 
-def _efforts(logdirs: Sequence[pathlib.Path]) -> str:
+def _curves(name: str, logdirs: Sequence[pathlib.Path]) -> curves.Runs:
+    params = run.experiment_params(run.recorded(str(logdirs[0])))
+    return curves.Runs(name, curves.flops_per_token(params), tuple(map(curves.read, logdirs)))
+
+
+def _efforts(logdirs: Sequence[pathlib.Path]) -> list[list[str]]:
     """The steps, target tokens and minutes of each training."""
     rows = [["run", "steps", "M tokens", "minutes", "dev nll"]]
     for logdir in logdirs:
@@ -195,8 +237,13 @@ def _efforts(logdirs: Sequence[pathlib.Path]) -> str:
         secs = sum(line["secs"] for line in lines)
         counts = (str(lines[-1]["step"]), f"{tokens / 1e6:.2f}", f"{secs / 60:.1f}")
         rows.append([logdir.name, *counts, f"{_best(logdir).value:.3f}"])
-    atomic_file.write(logdirs[0].parent.parent / "efforts.json", json.dumps(rows))
-    return table.text(rows)
+    return rows
+
+
+def _write_results(path: pathlib.Path, logdirs: Sequence[pathlib.Path], efforts: Any) -> None:
+    """Writes all scores and efforts, without any text, as JSON."""
+    scores = {each.name: json.loads((each / _SCORES).read_bytes()) for each in logdirs}
+    atomic_file.write(path, json.dumps({"efforts": efforts, "scores": scores}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

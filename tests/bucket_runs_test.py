@@ -38,6 +38,13 @@ _SMALL = {
 }
 
 
+@pytest.fixture(autouse=True)
+def environment(tmp_path_factory, monkeypatch):
+    """Each command would compile: the programs are cached."""
+    cache = tmp_path_factory.getbasetemp() / "cache"
+    monkeypatch.setenv("LINGVO_GSHARD_COMPILATION_CACHE", str(cache))
+
+
 def _command(module, *flags):
     return [sys.executable, "-m", module, *flags]
 

@@ -37,14 +37,17 @@ def num_weights(params: Params) -> int:
     return params.task.Instantiate(Partitioning(Mesh.flat(1), ())).num_weights
 
 
-def num_groups(params: Params) -> dict[str, int]:
-    """Returns a (micro)batch's number of groups in each MoE stack; ValueError as moe.num_groups."""
-    groups = {}
+def num_groups(params: Params, name: str = "input") -> dict[str, int]:
+    """Returns a batch's number of groups in each MoE stack, in training of a microbatch.
+
+    ValueError as moe.num_groups.
+    """
+    groups, batch = {}, params.Get(name)
     for stack, length in STACKS.items():
         if (p := params.task.Get(stack).moe) is not None:
-            rows = params.input.batch_size // params.task.Get(stack).microbatches
-            sizes = rows, params.input.Get(length)
-            groups[stack] = moe.num_groups(p, f"task.{stack}.moe.group_size", *sizes)
+            parts = params.task.Get(stack).microbatches if name == "input" else 1
+            sizes = batch.batch_size // parts, batch.Get(length)
+            groups[stack] = moe.num_groups(p, f"{name}: task.{stack}.moe.group_size", *sizes)
     return groups
 
 
@@ -54,10 +57,15 @@ def bubble(params: Params) -> float:
 
 
 def check_divisible(params: Params, parts: Partitioning, rows: Collection[str] = _ROWS) -> None:
-    """Raises ValueError unless the mesh divides experts, groups, and the batches in `rows`."""
+    """Raises ValueError unless the mesh divides experts, groups, and the batches in `rows`.
+
+    So it does if groups do not make up the tokens of evaluation's batches, of any number.
+    """
     sizes = {f"{name}.batch_size": ("B", params.Get(name).batch_size) for name in rows}
     if params.task.encoder.moe is not None:
         sizes["task.encoder.moe.num_experts"] = ("E", params.task.encoder.moe.num_experts)
+        if "eval_input" in rows:
+            num_groups(params, "eval_input")
         for stack, count in num_groups(params).items():
             sizes[f"the {stack}'s groups (tokens / task.{stack}.moe.group_size)"] = ("G", count)
     for name, (letter, size) in sizes.items():

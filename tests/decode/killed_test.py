@@ -74,12 +74,12 @@ def _kill_one(started, rng, parts, num_parts):
     assert statuses <= {-signal.SIGKILL, EXIT_STATUS, 1} and killed.returncode == -signal.SIGKILL
 
 
-def test_killed_five_times_it_writes_the_same_file(made, text, tmp_path):
+def test_killed_repeatedly_it_writes_the_same_file(made, text, tmp_path):
     outputs = {name: tmp_path / name for name in ("one", "two", "killed")}
     _finish(_start(made[0], text, outputs["one"], 1))
     _finish(_start(made[0], text, outputs["two"], 2))
     rng, parts = random.Random(11), tmp_path / "killed.parts"
-    for num_parts in (1, 3, 6, 8, 11):
+    for num_parts in (1, 6, 11):
         _kill_one(_start(made[0], text, outputs["killed"], 2), rng, parts, num_parts)
         assert not outputs["killed"].exists()
     _finish(_start(made[0], text, outputs["killed"], 2))

@@ -139,6 +139,7 @@ def test_training_in_stages_equals_the_loop(training, way):
     training(8, *way, *settings, *stages).equals(training(1, *settings))
 
 
+@functools.cache
 def _answers(num_partitions, *settings):
     """The metrics of evaluation and the tokens of decoding."""
     params = _params(*_LOOP, f"decode.batch_size={small_task.B}", *settings)

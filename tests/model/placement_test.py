@@ -1,5 +1,7 @@
 """How experiments lie on devices."""
 
+import pytest
+
 from lingvo_gshard import registry
 from lingvo_gshard.model import placement
 from lingvo_gshard.sharding.mesh import Mesh
@@ -33,3 +35,10 @@ def test_groups_are_those_of_a_microbatch():
     p = _params("task.encoder.stages=2", "task.encoder.microbatches=4")
     assert placement.num_groups(p) == {"encoder": 32 * 64 // 4 // 128, "decoder": 32 * 48 // 128}
     assert placement.bubble(p) == 1 / 5 and placement.bubble(_params()) == 0
+
+
+def test_groups_make_up_the_batches_of_evaluation_too():
+    p = _params("eval_input.batch_size=8", "eval_input.source_len=20")
+    message = r"^eval_input: task.encoder.moe.group_size 128 does not divide the batch's 160 tokens"
+    with pytest.raises(ValueError, match=message):
+        placement.check_divisible(p, placement.partitioning(p, 8))

@@ -30,7 +30,7 @@ def _collectives(plan):
 
 @pytest.mark.slow
 def test_a_toy_on_one_host_exchanges_its_tokens_alone():
-    plan = planner.make(planner.request("toy.MoE8E4L", "h100:1x8", _SMALL, None))
+    plan = planner.make(planner.request("toy.MoE8E4L", "h100:1x8", _SMALL, None).step_only())
     assert plan.step.fits and plan.cores == 8
     # Two layers with experts: there and back, forward and backward.
     assert _collectives(plan)["all-to-all"] == 8

@@ -325,7 +325,7 @@ def _small_m4():
         stack.dense.hidden_dim = stack.moe.hidden_dim = 128
         stack.layer.attention.Set(num_heads=2, head_dim=32)
     parts = placement.partitioning(params, 128)
-    return Request("m4.MoE128E36L", (), params, "v3:8x8", parts)
+    return Request("m4.MoE128E36L", (), params, "v3:8x8", parts).step_only()
 
 
 @pytest.mark.slow

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from bench import sample_efficiency
-from bench.sample_efficiency import Curve, Runs
+from bench import curves
+from bench.curves import Curve, Runs
 
 
 def _write_run(folder, losses, steps=50, tokens=10.0):
@@ -21,18 +21,18 @@ def _write_run(folder, losses, steps=50, tokens=10.0):
 
 
 def test_a_curve_is_a_moving_mean_over_its_window(tmp_path):
-    curve = sample_efficiency.read_curve(_write_run(tmp_path / "run", [6.0, 4.0, 3.0, 1.0]))
+    curve = curves.read(_write_run(tmp_path / "run", [6.0, 4.0, 3.0, 1.0]))
     assert curve == Curve(tokens=(1000.0, 1500.0, 2000.0), nll=(5.0, 3.5, 2.0))
 
 
 def test_calls_that_do_not_fill_a_window_exactly_make_a_longer_one(tmp_path):
-    curve = sample_efficiency.read_curve(_write_run(tmp_path / "run", [6.0, 4.0, 2.0], steps=70))
+    curve = curves.read(_write_run(tmp_path / "run", [6.0, 4.0, 2.0], steps=70))
     assert curve == Curve(tokens=(1400.0, 2100.0), nll=(5.0, 3.0))
 
 
 def test_a_run_shorter_than_a_window_is_refused(tmp_path):
     with pytest.raises(ValueError, match="fewer than 100 steps"):
-        sample_efficiency.read_curve(_write_run(tmp_path / "run", [6.0]))
+        curves.read(_write_run(tmp_path / "run", [6.0]))
 
 
 def test_tokens_to_a_loss():
@@ -43,7 +43,7 @@ def test_tokens_to_a_loss():
 def test_the_table_counts_tokens_to_the_losses_of_the_baseline():
     base = Curve((1e6, 2e6, 3e6, 4e6), (5.0, 4.0, 3.0, 2.0))
     other = Curve((1e6, 2e6, 3e6, 4e6), (4.5, 3.0, 2.6, 2.5))
-    text = sample_efficiency.text(
+    text = curves.text(
         Runs("dense", 3e6, (base,)), [Runs("mixture", 3.1e6, (other,))], (0.5, 0.75, 1.0)
     )
     assert [" ".join(line.split()) for line in text.splitlines()] == [

@@ -1,0 +1,94 @@
+"""The tokens that runs need to reach a loss: the paper's measure of sample efficiency (Table 2)."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+
+from lingvo_gshard.core import table
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.model import flops
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
+
+# A loss is the mean over this many steps, because batches differ more than two models do.
+WINDOW_STEPS = 100
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+    """A run's training cross entropy, without the auxiliary loss and label smoothing."""
+
+    tokens: tuple[float, ...]  # Target tokens seen, rising.
+    nll: tuple[float, ...]  # Nats per token, the mean over the window that ends there.
+
+    def tokens_to(self, nll: float) -> float | None:
+        """Returns the tokens seen when the loss first was `nll` or less; None if it never was."""
+        points = zip(self.tokens, self.nll, strict=True)
+        return next((tokens for tokens, loss in points if loss <= nll), None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Runs:
+    """The runs of one model, one for each seed, and its flops per target token."""
+
+    name: str
+    flops_per_token: float
+    curves: tuple[Curve, ...]
+
+
+def read(logdir: str | pathlib.Path) -> Curve:
+    """Reads the curve of a run, with a point for each call from the first full window on.
+
+    Raises ValueError if the run is shorter than a window.
+    """
+    tokens, points, window = 0.0, [], []
+    for line in read_lines(pathlib.Path(logdir, TRAIN_METRICS)):
+        metrics, steps = line["metrics"], line["num_steps"]
+        tokens += metrics["num_tokens"] * steps
+        window.append((steps, metrics["nll"]))
+        while sum(count for count, _ in window[1:]) >= WINDOW_STEPS:
+            window.pop(0)
+        steps_in_window = sum(count for count, _ in window)
+        if steps_in_window >= WINDOW_STEPS:
+            mean = sum(count * nll for count, nll in window) / steps_in_window
+            points.append((tokens, mean))
+    if not points:
+        raise ValueError(f"{logdir}: fewer than {WINDOW_STEPS} steps of training.")
+    return Curve(*(tuple(column) for column in zip(*points, strict=True)))
+
+
+def text(
+    baseline: Runs, others: Sequence[Runs], shares: Sequence[float] = (0.25, 0.5, 0.75, 1.0)
+) -> str:
+    """Returns each run's millions of tokens to the baseline's losses, and the ratio of the two.
+
+    The columns are the losses of the baseline's run with the same seed after `shares` of its
+    tokens. A run that never reaches a loss shows its lowest instead.
+    """
+    rows = [("model", "MFLOP/token", "seed", *(f"loss at {share:.0%}" for share in shares))]
+    for runs in (baseline, *others):
+        mflop = f"{runs.flops_per_token / 1e6:.2f}"
+        for seed, (curve, base) in enumerate(zip(runs.curves, baseline.curves, strict=True), 1):
+            cells = (_cell(curve, base, share) for share in shares)
+            rows.append((runs.name, mflop, str(seed), *cells))
+    return table.text(rows)
+
+
+def _cell(curve: Curve, base: Curve, share: float) -> str:
+    index = max(round(share * len(base.nll)) - 1, 0)
+    # Losses rise and fall, so the baseline may have reached this one earlier.
+    first = base.tokens_to(base.nll[index])
+    needed = curve.tokens_to(base.nll[index])
+    if needed is None or first is None:
+        return f"- ({min(curve.nll):.2f})"
+    return f"{needed / 1e6:.2f}M ({needed / first:.2f})"
+
+
+def flops_per_token(params: Params) -> float:
+    """Returns the flops of a training step on full rows, per target token."""
+    task = TranslationModel(params, Partitioning(Mesh.flat(1), ())).task
+    p = params.input
+    step_flops = flops.train_step_flops(task, p.batch_size, p.source_len, p.target_len)
+    return step_flops / (p.batch_size * p.target_len)

@@ -1,0 +1,223 @@
+"""Kills every command at random moments, and compares what is left in the end.
+
+    python -m tools.soak_commands --text=TEXT_DIR --out=OUT --kills=200
+
+A small corpus is prepared, a small model is trained, evaluated, decoded and exported, and a file is
+translated: first undisturbed, then with SIGKILL for each command and its children, at a random
+moment of the time that it took before. A command that was killed is started again; one that ends
+earlier must succeed, and begins anew if it has kills left. No complete checkpoint may be lost, and
+in the end all results must be those of the undisturbed commands, bit for bit. The exit status is 1
+if they are not. The same command continues after an interruption.
+"""
+
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from absl import app, flags
+
+from lingvo_gshard.core import atomic_file, table
+from lingvo_gshard.train import summaries
+from tools.disturbed_run import Run
+
+_TEXT = flags.DEFINE_string("text", None, "A small folder of parallel text.", required=True)
+_FOLDER = flags.DEFINE_string("out", None, "A folder for all results.", required=True)
+_NUM_KILLS = flags.DEFINE_integer("kills", 200, "Kills of all commands together.", lower_bound=0)
+_SOAK_SEED = flags.DEFINE_integer("seed", 1, "The seed of the random moments.")
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_LENGTHS = ("input.{}_len", "eval_input.{}_len", "decode.max_{}_len")
+_SETTINGS = (
+    *(f"{path.format(side)}=64" for path in _LENGTHS for side in ("source", "target")),
+    *(f"task.{stack}.moe.group_size=64" for stack in ("encoder", "decoder")),
+    *(f"{name}.batch_size=16" for name in ("input", "eval_input", "decode")),
+    *("train.max_steps=40", "train.iterations_per_loop=2", "train.save_checkpoints_steps=4"),
+    *("task.dim=64", "decode.max_sentences=64"),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stage:
+    """A command; `made` is what it makes in its folder, which is deleted to begin anew."""
+
+    name: str
+    module: str
+    flags: Callable[[pathlib.Path], list[str]]
+    made: tuple[str, ...]
+    result: Callable[[pathlib.Path], Any]  # What must be the same, as JSON.
+
+
+@dataclasses.dataclass
+class Progress:
+    """The kills of each stage so far, the commands that ended before theirs, and usual seconds."""
+
+    path: pathlib.Path
+    kills: dict[str, int] = dataclasses.field(default_factory=dict)
+    ended: dict[str, int] = dataclasses.field(default_factory=dict)
+    secs: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def read(self) -> "Progress":
+        """Returns what an earlier process wrote, if any."""
+        found = json.loads(self.path.read_bytes()) if self.path.exists() else {}
+        return dataclasses.replace(self, **found)
+
+    def write(self) -> None:
+        """Writes everything but the path."""
+        fields = {name: value for name, value in vars(self).items() if name != "path"}
+        atomic_file.write(self.path, json.dumps(fields))
+
+
+def _hashes(*patterns: str) -> Callable[[pathlib.Path], Any]:
+    def hashes(folder: pathlib.Path) -> Any:
+        files = {file for each in patterns for file in folder.glob(each) if file.is_file()}
+        return {
+            str(file.relative_to(folder)): hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in sorted(files)
+        }
+
+    return hashes
+
+
+def _training(folder: pathlib.Path) -> Any:
+    run = Run(folder / "run")
+    return [run.fingerprints(), sorted(run.losses().items()), run.num_damaged()]
+
+
+def _evaluation(folder: pathlib.Path) -> Any:
+    *_, last = summaries.read_lines(folder / "run/eval_metrics.jsonl")
+    return {name: value for name, value in last.items() if name != "secs"}
+
+
+def _trainer(mode: str, *more: str) -> Callable[[pathlib.Path], list[str]]:
+    devices = ["--platform=cpu", "--num_partitions=2"]
+    return lambda folder: [f"--mode={mode}", f"--logdir={folder / 'run'}", *devices, *more]
+
+
+def _train(folder: pathlib.Path) -> list[str]:
+    what = ["--model=toy.MoE8E4L", f"--data_dir={folder / 'data'}"]
+    return [*_trainer("train")(folder), *what, *(f"--set={each}" for each in _SETTINGS)]
+
+
+def _prepare(folder: pathlib.Path) -> list[str]:
+    sizes = ["--source_vocab_size=600", "--target_vocab_size=600", "--workers=2"]
+    return [f"--input={os.path.abspath(_TEXT.value)}", f"--out={folder / 'data'}", *sizes]
+
+
+def _bundle(folder: pathlib.Path) -> list[str]:
+    return [f"--logdir={folder / 'run'}", f"--export={folder / 'bundle'}", "--platform=cpu"]
+
+
+def _translate(folder: pathlib.Path) -> list[str]:
+    source, *_ = sorted((folder / "run/decode_test").glob("*.source.txt"))
+    return [f"--bundle={folder / 'bundle'}", f"--input={source}", f"--output={folder / 'out.txt'}"]
+
+
+_WEIGHTS = "run/weights.safetensors"
+_STAGES = (
+    Stage("prepare", "data_prep.build", _prepare, ("data",), _hashes("data/**/*")),
+    Stage("train", "lingvo_gshard.trainer", _train, ("run",), _training),
+    Stage("evaluate", "lingvo_gshard.trainer", _trainer("eval"), (), _evaluation),
+    Stage(
+        *("decode", "lingvo_gshard.trainer", _trainer("decode")),
+        ("run/decode_test",),
+        _hashes("run/decode_test/*.txt", "run/decode_test/*.json"),
+    ),
+    Stage(*("export", "lingvo_gshard.trainer", _trainer("export"), (_WEIGHTS,)), _hashes(_WEIGHTS)),
+    Stage(
+        *("bundle", "lingvo_gshard.translate", _bundle, ("bundle",)),
+        _hashes("bundle/*.safetensors", "bundle/**/*.model"),
+    ),
+    Stage(
+        *("translate", "lingvo_gshard.translate", _translate, ("out.txt", "out.txt.parts")),
+        _hashes("out.txt"),
+    ),
+)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    whole, disturbed = (pathlib.Path(_FOLDER.value, name) for name in ("whole", "disturbed"))
+    for folder in (whole, disturbed):
+        folder.mkdir(parents=True, exist_ok=True)
+    progress = Progress(whole.parent / "kills.json").read()
+    for stage in _STAGES:
+        if stage.name not in progress.secs:
+            began = time.monotonic()
+            _check_success(stage, _start(stage, whole).wait(), whole)
+            progress.secs[stage.name] = time.monotonic() - began
+            progress.write()
+    for i, stage in enumerate(_STAGES):
+        share = _NUM_KILLS.value * (i + 1) // len(_STAGES) - _NUM_KILLS.value * i // len(_STAGES)
+        _disturb(stage, disturbed, progress, share, stage.result(whole))
+        print(f"{stage.name}: {progress.kills.get(stage.name, 0)} kills", flush=True)
+    counts = [
+        (each.name, *(of.get(each.name, 0) for of in (progress.kills, progress.ended)))
+        for each in _STAGES
+    ]
+    print(table.text([("command", "kills", "ended before its kill"), *counts]))
+    print("All results are those of the undisturbed commands.")
+
+
+def _disturb(
+    stage: Stage, folder: pathlib.Path, progress: Progress, num_kills: int, wanted: Any
+) -> None:
+    """Kills a command as often as that, then lets it end; checks every result."""
+    while progress.kills.get(stage.name, 0) < num_kills:
+        number = progress.kills.get(stage.name, 0) + progress.ended.get(stage.name, 0)
+        moment = random.Random(f"{_SOAK_SEED.value} {stage.name} {number}").uniform(0.05, 1.05)
+        before, process = Run(folder / "run").saved_step(), _start(stage, folder)
+        try:
+            status = process.wait(timeout=moment * progress.secs[stage.name])
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            progress.kills[stage.name] = progress.kills.get(stage.name, 0) + 1
+        else:
+            _check_success(stage, status, folder)
+            _check_result(stage, folder, wanted)
+            progress.ended[stage.name] = progress.ended.get(stage.name, 0) + 1
+            for name in stage.made:
+                shutil.rmtree(folder / name, ignore_errors=True)
+                (folder / name).unlink(missing_ok=True)
+            before = 0
+        if Run(folder / "run").saved_step() < before:
+            raise app.Error(f"{stage.name}: the checkpoint of step {before} is lost.")
+        progress.write()
+    _check_success(stage, _start(stage, folder).wait(), folder)
+    _check_result(stage, folder, wanted)
+
+
+def _start(stage: Stage, folder: pathlib.Path) -> subprocess.Popen[bytes]:
+    """Starts a command as the leader of a group of processes; its output goes to a log."""
+    with (folder / f"{stage.name}.log").open("ab") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", stage.module, *stage.flags(folder.absolute())],
+            **dict.fromkeys(("stdout", "stderr"), log),
+            cwd=_ROOT,
+            start_new_session=True,
+        )
+
+
+def _check_success(stage: Stage, status: int, folder: pathlib.Path) -> None:
+    if status:
+        log = (folder / f"{stage.name}.log").read_text(errors="replace")
+        raise app.Error(f"{stage.name} ended with status {status}: {log[-2000:]}")
+
+
+def _check_result(stage: Stage, folder: pathlib.Path, wanted: Any) -> None:
+    if (found := stage.result(folder)) != wanted:
+        raise app.Error(f"{stage.name}: {found} is left in {folder}, and not {wanted}.")
+
+
+if __name__ == "__main__":
+    app.run(main)
