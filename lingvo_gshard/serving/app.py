@@ -13,9 +13,8 @@
 
 Errors are answered as {"error": ...}, with status 400 for a wrong request, 413 for one that is too
 large, 415 for one of another type, 429 if too much of this client waits already, and 503 if the
-queue is full and the client should retry. Clients are told apart by their addresses, or by a header
-that a proxy sets. Every answer has an X-Request-Id, which is the request's own if it has one, and
-which the log names.
+queue is full and the client should retry. A client is an address, or what a proxy's header names.
+Every answer has an X-Request-Id, which is the request's own if it has one, and which the log names.
 """
 
 import asyncio
@@ -154,10 +153,14 @@ class Server:
         except ValueError as error:
             raise web.HTTPBadRequest(text=str(error)) from error
         lines = [beginning + line for line in lines]
-        parts = await asyncio.to_thread(self._parts, translator, lines)
+        client = self._client(request)
+        tokens = await asyncio.to_thread(translator.num_tokens, lines)
+        self._check_size(tokens)
         try:
-            flat, client = list(itertools.chain(*parts)), self._client(request)
-            of_parts = iter(await self._batcher.submit(client, translator, flat))
+            self._batcher.check_room(client, sum(tokens))  # Before lines are split, at some cost.
+            parts = await asyncio.to_thread(lambda: list(map(translator.parts, lines)))
+            waiting = self._batcher.submit(client, translator, list(itertools.chain(*parts)))
+            of_parts = iter(await waiting)
         except asyncio.QueueFull as error:
             own = isinstance(error, ShareFull)
             refused = web.HTTPTooManyRequests if own else web.HTTPServiceUnavailable
@@ -176,9 +179,9 @@ class Server:
         named = ",".join(request.headers.getall(header, ())) if header else ""
         return named.rpartition(",")[2].strip() or request.remote or ""
 
-    def _parts(self, translator: Translator, lines: list[str]) -> list[list[Part]]:
-        """Splits each line; raises HTTPRequestEntityTooLarge for too many tokens."""
-        tokens, limits = translator.num_tokens(lines), self._limits
+    def _check_size(self, tokens: list[int]) -> None:
+        """Raises HTTPRequestEntityTooLarge if the lines have too many tokens."""
+        limits = self._limits
         for what, found, most in (
             ("line", max(tokens, default=0), limits.line_tokens),
             ("request", sum(tokens), limits.request_tokens),
@@ -186,7 +189,6 @@ class Server:
             if found > most:
                 text = f"A {what} can have at most {most} tokens, got {found}; split it."
                 raise web.HTTPRequestEntityTooLarge(most, found, text=text)
-        return list(map(translator.parts, lines))
 
     def _parse(self, body: Any) -> tuple[list[str], int]:
         """Returns the lines of a request and the number of translations for each."""
@@ -203,10 +205,7 @@ class Server:
             raise web.HTTPBadRequest(text=f"Unknown {unknown}, expected {', '.join(known)}.")
         nbest, most = body.get("nbest", 1), self._translator.spec.num_best
         if type(nbest) is not int or not 1 <= nbest <= most:
-            problem = f"nbest: expected 1 to {most}, got {nbest!r}."
-            if most == 1:
-                problem = f"nbest: this server returns one translation a line, not {nbest!r}."
-            raise web.HTTPBadRequest(text=problem)
+            raise web.HTTPBadRequest(text=f"nbest: expected 1 to {most}, got {nbest!r}.")
         language, codes = body.get("source_lang"), self._translator.spec.source_languages
         if language is not None and language not in codes:
             expected = f"expected one of {', '.join(codes)}"
@@ -241,8 +240,7 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
         kept = {k: v for k, v in error.headers.items() if k in ("Retry-After", "Allow")}
         return web.json_response({"error": error.text}, status=error.status, headers=kept)
     except Exception:
-        where = request.method, request.path, request[_ID]
-        logging.exception("serving: %s %s, request %s", *where)
+        logging.exception("serving: %s %s, request %s", request.method, request.path, request[_ID])
         return web.json_response({"error": "The translation failed."}, status=500)
 
 

@@ -1,6 +1,7 @@
 """Dynamic batching: fills the rows of each run of a program with the parts of several clients."""
 
 import asyncio
+import concurrent.futures
 import dataclasses
 import itertools
 from collections.abc import Callable, Sequence
@@ -60,6 +61,7 @@ class Batcher:
         self._now = 0.0
         self._turns: dict[str, float] = {}  # The next one of each client, if it is later than now.
         self._arrived = asyncio.Event()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
     async def __aenter__(self) -> Self:
         self._worker = asyncio.create_task(self._work())
@@ -76,20 +78,23 @@ class Batcher:
         """The number of waiting tokens, without those in translation and of cancelled requests."""
         return sum(row.part.num_tokens for row in self._rows)
 
-    async def submit(
-        self, client: str, translator: Translator, parts: Sequence[Part]
-    ) -> list[NBest]:
-        """Returns a translator's results for a client's parts, once all are translated.
-
-        It runs in a thread, one batch at a time. Raises asyncio.QueueFull if there is no room for
-        the parts; they may be sent again later.
-        """
-        limits, added = self._limits, sum(part.num_tokens for part in parts)
+    def check_room(self, client: str, added: int) -> None:
+        """Raises asyncio.QueueFull if a client's tokens can't be queued now."""
+        limits = self._limits
         own = sum(row.part.num_tokens for row in self._rows if row.client == client)
         if own + added > limits.client_tokens:
             raise ShareFull(f"{own} tokens of yours wait, of at most {limits.client_tokens}.")
         if (queued := self.queued_tokens) + added > limits.queued_tokens:
             raise asyncio.QueueFull(f"{queued} tokens wait, of at most {limits.queued_tokens}.")
+
+    async def submit(
+        self, client: str, translator: Translator, parts: Sequence[Part]
+    ) -> list[NBest]:
+        """Returns a translator's results for a client's parts, once all are translated.
+
+        It runs in a thread, one batch at a time. Raises asyncio.QueueFull as `check_room`.
+        """
+        self.check_room(client, sum(part.num_tokens for part in parts))
         rows = [self._put(client, translator, part) for part in parts]
         self._arrived.set()
         try:
@@ -97,8 +102,7 @@ class Batcher:
         finally:
             for row in rows:  # If a batch failed or the client hung up, the others are not needed.
                 row.result.cancel()
-            if any(row.result.cancelled() for row in rows):
-                self._rows = [row for row in self._rows if not row.result.done()]
+            self._rows = [row for row in self._rows if not row.result.done()]
 
     def _put(self, client: str, translator: Translator, part: Part) -> _Row:
         turn = self._turns.get(client, self._now)
@@ -134,7 +138,8 @@ class Batcher:
     async def _run(self, batch: list[_Row]) -> None:
         parts = [row.part for row in batch]
         try:
-            found = await asyncio.to_thread(batch[0].translator.translate_parts, parts)
+            translate, loop = batch[0].translator.translate_parts, asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._thread, translate, parts)
             self._observe(parts)
             for row, translations in zip(batch, found, strict=True):
                 if not row.result.done():

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 import urllib.request
 
 import numpy as np
@@ -21,11 +22,11 @@ _LINES = ["ba ke li mo", "x", "mo li ke ba " * 9]
 
 
 @contextlib.contextmanager
-def _server(folder):
+def _server(folder, log):
+    """Yields a server's process and address; the log has what it writes to standard error."""
     command = [sys.executable, "-m", "lingvo_gshard.translate", f"--bundle={folder}", "--serve=0"]
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
-    )
+    with log.open("w") as stderr:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:
         yield process, process.stdout.readline().split()[-1]
         process.send_signal(signal.SIGTERM)
@@ -63,14 +64,17 @@ def _point(link, folder):
     os.replace(partial, link)
 
 
-def _next_line(stream, part):
-    return next(line for line in stream if part in line)
+def _refusal(log):
+    while "not loaded" not in (text := log.read_text()):
+        time.sleep(0.1)
+    return next(line for line in text.splitlines() if "not loaded" in line)
 
 
 @pytest.mark.slow
 def test_a_bundle_is_exchanged_without_a_lost_request(made, tmp_path):  # noqa: F811
     first, translator = made
-    second, third, link = (tmp_path / name for name in ("second", "third", "link"))
+    names = ("second", "third", "link", "log")
+    second, third, link, log = (tmp_path / name for name in names)
     decoder, source, target = bundle.load(first)
     arrays = dict(decoder.theta.FlattenItems())
     decoder.theta = decoder.theta.Pack(-np.asarray(array) for array in arrays.values())
@@ -81,20 +85,20 @@ def test_a_bundle_is_exchanged_without_a_lost_request(made, tmp_path):  # noqa: 
     )
     assert old != new
     _point(link, first)
-    with _server(link) as (process, url):
-        assert _next_line(process.stdout, "Loaded") and _post(url) == old
+    with _server(link, log) as (process, url):
+        assert process.stdout.readline() == "Loaded toy.MoE8E4L\n" and _post(url) == old
         clients = [_Client(url) for _ in range(4)]
         for client in clients:
             client.start()
         _point(link, second)
         process.send_signal(signal.SIGHUP)
-        assert _next_line(process.stdout, "Loaded") and _post(url) == new
+        assert process.stdout.readline() == "Loaded toy.MoE8E4L\n" and _post(url) == new
         shutil.copytree(second, third)
         weights = third / "weights.safetensors"
         weights.write_bytes(weights.read_bytes()[:-1] + b"?")
         _point(link, third)
         process.send_signal(signal.SIGHUP)
-        assert "link/weights.safetensors has SHA-256" in _next_line(process.stderr, "not loaded")
+        assert "link/weights.safetensors has SHA-256" in _refusal(log)
         assert _post(url) == new
         for client in clients:
             client.is_stopped = True
