@@ -28,7 +28,7 @@ from bench import curves
 from data_prep import tsv
 from lingvo_gshard.core import atomic_file, table
 from lingvo_gshard.input import manifest
-from lingvo_gshard.train import run
+from lingvo_gshard.train import launch
 from lingvo_gshard.train.checkpoints import Best, read_best
 from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 
@@ -224,7 +224,7 @@ def _command(module: str, *flagged: str) -> str:
 
 
 def _curves(name: str, logdirs: Sequence[pathlib.Path]) -> curves.Runs:
-    params = run.experiment_params(run.recorded(str(logdirs[0])))
+    params = launch.experiment_params(launch.recorded(str(logdirs[0])))
     return curves.Runs(name, curves.flops_per_token(params), tuple(map(curves.read, logdirs)))
 
 

@@ -18,7 +18,7 @@ from absl import app, flags
 from bench import curves
 from bench.curves import Curve, Runs
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.train import run
+from lingvo_gshard.train import launch, run
 from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "A prepared folder.", required=True)
@@ -102,9 +102,9 @@ def _params(model: _Model, seed: int) -> Params:
         f"input.seed={seed}",
         "optimizer.schedule.cool_down_steps=0",  # It would lower the last losses only.
     )
-    facts = run.data_facts(_DATA_DIR.value)
-    launch = run.Launch(model.experiment, overrides, _DATA_DIR.value, facts)
-    return run.experiment_params(launch)
+    facts = launch.data_facts(_DATA_DIR.value)
+    asked = launch.Launch(model.experiment, overrides, _DATA_DIR.value, facts)
+    return launch.experiment_params(asked)
 
 
 def _trained(model: _Model, seed: int) -> pathlib.Path:

@@ -14,6 +14,7 @@ import numpy as np
 from absl import flags
 
 from lingvo_gshard import cli
+from lingvo_gshard.spmd import environment
 
 _OUT = flags.DEFINE_string("out", None, "The folder of the plans.", required=True)
 _COUNT = flags.DEFINE_integer("count", 15, "How many candidates of each model are compiled.", 2)
@@ -35,6 +36,7 @@ _MODELS = {
 
 def main(argv: list[str]) -> None:
     del argv
+    environment.prepare(1)
     names = ("planner", "candidates", "search")
     planner, candidates, search = (cli.load(f"lingvo_gshard.planning.{name}") for name in names)
     for model, stack in _MODELS.items():
@@ -51,4 +53,4 @@ def main(argv: list[str]) -> None:
 
 if __name__ == "__main__":
     os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
-    cli.run("search_model", main, lambda: 1)
+    cli.run("search_model", main)

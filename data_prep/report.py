@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from matplotlib import figure, ticker
 
 from data_prep.encoding import Encoded, SideStatistics
+from lingvo_gshard import cli
 from lingvo_gshard.core import table
 from lingvo_gshard.input import manifest
 
@@ -111,12 +111,15 @@ def _drawn(rows: Sequence[_Row], temperature: int) -> tuple[str, str, str, str]:
 
 def _draw(rows: Sequence[_Row], path: pathlib.Path) -> None:
     sizes = [row["pairs"]["train"] for row in rows]
-    picture = figure.Figure(figsize=(max(6.0, 0.16 * len(sizes)), 4), layout="constrained")
+    picture = cli.load("matplotlib.figure").Figure(
+        figsize=(max(6.0, 0.16 * len(sizes)), 4), layout="constrained"
+    )
     axes = picture.add_subplot()
     axes.bar([row["code"] for row in rows], sizes, color="#3b6ea5")
     # Whole decades, also if the sizes are nearly equal.
     low, high = np.log10([max(min(sizes), 1), max(*sizes, 10)])
     axes.set(yscale="log", ylim=(10 ** np.floor(low), 10 ** np.ceil(high)))
+    ticker = cli.load("matplotlib.ticker")
     axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
     axes.set(xlabel="language into English, from high to low resource", ylabel="training pairs")
     axes.tick_params(axis="x", labelrotation=90, labelsize=7)

@@ -1,6 +1,7 @@
-"""What the binaries share: they parse flags, prepare the environment, and only then import.
+"""What the binaries share: they parse and check flags, prepare the devices, and then import.
 
-TensorFlow and JAX read the environment when imported, so binaries `load` the modules they need.
+Mistakes are reported before TensorFlow and JAX are imported, which takes seconds. JAX reads the
+environment when it is imported, so binaries `load` the modules that need it.
 """
 
 import contextlib
@@ -45,13 +46,19 @@ def start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
 
     `partitions` replaces --num_partitions. Raises ValueError as devices.start and check_model.
     """
+    if processes() is None:  # Otherwise `joined` has done it.
+        _prepare_devices(partitions)
     devices = load("lingvo_gshard.spmd.devices")
     started = devices.start(partitions or flags.FLAGS.num_partitions)
     devices.check_model(model, flags.FLAGS.platform)
     return started
 
 
-def devices_each(partitions: int | None = None) -> int:
+def _prepare_devices(partitions: int | None) -> None:
+    environment.prepare(_devices_each(partitions), _platform())
+
+
+def _devices_each(partitions: int | None) -> int:
     """The CPU devices of each process: its part of `partitions`, or of --num_partitions."""
     count = processes().num_processes if processes() else 1
     what = "a bundle of" if partitions else "--num_partitions of"
@@ -61,39 +68,36 @@ def devices_each(partitions: int | None = None) -> int:
     return partitions // count
 
 
-def joined() -> contextlib.AbstractContextManager[None]:
-    """Joins the other processes, if there are any."""
-    found = processes()
-    return load("lingvo_gshard.spmd.processes").joined(found) if found else contextlib.nullcontext()
+def joined(partitions: int | None = None) -> contextlib.AbstractContextManager[None]:
+    """Prepares the devices and joins the other processes, if there are any."""
+    if (found := processes()) is None:
+        return contextlib.nullcontext()
+    _prepare_devices(partitions)
+    return load("lingvo_gshard.spmd.processes").joined(found)
 
 
 @functools.cache
 def processes() -> Any:
     """The Processes that work together; None if this one works alone."""
     given = flags.FLAGS
-    spmd, timeout_secs = load("lingvo_gshard.spmd.processes"), given.join_timeout_secs
     explicit = given.coordinator, given.num_processes, given.process_id
+    if given.cluster == "none" and given.num_processes == 1:
+        return None
+    spmd, timeout_secs = load("lingvo_gshard.spmd.processes"), given.join_timeout_secs
     if given.cluster == "auto":
         if explicit != (None, 1, 0):
             raise ValueError("--cluster=auto asks the cluster; give no --coordinator besides.")
         found = spmd.detected(given.coordinator_port, timeout_secs)
         return found if found.num_processes > 1 else None
-    if given.num_processes == 1:
-        return None
     if given.coordinator is None:
         raise ValueError("--num_processes: give --coordinator=HOST:PORT of process 0 as well.")
     return spmd.Processes(*explicit, timeout_secs=timeout_secs)
 
 
-def run(
-    program: str,
-    main: Callable[[list[str]], None],
-    num_devices: Callable[[], int | None] = lambda: None,
-) -> None:
-    """Parses the flags, prepares the devices, and runs `main`.
+def run(program: str, main: Callable[[list[str]], None]) -> None:
+    """Parses the flags, prepares the environment, and runs `main`.
 
-    `num_devices()` is the number of devices if they are virtual ones of the CPU; None if the binary
-    needs no devices. A user's mistake (ValueError), a failure of the machine (OSError), a lack of
+    A user's mistake (ValueError), a failure of the machine (OSError), a lack of
     memory and a loss that is not finite end the process with one line and exit status 1;
     --verbosity=1 shows the traceback. If the reader of standard output goes away or the user
     presses Ctrl-C, the exit status is the one that a shell gives to SIGPIPE or SIGINT.
@@ -103,9 +107,7 @@ def run(
         try:
             if len(argv) > 1:
                 raise ValueError(f"unexpected arguments {argv[1:]}; see --help.")
-            environment.prepare()  # Flags may need JAX to be understood.
-            devices = num_devices()
-            environment.prepare(devices, None if devices is None else _platform())
+            environment.prepare()
             if not logging.level_debug():
                 logging.set_verbosity(logging.WARNING)  # Hides the libraries' news.
             main(argv)
@@ -133,7 +135,7 @@ def load(module: str) -> Any:
 
 def _platform() -> str | None:
     """What --platform asks for; None for what JAX_PLATFORMS says, or `cpu`."""
-    asked = flags.FLAGS.platform if "platform" in flags.FLAGS else None
+    asked = flags.FLAGS.platform
     return load("lingvo_gshard.spmd.devices").find() if asked == "auto" else asked
 
 

@@ -19,8 +19,9 @@ from typing import Any
 
 from absl import flags
 
-from lingvo_gshard import cli
+from lingvo_gshard import cli, registry
 from lingvo_gshard.core import storage
+from lingvo_gshard.spmd import environment
 
 _TABLES = ("operators", "compile", "layers", "scaling", "machines")
 
@@ -59,13 +60,14 @@ _OWN_DEVICES = 8
 def main(argv: list[str]) -> None:
     del argv
     _check_flags()
+    environment.prepare(_OWN_DEVICES)
     with storage.working(_OUT.value or "") as out:
         for text in _texts(out):
             print(text, flush=True)
 
 
 def _check_flags() -> None:
-    """Refuses flags that do not go together, before anything slow is imported."""
+    """Refuses flags that do not go together, and a wrong model or setting."""
     machines = _TABLE.value == "machines"
     given = [_MODEL.value is not None and not machines, bool(_COMPARE.value), bool(_TABLE.value)]
     if sum(given) != 1:
@@ -81,6 +83,8 @@ def _check_flags() -> None:
     for flag in needed:
         if flag.value is None:
             raise ValueError(f"--{flag.name} is missing; see --help.")
+    if _MODEL.value is not None:
+        registry.get_params(_MODEL.value, _SET.value)
 
 
 def _texts(out: pathlib.Path) -> Iterable[str]:
@@ -117,7 +121,7 @@ def run() -> None:
     """The console entry."""
     # The time of a compilation is part of a plan.
     os.environ["LINGVO_GSHARD_COMPILATION_CACHE"] = "off"
-    cli.run("plan", main, lambda: _OWN_DEVICES)
+    cli.run("plan", main)
 
 
 if __name__ == "__main__":

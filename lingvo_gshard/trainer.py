@@ -17,6 +17,7 @@ from absl import flags
 
 from lingvo_gshard import cli
 from lingvo_gshard.core import storage
+from lingvo_gshard.train import launch as launches
 
 _MODES = ("train", "eval", "decode", "train_and_eval", "continuous_eval", "export", "report")
 
@@ -36,11 +37,11 @@ flags.adopt_module_key_flags(cli)
 
 def main(argv: list[str]) -> None:
     del argv
-    runs, modes = cli.load("lingvo_gshard.train.run"), cli.load("lingvo_gshard.train.modes")
     with cli.joined(), storage.working(_LOGDIR.value) as logdir:
         asked = _MODEL.value, tuple(_SET.value), _DATA_DIR.value
-        launch = runs.launch_of(*asked, str(logdir))
+        launch = launches.launch_of(*asked, str(logdir))
         num_partitions, devices = cli.start_devices(launch.model)
+        runs, modes = cli.load("lingvo_gshard.train.run"), cli.load("lingvo_gshard.train.modes")
         run = runs.open_run(launch, str(logdir), num_partitions, _EXECUTABLES.value)
         modes.print_once(f"{devices}, {run.product_dtype} products")
         if _VERIFY_DATA.value:
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> None:
 
 def run() -> None:
     """The console entry."""
-    cli.run("trainer", main, cli.devices_each)
+    cli.run("trainer", main)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,14 @@ from absl import flags
 
 from lingvo_gshard import cli
 from lingvo_gshard.core import atomic_file, storage
+from lingvo_gshard.input import example_codec
 
 if TYPE_CHECKING:
+    from lingvo_gshard.decode.bundle import Decoder, DecoderSpec
     from lingvo_gshard.decode.translator import NBest, Translator
+    from lingvo_gshard.input.tokenizer import Tokenizer
+    from lingvo_gshard.train.launch import Launch
+    from lingvo_gshard.train.run import Run
 
 _LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.")
 _BUNDLE = flags.DEFINE_string("bundle", None, "A folder that --export wrote.")
@@ -62,14 +67,17 @@ _READ_BYTES = 1 << 20
 def main(argv: list[str]) -> None:
     """Translates, serves, or exports a bundle; raises ValueError for a user's mistake."""
     del argv
+    _check_flags()
     if _EXPORT.value:
-        with _trained_run() as (run, _):
-            run.export_bundle(_EXPORT.value)
+        with _launched() as launched:
+            _open_run(*launched).export_bundle(_EXPORT.value)
         command = "python -m lingvo_gshard.translate --bundle=. < in.txt > out.txt"
         print(f"Wrote {_EXPORT.value}: cd {_EXPORT.value} && {command}")
         return
-    with cli.joined():
-        translator = _translator()
+    spec = _bundle().load_spec(_BUNDLE.value) if _BUNDLE.value else None
+    with cli.joined(spec and spec.num_partitions):
+        decoder, source, target = _of_bundle(spec) if spec else _of_run()
+        translator = cli.load("lingvo_gshard.decode.translator").Translator(decoder, source, target)
         if _INPUT.value and _OUTPUT.value:
             _translate_file(translator, pathlib.Path(_INPUT.value), pathlib.Path(_OUTPUT.value))
         elif _SERVE.value is not None:
@@ -119,36 +127,67 @@ def read_lines(stream: io.BufferedIOBase) -> Iterator[list[str]]:
         yield [b"".join(unfinished).decode("utf-8", errors="replace")]
 
 
-def _translator() -> Translator:
-    if _BUNDLE.value:
-        bundle = cli.load("lingvo_gshard.decode.bundle")
-        spec = bundle.load_spec(_BUNDLE.value)
-        _, devices = cli.start_devices(spec.model, spec.num_partitions)
-        if _BEAM_SIZE.value is not None or _NBEST.value > spec.num_best:
-            raise ValueError(
-                f"{_BUNDLE.value}: its beam is fixed and gives {spec.num_best} translations of a "
-                "line; export it again with another --beam_size or --nbest."
-            )
-        decoder, source, target = bundle.load(_BUNDLE.value)
-    else:
-        with _trained_run() as (run, devices):
-            decoder, source, target = run.decoder()
-    _check_language(_SOURCE_LANG.value, decoder.spec.source_languages)
-    print(devices, file=sys.stderr)
-    return cli.load("lingvo_gshard.decode.translator").Translator(decoder, source, target)
+def _bundle() -> Any:
+    return cli.load("lingvo_gshard.decode.bundle")
+
+
+def _of_bundle(spec: DecoderSpec) -> tuple[Decoder, Tokenizer, Tokenizer]:
+    if _BEAM_SIZE.value is not None or _NBEST.value > spec.num_best:
+        raise ValueError(
+            f"{_BUNDLE.value}: its beam is fixed and gives {spec.num_best} translations of a "
+            "line; export it again with another --beam_size or --nbest."
+        )
+    _check_language(spec.languages)
+    _start_devices(spec.model, spec.num_partitions)
+    return _bundle().load(_BUNDLE.value)
+
+
+def _of_run() -> tuple[Decoder, Tokenizer, Tokenizer]:
+    """The decoder of --logdir, from the bundle that an earlier start has kept, or this one keeps.
+
+    Several processes keep none.
+    """
+    with _launched() as launched:
+        if cli.processes():
+            return _open_run(*launched).decoder()
+        kept = cli.load("lingvo_gshard.train.kept")
+        folder = kept.folder(*launched)
+        if found := kept.load(folder):
+            return found
+        print(f"Exporting to {storage.origin(folder)}, for the next starts.", file=sys.stderr)
+        run = _open_run(*launched)
+        try:
+            run.export_bundle(folder)
+            kept.delete_older(folder)
+        except OSError as error:
+            print(f"Nothing is kept for the next start: {error}", file=sys.stderr)
+            return run.decoder()
+        return _bundle().load(folder)
 
 
 @contextlib.contextmanager
-def _trained_run() -> Iterator[tuple[Any, str]]:
-    """Yields the run of --logdir, and a description of its devices."""
+def _launched() -> Iterator[tuple[Launch, str, int]]:
+    """Yields what --logdir is a run of, its local folder, and the number of partitions."""
     decode = {"num_best": _NBEST.value, "tell_attention": _ATTENTION.value}
     given = {"beam_size": _BEAM_SIZE.value, "average_checkpoints": _AVERAGE.value}
     decode |= {name: value for name, value in given.items() if value is not None}
-    runs = cli.load("lingvo_gshard.train.run")
+    launches = cli.load("lingvo_gshard.train.launch")
     with storage.working(str(_LOGDIR.value)) as logdir:
-        launch = runs.recorded(str(logdir))
-        num_partitions, devices = cli.start_devices(launch.model)
-        yield runs.open_run(launch, str(logdir), num_partitions, **decode), devices
+        launch = launches.recorded(str(logdir))
+        _check_language(launch.facts.languages)
+        launch = launch.changed(f"decode.{name}={value}" for name, value in decode.items())
+        yield launch, str(logdir), _start_devices(launch.model)
+
+
+def _open_run(launch: Launch, logdir: str, num_partitions: int) -> Run:
+    return cli.load("lingvo_gshard.train.run").open_run(launch, logdir, num_partitions)
+
+
+def _start_devices(model: str, partitions: int | None = None) -> int:
+    """Starts the devices and prints what they are; returns the number of partitions."""
+    partitions, devices = cli.start_devices(model, partitions)
+    print(devices, file=sys.stderr)
+    return partitions
 
 
 def _server() -> Any:
@@ -161,7 +200,8 @@ def _server() -> Any:
         ) from error
 
 
-def _check_language(code: str | None, languages: Sequence[str]) -> None:
+def _check_language(trained_on: Sequence[str]) -> None:
+    code, languages = _SOURCE_LANG.value, example_codec.source_languages(trained_on)
     if code is not None and code not in languages:
         near = difflib.get_close_matches(code, languages, n=1)
         hint = f" Did you mean {near[0]}?" if near else ""
@@ -176,18 +216,14 @@ def _line(found: NBest) -> str:
     return "\t".join(f"{t.score:.4f}\t{t.text}" if _SCORES.value else t.text for t in asked)
 
 
-def _num_devices() -> int:
-    """Returns how many devices this process needs, after checking the flags."""
+def _check_flags() -> None:
+    """Refuses flags that do not go together, and files that are not there."""
     if (_LOGDIR.value is None) == (_BUNDLE.value is None):
         raise ValueError("give either --logdir or --bundle; see --help.")
     for flag in (_EXPORT, _AVERAGE):
         if _BUNDLE.value and flag.value is not None:
             raise ValueError(f"--{flag.name} needs --logdir.")
     _check_files(_INPUT.value, _OUTPUT.value)
-    if _BUNDLE.value is None:
-        return cli.devices_each()
-    spec = cli.load("lingvo_gshard.decode.bundle").load_spec(_BUNDLE.value)
-    return cli.devices_each(spec.num_partitions)
 
 
 def _check_files(source: str | None, target: str | None) -> None:
@@ -206,7 +242,7 @@ def _check_files(source: str | None, target: str | None) -> None:
 
 def run() -> None:
     """The console entry."""
-    cli.run("translate", main, _num_devices)
+    cli.run("translate", main)
 
 
 if __name__ == "__main__":

@@ -103,7 +103,7 @@ _SOURCE = _files(_LIBRARY, "data_prep", "params")
 
 
 def test_the_walk_sees_imports():
-    assert "tensorflow" in _imports(f"{_LIBRARY}/layers/moe.py")
+    assert "tensorflow" in _imports(f"{_LIBRARY}/spmd/lowering.py")
     assert f"{_LIBRARY}.core.nested_map.NestedMap" in _imports(f"{_LIBRARY}/layers/moe.py")
     assert f"{_LIBRARY}.train.modes" in _loaded_by_name(f"{_LIBRARY}/trainer.py")
 

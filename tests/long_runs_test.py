@@ -12,9 +12,9 @@ import pytest
 
 from data_prep import constructed, pipeline
 from lingvo_gshard.spmd import specs
-from lingvo_gshard.train import run
+from lingvo_gshard.train import launch, run
 from lingvo_gshard.train.checkpoints import Checkpoints
-from lingvo_gshard.train.run import Launch
+from lingvo_gshard.train.launch import Launch
 from tests.data_prep import prepared
 from tools.disturbed_run import Layout, Run
 
@@ -63,7 +63,7 @@ def test_the_demo_model_learns_to_translate(data_dir, tmp_path, monkeypatch):
 def _launch(data_dir):
     overrides = ("train.iterations_per_loop=5", "train.save_checkpoints_steps=10")
     overrides += (f"train.max_steps={_STEPS}", "input.batch_size=16")
-    return Launch("toy.MoE8E4L", overrides, data_dir, run.data_facts(data_dir))
+    return Launch("toy.MoE8E4L", overrides, data_dir, launch.data_facts(data_dir))
 
 
 def _start_trainer(run):

@@ -17,10 +17,11 @@ from data_prep import pipeline, tsv
 from lingvo_gshard.evaluation import decode_split, run_report
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.train import export, exported, modes
+from lingvo_gshard.train import launch as launches
 from lingvo_gshard.train import run as runs
 from lingvo_gshard.train.hooks import NonFiniteLossError
-from lingvo_gshard.train.run import Launch
-from tests import ports
+from lingvo_gshard.train.launch import Launch
+from tests import ports, without
 from tests.data_prep import prepared
 from tools import fuzz
 
@@ -72,7 +73,7 @@ def data_dir(tmp_path_factory):
 
 
 def _run(data_dir, logdir, *overrides, num_partitions=2):
-    launch = runs.launch_of("toy.MoE8E4L", (*_SMALL, *overrides), data_dir, str(logdir))
+    launch = launches.launch_of("toy.MoE8E4L", (*_SMALL, *overrides), data_dir, str(logdir))
     return runs.open_run(launch, str(logdir), num_partitions)
 
 
@@ -101,7 +102,7 @@ def test_training_leaves_metrics_and_a_picture(run_dir):
     lines = (run_dir / "train_metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [2, 4]
     assert (run_dir / "expert_load.png").read_bytes().startswith(b"\x89PNG")
-    launch = runs.recorded(str(run_dir))
+    launch = launches.recorded(str(run_dir))
     assert launch.model == "toy.MoE8E4L" and launch.facts.languages == ("aa", "br")
 
 
@@ -125,14 +126,16 @@ def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, caps
 
 def test_a_run_says_itself_what_it_is_of(run_dir, data_dir):
     anew = "train.max_steps=9"
-    facts = runs.data_facts(data_dir)
+    facts = launches.data_facts(data_dir)
     kept = tuple(anew if given.startswith("train.max_steps=") else given for given in _SMALL)
-    products = runs.recorded(str(run_dir)).overrides[-1]
+    products = launches.recorded(str(run_dir)).overrides[-1]
     assert products.startswith("task.product_dtype=")
-    launch = runs.launch_of(None, (anew,), None, str(run_dir))
+    launch = launches.launch_of(None, (anew,), None, str(run_dir))
     assert launch == Launch("toy.MoE8E4L", (*kept, products), data_dir, facts)
-    named = runs.launch_of("toy.Dense4L", (), data_dir, str(run_dir))
-    assert named == Launch("toy.Dense4L", (products,), data_dir, facts)
+    named = launches.launch_of("toy.Dense4L", (), data_dir, str(run_dir))
+    assert launches.with_product_dtype(named, str(run_dir)) == Launch(
+        "toy.Dense4L", (products,), data_dir, facts
+    )
 
 
 @pytest.mark.slow
@@ -258,15 +261,34 @@ def test_translate_answers_as_lines_come_and_ends_quietly_if_nobody_reads_on(bun
         assert b"ipe" not in process.stderr.read()
 
 
-def test_a_bundle_translates_as_the_run_does(run_dir, bundle_dir):
+def test_a_run_translates_as_its_bundle_does_and_the_second_start_without_tensorflow(
+    run_dir, bundle_dir
+):
     """Two translations a line and their scores; one line is too long for the model."""
     text = "aa bake\n\n" + "ba ke, li mo nu. " * 9 + "\n"
     flags = ("--nbest=2", "--scores")
-    of_run = _binary("translate", f"--logdir={run_dir}", *flags, text=text)
-    assert of_run.returncode == 0, of_run.stderr.decode()
-    assert [line.count("\t") for line in of_run.stdout.decode().splitlines()] == [3, 1, 3]
+    first = _binary("translate", f"--logdir={run_dir}", *flags, text=text)
+    assert first.returncode == 0, first.stderr.decode()
+    assert [line.count("\t") for line in first.stdout.decode().splitlines()] == [3, 1, 3]
+    (kept,) = (run_dir / "translate").iterdir()
+    assert f"Exporting to {kept}, for the next starts.\n" in first.stderr.decode()
     of_bundle = _binary("translate", f"--bundle={bundle_dir}", *flags, text=text)
-    assert of_bundle.stdout == of_run.stdout
+    assert of_bundle.stdout == first.stdout
+    named = "lingvo_gshard.translate", f"--logdir={run_dir}", *flags
+    command = without.command(("tensorflow", "grain"), *named)
+    second = subprocess.run(command, input=text.encode(), capture_output=True, timeout=300)
+    assert second.stdout == first.stdout and b"Exporting" not in second.stderr
+
+
+@pytest.mark.slow
+def test_a_run_that_cannot_be_written_translates_all_the_same(run_dir, bundle_dir, tmp_path):
+    copy = pathlib.Path(shutil.copytree(run_dir, tmp_path / "run"))
+    shutil.rmtree(copy / "translate", ignore_errors=True)
+    (copy / "translate").touch()
+    done = _binary("translate", f"--logdir={copy}", text="aa bake\n")
+    assert done.returncode == 0 and b"Nothing is kept for the next start: " in done.stderr
+    of_bundle = _binary("translate", f"--bundle={bundle_dir}", text="aa bake\n")
+    assert of_bundle.stdout == done.stdout
 
 
 def test_nothing_damaged_is_used(data_dir, run_dir, bundle_dir, tmp_path):
@@ -308,7 +330,7 @@ def test_nothing_is_evaluated_or_decoded_before_training(data_dir, tmp_path):
 def test_a_folder_that_holds_no_data_is_refused(tmp_path):
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(ValueError, match=f"no .*{folder}: prepare it with .*--out={folder}"):
-            runs.data_facts(str(folder))
+            launches.data_facts(str(folder))
 
 
 def test_a_split_that_no_language_has_is_refused(data_dir, run_dir):

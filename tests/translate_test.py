@@ -111,7 +111,7 @@ def test_files_that_cannot_be_read_or_written_are_refused(tmp_path, monkeypatch,
         flagsaver.flagsaver(bundle="b", **given),
         pytest.raises(ValueError, match=message),
     ):
-        translate._num_devices()
+        translate._check_flags()
 
 
 def test_help_succeeds():

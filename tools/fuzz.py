@@ -30,7 +30,7 @@ from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 from lingvo_gshard.train import checkpoints, config, exported
-from lingvo_gshard.train import run as runs
+from lingvo_gshard.train import launch as launches
 from lingvo_gshard.train.stored import Stored
 
 _DATA_DIR = flags.DEFINE_string("data", None, "A prepared data folder.")
@@ -186,12 +186,12 @@ def _of_data(folder: pathlib.Path) -> Iterator[Kind]:
 
 def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
     logdir, within = str(folder), pathlib.Path(checkpoints.folder(folder))
-    yield Kind("experiment.json", [folder / "experiment.json"], lambda: runs.recorded(logdir))
+    yield Kind("experiment.json", [folder / "experiment.json"], lambda: launches.recorded(logdir))
     vocabularies = bundle.vocabulary_files(folder)
     yield Kind(
         "vocabularies of a run",
         vocabularies,
-        lambda: _pieces(*map(Tokenizer, runs.vocabularies(logdir))),
+        lambda: _pieces(*map(Tokenizer, launches.vocabularies(logdir))),
     )
     text = (folder / "params.txt").read_text()
     prefixes = ("task", "optimizer.cls")

@@ -3,6 +3,8 @@
 A layer knows its weights' specs; `InitTheta` makes them, for the pure function FProp(theta, ...).
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 import math
@@ -10,10 +12,9 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Self
 
-import tensorflow as tf
-
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import InstantiableParams
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 
 # The leading dim of an array that stacks the weights of several layers.
@@ -141,7 +142,7 @@ class BaseLayer:
         """The layer's pure function."""
         raise NotImplementedError(f"{type(self).__name__} defines no FProp.")
 
-    def _make(self, name: str, params: InstantiableParams) -> "BaseLayer":
+    def _make(self, name: str, params: InstantiableParams) -> BaseLayer:
         return params.Instantiate(self._annotator, f"{self.path}.{name}" if self.path else name)
 
     def _check_new(self, name: str) -> None:

@@ -86,6 +86,12 @@ def of_json(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
+def of_library() -> str:
+    """Returns the SHA-256 of this library's code."""
+    files = sorted(pathlib.Path(__file__).parents[1].rglob("*.py"))
+    return of_json([_sha256(str(path), path.stat().st_mtime_ns) for path in files])
+
+
 def write_json(path: str | os.PathLike[str], version: int, fields: dict[str, Any]) -> None:
     """Writes an object with its version and its digest, whole or not at all."""
     fields = {"version": version, **fields}

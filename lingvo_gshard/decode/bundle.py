@@ -27,8 +27,8 @@ import numpy as np
 from lingvo_gshard.core import atomic_file, digests, json_records, safetensors_file, storage
 from lingvo_gshard.core.digests import File
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.input.example_codec import target_token
-from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.input.example_codec import source_languages, target_token
+from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
 from lingvo_gshard.spmd import program, specs
 from lingvo_gshard.spmd.executable import Executable, compile_program
 from lingvo_gshard.spmd.program import Program
@@ -62,8 +62,7 @@ class DecoderSpec:
     @property
     def source_languages(self) -> tuple[str, ...]:
         """The codes of the languages to translate from."""
-        codes = ("en" if code.startswith("en-") else code for code in self.languages)
-        return tuple(dict.fromkeys(codes))
+        return source_languages(self.languages)
 
     def beginning(self, target: str | None) -> str:
         """Returns how a line begins that is to be translated into a language, None if not chosen.
@@ -85,6 +84,7 @@ class _Contents:
 
     spec: DecoderSpec
     files: tuple[File, ...]
+    origin: dict[str, str] | None = None  # That of the Decoder; earlier bundles have none.
 
 
 @dataclasses.dataclass
@@ -149,6 +149,7 @@ def save(
         _write_library(partial)
         listed = [dataclasses.asdict(digests.describe(partial, path)) for path in files]
         fields = {"spec": dataclasses.asdict(decoder.spec), "files": listed}
+        fields["origin"] = decoder.origin
         digests.write_json(partial / _SPEC, _VERSION, fields)
 
 
@@ -169,12 +170,6 @@ def _write_library(folder: pathlib.Path) -> None:
     shutil.copytree(_PACKAGE, folder / _PACKAGE.name, ignore=left_out, copy_function=copied)
     pins = [f"{name}=={importlib.metadata.version(name)}\n" for name in _REQUIREMENTS]
     (folder / _PINS).write_text("".join(pins))
-
-
-def vocabulary_files(folder: str | pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
-    """Returns the paths of the source and target SentencePiece models of a bundle or a run."""
-    vocab = pathlib.Path(folder, "vocab")
-    return vocab / "source.model", vocab / "target.model"
 
 
 def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
@@ -204,7 +199,8 @@ def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
 def _load(folder: pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
     contents = _contents(folder)
     digests.verify(folder, contents.files)
-    spec, origin = contents.spec, {file.path: file.sha256 for file in contents.files}
+    spec = contents.spec
+    origin = contents.origin or {file.path: file.sha256 for file in contents.files}
     programs = {n: program.load(folder / _program_file(n)) for n in spec.source_lengths}
     first = programs[spec.source_lengths[0]]
     theta = _weights(folder / _WEIGHTS, first.args[0].theta)

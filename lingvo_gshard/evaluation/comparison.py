@@ -4,9 +4,7 @@ import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
 
-from matplotlib.figure import Figure
-
-from lingvo_gshard.core import table
+from lingvo_gshard.core import late, table
 from lingvo_gshard.evaluation.quality import TITLES, Quality
 
 # The trend lines are means over this many languages, as in the paper.
@@ -66,7 +64,7 @@ class Comparison:
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Writes a PNG of the gains by language, or of scores without baselines; trend lines."""
-        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        figure = late.figure.Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
         codes, title = list[str](), TITLES[self.metric]
         for name, quality in self.models.items():

@@ -13,7 +13,8 @@ from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.manifest import Language
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train.run import Run, recorded
+from lingvo_gshard.train.launch import recorded
+from lingvo_gshard.train.run import Run
 
 
 def decode_split(run: Run, split: str) -> None:

@@ -8,13 +8,12 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from matplotlib.figure import Figure
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.chrf import CHRFScore
 from sacrebleu.utils import SACREBLEU_DIR
 
-from lingvo_gshard.core import json_records, storage, table
+from lingvo_gshard.core import json_records, late, storage, table
 
 # Resamplings of the sentences; sacreBLEU's signature contains their number and its seed.
 BOOTSTRAPS = 1000
@@ -112,7 +111,7 @@ class Quality:
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Writes a PNG of BLEU and its margin against training pairs, as in Figure 6."""
-        figure = Figure(figsize=(7, 4.5), layout="constrained")
+        figure = late.figure.Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.subplots()
         for row in self.by_size():
             at = (row.train_pairs, row.bleu.value)

@@ -1,12 +1,12 @@
 """The input of training and evaluation: packed batches of numpy arrays, read in the background."""
 
+from __future__ import annotations
+
 import weakref
 from typing import Any
 
-import grain.python as grain
-from grain import experimental as grain_experimental
-
 from lingvo_gshard.core import digests, hyperparams
+from lingvo_gshard.core.late import grain
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import manifest, mixture, packing
 from lingvo_gshard.input.one_pass import OnePassBatches
@@ -84,7 +84,7 @@ class TranslationInput:
         digests.verify(p.data_dir, data.vocabulary_files)
         digests.verify(p.data_dir, files[process_index::num_processes], contents=False)
         source = RecordSource(p.data_dir, *records, hashed=p.hash_records)
-        batches: grain.MapDataset[NestedMap]
+        batches: TrainingBatches | OnePassBatches
         if p.repeat:
             mixed = mixture.Mixture(source, p.temperature, p.max_repeats, p.shuffle, p.seed)
             batches = TrainingBatches(mixed, p, shape, process_index, num_processes)
@@ -92,14 +92,15 @@ class TranslationInput:
             batches = OnePassBatches(source, p, shape, process_index, num_processes)
         # The prefetch thread reads; Grain's own readers would add more threads.
         one_thread = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        prefetched = grain_experimental.ThreadPrefetchIterDataset(
-            batches.to_iter_dataset(one_thread), prefetch_buffer_size=_PREFETCHED_BATCHES
+        prefetched = grain.experimental.ThreadPrefetchIterDataset(
+            grain.MapDataset.source(batches).to_iter_dataset(one_thread),
+            prefetch_buffer_size=_PREFETCHED_BATCHES,
         )
         self._open = [iter(prefetched)]
         # Grain's own clean-up at exit runs after modules that it uses have been unloaded.
         weakref.finalize(self, _close, self._open)
 
-    def __iter__(self) -> "TranslationInput":
+    def __iter__(self) -> TranslationInput:
         return self
 
     def __next__(self) -> NestedMap:

@@ -23,6 +23,11 @@ _HEADER = struct.Struct("<BI")
 _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
+def source_languages(codes: Sequence[str]) -> tuple[str, ...]:
+    """Returns the codes of the languages to translate from; en-de is German from English."""
+    return tuple(dict.fromkeys("en" if code.startswith("en-") else code for code in codes))
+
+
 def target_token(code: str) -> str:
     """Returns the piece by which a source names its target language, if a model has several."""
     return f"<2{code}>"

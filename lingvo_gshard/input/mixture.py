@@ -10,8 +10,8 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from grain.experimental import index_shuffle
 
+from lingvo_gshard.core.late import grain
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import Example
 from lingvo_gshard.input.records import RecordSource
@@ -130,7 +130,7 @@ def _shuffled_index(index: int, size: int, seed: int) -> int:
     # For 4**k + 1 indices, Grain 0.2.18 maps two of them to the same one. So permute one index
     # more, and map a result outside the range again until it falls inside.
     last = size - 1 if (size - 1) & (size - 2) else size
-    while (index := index_shuffle(index, last, seed, _SHUFFLE_ROUNDS)) >= size:
+    while (index := grain.experimental.index_shuffle(index, last, seed, _SHUFFLE_ROUNDS)) >= size:
         pass
     return index
 

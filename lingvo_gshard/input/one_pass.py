@@ -19,7 +19,6 @@ import itertools
 import math
 from collections.abc import Iterator
 
-import grain.python as grain
 import numpy as np
 
 from lingvo_gshard.core import hyperparams
@@ -35,7 +34,7 @@ _BUCKET_SCALES = (4, 2, 1)
 _Plan = tuple[RowShape, list[list[int]]]
 
 
-class OnePassBatches(grain.MapDataset[NestedMap]):
+class OnePassBatches:
     """Batches by index. Batches are planned when they are first needed."""
 
     def __init__(
@@ -47,7 +46,6 @@ class OnePassBatches(grain.MapDataset[NestedMap]):
         num_processes: int,
     ) -> None:
         """`source` holds the records of all languages; the rest is as in TranslationInput."""
-        super().__init__()
         self._source, self._params, self._shape = source, params, shape
         self._process_index, self._num_processes = process_index, num_processes
         self._order = np.arange(len(source))
@@ -60,7 +58,7 @@ class OnePassBatches(grain.MapDataset[NestedMap]):
         """An upper bound: packed rows hold several examples, and each bucket fills up a batch."""
         return -(-len(self._source) // self._params.batch_size) + len(_BUCKET_SCALES)
 
-    def __getitem__(self, index: int) -> NestedMap | None:  # type: ignore[override]
+    def __getitem__(self, index: int) -> NestedMap | None:
         """This process's rows of batch `index`; None, which Grain skips, after the last batch."""
         missing = index + 1 - len(self._plans)
         self._plans += itertools.islice(self._upcoming, max(0, missing))

@@ -73,3 +73,9 @@ def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
     digests.verify(data_dir, files)
     source, target = (Tokenizer(digests.local(data_dir, file)) for file in files)
     return source, target
+
+
+def vocabulary_files(folder: str | pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns the paths of the source and target SentencePiece models of a bundle or a run."""
+    vocab = pathlib.Path(folder, "vocab")
+    return vocab / "source.model", vocab / "target.model"

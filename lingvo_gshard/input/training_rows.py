@@ -14,7 +14,6 @@ import functools
 import math
 import sys
 
-import grain.python as grain
 import numpy as np
 
 from lingvo_gshard.core import hyperparams
@@ -31,7 +30,7 @@ _PROBED_EXAMPLES = 2000
 _SPARE_DRAWS = 0.03
 
 
-class TrainingBatches(grain.MapDataset[NestedMap]):
+class TrainingBatches:
     """Batches by index. If they are read in order, each pool is made once."""
 
     def __init__(
@@ -43,7 +42,6 @@ class TrainingBatches(grain.MapDataset[NestedMap]):
         num_processes: int,
     ) -> None:
         """Reads some examples to estimate how many fill a pool; ValueError if none fits a row."""
-        super().__init__()
         self._mixture, self._params, self._shape = mixture, params, shape
         num_lanes = math.gcd(params.batch_size, _NUM_LANES)
         self._num_lanes = num_lanes if num_lanes % num_processes == 0 else num_processes
@@ -58,7 +56,7 @@ class TrainingBatches(grain.MapDataset[NestedMap]):
     def __len__(self) -> int:
         return sys.maxsize
 
-    def __getitem__(self, index: int) -> NestedMap:  # type: ignore[override]
+    def __getitem__(self, index: int) -> NestedMap:
         """This process's rows of batch `index`."""
         parts = []
         for lane in self._lanes:

@@ -3,13 +3,14 @@
 B batch, L queries, T keys, M model, N heads, D head size.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 
-import tensorflow as tf
-
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer

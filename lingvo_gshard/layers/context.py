@@ -6,18 +6,19 @@ of its factors, so that its gradients don't need its result, and all factors tha
 pass computes the product, computes and records it, or replays the record.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
-import tensorflow as tf
-
 from lingvo_gshard.core.base_layer import fold_seed
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.layers.gating import Routing
 from lingvo_gshard.layers.products import FLOAT32, Arithmetic
 
-Products = Callable[..., tf.Tensor]
+Products = Callable[..., "tf.Tensor"]
 
 # Odd, so that its multiples are all distinct in int32, whose arithmetic wraps around.
 _INDEX_STRIDE = 0x3779B1B5

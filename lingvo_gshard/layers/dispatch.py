@@ -5,12 +5,13 @@ P = E * C buffer positions, and J = 2 * S assignments of a token to an expert, t
 choices before those of all second ones.
 """
 
+from __future__ import annotations
+
 import enum
 import functools
 from collections.abc import Callable
 
-import tensorflow as tf
-
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.layers.gating import Choice, Gating
 from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.sharding.annotator import Annotator

@@ -1,9 +1,10 @@
 """Dropout. Each partition makes only its own part of the mask."""
 
-import tensorflow as tf
+from __future__ import annotations
 
 from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.hyperparams import InstantiableParams
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.random import random_mask
 

@@ -1,9 +1,10 @@
 """Dense layers: feed-forward and layer normalization. B batch, L length, M model, H hidden."""
 
-import tensorflow as tf
+from __future__ import annotations
 
 from lingvo_gshard.core.base_layer import BaseLayer, constant, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context
 

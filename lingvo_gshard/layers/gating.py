@@ -4,14 +4,15 @@ G groups, S tokens of a group, E experts, C capacity of an expert in a group. A 
 its dims: `gates_GSE`. All floats are float32; masks are floats, 0 or 1. Lines are Algorithm 1's.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 import math
 from typing import Self
 
-import tensorflow as tf
-
 from lingvo_gshard.core.hyperparams import InstantiableParams
+from lingvo_gshard.core.late import tf
 
 ALWAYS = -1.0  # Below any gate: every token asks for its second expert.
 

@@ -3,13 +3,14 @@
 B batch, L length, G groups, S tokens of a group, E experts, C capacity, M model, H hidden.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 
-import tensorflow as tf
-
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams, Params
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.context import Context, Mode, computed

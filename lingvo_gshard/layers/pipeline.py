@@ -8,15 +8,15 @@ first and last ticks have none, and compute a bubble that nothing uses.
 B batch, Q rows of a microbatch, L length of all tensors that travel, M model.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-import tensorflow as tf
-from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
-
 from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.late import control_flow_ops, pfor, tf
 from lingvo_gshard.layers.context import Products
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.products import dot, moved
@@ -179,6 +179,7 @@ def _mapped(fn: Callable[..., list[tf.Tensor]], args: Tensors) -> list[tf.Tensor
     The public one is a function inside the loop. In its gradient TensorFlow takes all that enters
     the map for possible constants, and so holds whole activations where it lowers the program.
     """
+    _register_mapped_product()
     return control_flow_ops._pfor_impl(
         lambda i: fn(*(tf.gather(each, i) for each in args)),
         args[0].shape[0],
@@ -186,14 +187,17 @@ def _mapped(fn: Callable[..., list[tf.Tensor]], args: Tensors) -> list[tf.Tensor
     )
 
 
-@pfor.RegisterPFor("BatchMatMulV3")
-def _mapped_product(inputs: pfor._PforInput) -> pfor.WrappedTensor:
-    """The map of a product of 16-bit factors: one product of all stages'."""
-    inputs.stack_inputs()
-    return pfor.wrap(_product(inputs.stacked_input(0), inputs.stacked_input(1)), True)
+@functools.cache
+def _register_mapped_product() -> None:
+    """Registers the map of a product of 16-bit factors: one product of all stages'."""
+
+    @pfor.RegisterPFor("BatchMatMulV3")
+    def mapped_product(inputs: pfor._PforInput) -> pfor.WrappedTensor:
+        inputs.stack_inputs()
+        product = tf.custom_gradient(_product)
+        return pfor.wrap(product(inputs.stacked_input(0), inputs.stacked_input(1)), True)
 
 
-@tf.custom_gradient
 def _product(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[tf.Tensor]]]:
     """a times b, both bfloat16, in float32; TensorFlow has no gradient of it."""
 

@@ -6,12 +6,13 @@ ones, and add up the results in float32. So float32 factors may be rounded for t
 R rows, K contracted, N columns. G groups, S tokens of a group, E experts, C capacity, M model.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Callable
 
-import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
+from lingvo_gshard.core.late import tf, xla
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Arithmetic:
         weight = tf.cast(weight, rows.dtype)
         if weight.shape[-2] <= weight.shape[-1]:
             return tf.matmul(rows, weight)
-        return tf.matmul(rows, _transposed(weight), transpose_b=True)
+        return tf.matmul(rows, tf.custom_gradient(_transposed)(weight), transpose_b=True)
 
     def matmul(
         self, a: tf.Tensor, b: tf.Tensor, name: str, *, transpose_b: bool = False
@@ -134,7 +135,6 @@ def moved(x: tf.Tensor) -> tf.Tensor:
     return tf.reshape(tf.transpose(pairs, [*range(k), k + 1, k + 2, k]), [*batch, columns, rows])
 
 
-@tf.custom_gradient
 def _transposed(weight: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
     """Transposes [..., K, N]; the gradient is computed as [..., N, K] and then transposed back."""
 

@@ -13,12 +13,12 @@ tokens and J = 2 * R assignments. T is the size of a tile, and P = J + T the row
 the last tile may run over the end. A name's suffix gives its dims: `start_WQ`.
 """
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Callable
 
-import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
-
+from lingvo_gshard.core.late import tf, xla
 from lingvo_gshard.layers.gating import Gating
 from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.layers.slices import read_at, write_at

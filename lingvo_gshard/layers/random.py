@@ -4,9 +4,11 @@ The partitioner can't split TensorFlow's generators: each device would compute a
 element i is a hash of (seed, i), the same for any partitioning.
 """
 
+from __future__ import annotations
+
 import math
 
-import tensorflow as tf
+from lingvo_gshard.core.late import tf
 
 _MAX_INDICES = 2**32
 

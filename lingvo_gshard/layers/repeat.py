@@ -10,21 +10,21 @@ the size of the program nor the time to compile it grows with R. A loop should b
 otherwise it keeps stacks of all intermediates, which take more memory than unrolled layers do.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import enum
 import functools
 from collections.abc import Callable, Sequence
 
-import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
-
 from lingvo_gshard.core.base_layer import STACKED
+from lingvo_gshard.core.late import tf, xla
 from lingvo_gshard.layers.context import Products, Recorded, Replayed, computed
 from lingvo_gshard.layers.slices import read_at, write_at
 from lingvo_gshard.sharding.annotator import Annotator
 
-Tensors = Sequence[tf.Tensor]
-Block = Callable[..., list[tf.Tensor]]
+Tensors = Sequence["tf.Tensor"]
+Block = Callable[..., "list[tf.Tensor]"]
 
 
 class Layers(enum.Enum):

@@ -1,7 +1,8 @@
 """Reads and writes of tensors at an index that is known only when the program runs."""
 
-import tensorflow as tf
-from tensorflow.compiler.tf2xla.python import xla
+from __future__ import annotations
+
+from lingvo_gshard.core.late import tf, xla
 
 
 def read_at(tensor: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:

@@ -4,14 +4,15 @@ B batch, L length (of the target in a decoder), T source length, M model, N head
 k beam size, P cache length: the positions of the flat beam.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from collections.abc import Iterator, Sequence
 
-import tensorflow as tf
-
 from lingvo_gshard.core.base_layer import STACKED, BaseLayer
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.attention import KeysValues, MultiHeadAttention
 from lingvo_gshard.layers.context import Context, LayerReport, Products, computed

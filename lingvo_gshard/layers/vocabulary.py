@@ -1,11 +1,12 @@
 """The model's ends: embedding and cross entropy. B batch, L length, M model, V vocabulary."""
 
-import math
+from __future__ import annotations
 
-import tensorflow as tf
+import math
 
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 
 

@@ -6,12 +6,13 @@ A slot has its weight's dims without the averaged one, as the optimizer's lowerc
 weights in a stack are updated like single weights: each has its own clipping and its own scale.
 """
 
-import math
+from __future__ import annotations
 
-import tensorflow as tf
+import math
 
 from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.hyperparams import InstantiableParams
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.optim.schedules import SqrtDecay
 from lingvo_gshard.sharding.layout import TensorSpec

@@ -1,8 +1,9 @@
 """Learning-rate schedules: pure functions of the step."""
 
-import tensorflow as tf
+from __future__ import annotations
 
 from lingvo_gshard.core.hyperparams import InstantiableParams
+from lingvo_gshard.core.late import tf
 
 
 class SqrtDecay:

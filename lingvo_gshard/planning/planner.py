@@ -6,7 +6,6 @@ A plan is made again only if the experiment, the code or the compilers have chan
 import concurrent.futures
 import dataclasses
 import functools
-import hashlib
 import multiprocessing
 import pathlib
 import resource
@@ -15,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Self, TypeVar
 
 from lingvo_gshard import registry
-from lingvo_gshard.core import child_process, hyperparams
+from lingvo_gshard.core import child_process, digests, hyperparams
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.translation_model import TranslationModel
@@ -189,10 +188,7 @@ def _fingerprint(request: Request) -> str:
     """A digest of all that a plan depends on: the request, our code, the compilers."""
     versions = saved_executable.versions([*saved_executable.PACKAGES, "tensorflow"])
     asked = (request.model, request.params.ToText(), request.topology, request.partitioning)
-    digest = hashlib.sha256(repr((asked, versions)).encode())
-    for path in sorted(pathlib.Path(__file__).parent.parent.glob("*/*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    return digests.of_json(repr((asked, versions)), digests.of_library())
 
 
 def check(request: Request) -> None:

@@ -6,13 +6,14 @@ All tensors must belong to a traced function, since an eager value has no partit
 raise ValueError for such a value and for an annotation that does not fit the tensor.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
-from tensorflow.python.compiler.xla.experimental import xla_sharding
 
+from lingvo_gshard.core.late import tf, xla_sharding
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 
 

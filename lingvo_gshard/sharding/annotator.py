@@ -1,10 +1,11 @@
 """Annotator: what a layer knows of the partitioning. Layers name dims, and the table decides."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Callable, Sequence
 
-import tensorflow as tf
-
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.layout import Partitioning, check_named_once
 from lingvo_gshard.sharding.manual import Region
@@ -77,6 +78,6 @@ class Annotator:
         """How many ways each dim is split."""
         return self.partitioning.factor(dims)
 
-    def over(self, dim: str) -> "Annotator":
+    def over(self, dim: str) -> Annotator:
         """The annotator inside a map over the leading dim `dim`; it can't be used for `locally`."""
         return dataclasses.replace(self, mapped=dim)

@@ -18,13 +18,13 @@ It may hold loops, with reductions in their bodies; each partition runs its own 
 What breaks these rules, dynamic shapes, and axes that do not fit a tensor raise ValueError.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
-import tensorflow as tf
-from tensorflow.python.compiler.xla.experimental import xla_sharding
-
+from lingvo_gshard.core.late import tf, xla_sharding
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of

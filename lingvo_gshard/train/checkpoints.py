@@ -83,6 +83,12 @@ def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
     return _whole_steps(folder(model_dir))
 
 
+def descriptions(model_dir: str | pathlib.Path) -> dict[int, str]:
+    """Returns what is written about each complete checkpoint, by its step, oldest first."""
+    found = {step: folder(model_dir) / f"{step}/about/metadata" for step in whole_steps(model_dir)}
+    return {step: path.read_text() if path.exists() else "" for step, path in found.items()}
+
+
 def _whole_steps(within: epath.Path) -> list[int]:
     whole = within.glob(f"*/{_COMMITTED}")
     return sorted(int(path.parent.name) for path in whole if path.parent.name.isdigit())

@@ -15,7 +15,8 @@ from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import estimator, expert_load
 from lingvo_gshard.train.estimator import EvalSpec, InputFn
 from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal
-from lingvo_gshard.train.run import Run, record
+from lingvo_gshard.train.launch import record
+from lingvo_gshard.train.run import Run
 
 
 def train(run: Run) -> None:

@@ -15,6 +15,7 @@ from lingvo_gshard.layers import pipeline
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.gating import SecondExpert
+from lingvo_gshard.layers.products import dot
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.layers.transformer import Source, TransformerStack
 from lingvo_gshard.sharding.annotator import Annotator
@@ -112,6 +113,24 @@ def test_a_pipeline_equals_the_loop():
     settings = {"num_layers": 2, "stages": 2, "microbatches": 4}
     building.assert_close(_run(parts, **settings), _run(num_layers=2))
     assert _counts(parts, **settings)["collective-permute", 4 + 2 - 1] == 3
+
+
+def test_16_bit_products_and_their_gradients_are_mapped():
+    """All numbers are small integers, which bfloat16 holds."""
+    rng = np.random.default_rng(4)
+    a, b = (rng.integers(-3, 4, shape) for shape in ((2, 3, 4), (2, 4, 5)))
+
+    @tf.function(autograph=False, jit_compile=True)
+    def fn(a, b):
+        with tf.GradientTape() as tape:
+            tape.watch([a, b])
+            (y,) = pipeline._mapped(lambda a, b: [dot(a, b)], [a, b])
+        return y, *(tf.cast(d, tf.float32) for d in tape.gradient(y, [a, b]))
+
+    y, d_a, d_b = fn(*(tf.cast(x, tf.bfloat16) for x in (a, b)))
+    np.testing.assert_array_equal(y, a @ b)
+    np.testing.assert_array_equal(d_a, np.ones([2, 3, 5]) @ b.transpose(0, 2, 1))
+    np.testing.assert_array_equal(d_b, a.transpose(0, 2, 1) @ np.ones([2, 3, 5]))
 
 
 @pytest.mark.slow

@@ -1,0 +1,85 @@
+"""How long the commands take to answer: mistakes, and the first line that `translate` writes.
+
+    python -m bench.first_answer --logdir=RUN
+
+A copy of RUN, without the bundles that it keeps, is translated with: the first start keeps a bundle
+in it, which the others load. Times are wall seconds until the answer, and CPU seconds of the whole
+process; compiled programs are cached as always.
+"""
+
+import pathlib
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+
+from absl import app, flags
+
+from lingvo_gshard.core import table
+
+_LOGDIR = flags.DEFINE_string("logdir", None, "A run with a checkpoint.", required=True)
+_LINE = flags.DEFINE_string("line", "a line to translate", "What is translated.")
+_PLAN = "--topology=v3:2x2 --out=/nowhere/plan"
+_MISTAKES = (
+    "trainer --logdir=/nowhere --mode=trian",
+    "trainer --logdir=/nowhere",
+    "trainer --logdir=/nowhere --data_dir=/nowhere",
+    "trainer --logdir=RUN --model=toy.MoE",
+    "trainer --logdir=RUN --set=bogus=1",
+    "trainer --logdir=RUN --set=task.encoder=5",
+    f"plan {_PLAN} --model=toy.MoE",
+    f"plan {_PLAN} --model=toy.MoE8E4L --set=bogus=1",
+    "plan --compare=/nowhere,/nowhere",
+    "translate --logdir=/nowhere",
+    "translate --logdir=RUN --source_lang=xx",
+    "translate --bundle=/nowhere",
+    "compare --run=a=/nowhere",
+    "data_prep.build --out=/nowhere/data --input=/nowhere",
+    "data_prep.build --out=/nowhere/data --config=/nowhere",
+)
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    with tempfile.TemporaryDirectory() as folder:
+        copy = pathlib.Path(folder, "run")
+        shutil.copytree(_LOGDIR.value, copy, ignore=shutil.ignore_patterns("translate"))
+        print(table.text([("command", "wall s", "CPU s", "answer"), *_rows(copy)]))
+
+
+def _rows(run_dir: pathlib.Path) -> Iterator[tuple[str, ...]]:
+    for command in _MISTAKES:
+        yield (command, *_measured(command, run_dir))
+    for start in ("first", "second", "third"):
+        yield (f"{start} translate --logdir=RUN", *_measured("translate --logdir=RUN", run_dir))
+
+
+def _measured(command: str, run_dir: pathlib.Path) -> tuple[str, str, str]:
+    """Returns wall and CPU seconds, and the answer's beginning: on stdout, or else on stderr."""
+    name, *args = command.replace("RUN", str(run_dir)).split()
+    module = name if name.startswith("data_prep") else f"lingvo_gshard.{name}"
+    pipe = subprocess.PIPE
+    began, before = time.monotonic(), _cpu_secs()
+    with subprocess.Popen(
+        [sys.executable, "-m", module, *args], stdin=pipe, stdout=pipe, stderr=pipe, text=True
+    ) as process:
+        assert process.stdin and process.stdout and process.stderr
+        process.stdin.write(f"{_LINE.value}\n")
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        secs = time.monotonic() - began
+        process.stdin.close()
+        answer = answer or process.stderr.read()
+    return f"{secs:.2f}", f"{_cpu_secs() - before:.2f}", answer.strip()[:40]
+
+
+def _cpu_secs() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,54 @@
+"""The bundles that `translate --logdir` keeps with a run, so that it starts without TensorFlow.
+
+logdir/translate/STEP-DIGEST    a bundle, as `translate --export` writes it
+
+DIGEST is that of everything the bundle depends on: the experiment with its settings of decoding,
+the checkpoints, the number of partitions, the code and the compilers.
+"""
+
+import dataclasses
+import logging
+import pathlib
+import shutil
+
+from lingvo_gshard.core import digests
+from lingvo_gshard.decode import bundle
+from lingvo_gshard.decode.bundle import Decoder
+from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.spmd import saved_executable
+from lingvo_gshard.train import checkpoints
+from lingvo_gshard.train.launch import Launch, experiment_params
+
+
+def folder(launch: Launch, logdir: str, num_partitions: int) -> pathlib.Path:
+    """Returns where the bundle of a run's newest checkpoint is kept, whether it is there or not."""
+    described = checkpoints.descriptions(logdir)
+    versions = saved_executable.versions([*saved_executable.PACKAGES, "tensorflow"])
+    digest = digests.of_json(
+        experiment_params(launch).ToText(),
+        dataclasses.asdict(launch),
+        described,
+        num_partitions,
+        digests.of_library(),
+        versions,
+    )
+    return pathlib.Path(logdir, "translate", f"{max(described, default=0)}-{digest[:16]}")
+
+
+def load(kept: pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer] | None:
+    """Returns what bundle.load does; None if there is no bundle or, with a warning, damage."""
+    if not kept.is_dir():
+        return None
+    try:
+        return bundle.load(kept)
+    except ValueError as error:
+        logging.warning("%s It is made again.", error)
+        return None
+
+
+def delete_older(kept: pathlib.Path) -> None:
+    """Deletes the bundles of other checkpoints than that of `kept`."""
+    step, _, _ = kept.name.partition("-")
+    for other in kept.parent.iterdir():
+        if not other.name.startswith(f"{step}-"):
+            shutil.rmtree(other, ignore_errors=True)

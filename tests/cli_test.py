@@ -1,0 +1,61 @@
+"""Mistakes are reported in one line by processes that can import neither TensorFlow nor JAX."""
+
+import json
+import pathlib
+import subprocess
+
+import pytest
+
+from tests import without
+
+_ROOT = pathlib.Path(__file__).parent.parent
+_SLOW = ("tensorflow", "jax", "grain", "orbax", "matplotlib")
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory):
+    """A folder with the record of a run."""
+    folder = tmp_path_factory.mktemp("run")
+    record = {
+        "launch": {"model": "toy.Dense4L", "overrides": [], "data_dir": "/data"},
+        "data": {"source_vocab_size": 30, "target_vocab_size": 40, "languages": ["de", "en-fr"]},
+    }
+    (folder / "experiment.json").write_text(json.dumps(record))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("trainer --logdir=/no --mode=trian", "flag --mode=trian: value should be one of"),
+        ("trainer --logdir=/no --model=toy.Dense4L", "/no holds no run yet (no experiment.json)"),
+        ("trainer --logdir=/no --data_dir=/none", "no data folder /none: prepare it with"),
+        (
+            "trainer --logdir=RUN --model=toy.Dense",
+            "No model 'toy.Dense'. Did you mean toy.De",
+        ),
+        ("trainer --logdir=RUN --set=bogus=1", "--set=bogus=1: No hyperparameter 'bogus'"),
+        ("trainer --logdir=RUN --set=task.encoder=5", "task.encoder is a group of settings"),
+        ("plan PLAN --model=toy.Dense", "No model 'toy.Dense'. Did you mean toy.De"),
+        ("plan PLAN --model=toy.Dense4L --set=bogus=1", "No hyperparameter 'bogus'"),
+        ("plan --compare=/no,/none", "/no: no plan.json there"),
+        ("translate --logdir=/no", "/no: no experiment.json; give the --logdir of a trained model"),
+        ("translate --logdir=RUN --source_lang=fr", "fr: the model was trained on de, en."),
+        ("compare --run=a=/no", "/no/decode_test/scores.json: holds no scores by language"),
+        ("data_prep.build --out=/none --input=/no", "no input folder /no"),
+        ("data_prep.build --out=/none --config=/no", "/no: [Errno 2] No such file"),
+    ],
+)
+def test_a_mistake_is_reported_before_anything_slow_is_imported(run_dir, command, message):
+    command = command.replace("RUN", str(run_dir)).replace("PLAN", "--topology=v3:2x2 --out=/none")
+    name, *flags = command.split()
+    module = name if name.startswith("data_prep") else f"lingvo_gshard.{name}"
+    done = subprocess.run(
+        without.command(_SLOW, module, *flags),
+        capture_output=True,
+        text=True,
+        cwd=_ROOT,
+        timeout=60,
+    )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(f"{name}: ") and message in done.stderr
