@@ -9,7 +9,7 @@
 The target is English. If the data was prepared with other directions, --target_lang chooses it.
 
 --export writes a bundle, which runs without TensorFlow. --serve answers over HTTP and serves a page
-to type in, for any number of people.
+to type in, for any number of people; SIGHUP loads its bundle again.
 
 --input is for long files. OUTPUT.parts holds what is done, and the same command goes on from there
 when it was stopped. In the end OUTPUT is written, over any earlier one. Several processes, with
@@ -55,6 +55,7 @@ _OUTPUT = flags.DEFINE_string("output", None, "Write the translations of --input
 _SCORES = flags.DEFINE_bool("scores", False, "Print each translation's score before it.")
 _SERVE = flags.DEFINE_integer("serve", None, "Serve over HTTP on this port.", 0, 65535)
 _HOST = flags.DEFINE_string("host", "127.0.0.1", "The address that --serve listens on.")
+_CLIENT_HEADER = flags.DEFINE_string("client_header", None, "Set by a proxy: names the client.")
 _ATTENTION = flags.DEFINE_bool("attention", False, "Return attention weights, too (--serve).")
 cli.define_devices()
 flags.adopt_module_key_flags(cli)
@@ -80,7 +81,10 @@ def main(argv: list[str]) -> None:
         if _INPUT.value and _OUTPUT.value:
             _translate_file(translator, pathlib.Path(_INPUT.value), pathlib.Path(_OUTPUT.value))
         elif _SERVE.value is not None:
-            _server().serve(translator, translator.decoder.spec, _HOST.value, _SERVE.value)
+            bundle, make = cli.load("lingvo_gshard.decode.bundle"), type(translator)
+            load = (lambda: make(*bundle.load(_BUNDLE.value))) if _BUNDLE.value else None
+            given = {"load": load, "client_header": _CLIENT_HEADER.value}
+            _server().serve(translator, _HOST.value, _SERVE.value, **given)
         else:
             beginning = translator.decoder.spec.beginning(_TARGET_LANG.value)
             for lines in read_lines(cast(io.BufferedReader, sys.stdin.buffer)):

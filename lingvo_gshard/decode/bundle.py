@@ -19,6 +19,7 @@ import functools
 import importlib.metadata
 import pathlib
 import shutil
+import threading
 from collections.abc import Callable
 
 import numpy as np
@@ -100,6 +101,7 @@ class Decoder:
 
     def __post_init__(self) -> None:
         self._compiled: dict[int, Executable] = {}
+        self._compiling = threading.Lock()
 
     def __call__(self, features: NestedMap) -> dict[str, np.ndarray]:
         """Decodes a batch of int32 [B, L] source_ids, source_segment_ids and source_positions.
@@ -112,13 +114,19 @@ class Decoder:
         found = run(NestedMap(theta=self.theta), NestedMap(features=features)).predictions
         return dict(self.share.of(found).FlattenItems())
 
+    def compile(self) -> None:
+        """Compiles the programs of all lengths."""
+        for source_len in self.spec.source_lengths:
+            self._executable(source_len)
+
     def _executable(self, source_len: int) -> Executable:
-        if source_len not in self._compiled:
-            run = compile_program(self.program_for(source_len))
-            # The programs of all lengths need the weights on the same devices.
-            self.theta = run.place("state", NestedMap(theta=self.theta)).theta
-            self._compiled[source_len] = run
-        return self._compiled[source_len]
+        with self._compiling:
+            if source_len not in self._compiled:
+                run = compile_program(self.program_for(source_len))
+                # The programs of all lengths need the weights on the same devices.
+                self.theta = run.place("state", NestedMap(theta=self.theta)).theta
+                self._compiled[source_len] = run
+            return self._compiled[source_len]
 
 
 def save(

@@ -41,6 +41,15 @@ class Translation:
     attention: Attention | None = None  # Not for a line in parts, nor from all decoders.
 
 
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """A line, or the part of a longer one that the model can translate."""
+
+    text: str
+    num_tokens: int  # Of the source, with EOS.
+    row_length: int  # That of the shortest rows that hold it, if there are any.
+
+
 NBest = tuple[Translation, ...]  # Best first; at least one.
 _NOTHING = (Translation("", 0.0, 0),)
 
@@ -50,8 +59,9 @@ class Translator:
 
     def __init__(self, decoder: Decoder, source: Tokenizer, target: Tokenizer) -> None:
         self.decoder, self._source, self._target = decoder, source, target
-        self._num_rows = decoder.spec.batch_size // decoder.share.count
-        self.window = _WINDOW_BATCHES * self._num_rows
+        self.spec = decoder.spec
+        self.num_rows = decoder.spec.batch_size // decoder.share.count
+        self.window = _WINDOW_BATCHES * self.num_rows
 
     def translate(self, lines: Iterable[str]) -> Iterator[NBest]:
         """Yields the n best translations of each line, in order, a window of lines at a time."""
@@ -63,43 +73,40 @@ class Translator:
         """Returns the number of source tokens of each line, with EOS."""
         return list(map(len, self._source.encode_lines(lines)))
 
-    def warm_up(self) -> None:
-        """Compiles the program of every length by an empty batch."""
-        sizes = self._num_rows, self.decoder.spec.source_lengths
-        for batch in sentences.decode_batches([], self._source, *sizes, lambda n: [1] * len(n)):
-            self.decoder(batch.features)
-
     def translate_together(self, lines: Sequence[str]) -> list[NBest]:
         """Returns the n best translations of each line; that of a blank line is empty.
 
         A line that is too long for the model is translated in parts. All processes must call it,
         each with its own lines, but with the same ones where they share the rows.
         """
-        parts = [self._split(line) for line in lines]
-        found = iter(self._parts(list(itertools.chain(*parts))))
-        return [_joined([next(found) for _ in of_line]) for of_line in parts]
+        parts = list(map(self.parts, lines))
+        found = iter(self.translate_parts(list(itertools.chain(*parts))))
+        return [joined([next(found) for _ in of_line]) for of_line in parts]
 
-    def _split(self, line: str) -> list[str]:
-        """Returns the parts of a line, each with the token of its target language."""
-        beginnings = map(self.decoder.spec.beginning, self.decoder.spec.targets)
+    def parts(self, line: str) -> list[Part]:
+        """Returns the parts of a line, each with the token of its target; none of a blank line."""
+        beginnings = map(self.spec.beginning, self.spec.targets)
         beginning = next(filter(line.startswith, beginnings), "")
-        text, longest = line.removeprefix(beginning), self.decoder.spec.source_lengths[-1]
+        text, lengths = line.removeprefix(beginning), self.spec.source_lengths
 
-        def fits(part: str) -> bool:
-            return len(self._source.encode(beginning + part)) <= longest
+        def made(part: str) -> Part:
+            size = len(self._source.encode(beginning + part))
+            return Part(beginning + part, size, next((n for n in lengths if n >= size), size))
 
-        return [beginning + part for part in split(text, fits)] if text.strip() else []
+        fitting = split(text, lambda part: made(part).row_length <= lengths[-1])
+        return list(map(made, fitting)) if text.strip() else []
 
-    def _parts(self, parts: Sequence[str]) -> list[NBest]:
+    def translate_parts(self, parts: Sequence[Part]) -> list[NBest]:
+        """Returns the n best translations of each part."""
         found: list[NBest] = [_NOTHING] * len(parts)
-        sizes = self._num_rows, self.decoder.spec.source_lengths
+        sizes, texts = (self.num_rows, self.spec.source_lengths), [part.text for part in parts]
         # All processes call the program of a length equally often.
-        for batch in sentences.decode_batches(parts, self._source, *sizes, processes.largest):
+        for batch in sentences.decode_batches(texts, self._source, *sizes, processes.largest):
             hypotheses = self.decoder(batch.features)
             for row, index in enumerate(batch.line_indices):
                 if index >= 0:
                     arrays = {name: array[row] for name, array in hypotheses.items()}
-                    found[index] = self._translations(parts[index], arrays)
+                    found[index] = self._translations(texts[index], arrays)
         return found
 
     def _translations(self, part: str, row: dict[str, np.ndarray]) -> NBest:
@@ -144,7 +151,7 @@ def _middle(text: str) -> int:
     return middle
 
 
-def _joined(parts: Sequence[NBest]) -> NBest:
+def joined(parts: Sequence[NBest]) -> NBest:
     """Joins the translations of a line's parts: the i-th best ones form the line's i-th best."""
     if not parts:
         return _NOTHING

@@ -6,35 +6,36 @@
                       or text/plain -> text/plain, one line for each line. A model of several
                       target languages needs /translate?target_lang=de, too
     GET  /languages      the codes of the languages, and of the targets that can be chosen
-    GET  /healthz        200 while the server is up, also as /health
-    GET  /readyz         200 once it has translated a first batch and while its queue has room
+    GET  /healthz        200 while the server is up
+    GET  /readyz         200 once its programs are compiled and while its queue has room
     GET  /metrics        for Prometheus
     GET  /openapi.json   all of this as an OpenAPI description
 
 Errors are answered as {"error": ...}, with status 400 for a wrong request, 413 for one that is too
 large, 415 for one of another type, 429 if too much of this client waits already, and 503 if the
-queue is full and the client should retry. Clients are told apart by their addresses. Every answer
-has an X-Request-Id, which is the request's own if it has one, and which the log names.
+queue is full and the client should retry. A client is an address, or what a proxy's header names.
+Every answer has an X-Request-Id, which is the request's own if it has one, and which the log names.
 """
 
 import asyncio
 import dataclasses
+import itertools
 import json
 import logging
 import pathlib
 import re
+import signal
 import socket
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from lingvo_gshard.decode.bundle import DecoderSpec
-from lingvo_gshard.decode.translator import Translator
+from lingvo_gshard.decode.translator import Part, Translator, joined
 from lingvo_gshard.serving.batcher import Batcher, Limits, ShareFull
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
@@ -44,26 +45,34 @@ _REQUEST_ID = "X-Request-Id"
 _ID = web.RequestKey("id", str)
 _LOG_FORMAT = f'%a %{{{_REQUEST_ID}}}o "%r" %s %b bytes %Tf s'
 _RETRY_AFTER = {"Retry-After": "1"}  # In seconds.
+_SECS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)  # A histogram's bounds.
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
-    """The handlers of an application that serves one translator."""
+    """The handlers of an application that serves one translator at a time."""
 
     def __init__(
-        self, translator: Translator, spec: DecoderSpec, limits: Limits | None = None
+        self,
+        translator: Translator,
+        limits: Limits | None = None,
+        load: Callable[[], Translator] | None = None,
+        client_header: str | None = None,
     ) -> None:
-        self._spec, self._limits = spec, limits or Limits()
-        self._num_tokens, warm_up = translator.num_tokens, translator.warm_up
-        translate = translator.translate_together
-        self._batcher = Batcher(translate, self._limits, warm_up)
+        """`load` returns the next translator, at SIGHUP. `client_header` names the clients."""
+        self._translator, self._limits = translator, limits or Limits()
+        self._load, self._client_header, self._is_ready = load, client_header, False
+        self._batcher = Batcher(self._limits, self._count_batch)
         self._registry = registry = CollectorRegistry()
-        self._requests = Counter(
-            "requests", "Responses by path and status.", ["path", "status"], registry=registry
-        )
+        ProcessCollector(registry=registry)
+        self._requests = Counter("requests", "Answers.", ["path", "status"], registry=registry)
         self._lines = Counter("lines", "Lines translated.", registry=registry)
-        self._secs = Histogram("translate_seconds", "From request to response.", registry=registry)
         self._tokens = Counter("tokens", "Source tokens translated.", registry=registry)
+        self._loads = Counter("loads", "Models, at SIGHUP, too.", ["outcome"], registry=registry)
+        sizes = [2**i for i in range(10)]
+        self._rows = Histogram("batch_rows", "Rows in use.", buckets=sizes, registry=registry)
+        latency = "From request to response."
+        self._secs = Histogram("translate_seconds", latency, buckets=_SECS, registry=registry)
         queued = Gauge("queued_tokens", "Source tokens in the queue.", registry=registry)
         queued.set_function(lambda: self._batcher.queued_tokens)
 
@@ -74,26 +83,58 @@ class Server:
             middlewares=[_identified, self._count_requests, _errors_as_json],
         )
         app.cleanup_ctx.append(lambda _: self._batcher)  # type: ignore[arg-type]
+        app.cleanup_ctx.append(self._loading)
         app.router.add_get("/", lambda _: _file(_PAGE))
         app.router.add_get("/openapi.json", lambda _: _file(_OPENAPI))
         app.router.add_post("/translate", self._translate)
         app.router.add_get("/languages", self._languages)
-        app.router.add_get("/health", self._health)
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", make_aiohttp_handler(self._registry))
         return app
 
+    async def _loading(self, app: web.Application) -> AsyncIterator[None]:
+        hangup = asyncio.Event()
+        if self._load:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
+        task = asyncio.create_task(self._load_again(hangup))
+        yield
+        task.cancel()
+
+    async def _load_again(self, hangup: asyncio.Event) -> None:
+        """Compiles the translator's programs, and at each signal exchanges it for the next one.
+
+        Requests that were split for the old one keep it.
+        """
+        for load in itertools.chain([lambda: self._translator], itertools.repeat(self._load)):
+            try:
+                translator = await asyncio.to_thread(load)
+                await asyncio.to_thread(translator.decoder.compile)
+            except Exception as error:
+                logging.error("serving: not loaded, the old model stays: %s", _one_line(error))
+                self._loads.labels("refused").inc()
+            else:
+                self._translator, self._is_ready = translator, True
+                self._loads.labels("loaded").inc()
+                print(f"Loaded {translator.spec.model}", flush=True)
+            await hangup.wait()
+            hangup.clear()
+
+    def _count_batch(self, parts: list[Part]) -> None:
+        self._rows.observe(len(parts))
+        self._tokens.inc(sum(part.num_tokens for part in parts))
+
     async def _languages(self, request: web.Request) -> web.StreamResponse:
-        spec = self._spec
+        spec = self._translator.spec
         return web.json_response({"languages": spec.source_languages, "targets": spec.targets})
 
     async def _health(self, request: web.Request) -> web.StreamResponse:
-        return web.json_response({"model": self._spec.model, "num_best": self._spec.num_best})
+        spec = self._translator.spec
+        return web.json_response({"model": spec.model, "num_best": spec.num_best})
 
     async def _ready(self, request: web.Request) -> web.StreamResponse:
-        if not self._batcher.is_ready:
-            raise web.HTTPServiceUnavailable(text="The first batch is not yet translated.")
+        if not self._is_ready:
+            raise web.HTTPServiceUnavailable(text="The programs are not yet compiled.")
         if self._batcher.queued_tokens >= self._limits.queued_tokens:
             raise web.HTTPServiceUnavailable(text="The queue is full.", headers=_RETRY_AFTER)
         return web.json_response({"ready": True})
@@ -101,32 +142,46 @@ class Server:
     async def _translate(self, request: web.Request) -> web.StreamResponse:
         began, plain = time.monotonic(), request.content_type == "text/plain"
         if plain:
-            lines, nbest = _plain_lines(await _text(request, "replace")), 1
+            # Lines end only at newlines, as on the standard input of `translate`.
+            text = await _text(request, "replace")
+            lines, nbest = text.removesuffix("\n").split("\n") if text else [], 1
         else:
             lines, nbest = self._parse(await _json(request))
+        translator = self._translator
         try:
-            beginning = self._spec.beginning(request.query.get("target_lang"))
+            beginning = translator.spec.beginning(request.query.get("target_lang"))
         except ValueError as error:
             raise web.HTTPBadRequest(text=str(error)) from error
         lines = [beginning + line for line in lines]
-        tokens = await self._counted(lines)
+        client = self._client(request)
+        tokens = await asyncio.to_thread(translator.num_tokens, lines)
+        self._check_size(tokens)
         try:
-            found = await self._batcher.submit(request.remote or "", lines, tokens)
-        except ShareFull as error:
-            raise web.HTTPTooManyRequests(text=str(error), headers=_RETRY_AFTER) from error
+            self._batcher.check_room(client, sum(tokens))  # Before lines are split, at some cost.
+            parts = await asyncio.to_thread(lambda: list(map(translator.parts, lines)))
+            waiting = self._batcher.submit(client, translator, list(itertools.chain(*parts)))
+            of_parts = iter(await waiting)
         except asyncio.QueueFull as error:
-            raise web.HTTPServiceUnavailable(text=str(error), headers=_RETRY_AFTER) from error
+            own = isinstance(error, ShareFull)
+            refused = web.HTTPTooManyRequests if own else web.HTTPServiceUnavailable
+            raise refused(text=str(error), headers=_RETRY_AFTER) from error
+        found = [joined([next(of_parts) for _ in of_line]) for of_line in parts]
         self._lines.inc(len(lines))
-        self._tokens.inc(sum(tokens))
         self._secs.observe(time.monotonic() - began)
         if plain:
             return web.Response(text="".join(best.text + "\n" for best, *_ in found))
         translations = [[dataclasses.asdict(one) for one in of_line[:nbest]] for of_line in found]
         return web.json_response({"translations": translations})
 
-    async def _counted(self, lines: list[str]) -> list[int]:
-        """Returns each line's number of tokens; HTTPRequestEntityTooLarge for too many."""
-        tokens, limits = await asyncio.to_thread(self._num_tokens, lines), self._limits
+    def _client(self, request: web.Request) -> str:
+        """Returns the last entry of the header, which the proxy has added, or the address."""
+        header = self._client_header
+        named = ",".join(request.headers.getall(header, ())) if header else ""
+        return named.rpartition(",")[2].strip() or request.remote or ""
+
+    def _check_size(self, tokens: list[int]) -> None:
+        """Raises HTTPRequestEntityTooLarge if the lines have too many tokens."""
+        limits = self._limits
         for what, found, most in (
             ("line", max(tokens, default=0), limits.line_tokens),
             ("request", sum(tokens), limits.request_tokens),
@@ -134,26 +189,24 @@ class Server:
             if found > most:
                 text = f"A {what} can have at most {most} tokens, got {found}; split it."
                 raise web.HTTPRequestEntityTooLarge(most, found, text=text)
-        return tokens
 
     def _parse(self, body: Any) -> tuple[list[str], int]:
         """Returns the lines of a request and the number of translations for each."""
         lines = body.get("lines") if isinstance(body, dict) else None
         if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
             raise web.HTTPBadRequest(text='Expected {"lines": [...]}, a list of strings.')
-        # UTF-8 can't encode half a character, which a JSON string can contain.
-        if any("\ud800" <= letter <= "\udfff" for line in lines for letter in line):
-            raise web.HTTPBadRequest(text="lines: a surrogate without its other half is not text.")
+        try:
+            "".join(lines).encode()
+        except UnicodeEncodeError as error:  # JSON can spell half a character.
+            problem = "lines: a surrogate without its other half is not text."
+            raise web.HTTPBadRequest(text=problem) from error
         known = ["lines", "nbest", "source_lang"]
         if unknown := ", ".join(sorted(set(body) - set(known))):
             raise web.HTTPBadRequest(text=f"Unknown {unknown}, expected {', '.join(known)}.")
-        nbest, most = body.get("nbest", 1), self._spec.num_best
+        nbest, most = body.get("nbest", 1), self._translator.spec.num_best
         if type(nbest) is not int or not 1 <= nbest <= most:
-            problem = f"nbest: expected 1 to {most}, got {nbest!r}."
-            if most == 1:
-                problem = f"nbest: this server returns one translation a line, not {nbest!r}."
-            raise web.HTTPBadRequest(text=problem)
-        language, codes = body.get("source_lang"), self._spec.source_languages
+            raise web.HTTPBadRequest(text=f"nbest: expected 1 to {most}, got {nbest!r}.")
+        language, codes = body.get("source_lang"), self._translator.spec.source_languages
         if language is not None and language not in codes:
             expected = f"expected one of {', '.join(codes)}"
             raise web.HTTPBadRequest(text=f"source_lang: {expected}, got {language!r}.")
@@ -187,8 +240,7 @@ async def _errors_as_json(request: web.Request, handler: _Handler) -> web.Stream
         kept = {k: v for k, v in error.headers.items() if k in ("Retry-After", "Allow")}
         return web.json_response({"error": error.text}, status=error.status, headers=kept)
     except Exception:
-        where = request.method, request.path, request[_ID]
-        logging.exception("serving: %s %s, request %s", *where)
+        logging.exception("serving: %s %s, request %s", request.method, request.path, request[_ID])
         return web.json_response({"error": "The translation failed."}, status=500)
 
 
@@ -201,8 +253,7 @@ def _unparsed(
 ) -> web.StreamResponse:
     """Answers what is no HTTP that aiohttp understands, which no middleware sees."""
     logging.warning("serving: no request from %s: %r", request.remote, exc)
-    reason = " ".join((message or "The server failed.").split())
-    response = web.json_response({"error": reason}, status=status)
+    response = web.json_response({"error": _one_line(message)}, status=status)
     response.force_close()
     return response
 
@@ -210,13 +261,12 @@ def _unparsed(
 web.RequestHandler.handle_error = _unparsed  # type: ignore[method-assign, assignment]
 
 
+def _one_line(problem: object) -> str:
+    return " ".join(str(problem).split()) or repr(problem)
+
+
 async def _file(path: pathlib.Path) -> web.StreamResponse:
     return web.FileResponse(path)
-
-
-def _plain_lines(text: str) -> list[str]:
-    # Lines end only at newlines, as on the standard input of `translate`.
-    return text.removesuffix("\n").split("\n") if text else []
 
 
 async def _json(request: web.Request) -> Any:
@@ -237,18 +287,19 @@ async def _text(request: web.Request, errors: str) -> str:
         raise web.HTTPBadRequest(text=f"The body cannot be read: {error}.") from error
 
 
-def serve(translator: Translator, spec: DecoderSpec, host: str, port: int) -> None:
-    """Serves until interrupted. Raises ValueError if it cannot listen on the port."""
+def serve(translator: Translator, host: str, port: int, **options: Any) -> None:
+    """Serves until interrupted, with a Server's options; ValueError if the port can't be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ValueError(f"--serve={port} on {host}: {error.strerror or error}.") from error
     name = f"[{host}]" if ":" in host else host
-    print(f"Serving {spec.model} on http://{name}:{listener.getsockname()[1]}", flush=True)
+    port = listener.getsockname()[1]
+    print(f"Serving {translator.spec.model} on http://{name}:{port}", flush=True)
     logging.getLogger("aiohttp.access").setLevel(logging.INFO)
     web.run_app(
-        Server(translator, spec).app(),
+        Server(translator, **options).app(),
         sock=listener,
         print=None,
         access_log_format=_LOG_FORMAT,

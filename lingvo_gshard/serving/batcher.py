@@ -1,29 +1,27 @@
-"""Dynamic batching: translates the lines of several clients together, one batch at a time."""
+"""Dynamic batching: fills the rows of each run of a program with the parts of several clients."""
 
 import asyncio
-import collections
+import concurrent.futures
 import dataclasses
-import logging
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from lingvo_gshard.decode.translator import NBest
+from lingvo_gshard.decode.translator import NBest, Part, Translator
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The most source tokens of a line, a request, a batch, a client's queue and all queues.
+    """The most source tokens of a line, a request, a client's queue and all queues.
 
     A longer line or request is never translated; one that would overfill a queue may come again.
-    The first line of a batch waits `wait_secs` for others.
+    Parts that don't fill a batch wait `wait_secs` for others.
     """
 
     line_tokens: int = 4096
     request_tokens: int = 16_384
-    batch_tokens: int = 4096
     client_tokens: int = 32_768
     queued_tokens: int = 65_536
-    batch_lines: int = 64
     wait_secs: float = 0.005
 
 
@@ -31,130 +29,125 @@ class ShareFull(asyncio.QueueFull):
     """A client has as many tokens in the queue as it may have."""
 
 
-@dataclasses.dataclass
-class _Request:
-    """Lines and their numbers of tokens; the first `num_taken` are translated or in a batch."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class _Row:
+    """A part that waits for its translations; `turn` is a virtual time."""
 
-    lines: Sequence[str]
-    tokens: Sequence[int]
-    result: asyncio.Future[list[NBest]]
-    num_taken: int = 0
-    found: list[NBest] = dataclasses.field(default_factory=list)
-
-    @property
-    def tokens_left(self) -> int:
-        return 0 if self.result.done() else sum(self.tokens[self.num_taken :])
+    client: str
+    turn: float
+    part: Part
+    translator: Translator
+    result: asyncio.Future[NBest]
 
 
 class Batcher:
-    """Queues the lines of each client, and forms batches from one line of each client in turn.
+    """Forms batches of the parts of all clients, each of which one run of a program translates.
 
-    A client's lines are translated in order. An asynchronous context manager; closing it cancels
-    the waiting requests.
+    Clients that wait have equal shares of the tokens (weighted fair queueing; Demers et al., 1989):
+    rows are served by their turns. A client's next turn is later than its last one by the tokens of
+    that, but never earlier than now; and now advances by the tokens of a batch, divided by the
+    number of clients. So the line of a new client waits for the run under way alone. The rows of a
+    batch have the length of the first one.
+
+    An asynchronous context manager; closing it cancels the waiting requests.
     """
 
     def __init__(
-        self,
-        translate: Callable[[list[str]], list[NBest]],
-        limits: Limits,
-        warm_up: Callable[[], None] = lambda: None,
+        self, limits: Limits, observe: Callable[[list[Part]], None] = lambda parts: None
     ) -> None:
-        """`translate` returns one result per line; it runs in a thread, one call at a time.
-
-        `warm_up` runs there before; then `is_ready` is true.
-        """
-        self._translate, self._limits, self._warm_up = translate, limits, warm_up
-        # The client that was served longest ago comes first.
-        self._waiting: dict[str, collections.deque[_Request]] = {}
+        """`observe` is called with each batch."""
+        self._limits, self._observe = limits, observe
+        self._rows: list[_Row] = []
+        self._now = 0.0
+        self._turns: dict[str, float] = {}  # The next one of each client, if it is later than now.
         self._arrived = asyncio.Event()
-        self.is_ready = False
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
 
     async def __aenter__(self) -> Self:
         self._worker = asyncio.create_task(self._work())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self.is_ready = False
         self._worker.cancel()
         await asyncio.gather(self._worker, return_exceptions=True)
-        for requests in self._waiting.values():
-            for request in requests:
-                request.result.cancel()
+        for row in self._rows:
+            row.result.cancel()
 
     @property
     def queued_tokens(self) -> int:
         """The number of waiting tokens, without those in translation and of cancelled requests."""
-        return sum(map(self._queued_of, self._waiting))
+        return sum(row.part.num_tokens for row in self._rows)
 
-    def _queued_of(self, client: str) -> int:
-        return sum(request.tokens_left for request in self._waiting.get(client, ()))
-
-    async def submit(self, client: str, lines: Sequence[str], tokens: Sequence[int]) -> list[NBest]:
-        """Returns the translations of a request's lines, of so many tokens each, once all are done.
-
-        Raises asyncio.QueueFull if there is no room for the lines; they may be sent again later.
-        """
-        limits, added = self._limits, sum(tokens)
-        if (queued := self._queued_of(client)) + added > limits.client_tokens:
-            raise ShareFull(f"{queued} tokens of yours wait, of at most {limits.client_tokens}.")
+    def check_room(self, client: str, added: int) -> None:
+        """Raises asyncio.QueueFull if a client's tokens can't be queued now."""
+        limits = self._limits
+        own = sum(row.part.num_tokens for row in self._rows if row.client == client)
+        if own + added > limits.client_tokens:
+            raise ShareFull(f"{own} tokens of yours wait, of at most {limits.client_tokens}.")
         if (queued := self.queued_tokens) + added > limits.queued_tokens:
             raise asyncio.QueueFull(f"{queued} tokens wait, of at most {limits.queued_tokens}.")
-        if not lines:
-            return []
-        request = _Request(lines, tokens, asyncio.get_running_loop().create_future())
-        self._waiting.setdefault(client, collections.deque()).append(request)
+
+    async def submit(
+        self, client: str, translator: Translator, parts: Sequence[Part]
+    ) -> list[NBest]:
+        """Returns a translator's results for a client's parts, once all are translated.
+
+        It runs in a thread, one batch at a time. Raises asyncio.QueueFull as `check_room`.
+        """
+        self.check_room(client, sum(part.num_tokens for part in parts))
+        rows = [self._put(client, translator, part) for part in parts]
         self._arrived.set()
-        return await request.result
+        try:
+            return await asyncio.gather(*(row.result for row in rows))
+        finally:
+            for row in rows:  # If a batch failed or the client hung up, the others are not needed.
+                row.result.cancel()
+            self._rows = [row for row in self._rows if not row.result.done()]
+
+    def _put(self, client: str, translator: Translator, part: Part) -> _Row:
+        turn = self._turns.get(client, self._now)
+        self._turns[client] = turn + part.num_tokens
+        row = _Row(client, turn, part, translator, asyncio.get_running_loop().create_future())
+        self._rows.append(row)
+        return row
 
     async def _work(self) -> None:
-        try:
-            await asyncio.to_thread(self._warm_up)
-            self.is_ready = True
-        except Exception:
-            logging.exception("serving: the first batch failed")
         while True:
             await self._arrived.wait()
-            if self.queued_tokens < self._limits.batch_tokens:
+            if self._rows and len(self._rows) < self._rows[0].translator.num_rows:
                 await asyncio.sleep(self._limits.wait_secs)
+            if not self._rows:
+                self._arrived.clear()
+                continue
+            clients = {row.client for row in self._rows}
             batch = self._take()
-            try:
-                await self._run(batch)
-            except asyncio.CancelledError:
-                for request, _ in batch:
-                    request.result.cancel()
-                raise
+            await self._run(batch)
+            self._now += sum(row.part.num_tokens for row in batch) / len(clients)
+            self._turns = {name: t for name, t in self._turns.items() if t > self._now}
 
-    def _take(self) -> list[tuple[_Request, str]]:
-        """Returns the lines of a batch, each with its request, without those of cancelled ones."""
-        batch: list[tuple[_Request, str]] = []
-        room = self._limits.batch_tokens
-        while self._waiting and len(batch) < self._limits.batch_lines:
-            client, requests = next(iter(self._waiting.items()))
-            request = requests[0]
-            if not request.result.done():
-                if batch and request.tokens[request.num_taken] > room:
-                    break
-                room -= request.tokens[request.num_taken]
-                batch.append((request, request.lines[request.num_taken]))
-                request.num_taken += 1
-            if request.result.done() or request.num_taken == len(request.lines):
-                requests.popleft()
-            del self._waiting[client]
-            if requests:
-                self._waiting[client] = requests
-        if not self._waiting:
-            self._arrived.clear()
+    def _take(self) -> list[_Row]:
+        """Takes the rows of a batch."""
+        self._rows.sort(key=lambda row: row.turn)
+        translator, length = self._rows[0].translator, self._rows[0].part.row_length
+        same = (row for row in self._rows if row.translator is translator)
+        fitting = (row for row in same if row.part.row_length == length)
+        batch = list(itertools.islice(fitting, translator.num_rows))
+        self._rows = list(itertools.filterfalse(set(batch).__contains__, self._rows))
         return batch
 
-    async def _run(self, batch: list[tuple[_Request, str]]) -> None:
+    async def _run(self, batch: list[_Row]) -> None:
+        parts = [row.part for row in batch]
         try:
-            found = await asyncio.to_thread(self._translate, [line for _, line in batch])
+            translate, loop = batch[0].translator.translate_parts, asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._thread, translate, parts)
+            self._observe(parts)
+            for row, translations in zip(batch, found, strict=True):
+                if not row.result.done():
+                    row.result.set_result(translations)
         except Exception as error:  # Reported to each request; the next batch may succeed.
-            for request, _ in batch:
-                if not request.result.done():
-                    request.result.set_exception(error)
-            return
-        for (request, _), result in zip(batch, found, strict=True):
-            request.found.append(result)
-            if len(request.found) == len(request.lines) and not request.result.done():
-                request.result.set_result(request.found)
+            for row in batch:
+                if not row.result.done():
+                    row.result.set_exception(error)
+        finally:
+            for row in batch:
+                row.result.cancel()

@@ -26,11 +26,17 @@ def test_each_line_gets_its_translation_in_order(batch_size):
     assert _texts(lines, batch_size) == [line[::-1] for line in lines]
 
 
-def test_warming_up_calls_the_program_of_every_length():
-    translator, decoder = _translator(3, (4, 16, 20))
-    translator.warm_up()
-    assert decoder.shapes == [(3, 4), (3, 16), (3, 20)]
-    assert translator.num_tokens(["abc", ""]) == [4, 1]
+def test_the_tokens_of_a_line_include_its_end():
+    assert _translator()[0].num_tokens(["abc", ""]) == [4, 1]
+
+
+def test_a_part_knows_the_shortest_rows_that_hold_it():
+    translator, _ = _translator(3, (4, 16, 20))
+    long = "abcdefghijklmnopqrstuvwx"
+    for line, want in {"abc": [(4, 4)], "abcd": [(5, 16)], " ": [], long: [(13, 16)] * 2}.items():
+        parts = translator.parts(line)
+        assert [(part.num_tokens, part.row_length) for part in parts] == want
+        assert "".join(part.text for part in parts) == line.strip()
 
 
 def test_hypotheses_have_scores_and_lengths():

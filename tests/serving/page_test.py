@@ -8,21 +8,30 @@ import urllib.parse
 from aiohttp.test_utils import TestServer
 
 from lingvo_gshard.decode.bundle import DecoderSpec
-from lingvo_gshard.decode.translator import Attention, Translation
+from lingvo_gshard.decode.translator import Attention, Part, Translation
 from lingvo_gshard.serving.app import Server
 
 _SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 3, 1)
 
 
 class _Echo:
+    num_rows, spec = 4, _SPEC
+
     def num_tokens(self, lines):
         return [1] * len(lines)
 
-    def warm_up(self):
+    @property
+    def decoder(self):
+        return self
+
+    def compile(self):
         pass
 
-    def translate_together(self, lines):
-        return list(self._translate(lines))
+    def parts(self, line):
+        return [Part(line, 1, 16)]
+
+    def translate_parts(self, parts):
+        return list(self._translate([part.text for part in parts]))
 
     def _translate(self, lines):
         drawn = Attention(("▁gu", "ten"), ("▁good", "</s>"), ((0.75, 0.25), (0.0, 1.0)))
@@ -43,7 +52,7 @@ def _dom(profile, **query):
     """
 
     async def run():
-        async with TestServer(Server(_Echo(), _SPEC).app()) as server:
+        async with TestServer(Server(_Echo()).app()) as server:
             url = f"{server.make_url('/')}?{urllib.parse.urlencode(query)}"
             browser = await asyncio.create_subprocess_exec(
                 _chromium(),

@@ -1,9 +1,12 @@
 """The server: responses, errors, batches of several requests, and a full queue."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
+import os
 import re
+import signal
 import socket
 import threading
 import time
@@ -12,7 +15,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from lingvo_gshard.decode.bundle import DecoderSpec
-from lingvo_gshard.decode.translator import Attention, Translation
+from lingvo_gshard.decode.translator import Attention, Part, Translation
 from lingvo_gshard.serving import app
 from lingvo_gshard.serving.app import Server
 from lingvo_gshard.serving.batcher import Batcher, Limits, ShareFull
@@ -20,26 +23,40 @@ from lingvo_gshard.serving.batcher import Batcher, Limits, ShareFull
 _SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 2, 1)
 
 
+def _part(line, row_length=16):
+    return Part(line, len(line) + 1, row_length)
+
+
 class _Shouter:
     """Translates lines to upper case, with `?` as the second best; records batch sizes."""
 
-    def __init__(self, secs=0.0):
-        self.secs, self.batches = secs, []
+    num_rows = 4
+
+    def __init__(self, secs=0.0, spec=_SPEC):
+        self.secs, self.batches, self.spec = secs, [], spec
         self._busy = threading.Lock()
 
     def num_tokens(self, lines):
         """A token a letter, and one for the end."""
         return [len(line) + 1 for line in lines]
 
-    def warm_up(self):
+    @property
+    def decoder(self):
+        return self
+
+    def compile(self):
         time.sleep(self.secs)
 
-    def translate_together(self, lines):
-        return list(self.translate(lines))
+    def parts(self, line):
+        return [_part(line)]
 
-    def translate(self, lines):
+    def translate_parts(self, parts):
+        return list(self._translate(parts))
+
+    def _translate(self, parts):
         assert self._busy.acquire(blocking=False), "two batches at once"
-        lines = list(lines)
+        lines = [part.text for part in parts]
+        assert len(lines) <= self.num_rows
         if "raise" in lines:
             self._busy.release()
             raise RuntimeError("the device is gone")
@@ -51,11 +68,11 @@ class _Shouter:
             yield (Translation(line.upper(), -0.5, 2, drawn), Translation("?", -2.0, 1))
 
 
-def _with_client(act, translator=None, limits=None):
+def _with_client(act, translator=None, limits=None, **options):
     """Runs `act(client)` against a server on a port of this machine."""
 
     async def run():
-        server = Server(translator or _Shouter(), _SPEC, limits)
+        server = Server(translator or _Shouter(), limits, **options)
         async with TestClient(TestServer(server.app())) as client:
             return await act(client)
 
@@ -150,9 +167,8 @@ def test_after_a_failure_the_next_request_succeeds():
     assert _with_client(act) == ("The translation failed.", "AB")
 
 
-def test_a_model_of_several_targets_needs_to_know_which(monkeypatch):
+def test_a_model_of_several_targets_needs_to_know_which():
     spec = dataclasses.replace(_SPEC, languages=("de", "en-de", "en-ben"), targets=("de", "en"))
-    monkeypatch.setitem(globals(), "_SPEC", spec)
 
     async def act(client):
         body = {"json": {"lines": ["tag"], "source_lang": "en"}}
@@ -167,7 +183,7 @@ def test_a_model_of_several_targets_needs_to_know_which(monkeypatch):
         async with client.get("/languages") as answer:
             return found, await answer.json()
 
-    (german, english, *errors), languages = _with_client(act)
+    (german, english, *errors), languages = _with_client(act, _Shouter(spec=spec))
     assert '"<2DE> TAG"' in german and english == "<2EN> X\n"
     assert errors == [f"target_lang {code}: expected one of de, en" for code in (None, "fr")]
     assert languages == {"languages": ["de", "en"], "targets": ["de", "en"]}
@@ -178,14 +194,14 @@ def test_health_languages_and_metrics():
         await _post(client, {"lines": ["ab", "cd"]})
         await _post(client, {}, status=400)
         found = []
-        for path in ("/healthz", "/health", "/languages", "/metrics"):
+        for path in ("/healthz", "/languages", "/metrics"):
             async with client.get(path) as answer:
                 assert answer.status == 200
                 found.append(await answer.text())
         return found
 
-    health, also, languages, metrics = _with_client(act)
-    assert health == also and '"model": "toy"' in health and '["de", "fr"]' in languages
+    health, languages, metrics = _with_client(act)
+    assert '"model": "toy"' in health and '["de", "fr"]' in languages
     for line in (
         "lines_total 2.0",
         "tokens_total 6.0",
@@ -193,8 +209,11 @@ def test_health_languages_and_metrics():
         'requests_total{path="/translate",status="400"} 1.0',
         "queued_tokens 0.0",
         "translate_seconds_count 1.0",
+        'batch_rows_bucket{le="1.0"} 0.0',
+        'batch_rows_bucket{le="2.0"} 1.0',
     ):
         assert line in metrics.splitlines()
+    assert "process_resident_memory_bytes " in metrics
 
 
 def test_nothing_is_lost_at_saturation():
@@ -217,10 +236,9 @@ def test_nothing_is_lost_at_saturation():
     async def act(client):
         return sum(await asyncio.gather(*(one(client, i) for i in range(300))))
 
-    sent = _with_client(act, translator, Limits(batch_lines=16, queued_tokens=240))
+    sent = _with_client(act, translator, Limits(queued_tokens=240))
     assert sent == sum(translator.batches) == 600
-    assert refused and max(translator.batches) <= 16
-    assert len(translator.batches) < 150  # Requests shared batches.
+    assert refused and len(translator.batches) < 200  # Requests shared batches.
 
 
 _ERRORS = [
@@ -306,8 +324,10 @@ def test_the_server_is_ready_after_a_first_batch_and_while_its_queue_has_room():
         await asyncio.gather(first, second)
         return found, error
 
-    limits = Limits(batch_tokens=3, batch_lines=1, client_tokens=99, queued_tokens=9)
-    found, error = _with_client(act, _Shouter(secs=0.2), limits)
+    limits = Limits(client_tokens=99, queued_tokens=9)
+    translator = _Shouter(secs=0.2)
+    translator.num_rows = 1
+    found, error = _with_client(act, translator, limits)
     assert found[0] == 503 and found[-1] == 200 and found == sorted(found, reverse=True)
     assert error == "The queue is full."
 
@@ -326,65 +346,96 @@ def test_a_port_that_is_taken_is_named(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"--serve={port} on 127.0.0.1: Address already in"):
-            app.serve(_Shouter(), _SPEC, "127.0.0.1", port)
+            app.serve(_Shouter(), "127.0.0.1", port)
     assert not capsys.readouterr().out
 
 
 def test_the_port_that_was_found_is_printed(capsys, monkeypatch):
     monkeypatch.setattr(app.web, "run_app", lambda _, sock, **settings: sock.close())
-    app.serve(_Shouter(), _SPEC, "127.0.0.1", 0)
+    app.serve(_Shouter(), "127.0.0.1", 0)
     assert re.fullmatch(r"Serving toy on http://127.0.0.1:[1-9]\d*\n", capsys.readouterr().out)
 
 
 # --- the batcher ---
 
 
-def _results(translator):
-    return lambda lines: list(translator.translate(lines))
+@contextlib.asynccontextmanager
+async def _batcher(translator, **limits):
+    """Yields a function that submits lines of a client."""
+    async with Batcher(Limits(**limits)) as batcher:
+
+        def submit(lines, client="one", row_length=16):
+            return batcher.submit(client, translator, [_part(line, row_length) for line in lines])
+
+        yield submit
 
 
-def _submit(batcher, lines, client="one"):
-    return batcher.submit(client, lines, [len(line) + 1 for line in lines])
+class _Recorder(_Shouter):
+    """Also records the lines of each batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def translate_parts(self, parts):
+        self.lines.append(" ".join(part.text for part in parts))
+        return super().translate_parts(parts)
 
 
 def test_a_large_request_is_translated_in_several_batches_in_order():
     translator = _Shouter()
 
     async def run():
-        async with Batcher(_results(translator), Limits(batch_lines=4)) as batcher:
+        async with _batcher(translator) as submit:
             lines = [[f"{n} {i}" for i in range(n)] for n in (3, 9, 1, 2)]
-            found = await asyncio.gather(*(_submit(batcher, each) for each in lines))
+            found = await asyncio.gather(*(submit(each) for each in lines))
             assert [[best.text for best, _ in each] for each in found] == lines
 
     asyncio.run(run())
     assert translator.batches == [4, 4, 4, 3]
 
 
-def test_clients_take_turns():
-    """A client of one line need not wait for the hundred lines of another."""
-    translator, batches = _Shouter(), []
-
-    def translate(lines):
-        batches.append("".join(lines))
-        return list(translator.translate(lines))
+def test_clients_have_equal_shares_of_the_tokens():
+    """A client of one line need not wait for the lines of another, nor for its long ones."""
+    translator = _Recorder()
 
     async def run():
-        async with Batcher(translate, Limits(batch_tokens=8)) as batcher:
-            sent = {"many": ["a"] * 100, "few": ["b"], "some": ["c"] * 3}
-            await asyncio.gather(*(_submit(batcher, lines, who) for who, lines in sent.items()))
+        async with _batcher(translator) as submit:
+            sent = {"many": ["aaa"] * 8, "few": ["b"], "some": ["c"] * 6}
+            await asyncio.gather(*(submit(lines, who) for who, lines in sent.items()))
 
     asyncio.run(run())
-    assert batches == ["abca", "caca", *["aaaa"] * 24]
+    assert translator.lines == ["aaa b c c", "aaa c c aaa", "c c aaa aaa", "aaa aaa aaa"]
 
 
-def test_a_long_line_forms_its_own_batch():
-    translator = _Shouter()
+def test_a_new_client_is_the_next():
+    """The others' backlog, and what it was given long ago, don't matter."""
+    translator = _Recorder()
+    translator.secs = 0.05
 
     async def run():
-        async with Batcher(_results(translator), Limits(batch_tokens=8)) as batcher:
-            return await _submit(batcher, ["a", "b" * 30, "c", "d"])
+        async with _batcher(translator) as submit:
+            await submit(["c"] * 9, "new")
+            many = [asyncio.create_task(submit(["a"] * 20, who)) for who in ("x", "y")]
+            while len(translator.lines) < 5:
+                await asyncio.sleep(0.01)
+            await submit(["n"], "new")
+            assert translator.lines[5].startswith("n ")
+            await asyncio.gather(*many)
 
-    assert len(asyncio.run(run())) == 4 and translator.batches == [1, 1, 2]
+    asyncio.run(run())
+
+
+def test_the_rows_of_a_batch_have_the_length_of_the_first():
+    translator = _Recorder()
+
+    async def run():
+        async with _batcher(translator) as submit:
+            sent = ("one", ["a", "b"], 16), ("two", ["c"] * 5, 32), ("three", ["d"], 64)
+            await asyncio.gather(*(submit(lines, who, length) for who, lines, length in sent))
+
+    asyncio.run(run())
+    assert translator.lines == ["a b", "c c c c", "d", "c"]
 
 
 def test_cancelled_requests_are_not_translated():
@@ -392,36 +443,35 @@ def test_cancelled_requests_are_not_translated():
     translator = _Shouter(secs=0.05)
 
     async def run():
-        async with Batcher(_results(translator), Limits(batch_lines=2)) as batcher:
-            waiting = asyncio.create_task(_submit(batcher, ["a", "b"]))
+        async with _batcher(translator) as submit:
+            waiting = asyncio.create_task(submit(["a", "b"]))
             await asyncio.sleep(0)
             waiting.cancel()
-            begun = asyncio.create_task(_submit(batcher, ["a"] * 50))
+            begun = asyncio.create_task(submit(["a"] * 50))
             while not translator.batches:
                 await asyncio.sleep(0.01)
             begun.cancel()
-            return await _submit(batcher, ["c"])
+            return await submit(["c"])
 
-    assert asyncio.run(run())[0][0].text == "C" and translator.batches == [2, 1]
+    assert asyncio.run(run())[0][0].text == "C" and translator.batches == [4, 1]
 
 
 def test_cancelled_requests_take_no_room():
     async def run():
-        limits = Limits(client_tokens=8)
-        async with Batcher(_results(_Shouter()), limits) as batcher:
-            cancelled = asyncio.create_task(_submit(batcher, ["a"] * 4))
+        async with _batcher(_Shouter(), client_tokens=8) as submit:
+            cancelled = asyncio.create_task(submit(["a"] * 4))
             await asyncio.sleep(0)
             cancelled.cancel()
             await asyncio.sleep(0)
-            return len(await _submit(batcher, ["b"] * 4))
+            return len(await submit(["b"] * 4))
 
     assert asyncio.run(run()) == 4
 
 
 def test_closing_cancels_waiting_requests():
     async def run():
-        async with Batcher(_results(_Shouter(secs=0.2)), Limits(batch_lines=1)) as batcher:
-            waiting = [asyncio.create_task(_submit(batcher, ["a"])) for _ in range(3)]
+        async with _batcher(_Shouter(secs=0.2)) as submit:
+            waiting = [asyncio.create_task(submit(["a"] * 4)) for _ in range(3)]
             await asyncio.sleep(0.05)
         return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
 
@@ -430,14 +480,87 @@ def test_closing_cancels_waiting_requests():
 
 def test_a_full_queue_or_share_refuses():
     async def run():
-        limits = Limits(client_tokens=9, queued_tokens=12)
-        async with Batcher(_results(_Shouter()), limits) as batcher:
-            first = asyncio.create_task(_submit(batcher, ["a"] * 4))
+        async with _batcher(_Shouter(), client_tokens=9, queued_tokens=12) as submit:
+            first = asyncio.create_task(submit(["a"] * 4))
             await asyncio.sleep(0)
             with pytest.raises(ShareFull, match="8 tokens of yours wait, of at most 9"):
-                await _submit(batcher, ["b"])
+                await submit(["b"])
             with pytest.raises(asyncio.QueueFull, match="8 tokens wait, of at most 12"):
-                await _submit(batcher, ["b"] * 3, "two")
-            return len(await first), await _submit(batcher, [])
+                await submit(["b"] * 3, "two")
+            return len(await first), await submit([])
 
     assert asyncio.run(run()) == (4, [])
+
+
+# --- clients behind a proxy, and the next model ---
+
+
+def test_a_proxy_s_header_names_the_clients():
+    """The last entry counts, which the proxy has added; the others are the client's own."""
+
+    async def act(client):
+        statuses = []
+
+        async def one(forwarded):
+            headers = {"X-Forwarded-For": forwarded} if forwarded else {}
+            body = {"lines": ["a"] * 3}
+            async with client.post("/translate", json=body, headers=headers) as answer:
+                statuses.append((forwarded, answer.status))
+
+        await asyncio.gather(*map(one, ["10.0.0.1"] * 3 + ["10.0.0.1, 10.0.0.2", None]))
+        return statuses
+
+    def busy():
+        translator = _Shouter(secs=0.3)
+        translator.num_rows = 1
+        return translator
+
+    limits = Limits(client_tokens=12)
+    found = _with_client(act, busy(), limits, client_header="X-Forwarded-For")
+    assert sorted(status for _, status in found) == [200] * 4 + [429]
+    assert ("10.0.0.1", 429) in found
+    assert [status for _, status in _with_client(act, busy(), limits)].count(429) == 3
+
+
+def _errors(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+
+
+def test_after_a_hangup_the_next_model_serves_and_the_last_one_ends_its_requests(capfd, caplog):
+    """And what cannot be loaded is logged in one line."""
+    first, second = _Shouter(secs=0.1), _Shouter(spec=dataclasses.replace(_SPEC, model="next"))
+    found = [second, ValueError("weights\nare damaged")]
+
+    def load():
+        if isinstance(found[0], Exception):
+            raise found.pop(0)
+        return found.pop(0)
+
+    async def model(client):
+        async with client.get("/healthz") as answer:
+            return (await answer.json())["model"]
+
+    async def act(client):
+        begun = asyncio.create_task(_post(client, {"lines": ["a"] * 20}))
+        while not first.batches:
+            await asyncio.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGHUP)
+        while await model(client) != "next":
+            await asyncio.sleep(0.01)
+        assert sum(first.batches) < 20
+        await _post(client, {"lines": ["b"]})
+        assert len((await begun)["translations"]) == 20
+        assert sum(first.batches) == 20 and second.batches == [1]
+        os.kill(os.getpid(), signal.SIGHUP)
+        while not _errors(caplog):
+            await asyncio.sleep(0.01)
+        await _post(client, {"lines": ["c"]})
+        async with client.get("/metrics") as answer:
+            return await answer.text()
+
+    metrics = _with_client(act, first, load=load)
+    assert 'loads_total{outcome="loaded"} 2.0' in metrics
+    assert 'loads_total{outcome="refused"} 1.0' in metrics
+    refusal = "serving: not loaded, the old model stays: weights are damaged"
+    assert _errors(caplog) == [refusal]
+    assert capfd.readouterr().out == "Loaded toy\nLoaded next\n"

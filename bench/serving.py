@@ -1,0 +1,243 @@
+"""How `translate --serve` bears load: a real server in a process of its own, and many clients.
+
+    python -m bench.serving --served=BUNDLE --lines=FILE [--connections=500] [--secs=60]
+
+FILE has a line of the source's language in each line. Two loads follow each other:
+
+saturation: every connection sends requests of 1 to 32 lines without pause, but for the seconds that
+    a refusal asks for. Half of the connections share one address, so that this client is refused
+    with 429; each of the others has an address of its own, and is refused with 503. An answer is
+    lost if there is none, or if it has another status or number of lines. At the end, all hang up.
+    The memory is that of all servers. --servers=N shares the load over N of them; --reload has them
+    load the bundle again at each sample of the memory.
+neighbour: one client sends one line at a time, first alone, then while another has 8 connections
+    that send the largest requests allowed without any pause, not even after a refusal.
+
+All addresses are in 127.0.0.0/8, which Linux has without further ado.
+"""
+
+import asyncio
+import collections
+import contextlib
+import dataclasses
+import itertools
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+
+import aiohttp
+import numpy as np
+from absl import app, flags
+
+from lingvo_gshard.core import table
+from lingvo_gshard.decode import bundle
+from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.serving.batcher import Limits
+
+_SERVED = flags.DEFINE_string("served", None, "A bundle.", required=True)
+_LINES = flags.DEFINE_string("lines", None, "A file of text to translate.", required=True)
+_CONNECTIONS = flags.DEFINE_integer("connections", 500, "At saturation.", lower_bound=2)
+_SECS = flags.DEFINE_integer("secs", 60, "For each load.", lower_bound=1)
+_SERVERS = flags.DEFINE_integer("servers", 1, "Processes that share the load.", lower_bound=1)
+_RELOAD = flags.DEFINE_bool("reload", False, "Load the bundle again and again at saturation.")
+_MOST_LINES = 32
+_ATTACKERS = 8
+_SAMPLES = 6  # Of the memory.
+_PERCENTILES = (50, 95, 99)
+
+
+@dataclasses.dataclass
+class Served:
+    """The seconds of each request that was answered, and how many others had which status."""
+
+    sent: int = 0
+    secs: list[float] = dataclasses.field(default_factory=list)
+    others: collections.Counter[int | str] = dataclasses.field(default_factory=collections.Counter)
+
+    def cells(self) -> list[str]:
+        """Returns the percentiles in milliseconds."""
+        return [f"{1e3 * x:.0f}" for x in np.percentile(self.secs or [np.nan], _PERCENTILES)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Server:
+    """A server's process and its address."""
+
+    process: subprocess.Popen[str]
+    url: str
+
+
+def main(argv: list[str]) -> None:
+    lines = pathlib.Path(_LINES.value).read_text("utf-8").splitlines()
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(_server(_SERVED.value)) for _ in range(_SERVERS.value)]
+        asyncio.run(_loads(servers, lines))
+
+
+async def _loads(servers: Sequence[Server], lines: Sequence[str]) -> None:
+    await asyncio.gather(*(_until_ready(server.url) for server in servers))
+    print(await saturation(servers, lines), flush=True)
+    print(await neighbour(servers[0].url, lines))
+
+
+async def saturation(servers: Sequence[Server], lines: Sequence[str]) -> str:
+    """Returns what became of all requests, and the servers' memory."""
+    end, served = time.monotonic() + _SECS.value, Served()
+    before = await _metric(servers, "tokens_total")
+    async with contextlib.AsyncExitStack() as stack:
+        shared = await stack.enter_async_context(_session("127.0.0.1"))
+        tasks = []
+        for i, server in zip(range(_CONNECTIONS.value), itertools.cycle(servers)):
+            session = shared
+            if i % 2:
+                own = _session(f"127.1.{i // 250}.{1 + i % 250}")
+                session = await stack.enter_async_context(own)
+            requests = _requests(lines, i)
+            tasks.append(asyncio.create_task(_send(session, server.url, requests, end, served)))
+        memory = [await _sampled(servers) for _ in range(_SAMPLES)]
+        tokens = await _metric(servers, "tokens_total") - before
+        unanswered = served.sent - len(served.secs) - served.others.total()
+        await _stop(tasks)
+    counts = {"answered": len(served.secs), "unanswered": unanswered}
+    counts |= {str(status): served.others.pop(status, 0) for status in (429, 503)}
+    counts["lost"] = served.others.total()
+    rates = {"requests/s": len(served.secs) / _SECS.value, "tokens/s": tokens / _SECS.value}
+    header = *counts, *rates, "p50 ms", "p95", "p99"
+    row = *counts.values(), *(f"{rate:.1f}" for rate in rates.values()), *served.cells()
+    mib = " ".join(f"{each:.0f}" for each in memory)
+    return f"{table.text([header, row])}\nMiB {mib}; lost {dict(served.others)}"
+
+
+async def neighbour(url: str, lines: Sequence[str]) -> str:
+    """Returns the latency of single lines, alone and beside a client that sends all it may."""
+    alone, beside, attack = Served(), Served(), Served()
+    largest = _largest(lines)
+    async with _session("127.0.0.1") as session, _session("127.0.0.2") as other:
+        singles = ([lines[i % len(lines)]] for i in itertools.count())
+        await _send(session, url, singles, time.monotonic() + _SECS.value, alone)
+        end = time.monotonic() + _SECS.value
+        attacks = [
+            asyncio.create_task(_send(other, url, itertools.repeat(largest), end, attack, False))
+            for _ in range(_ATTACKERS)
+        ]
+        await asyncio.sleep(1)
+        await _send(session, url, singles, end, beside)
+        await _stop(attacks)
+    ratios = np.percentile(beside.secs, _PERCENTILES) / np.percentile(alone.secs, _PERCENTILES)
+    rows = [
+        ("a line", "answered", "p50 ms", "p95", "p99"),
+        ("alone", len(alone.secs), *alone.cells()),
+        ("beside", len(beside.secs), *beside.cells()),
+        ("ratio", "", *(f"{ratio:.2f}" for ratio in ratios)),
+        ("the other", len(attack.secs), *attack.cells()),
+    ]
+    others = f"not answered: {dict(beside.others)}, of the other's {dict(attack.others)}"
+    return f"{table.text(rows)}\n{others}"
+
+
+@contextlib.contextmanager
+def _server(folder: str) -> Iterator[Server]:
+    command = [sys.executable, "-m", "lingvo_gshard.translate", f"--bundle={folder}", "--serve=0"]
+    process = subprocess.Popen(
+        [*command, "--platform=cpu"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    )
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        assert line, f"no server starts: {' '.join(command)}"
+        yield Server(process, line.split()[-1])
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _session(address: str) -> aiohttp.ClientSession:
+    connector = aiohttp.TCPConnector(limit=0, local_addr=(address, 0))
+    return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout())
+
+
+async def _until_ready(url: str) -> None:
+    async with _session("127.0.0.1") as session:
+        while True:
+            async with session.get(f"{url}/readyz") as answer:
+                if answer.status == 200:
+                    return
+            await asyncio.sleep(0.2)
+
+
+async def _send(
+    session: aiohttp.ClientSession,
+    url: str,
+    requests: Iterator[list[str]],
+    end: float,
+    served: Served,
+    waits: bool = True,
+) -> None:
+    """Sends one request after the other until `end`; after a refusal it waits as it is told."""
+    while time.monotonic() < end:
+        lines, began, pause = next(requests), time.monotonic(), 0
+        served.sent += 1
+        try:
+            async with session.post(f"{url}/translate", json={"lines": lines}) as answer:
+                found = await answer.json()
+                if answer.status == 200 and len(found["translations"]) == len(lines):
+                    served.secs.append(time.monotonic() - began)
+                    continue
+                served.others[answer.status] += 1
+                pause = int(answer.headers.get("Retry-After", 0)) if waits else 0
+        except (aiohttp.ClientError, OSError) as error:
+            served.others[type(error).__name__] += 1
+        await asyncio.sleep(pause)
+
+
+async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _requests(lines: Sequence[str], seed: int) -> Iterator[list[str]]:
+    rng = np.random.default_rng(seed)
+    while True:
+        yield [lines[i] for i in rng.integers(len(lines), size=rng.integers(1, _MOST_LINES + 1))]
+
+
+def _largest(lines: Sequence[str]) -> list[str]:
+    """Returns the longest lines that may be sent, as many as a request may have."""
+    tokenizer, limits = Tokenizer(bundle.vocabulary_files(_SERVED.value)[0]), Limits()
+    text, size = [], 1
+    for line in itertools.cycle(lines):
+        size += len(tokenizer.encode(line))
+        if size > limits.line_tokens:
+            break
+        text.append(line)
+    return [" ".join(text)] * (limits.request_tokens // limits.line_tokens)
+
+
+async def _sampled(servers: Sequence[Server]) -> float:
+    """Waits for a sample's share of the seconds; returns the servers' memory together in MiB."""
+    await asyncio.sleep(_SECS.value / _SAMPLES)
+    if _RELOAD.value:
+        for server in servers:
+            server.process.send_signal(signal.SIGHUP)
+    return await _metric(servers, "process_resident_memory_bytes") / 2**20
+
+
+async def _metric(servers: Sequence[Server], name: str) -> float:
+    """Returns the sum of a metric over the servers."""
+    total = 0.0
+    async with _session("127.0.0.1") as session:
+        for server in servers:
+            async with session.get(f"{server.url}/metrics") as answer:
+                found = re.search(rf"^{name} (\S+)", await answer.text(), re.MULTILINE)
+            assert found, name
+            total += float(found[1])
+    return total
+
+
+if __name__ == "__main__":
+    app.run(main)
