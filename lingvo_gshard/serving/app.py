@@ -6,7 +6,7 @@
                       or text/plain -> text/plain, one line for each line. A model of several
                       target languages needs /translate?target_lang=de, too
     GET  /languages      the codes of the languages, and of the targets that can be chosen
-    GET  /healthz        200 while the server is up
+    GET  /healthz        200 while the server is up, also as /health
     GET  /readyz         200 once its programs are compiled and while its queue has room
     GET  /metrics        for Prometheus
     GET  /openapi.json   all of this as an OpenAPI description
@@ -88,7 +88,8 @@ class Server:
         app.router.add_get("/openapi.json", lambda _: _file(_OPENAPI))
         app.router.add_post("/translate", self._translate)
         app.router.add_get("/languages", self._languages)
-        app.router.add_get("/healthz", self._health)
+        for path in ("/healthz", "/health"):
+            app.router.add_get(path, self._health)
         app.router.add_get("/readyz", self._ready)
         app.router.add_get("/metrics", make_aiohttp_handler(self._registry))
         return app
@@ -205,7 +206,10 @@ class Server:
             raise web.HTTPBadRequest(text=f"Unknown {unknown}, expected {', '.join(known)}.")
         nbest, most = body.get("nbest", 1), self._translator.spec.num_best
         if type(nbest) is not int or not 1 <= nbest <= most:
-            raise web.HTTPBadRequest(text=f"nbest: expected 1 to {most}, got {nbest!r}.")
+            problem = f"nbest: expected 1 to {most}, got {nbest!r}."
+            if most == 1:
+                problem = f"nbest: this server returns one translation a line, not {nbest!r}."
+            raise web.HTTPBadRequest(text=problem)
         language, codes = body.get("source_lang"), self._translator.spec.source_languages
         if language is not None and language not in codes:
             expected = f"expected one of {', '.join(codes)}"
