@@ -37,7 +37,7 @@ def describe(folder: str | os.PathLike[str], path: str) -> File:
     """Returns the size and hash of `folder/path`."""
     full_path = pathlib.Path(folder, path)
     found = full_path.stat()
-    return File(path, found.st_size, _sha256(str(full_path), found.st_ctime_ns))
+    return File(path, found.st_size, _sha256(str(full_path), *_times(found)))
 
 
 def local(folder: str | os.PathLike[str], file: File) -> pathlib.Path:
@@ -70,13 +70,18 @@ def _check(path: str, file: File, contents: bool) -> None:
         raise ValueError(f"{path} is missing; put it back, or make the folder again.") from error
     if (size := found.st_size) != file.size_bytes:
         raise ValueError(f"{path} has {size} bytes, not the {file.size_bytes} written: {_ADVICE}.")
-    if contents and (sha256 := _sha256(path, found.st_ctime_ns)) != file.sha256:
+    if contents and (sha256 := _sha256(path, *_times(found))) != file.sha256:
         raise ValueError(f"{path} has SHA-256 {sha256}, not the {file.sha256} written: {_ADVICE}.")
 
 
+def _times(found: os.stat_result) -> tuple[int, int]:
+    """The times of the last change of a file's contents, which can be set, and of anything."""
+    return found.st_mtime_ns, found.st_ctime_ns
+
+
 @functools.cache
-def _sha256(path: str, ctime_ns: int) -> str:
-    del ctime_ns
+def _sha256(path: str, mtime_ns: int, ctime_ns: int) -> str:
+    del mtime_ns, ctime_ns
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -89,7 +94,7 @@ def of_json(*parts: Any) -> str:
 def of_library() -> str:
     """Returns the SHA-256 of this library's code."""
     files = sorted(pathlib.Path(__file__).parents[1].rglob("*.py"))
-    return of_json([_sha256(str(path), path.stat().st_mtime_ns) for path in files])
+    return of_json([_sha256(str(path), *_times(path.stat())) for path in files])
 
 
 def write_json(path: str | os.PathLike[str], version: int, fields: dict[str, Any]) -> None:
