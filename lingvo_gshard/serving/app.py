@@ -45,6 +45,8 @@ _REQUEST_ID = "X-Request-Id"
 _ID = web.RequestKey("id", str)
 _LOG_FORMAT = f'%a %{{{_REQUEST_ID}}}o "%r" %s %b bytes %Tf s'
 _RETRY_AFTER = {"Retry-After": "1"}  # In seconds.
+_REFUSAL_SECS = 1.0  # Refusals are slow, so that a client without patience costs little.
+_CHARS_PER_TOKEN = 4  # Of most languages; others have fewer.
 _SECS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)  # A histogram's bounds.
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -155,14 +157,17 @@ class Server:
             raise web.HTTPBadRequest(text=str(error)) from error
         lines = [beginning + line for line in lines]
         client = self._client(request)
-        tokens = await asyncio.to_thread(translator.num_tokens, lines)
-        self._check_size(tokens)
         try:
-            self._batcher.check_room(client, sum(tokens))  # Before lines are split, at some cost.
+            # Tokens are counted, and lines split, only if they may fit, as both take their time.
+            self._batcher.check_room(client, sum(map(len, lines)) // _CHARS_PER_TOKEN)
+            tokens = await asyncio.to_thread(translator.num_tokens, lines)
+            self._check_size(tokens)
+            self._batcher.check_room(client, sum(tokens))
             parts = await asyncio.to_thread(lambda: list(map(translator.parts, lines)))
             waiting = self._batcher.submit(client, translator, list(itertools.chain(*parts)))
             of_parts = iter(await waiting)
         except asyncio.QueueFull as error:
+            await asyncio.sleep(_REFUSAL_SECS)
             own = isinstance(error, ShareFull)
             refused = web.HTTPTooManyRequests if own else web.HTTPServiceUnavailable
             raise refused(text=str(error), headers=_RETRY_AFTER) from error

@@ -79,12 +79,12 @@ class Batcher:
         return sum(row.part.num_tokens for row in self._rows)
 
     def check_room(self, client: str, added: int) -> None:
-        """Raises asyncio.QueueFull if a client's tokens can't be queued now."""
+        """Raises asyncio.QueueFull if others wait, and a client's tokens can't be queued now."""
         limits = self._limits
         own = sum(row.part.num_tokens for row in self._rows if row.client == client)
-        if own + added > limits.client_tokens:
+        if own and own + added > limits.client_tokens:
             raise ShareFull(f"{own} tokens of yours wait, of at most {limits.client_tokens}.")
-        if (queued := self.queued_tokens) + added > limits.queued_tokens:
+        if (queued := self.queued_tokens) and queued + added > limits.queued_tokens:
             raise asyncio.QueueFull(f"{queued} tokens wait, of at most {limits.queued_tokens}.")
 
     async def submit(
