@@ -109,7 +109,11 @@ class Server:
 
         Requests that were split for the old one keep it.
         """
-        for load in itertools.chain([lambda: self._translator], itertools.repeat(self._load)):
+
+        def same() -> Translator:
+            return self._translator
+
+        for load in itertools.chain([same], itertools.repeat(self._load or same)):
             try:
                 translator = await asyncio.to_thread(load)
                 await asyncio.to_thread(translator.decoder.compile)
