@@ -140,14 +140,18 @@ def read_best(folder: pathlib.Path) -> Best | None:
 def note_best(
     folder: pathlib.Path,
     step: int,
-    metrics: Mapping[str, float],
+    metrics: Mapping[str, float | list[float]],
     metric: str,
     higher_is_better: bool = False,
 ) -> None:
-    """Notes `step` if its metric beats the best before, as NaN never does; ValueError for none."""
-    if metric not in metrics:
-        raise ValueError(f"best by {metric!r}: the metrics are {', '.join(sorted(metrics))}.")
-    value, before = metrics[metric], read_best(folder)
+    """Notes `step` if its metric beats the best before, as NaN never does.
+
+    Raises ValueError if no metric has the name, or it is no single number.
+    """
+    numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
+    if metric not in numbers:
+        raise ValueError(f"best by {metric!r}: the metrics are {', '.join(sorted(numbers))}.")
+    value, before = numbers[metric], read_best(folder)
     if before is not None and before.metric == metric:
         is_better = value > before.value if higher_is_better else value < before.value
     else:
