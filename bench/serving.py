@@ -10,8 +10,9 @@ saturation: every connection sends requests of 1 to 32 lines without pause, but 
     lost if there is none, or if it has another status or number of lines. At the end, all hang up.
     The memory is that of all servers. --servers=N shares the load over N of them; --reload has them
     load the bundle again at each sample of the memory.
-neighbour: one client sends one line at a time, first alone, then while another has 8 connections
-    that send the largest requests allowed without any pause, not even after a refusal.
+neighbour: one client sends one line at a time, of the tenth with the fewest letters, first alone,
+    then while another has 8 connections that send the largest requests allowed without any pause,
+    not even after a refusal.
 
 All addresses are in 127.0.0.0/8, which Linux has without further ado.
 """
@@ -113,11 +114,11 @@ async def saturation(servers: Sequence[Server], lines: Sequence[str]) -> str:
 
 
 async def neighbour(url: str, lines: Sequence[str]) -> str:
-    """Returns the latency of single lines, alone and beside a client that sends all it may."""
+    """Returns the latency of short lines, alone and beside a client that sends all it may."""
     alone, beside, attack = Served(), Served(), Served()
-    largest = _largest(lines)
+    largest, short = _largest(lines), sorted(lines, key=len)[: max(len(lines) // 10, 1)]
     async with _session("127.0.0.1") as session, _session("127.0.0.2") as other:
-        singles = ([lines[i % len(lines)]] for i in itertools.count())
+        singles = ([line] for line in itertools.cycle(short))
         await _send(session, url, singles, time.monotonic() + _SECS.value, alone)
         end = time.monotonic() + _SECS.value
         attacks = [

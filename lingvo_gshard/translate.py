@@ -49,6 +49,7 @@ _SOURCE_LANG = flags.DEFINE_string("source_lang", None, "The lines' language; ch
 _TARGET_LANG = flags.DEFINE_string("target_lang", None, "The target, if a model has several.")
 _NBEST = flags.DEFINE_integer("nbest", 1, "Translations of each line.", lower_bound=1)
 _BEAM_SIZE = flags.DEFINE_integer("beam_size", None, "Active hypotheses of each line.", 1)
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Lines to translate together.", 1)
 _AVERAGE = flags.DEFINE_integer("average_checkpoints", None, "Average the last N checkpoints.", 1)
 _INPUT = flags.DEFINE_string("input", None, "Translate the lines of this file.")
 _OUTPUT = flags.DEFINE_string("output", None, "Write the translations of --input to this file.")
@@ -169,8 +170,8 @@ def _of_run() -> tuple[Decoder, Tokenizer, Tokenizer]:
 def _launched() -> Iterator[tuple[Launch, str, int]]:
     """Yields what --logdir is a run of, its local folder, and the number of partitions."""
     decode = {"num_best": _NBEST.value, "tell_attention": _ATTENTION.value}
-    given = {"beam_size": _BEAM_SIZE.value, "average_checkpoints": _AVERAGE.value}
-    decode |= {name: value for name, value in given.items() if value is not None}
+    for flag in (_BEAM_SIZE, _BATCH_SIZE, _AVERAGE):
+        decode |= {flag.name: flag.value} if flag.value is not None else {}
     launches = cli.load("lingvo_gshard.train.launch")
     with storage.working(str(_LOGDIR.value)) as logdir:
         launch = launches.recorded(str(logdir))
@@ -220,7 +221,7 @@ def _check_flags() -> None:
     """Refuses flags that do not go together, and files that are not there."""
     if (_LOGDIR.value is None) == (_BUNDLE.value is None):
         raise ValueError("give either --logdir or --bundle; see --help.")
-    for flag in (_EXPORT, _AVERAGE):
+    for flag in (_EXPORT, _BATCH_SIZE, _AVERAGE):
         if _BUNDLE.value and flag.value is not None:
             raise ValueError(f"--{flag.name} needs --logdir.")
     _check_files(_INPUT.value, _OUTPUT.value)

@@ -54,6 +54,7 @@ def test_translations_of_a_line_stand_between_tabs():
         (["--logdir=a", "--bundle=b"], "give either --logdir or --bundle"),
         (["--bundle=b", "--export=c"], "--export needs --logdir"),
         (["--bundle=b", "--average_checkpoints=2"], "--average_checkpoints needs --logdir"),
+        (["--bundle=b", "--batch_size=2"], "--batch_size needs --logdir"),
         (["--logdir=a", "--nbest=many"], "flag --nbest=many: invalid literal"),
         (["--bundle=b", "--nbest=0"], "flag --nbest=0: 0 is not a positive integer"),
         (["--bundle=b", "--beam_size=0"], "flag --beam_size=0: 0 is not a positive integer"),

@@ -7,6 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Self
 
+from lingvo_gshard.decode.bundle import DecoderSpec
 from lingvo_gshard.decode.translator import NBest, Part, Translator
 
 
@@ -43,11 +44,8 @@ class _Row:
 class Batcher:
     """Forms batches of the parts of all clients, each of which one run of a program translates.
 
-    Clients that wait have equal shares of the tokens (weighted fair queueing; Demers et al., 1989):
-    rows are served by their turns. A client's next turn is later than its last one by the tokens of
-    that, but never earlier than now; and now advances by the tokens of a batch, divided by the
-    number of clients. So the line of a new client waits for the run under way alone. The rows of a
-    batch have the length of the first one.
+    Short rows and long ones wait in lanes of their own, whose batches run side by side, so that a
+    line of a few words waits for no batch of long ones. A decoder of several devices has one lane.
 
     An asynchronous context manager; closing it cancels the waiting requests.
     """
@@ -56,70 +54,101 @@ class Batcher:
         self, limits: Limits, observe: Callable[[list[Part]], None] = lambda parts: None
     ) -> None:
         """`observe` is called with each batch."""
-        self._limits, self._observe = limits, observe
-        self._rows: list[_Row] = []
-        self._now = 0.0
-        self._turns: dict[str, float] = {}  # The next one of each client, if it is later than now.
-        self._arrived = asyncio.Event()
-        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+        self._limits = limits
+        self._short, self._long = (_Lane(limits.wait_secs, observe) for _ in range(2))
 
     async def __aenter__(self) -> Self:
-        self._worker = asyncio.create_task(self._work())
+        lanes = (self._short, self._long)
+        self._workers = [asyncio.create_task(lane.work()) for lane in lanes]
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._worker.cancel()
-        await asyncio.gather(self._worker, return_exceptions=True)
-        for row in self._rows:
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        for row in self._rows():
             row.result.cancel()
+
+    def _rows(self) -> list[_Row]:
+        return [*self._short.rows, *self._long.rows]
 
     @property
     def queued_tokens(self) -> int:
         """The number of waiting tokens, without those in translation and of cancelled requests."""
-        return sum(row.part.num_tokens for row in self._rows)
+        return sum(row.part.num_tokens for row in self._rows())
 
     def check_room(self, client: str, added: int) -> None:
         """Raises asyncio.QueueFull if others wait, and a client's tokens can't be queued now."""
         limits = self._limits
-        own = sum(row.part.num_tokens for row in self._rows if row.client == client)
+        own = sum(row.part.num_tokens for row in self._rows() if row.client == client)
         if own and own + added > limits.client_tokens:
             raise ShareFull(f"{own} tokens of yours wait, of at most {limits.client_tokens}.")
         if (queued := self.queued_tokens) and queued + added > limits.queued_tokens:
             raise asyncio.QueueFull(f"{queued} tokens wait, of at most {limits.queued_tokens}.")
+
+    def _lane(self, spec: DecoderSpec, part: Part) -> "_Lane":
+        if spec.num_partitions > 1:  # Programs that exchange data must run one after another.
+            return self._long
+        short = spec.source_lengths[: len(spec.source_lengths) // 2]
+        return self._short if part.row_length in short else self._long
 
     async def submit(
         self, client: str, translator: Translator, parts: Sequence[Part]
     ) -> list[NBest]:
         """Returns a translator's results for a client's parts, once all are translated.
 
-        It runs in a thread, one batch at a time. Raises asyncio.QueueFull as `check_room`.
+        It runs in a thread for each lane, one batch at a time. Raises asyncio.QueueFull as
+        `check_room`.
         """
         self.check_room(client, sum(part.num_tokens for part in parts))
-        rows = [self._put(client, translator, part) for part in parts]
-        self._arrived.set()
+        lanes = [self._lane(translator.spec, part) for part in parts]
+        rows = [lane.put(client, translator, part) for lane, part in zip(lanes, parts, strict=True)]
         try:
             return await asyncio.gather(*(row.result for row in rows))
         finally:
             for row in rows:  # If a batch failed or the client hung up, the others are not needed.
                 row.result.cancel()
-            self._rows = [row for row in self._rows if not row.result.done()]
+            for lane in {*lanes}:
+                lane.rows = [row for row in lane.rows if not row.result.done()]
 
-    def _put(self, client: str, translator: Translator, part: Part) -> _Row:
+
+class _Lane:
+    """Rows that wait, and a thread that translates them, one batch at a time.
+
+    Clients that wait have equal shares of the tokens (weighted fair queueing; Demers et al., 1989):
+    rows are served by their turns. A client's next turn is later than its last one by the tokens of
+    that, but never earlier than now; and now advances by the tokens of a batch, divided by the
+    number of clients. So the line of a new client waits for the run under way alone. The rows of a
+    batch have the length of the first one.
+    """
+
+    def __init__(self, wait_secs: float, observe: Callable[[list[Part]], None]) -> None:
+        self.rows: list[_Row] = []
+        self._wait_secs, self._observe = wait_secs, observe
+        self._now = 0.0
+        self._turns: dict[str, float] = {}  # The next one of each client, if it is later than now.
+        self._arrived = asyncio.Event()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+
+    def put(self, client: str, translator: Translator, part: Part) -> _Row:
+        """Adds a row at the client's next turn."""
         turn = self._turns.get(client, self._now)
         self._turns[client] = turn + part.num_tokens
         row = _Row(client, turn, part, translator, asyncio.get_running_loop().create_future())
-        self._rows.append(row)
+        self.rows.append(row)
+        self._arrived.set()
         return row
 
-    async def _work(self) -> None:
+    async def work(self) -> None:
+        """Translates all that comes, until it is cancelled."""
         while True:
             await self._arrived.wait()
-            if self._rows and len(self._rows) < self._rows[0].translator.num_rows:
-                await asyncio.sleep(self._limits.wait_secs)
-            if not self._rows:
+            if self.rows and len(self.rows) < self.rows[0].translator.num_rows:
+                await asyncio.sleep(self._wait_secs)
+            if not self.rows:
                 self._arrived.clear()
                 continue
-            clients = {row.client for row in self._rows}
+            clients = {row.client for row in self.rows}
             batch = self._take()
             await self._run(batch)
             self._now += sum(row.part.num_tokens for row in batch) / len(clients)
@@ -127,12 +156,12 @@ class Batcher:
 
     def _take(self) -> list[_Row]:
         """Takes the rows of a batch."""
-        self._rows.sort(key=lambda row: row.turn)
-        translator, length = self._rows[0].translator, self._rows[0].part.row_length
-        same = (row for row in self._rows if row.translator is translator)
+        self.rows.sort(key=lambda row: row.turn)
+        translator, length = self.rows[0].translator, self.rows[0].part.row_length
+        same = (row for row in self.rows if row.translator is translator)
         fitting = (row for row in same if row.part.row_length == length)
         batch = list(itertools.islice(fitting, translator.num_rows))
-        self._rows = list(itertools.filterfalse(set(batch).__contains__, self._rows))
+        self.rows = list(itertools.filterfalse(set(batch).__contains__, self.rows))
         return batch
 
     async def _run(self, batch: list[_Row]) -> None:

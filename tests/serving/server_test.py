@@ -438,6 +438,37 @@ def test_the_rows_of_a_batch_have_the_length_of_the_first():
     assert translator.lines == ["a b", "c c c c", "d", "c"]
 
 
+@pytest.mark.parametrize(("num_partitions", "first"), [(1, ["short"]), (2, ["long"] * 3)])
+def test_a_short_line_waits_for_no_long_one(num_partitions, first):
+    """But on several devices, whose programs must not run side by side."""
+    answered = []
+
+    class Translator(_Recorder):
+        num_rows = 1
+
+        def translate_parts(self, parts):
+            time.sleep(0.2 if parts[0].row_length > 16 else 0.0)
+            return [(Translation(part.text, 0.0, 1),) for part in parts]
+
+    translator = Translator()
+    spec = dataclasses.replace(_SPEC, source_lengths=(16, 32), num_partitions=num_partitions)
+    translator.spec = spec
+
+    async def run():
+        async with _batcher(translator) as submit:
+
+            async def send(line, row_length):
+                await submit([line], "one", row_length)
+                answered.append(line)
+
+            long_ones = [asyncio.create_task(send("long", 32)) for _ in range(3)]
+            await asyncio.sleep(0.05)
+            await asyncio.gather(send("short", 16), *long_ones)
+
+    asyncio.run(run())
+    assert answered[: len(first)] == first and len(answered) == 4
+
+
 def test_cancelled_requests_are_not_translated():
     """Neither those that wait, nor the rest of one whose first lines are being translated."""
     translator = _Shouter(secs=0.05)
