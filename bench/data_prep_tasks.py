@@ -1,6 +1,6 @@
 """How data_prep's tasks grow with a corpus, and what a second worker brings.
 
-    python -m bench.data_prep_tasks [--text=TEXT_DIR] [--times=10]
+    python -m bench.data_prep_tasks [--text=TEXT_DIR] [--times=10] [--notimed]
 
 The corpora are those of bench/data_prep_memory.py. For each, an engine that runs one task after
 another counts the files that Python opens in the folders of text and data, and what the process
@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
-from absl import app, logging
+from absl import app, flags, logging
 
 from bench import data_prep_memory
 from data_prep import config, pipeline, selection, tsv_folder
@@ -24,6 +24,7 @@ from data_prep.chunks import Chunk
 from data_prep.engines import Call
 from lingvo_gshard.core import table
 
+_TIMED = flags.DEFINE_bool("timed", True, "Also build the larger corpus with 1 and 2 workers.")
 _CONFIG = config.BuildConfig(max_vocab_sentences=30_000)
 
 
@@ -72,11 +73,15 @@ def main(argv: list[str]) -> None:
         corpora = data_prep_memory.texts(folder)
         meter = Meter(folder)
         rows = [_row(meter, name, text, folder / name) for name, text in corpora.items()]
-        secs = [_build_secs(list(corpora.values())[-1], folder, workers) for workers in (1, 2)]
+        workers = (1, 2) if _TIMED.value else ()
+        secs = [_build_secs(list(corpora.values())[-1], folder, number) for number in workers]
         counts = [_num_opens(folder, 10**power) for power in (7, 8, 9)]
     header = ("corpus", "tasks", "opens", "MB read", "MB written", "largest task: MB", "CPU s")
     print(table.text([header, *rows]))
-    print(f"{secs[0]:.0f} s with one worker, {secs[1]:.0f} s with two: x{secs[0] / secs[1]:.2f}")
+    if secs:
+        print(
+            f"{secs[0]:.0f} s with one worker, {secs[1]:.0f} s with two: x{secs[0] / secs[1]:.2f}"
+        )
     print("opens to deduplicate 10^7, 10^8 and 10^9 pairs of a language:", *counts)
 
 
