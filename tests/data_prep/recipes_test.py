@@ -76,7 +76,7 @@ def test_opus100_evaluated(tmp_path):
     pair = "opus-100-corpus/v1.0/supervised/de-en/opus.de-en-train"
     files = {f"{pair}.de": _lines("Satz", 60), f"{pair}.en": _lines("sentence", 60)}
     sets = {
-        "flores/devtest/devtest.{}": ("deu_Latn", "cat_Latn_vale1252", "eng_Latn"),
+        "floresp-v2.0-rc.3/devtest/devtest.{}": ("deu_Latn", "cat_Latn_vale1252", "eng_Latn"),
         "NTREX/NTREX-128/newstest2019-ref.{}.txt": ("deu", "zho-CN", "aze-Latn", "eng-GB"),
         "NTREX/NTREX-128/newstest2019-src.{}.txt": ("eng",),
     }
