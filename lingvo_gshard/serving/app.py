@@ -11,10 +11,11 @@
     GET  /metrics        for Prometheus
     GET  /openapi.json   all of this as an OpenAPI description
 
-Errors are answered as {"error": ...}, with status 400 for a wrong request, 413 for one that is too
-large, 415 for one of another type, 429 if too much of this client waits already, and 503 if the
-queue is full and the client should retry. A client is an address, or what a proxy's header names.
-Every answer has an X-Request-Id, which is the request's own if it has one, and which the log names.
+Errors are answered as {"error": ...}, with status 400 for a wrong request, 408 for a body that does
+not arrive, 413 for one that is too large, 415 for one of another type, 429 if too much of this
+client waits already, and 503 if the queue is full and the client should retry. A client is an
+address, or what a proxy's header names. Every answer has an X-Request-Id, which is the request's
+own if it has one, and which the log names.
 """
 
 import asyncio
@@ -45,6 +46,8 @@ _REQUEST_ID = "X-Request-Id"
 _ID = web.RequestKey("id", str)
 _LOG_FORMAT = f'%a %{{{_REQUEST_ID}}}o "%r" %s %b bytes %Tf s'
 _RETRY_AFTER = {"Retry-After": "1"}  # In seconds.
+_IDLE_SECS = 75.0  # A connection without a whole request for so long is closed.
+_BODY_SECS = 60.0  # More than a megabyte needs on a slow line.
 _REFUSAL_SECS = 1.0  # Refusals are slow, so that a client without patience costs little.
 _CHARS_PER_TOKEN = 4  # Of most languages; others have fewer.
 _SECS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)  # A histogram's bounds.
@@ -293,7 +296,11 @@ async def _json(request: web.Request) -> Any:
 
 async def _text(request: web.Request, errors: str) -> str:
     try:
-        return (await request.read()).decode(request.charset or "utf-8", errors)
+        async with asyncio.timeout(_BODY_SECS):
+            body = await request.read()
+        return body.decode(request.charset or "utf-8", errors)
+    except TimeoutError as error:
+        raise web.HTTPRequestTimeout(text=f"The body took over {_BODY_SECS:g} s.") from error
     except LookupError as error:
         raise web.HTTPUnsupportedMediaType(text=f"{error}.") from error
     except web.RequestPayloadError as error:
@@ -316,5 +323,6 @@ def serve(translator: Translator, host: str, port: int, **options: Any) -> None:
         sock=listener,
         print=None,
         access_log_format=_LOG_FORMAT,
+        keepalive_timeout=_IDLE_SECS,
         handler_cancellation=True,  # A client that hangs up is not translated for.
     )

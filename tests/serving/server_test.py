@@ -290,6 +290,40 @@ def test_what_is_no_http_is_answered_as_json(request_line):
     assert json.loads(body)["error"] and b"application/json" in head
 
 
+def test_a_body_must_arrive_in_time(monkeypatch):
+    monkeypatch.setattr(app, "_BODY_SECS", 0.2)
+
+    async def act(client):
+        reader, writer = await asyncio.open_connection(client.host, client.port)
+        head = b"POST /translate HTTP/1.1\r\nHost: here\r\nContent-Type: text/plain\r\n"
+        writer.write(head + b"Content-Length: 9\r\n\r\nhal")
+        answer = await asyncio.wait_for(reader.readuntil(b"}"), 5)
+        writer.close()
+        return answer
+
+    answer = _with_client(act)
+    assert answer.startswith(b"HTTP/1.1 408 ") and b"The body took over 0.2 s." in answer
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /translate HTTP/1.1\r\nHost: he"])
+def test_a_connection_without_a_request_is_closed(sent, monkeypatch):
+    settings = {}
+    monkeypatch.setattr(app, "_IDLE_SECS", 0.2)
+    monkeypatch.setattr(app.web, "run_app", lambda *_, **given: settings.update(given))
+    app.serve(_Shouter(), "127.0.0.1", 0)
+
+    async def run():
+        server = TestServer(Server(_Shouter()).app())
+        await server.start_server(keepalive_timeout=settings["keepalive_timeout"])
+        reader, writer = await asyncio.open_connection(server.host, server.port)
+        writer.write(sent)
+        assert await asyncio.wait_for(reader.read(), 5) == b""
+        writer.close()
+        await server.close()
+
+    asyncio.run(run())
+
+
 def test_an_answer_has_the_id_of_its_request(caplog):
     async def act(client):
         found = []
