@@ -3,6 +3,7 @@
 import json
 import pathlib
 import subprocess
+import sys
 
 import pytest
 
@@ -14,8 +15,10 @@ _SLOW = ("tensorflow", "jax", "grain", "orbax", "matplotlib")
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    """A folder with the record of a run."""
+    """A folder with the record of a run, and with text."""
     folder = tmp_path_factory.mktemp("run")
+    (folder / "train").mkdir()
+    (folder / "train/de-en.tsv").write_text("ja\tyes\n")
     record = {
         "launch": {"model": "toy.Dense4L", "overrides": [], "data_dir": "/data"},
         "data": {"source_vocab_size": 30, "target_vocab_size": 40, "languages": ["de", "en-fr"]},
@@ -44,14 +47,14 @@ def run_dir(tmp_path_factory):
         ("compare --run=a=/no", "/no/decode_test/scores.json: holds no scores by language"),
         ("data_prep.build --out=/none --input=/no", "no input folder /no"),
         ("data_prep.build --out=/none --config=/no", "/no: [Errno 2] No such file"),
+        ("data_prep.build --out=/none --input=RUN --seed=-1", "seed -1: expected at least 0"),
     ],
 )
 def test_a_mistake_is_reported_before_anything_slow_is_imported(run_dir, command, message):
     command = command.replace("RUN", str(run_dir)).replace("PLAN", "--topology=v3:2x2 --out=/none")
     name, *flags = command.split()
-    module = name if name.startswith("data_prep") else f"lingvo_gshard.{name}"
     done = subprocess.run(
-        without.command(_SLOW, module, *flags),
+        without.command(_SLOW, _module(name), *flags),
         capture_output=True,
         text=True,
         cwd=_ROOT,
@@ -59,3 +62,15 @@ def test_a_mistake_is_reported_before_anything_slow_is_imported(run_dir, command
     )
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
     assert done.stderr.startswith(f"{name}: ") and message in done.stderr
+
+
+@pytest.mark.parametrize("name", ["trainer", "plan", "compare", "translate", "data_prep.build"])
+def test_help_succeeds(name):
+    module = _module(name)
+    command = [sys.executable, "-m", module, "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
+    assert done.returncode == 0 and f"python -m {module} " in done.stdout and not done.stderr
+
+
+def _module(name):
+    return name if name.startswith("data_prep") else f"lingvo_gshard.{name}"

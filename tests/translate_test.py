@@ -115,12 +115,6 @@ def test_files_that_cannot_be_read_or_written_are_refused(tmp_path, monkeypatch,
         translate._check_flags()
 
 
-def test_help_succeeds():
-    command = [sys.executable, "-m", "lingvo_gshard.translate", "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
-    assert done.returncode == 0 and "--nbest" in done.stdout and not done.stderr
-
-
 def test_serving_without_its_packages_says_what_to_install(monkeypatch):
     for name in [name for name in sys.modules if name.startswith("lingvo_gshard.serving")]:
         monkeypatch.delitem(sys.modules, name)
