@@ -1,5 +1,7 @@
-"""Tables as text and as Markdown, numbers that may be missing, and large counts in a short form."""
+"""Tables as text, Markdown and HTML, numbers that may be missing, and large counts in short."""
 
+import html
+import itertools
 from collections.abc import Iterable, Sequence
 
 
@@ -22,6 +24,15 @@ def markdown(rows: Iterable[Sequence[object]]) -> str:
     header, *body = rows
     rule = ["---", *["---:"] * (len(header) - 1)]
     return "".join("| " + " | ".join(map(str, row)) + " |\n" for row in (header, rule, *body))
+
+
+def as_html(rows: Iterable[Sequence[object]]) -> str:
+    """Returns the same rows as an HTML table, a line for each row."""
+    lines = (
+        "".join(f"<{tag}>{html.escape(str(cell))}" for cell in row)
+        for tag, row in zip(itertools.chain(["th"], itertools.repeat("td")), rows, strict=False)
+    )
+    return "<table>\n" + "".join(f"<tr>{line}\n" for line in lines) + "</table>"
 
 
 def count(number: int) -> str:

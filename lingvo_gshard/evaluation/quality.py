@@ -90,18 +90,25 @@ class Quality:
         """The languages, most training pairs first, as the paper orders them."""
         return sorted(self.languages, key=lambda row: (-row.train_pairs, row.code))
 
-    def table(self) -> str:
-        """A table of the languages' scores and margins, the averages and signatures."""
+    def rows(self) -> list[list[str]]:
+        """Returns a header, the languages' scores with their margins, and the averages."""
         header, averages = ["language", "train pairs", "sentences"], ["average", "", ""]
-        rows = [[row.code, str(row.train_pairs), str(row.sentences)] for row in self.by_size()]
+        rows = [[row.code, f"{row.train_pairs:,}", str(row.sentences)] for row in self.by_size()]
         for metric in self.metrics:
             header += [TITLES[metric], "+-"]
             averages += [f"{self.average(metric):.2f}", ""]
             for cells, row in zip(rows, self.by_size(), strict=True):
                 found = getattr(row, metric)
                 cells += [f"{found.value:.2f}", f"{found.margin:.2f}"]
-        signatures = (line for metric in self.metrics for line in sorted(self.signatures(metric)))
-        return "\n".join([table.text([header, *rows, averages]), *signatures])
+        return [header, *rows, averages]
+
+    def all_signatures(self) -> list[str]:
+        """Returns sacreBLEU's signatures of all metrics."""
+        return [line for metric in self.metrics for line in sorted(self.signatures(metric))]
+
+    def table(self) -> str:
+        """Returns the rows as text, and the signatures below them."""
+        return "\n".join([table.text(self.rows()), *self.all_signatures()])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the averages and the languages as JSON."""

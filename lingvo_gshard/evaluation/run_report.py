@@ -22,16 +22,46 @@ from lingvo_gshard.train.run import Run
 from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
 
 _PLAN_FOLDER = "plan"
-_STYLE = "body { font: 15px sans-serif; max-width: 62em; margin: auto } img { max-width: 100% }"
+# What is wider than the window scrolls by itself, and so the page never does.
+_STYLE = """
+body { font: 15px sans-serif; max-width: 66em; margin: auto; padding: 0 1em }
+p { overflow-wrap: anywhere }
+div { overflow-x: auto }
+img { width: 100%; min-width: 40em }
+th, td { padding: 0.1em 0.6em; text-align: right; vertical-align: bottom; min-width: 4em }
+tr > :first-child { text-align: left }
+tr:nth-child(even) { background: #f3f3f3 }
+"""
+_LOSS = "loss, nats per token"
 # The panels of the curves, and the metrics that each of them shows.
 _PANELS = {
-    "loss": ("loss", "nll"),
+    _LOSS: ("loss", "nll"),
     "gradient norm": ("gradient_norm",),
     "learning rate": ("learning_rate",),
-    "steps a second": ("steps_per_sec",),
-    "waiting for input, %": ("input_wait",),
-    "padding, %": ("padding.source", "padding.target"),
+    "steps per second": ("steps_per_sec",),
+    "time spent waiting for input, %": ("input_wait",),
+    "padding of the rows, %": ("padding.source", "padding.target"),
 }
+# What each section shows, and what to look for.
+_CURVES = (
+    "The loss should fall; unlike nll, it has label smoothing and the auxiliary loss in it. Where "
+    "the nll of dev rises while that of training falls, the model learns its text by heart."
+)
+_BY_LANGUAGE = "By training pairs, most first. A language with few pairs profits from related ones."
+_EXPERTS = (
+    "The load of each expert divided by their mean, by language: 1 is an even share, and bright "
+    "experts are preferred. Languages with like rows share experts."
+)
+_SCORES = (
+    "Each score, higher is better, and half its 95 % interval. Compare those of like signatures:"
+)
+_ROUTING = (
+    "Dropped tokens pass a layer unchanged: over a few percent hurts. Where the busiest expert has "
+    "many times the mean load, or experts get no tokens, raise the weight of the auxiliary loss."
+)
+_SPEED = (
+    "Medians over the calls of the training step. A plan shows what other machines would reach."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +103,11 @@ def write(logdir: pathlib.Path, facts: RunFacts) -> pathlib.Path:
     evaluations = read_lines(logdir / EVAL_METRICS)
     title = html.escape(f"{facts.model} in {logdir.name}")
     parts = [
-        f"<!doctype html><meta charset=utf-8><title>{title}</title><style>{_STYLE}</style>",
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>",
+        f"<meta name=viewport content='width=device-width'><style>{_STYLE}</style>",
         f"<h1>{title}</h1>",
         _summary(facts, lines),
-        "<h2>Curves</h2>",
+        *_section("Curves", _CURVES),
         _picture(_draw_curves, lines, evaluations),
         *_languages(logdir, facts, evaluations),
         *_routing(lines),
@@ -101,7 +132,7 @@ def _summary(facts: RunFacts, lines: Sequence[dict[str, Any]]) -> str:
 def _draw_curves(
     figure: Figure, lines: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]
 ) -> None:
-    figure.set_size_inches(11, 6.5)
+    figure.set_size_inches(10, 5.5)
     grid = figure.subplots(2, 3)
     steps = [line["step"] for line in lines]
     rates = ("num_steps", "steps_per_sec"), ("input_wait_secs", "input_wait")
@@ -117,11 +148,11 @@ def _draw_curves(
             if name in metrics[-1]:
                 values = [factor * each.get(name, np.nan) for each in metrics]
                 axes.plot(steps, values, label=name.removeprefix("padding."))
-        if title == "loss" and dev:
+        if title == _LOSS and dev:
             axes.plot(sorted(dev), [dev[step] for step in sorted(dev)], ".-", label="nll of dev")
         if len(names) > 1 and axes.lines:
-            axes.legend(fontsize=7)
-        axes.set_title(title)
+            axes.legend(fontsize=8)
+        axes.set_title(title, fontsize=9)
     for axes in grid[1]:
         axes.set_xlabel("step")
 
@@ -131,36 +162,34 @@ def _languages(
 ) -> Iterator[str]:
     """Yields the losses, experts and scores by language, as far as they exist."""
     nll = {line["name"].removeprefix("dev_"): line["nll"] for line in evaluations if "nll" in line}
-    rows = [("language", "train pairs", "nll of dev")]
+    rows = [("language", "training pairs", "nll of dev, nats per token")]
     for code in facts.by_size():
         pairs = f"{facts.train_pairs[code]:,}"
         rows.append((code, pairs, table.number(nll.get(code), ".3f")))
-    yield "<h2>Languages</h2>"
-    yield _preformatted(table.text(rows))
+    yield from _section("Languages", _BY_LANGUAGE)
+    yield _table(rows)
     if not nll.keys() & facts.train_pairs.keys():
         yield "<p>--mode=eval adds each language's loss and the experts that it uses.</p>"
     if loads := expert_load.by_language(evaluations, facts.by_size()):
-        yield "<p>Each expert's load over its mean, by language: a bright one is preferred.</p>"
+        yield from _section("Experts by language", _EXPERTS)
         yield _picture(expert_load.draw_by_language, loads)
     scores = logdir / "decode_test" / "scores.json"
     if scores.exists():
-        yield _preformatted(f"Test\n{quality.load(scores).table()}")
+        found = quality.load(scores)
+        text = f"{_SCORES} {'; '.join(found.all_signatures())}."
+        yield from _section("Translations of test", text)
+        yield _table(found.rows())
     else:
         yield "<p>--mode=decode adds BLEU, chrF and chrF++.</p>"
 
 
 def _routing(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yields the routing statistics of each MoE layer and the load of each expert."""
-    layers = expert_load.by_layer(lines[-1])
-    if not layers:
+    header, *rows = expert_load.rows(lines[-1])
+    if not rows:
         return
-    first = next(iter(layers.values()))
-    scalars = sorted(name for name, value in first.items() if np.ndim(value) == 0)
-    rows: list[tuple[str, ...]] = [("layer", *scalars)]
-    for layer, values in layers.items():
-        rows.append((layer, *(f"{values[name]:.4g}" for name in scalars)))
-    yield f"<h2>Routing of the last {lines[-1]['num_steps']} steps</h2>"
-    yield _preformatted(table.text(rows))
+    yield from _section(f"Routing of the last {lines[-1]['num_steps']} steps", _ROUTING)
+    yield _table([header, *rows])
     yield _picture(expert_load.draw_on, lines)
 
 
@@ -172,10 +201,10 @@ def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]
     gflop = facts.step_flops / 1e9
     rates = (table.number(tokens and tokens / measured, ",.4g"), f"{gflop / measured:,.4g}")
     rows: list[tuple[str, ...]] = [
-        ("", "seconds a step", "target tokens/s", "model GFLOP/s"),
+        ("", "seconds per step", "target tokens per second", "model GFLOP per second"),
         ("measured here", f"{measured:.4g}", *rates),
     ]
-    yield "<h2>Speed</h2>"
+    yield from _section("Speed", _SPEED)
     folder = logdir / _PLAN_FOLDER
     if (folder / plan.PLAN_JSON).exists():
         planned = plan.load(folder)
@@ -187,11 +216,15 @@ def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]
     else:
         command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={folder}"
         yield f"<p>{html.escape(command)} adds a plan.</p>"
-    yield _preformatted(table.text(rows))
+    yield _table(rows)
 
 
-def _preformatted(text: str) -> str:
-    return f"<pre>{html.escape(text)}</pre>"
+def _section(title: str, text: str) -> tuple[str, str]:
+    return f"<h2>{html.escape(title)}</h2>", f"<p>{html.escape(text)}</p>"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> str:
+    return f"<div>{table.as_html(rows)}</div>"
 
 
 def _picture(draw: Callable[..., None], *args: Any) -> str:
@@ -200,4 +233,6 @@ def _picture(draw: Callable[..., None], *args: Any) -> str:
     draw(figure, *args)
     png = io.BytesIO()
     figure.savefig(png, format="png", dpi=110)
-    return f'<img src="data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}">'
+    return (
+        f'<div><img src="data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"></div>'
+    )

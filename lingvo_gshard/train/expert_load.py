@@ -16,8 +16,9 @@ from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 _ROUTING = "routing."
 _LOAD = "load_E"
 _PANELS_A_ROW = 3
-# The title of each field's panel and a factor; other fields are drawn as they are.
-_PANELS = {
+_WIDTH = 10.0  # Of a picture in inches; larger ones are shown with smaller letters.
+# The title of each field and a factor; other fields are shown as they are.
+_TITLES = {
     "overflow": ("tokens dropped by all their experts, %", 100),
     "overflow_first": ("tokens dropped by their first expert, %", 100),
     "overflow_second": ("tokens dropped by their second expert, %", 100),
@@ -39,6 +40,26 @@ def by_layer(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return {layer: layers[layer] for layer in sorted(layers, key=_natural)}
 
 
+def rows(line: dict[str, Any]) -> list[list[str]]:
+    """Returns a table of a line's statistics, with a row for each MoE layer, after the header."""
+    layers = by_layer(line)
+    fields = _fields(layers)
+    found = [["layer", *(_title(field)[0] for field in fields)]]
+    for layer, values in layers.items():
+        numbers = (_title(field)[1] * values.get(field, np.nan) for field in fields)
+        found.append([layer, *(f"{number:.3g}" for number in numbers)])
+    return found
+
+
+def _fields(layers: dict[str, dict[str, Any]]) -> list[str]:
+    given = {field for values in layers.values() for field in values} - {_LOAD}
+    return [*(field for field in _TITLES if field in given), *sorted(given - _TITLES.keys())]
+
+
+def _title(field: str) -> tuple[str, int]:
+    return _TITLES.get(field, (field, 1))
+
+
 def by_language(
     evaluations: Iterable[dict[str, Any]], codes: Iterable[str]
 ) -> dict[str, dict[str, list[float]]]:
@@ -55,8 +76,8 @@ def by_language(
 def draw_by_language(figure: Figure, layers: dict[str, dict[str, list[float]]]) -> None:
     """Draws what `by_language` returns: a panel for each layer, with a row for each language."""
     num_rows = -(-len(layers) // _PANELS_A_ROW)
-    height = 1 + 0.15 * max(map(len, layers.values()))
-    figure.set_size_inches(13, num_rows * max(height, 2.5))
+    height = 1 + 0.17 * max(map(len, layers.values()))
+    figure.set_size_inches(_WIDTH, num_rows * max(height, 2.5))
     panels = figure.subplots(num_rows, _PANELS_A_ROW, squeeze=False).flat
     for panel, (layer, loads) in zip(panels, layers.items(), strict=False):
         _draw_loads(figure, panel, loads, layer)
@@ -79,10 +100,9 @@ def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
 def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
     """Draws the last line's loads, and its other fields over all lines of train_metrics.jsonl."""
     layers = by_layer(lines[-1])
-    given = {field for values in layers.values() for field in values} - {_LOAD}
-    fields = [*(field for field in _PANELS if field in given), *sorted(given - _PANELS.keys())]
+    fields = _fields(layers)
     num_rows = -(-(1 + len(fields)) // _PANELS_A_ROW)
-    figure.set_size_inches(13, 3.2 * num_rows)
+    figure.set_size_inches(_WIDTH, 2.7 * num_rows)
     panels = figure.subplots(num_rows, _PANELS_A_ROW, squeeze=False).flat
     loads = {layer: values[_LOAD] for layer, values in layers.items() if _LOAD in values}
     _draw_loads(figure, panels[0], loads, f"load over its mean, step {lines[-1]['step']}")
@@ -91,7 +111,7 @@ def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
     for panel in panels[1 + len(fields) :]:
         panel.set_axis_off()
     handles, labels = panels[1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=8, fontsize=7)
+    figure.legend(handles, labels, loc="outside lower center", ncols=8, fontsize=8)
 
 
 def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], title: str) -> None:
@@ -100,7 +120,7 @@ def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], titl
     image = panel.imshow(
         load_LE, aspect="auto", vmin=0, vmax=max(2.0, np.nanmax(load_LE)), cmap="viridis"
     )
-    panel.set_yticks(range(len(loads)), list(loads), fontsize=7)
+    panel.set_yticks(range(len(loads)), list(loads), fontsize=8)
     panel.set_title(title, fontsize=9)
     panel.set_xlabel("expert", fontsize=8)
     figure.colorbar(image, ax=panel)
@@ -110,7 +130,7 @@ def _draw_field(
     panel: Axes, field: str, layers: dict[str, dict[str, Any]], lines: Sequence[dict[str, Any]]
 ) -> None:
     """Draws a curve for each layer, with gaps where the field is missing."""
-    title, factor = _PANELS.get(field, (field, 1))
+    title, factor = _title(field)
     steps = [line["step"] for line in lines]
     for layer in layers:
         path = f"{_ROUTING}{field}.{layer}"

@@ -21,6 +21,12 @@ def test_markdown():
     assert table.markdown([("a", "b"), (1, 2)]) == "| a | b |\n| --- | ---: |\n| 1 | 2 |\n"
 
 
+def test_html():
+    assert table.as_html([("a", "n"), ("<b>", 1)]) == (
+        "<table>\n<tr><th>a<th>n\n<tr><td>&lt;b&gt;<td>1\n</table>"
+    )
+
+
 @pytest.mark.parametrize(
     "number, expected", [(3_780_000, "3.78 M"), (99_999_999, "100.00 M"), (10**8, "0.10 B")]
 )

@@ -35,7 +35,7 @@ _QUALITY = Quality(
 def test_table():
     assert _QUALITY.table() == (
         "language  train pairs  sentences   BLEU    +-   chrF    +-\n"
-        "qb              32000        100  45.00  1.50  60.00  0.25\n"
+        "qb             32,000        100  45.00  1.50  60.00  0.25\n"
         "qa                300        100  12.50  1.50  30.00  0.25\n"
         "qc                300         90  30.00  1.50  45.00  0.25\n"
         "average                           29.17        45.00\n"
