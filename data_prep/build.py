@@ -74,7 +74,7 @@ def _sources_and_config() -> tuple[tuple[Source, ...], config.BuildConfig]:
 def _engine() -> contextlib.AbstractContextManager[engines.Engine]:
     if _SCHEDULER.value is not None:
         if _ENGINE.value != "dask":
-            raise ValueError("--scheduler needs --engine=dask")
+            raise ValueError(f"--scheduler needs --engine=dask, got --engine={_ENGINE.value}")
         for flag in (_INPUT, _CONFIG, _OUT):
             if not os.path.isabs(flag.value or os.sep):
                 problem = f"--{flag.name}={flag.value} with --scheduler: expected an absolute path"

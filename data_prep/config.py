@@ -108,7 +108,7 @@ def load(
     except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error
     if not found:
-        raise ValueError(f"{path}: no [[sources]]")
+        raise ValueError(f"{path} has no [[sources]]: expected one or more")
     return found, config
 
 
@@ -121,7 +121,7 @@ def _check_distinct(found: Sequence[Source]) -> None:
         given = vars(source).get("languages", (vars(source).get("language"),))
         before, codes = seen[type(source), *text], set(given or "*")  # All languages.
         if before and (before & codes or "*" in before | codes):
-            raise ValueError(f"sources: {source} is there twice for the same language and split")
+            raise ValueError(f"sources: {source} is given twice for the same language and split")
         before |= codes
 
 
@@ -151,7 +151,7 @@ def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
     found = sorted(glob.glob(str(folder / str(fields.get("path", ""))), recursive=True))
     files = [file for file in map(pathlib.Path, found) if file.is_file()]
     if not files:
-        raise ValueError(f"sources: no file matches path {fields.get('path')!r}")
+        raise ValueError(f"sources: no file in {folder} matches path {fields.get('path')!r}")
     return [_call(_FORMATS[name], name, fields | {"path": file}) for file in files]
 
 
@@ -172,7 +172,7 @@ def _call(function: Callable[..., _Made], owner: str, fields: Mapping[str, Any])
     known = inspect.signature(function).parameters
     required = [name for name, one in known.items() if one.default is one.empty]
     if unknown := ", ".join(sorted(fields.keys() - known)):
-        raise ValueError(f"{owner} has no {unknown}: there is {', '.join(sorted(known))}")
+        raise ValueError(f"{owner} has no setting {unknown}, only {', '.join(sorted(known))}")
     if missing := [name for name in required if name not in fields]:
         raise ValueError(f"{owner} needs {', '.join(missing)}")
     return function(**fields)

@@ -34,7 +34,7 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
     try:
         distributed = cli.load("distributed")
     except ModuleNotFoundError as error:
-        raise ValueError("no Dask: pip install 'lingvo_gshard[dask]'") from error
+        raise ValueError("--engine=dask needs Dask: pip install 'lingvo_gshard[dask]'") from error
     for name in ("distributed", "distributed.client", "tornado"):  # Errors are raised, too.
         logging.getLogger(name).setLevel(logging.CRITICAL)
     workers = {"n_workers": num_workers, "threads_per_worker": 1, "dashboard_address": None}
@@ -55,8 +55,8 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
         try:
             yield run
         except scheduler_lost as error:
-            problem = f"lost the Dask scheduler at {address}"
-            raise ValueError(f"{problem}; the same command with another continues") from error
+            problem = f"the Dask scheduler at {address} no longer answers"
+            raise ValueError(f"{problem}; repeat the command with another") from error
         except distributed.KilledWorker as error:
             raise ValueError(f"the Dask cluster of {address}: {error}") from error
 

@@ -49,7 +49,7 @@ def is_valid(tag: str) -> bool:
 def code(tag: str) -> str:
     """Returns a tag in canonical form: de, zh-Hant, pt-BR. Raises ValueError if it is not valid."""
     if not is_valid(tag):
-        raise ValueError(f"{tag!r} is no language: expected a BCP-47 code, such as de or zh-Hant")
+        raise ValueError(f"{tag!r} is not a language: expected a BCP-47 code like de or zh-Hant")
     return langcodes.standardize_tag(_GLOTTOCODE.sub("-x-", tag))
 
 
@@ -64,7 +64,7 @@ def named(tag: str, codes: str) -> str:
     Raises ValueError as `code`, or if the name has other characters than letters, digits, - and _.
     """
     if codes == "source" and not is_name(tag, codes):
-        raise ValueError(f"{tag!r} is no language: expected letters, digits, - and _")
+        raise ValueError(f"{tag!r} is not a language: expected letters, digits, - and _")
     return code(tag) if codes == "standard" else tag
 
 

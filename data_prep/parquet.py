@@ -41,13 +41,13 @@ class ParquetFile(sources.File):
     @contextlib.contextmanager
     def _opened(self) -> Iterator[parquet.ParquetFile]:
         if not self.path.is_file():
-            raise ValueError(f"no file {self.path}")
+            raise ValueError(f"{self.path}: there is no such file")
         try:
             with parquet.ParquetFile(self.path) as file:
                 yield file
         except (pyarrow.ArrowException, OSError) as error:
             reason = " ".join(str(error).split())
-            raise ValueError(f"{self.path} is no whole Parquet file: {reason}") from error
+            raise ValueError(f"{self.path} is not a whole Parquet file: {reason}") from error
 
     def _records(self, file: parquet.ParquetFile, span: range) -> Iterator[dict[str, Any]]:
         names = self.source_column, self.english_column, self.score_column
@@ -55,7 +55,7 @@ class ParquetFile(sources.File):
         there = {file.schema.column(i).path for i in range(len(file.schema))}
         if missing := ", ".join(name for name in wanted if name not in there):
             columns = ", ".join(sorted(there))
-            raise ValueError(f"{self.path} has no column {missing}: there is {columns}")
+            raise ValueError(f"{self.path} has no column {missing}, only {columns}")
         groups = range(span.start, min(span.stop, file.num_row_groups))
         for batch in file.iter_batches(row_groups=groups, columns=wanted):
             yield from batch.to_pylist()

@@ -36,7 +36,7 @@ def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any
             made[name] = _filled(pattern, values | {"side": tag})
         found[tuple(values.values())] = made
     if not found:
-        raise ValueError(f"sources: no file matches path {pattern!r}")
+        raise ValueError(f"sources: no file in {folder} matches path {pattern!r}")
     return list(found.values())
 
 
@@ -56,7 +56,7 @@ def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str
         elif not part.startswith("{"):
             expression += re.escape(part)
         elif name not in _MATCHES:
-            raise ValueError(f"path {pattern!r}: expected one of {', '.join(sorted(_MATCHES))}")
+            raise ValueError(f"path {pattern!r}: {part} is none of {', '.join(sorted(_MATCHES))}")
         else:
             expression += f"(?P={name})" if name in names else f"(?P<{name}>{_MATCHES[name]})"
             names.add(name)
@@ -69,5 +69,5 @@ def _sides(path: str, pair: str) -> tuple[str, str]:
     """Returns the code of a pair's language and that of its English."""
     sides = sorted(pair.split("-"), key=languages.is_english)
     if list(map(languages.is_english, sides)) != [False, True]:
-        raise ValueError(f"{path}: {pair} is no pair with English")
+        raise ValueError(f"{path}: expected a pair with English, got {pair}")
     return sides[0], sides[1]

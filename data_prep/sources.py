@@ -147,11 +147,11 @@ class PoFile(File):
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         if not self.path.is_file():
-            raise ValueError(f"no file {self.path}")
+            raise ValueError(f"{self.path}: there is no such file")
         try:
             catalog = polib.pofile(str(self.path))
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"{self.path} is no gettext catalog: {error}") from error
+            raise ValueError(f"{self.path} is not a gettext catalog: {error}") from error
         for message in catalog.translated_entries():
             forms = [form for _, form in sorted(message.msgstr_plural.items())] or [message.msgstr]
             yield Row(self.language, Pair.of(forms[0], message.msgid))

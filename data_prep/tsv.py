@@ -53,7 +53,7 @@ def parse(line: str) -> Pair:
     """Returns the pair in a line. Raises ValueError if it has no tab or several."""
     sides = line.split("\t")
     if len(sides) != 2:
-        raise ValueError(f"expected 1 tab, given {len(sides) - 1}")
+        raise ValueError(f"expected 1 tab, got {len(sides) - 1}")
     return Pair(sides[0].strip(), sides[1].strip())
 
 
@@ -103,7 +103,7 @@ def _lines(path: pathlib.Path, file: gzip.GzipFile | BinaryIO, span: range) -> I
         yield line
         position += len(line)
     if position < span.stop and span != WHOLE:
-        raise ValueError(f"{path} has {position} bytes, and had more when the run began")
+        raise ValueError(f"{path} has {position} bytes, fewer than when the run began")
 
 
 def _parsed(number: int, line: bytes, parse: Callable[[str], _T]) -> _T | Malformed:
@@ -119,7 +119,7 @@ def _parsed(number: int, line: bytes, parse: Callable[[str], _T]) -> _T | Malfor
 def open_binary(path: pathlib.Path) -> Iterator[gzip.GzipFile | BinaryIO]:
     """Opens a file, plain or gzip. Raises ValueError if there is none or it is corrupt gzip."""
     if not path.is_file():
-        raise ValueError(f"no file {path}")
+        raise ValueError(f"{path}: there is no such file")
     opened = gzip.open if path.suffix == ".gz" else open
     with atomic_file.naming(path), opened(path, "rb") as file:
         try:

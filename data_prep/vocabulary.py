@@ -133,7 +133,7 @@ def train(
         raise ValueError(f"{problem}: {reason}") from error
     size = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).get_piece_size()
     if size != wanted:
-        logging.warning("%s vocabulary: the text has only %d pieces, %d asked", side, size, wanted)
+        logging.warning("%s vocabulary: the text gives only %d of %d pieces", side, size, wanted)
     path.parent.mkdir(parents=True, exist_ok=True)
     with files.replacing(path) as partial:
         partial.write_bytes(model.getvalue())

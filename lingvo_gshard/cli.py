@@ -86,11 +86,11 @@ def processes() -> Any:
     spmd, timeout_secs = load("lingvo_gshard.spmd.processes"), given.join_timeout_secs
     if given.cluster == "auto":
         if explicit != (None, 1, 0):
-            raise ValueError("--cluster=auto asks the cluster; give no --coordinator besides.")
+            raise ValueError("--cluster=auto: omit --coordinator, --num_processes, --process_id.")
         found = spmd.detected(given.coordinator_port, timeout_secs)
         return found if found.num_processes > 1 else None
     if given.coordinator is None:
-        raise ValueError("--num_processes: give --coordinator=HOST:PORT of process 0 as well.")
+        raise ValueError("--num_processes needs --coordinator=HOST:PORT, the address of process 0.")
     return spmd.Processes(*explicit, timeout_secs=timeout_secs)
 
 

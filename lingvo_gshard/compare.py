@@ -85,7 +85,7 @@ def _baseline(logdir: str) -> tuple[str, Quality]:
     found = _quality(logdir)
     if len(found.languages) != 1:
         codes = ", ".join(row.code for row in found.languages)
-        raise ValueError(f"--baseline={logdir}: expected one language, it decoded {codes}.")
+        raise ValueError(f"--baseline={logdir}: expected a run of one language, got {codes}.")
     return found.languages[0].code, found
 
 

@@ -71,11 +71,11 @@ def _check_flags() -> None:
     machines = _TABLE.value == "machines"
     given = [_MODEL.value is not None and not machines, bool(_COMPARE.value), bool(_TABLE.value)]
     if sum(given) != 1:
-        raise ValueError("give one of --model, --compare and --table; see --help.")
+        raise ValueError("give exactly one of --model, --compare and --table; see --help.")
     if _SAVE.value and (_SEARCH.value or not given[0]):
-        raise ValueError("--save: give --model, --topology and --out with it, and no --search.")
+        raise ValueError("--save needs --model, --topology and --out, and excludes --search.")
     if _COMPARE.value and len(_COMPARE.value) < 2:
-        raise ValueError(f"--compare={_COMPARE.value[0]}: two or more plans are expected.")
+        raise ValueError(f"--compare={_COMPARE.value[0]}: expected two or more plans, got one.")
     if _NUM_DEVICES.value & (_NUM_DEVICES.value - 1):
         raise ValueError(f"--num_devices={_NUM_DEVICES.value}: expected a power of two.")
     needed = [_MODEL, _OUT] if machines else [_TOPOLOGY, _OUT] if given[0] else []

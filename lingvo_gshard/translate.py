@@ -230,7 +230,7 @@ def _check_flags() -> None:
 def _check_files(source: str | None, target: str | None) -> None:
     if source is None or target is None:
         if source or target or cli.processes():
-            raise ValueError("give both --input and --output, which several processes need.")
+            raise ValueError("give both --input and --output; several processes need them.")
         if sys.stdin is None and not _EXPORT.value and _SERVE.value is None:
             raise ValueError("standard input is closed; give --input and --output.")
     elif _EXPORT.value or _SERVE.value is not None:

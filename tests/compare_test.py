@@ -88,7 +88,7 @@ def test_paired_bootstrap_of_two_runs(logdirs):
             "--baseline: qb is given twice",
         ),
         (["--run=MoE={MoE}", "--paired"], "--paired: MoE is the only run"),
-        (["--run=MoE={MoE}", "--baseline={dense}"], "expected one language, it decoded qa, qb"),
+        (["--run=MoE={MoE}", "--baseline={dense}"], "expected a run of one language, got qa, qb"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(logdirs, flags, message):

@@ -37,13 +37,16 @@ def _run(*args, timeout=120):
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        ([], "plan: give one of --model, --compare and --table; see --help."),
-        (["--table=scaling", "--model=x.Y"], "plan: give one of --model, --compare and --table"),
+        ([], "plan: give exactly one of --model, --compare and --table; see --help."),
+        (
+            ["--table=scaling", "--model=x.Y"],
+            "plan: give exactly one of --model, --compare and --table",
+        ),
         (["--table=scaling"], "plan: --out is missing; see --help."),
-        (["--compare=/nowhere"], "plan: --compare=/nowhere: two or more plans are expected."),
+        (["--compare=/nowhere"], "plan: --compare=/nowhere: expected two or more plans, got one."),
         (["--compare=/nowhere,/no"], "plan: /nowhere: no plan.json there; `plan --out=/nowhere`"),
         (["--model=toy.MoE8E4L"], "plan: --topology is missing; see --help."),
-        (["--table=compile", "--save"], "plan: --save: give --model, --topology and --out with"),
+        (["--table=compile", "--save"], "plan: --save needs --model, --topology and --out"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(args, message):
@@ -74,14 +77,14 @@ def test_a_mistake_is_reported_in_one_line(args, message):
         ),
         (
             ["--model=toy.MoE8E4L", "--topology=v3:2x2", "--batch_tokens=100"],
-            "--batch_tokens=100: rows of 48 tokens",
+            "--batch_tokens=100: expected a multiple of 48",
         ),
         (
             [
                 *("--model=toy.MoE8E4L", "--topology=v3:2x2", "--batch_tokens=480"),
                 "--set=input.batch_size=10",
             ],
-            "give one of --batch_tokens and --set=input.batch_size",
+            "give --batch_tokens or --set=input.batch_size, not both",
         ),
         (
             ["--model=toy.MoE8E4L", "--topology=v3:4x4", *(f"--set={each}" for each in _TINY)],

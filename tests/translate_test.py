@@ -96,7 +96,7 @@ def test_a_lack_of_memory_is_told_in_one_line():
     [
         ({"input": "here.txt"}, "give both --input and --output"),
         ({"output": "out.txt"}, "give both --input and --output"),
-        ({"num_processes": 2, "coordinator": "a:1"}, "both .* which several processes need"),
+        ({"num_processes": 2, "coordinator": "a:1"}, "both .*; several processes need them"),
         ({"input": "here.txt", "output": "out.txt", "serve": 1}, "neither --serve nor --export"),
         ({"input": "gone.txt", "output": "out.txt"}, "--input=gone.txt: there is no such file"),
         ({"input": "here.txt", "output": "gone/out.txt"}, "--output=gone/out.txt: expected a file"),

@@ -95,7 +95,7 @@ class Params:
         for parent in parents:
             owner = getattr(owner, parent)
             if not isinstance(owner, Params):
-                raise AttributeError(f"{path!r}: {parent!r} holds {owner!r}, not Params.")
+                raise AttributeError(f"{path!r}: {parent!r} is {owner!r}, no group of settings.")
         return owner, name
 
     def _set_frozen(self, frozen: bool) -> None:

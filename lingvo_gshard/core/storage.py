@@ -49,7 +49,9 @@ def path(given: _Given) -> Any:
     try:
         importlib.import_module(package)
     except ModuleNotFoundError as error:
-        raise ValueError(f"{given}: pip install 'lingvo_gshard[{extra}]'.") from error
+        raise ValueError(
+            f"{given} needs {package}: pip install 'lingvo_gshard[{extra}]'."
+        ) from error
     # Other machines may write while this one reads.
     importlib.import_module("fsspec.config").conf[extra] = {"use_listings_cache": False}
     return importlib.import_module("etils.epath").Path(given)

@@ -20,7 +20,7 @@ class Tokenizer:
         """Loads a model. Raises ValueError if it is missing, damaged or has other special ids."""
         path = pathlib.Path(model_file)
         if not path.is_file():
-            raise ValueError(f"no vocabulary {path}")
+            raise ValueError(f"{path}: there is no such vocabulary")
         try:
             self._processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
         except (RuntimeError, OSError) as error:

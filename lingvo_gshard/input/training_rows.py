@@ -89,7 +89,7 @@ class TrainingBatches:
         drawn = self._mixture.read(0, _PROBED_EXAMPLES)
         fitting = [example for example in drawn if self._shape.fits(example)]
         if not fitting:
-            raise ValueError(f"none of {len(drawn)} examples in a row fits {self._shape}")
+            raise ValueError(f"none of {len(drawn)} examples fits {self._shape}: lengthen the rows")
         needed = float(len(fitting))
         if self._params.rows is Rows.PACKED:  # Assume that the longer side has no padding.
             tokens = packing.lengths_of(fitting).sum(axis=0)

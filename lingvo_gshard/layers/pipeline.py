@@ -30,8 +30,8 @@ def check_pipeline(name: str, p: Params, block_size: int) -> None:
     """Raises ValueError if the stack called `name` can't have its stages or microbatches."""
     if p.stages < 1 or p.microbatches < 1 or p.stages == 1 < p.microbatches:
         raise ValueError(
-            f"{name}: stages={p.stages} and microbatches={p.microbatches}: both are 1 or more, and "
-            "microbatches need 2 stages or more."
+            f"{name}: stages={p.stages} and microbatches={p.microbatches}: both must be 1 or "
+            "more, and microbatches need 2 stages or more."
         )
     if p.stages == 1:
         return

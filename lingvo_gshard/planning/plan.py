@@ -178,4 +178,4 @@ def load(folder: pathlib.Path) -> Plan:
     try:
         return json_records.read(Plan, json.loads(path.read_text()))
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: is damaged or of another version: {error!r}.") from error
+        raise ValueError(f"{path} is damaged or outdated ({error!r}); plan again.") from error

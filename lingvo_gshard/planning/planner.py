@@ -157,12 +157,12 @@ def _save_training(request: Request, folder: pathlib.Path) -> list[str]:
 def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> str:
     """The setting of as many rows as make up a batch of `batch_tokens`."""
     if any(setting.startswith("input.batch_size=") for setting in settings):
-        raise ValueError("give one of --batch_tokens and --set=input.batch_size.")
+        raise ValueError("give --batch_tokens or --set=input.batch_size, not both.")
     length = registry.get_params(model, settings).input.target_len
     if batch_tokens < 1 or batch_tokens % length:
         raise ValueError(
-            f"--batch_tokens={batch_tokens}: rows of {length} tokens (input.target_len) "
-            "do not make it up; give a multiple."
+            f"--batch_tokens={batch_tokens}: expected a multiple of {length}, "
+            "the tokens of a row (input.target_len)."
         )
     return f"input.batch_size={batch_tokens // length}"
 
@@ -203,6 +203,6 @@ def check_vocabularies(request: Request) -> None:
     for name in ("source_vocab_size", "target_vocab_size"):
         if request.params.task.Get(name) is None:
             raise ValueError(
-                f"task.{name} is as large as the data's, and a plan has no data; give "
+                f"task.{name} is taken from the data, which a plan does not have; give "
                 f"--set=task.{name}=SIZE."
             )

@@ -33,7 +33,7 @@ def plan_lines(request: Request, folder: pathlib.Path, save: bool = False) -> It
             changes = trial.request.settings[len(request.settings) :]
             yield f"  {trial} ({' '.join(f'--set={change}' for change in changes)})"
     if save and not made.step.fits:
-        raise ValueError("--save: a step does not fit, so nothing was saved.")
+        raise ValueError("--save: nothing was saved, as a step does not fit into memory.")
     if save:
         yield planner.save_training(request, folder / "executables")
 

@@ -121,7 +121,7 @@ class Server:
                 translator = await asyncio.to_thread(load)
                 await asyncio.to_thread(translator.decoder.compile)
             except Exception as error:
-                logging.error("serving: not loaded, the old model stays: %s", _one_line(error))
+                logging.error("serving: not loaded, the old model is kept: %s", _one_line(error))
                 self._loads.labels("refused").inc()
             else:
                 self._translator, self._is_ready = translator, True
@@ -215,7 +215,7 @@ class Server:
             raise web.HTTPBadRequest(text=problem) from error
         known = ["lines", "nbest", "source_lang"]
         if unknown := ", ".join(sorted(set(body) - set(known))):
-            raise web.HTTPBadRequest(text=f"Unknown {unknown}, expected {', '.join(known)}.")
+            raise web.HTTPBadRequest(text=f"Unknown field {unknown}, expected {', '.join(known)}.")
         nbest, most = body.get("nbest", 1), self._translator.spec.num_best
         if type(nbest) is not int or not 1 <= nbest <= most:
             problem = f"nbest: expected 1 to {most}, got {nbest!r}."

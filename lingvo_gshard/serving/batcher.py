@@ -82,9 +82,9 @@ class Batcher:
         limits = self._limits
         own = sum(row.part.num_tokens for row in self._rows() if row.client == client)
         if own and own + added > limits.client_tokens:
-            raise ShareFull(f"{own} tokens of yours wait, of at most {limits.client_tokens}.")
+            raise ShareFull(f"{own} tokens of yours wait; the limit is {limits.client_tokens}.")
         if (queued := self.queued_tokens) and queued + added > limits.queued_tokens:
-            raise asyncio.QueueFull(f"{queued} tokens wait, of at most {limits.queued_tokens}.")
+            raise asyncio.QueueFull(f"{queued} tokens wait; the limit is {limits.queued_tokens}.")
 
     def _lane(self, spec: DecoderSpec, part: Part) -> "_Lane":
         if spec.num_partitions > 1:  # Programs that exchange data must run one after another.

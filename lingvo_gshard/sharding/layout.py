@@ -57,11 +57,11 @@ class Partitioning:
     def __post_init__(self) -> None:
         letters = [letter for letter, _ in self.table]
         if len(set(letters)) != len(letters):
-            raise ValueError(f"Partitioning: a letter stands twice in the table {self.table}.")
+            raise ValueError(f"Partitioning: a letter is used twice in the table {self.table}.")
         for letter, axis in self.table:
             if len(letter) != 1 or not letter.isalpha():
                 raise ValueError(
-                    f"Partitioning: the table {self.table} is of single letters, got {letter!r}."
+                    f"Partitioning: expected single letters, got {letter!r} in {self.table}."
                 )
             self.mesh.size(axis)
 

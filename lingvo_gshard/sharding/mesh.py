@@ -98,7 +98,7 @@ class Mesh:
         known = math.prod(int(size) for size in sizes if size != "*")
         if num_partitions % known or ("*" not in sizes and num_partitions != known):
             expected = f"a multiple of {known}" if "*" in sizes else known
-            raise ValueError(f"mesh={text}: {num_partitions} devices, expected {expected}.")
+            raise ValueError(f"mesh={text}: expected {expected} devices, got {num_partitions}.")
         filled = (num_partitions // known if size == "*" else int(size) for size in sizes)
         return Mesh(names, tuple(filled), None if assignment is None else tuple(assignment))
 

@@ -45,7 +45,7 @@ def start(num_partitions: int | None = None) -> tuple[int, str]:
     if partitions > len(found):
         raise ValueError(f"--num_partitions={partitions}: there are only {described}.")
     if partitions < len(found) and jax.process_count() > 1:
-        raise ValueError(f"--num_partitions={partitions}: {described} must all take part.")
+        raise ValueError(f"--num_partitions={partitions}: expected all of the {described}.")
     return partitions, described
 
 

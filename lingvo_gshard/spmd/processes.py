@@ -279,7 +279,7 @@ def check_shared(folder: os.PathLike[str]) -> None:
     """Raises ValueError if there are several processes, each with its own copy of a folder."""
     there = storage.origin(folder)
     if jax.process_count() > 1 and there != storage.path(folder):
-        raise ValueError(f"{there}: for this, several processes need a folder on one disk.")
+        raise ValueError(f"{there}: several processes need a folder on a disk that they share.")
 
 
 def largest(values: Sequence[int]) -> list[int]:

@@ -55,11 +55,11 @@ def load(path: str | pathlib.Path) -> Program:
     """
     data = pathlib.Path(path).read_bytes()
     if not data.startswith(_MAGIC):
-        raise ValueError(f"{path}: this is no program of lingvo_gshard.")
+        raise ValueError(f"{path} is not a program of lingvo_gshard.")
     rest = data[len(_MAGIC) :]
     digest, body = rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
     if hashlib.sha256(body).digest() != digest:
-        raise ValueError(f"{path}: the program is damaged; its checksum does not match.")
+        raise ValueError(f"{path} is damaged; its checksum does not match.")
     size = int.from_bytes(body[:_LENGTH_BYTES], "little")
     fields = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + size])
     if fields["version"] != _VERSION:

@@ -119,21 +119,21 @@ def _read_facts(path: pathlib.Path, mesh: jax.sharding.Mesh) -> _Facts:
     try:
         saved = json_records.read(_Facts, json.loads(path.read_text()))
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: is damaged: {error!r}; {_ADVICE}.") from error
+        raise ValueError(f"{path} is damaged ({error!r}); {_ADVICE}.") from error
     here = dataclasses.asdict(_facts(mesh, saved.program_digest, saved.file_digest))
     for name, found in here.items():
         if (expected := getattr(saved, name)) != found:
             given, wanted = reprlib.repr(found), reprlib.repr(expected)
-            raise ValueError(f"{path}: is for {name} {wanted}, but here is {given}; {_ADVICE}.")
+            raise ValueError(f"{path} is for {name} {wanted}, not {given}; {_ADVICE}.")
     return saved
 
 
 def _load(path: pathlib.Path, digest: str, program: Program, mesh: jax.sharding.Mesh) -> Any:
     if not path.is_file():
-        raise ValueError(f"{path}: is missing; {_ADVICE}.")
+        raise ValueError(f"{path} is missing; {_ADVICE}.")
     content, devices = path.read_bytes(), list(mesh.devices.flat)
     if _digest(content) != digest:
-        raise ValueError(f"{path}: is damaged, its checksum does not match; {_ADVICE}.")
+        raise ValueError(f"{path} is damaged, its checksum does not match; {_ADVICE}.")
     # As in executable.lower: flat arguments, no keywords, flat results.
     leaves = specs.named_leaves(program.arg_names, program.args)
     args = jax.tree_util.tree_structure((tuple(leaf.dims for _, leaf in leaves), {}))

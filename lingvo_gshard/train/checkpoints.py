@@ -150,7 +150,7 @@ def note_best(
     """
     numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
     if metric not in numbers:
-        raise ValueError(f"best by {metric!r}: the metrics are {', '.join(sorted(numbers))}.")
+        raise ValueError(f"best by {metric!r}: expected one of {', '.join(sorted(numbers))}.")
     value, before = numbers[metric], read_best(folder)
     if before is not None and before.metric == metric:
         is_better = value > before.value if higher_is_better else value < before.value

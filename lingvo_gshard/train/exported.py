@@ -57,7 +57,7 @@ def read(path: str | pathlib.Path) -> dict[str, SavedArray]:
             f"{FORMAT!r}; it holds {', '.join(sorted(files)[:3]) or 'nothing'}, ..."
         )
     if "arrays" not in metadata:
-        raise ValueError(f"{path}: only a part of an export; give its index, *{INDEX_SUFFIX}.")
+        raise ValueError(f"{path} is only a part of an export; give its index, *{INDEX_SUFFIX}.")
     opened = _Files(path, metadata.get("export"), files)
     with _parsing(path):
         arrays, fingerprints = (json.loads(metadata[key]) for key in ("arrays", "fingerprints"))
@@ -108,7 +108,7 @@ class _Files:
             spec,
             fingerprints,
             functools.partial(self._read, entries, fingerprints is None),
-            lambda reason: ValueError(f"{self._path}: damaged: {reason}."),
+            lambda reason: ValueError(f"{self._path} is damaged: {reason}."),
         )
 
     def _read(self, entries: _Entries, hashed: bool, wanted: Index) -> np.ndarray:
@@ -131,16 +131,16 @@ class _Files:
             self._opened[path] = self._open(path)
         found = self._opened[path]
         if entry not in found.arrays:
-            raise ValueError(f"{path}: damaged: it lacks {entry}.")
+            raise ValueError(f"{path} is damaged: it lacks {entry}.")
         listed = json.loads(found.metadata.get("sha256", "{}"))
         if hashed and listed.get(entry) != safetensors_file.sha256(found.arrays[entry]):
-            raise ValueError(f"{path}: damaged: {entry} is not what was written.")
+            raise ValueError(f"{path} is damaged: {entry} is not what was written.")
         return found.arrays[entry][index]
 
     def _open(self, path: pathlib.Path) -> Contents:
         found = safetensors_file.read(path)
         if found.metadata.get("export") != self._export:
-            raise ValueError(f"{path}: a part of another export than {self._path}; export again.")
+            raise ValueError(f"{path} is a part of another export than {self._path}; export again.")
         return found
 
 
@@ -167,4 +167,4 @@ def _parsing(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path}: damaged: it does not describe weights ({error!r}).") from error
+        raise ValueError(f"{path} is damaged: it does not describe weights ({error!r}).") from error

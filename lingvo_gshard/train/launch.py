@@ -66,7 +66,7 @@ def launch_of(
     if model is None or given is None:
         if not pathlib.Path(logdir, _EXPERIMENT).is_file():
             problem = f"{logdir} holds no run yet (no {_EXPERIMENT})"
-            raise ValueError(f"{problem}: give --model, --data_dir.")
+            raise ValueError(f"{problem}: give both --model and --data_dir.")
         before = recorded(logdir)
         given = given or (before.data_dir, before.facts)
         if model is None:

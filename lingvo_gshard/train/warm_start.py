@@ -103,7 +103,7 @@ class WarmStart:
         if rule is Rule.NEW:
             return new, f"{path}: new, {specs.describe(new)}"
         if path not in old:
-            raise ValueError(f"{self.source}: has no {path}, which rule {rule} needs.")
+            raise ValueError(f"{self.source} has no {path}, which rule {rule} needs.")
         ids, line = self._ids(rule, path, dims, old[path], new)
         return _taken(old[path], ids, new), f"{path}: {line}"
 

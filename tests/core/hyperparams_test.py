@@ -50,7 +50,7 @@ def test_set_and_get_by_dotted_path():
         ("lamp.wats", "No hyperparameter 'wats'; did you mean watts"),
         ("lmp", "No hyperparameter 'lmp'; did you mean lamp"),
         ("zzz", "No hyperparameter 'zzz'; did you mean lamp, size, table"),
-        ("size.x", r"'size.x': 'size' holds \(3, 4\), not Params"),
+        ("size.x", r"'size.x': 'size' is \(3, 4\), no group of settings"),
     ],
 )
 def test_an_unknown_name_names_the_nearest(path, message):

@@ -123,5 +123,7 @@ def test_mistakes_name_the_bucket_and_not_the_copy(bucket):
 
 def test_a_package_that_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(ValueError, match=r"gs://a/b: pip install 'lingvo_gshard\[gcs\]'"):
+    with pytest.raises(
+        ValueError, match=r"gs://a/b needs gcsfs: pip install 'lingvo_gshard\[gcs\]'"
+    ):
         storage.path("gs://a/b")

@@ -95,7 +95,7 @@ def test_the_documented_example(tmp_path):
     [
         ("x = [", r"data.toml: "),
         ("", r"no \[\[sources\]\]"),
-        ("vocab_size = 3", r"the file has no vocab_size: there is character_coverage, "),
+        ("vocab_size = 3", r"the file has no setting vocab_size, only character_coverage, "),
         ("model_type = 'word'", r"model_type 'word': expected one of bpe, unigram"),
         ("model_type = 3", r"model_type 3: expected a value of type str"),
         ("max_pieces = 3.5", r"max_pieces 3.5: expected a value of type int"),
@@ -106,11 +106,11 @@ def test_the_documented_example(tmp_path):
         ("scripts = {sr = ['Cyrillic']}", r"script 'Cyrillic': expected an ISO 15924 code"),
         ("sources = 'x'", r"expected tables, each under \[\[sources\]\]"),
         ("[[sources]]\nformat = 'csv'", r"format 'csv': expected one of folder, tsv, tmx, "),
-        ("[[sources]]\nformat = 'tsv'\npath = '*.tsv'", r"no file matches path '\*.tsv'"),
+        ("[[sources]]\nformat = 'tsv'\npath = '*.tsv'", r"no file in .* matches path '\*.tsv'"),
         ("[[sources]]\nformat = 'tsv'\nsplit = 'valid'", r"split 'valid': expected one of train"),
-        ("[[sources]]\nformat = 'po'\nlanguage = 'xx'", r"'xx' is no language"),
+        ("[[sources]]\nformat = 'po'\nlanguage = 'xx'", r"'xx' is not a language"),
         ("[[sources]]\nformat = 'moses'\nsource = 'x'", r"moses needs english, language"),
-        ("[[sources]]\nformat = 'moses'\nfile = 'x'", r"moses has no file: there is english"),
+        ("[[sources]]\nformat = 'moses'\nfile = 'x'", r"moses has no setting file, only english"),
         ("[[sources]]\nformat = 'folder'\npath = 'none'", r"no input folder .*none"),
         ("[[sources]]\nformat = 'folder'", r"a folder needs path"),
         (
@@ -131,8 +131,8 @@ def test_mistakes_are_named(tmp_path, text, message):
     [
         ("{split}.{side}", ["dev", "train"]),
         ("*/{language}.{split}", "'*/{language}.{split}'"),
-        ("{pair}.{split}", "fr-nl.dev: fr-nl is no pair with English"),
-        ("{lang}.tsv", r"expected one of language, pair, side, split"),
+        ("{pair}.{split}", "fr-nl.dev: expected a pair with English, got fr-nl"),
+        ("{lang}.tsv", r"{lang} is none of language, pair, side, split"),
     ],
 )
 def test_placeholders(tmp_path, path, expected):
@@ -163,7 +163,7 @@ def test_a_file_that_is_there_twice_is_refused(tmp_path):
     language = "de"
     split = "{}"
     """
-    with pytest.raises(ValueError, match=r"de-en.tsv is there twice for the same language and spl"):
+    with pytest.raises(ValueError, match=r"de-en.tsv is given twice for the same language and spl"):
         _load(tmp_path, twice.format("train"))
     assert len(_load(tmp_path, twice.format("dev"))[0]) == 2
 
@@ -183,7 +183,7 @@ def test_languages_of_one_file_may_not_overlap(tmp_path, first, second, overlap)
     table = "[[sources]]\nformat = 'tmx'\npath = 'x.tmx'\n"
     text = f"{table}{first}\n{table}{second}\n"
     if overlap:
-        with pytest.raises(ValueError, match=r"x.tmx is there twice for the same language"):
+        with pytest.raises(ValueError, match=r"x.tmx is given twice for the same language"):
             _load(tmp_path, text)
     else:
         assert len(_load(tmp_path, text)[0]) == 2
@@ -193,7 +193,7 @@ def test_another_threshold_does_not_make_it_other_text(tmp_path):
     (tmp_path / "x.tsv").touch()
     table = "[[sources]]\nformat = 'columns'\npath = 'x.tsv'\nlanguage = 'de'\nsource_column = 0\n"
     table += "english_column = 1\nscore_column = 2\nmin_score = "
-    with pytest.raises(ValueError, match=r"x.tsv is there twice for the same language and split"):
+    with pytest.raises(ValueError, match=r"x.tsv is given twice for the same language and split"):
         _load(tmp_path, f"{table}1.0\n{table}1.1\n")
 
 
@@ -216,7 +216,7 @@ def test_languages_have_standard_codes_or_the_sources_names(tmp_path):
     (tmp_path / "train.old-x1").touch()
     sources, _ = _load(tmp_path, f"{table}\nlanguage_codes = 'source'")
     assert [one.language for one in sources] == ["deu_Latn", "fra_Latn", "ger", "old-x1"]
-    with pytest.raises(ValueError, match=r"'old-x1' is no language: expected a BCP-47 code"):
+    with pytest.raises(ValueError, match=r"'old-x1' is not a language: expected a BCP-47 code"):
         _load(tmp_path, table)
 
 

@@ -17,7 +17,7 @@ def test_codes_are_canonical():
 @pytest.mark.parametrize("tag", ["xx", "", "german", "de-", "calv", "x-klingon"])
 def test_what_is_not_registered_is_refused(tag):
     assert not languages.is_valid(tag)
-    with pytest.raises(ValueError, match=f"'{tag}' is no language: expected a BCP-47 code"):
+    with pytest.raises(ValueError, match=f"'{tag}' is not a language: expected a BCP-47 code"):
         languages.code(tag)
 
 
@@ -32,7 +32,7 @@ def test_names_have_standard_codes_or_stay():
     assert languages.primary("cat_Latn_vale1252") == "ca"
     assert languages.named("eng_Latn", "source") == "eng_Latn"
     assert languages.named("calv", "source") == "calv"
-    with pytest.raises(ValueError, match=r"'../x' is no language: expected letters"):
+    with pytest.raises(ValueError, match=r"'../x' is not a language: expected letters"):
         languages.named("../x", "source")
 
 

@@ -67,7 +67,7 @@ def test_opus100(tmp_path):
     pipeline.run_through(last, sources, tmp_path / "data", made, engines.pool(1))
     (tmp_path / "supervised/de-en/opus.de-en-dev.en").unlink()
     sources, made = _load("opus100", tmp_path)
-    with pytest.raises(ValueError, match=r"no file .*opus.de-en-dev.en"):
+    with pytest.raises(ValueError, match=r"opus.de-en-dev.en: there is no such file"):
         pipeline.run_through(last, sources, tmp_path / "other", made, engines.pool(1))
 
 

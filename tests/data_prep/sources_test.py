@@ -88,7 +88,7 @@ def test_translated_messages(tmp_path):
 
 def test_what_is_no_catalog_is_refused(tmp_path):
     (tmp_path / "x.po").write_text("this is no catalog\n")
-    with pytest.raises(ValueError, match=r"x.po is no gettext catalog: "):
+    with pytest.raises(ValueError, match=r"x.po is not a gettext catalog: "):
         list(PoFile(tmp_path / "x.po", "de").rows())
-    with pytest.raises(ValueError, match=r"no file .*none.po"):
+    with pytest.raises(ValueError, match=r"none.po: there is no such file"):
         list(PoFile(tmp_path / "none.po", "de").rows())

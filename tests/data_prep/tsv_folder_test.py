@@ -47,5 +47,7 @@ def test_one_language_in_two_files_is_refused(tmp_path):
 
 def test_what_is_no_language_is_refused(tmp_path):
     (tmp_path / "xx-en.tsv").touch()
-    with pytest.raises(ValueError, match=r"xx-en.tsv: 'xx' is no language: expected a BCP-47 code"):
+    with pytest.raises(
+        ValueError, match=r"xx-en.tsv: 'xx' is not a language: expected a BCP-47 code"
+    ):
         tsv_folder.sources_in(tmp_path)

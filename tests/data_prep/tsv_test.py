@@ -59,7 +59,7 @@ def test_a_file_that_became_shorter_is_refused(tmp_path):
     path.write_text("a\tb\n" * 10)
     (span,) = tsv.spans(path)
     path.write_text("a\tb\n" * 9)
-    with pytest.raises(ValueError, match=r"de-en.tsv has 36 bytes, and had more when"):
+    with pytest.raises(ValueError, match=r"de-en.tsv has 36 bytes, fewer than when the run"):
         list(tsv.read_lines(path, tsv.parse, span))
 
 
@@ -68,7 +68,7 @@ def test_binary_content_and_missing_files_are_refused(tmp_path):
     path.write_bytes(b"a\tb\n\x00\x01\x02\n")
     with pytest.raises(ValueError, match=r"de-en.tsv is binary"):
         list(tsv.read(path))
-    with pytest.raises(ValueError, match=r"no file .*none.tsv"):
+    with pytest.raises(ValueError, match=r"none.tsv: there is no such file"):
         list(tsv.read(tmp_path / "none.tsv"))
 
 

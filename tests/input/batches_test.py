@@ -293,7 +293,7 @@ def test_an_endless_stream_leaves_too_long_examples_out(data_dir):
 
 
 def test_rows_that_no_example_fits_are_refused(data_dir):
-    with pytest.raises(ValueError, match=r"none of 200\d examples in a row fits RowShape"):
+    with pytest.raises(ValueError, match=r"none of 200\d examples fits RowShape"):
         _input(data_dir, source_len=2, target_len=2)
 
 

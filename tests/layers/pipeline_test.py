@@ -193,7 +193,7 @@ def test_joined_microbatches_are_the_batch(shape):
     ("settings", "message"),
     [
         ({"stages": 3}, "stages=3 needs a number of stages that divides its 4 blocks"),
-        ({"stages": 0}, "stages=0 and microbatches=1: both are 1 or more"),
+        ({"stages": 0}, "stages=0 and microbatches=1: both must be 1 or more"),
         ({"microbatches": 2}, "microbatches need 2 stages or more"),
         ({"stages": 2, "layers_as": Layers.UNROLLED}, "needs layers_as=LOOP"),
         ({"stages": 2, "remat": Remat.NONE}, "needs remat=BLOCK"),

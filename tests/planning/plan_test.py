@@ -35,7 +35,7 @@ def test_a_plan_of_the_training_step_alone_by_an_older_version_is_refused(tmp_pa
     values = json.loads((tmp_path / "plan.json").read_text())
     del values["programs"]
     (tmp_path / "plan.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match="is damaged or of another version: KeyError.'programs'"):
+    with pytest.raises(ValueError, match="is damaged or outdated .KeyError.'programs'"):
         plan.load(tmp_path)
 
 
@@ -79,5 +79,5 @@ def test_missing_and_damaged_plans_are_refused(tmp_path):
     values = json.loads((tmp_path / "plan.json").read_text())
     del values["programs"]["train"]["memory_gib"]["peak"]
     (tmp_path / "plan.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match=r"plan.json: is damaged or of another version: KeyError"):
+    with pytest.raises(ValueError, match=r"plan.json is damaged or outdated \(KeyError"):
         plan.load(tmp_path)

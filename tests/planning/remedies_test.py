@@ -74,7 +74,7 @@ def test_executables_are_saved_of_a_plan_that_fits(monkeypatch, tmp_path):
     _, saved = remedies.plan_lines(_request(), tmp_path, save=True)
     assert saved == f"saved in {tmp_path}/executables"
     _planned(monkeypatch, lambda request: request.settings)
-    with pytest.raises(ValueError, match="--save: a step does not fit, so nothing was saved"):
+    with pytest.raises(ValueError, match="--save: nothing was saved, as a step does not fit"):
         list(remedies.plan_lines(_request(), tmp_path, save=True))
 
 

@@ -117,7 +117,10 @@ def test_plain_text_gets_one_line_per_line():
         ({"lines": ["ab"], "nbest": 3}, "nbest: expected 1 to 2, got 3"),
         ({"lines": ["ab"], "nbest": True}, "nbest: expected 1 to 2, got True"),
         ({"lines": ["ab"], "source_lang": "xx"}, "source_lang: expected one of de, fr, got 'xx'"),
-        ({"lines": ["ab"], "n_best": 1}, "Unknown n_best, expected lines, nbest, source_lang"),
+        (
+            {"lines": ["ab"], "n_best": 1},
+            "Unknown field n_best, expected lines, nbest, source_lang",
+        ),
     ],
 )
 def test_wrong_requests_are_refused_with_a_reason(body, message):
@@ -548,9 +551,9 @@ def test_a_full_queue_or_share_refuses():
         async with _batcher(_Shouter(), client_tokens=9, queued_tokens=12) as submit:
             first = asyncio.create_task(submit(["a"] * 4))
             await asyncio.sleep(0)
-            with pytest.raises(ShareFull, match="8 tokens of yours wait, of at most 9"):
+            with pytest.raises(ShareFull, match="8 tokens of yours wait; the limit is 9"):
                 await submit(["b"])
-            with pytest.raises(asyncio.QueueFull, match="8 tokens wait, of at most 12"):
+            with pytest.raises(asyncio.QueueFull, match="8 tokens wait; the limit is 12"):
                 await submit(["b"] * 3, "two")
             return len(await first), await submit([])
 
@@ -626,6 +629,6 @@ def test_after_a_hangup_the_next_model_serves_and_the_last_one_ends_its_requests
     metrics = _with_client(act, first, load=load)
     assert 'loads_total{outcome="loaded"} 2.0' in metrics
     assert 'loads_total{outcome="refused"} 1.0' in metrics
-    refusal = "serving: not loaded, the old model stays: weights are damaged"
+    refusal = "serving: not loaded, the old model is kept: weights are damaged"
     assert _errors(caplog) == [refusal]
     assert capfd.readouterr().out == "Loaded toy\nLoaded next\n"

@@ -59,7 +59,7 @@ def test_a_table_that_makes_no_sense_is_refused():
 
 @pytest.mark.parametrize("key", ["BM", "_", ""])
 def test_a_key_that_no_dim_could_have_is_refused(key):
-    with pytest.raises(ValueError, match=f"of single letters, got '{key}'"):
+    with pytest.raises(ValueError, match=f"expected single letters, got '{key}'"):
         Partitioning.from_dict(Mesh.flat(2), {"B": "d", key: "d"})
 
 

@@ -178,7 +178,7 @@ def test_a_cut_or_foreign_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match="damaged"):
         program.load(path)
     path.write_bytes(b"something else")
-    with pytest.raises(ValueError, match="this is no program"):
+    with pytest.raises(ValueError, match="is not a program"):
         program.load(path)
 
 

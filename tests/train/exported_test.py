@@ -172,21 +172,21 @@ def test_a_changed_bit_is_found_in_parts_of_an_entry_too(tmp_path):
         ),
         (
             lambda path, file: save_file({"a": np.zeros(2)}, file, {"export": _export_of(path)}),
-            r"w-0000\d-of-.*: damaged: it lacks theta.layers\[1\].wi\[2:4\]",
+            r"w-0000\d-of-.* is damaged: it lacks theta.layers\[1\].wi\[2:4\]",
         ),
         (
             lambda path, file: file.write_bytes(_other(path.parent).read_bytes()),
             r"w-0000\d-of-.*: a part of another export than .*json; export again",
         ),
-        (lambda path, file: path.write_text("{"), r"index.json: damaged: it does not describe"),
-        (lambda path, file: path.write_text("[]"), r"index.json: damaged: it does not describe"),
+        (lambda path, file: path.write_text("{"), r"index.json is damaged: it does not describe"),
+        (lambda path, file: path.write_text("[]"), r"index.json is damaged: it does not describe"),
         (
             lambda path, file: path.write_text(re.sub(r".*wi\[2:4\].*\n", "", path.read_text())),
-            r"index.json: damaged: .*it is not what was written",
+            r"index.json is damaged: .*it is not what was written",
         ),
         (
             lambda path, file: path.write_text(path.read_text().replace('"theta.gate"', '"x"')),
-            r"index.json: damaged: ",
+            r"index.json is damaged: ",
         ),
         (lambda path, file: path.unlink(), r"index.json: there is no such file"),
     ],

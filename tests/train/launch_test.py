@@ -42,7 +42,7 @@ def test_settings_apply_in_order_and_the_data_binds_the_vocabularies():
         ("task.encoder.moe.group_size=64.0", "expected int or None, got float"),
         ("task=3", "task is a group of settings; set one of them, such as task."),
         ("sharding=3", "sharding is 'BGE:d'; expected str, got int"),
-        ("train.max_steps.x=3", "'max_steps' holds .*, not Params"),
+        ("train.max_steps.x=3", "'max_steps' is .*, no group of settings"),
     ],
 )
 def test_a_wrong_setting_is_refused_in_one_line(override, message):
@@ -76,7 +76,7 @@ def test_an_enum_is_set_by_name():
 
 
 def test_neither_a_model_nor_a_run_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="holds no run yet .*: give --model, --data_dir"):
+    with pytest.raises(ValueError, match="holds no run yet .*: give both --model and --data_dir"):
         launches.launch_of("toy.MoE8E4L", (), None, str(tmp_path))
 
 

@@ -55,9 +55,9 @@ def test_another_metric_starts_anew_and_an_unknown_one_is_refused(tmp_path):
     checkpoints.note_best(tmp_path, 1, {"nll": 3.0}, "nll")
     checkpoints.note_best(tmp_path, 2, {"error": 9.0}, "error")
     assert checkpoints.read_best(tmp_path) == Best(2, "error", 9.0)
-    with pytest.raises(ValueError, match="best by 'bleu': the metrics are error, nll"):
+    with pytest.raises(ValueError, match="best by 'bleu': expected one of error, nll"):
         checkpoints.note_best(tmp_path, 3, {"nll": 3.0, "error": 1.0, "load_E": [1.0]}, "bleu")
-    with pytest.raises(ValueError, match="best by 'load_E': the metrics are nll"):
+    with pytest.raises(ValueError, match="best by 'load_E': expected one of nll"):
         checkpoints.note_best(tmp_path, 3, {"nll": 3.0, "load_E": [1.0]}, "load_E")
 
 

@@ -51,9 +51,9 @@ def test_what_is_no_rule_of_a_warm_start_is_refused(tmp_path, rule, message):
         (
             4,
             ("mesh=data:*,experts:8",),
-            ",experts:8: 4 devices, expected a multiple of 8",
+            "experts:8: expected a multiple of 8 devices, got 4",
         ),
-        (4, ("mesh=x:2",), "mesh=x:2: 4 devices, expected 2"),
+        (4, ("mesh=x:2",), "mesh=x:2: expected 2 devices, got 4"),
         (4, ("mesh=x:*,y:*",), "expected axes with their sizes, of which one may be the rest"),
         (4, ("sharding=BGE:data",), "no axis 'data' in .*; the axes are d of 4"),
         (4, ("sharding=B:d+d",), "an axis is used twice"),
