@@ -2,11 +2,15 @@
 
 import json
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
+from lingvo_gshard import cli
 from tests import without
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -31,6 +35,7 @@ def run_dir(tmp_path_factory):
     ("command", "message"),
     [
         ("trainer --logdir=/no --mode=trian", "flag --mode=trian: value should be one of"),
+        ("trainer --logdir=/no --num_partitions=0", "--num_partitions=0: 0 is not a positive inte"),
         ("trainer --logdir=/no --model=toy.Dense4L", "/no holds no run yet (no experiment.json)"),
         ("trainer --logdir=/no --data_dir=/none", "no data folder /none: prepare it with"),
         (
@@ -70,6 +75,27 @@ def test_help_succeeds(name):
     command = [sys.executable, "-m", module, "--help"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
     assert done.returncode == 0 and f"python -m {module} " in done.stdout and not done.stderr
+    assert name != "trainer" or "--logdir=RUN \\\n" in done.stdout
+
+
+def test_processes_share_the_partitions_equally():
+    cli.define_devices()
+    flags.FLAGS.mark_as_parsed()
+    cli.processes.cache_clear()
+    given = {"num_processes": 2, "coordinator": "here:1", "num_partitions": 1}
+    refused = pytest.raises(
+        ValueError, match="2 processes need --num_partitions of 2 or a mult.* 1"
+    )
+    with flagsaver.flagsaver(**given), refused:
+        cli.joined()
+    cli.processes.cache_clear()
+
+
+def test_a_warning_is_one_line_with_its_place():
+    code = "from lingvo_gshard import cli; import logging; cli.run('x', lambda _: {})"
+    command = [sys.executable, "-c", code.format("logging.warning('%s is damaged', 'it')")]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
+    assert re.fullmatch(r"W\d{4} .*:1\] it is damaged\n", done.stderr)
 
 
 def _module(name):

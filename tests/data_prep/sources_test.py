@@ -35,7 +35,7 @@ def test_tsv(tmp_path):
     (tmp_path / "x.tsv").write_text("ein Haus\ta house\nno tab\n")
     assert list(TsvFile(tmp_path / "x.tsv", "de").rows()) == [
         Row("de", Pair("ein Haus", "a house")),
-        Row("de", Malformed(2, "expected 1 tab, given 0")),
+        Row("de", Malformed(2, "expected 1 tab, got 0")),
     ]
 
 

@@ -29,9 +29,9 @@ def test_malformed_lines_have_their_number_and_reason(tmp_path):
     path.write_bytes(b"a\tb\nno tab\nc\td\ntwo\ttabs\there\n\xff\tx\n")
     assert list(tsv.read(path)) == [
         Pair("a", "b"),
-        Malformed(2, "expected 1 tab, given 0"),
+        Malformed(2, "expected 1 tab, got 0"),
         Pair("c", "d"),
-        Malformed(4, "expected 1 tab, given 2"),
+        Malformed(4, "expected 1 tab, got 2"),
         Malformed(5, "not UTF-8: invalid start byte at byte 0"),
     ]
 

@@ -63,6 +63,7 @@ def test_a_bundle_translates_like_the_model(made):
     folder, translator = made
     done = _translate(folder, "--nbest=2", "--scores")
     assert done.returncode == 0, done.stderr.decode()
+    assert re.fullmatch(rb"2 virtual CPU devices on \d+ cores?\n", done.stderr)
     lines = done.stdout.decode().removesuffix("\n").split("\n")
     wanted = list(translator.translate(_LINES))
     assert len(lines) == len(wanted) == 4 and lines[1] == "0.0000\t"
@@ -148,6 +149,22 @@ def _damaged(made, tmp_path, name, content):
 def test_a_damaged_bundle_is_refused(made, tmp_path, name, content, message):
     with pytest.raises(ValueError, match=message):
         bundle.load(_damaged(made, tmp_path, name, content))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("weights.safetensors", lambda data: data[:-4000] + bytes(4000), "s has SHA-256"),
+        ("vocab/target.model", lambda data: data[:-1] + bytes([data[-1] ^ 1]), "has SHA-256"),
+        ("bundle.json", lambda data: data.replace(b'size": 2', b'size": 0'), "not what was writ"),
+        ("bundle.json", lambda data: data.replace(b'best": 2', b'best": 7'), "not what was writ"),
+    ],
+)
+def test_a_change_that_keeps_the_size_is_found(made, tmp_path, name, change, message):
+    data = (made[0] / name).read_bytes()
+    assert change(data) != data
+    with pytest.raises(ValueError, match=f"{name} .*{message}"):
+        bundle.load(_damaged(made, tmp_path, name, change(data)))
 
 
 def test_weights_of_another_shape_are_refused(made, tmp_path):

@@ -84,6 +84,8 @@ def test_it_shows_the_n_best_of_each_line_and_draws_attention(tmp_path):
         (f"{escaped} 0", "0.000"),
         (f"{escaped} 1", "-0.500"),
     ]
+    assert re.findall(r'<p class="source">(.*?)</p>', dom) == ["guten", "&lt;b&gt;tag&lt;/b&gt;"]
+    assert dom.count('<ol title="with the log-probability, normalized by length: 0 is best">') == 2
     assert dom.count("<table>") == 2 and dom.count("▁good") == 2
     assert re.findall(r'<td title="([\d.]+)"', dom)[:4] == ["0.750", "0.250", "0.000", "1.000"]
 
@@ -97,3 +99,13 @@ def test_it_lists_the_languages_and_sends_nothing_by_itself(tmp_path):
 def test_it_shows_errors(tmp_path):
     dom = _dom(tmp_path, text="guten", nbest=9)
     assert "nbest: expected 1 to 3, got 9." in dom and "<li>" not in dom
+
+
+def test_it_says_that_the_server_is_gone(tmp_path, monkeypatch):
+    async def hang_up(self, request):
+        request.transport.abort()
+        raise ConnectionResetError
+
+    monkeypatch.setattr(Server, "_translate", hang_up)
+    dom = _dom(tmp_path, text="guten")
+    assert "The server does not answer." in dom and "<button>Translate</button>" in dom

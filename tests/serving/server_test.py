@@ -130,6 +130,15 @@ def test_wrong_requests_are_refused_with_a_reason(body, message):
     assert re.search(message, _with_client(act)["error"])
 
 
+def test_a_server_of_one_translation_says_so():
+    async def act(client):
+        return await _post(client, {"lines": ["ab"], "nbest": 7}, status=400)
+
+    translator = _Shouter(spec=dataclasses.replace(_SPEC, num_best=1))
+    expected = "nbest: this server returns one translation a line, not 7."
+    assert _with_client(act, translator) == {"error": expected}
+
+
 def test_errors_have_their_status_and_a_json_body():
     async def act(client):
         statuses = []
@@ -308,16 +317,22 @@ def test_a_body_must_arrive_in_time(monkeypatch):
     assert answer.startswith(b"HTTP/1.1 408 ") and b"The body took over 0.2 s." in answer
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /translate HTTP/1.1\r\nHost: he"])
-def test_a_connection_without_a_request_is_closed(sent, monkeypatch):
+def _settings(monkeypatch):
+    """Returns what `serve` gives to aiohttp."""
     settings = {}
-    monkeypatch.setattr(app, "_IDLE_SECS", 0.2)
     monkeypatch.setattr(app.web, "run_app", lambda *_, **given: settings.update(given))
     app.serve(_Shouter(), "127.0.0.1", 0)
+    return settings
+
+
+@pytest.mark.parametrize("sent", [b"", b"POST /translate HTTP/1.1\r\nHost: he"])
+def test_a_connection_without_a_request_is_closed(sent, monkeypatch):
+    monkeypatch.setattr(app, "_IDLE_SECS", 0.2)
 
     async def run():
         server = TestServer(Server(_Shouter()).app())
-        await server.start_server(keepalive_timeout=settings["keepalive_timeout"])
+        given = _settings(monkeypatch)["keepalive_timeout"]
+        await server.start_server(keepalive_timeout=given)
         reader, writer = await asyncio.open_connection(server.host, server.port)
         writer.write(sent)
         assert await asyncio.wait_for(reader.read(), 5) == b""
@@ -325,6 +340,24 @@ def test_a_connection_without_a_request_is_closed(sent, monkeypatch):
         await server.close()
 
     asyncio.run(run())
+
+
+def test_who_hangs_up_is_not_translated_for(monkeypatch):
+    translator = _Shouter(secs=0.05)
+
+    async def run():
+        server = TestServer(Server(translator).app())
+        given = _settings(monkeypatch)["handler_cancellation"]
+        await server.start_server(handler_cancellation=given)
+        async with TestClient(server) as client:
+            waiting = asyncio.create_task(_post(client, {"lines": ["a"] * 50}))
+            while not translator.batches:
+                await asyncio.sleep(0.01)
+            waiting.cancel()
+            return await _post(client, {"lines": ["b"]})
+
+    asyncio.run(run())
+    assert len(translator.batches) < 5 and translator.batches[-1] == 1
 
 
 def test_an_answer_has_the_id_of_its_request(caplog):

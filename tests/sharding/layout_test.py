@@ -48,7 +48,7 @@ def test_check_names_the_dim_that_does_not_divide():
 
 
 def test_a_table_that_makes_no_sense_is_refused():
-    with pytest.raises(ValueError, match="a letter stands twice"):
+    with pytest.raises(ValueError, match="a letter is used twice"):
         Partitioning(Mesh.flat(2), (("B", "d"), ("B", "d")))
     for axis in ("e", ("d", "e")):
         with pytest.raises(ValueError, match="no axis 'e' in .*; the axes are d"):

@@ -302,12 +302,14 @@ def _fill_the_disk(folder):
             saved.wait()
 
 
-def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path, capfd):
     """Orbax goes on writing other files after the first failure, until the process ends."""
     process = multiprocessing.get_context("spawn").Process(target=_fill_the_disk, args=(tmp_path,))
     process.start()
     process.join()
     assert process.exitcode == 0
+    print(capfd.readouterr().err[-3000:], [str(p) for p in (tmp_path / "checkpoints").iterdir()])
+    assert 0
     assert _newest(tmp_path).step == 3
     _saved(tmp_path, (6,))
     _same(_newest(tmp_path).state, _state(6))

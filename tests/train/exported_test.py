@@ -176,7 +176,7 @@ def test_a_changed_bit_is_found_in_parts_of_an_entry_too(tmp_path):
         ),
         (
             lambda path, file: file.write_bytes(_other(path.parent).read_bytes()),
-            r"w-0000\d-of-.*: a part of another export than .*json; export again",
+            r"w-0000\d-of-.* is a part of another export than .*json; export again",
         ),
         (lambda path, file: path.write_text("{"), r"index.json is damaged: it does not describe"),
         (lambda path, file: path.write_text("[]"), r"index.json is damaged: it does not describe"),

@@ -58,7 +58,7 @@ def test_what_is_no_rule_of_a_warm_start_is_refused(tmp_path, rule, message):
         (4, ("sharding=BGE:data",), "no axis 'data' in .*; the axes are d of 4"),
         (4, ("sharding=B:d+d",), "an axis is used twice"),
         (4, ("sharding=BGE",), "sharding=BGE: expected letters with their axes"),
-        (4, ("sharding=B:d,B:d",), "a letter stands twice"),
+        (4, ("sharding=B:d,B:d",), "a letter is used twice"),
         (
             4,
             ("sharding=BGE:d,H:d", "task.encoder.dense.hidden_dim=30"),
