@@ -21,15 +21,12 @@ own if it has one, and which the log names.
 import asyncio
 import dataclasses
 import itertools
-import json
 import logging
 import pathlib
-import re
 import signal
 import socket
 import time
-import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from aiohttp import web
@@ -37,21 +34,18 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.aiohttp import make_aiohttp_handler
 
 from lingvo_gshard.decode.translator import Part, Translator, joined
+from lingvo_gshard.serving import messages
 from lingvo_gshard.serving.batcher import Batcher, Limits, ShareFull
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _OPENAPI = _PAGE.with_name("openapi.json")
 _MAX_BODY_BYTES = 1 << 20
-_REQUEST_ID = "X-Request-Id"
-_ID = web.RequestKey("id", str)
-_LOG_FORMAT = f'%a %{{{_REQUEST_ID}}}o "%r" %s %b bytes %Tf s'
+_LOG_FORMAT = f'%a %{{{messages.REQUEST_ID}}}o "%r" %s %b bytes %Tf s'
 _RETRY_AFTER = {"Retry-After": "1"}  # In seconds.
 _IDLE_SECS = 75.0  # A connection without a whole request for so long is closed.
-_BODY_SECS = 60.0  # More than a megabyte needs on a slow line.
 _REFUSAL_SECS = 1.0  # Refusals are slow, so that a client without patience costs little.
 _CHARS_PER_TOKEN = 4  # Of most languages; others have fewer.
 _SECS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)  # A histogram's bounds.
-_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Server:
@@ -85,7 +79,7 @@ class Server:
         """Returns the application. The translator's thread runs as long as it does."""
         app = web.Application(
             client_max_size=_MAX_BODY_BYTES,
-            middlewares=[_identified, self._count_requests, _errors_as_json],
+            middlewares=[messages.identified, self._count_requests, messages.errors_as_json],
         )
         app.cleanup_ctx.append(lambda _: self._batcher)  # type: ignore[arg-type]
         app.cleanup_ctx.append(self._loading)
@@ -121,7 +115,9 @@ class Server:
                 translator = await asyncio.to_thread(load)
                 await asyncio.to_thread(translator.decoder.compile)
             except Exception as error:
-                logging.error("serving: not loaded, the old model is kept: %s", _one_line(error))
+                logging.error(
+                    "serving: not loaded, the old model is kept: %s", messages.one_line(error)
+                )
                 self._loads.labels("refused").inc()
             else:
                 self._translator, self._is_ready = translator, True
@@ -153,10 +149,10 @@ class Server:
         began, plain = time.monotonic(), request.content_type == "text/plain"
         if plain:
             # Lines end only at newlines, as on the standard input of `translate`.
-            text = await _text(request, "replace")
+            text = await messages.text_body(request, "replace")
             lines, nbest = text.removesuffix("\n").split("\n") if text else [], 1
         else:
-            lines, nbest = self._parse(await _json(request))
+            lines, nbest = messages.asked(await messages.json_body(request), self._translator.spec)
         translator = self._translator
         try:
             beginning = translator.spec.beginning(request.query.get("target_lang"))
@@ -203,33 +199,10 @@ class Server:
                 text = f"A {what} can have at most {most} tokens, got {found}; split it."
                 raise web.HTTPRequestEntityTooLarge(most, found, text=text)
 
-    def _parse(self, body: Any) -> tuple[list[str], int]:
-        """Returns the lines of a request and the number of translations for each."""
-        lines = body.get("lines") if isinstance(body, dict) else None
-        if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-            raise web.HTTPBadRequest(text='Expected {"lines": [...]}, a list of strings.')
-        try:
-            "".join(lines).encode()
-        except UnicodeEncodeError as error:  # JSON can spell half a character.
-            problem = "lines: a surrogate without its other half is not text."
-            raise web.HTTPBadRequest(text=problem) from error
-        known = ["lines", "nbest", "source_lang"]
-        if unknown := ", ".join(sorted(set(body) - set(known))):
-            raise web.HTTPBadRequest(text=f"Unknown field {unknown}, expected {', '.join(known)}.")
-        nbest, most = body.get("nbest", 1), self._translator.spec.num_best
-        if type(nbest) is not int or not 1 <= nbest <= most:
-            problem = f"nbest: expected 1 to {most}, got {nbest!r}."
-            if most == 1:
-                problem = f"nbest: this server returns one translation a line, not {nbest!r}."
-            raise web.HTTPBadRequest(text=problem)
-        language, codes = body.get("source_lang"), self._translator.spec.source_languages
-        if language is not None and language not in codes:
-            expected = f"expected one of {', '.join(codes)}"
-            raise web.HTTPBadRequest(text=f"source_lang: {expected}, got {language!r}.")
-        return lines, nbest
-
     @web.middleware
-    async def _count_requests(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+    async def _count_requests(
+        self, request: web.Request, handler: messages.Handler
+    ) -> web.StreamResponse:
         response = await handler(request)
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else "unknown"
@@ -237,74 +210,8 @@ class Server:
         return response
 
 
-@web.middleware
-async def _identified(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Gives a request an id and the answer the same."""
-    given = request.headers.get(_REQUEST_ID, "")
-    request[_ID] = given if re.fullmatch(r"[\w.-]{1,64}", given) else uuid.uuid4().hex
-    response = await handler(request)
-    response.headers[_REQUEST_ID] = request[_ID]
-    return response
-
-
-@web.middleware
-async def _errors_as_json(request: web.Request, handler: _Handler) -> web.StreamResponse:
-    """Answers errors as JSON, with their status."""
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        kept = {k: v for k, v in error.headers.items() if k in ("Retry-After", "Allow")}
-        return web.json_response({"error": error.text}, status=error.status, headers=kept)
-    except Exception:
-        logging.exception("serving: %s %s, request %s", request.method, request.path, request[_ID])
-        return web.json_response({"error": "The translation failed."}, status=500)
-
-
-def _unparsed(
-    handler: web.RequestHandler,
-    request: web.BaseRequest,
-    status: int = 500,
-    exc: BaseException | None = None,
-    message: str | None = None,
-) -> web.StreamResponse:
-    """Answers what is no HTTP that aiohttp understands, which no middleware sees."""
-    logging.warning("serving: no request from %s: %r", request.remote, exc)
-    response = web.json_response({"error": _one_line(message)}, status=status)
-    response.force_close()
-    return response
-
-
-web.RequestHandler.handle_error = _unparsed  # type: ignore[method-assign, assignment]
-
-
-def _one_line(problem: object) -> str:
-    return " ".join(str(problem).split()) or repr(problem)
-
-
 async def _file(path: pathlib.Path) -> web.StreamResponse:
     return web.FileResponse(path)
-
-
-async def _json(request: web.Request) -> Any:
-    if request.content_type != "application/json":
-        raise web.HTTPUnsupportedMediaType(text="Expected application/json or text/plain.")
-    try:
-        return json.loads(await _text(request, "strict"))
-    except (ValueError, RecursionError) as error:
-        raise web.HTTPBadRequest(text=f"The body is not JSON: {error}.") from error
-
-
-async def _text(request: web.Request, errors: str) -> str:
-    try:
-        async with asyncio.timeout(_BODY_SECS):
-            body = await request.read()
-        return body.decode(request.charset or "utf-8", errors)
-    except TimeoutError as error:
-        raise web.HTTPRequestTimeout(text=f"The body took over {_BODY_SECS:g} s.") from error
-    except LookupError as error:
-        raise web.HTTPUnsupportedMediaType(text=f"{error}.") from error
-    except web.RequestPayloadError as error:
-        raise web.HTTPBadRequest(text=f"The body cannot be read: {error}.") from error
 
 
 def serve(translator: Translator, host: str, port: int, **options: Any) -> None:

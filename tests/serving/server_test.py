@@ -16,7 +16,7 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from lingvo_gshard.decode.bundle import DecoderSpec
 from lingvo_gshard.decode.translator import Attention, Part, Translation
-from lingvo_gshard.serving import app
+from lingvo_gshard.serving import app, messages
 from lingvo_gshard.serving.app import Server
 from lingvo_gshard.serving.batcher import Batcher, Limits, ShareFull
 
@@ -303,7 +303,7 @@ def test_what_is_no_http_is_answered_as_json(request_line):
 
 
 def test_a_body_must_arrive_in_time(monkeypatch):
-    monkeypatch.setattr(app, "_BODY_SECS", 0.2)
+    monkeypatch.setattr(messages, "_BODY_SECS", 0.2)
 
     async def act(client):
         reader, writer = await asyncio.open_connection(client.host, client.port)
