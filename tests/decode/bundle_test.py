@@ -154,7 +154,7 @@ def test_a_damaged_bundle_is_refused(made, tmp_path, name, content, message):
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("weights.safetensors", lambda data: data[:-4000] + bytes(4000), "s has SHA-256"),
+        ("weights.safetensors", lambda data: data[:-4000] + bytes(4000), "has SHA-256"),
         ("vocab/target.model", lambda data: data[:-1] + bytes([data[-1] ^ 1]), "has SHA-256"),
         ("bundle.json", lambda data: data.replace(b'size": 2', b'size": 0'), "not what was writ"),
         ("bundle.json", lambda data: data.replace(b'best": 2', b'best": 7'), "not what was writ"),

@@ -345,18 +345,15 @@ def test_a_connection_without_a_request_is_closed(sent, monkeypatch):
 def test_who_hangs_up_is_not_translated_for(monkeypatch):
     translator = _Shouter(secs=0.05)
 
-    async def run():
-        server = TestServer(Server(translator).app())
-        given = _settings(monkeypatch)["handler_cancellation"]
-        await server.start_server(handler_cancellation=given)
-        async with TestClient(server) as client:
-            waiting = asyncio.create_task(_post(client, {"lines": ["a"] * 50}))
-            while not translator.batches:
-                await asyncio.sleep(0.01)
-            waiting.cancel()
-            return await _post(client, {"lines": ["b"]})
+    async def act(client):
+        waiting = asyncio.create_task(_post(client, {"lines": ["a"] * 50}))
+        while not translator.batches:
+            await asyncio.sleep(0.01)
+        waiting.cancel()
+        return await _post(client, {"lines": ["b"]})
 
-    asyncio.run(run())
+    assert _settings(monkeypatch)["handler_cancellation"]  # As a TestServer's is.
+    _with_client(act, translator)
     assert len(translator.batches) < 5 and translator.batches[-1] == 1
 
 
