@@ -54,12 +54,10 @@ class TranslationTask(BaseLayer):
         for name, allowed in _DTYPES.items():
             if p.Get(name) not in allowed:
                 raise ValueError(
-                    f"TranslationTask: {name} must be {' or '.join(allowed)}, got {p.Get(name)!r}."
+                    f"task.{name} must be {' or '.join(allowed)}, got {p.Get(name)!r}."
                 )
         if not 0 <= p.label_smoothing < 1:
-            raise ValueError(
-                f"TranslationTask: label_smoothing must be in [0, 1), got {p.label_smoothing}."
-            )
+            raise ValueError(f"task.label_smoothing must be in [0, 1), got {p.label_smoothing}.")
         for side, size in (("source", p.source_vocab_size), ("target", p.target_vocab_size)):
             embedding = EmbeddingLayer.Params().Set(vocab_size=size, dim=p.dim)
             self.CreateChild(f"{side}_embedding", embedding)
