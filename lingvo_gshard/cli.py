@@ -20,7 +20,11 @@ from lingvo_gshard.spmd import environment
 
 _NO_MEMORY = "RESOURCE_EXHAUSTED: "  # XLA's errors begin with a status code.
 _PLATFORMS = ("auto", "cpu", "cuda", "tpu")
-_MISSING = re.compile(r"flag --(\w+)=None: Flag --\w+ must have a value other than None.")
+# What absl says of a wrong flag, and the same in plain words.
+_PLAIN = {
+    r"flag --(\w+)=None: Flag .* must have a value other than None": r"--\1 is missing",
+    r"flag --(\w+)=.*: (.*) is not a positive integer": r"--\1 must be 1 or more, got \2",
+}
 
 
 @functools.cache  # Tests import several binaries into one process.
@@ -144,8 +148,9 @@ def _parse(program: str, argv: list[str]) -> list[str]:
     try:
         return flags.FLAGS(argv)
     except flags.Error as error:
-        missing = _MISSING.fullmatch(str(error))
-        reason = f"--{missing[1]} is missing" if missing else str(error).rstrip(".")
+        reason = str(error).rstrip(".")
+        for theirs, plain in _PLAIN.items():
+            reason = re.sub(theirs, plain, reason)
         sys.exit(f"{program}: {reason}; see --help.")
     except SystemExit:  # absl exits with status 1 after --help.
         sys.exit(0)

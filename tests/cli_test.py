@@ -35,7 +35,7 @@ def run_dir(tmp_path_factory):
     ("command", "message"),
     [
         ("trainer --logdir=/no --mode=trian", "flag --mode=trian: value should be one of"),
-        ("trainer --logdir=/no --num_partitions=0", "--num_partitions=0: 0 is not a positive inte"),
+        ("trainer --logdir=/no --num_partitions=0", "--num_partitions must be 1 or more, got 0;"),
         ("trainer --logdir=/no --model=toy.Dense4L", "/no holds no run yet (no experiment.json)"),
         ("trainer --logdir=/no --data_dir=/none", "no data folder /none: prepare it with"),
         (

@@ -56,8 +56,8 @@ def test_translations_of_a_line_stand_between_tabs():
         (["--bundle=b", "--average_checkpoints=2"], "--average_checkpoints needs --logdir"),
         (["--bundle=b", "--batch_size=2"], "--batch_size needs --logdir"),
         (["--logdir=a", "--nbest=many"], "flag --nbest=many: invalid literal"),
-        (["--bundle=b", "--nbest=0"], "flag --nbest=0: 0 is not a positive integer"),
-        (["--bundle=b", "--beam_size=0"], "flag --beam_size=0: 0 is not a positive integer"),
+        (["--bundle=b", "--nbest=0"], "translate: --nbest must be 1 or more, got 0; see"),
+        (["--bundle=b", "--beam_size=0"], "translate: --beam_size must be 1 or more, got 0; see"),
         (["--bundle=b", "--serve=99999"], "flag --serve=99999: 99999 is not an integer in"),
     ],
 )

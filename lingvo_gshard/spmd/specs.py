@@ -49,8 +49,7 @@ def check_dtypes(what: str, leaves: Named, platform: str | None = None) -> None:
             raise ValueError(f"{which}; expected one of {', '.join(_DTYPES)}.")
         if np.dtype(spec.dtype) != jax.dtypes.canonicalize_dtype(spec.dtype):
             raise ValueError(
-                f"{which}, but JAX's 64-bit types are off: cast it to a narrower one, or set "
-                "JAX_ENABLE_X64=1."
+                f"{which}, but JAX_ENABLE_X64 is off: set it to 1, or narrow the type."
             )
         if spec.dtype in _LACKING.get(platform or "", ()):
             raise ValueError(f"{which}, which a {platform} lacks.")

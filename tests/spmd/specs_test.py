@@ -29,10 +29,10 @@ def _keep(state: NestedMap) -> NestedMap:
 
 @pytest.mark.parametrize("dtype", ["int64", "complex128"])
 def test_64_bits_are_refused_and_not_narrowed(dtype):
-    message = rf"f: argument state.x_B \[8\] is of dtype {dtype}, but JAX's 64-bit types are off"
+    message = rf"f: argument state.x_B \[8\] is of dtype {dtype}, but JAX_ENABLE_X64 is off"
     with pytest.raises(ValueError, match=message):
         _export(dtype, _keep)
-    result = rf"f: result y \[8\] is of dtype {dtype}, .* JAX_ENABLE_X64=1"
+    result = rf"f: result y \[8\] is of dtype {dtype}, .* JAX_ENABLE_X64 is off"
     with pytest.raises(ValueError, match=result):
         _export("float32", lambda state: NestedMap(y=tf.cast(state.x_B, dtype)))
 
