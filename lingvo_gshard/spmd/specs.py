@@ -48,9 +48,7 @@ def check_dtypes(what: str, leaves: Named, platform: str | None = None) -> None:
         if spec.dtype not in _DTYPES:
             raise ValueError(f"{which}; expected one of {', '.join(_DTYPES)}.")
         if np.dtype(spec.dtype) != jax.dtypes.canonicalize_dtype(spec.dtype):
-            raise ValueError(
-                f"{which}, but JAX_ENABLE_X64 is off: set it to 1, or narrow the type."
-            )
+            raise ValueError(f"{which}, but JAX_ENABLE_X64 is off: set it to 1, or cast.")
         if spec.dtype in _LACKING.get(platform or "", ()):
             raise ValueError(f"{which}, which a {platform} lacks.")
 
