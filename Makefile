@@ -8,8 +8,10 @@ DEMO_CORPUS := $(if $(CORPUS),$(CORPUS),$(DEMO)/corpus)
 DEMO_MODEL := toy.MoE8E4L
 # Sizes for the constructed languages; another corpus gets data_prep's defaults.
 DEMO_VOCABULARIES := $(if $(CORPUS),,--source_vocab_size=8000 --target_vocab_size=2000)
+# More devices than cores slow each other down.
+DEMO_DEVICES := $(shell if [ $$(nproc) -lt 4 ]; then echo 2; else echo 4; fi)
 DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$(DEMO)/data \
-	--logdir=$(DEMO)/run --platform=cpu --num_partitions=4 \
+	--logdir=$(DEMO)/run --platform=cpu --num_partitions=$(DEMO_DEVICES) \
 	--set=decode.max_sentences=100
 
 .PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-slow bazel-test wheel-test check bench clean-demo
