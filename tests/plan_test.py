@@ -73,7 +73,7 @@ def test_a_mistake_is_reported_in_one_line(args, message):
         ),
         (
             ["--model=toy.MoE8E4L", "--topology=v3:2x2"],
-            "task.source_vocab_size is as large as the data's",
+            "task.source_vocab_size is taken from the data",
         ),
         (
             ["--model=toy.MoE8E4L", "--topology=v3:2x2", "--batch_tokens=100"],

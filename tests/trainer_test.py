@@ -117,7 +117,7 @@ def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, caps
     run = _run(data_dir, run_dir)
     run_report.report(run)
     page = (run_dir / "report.html").read_text()
-    assert "<h1>toy.MoE8E4L in " in page and "\nencoder_1 " in page
+    assert "<h1>toy.MoE8E4L in " in page and "<tr><td>encoder_1<td>" in page
     modes.export(run)
     weights = exported.read(run_dir / "weights.safetensors")
     assert weights["theta.encoder.layers[1].feed_forward.wi"].shape[0] == 8
@@ -299,8 +299,10 @@ def test_nothing_damaged_is_used(data_dir, run_dir, bundle_dir, tmp_path):
     found = fuzz.kinds(**copies)
     assert len(found) == 16
     for kind in found:
-        counts = fuzz.outcomes(kind, 6, seed=1)
-        assert counts.total() == 6 and counts["refused"] > 0, kind.name
+        # Most of a checkpoint's files repeat what its other files hold, and are not read.
+        number = 30 if kind.name == "checkpoint, arrays" else 6
+        counts = fuzz.outcomes(kind, number, seed=1)
+        assert counts.total() == number and counts["refused"] > 0, kind.name
         assert counts.keys() <= set(fuzz.FINE), kind.name
 
 

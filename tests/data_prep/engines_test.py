@@ -24,14 +24,26 @@ def _fail(path: pathlib.Path) -> None:
     raise OSError(5, "input/output error", str(path))
 
 
-def test_without_dask_or_a_scheduler_it_says_so(monkeypatch):
-    dask = pytest.importorskip("dask")
-    with pytest.raises(ValueError, match=r"no Dask scheduler answers at nowhere: missing port"):
-        engines.dask("nowhere", 1).__enter__()
-    address = f"127.0.0.1:{ports.free()}"
-    quick = dask.config.set({"distributed.comm.timeouts.connect": "0.2s"})
-    with quick, pytest.raises(ValueError, match=rf"no Dask .* answers at {address}: .*0.2 s"):
-        engines.dask(address, 1).__enter__()
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:PORT"])
+def test_a_scheduler_that_does_not_answer_is_named(tmp_path, address):
+    pytest.importorskip("dask")
+    (tmp_path / "train").mkdir()
+    (tmp_path / "train/de-en.tsv").write_text("ja\tyes\n")
+    address = address.replace("PORT", str(ports.free()))
+    flags = [f"--input={tmp_path}", f"--out={tmp_path}/out", "--engine=dask"]
+    done = subprocess.run(
+        [sys.executable, "-m", "data_prep.build", *flags, f"--scheduler={address}"],
+        env=os.environ | {"DASK_DISTRIBUTED__COMM__TIMEOUTS__CONNECT": "0.2s"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    reason = "0.2 s" if ":" in address else "missing port"
+    assert f"no Dask scheduler answers at {address}: " in done.stderr and reason in done.stderr
+
+
+def test_without_dask_it_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(
         ValueError, match=r"--engine=dask needs Dask: pip install 'lingvo_gshard\[dask\]'"

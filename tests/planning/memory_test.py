@@ -76,7 +76,7 @@ def test_a_refusal_may_count_temporaries_alone():
 
 
 def test_an_unknown_refusal_is_an_error():
-    with pytest.raises(ValueError, match="is in no known form: INTERNAL: something else"):
+    with pytest.raises(ValueError, match="is not understood: INTERNAL: something else"):
         memory.parse_refusal("INTERNAL: something else")
 
 

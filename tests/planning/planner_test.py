@@ -227,7 +227,7 @@ def test_another_partitioning(cpu):
 
 
 def test_impossible_requests_are_refused(cpu):
-    with pytest.raises(ValueError, match="task.source_vocab_size is as large as the data's.*--set"):
+    with pytest.raises(ValueError, match="task.source_vocab_size is taken from the data.*--set"):
         planner.make(_request(params=_params().Set(**{"task.source_vocab_size": None})))
     with pytest.raises(ValueError, match="16 partitions .* do not divide .*num_experts = 8"):
         sixteen = Partitioning.parse(Mesh.flat(16), "BGE:d")

@@ -95,7 +95,7 @@ def test_shapes_that_do_not_suit_the_rule_are_refused(rule, shape, dims, message
 
 def test_a_missing_array_is_named():
     start = WarmStart("old", ((".*", Rule.SAME),))
-    with pytest.raises(ValueError, match="old: has no a.w, which rule SAME needs"):
+    with pytest.raises(ValueError, match="old has no a.w, which rule SAME needs"):
         start.first_value("a.w", "M", {}, jnp.zeros(3))
 
 
