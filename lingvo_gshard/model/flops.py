@@ -17,7 +17,7 @@ def train_step_flops(task: TranslationTask, batch: int, source_len: int, target_
     """The operations of one step, forward and backward, on rows without padding."""
     products = 0.0
     for path, spec in task.weight_specs.FlattenItems():
-        if len(spec.axes) < 2 or ("embedding" in path and not _is_softmax(task, path)):
+        if len(spec.axes) < 2 or "embedding" in path:
             continue  # It is looked up or added, not multiplied.
         tokens = batch * (source_len if reads_source(path) else target_len)
         experts = dict(zip(spec.dims, spec.shape, strict=True)).get("E")
@@ -25,10 +25,6 @@ def train_step_flops(task: TranslationTask, batch: int, source_len: int, target_
         products += tokens * math.prod(spec.shape) * share
     products += _attention(task, batch, source_len, target_len)
     return _TRAINING * _FORWARD * products
-
-
-def _is_softmax(task: TranslationTask, path: str) -> bool:
-    return task.p.tied_softmax and path.startswith("target_embedding")
 
 
 def reads_source(path: str) -> bool:

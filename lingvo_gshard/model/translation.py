@@ -40,8 +40,6 @@ class TranslationTask(BaseLayer):
         p.Define("decoder", TransformerStack.Params(), "The decoder.")
         p.Define("input_dropout", DropoutLayer.Params(), "Dropout of the embeddings.")
         p.Define("label_smoothing", 0.0, "The target's probability mass spread over all pieces.")
-        tied = "Whether the target's embedding is the softmax's matrix, too (Vaswani et al., 2017)."
-        p.Define("tied_softmax", False, tied)
         p.Define("activation_dtype", "float32", "Or bfloat16. Weights and router stay float32.")
         rounded = "What products round float32 factors to; auto: bfloat16 in runs on CPUs with AMX."
         p.Define("product_dtype", "float32", rounded)
@@ -66,9 +64,8 @@ class TranslationTask(BaseLayer):
         decoder = p.decoder.Copy().Set(dim=p.dim)
         self.CreateChild("decoder", decoder.Set(**{"layer.has_source": True}))
         self._arithmetic = Arithmetic(p.product_dtype)
-        if not p.tied_softmax:
-            shape = (p.dim, p.target_vocab_size)
-            self.CreateVariable("softmax", gaussian(shape, "MV", fan_in=p.dim))
+        shape = (p.dim, p.target_vocab_size)
+        self.CreateVariable("softmax", gaussian(shape, "MV", fan_in=p.dim))
 
     def FProp(
         self, theta: NestedMap, features: NestedMap, context: Context
@@ -193,10 +190,8 @@ class TranslationTask(BaseLayer):
         return getattr(self, name).FProp(theta[name], x, "BLM", context)
 
     def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
-        tied = self.p.tied_softmax
         with tf.name_scope("softmax"):
-            weight = tf.transpose(theta.target_embedding.table) if tied else theta.softmax
-            logits = self._arithmetic.project(x, weight)
+            logits = self._arithmetic.project(x, theta.softmax)
         return self.annotate(tf.cast(logits, tf.float32), "ULV")
 
 

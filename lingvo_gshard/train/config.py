@@ -18,7 +18,7 @@ _LOCK = "train.lock"
 # Settings in which runs of one model may differ: two of earlier versions, a pipeline's, products'.
 _IGNORED = (
     *(".second_threshold", "_capacity.number"),
-    *(".stages", ".microbatches", ".product_dtype", ".tied_softmax"),
+    *(".stages", ".microbatches", ".product_dtype"),
 )
 
 

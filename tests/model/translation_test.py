@@ -25,41 +25,37 @@ def _task():
 
 @pytest.fixture(scope="module")
 def theta():
-    """The softmax's matrix is the target's embedding, as one that is tied would be."""
-    theta = building.random_theta(_task())
-    theta.softmax = np.ascontiguousarray(theta.target_embedding.table.T)
-    return theta
-
-
-def _train_step(num_partitions, theta, **settings):
-    """Metrics and gradients in TRAIN mode."""
-    params = small_task.task_params().Set(**settings)
-    task = params.Instantiate(Annotator(functions.partitioning(num_partitions)))
-
-    def fn(theta, batch, seed):
-        leaves, context = theta.Flatten(), Context(Mode.TRAIN, seed.seed)
-        with tf.GradientTape() as tape:
-            tape.watch(leaves)
-            loss, metrics = task.Loss(theta, batch.features, batch.labels, context)
-        return NestedMap(metrics=metrics, d_theta=theta.Pack(tape.gradient(loss, leaves)))
-
-    specs = building.theta_specs(task)
-    executable = building.compile_fn(
-        fn,
-        num_partitions,
-        building.dims_of(d_theta=specs),
-        theta=specs,
-        batch=small_task.batch_specs(),
-        seed=NestedMap(seed=TensorSpec((2,), "int32", "_")),
-    )
-    seed = NestedMap(seed=np.array([1, 5], np.int32))
-    return executable(theta, small_task.random_batch(3), seed)
+    return building.random_theta(_task())
 
 
 @pytest.fixture(scope="module")
 def trained(theta):
-    """Number of partitions -> metrics and gradients, computed once."""
-    return functools.cache(lambda n: _train_step(n, theta))
+    """Number of partitions -> metrics and gradients in TRAIN mode, computed once."""
+
+    @functools.cache
+    def computed(n):
+        task = small_task.task_params().Instantiate(Annotator(functions.partitioning(n)))
+
+        def fn(theta, batch, seed):
+            leaves, context = theta.Flatten(), Context(Mode.TRAIN, seed.seed)
+            with tf.GradientTape() as tape:
+                tape.watch(leaves)
+                loss, metrics = task.Loss(theta, batch.features, batch.labels, context)
+            return NestedMap(metrics=metrics, d_theta=theta.Pack(tape.gradient(loss, leaves)))
+
+        specs = building.theta_specs(task)
+        executable = building.compile_fn(
+            fn,
+            n,
+            building.dims_of(d_theta=specs),
+            theta=specs,
+            batch=small_task.batch_specs(),
+            seed=NestedMap(seed=TensorSpec((2,), "int32", "_")),
+        )
+        seed = NestedMap(seed=np.array([1, 5], np.int32))
+        return executable(theta, small_task.random_batch(3), seed)
+
+    return computed
 
 
 @pytest.mark.parametrize(
@@ -69,22 +65,6 @@ def test_partitioned_training_equals_unpartitioned(trained, num_partitions):
     got, want = trained(num_partitions), trained(1)
     np.testing.assert_allclose(got.metrics.loss, want.metrics.loss, rtol=1e-5)
     building.assert_close(got, want, rtol=1e-3)
-
-
-@pytest.mark.parametrize(
-    "num_partitions", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2, 8))]
-)
-def test_a_tied_softmax_has_the_gradients_of_both_uses(theta, trained, num_partitions):
-    want = trained(1)
-    tied = NestedMap({name: value for name, value in theta.items() if name != "softmax"})
-    got = _train_step(num_partitions, tied, tied_softmax=True)
-    np.testing.assert_allclose(got.metrics.loss, want.metrics.loss, rtol=1e-5)
-    of_both = want.d_theta.target_embedding.table + want.d_theta.softmax.T
-    building.assert_close(
-        NestedMap(got.d_theta, target_embedding=NestedMap(table=of_both)),
-        got.d_theta,
-        rtol=1e-3,
-    )
 
 
 def test_every_weight_has_a_gradient(trained):
