@@ -75,7 +75,7 @@ class TfdsSplit(Source):
         # A text for each language, as in wmt*, opus, para_crawl and flores.
         texts = [(tag, text.decode()) for tag, text in found.items() if isinstance(text, bytes)]
         if len(texts) < 2:
-            raise ValueError(f"{self} has features {sorted(example)}: expected a text by language")
+            raise ValueError(f"{self} has features {sorted(example)}: expected several languages")
         return texts
 
 

@@ -44,23 +44,24 @@ _PANELS = {
 }
 # What each section shows, and what to look for.
 _CURVES = (
-    "The loss should fall; unlike nll, it has label smoothing and the auxiliary loss in it. Where "
-    "the nll of dev rises while that of training falls, the model learns its text by heart."
+    "The loss should fall; unlike nll, it includes label smoothing and the auxiliary loss. Where "
+    "the nll of dev rises while that of training falls, the model overfits."
 )
-_BY_LANGUAGE = "By training pairs, most first. A language with few pairs profits from related ones."
+_BY_LANGUAGE = "By training pairs, most first. Languages with few pairs profit from related ones."
 _EXPERTS = (
     "The load of each expert divided by their mean, by language: 1 is an even share, and bright "
-    "experts are preferred. Languages with like rows share experts."
+    "experts are preferred. Languages with similar rows share experts."
 )
 _SCORES = (
-    "Each score, higher is better, and half its 95 % interval. Compare those of like signatures:"
+    "Higher scores are better; +- is half the 95 % interval. Compare only scores with the same "
+    "signature:"
 )
 _ROUTING = (
-    "Dropped tokens pass a layer unchanged: over a few percent hurts. Where the busiest expert has "
-    "many times the mean load, or experts get no tokens, raise the weight of the auxiliary loss."
+    "A layer passes dropped tokens on unchanged, so they should be few. Where the busiest expert "
+    "has many times the mean load, or experts get no tokens, raise task.aux_loss_weight."
 )
 _SPEED = (
-    "Medians over the calls of the training step. A plan shows what other machines would reach."
+    "Medians over all calls of the training step. A plan estimates the times of another machine."
 )
 
 

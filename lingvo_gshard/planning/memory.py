@@ -90,7 +90,7 @@ def parse_refusal(details: str) -> Refusal:
     """Reads the compiler's refusal of too large a program; ValueError if it has no known form."""
     used = _USED.search(details)
     if used is None:
-        raise ValueError(f"the compiler's lack of memory is not understood: {details[:300]}")
+        raise ValueError(f"the compiler's message about memory is not understood: {details[:300]}")
     buffers = [
         Buffer(_parse_gib(found["size"]), found["shape"], categories.source(found["op_name"] or ""))
         for found in _ALLOCATION.finditer(details)

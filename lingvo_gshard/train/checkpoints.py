@@ -176,7 +176,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         if contents is not None:
             processes.check_shared(self._folder)
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._delete_partial()
+            if processes.is_first():
+                whole = set(map(str, self.steps()))
+                for partial in self._folder.glob("[0-9]*"):
+                    if partial.name not in whole:
+                        partial.rmtree()  # A save or a deletion that was cut short.
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
                 # Weights hardly compress; without compression saving takes half the time.
@@ -193,16 +197,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         finally:
             with contextlib.suppress(OSError):  # Reported by `wait`; Orbax may raise it again.
                 self._checkpointer.close()
-            with contextlib.suppress(OSError):  # The next start deletes it.
-                self._delete_partial()
-
-    def _delete_partial(self) -> None:
-        """Deletes what a save or a deletion that was cut short has left."""
-        if self._contents is not None and processes.is_first():
-            whole = set(map(str, self.steps()))
-            for partial in self._folder.glob("[0-9]*"):
-                if partial.name not in whole:
-                    partial.rmtree()
 
     def steps(self) -> list[int]:
         """Returns the steps of complete checkpoints, oldest first."""
