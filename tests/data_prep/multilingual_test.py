@@ -149,7 +149,5 @@ def test_what_is_no_set_or_no_translations_is_refused(tfds_dir):
         list(TfdsSplit("no_such_set", "train", tfds_dir).rows())
     with pytest.raises(ValueError, match=r"tfds small_talks, split later: "):
         list(TfdsSplit("small_talks", "later", tfds_dir).rows())
-    with pytest.raises(
-        ValueError, match=r"has features \['caption'\]: expected several languages"
-    ):
+    with pytest.raises(ValueError, match=r"has features \['caption'\]: expected several languages"):
         list(TfdsSplit("small_pictures", "train", tfds_dir).rows())
