@@ -1,6 +1,7 @@
 """The tokens that runs need to reach a loss: the paper's measure of sample efficiency (Table 2)."""
 
 import dataclasses
+import math
 import pathlib
 from collections.abc import Sequence
 
@@ -38,16 +39,19 @@ class Runs:
     curves: tuple[Curve, ...]
 
 
-def read(logdir: str | pathlib.Path) -> Curve:
-    """Reads the curve of a run, with a point for each call from the first full window on.
+def read(logdir: str | pathlib.Path, steps: float = math.inf) -> Curve:
+    """Reads the curve of a run's first `steps` steps, with a point for each call from the first
+    full window on.
 
     Raises ValueError if the run is shorter than a window.
     """
     tokens, points, window = 0.0, [], []
     for line in read_lines(pathlib.Path(logdir, TRAIN_METRICS)):
-        metrics, steps = line["metrics"], line["num_steps"]
-        tokens += metrics["num_tokens"] * steps
-        window.append((steps, metrics["nll"]))
+        if line["step"] > steps:
+            break
+        metrics, count = line["metrics"], line["num_steps"]
+        tokens += metrics["num_tokens"] * count
+        window.append((count, metrics["nll"]))
         while sum(count for count, _ in window[1:]) >= WINDOW_STEPS:
             window.pop(0)
         steps_in_window = sum(count for count, _ in window)

@@ -111,6 +111,9 @@ def test_evaluation_prints_its_metrics(data_dir, run_dir, capsys):
     printed = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert printed["step"] == "4" and 3 < float(printed["nll"]) < 9
     assert printed["nll of aa:"] == printed["nll"]  # The only language in dev.
+    modes.evaluate(_run(data_dir, run_dir, "decode.average_checkpoints=2"))
+    averaged = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert averaged["step"] == "4" and averaged["nll"] != printed["nll"]
 
 
 def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, capsys):

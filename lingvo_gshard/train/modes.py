@@ -1,6 +1,7 @@
 """The trainer's modes that train, evaluate and export a run, and what they print."""
 
 import contextlib
+import functools
 import pathlib
 import sys
 from collections.abc import Iterator
@@ -40,13 +41,15 @@ def train_and_eval(run: Run) -> None:
 
 
 def evaluate(run: Run) -> None:
-    """Evaluates the latest checkpoint on dev, then on each language; prints the metrics."""
-    _print_metrics(run.estimator.evaluate(_input_fn(run, "eval_input"), name="dev"))
+    """Evaluates the weights that decode on dev, then on each language; prints the metrics."""
+    found = run.estimator.restore(**run.averaged)
+    evaluated = functools.partial(run.estimator.evaluate_state, found.state, found.step)
+    _print_metrics(evaluated(EvalSpec(_input_fn(run, "eval_input"), name="dev")))
     data = manifest.load(run.params.eval_input.data_dir)
     for code in run.launch.facts.languages:
         if data.language(code).num_examples("dev"):
             input_fn = _input_fn(run, "eval_input", languages=(code,))
-            metrics = run.estimator.evaluate(input_fn, name=f"dev_{code}")
+            metrics = evaluated(EvalSpec(input_fn, name=f"dev_{code}"))
             print_once(f"nll of {code}: {metrics['nll']:.6g}")
 
 

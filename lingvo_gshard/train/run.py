@@ -49,7 +49,7 @@ class Run:
 
     @property
     def averaged(self) -> dict[str, Any]:
-        """The checkpoint whose weights are decoded and exported, and over how many they average."""
+        """The checkpoint that is evaluated, decoded and exported, and over how many it averages."""
         p = self.params.decode
         return {"checkpoint_step": p.checkpoint_step, "average": p.average_checkpoints}
 
