@@ -20,8 +20,8 @@ from typing import Any
 
 from absl import app, flags
 
-from bench import multilingual
-from bench.multilingual import Model
+from bench import families, multilingual
+from bench.families import Model
 from data_prep import tsv
 from lingvo_gshard.core import atomic_file, table
 from lingvo_gshard.input import manifest
@@ -37,6 +37,7 @@ _INPUT = flags.DEFINE_string(
 )
 _OUT = flags.DEFINE_string("out", None, "The folder for data, runs and results.", required=True)
 _SEEDS = flags.DEFINE_integer("seeds", 1, "The runs of each multilingual model.")
+_EXPERTS = flags.DEFINE_list("experts", ["8", "32"], "The numbers of experts to try.")
 _BASELINES = flags.DEFINE_list("baselines", list(SIZES), "The languages with a baseline.")
 _SENTENCES = flags.DEFINE_integer("sentences", 200, "The test sentences of each language.")
 
@@ -55,7 +56,7 @@ def main(argv: list[str]) -> None:
         if code not in SIZES:
             raise app.UsageError(f"--baselines={code}: expected some of {', '.join(SIZES)}")
     write_corpus(pathlib.Path(_INPUT.value), out / "text")
-    models = list(multilingual.SMALL.models())
+    models = list(families.SMALL.models([int(count) for count in _EXPERTS.value]))
     _prepared(out, "all")  # For several jobs.
     calls = [
         functools.partial(_multilingual, out, model, seed)
@@ -104,7 +105,7 @@ def write_corpus(source: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def _multilingual(out: pathlib.Path, model: Model, seed: int) -> pathlib.Path:
-    data, steps = _prepared(out, "all"), multilingual.STEPS
+    data, steps = _prepared(out, "all"), families.STEPS
     return _decoded(multilingual.seeded(out / "runs", model, seed, data, steps))
 
 
@@ -117,7 +118,7 @@ def _baseline(out: pathlib.Path, code: str) -> pathlib.Path:
         sizes = [f"{stack}.num_layers={layers}" for stack in _STACKS]
         sizes += [f"{stack}.dense.hidden_dim={hidden_dim}" for stack in _STACKS]
         rates = [f"task.{each}.rate={dropout}" for each in _DROPOUTS]
-        learning = (*multilingual.LEARNING, *multilingual.schedule(steps, steps // 2))
+        learning = (*families.LEARNING, *families.schedule(steps, steps // 2))
         settings = (f"task.dim={dim}", *sizes, *rates, *learning)
         multilingual.train(logdir, Model(code, "small.Dense6LLong", settings), data, steps)
         losses[logdir] = _best(logdir).value

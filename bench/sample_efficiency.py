@@ -16,21 +16,23 @@ import pathlib
 
 from absl import app, flags
 
-from bench import curves, multilingual
+from bench import curves, families, multilingual
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "A prepared folder.", required=True)
 _OUT = flags.DEFINE_string("out", None, "A folder for the runs.", required=True)
 _STEPS = flags.DEFINE_integer("steps", 800, "The training steps of each run to compare.")
 _SEEDS = flags.DEFINE_integer("seeds", 3, "The number of runs of each model.")
+_EXPERTS = flags.DEFINE_list("experts", ["8", "32"], "The numbers of experts to try.")
 _LAYERS = flags.DEFINE_list("layers", [], "The even numbers of layers to try, with experts.")
-_FAMILIES = {"toy": multilingual.TOY, "small": multilingual.SMALL}
+_FAMILIES = {"toy": families.TOY, "small": families.SMALL}
 _FAMILY = flags.DEFINE_enum("family", "toy", list(_FAMILIES), "The models to compare.")
 
 
 def main(argv: list[str]) -> None:
     del argv
     out, data, steps = pathlib.Path(_OUT.value), pathlib.Path(_DATA_DIR.value), _STEPS.value
-    models = list(_FAMILIES[_FAMILY.value].models([int(layers) for layers in _LAYERS.value]))
+    counts, depths = (list(map(int, flag.value)) for flag in (_EXPERTS, _LAYERS))
+    models = list(_FAMILIES[_FAMILY.value].models(counts, depths))
     # All models train with one seed before the next, so that finished runs can be compared early.
     logdirs = multilingual.in_parallel(
         functools.partial(multilingual.seeded, out, model, seed, data, steps)

@@ -111,9 +111,8 @@ def test_evaluation_prints_its_metrics(data_dir, run_dir, capsys):
     printed = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
     assert printed["step"] == "4" and 3 < float(printed["nll"]) < 9
     assert printed["nll of aa:"] == printed["nll"]  # The only language in dev.
-    modes.evaluate(_run(data_dir, run_dir, "decode.average_checkpoints=2"))
-    averaged = dict(line.rsplit(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert averaged["step"] == "4" and averaged["nll"] != printed["nll"]
+    with pytest.raises(ValueError, match="the mean of 2 checkpoints up to step 4 was asked for"):
+        modes.evaluate(_run(data_dir, run_dir, "decode.average_checkpoints=2"))
 
 
 def test_the_report_and_the_weights_are_files_of_the_run(data_dir, run_dir, capsys):
@@ -309,7 +308,7 @@ def test_nothing_damaged_is_used(data_dir, run_dir, bundle_dir, tmp_path):
         assert counts.keys() <= set(fuzz.FINE), kind.name
 
 
-def test_two_checkpoints_are_not_enough_for_a_mean_over_three(run_dir):
+def test_one_checkpoint_is_not_enough_for_a_mean_over_three(run_dir):
     done = _binary("translate", f"--logdir={run_dir}", "--average_checkpoints=3")
     assert done.returncode == 1 and b"the mean of 3 checkpoints up to step 4" in done.stderr
 

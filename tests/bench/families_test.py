@@ -1,19 +1,17 @@
-"""Tests for bench/multilingual.py."""
+"""Tests for bench/families.py."""
 
 import pytest
-from absl import flags
 
-from bench import curves, multilingual
+from bench import curves, families
 from lingvo_gshard.train import launch
 
-flags.FLAGS(["test"])
 _FACTS = launch.DataFacts(12000, 6000, ("aa",))
 
 
-@pytest.mark.parametrize("family", [multilingual.SMALL, multilingual.TOY])
+@pytest.mark.parametrize("family", [families.SMALL, families.TOY])
 def test_experts_cost_as_much_as_the_dense_layers_that_they_replace(family):
     flops = {}
-    for model in family.models([4, 8]):
+    for model in family.models([8, 32], depths=[4, 8]):
         asked = launch.Launch(model.experiment, model.settings, "data", _FACTS)
         flops[model.name] = curves.flops_per_token(launch.experiment_params(asked))
     layers = family.num_layers
