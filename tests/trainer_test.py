@@ -263,6 +263,7 @@ def test_translate_answers_as_lines_come_and_ends_quietly_if_nobody_reads_on(bun
         assert b"ipe" not in process.stderr.read()
 
 
+@pytest.mark.slow
 def test_a_run_translates_as_its_bundle_does_and_the_second_start_without_tensorflow(
     run_dir, bundle_dir
 ):
@@ -308,6 +309,7 @@ def test_nothing_damaged_is_used(data_dir, run_dir, bundle_dir, tmp_path):
         assert counts.keys() <= set(fuzz.FINE), kind.name
 
 
+@pytest.mark.slow
 def test_one_checkpoint_is_not_enough_for_a_mean_over_three(run_dir):
     done = _binary("translate", f"--logdir={run_dir}", "--average_checkpoints=3")
     assert done.returncode == 1 and b"the mean of 3 checkpoints up to step 4" in done.stderr
@@ -350,17 +352,12 @@ def _one_line(done, binary):
     return lines[0]
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--model=toy.MoE8E4L", "extra"], "unexpected arguments ['extra']"),
-        (["--model=toy.MoE8E4L", "--logdir=/dev/null/run"], "Not a directory: '/dev/null/run"),
-    ],
-)
-def test_the_trainer_tells_a_mistake_in_one_line(data_dir, tmp_path, flags, message):
-    done = _binary("trainer", f"--data_dir={data_dir}", f"--logdir={tmp_path}/run", *flags)
-    assert message in _one_line(done, "trainer")
+def test_the_trainer_tells_a_mistake_in_one_line(data_dir, tmp_path):
+    done = _binary("trainer", f"--data_dir={data_dir}", f"--logdir={tmp_path}/run", "extra")
+    assert "unexpected arguments ['extra']" in _one_line(done, "trainer")
     assert not (tmp_path / "run").exists()
+    with pytest.raises(NotADirectoryError, match="'/dev/null/run"):
+        modes.train(_run(data_dir, "/dev/null/run"))
 
 
 def test_verify_data_hashes_all_files_before_anything_is_written(data_dir, tmp_path, capsys):
