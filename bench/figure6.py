@@ -42,8 +42,6 @@ _BASELINES = flags.DEFINE_list("baselines", list(SIZES), "The languages with a b
 _SENTENCES = flags.DEFINE_integer("sentences", 200, "The test sentences of each language.")
 
 _STACKS = ("task.encoder", "task.decoder")
-_RATES = ("input_dropout", *(f"{stack[5:]}.layer.attention.dropout" for stack in _STACKS))
-_DROPOUTS = (*_RATES, *(f"{stack[5:]}.layer.residual_dropout" for stack in _STACKS))
 # A baseline's candidates: layers of either stack, M, H, and the rate of dropout.
 _BASELINE_SIZES = ((2, 128, 512, 0.3), (1, 64, 256, 0.2))
 _SCORES = "decode_test/scores.json"
@@ -58,16 +56,16 @@ def main(argv: list[str]) -> None:
     write_corpus(pathlib.Path(_INPUT.value), out / "text")
     models = list(families.SMALL.models([int(count) for count in _EXPERTS.value]))
     _prepared(out, "all")  # For several jobs.
-    calls = [
+    calls = [functools.partial(_baseline, out, code) for code in _BASELINES.value]
+    calls += [
         functools.partial(_multilingual, out, model, seed)
         for seed in range(1, _SEEDS.value + 1)
         for model in models
     ]
-    calls += [functools.partial(_baseline, out, code) for code in _BASELINES.value]
     logdirs = multilingual.in_parallel(calls)
-    end = _SEEDS.value * len(models)
-    runs = {model.name: logdirs[i : end : len(models)] for i, model in enumerate(models)}
-    _report(out, runs, logdirs[end:])
+    end, every = len(_BASELINES.value), len(models)
+    runs = {model.name: logdirs[end + i :: every] for i, model in enumerate(models)}
+    _report(out, runs, logdirs[:end])
 
 
 def _report(
@@ -117,9 +115,8 @@ def _baseline(out: pathlib.Path, code: str) -> pathlib.Path:
         logdir = out / "runs" / f"{code}-{2 * layers}L-M{dim}"
         sizes = [f"{stack}.num_layers={layers}" for stack in _STACKS]
         sizes += [f"{stack}.dense.hidden_dim={hidden_dim}" for stack in _STACKS]
-        rates = [f"task.{each}.rate={dropout}" for each in _DROPOUTS]
         learning = (*families.LEARNING, *families.schedule(steps, steps // 2))
-        settings = (f"task.dim={dim}", *sizes, *rates, *learning)
+        settings = (f"task.dim={dim}", *sizes, *families.dropout(dropout), *learning)
         multilingual.train(logdir, Model(code, "small.Dense6LLong", settings), data, steps)
         losses[logdir] = _best(logdir).value
     return _decoded(str(min(losses, key=lambda logdir: losses[logdir])))
@@ -149,7 +146,8 @@ def _decoded(logdir: str) -> pathlib.Path:
     """Decodes test with the checkpoint that dev prefers; returns the run's folder."""
     folder = pathlib.Path(logdir)
     if not (folder / _SCORES).exists():
-        settings = f"checkpoint_step={_best(folder).step}", f"max_sentences={_SENTENCES.value}"
+        chosen = f"checkpoint_step={_best(folder).step}", "length_norm_alpha=1.0"
+        settings = (*chosen, f"max_sentences={_SENTENCES.value}")
         sets = [f"--set=decode.{each}" for each in settings]
         multilingual.trainer("decode", f"--logdir={logdir}", *sets)
     return folder
