@@ -44,6 +44,8 @@ _SENTENCES = flags.DEFINE_integer("sentences", 200, "The test sentences of each 
 _STACKS = ("task.encoder", "task.decoder")
 # A baseline's candidates: layers of either stack, M, H, and the rate of dropout.
 _BASELINE_SIZES = ((2, 128, 512, 0.3), (1, 64, 256, 0.2))
+# Short runs learn more from larger steps.
+_BASELINE_LEARNING = ("optimizer.schedule.multiplier=1.6", *families.BATCHES)
 _SCORES = "decode_test/scores.json"
 
 
@@ -115,11 +117,18 @@ def _baseline(out: pathlib.Path, code: str) -> pathlib.Path:
         logdir = out / "runs" / f"{code}-{2 * layers}L-M{dim}"
         sizes = [f"{stack}.num_layers={layers}" for stack in _STACKS]
         sizes += [f"{stack}.dense.hidden_dim={hidden_dim}" for stack in _STACKS]
-        learning = (*families.LEARNING, *families.schedule(steps, steps // 2))
-        settings = (f"task.dim={dim}", *sizes, *families.dropout(dropout), *learning)
+        learning = (*_BASELINE_LEARNING, *families.schedule(steps, steps // 2))
+        settings = (f"task.dim={dim}", *sizes, *_dropout(dropout), *learning)
         multilingual.train(logdir, Model(code, "small.Dense6LLong", settings), data, steps)
         losses[logdir] = _best(logdir).value
     return _decoded(str(min(losses, key=lambda logdir: losses[logdir])))
+
+
+def _dropout(rate: float) -> tuple[str, ...]:
+    """Returns the settings of a rate of dropout everywhere."""
+    parts = ("layer.attention.dropout", "layer.residual_dropout")
+    places = ("input_dropout", *(f"{stack[5:]}.{part}" for stack in _STACKS for part in parts))
+    return tuple(f"task.{place}.rate={rate}" for place in places)
 
 
 def baseline_steps(pairs: int) -> int:
