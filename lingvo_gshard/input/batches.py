@@ -45,8 +45,6 @@ class TranslationInput:
         p.Define("temperature", 5.0, "T of the mixture: p_l is proportional to n_l**(1/T).")
         limit = "The most passes over a language in one pass over all of them; None for any number."
         p.Define("max_repeats", 20.0, limit, optional=float)
-        undone = "In endless streams, the probability that a merge is undone; see merges.py."
-        p.Define("merge_dropout", 0.0, undone)
         p.Define("repeat", True, "Endless and mixed, or one pass over all languages in turn.")
         p.Define("shuffle", True, "Shuffle the examples and the rows.")
         p.Define("rows", Rows.PACKED, "PACKED, SINGLE or, for one pass only, BUCKETED.")

@@ -18,9 +18,7 @@ import numpy as np
 
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.input import packing, tokenizer
-from lingvo_gshard.input.example_codec import Example
-from lingvo_gshard.input.merges import MergeDropout
+from lingvo_gshard.input import packing
 from lingvo_gshard.input.mixture import Mixture
 from lingvo_gshard.input.packing import Rows, RowShape
 
@@ -45,11 +43,6 @@ class TrainingBatches:
     ) -> None:
         """Reads some examples to estimate how many fill a pool; ValueError if none fits a row."""
         self._mixture, self._params, self._shape = mixture, params, shape
-        self._dropout = None
-        if params.merge_dropout:
-            self._dropout = MergeDropout(
-                params.merge_dropout, *tokenizer.load_pair(params.data_dir)
-            )
         num_lanes = math.gcd(params.batch_size, _NUM_LANES)
         self._num_lanes = num_lanes if num_lanes % num_processes == 0 else num_processes
         per_process = self._num_lanes // num_processes
@@ -77,7 +70,7 @@ class TrainingBatches:
         return pool.Pack(map(np.concatenate, zip(*parts, strict=True)))
 
     def _make_pool(self, number: int) -> NestedMap:
-        drawn = self._read(number * self._pool_draws, (number + 1) * self._pool_draws)
+        drawn = self._mixture.read(number * self._pool_draws, (number + 1) * self._pool_draws)
         examples = [example for example in drawn if self._shape.fits(example)]
         if self._params.rows is Rows.PACKED:
             rows = packing.plan_at_most(packing.lengths_of(examples), self._shape, self._pool_rows)
@@ -91,15 +84,9 @@ class TrainingBatches:
             rows.sort(key=lambda row: row or [len(examples)])
         return packing.fill(rows, examples, self._shape)
 
-    def _read(self, start: int, end: int) -> list[Example]:
-        drawn = self._mixture.read(start, end)
-        if self._dropout is None:
-            return drawn
-        return self._dropout(drawn, np.random.default_rng([self._params.seed, start, end]))
-
     def _draws_for(self, num_rows: int) -> int:
         """The number of draws that fill this many rows on average."""
-        drawn = self._read(0, _PROBED_EXAMPLES)
+        drawn = self._mixture.read(0, _PROBED_EXAMPLES)
         fitting = [example for example in drawn if self._shape.fits(example)]
         if not fitting:
             raise ValueError(f"none of {len(drawn)} examples fits {self._shape}: lengthen the rows")

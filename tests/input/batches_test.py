@@ -63,8 +63,7 @@ def test_batches_match_their_specs(data_dir):
 
 @pytest.mark.parametrize("num_before", [0, 1, 20, 47])
 @pytest.mark.parametrize(
-    "changes",
-    [{}, {"merge_dropout": 0.3}, {"rows": Rows.SINGLE}, {"shuffle": False, "batch_size": 150}],
+    "changes", [{}, {"rows": Rows.SINGLE}, {"shuffle": False, "batch_size": 150}]
 )
 def test_resume_is_exact(data_dir, num_before, changes):
     straight = _input(data_dir, **changes)
