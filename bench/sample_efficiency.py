@@ -4,10 +4,10 @@
     python -m bench.sample_efficiency --data_dir=out/figure6/data/all --out=out/figure6/runs \
         --family=small --experts=8,32,128 --layers=4,8,12 --seeds=2 --steps=2400
 
-The second command uses the text and the runs of bench.figure6, whose learning rate is constant up
-to step 4800. --layers adds deeper and shallower models with the first number of experts, whose
-flops per token differ (Table 2's other question). An interrupted run continues from its last
-checkpoint. A finished run is only read.
+The second command uses the text and the runs of bench.figure6, which begin to cool down at step
+4800. --layers adds deeper and shallower models with the first number of experts, whose flops per
+token differ (Table 2's other question). An interrupted run continues from its last checkpoint. A
+finished run is only read.
 """
 
 import functools

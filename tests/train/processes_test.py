@@ -81,6 +81,7 @@ def _check_exported(folder, step):
         np.testing.assert_array_equal(array[()], wanted[name][()], err_msg=name)
 
 
+@pytest.mark.slow
 def test_one_then_two_then_one_process_train_as_one(tmp_path):
     whole = _train_here(tmp_path / "whole", 10)
     first = _train_here(tmp_path / "shared", 2)
