@@ -40,8 +40,7 @@ class Runs:
 
 
 def read(logdir: str | pathlib.Path, steps: float = math.inf) -> Curve:
-    """Reads the curve of a run's first `steps` steps, with a point for each call from the first
-    full window on.
+    """Reads the curve of a run's first `steps` steps: a point a call, once a window is full.
 
     Raises ValueError if the run is shorter than a window.
     """

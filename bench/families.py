@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator, Sequence
 
-_STACKS = ("encoder", "decoder")
+STACKS = ("encoder", "decoder")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Family:
 
     def _with_experts(self, count: int, num_layers: int) -> Model:
         each = (f"moe.num_experts={count}", f"num_layers={num_layers // 2}", *self.stack_settings)
-        stacks = [f"task.{stack}.{setting}" for stack in _STACKS for setting in each]
+        stacks = [f"task.{stack}.{setting}" for stack in STACKS for setting in each]
         balance = f"task.aux_loss_weight={0.01 * count**2}"
         settings = (*self.settings, *stacks, balance)
         return Model(f"MoE({count}E, {num_layers}L)", self.moe, settings)
@@ -53,7 +53,7 @@ def schedule(steps: int, cool_down_steps: int) -> tuple[str, ...]:
 
 
 STEPS = 9600
-# Small batches, of rows as long as the longest pair; chosen by dev.
+# Rows as long as the longest pair. Small batches learn more from equally many tokens, at first.
 BATCHES = ("input.batch_size=16", "input.source_len=128")
 SMALL = Family(
     "small.Dense6LLong",

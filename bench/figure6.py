@@ -41,7 +41,6 @@ _EXPERTS = flags.DEFINE_list("experts", ["8", "32"], "The numbers of experts to 
 _BASELINES = flags.DEFINE_list("baselines", list(SIZES), "The languages with a baseline.")
 _SENTENCES = flags.DEFINE_integer("sentences", 200, "The test sentences of each language.")
 
-_STACKS = ("task.encoder", "task.decoder")
 # A baseline's candidates: layers of either stack, M, H, and the rate of dropout.
 _BASELINE_SIZES = ((2, 128, 512, 0.3), (1, 64, 256, 0.2))
 # Short runs learn more from larger steps.
@@ -115,19 +114,19 @@ def _baseline(out: pathlib.Path, code: str) -> pathlib.Path:
     steps = baseline_steps(_pairs(data))
     for layers, dim, hidden_dim, dropout in _BASELINE_SIZES:
         logdir = out / "runs" / f"{code}-{2 * layers}L-M{dim}"
-        sizes = [f"{stack}.num_layers={layers}" for stack in _STACKS]
-        sizes += [f"{stack}.dense.hidden_dim={hidden_dim}" for stack in _STACKS]
+        sizes = [f"task.{stack}.num_layers={layers}" for stack in families.STACKS]
+        sizes += [f"task.{stack}.dense.hidden_dim={hidden_dim}" for stack in families.STACKS]
         learning = (*_BASELINE_LEARNING, *families.schedule(steps, steps // 2))
         settings = (f"task.dim={dim}", *sizes, *_dropout(dropout), *learning)
         multilingual.train(logdir, Model(code, "small.Dense6LLong", settings), data, steps)
         losses[logdir] = _best(logdir).value
-    return _decoded(str(min(losses, key=lambda logdir: losses[logdir])))
+    return _decoded(min(losses, key=lambda logdir: losses[logdir]))
 
 
 def _dropout(rate: float) -> tuple[str, ...]:
     """Returns the settings of a rate of dropout everywhere."""
     parts = ("layer.attention.dropout", "layer.residual_dropout")
-    places = ("input_dropout", *(f"{stack[5:]}.{part}" for stack in _STACKS for part in parts))
+    places = ("input_dropout", *(f"{stack}.{part}" for stack in families.STACKS for part in parts))
     return tuple(f"task.{place}.rate={rate}" for place in places)
 
 
@@ -151,15 +150,14 @@ def _pairs(folder: pathlib.Path) -> int:
     return language.num_examples("train")
 
 
-def _decoded(logdir: str) -> pathlib.Path:
+def _decoded(logdir: pathlib.Path) -> pathlib.Path:
     """Decodes test with the checkpoint that dev prefers; returns the run's folder."""
-    folder = pathlib.Path(logdir)
-    if not (folder / _SCORES).exists():
-        chosen = f"checkpoint_step={_best(folder).step}", "length_norm_alpha=1.0"
+    if not (logdir / _SCORES).exists():
+        chosen = f"checkpoint_step={_best(logdir).step}", "length_norm_alpha=1.0"
         settings = (*chosen, f"max_sentences={_SENTENCES.value}")
         sets = [f"--set=decode.{each}" for each in settings]
         multilingual.trainer("decode", f"--logdir={logdir}", *sets)
-    return folder
+    return logdir
 
 
 def _best(logdir: pathlib.Path) -> Best:

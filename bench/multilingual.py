@@ -27,27 +27,29 @@ _SET = flags.DEFINE_multi_string("set", [], "A setting of all models, path=value
 _Result = TypeVar("_Result")
 
 
-def seeded(runs: pathlib.Path, model: Model, seed: int, data: pathlib.Path, steps: int) -> str:
+def seeded(
+    runs: pathlib.Path, model: Model, seed: int, data: pathlib.Path, steps: int
+) -> pathlib.Path:
     """Trains a model with a seed; returns the folder of its run."""
     logdir = runs / f"{model.name.replace(' ', '')}-seed{seed}"
     settings = (*model.settings, f"train.seed={seed}", f"input.seed={seed}")
     return train(logdir, dataclasses.replace(model, settings=settings), data, steps)
 
 
-def train(logdir: pathlib.Path, model: Model, data: pathlib.Path, steps: int) -> str:
+def train(logdir: pathlib.Path, model: Model, data: pathlib.Path, steps: int) -> pathlib.Path:
     """Trains a model to `steps` steps unless it is; returns the folder of its run."""
     lines = read_lines(logdir / TRAIN_METRICS)
     if not lines or lines[-1]["step"] < steps:
         settings = (*model.settings, f"train.max_steps={steps}", *_SET.value)
         flagged = (f"--model={model.experiment}", f"--data_dir={data}", f"--logdir={logdir}")
         trainer("train_and_eval", *flagged, *(f"--set={each}" for each in settings))
-    return str(logdir)
+    return logdir
 
 
-def runs_of(name: str, logdirs: Iterable[str], steps: int) -> curves.Runs:
+def runs_of(name: str, logdirs: Iterable[pathlib.Path], steps: int) -> curves.Runs:
     """Reads the first `steps` steps of a model's runs."""
     logdirs = list(logdirs)
-    params = launch.experiment_params(launch.recorded(logdirs[0]))
+    params = launch.experiment_params(launch.recorded(str(logdirs[0])))
     found = (curves.read(logdir, steps) for logdir in logdirs)
     return curves.Runs(name, curves.flops_per_token(params), tuple(found))
 
