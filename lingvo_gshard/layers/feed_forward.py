@@ -7,6 +7,7 @@ from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context
+from lingvo_gshard.layers.dropout import DropoutLayer
 
 _EPSILON = 1e-6  # added to the variance
 
@@ -19,11 +20,13 @@ class FeedForwardLayer(BaseLayer):
         p = super().Params()
         p.Define("dim", REQUIRED, "M, the model dimension.")
         p.Define("hidden_dim", REQUIRED, "H, the hidden dimension.")
+        p.Define("hidden_dropout", DropoutLayer.Params().Set(rate=0.0), "Dropout after the ReLU.")
         return p
 
     def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         m, h = self.p.dim, self.p.hidden_dim
+        self.CreateChild("hidden_dropout", self.p.hidden_dropout)
         self.CreateVariable("wi", gaussian((m, h), "MH", fan_in=m))
         self.CreateVariable("wo", gaussian((h, m), "HM", fan_in=h))
 
@@ -31,6 +34,7 @@ class FeedForwardLayer(BaseLayer):
         """Maps x [B, L, M] to [B, L, M], computed in the dtype of x."""
         project = context.arithmetic.project
         hidden = self.annotate(tf.nn.relu(context.product("BLH", project, x, theta.wi)), "BLH")
+        hidden = self.hidden_dropout.FProp(theta.hidden_dropout, hidden, "BLH", context)
         return self.annotate(context.product("BLM", project, hidden, theta.wo), "BLM")
 
 

@@ -15,6 +15,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.context import Context, Mode, computed
 from lingvo_gshard.layers.dispatch import DISPATCHERS, Dispatch
+from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Gating, Routing, SecondExpert
 from lingvo_gshard.layers.products import FLOAT32
 from lingvo_gshard.layers.ragged_experts import moves_less, ragged_experts
@@ -32,6 +33,8 @@ class MoELayer(BaseLayer):
         p = super().Params()
         p.Define("dim", REQUIRED, "M, the model dimension.")
         p.Define("hidden_dim", REQUIRED, "H, the hidden dimension of an expert.")
+        dropout = DropoutLayer.Params().Set(rate=0.0)
+        p.Define("hidden_dropout", dropout, "Dropout within the experts, after the ReLU.")
         p.Define("num_experts", REQUIRED, "E, the number of experts.")
         p.Define("group_size", None, "S, tokens of a group; None for the default.", optional=int)
         p.Define("train_capacity", Capacity.Params(), "C when training.")
@@ -44,6 +47,7 @@ class MoELayer(BaseLayer):
     def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         m, h, e = self.p.dim, self.p.hidden_dim, self.p.num_experts
+        self.CreateChild("hidden_dropout", self.p.hidden_dropout)
         # `_`, not E: the gate is replicated, although experts are split (section 3.2).
         self.CreateVariable("wg", gaussian((m, e), "M_", fan_in=m))
         self.CreateVariable("wi", gaussian((e, m, h), "EMH", fan_in=m))
@@ -157,6 +161,8 @@ class MoELayer(BaseLayer):
             inputs_ERM = tf.reshape(inputs_EGCM, [self.p.num_experts, -1, self.p.dim])
             hidden_ERH = tf.nn.relu(context.product("EGH", multiply, inputs_ERM, theta.wi))
             hidden_ERH = self.annotate(hidden_ERH, "EGH")
+            dropout = self.hidden_dropout
+            hidden_ERH = dropout.FProp(theta.hidden_dropout, hidden_ERH, "EGH", context)
 
         def outputs(hidden_ERH: tf.Tensor, wo_EHM: tf.Tensor) -> tf.Tensor:
             with tf.name_scope("experts"):
