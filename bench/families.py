@@ -25,47 +25,72 @@ class Family:
     dense: str
     moe: str
     num_layers: int
-    settings: tuple[str, ...] = ()
-    stack_settings: tuple[str, ...] = ()  # Of an encoder or decoder with experts.
+    steps: int  # Of a whole training.
+    settings: tuple[str, ...]
+    detail: str = ""  # What names add to the number of layers.
+    dense_stack: tuple[str, ...] = ()  # Settings of the dense model's encoder and decoder.
+    moe_stack: tuple[str, ...] = ()  # The same, with experts.
 
     def models(self, counts: Sequence[int], depths: Sequence[int] = ()) -> Iterator[Model]:
         """Yields the dense model, those with `counts` experts, and the first in other depths."""
-        yield Model(f"T({self.num_layers}L)", self.dense, self.settings)
+        settings = (*self.settings, *of_stacks(*self.dense_stack))
+        yield Model(f"T({self.num_layers}L{self.detail})", self.dense, settings)
         yield from (self._with_experts(count, self.num_layers) for count in counts)
         others = (depth for depth in depths if depth != self.num_layers)
         yield from (self._with_experts(counts[0], depth) for depth in others)
 
     def _with_experts(self, count: int, num_layers: int) -> Model:
-        each = (f"moe.num_experts={count}", f"num_layers={num_layers // 2}", *self.stack_settings)
-        stacks = [f"task.{stack}.{setting}" for stack in STACKS for setting in each]
+        each = (f"moe.num_experts={count}", f"num_layers={num_layers // 2}", *self.moe_stack)
         balance = f"task.aux_loss_weight={0.01 * count**2}"
-        settings = (*self.settings, *stacks, balance)
-        return Model(f"MoE({count}E, {num_layers}L)", self.moe, settings)
+        settings = (*self.settings, *of_stacks(*each), balance)
+        return Model(f"MoE({count}E, {num_layers}L{self.detail})", self.moe, settings)
 
 
-def schedule(steps: int, cool_down_steps: int) -> tuple[str, ...]:
-    """Returns the settings of a learning rate that falls to zero at the end of `steps` steps."""
+def of_stacks(*settings: str) -> tuple[str, ...]:
+    """Returns settings of the encoder and of the decoder."""
+    return tuple(f"task.{stack}.{setting}" for stack in STACKS for setting in settings)
+
+
+def schedule(steps: int) -> tuple[str, ...]:
+    """Returns the settings of a learning rate that falls to zero in the second half of `steps`."""
     return (
         f"optimizer.schedule.total_steps={steps}",
-        f"optimizer.schedule.cool_down_steps={cool_down_steps}",
+        f"optimizer.schedule.cool_down_steps={steps // 2}",
         f"train.save_checkpoints_steps={max(steps // 12, 1)}",
     )
 
 
-STEPS = 9600
 # Rows as long as the longest pair. Small batches learn more from equally many tokens, at first.
 BATCHES = ("input.batch_size=16", "input.source_len=128")
 SMALL = Family(
     "small.Dense6LLong",
     "small.MoE8E6LLong",
     6,
-    settings=("input.temperature=2.0", *BATCHES, *schedule(STEPS, STEPS // 2)),
+    9600,
+    settings=("input.temperature=2.0", *BATCHES, *schedule(9600)),
+)
+# Half as wide: a quarter of the weights in each layer and expert, too few to learn much by heart.
+NARROW = dataclasses.replace(
+    SMALL,
+    steps=6400,
+    settings=(
+        "input.temperature=2.0",
+        *BATCHES,
+        *schedule(6400),
+        "task.dim=64",
+        *of_stacks("layer.attention.head_dim=16"),
+    ),
+    detail=", M=64",
+    dense_stack=("dense.hidden_dim=340",),
+    moe_stack=("dense.hidden_dim=256", "moe.hidden_dim=256"),
 )
 # Its experts would cost twice as much as dense layers.
 TOY = Family(
     "toy.Dense4L",
     "toy.MoE8E4L",
     4,
+    800,
     settings=("optimizer.schedule.cool_down_steps=0",),
-    stack_settings=("moe.hidden_dim=256", "moe.group_size=32"),
+    moe_stack=("moe.hidden_dim=256", "moe.group_size=32"),
 )
+BY_NAME = {"small": SMALL, "narrow": NARROW, "toy": TOY}

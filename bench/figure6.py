@@ -55,7 +55,7 @@ def main(argv: list[str]) -> None:
         if code not in SIZES:
             raise app.UsageError(f"--baselines={code}: expected some of {', '.join(SIZES)}")
     write_corpus(pathlib.Path(_INPUT.value), out / "text")
-    models = list(families.SMALL.models([int(count) for count in _EXPERTS.value]))
+    models = list(multilingual.family().models([int(count) for count in _EXPERTS.value]))
     _prepared(out, "all")  # For several jobs.
     calls = [functools.partial(_baseline, out, code) for code in _BASELINES.value]
     calls += [
@@ -104,7 +104,7 @@ def write_corpus(source: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def _multilingual(out: pathlib.Path, model: Model, seed: int) -> pathlib.Path:
-    data, steps = _prepared(out, "all"), families.STEPS
+    data, steps = _prepared(out, "all"), multilingual.family().steps
     return _decoded(multilingual.seeded(out / "runs", model, seed, data, steps))
 
 
@@ -114,9 +114,8 @@ def _baseline(out: pathlib.Path, code: str) -> pathlib.Path:
     steps = baseline_steps(_pairs(data))
     for layers, dim, hidden_dim, dropout in _BASELINE_SIZES:
         logdir = out / "runs" / f"{code}-{2 * layers}L-M{dim}"
-        sizes = [f"task.{stack}.num_layers={layers}" for stack in families.STACKS]
-        sizes += [f"task.{stack}.dense.hidden_dim={hidden_dim}" for stack in families.STACKS]
-        learning = (*_BASELINE_LEARNING, *families.schedule(steps, steps // 2))
+        sizes = families.of_stacks(f"num_layers={layers}", f"dense.hidden_dim={hidden_dim}")
+        learning = (*_BASELINE_LEARNING, *families.schedule(steps))
         settings = (f"task.dim={dim}", *sizes, *_dropout(dropout), *learning)
         multilingual.train(logdir, Model(code, "small.Dense6LLong", settings), data, steps)
         losses[logdir] = _best(logdir).value
@@ -126,8 +125,8 @@ def _baseline(out: pathlib.Path, code: str) -> pathlib.Path:
 def _dropout(rate: float) -> tuple[str, ...]:
     """Returns the settings of a rate of dropout everywhere."""
     parts = ("layer.attention.dropout", "layer.residual_dropout")
-    places = ("input_dropout", *(f"{stack}.{part}" for stack in families.STACKS for part in parts))
-    return tuple(f"task.{place}.rate={rate}" for place in places)
+    stacks = families.of_stacks(*(f"{part}.rate={rate}" for part in parts))
+    return (f"task.input_dropout.rate={rate}", *stacks)
 
 
 def baseline_steps(pairs: int) -> int:

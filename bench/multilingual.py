@@ -15,16 +15,22 @@ from typing import TypeVar
 
 from absl import flags
 
-from bench import curves
-from bench.families import Model
+from bench import curves, families
+from bench.families import Family, Model
 from lingvo_gshard.train import launch
 from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 
+_FAMILY = flags.DEFINE_enum("family", "small", list(families.BY_NAME), "The models to compare.")
 _PARTITIONS = flags.DEFINE_integer("partitions", 1, "The devices of a training.")
 _JOBS = flags.DEFINE_integer("jobs", 1, "How many trainings run side by side.", lower_bound=1)
 _SET = flags.DEFINE_multi_string("set", [], "A setting of all models, path=value; repeatable.")
 
 _Result = TypeVar("_Result")
+
+
+def family() -> Family:
+    """Returns the family of --family."""
+    return families.BY_NAME[_FAMILY.value]
 
 
 def seeded(

@@ -1,9 +1,11 @@
-"""Layer normalization against numpy (moe_test.py holds that of the dense feed-forward)."""
+"""Layer normalization against numpy (moe_test.py holds that of the feed-forward); dropout."""
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.feed_forward import LayerNorm
+from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.feed_forward import FeedForwardLayer, LayerNorm
 from tests.layers import building
 
 
@@ -25,3 +27,19 @@ def test_constant_row_becomes_bias():
 def test_initial_scale_is_1_and_bias_0():
     specs = LayerNorm.Params().Set(dim=6).Instantiate(building.Unannotated()).weight_specs
     assert (specs.scale.scale, specs.bias.scale) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("mode", [Mode.TRAIN, Mode.EVAL])
+def test_hidden_units_are_dropped_in_training_alone(mode):
+    p = FeedForwardLayer.Params().Set(dim=6, hidden_dim=6, **{"hidden_dropout.rate": 0.25})
+    layer = p.Instantiate(building.Unannotated())
+    theta = building.random_theta(layer)
+    theta.wo = np.eye(6, dtype="float32")  # So that the output is the hidden units.
+    x = np.random.default_rng(3).standard_normal((40, 50, 6)).astype("float32")
+    seed = tf.constant([1, 2]) if mode is Mode.TRAIN else None
+    y = layer.FProp(theta, tf.constant(x), Context(mode, seed)).numpy()
+    hidden = np.maximum(x @ theta.wi, 0)
+    kept = y != 0
+    share, scale = (0.75, 1 / 0.75) if seed is not None else (1, 1)
+    np.testing.assert_allclose(y[kept], scale * hidden[kept], rtol=1e-4, atol=1e-5)
+    assert np.mean(kept[hidden > 1e-3]) == pytest.approx(share, abs=0.02)

@@ -72,10 +72,11 @@ def _forward_backward(layer):
 
 
 @functools.cache
-def _trained(partitions, dispatch=Dispatch.EINSUM, num_experts=E):
+def _trained(partitions, dispatch=Dispatch.EINSUM, num_experts=E, dropout=0.0):
     """The executable of a forward and backward pass, and its results."""
     parts = functions.partitioning(partitions) if isinstance(partitions, int) else partitions
-    layer = _params(dispatch=dispatch, num_experts=num_experts).Instantiate(Annotator(parts), "moe")
+    p = _params(dispatch=dispatch, num_experts=num_experts, **{"hidden_dropout.rate": dropout})
+    layer = p.Instantiate(Annotator(parts), "moe")
     specs = building.theta_specs(layer)
     dims = building.dims_of(d_theta=specs) | {"y_BLM": "BLM", "d_x_BLM": "BLM"}
     executable = building.compile_fn(
@@ -99,6 +100,14 @@ def test_partitioned_equals_unpartitioned_with_four_all_to_alls(num_partitions, 
     executable, got = _trained(num_partitions, dispatch)
     building.assert_close(got, _trained(1)[1])
     assert _collectives(executable) == (4, 0)
+
+
+@pytest.mark.parametrize("num_partitions", _COUNTS)
+def test_hidden_dropout_is_the_same_on_any_number_of_partitions(num_partitions):
+    executable, got = _trained(num_partitions, dropout=0.4)
+    building.assert_close(got, _trained(1, dropout=0.4)[1])
+    assert _collectives(executable) == (4, 0)
+    assert np.abs(np.asarray(got.y_BLM) - np.asarray(_trained(1)[1].y_BLM)).max() > 0.1
 
 
 @pytest.mark.parametrize("dispatch", Dispatch)
