@@ -27,10 +27,7 @@ class Params:
     """Named hyperparameters, each defined once with a default and a description."""
 
     def __init__(self) -> None:
-        self.__dict__["_values"] = {}
-        self.__dict__["_descriptions"] = {}
-        self.__dict__["_optional"] = {}
-        self.__dict__["_frozen"] = False
+        self.__dict__.update(_values={}, _descriptions={}, _optional={}, _frozen=False)
 
     def Define(
         self, name: str, default: Any, description: str, *, optional: type | None = None

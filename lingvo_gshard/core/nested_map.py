@@ -17,9 +17,6 @@ class NestedMap(dict):
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
 
-    def __delattr__(self, name: str) -> None:
-        del self[name]
-
     def FlattenItems(self) -> list[tuple[str, Any]]:
         """[(dotted path, leaf)], sorted by key at each level; list items are `name[0]`, ..."""
         return list(_items("", self))

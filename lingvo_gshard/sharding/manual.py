@@ -20,16 +20,12 @@ What breaks these rules, dynamic shapes, and axes that do not fit a tensor raise
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.late import tf, xla_sharding
 from lingvo_gshard.sharding import annotate
-from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
-
-Axes = Sequence[Axis | None]
+from lingvo_gshard.sharding.mesh import Axes, Mesh, names_of
 
 _ENTRY, _EXIT = "XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape"
 _ANNOTATION = "XlaSharding"
@@ -48,7 +44,7 @@ def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> 
     all other axes, every partition gets a copy.
     """
     what = "auto_to_manual_spmd_partition"
-    shape = _static_shape(what, tensor)
+    shape = annotate.static_shape(f"{what}: {tensor.name}", tensor.shape)
     annotate.check_axes(what, tensor, mesh, axes)
     ways = list(map(mesh.size, axes))
     for i, (size, way) in enumerate(zip(shape, ways, strict=True)):
@@ -81,7 +77,7 @@ def manual_to_auto_spmd_partition(
     argument, the parts must be equal.
     """
     what = "manual_to_auto_spmd_partition"
-    shape = _static_shape(what, part)
+    shape = annotate.static_shape(f"{what}: {part.name}", part.shape)
     annotate.check_axes(what, part, mesh, axes, sum_axes)
     if mesh.num_partitions == 1:
         return tf.identity(part)
@@ -99,23 +95,6 @@ def manual_to_auto_spmd_partition(
     if not sum_axes:
         return whole
     return annotate.mesh_split(tf.reduce_sum(whole, list(range(len(sum_axes)))), mesh, axes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Region:
-    """Manual partitioning by a table's letters: `y = r.leave(f(r.enter(x, "GSM")), "GSM")`."""
-
-    partitioning: Partitioning
-
-    def enter(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
-        """This partition's part of a tensor; see auto_to_manual_spmd_partition."""
-        mesh, axes = self.partitioning.mesh.grid, self.partitioning.axes(dims)
-        return auto_to_manual_spmd_partition(tensor, mesh, axes)
-
-    def leave(self, part: tf.Tensor, dims: str, *, sum_axes: Sequence[str] = ()) -> tf.Tensor:
-        """The whole tensor of a part; see manual_to_auto_spmd_partition."""
-        mesh, axes = self.partitioning.mesh.grid, self.partitioning.axes(dims)
-        return manual_to_auto_spmd_partition(part, mesh, axes, sum_axes=sum_axes)
 
 
 def _share_gradient(part: tf.Tensor, num_copies: int) -> tf.Tensor:
@@ -137,14 +116,6 @@ def _proto(mesh: Mesh, axes: Axes) -> bytes:
 def _copied(mesh: Mesh, axes: Axes) -> list[str]:
     """The axes that a tensor does not lie along."""
     return [name for name in mesh.axis_names if name not in names_of(axes)]
-
-
-def _static_shape(what: str, tensor: tf.Tensor) -> list[int]:
-    if not tensor.shape.is_fully_defined():
-        raise ValueError(
-            f"{what}: {tensor.name} has shape {tensor.shape}; a static shape is expected."
-        )
-    return tensor.shape.as_list()
 
 
 def _check_operations(part: tf.Tensor) -> None:
