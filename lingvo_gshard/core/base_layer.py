@@ -79,9 +79,8 @@ class BaseLayer:
         """`annotator` is a sharding.annotator.Annotator; `path` is dotted, empty for the root."""
         self.p = params.Copy().Freeze()
         self.path = path
-        self.weight_specs = (
-            NestedMap()
-        )  # WeightSpecs of this layer and those below it, as in theta.
+        # The WeightSpecs of this layer and of all layers below it, in theta's structure.
+        self.weight_specs = NestedMap()
         self._annotator = annotator
 
     def CreateVariable(self, name: str, spec: WeightSpec) -> None:

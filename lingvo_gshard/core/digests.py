@@ -5,7 +5,6 @@ itself: the manifest of prepared data, bundle.json, the experiment.json of a run
 damaged, cut short or exchanged is refused by its name, wherever it is read.
 """
 
-import concurrent.futures
 import dataclasses
 import functools
 import hashlib
@@ -55,12 +54,8 @@ def verify(folder: str | os.PathLike[str], files: Sequence[File], *, contents: b
         for file in files[start : start + _FILES_PER_TASK]:
             _check(str(local(folder, file)), file, contents)
 
-    if len(files) <= _FILES_PER_TASK:
-        return check_some(0)
     # Waiting for a disk and hashing release the interpreter's lock.
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
-        for _ in threads.map(check_some, range(0, len(files), _FILES_PER_TASK)):
-            pass
+    storage.each(check_some, range(0, len(files), _FILES_PER_TASK), _THREADS)
 
 
 def _check(path: str, file: File, contents: bool) -> None:

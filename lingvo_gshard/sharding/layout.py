@@ -88,11 +88,6 @@ class Partitioning:
             rows += [(letter, axis if axes == (axis,) else axes) for letter in letters]
         return Partitioning(mesh, tuple(sorted(rows, key=lambda row: row[0])))
 
-    @property
-    def num_partitions(self) -> int:
-        """The number of devices."""
-        return self.mesh.num_partitions
-
     def axes(self, dims: str) -> tuple[Axis | None, ...]:
         """The mesh axis of each dim: each letter in turn takes those of its axes still free.
 

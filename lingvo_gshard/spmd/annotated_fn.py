@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding.annotate import static_shape
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import specs
@@ -64,18 +64,15 @@ def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
     for path, spec in leaves:
         partitioning.check(f"{annotated.name}: argument {path}", spec)
     traced_results: list[NestedMap] = []
-    annotator = Annotator(partitioning)
+    annotate = Annotator(partitioning).annotate
 
     def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        pairs = zip(tensors, leaves, strict=True)
-        given = iter([annotator.annotate(x, spec.dims) for x, (_, spec) in pairs])
+        given = iter([annotate(x, spec.dims) for x, (_, spec) in zip(tensors, leaves, strict=True)])
         args = [arg.Pack(itertools.islice(given, len(arg.Flatten()))) for arg in annotated.args]
         result = annotated.fn(*args).Transform(tf.convert_to_tensor)
         returned = _result_specs(annotated, result)
         traced_results.append(returned)
-        return result.Transform(
-            lambda x, spec: annotator.annotate(x, spec.dims), returned
-        ).Flatten()
+        return result.Transform(lambda x, spec: annotate(x, spec.dims), returned).Flatten()
 
     signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for _, spec in leaves]
     function = tf.function(flat, input_signature=signature, autograph=False, jit_compile=True)
@@ -113,7 +110,7 @@ def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
 
 
 def _spec(what: str, tensor: tf.Tensor, dims: str | None, annotated: AnnotatedFn) -> TensorSpec:
-    shape = annotate.static_shape(what, tensor.shape)
+    shape = static_shape(what, tensor.shape)
     if dims is None:
         dims = annotated.unnamed_dims[: len(shape)].ljust(len(shape), "_")
     if len(dims) != len(shape):

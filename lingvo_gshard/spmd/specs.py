@@ -24,8 +24,6 @@ _DTYPES = (
     "int64", "uint64", "float64", "complex128",
 )
 # fmt: on
-# A TPU's compiler aborts the process when it meets one of these.
-_LACKING = {"tpu": ("complex128",)}
 
 
 def named_leaves(names: tuple[str, ...], trees: tuple[NestedMap, ...]) -> Named:
@@ -49,7 +47,7 @@ def check_dtypes(what: str, leaves: Named, platform: str | None = None) -> None:
             raise ValueError(f"{which}; expected one of {', '.join(_DTYPES)}.")
         if np.dtype(spec.dtype) != jax.dtypes.canonicalize_dtype(spec.dtype):
             raise ValueError(f"{which}, but JAX_ENABLE_X64 is off: set it to 1, or cast.")
-        if spec.dtype in _LACKING.get(platform or "", ()):
+        if platform == "tpu" and spec.dtype == "complex128":  # Its compiler would abort.
             raise ValueError(f"{which}, which a {platform} lacks.")
 
 
@@ -118,7 +116,7 @@ WHOLE = Share(0, 1)
 
 def own_share(partitioning: Partitioning) -> Share:
     """Returns the share of a batch's rows that this process reads; see `share_of`."""
-    size, mesh = partitioning.num_partitions, device_mesh(partitioning)
+    size, mesh = partitioning.mesh.num_partitions, device_mesh(partitioning)
     split = sharding(partitioning, TensorSpec((size,), "int32", ROWS), mesh)
     held: dict[int, set[int]] = collections.defaultdict(set)
     device: Any
