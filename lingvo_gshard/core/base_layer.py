@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Self
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -75,7 +74,7 @@ class BaseLayer:
         """The hyperparameters; a subclass adds its own to those of super().Params()."""
         return InstantiableParams(cls)
 
-    def __init__(self, params: hyperparams.Params, annotator: Any, path: str = "") -> None:
+    def __init__(self, params: InstantiableParams, annotator: Any, path: str = "") -> None:
         """`annotator` is a sharding.annotator.Annotator; `path` is dotted, empty for the root."""
         self.p = params.Copy().Freeze()
         self.path = path

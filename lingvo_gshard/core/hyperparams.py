@@ -130,8 +130,6 @@ class Params:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Params) and self.ToText() == other.ToText()
 
-    __hash__ = None  # type: ignore[assignment]
-
     __str__ = ToText
 
 

@@ -39,9 +39,6 @@ class NestedMap(dict):
         leaves = zip(*(tree.Flatten() for tree in (self, *others)), strict=True)
         return self.Pack(fn(*each) for each in leaves)
 
-    def __deepcopy__(self, memo: dict) -> "NestedMap":
-        return _rebuild(self, lambda leaf: leaf)
-
 
 def _items(path: str, node: Any) -> Iterable[tuple[str, Any]]:
     if isinstance(node, NestedMap):

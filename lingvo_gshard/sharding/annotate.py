@@ -87,10 +87,7 @@ def static_shape(what: str, shape: tf.TensorShape) -> tuple[int, ...]:
 
 
 def check_axes(what: str, tensor: tf.Tensor, mesh: Mesh, axes: Axes, more_axes: Axes = ()) -> None:
-    """Raises a ValueError, prefixed by `what`, if `axes` can't split the dimensions of `tensor`.
-
-    They can't for a value, another rank, and axes unknown or twice in `axes` and `more_axes`.
-    """
+    """Raises ValueError, prefixed by `what`, for a value, another rank, or axes that don't fit."""
     check_in_graph(what, tensor)
     if len(axes) != tensor.shape.rank:
         raise ValueError(
@@ -108,8 +105,7 @@ def mesh_sharding(mesh: Mesh, axes: Axes) -> xla_sharding.Sharding:
         return xla_sharding.Sharding.replicate()
     devices = np.array(mesh.devices).reshape(mesh.axis_sizes)
     order = [mesh.axis_names.index(name) for name in names_of(axes)]
-    rest = [i for i in range(len(mesh.axis_names)) if i not in order]
-    grouped = devices.transpose(order + rest)
+    grouped = np.moveaxis(devices, order, range(len(order)))
     if math.prod(grid) == mesh.num_partitions:
         return xla_sharding.Sharding.tile(grouped.reshape(grid))
     return xla_sharding.Sharding.partial_tile(grouped.reshape([*grid, -1]))

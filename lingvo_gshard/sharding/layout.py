@@ -13,9 +13,6 @@ from collections.abc import Mapping
 
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 
-# A letter without a row has that of another.
-_LIKE = {"U": "B"}
-
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
@@ -98,7 +95,8 @@ class Partitioning:
         table, taken = dict(self.table), set[str]()
         axes: list[Axis | None] = []
         for letter in dims:
-            rows = (table.get(each) for each in (letter, letter.upper(), _LIKE.get(letter, "")))
+            like = (letter, letter.upper(), "B" if letter == "U" else "")
+            rows = (table.get(each) for each in like)
             named = names_of([next((row for row in rows if row is not None), None)])
             free = tuple(name for name in named if name not in taken)
             taken.update(free)

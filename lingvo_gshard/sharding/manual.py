@@ -20,6 +20,7 @@ What breaks these rules, dynamic shapes, and axes that do not fit a tensor raise
 
 from __future__ import annotations
 
+import graphlib
 import math
 from collections.abc import Callable, Sequence
 
@@ -28,7 +29,6 @@ from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.mesh import Axes, Mesh, names_of
 
 _ENTRY, _EXIT = "XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape"
-_ANNOTATION = "XlaSharding"
 # fmt: off
 _REDUCTIONS_AND_PADS = frozenset([
     "All", "Any", "ArgMax", "ArgMin", "AvgPool", "Cumprod", "Cumsum", "LogSoftmax", "Max",
@@ -135,7 +135,7 @@ def _check_operations(part: tf.Tensor) -> None:
                     f"{what}the {op.type} {op.name} may not stand in a manual region; use an "
                     "einsum, or sum_axes on leaving."
                 )
-            if op.type == _ANNOTATION:
+            if op.type == "XlaSharding":
                 raise ValueError(f"{what}the annotation {op.name} may not stand in a region.")
             for tensor in op.inputs:
                 if tensor.op.name not in inside | constant:
@@ -147,14 +147,11 @@ def _check_operations(part: tf.Tensor) -> None:
 
 def _upstream(op: tf.Operation) -> list[tf.Operation]:
     """`op` and its inputs, theirs, and so on, up to the borders of regions; inputs first."""
-    ordered: dict[str, tf.Operation] = {}
-    opened, stack = set[str](), [op]
+    inputs: dict[tf.Operation, list[tf.Operation]] = {}
+    stack = [op]
     while stack:
-        top = stack[-1]
-        if top.name in opened:  # Its inputs are done.
-            ordered.setdefault(stack.pop().name, top)
-            continue
-        opened.add(top.name)
-        if top.type not in (_ENTRY, _EXIT):
-            stack += [tensor.op for tensor in top.inputs if tensor.op.name not in opened]
-    return list(ordered.values())
+        if (top := stack.pop()) not in inputs:
+            is_border = top.type in (_ENTRY, _EXIT)
+            inputs[top] = [] if is_border else [tensor.op for tensor in top.inputs]
+            stack += inputs[top]
+    return list(graphlib.TopologicalSorter(inputs).static_order())

@@ -46,17 +46,12 @@ class AnnotatedFn:
                 )
 
 
-@dataclasses.dataclass(frozen=True)
-class TracedFn:
-    """An AnnotatedFn traced for one partitioning."""
-
-    function: Callable[..., list[tf.Tensor]]  # From arguments' leaves to results'.
-    results: NestedMap  # TensorSpecs of logical shapes.
-
-
-def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
+def trace(
+    annotated: AnnotatedFn, partitioning: Partitioning
+) -> tuple[Callable[..., list[tf.Tensor]], NestedMap]:
     """Traces `annotated` into a graph in which every argument and result is annotated.
 
+    Returns a function from arguments' leaves to results', and the TensorSpecs of the results.
     Raises ValueError if the mesh does not divide an argument or result, a result's shape is not
     static, a donated argument does not come back as it was, or `fn` reads a tf.Variable.
     """
@@ -85,7 +80,7 @@ def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
     results = traced_results[-1]
     for path, spec in results.FlattenItems():
         partitioning.check(f"{annotated.name}: result {path}", spec)
-    return TracedFn(function, results)
+    return function, results
 
 
 def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:

@@ -72,9 +72,9 @@ def describe(annotated: AnnotatedFn, partitioning: Partitioning) -> Description:
 
     Raises ValueError if an annotated tensor's shape is not static, or as annotated_fn.trace.
     """
-    traced = annotated_fn.trace(annotated, partitioning)
-    tensors = _outside(annotated, partitioning, traced.results)
-    inside = _inside(traced.function, partitioning.mesh)
+    function, results = annotated_fn.trace(annotated, partitioning)
+    tensors = _outside(annotated, partitioning, results)
+    inside = _inside(function, partitioning.mesh)
     return Description(annotated.name, partitioning.mesh, (*tensors, *inside))
 
 

@@ -191,8 +191,7 @@ def _set_cpu_devices(num_devices: int) -> None:
         os.environ.setdefault("PJRT_NPROC", "1")
     jax = sys.modules.get("jax")
     # device_count() would start JAX, which must not start before jax.distributed.
-    started = jax is not None and jax._src.xla_bridge.backends_are_initialized()
-    if jax is not None and started and jax.device_count() < num_devices:
+    if jax and jax._src.xla_bridge.backends_are_initialized() and jax.device_count() < num_devices:
         raise RuntimeError(
             f"prepare: JAX has started already with {jax.device_count()} devices, "
             f"{num_devices} are wanted. Call environment.prepare() first."

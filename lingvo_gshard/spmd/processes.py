@@ -3,9 +3,10 @@
 Every process joins the others before JAX starts, then exports, compiles and calls the same
 programs in the same order, each with the same batch or with its own rows of it.
 
-JAX's coordination service runs in process 0. Left to itself, JAX aborts a process whose peer is
-gone. Here each process prints one line that names it, and exits with EXIT_STATUS. It has died when
-the relays (relay.py) see its connection end or, if its host can't end it, heartbeats are missed.
+JAX's coordination service runs in process 0. Left to itself, JAX aborts a process as soon as its
+connection to process 0 ends. Here each process names the one that is gone in one line, and exits
+with EXIT_STATUS. The processes reach the service through relays (relay.py), which see the
+connection of a dead one end. If its host can't end it, heartbeats are missed.
 """
 
 import contextlib
@@ -125,11 +126,7 @@ def _may_be_the_others_fault(error: BaseException | None) -> bool:
 
 
 class _Watch:
-    """Ends this process when another one dies or fails.
-
-    The processes reach JAX's coordination service through relays: JAX's client would abort its
-    process as soon as it saw the connection to process 0 close.
-    """
+    """Ends this process when another one dies or fails."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes, self._id = processes, processes.process_id
