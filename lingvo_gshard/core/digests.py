@@ -18,7 +18,6 @@ from lingvo_gshard.core import atomic_file, storage
 
 _Result = TypeVar("_Result")
 _DIGEST = "digest"
-_THREADS = 32  # More than cores: a network's disk answers many at once.
 _FILES_PER_TASK = 16
 _ADVICE = "it was damaged or exchanged; put the right file back, or make the folder again"
 
@@ -54,8 +53,8 @@ def verify(folder: str | os.PathLike[str], files: Sequence[File], *, contents: b
         for file in files[start : start + _FILES_PER_TASK]:
             _check(str(local(folder, file)), file, contents)
 
-    # Waiting for a disk and hashing release the interpreter's lock.
-    storage.each(check_some, range(0, len(files), _FILES_PER_TASK), _THREADS)
+    # A network's disk answers many threads at once, and hashing releases the interpreter's lock.
+    storage.each(check_some, range(0, len(files), _FILES_PER_TASK), num_threads=32)
 
 
 def _check(path: str, file: File, contents: bool) -> None:

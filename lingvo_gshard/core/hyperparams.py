@@ -59,14 +59,11 @@ class Params:
 
     def Copy(self) -> Self:
         """A deep, unfrozen copy."""
-        other = copy.deepcopy(self)
-        other._set_frozen(False)
-        return other
+        return copy.deepcopy(self)._set_frozen(False)
 
     def Freeze(self) -> Self:
         """Makes this tree immutable; returns self."""
-        self._set_frozen(True)
-        return self
+        return self._set_frozen(True)
 
     def ToText(self) -> str:
         """One `path : value` line per leaf, sorted, as in goldens and logs."""
@@ -95,11 +92,12 @@ class Params:
                 raise AttributeError(f"{path!r}: {parent!r} is {owner!r}, no group of settings.")
         return owner, name
 
-    def _set_frozen(self, frozen: bool) -> None:
+    def _set_frozen(self, frozen: bool) -> Self:
         self.__dict__["_frozen"] = frozen
         for value in self._values.values():
             if isinstance(value, Params):
                 value._set_frozen(frozen)
+        return self
 
     def _check_mutable(self) -> None:
         if self._frozen:

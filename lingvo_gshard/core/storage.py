@@ -98,7 +98,10 @@ def working(folder: _Given, keep: bool = False) -> Iterator[pathlib.Path]:
         try:
             yield here
         except (ValueError, OSError) as error:
-            error.args = tuple(_renamed(each, here, folder) for each in error.args)
+            error.args = tuple(
+                arg.replace(str(here), str(folder)) if isinstance(arg, str) else arg
+                for arg in error.args
+            )
             raise
         finally:
             copy.publish()
@@ -226,10 +229,6 @@ def each(do: Callable[[Any], None], names: Iterable[Any], num_threads: int = _TH
 
 def _depth(name: str) -> int:
     return name.count("/")
-
-
-def _renamed(text: object, here: pathlib.Path, folder: _Given) -> object:
-    return text.replace(str(here), str(folder)) if isinstance(text, str) else text
 
 
 def _cache() -> pathlib.Path:

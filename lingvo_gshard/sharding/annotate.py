@@ -86,7 +86,7 @@ def static_shape(what: str, shape: tf.TensorShape) -> tuple[int, ...]:
     return tuple(shape.as_list())
 
 
-def check_axes(what: str, tensor: tf.Tensor, mesh: Mesh, axes: Axes, more_axes: Axes = ()) -> None:
+def check_axes(what: str, tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> None:
     """Raises ValueError, prefixed by `what`, for a value, another rank, or axes that don't fit."""
     check_in_graph(what, tensor)
     if len(axes) != tensor.shape.rank:
@@ -94,8 +94,7 @@ def check_axes(what: str, tensor: tf.Tensor, mesh: Mesh, axes: Axes, more_axes: 
             f"{what}: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, but "
             f"{len(axes)} axes {tuple(axes)} were given."
         )
-    used = names_of([*axes, *more_axes])
-    mesh.check(f"{what}: {tensor.name} of shape {tensor.shape}", used)
+    mesh.check(f"{what}: {tensor.name} of shape {tensor.shape}", names_of(axes))
 
 
 def mesh_sharding(mesh: Mesh, axes: Axes) -> xla_sharding.Sharding:

@@ -95,8 +95,7 @@ class Partitioning:
         table, taken = dict(self.table), set[str]()
         axes: list[Axis | None] = []
         for letter in dims:
-            like = (letter, letter.upper(), "B" if letter == "U" else "")
-            rows = (table.get(each) for each in like)
+            rows = map(table.get, (letter, letter.upper(), "B" if letter == "U" else ""))
             named = names_of([next((row for row in rows if row is not None), None)])
             free = tuple(name for name in named if name not in taken)
             taken.update(free)

@@ -10,8 +10,9 @@ Therefore every tensor that the code computes with must have entered the region 
 A region may hold products, gathers, scatters and elementwise operations. It must not hold
 reductions, pads or slices (whose gradients are pads): XLA merges their scalar zero with that of the
 automatic part into one constant with two shardings, and then aborts the process.
-Use a product (`tf.einsum("b,bh->h", ones, x)`) or `sum_axes` for a sum. The gradient of a
-broadcasting operation is a reduction, too: write the operation as an einsum.
+Use a product (`tf.einsum("b,bh->h", ones, x)`) for a sum. The gradient of a broadcasting operation
+is a reduction, too: write the operation as an einsum. For a sum over partitions, give the terms a
+new dimension (`tf.expand_dims(y, 0)`) that leaves along their axis, and reduce it outside.
 
 It may hold loops, with reductions in their bodies; each partition runs its own number of trips.
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 
 import graphlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from lingvo_gshard.core.late import tf, xla_sharding
 from lingvo_gshard.sharding import annotate
@@ -67,34 +68,26 @@ def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> 
     return tf.reshape(part, [size // way for size, way in zip(shape, ways, strict=True)])
 
 
-def manual_to_auto_spmd_partition(
-    part: tf.Tensor, mesh: Mesh, axes: Axes, *, sum_axes: Sequence[str] = ()
-) -> tf.Tensor:
+def manual_to_auto_spmd_partition(part: tf.Tensor, mesh: Mesh, axes: Axes) -> tf.Tensor:
     """Ends manual partitioning: converts this partition's part to the whole tensor.
 
-    The parts of dimension i lie along axes[i]; None means a whole dimension. Along `sum_axes`, the
-    parts are the terms of a sum, which is computed here with one all-reduce. Along axes in neither
-    argument, the parts must be equal.
+    The parts of dimension i lie along axes[i]; None means a whole dimension. Along all other axes,
+    the parts must be equal.
     """
     what = "manual_to_auto_spmd_partition"
     shape = annotate.static_shape(f"{what}: {part.name}", part.shape)
-    annotate.check_axes(what, part, mesh, axes, sum_axes)
+    annotate.check_axes(what, part, mesh, axes)
     if mesh.num_partitions == 1:
         return tf.identity(part)
     _check_operations(part)
-    terms_axes = [*sum_axes, *axes]
-    terms = tf.reshape(part, [*(1 for _ in sum_axes), *shape])
-    num_copies = math.prod(map(mesh.size, _copied(mesh, terms_axes)))
-    ways = map(mesh.size, terms_axes)
+    num_copies = math.prod(map(mesh.size, _copied(mesh, axes)))
+    ways = map(mesh.size, axes)
     whole = xla_sharding.manual_to_auto_spmd_partition(
-        _share_gradient(terms, num_copies),
-        _proto(mesh, terms_axes),
-        [size * way for size, way in zip(terms.shape.as_list(), ways, strict=True)],
+        _share_gradient(part, num_copies),
+        _proto(mesh, axes),
+        [size * way for size, way in zip(shape, ways, strict=True)],
     )
-    whole = annotate.mesh_split(whole, mesh, terms_axes)
-    if not sum_axes:
-        return whole
-    return annotate.mesh_split(tf.reduce_sum(whole, list(range(len(sum_axes)))), mesh, axes)
+    return annotate.mesh_split(whole, mesh, axes)
 
 
 def _share_gradient(part: tf.Tensor, num_copies: int) -> tf.Tensor:
@@ -133,7 +126,7 @@ def _check_operations(part: tf.Tensor) -> None:
             if op.type in _REDUCTIONS_AND_PADS:
                 raise ValueError(
                     f"{what}the {op.type} {op.name} may not stand in a manual region; use an "
-                    "einsum, or sum_axes on leaving."
+                    "einsum, or sum outside."
                 )
             if op.type == "XlaSharding":
                 raise ValueError(f"{what}the annotation {op.name} may not stand in a region.")

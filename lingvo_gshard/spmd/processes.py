@@ -37,7 +37,6 @@ EXIT_STATUS = 69
 _PREFIX = "lingvo_gshard/"  # Of keys and barriers in JAX's coordination service.
 _FAILURES, _DEVICES = f"{_PREFIX}failures/", f"{_PREFIX}devices/"
 _POLL_SECS = 1.0
-_GRACE_SECS = 3.0  # For the others to read why this process ends.
 _MINUTE_MS, _DAY_MS = 60_000, 86_400_000
 
 
@@ -221,7 +220,7 @@ class _Watch:
         sys.stdout.flush()
         print(line, file=sys.stderr, flush=True)
         if self._id == 0 or status != EXIT_STATUS:
-            time.sleep(_GRACE_SECS)  # Otherwise the others would take its end for the cause.
+            time.sleep(3)  # The others read why it ends, and do not take its end for the cause.
         os._exit(status)
 
     def _start_relay(self) -> str:

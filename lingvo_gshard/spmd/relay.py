@@ -57,11 +57,8 @@ def _relay(accepted: socket.socket, address: tuple[str, int], process: int) -> N
             greeting = accepted.recv(len(_GREETING) + 4, socket.MSG_WAITALL)
             if greeting[:-4] != _GREETING:
                 raise ConnectionRefusedError("not a relay")
-            own, other, number = (
-                socket.create_connection(address),
-                accepted,
-                int.from_bytes(greeting[-4:]),
-            )
+            own, other = socket.create_connection(address), accepted
+            number = int.from_bytes(greeting[-4:])
     except OSError:  # Process 0 or JAX's service may not have started yet.
         accepted.close()
         return

@@ -15,6 +15,7 @@ from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import processes
 
 Named = list[tuple[str, TensorSpec]]
+_Mesh = jax.sharding.Mesh | AbstractMesh
 ROWS = "B"  # The letter of the dim whose parts the processes read.
 
 # fmt: off
@@ -65,16 +66,12 @@ def check_same(what: str, found: Mapping[str, Any], wanted: NestedMap) -> None:
             raise ValueError(f"{what}: {path} is {given}, expected {needed}.")
 
 
-def sharding(
-    partitioning: Partitioning, spec: TensorSpec, mesh: jax.sharding.Mesh | AbstractMesh
-) -> NamedSharding:
+def sharding(partitioning: Partitioning, spec: TensorSpec, mesh: _Mesh) -> NamedSharding:
     """The sharding of `spec` over `mesh`, which has the partitioning's axes."""
     return NamedSharding(mesh, PartitionSpec(*partitioning.axes(spec.dims)))
 
 
-def shardings(
-    partitioning: Partitioning, tree: NestedMap, mesh: jax.sharding.Mesh | AbstractMesh
-) -> NestedMap:
+def shardings(partitioning: Partitioning, tree: NestedMap, mesh: _Mesh) -> NestedMap:
     """The sharding over `mesh` of every spec in `tree`."""
     return tree.Transform(lambda spec: sharding(partitioning, spec, mesh))
 
@@ -140,7 +137,7 @@ def _own_rows(array: jax.Array) -> np.ndarray:
 
 
 def abstract_arrays(
-    partitioning: Partitioning, leaves: Named, mesh: jax.sharding.Mesh | AbstractMesh
+    partitioning: Partitioning, leaves: Named, mesh: _Mesh
 ) -> list[jax.ShapeDtypeStruct]:
     """The shape, dtype and sharding over `mesh` of each leaf."""
     placed = [(spec, sharding(partitioning, spec, mesh)) for _, spec in leaves]
