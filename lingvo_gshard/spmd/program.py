@@ -66,10 +66,11 @@ def load(path: str | pathlib.Path) -> Program:
             f"{path}: the program has version {fields['version']}, this lingvo_gshard reads "
             f"{_VERSION}; export it again with this one."
         )
+    axis_names, axis_sizes, assignment = fields["mesh"]
     table = tuple(
         (letter, axis if isinstance(axis, str) else tuple(axis)) for letter, axis in fields["table"]
     )
-    mesh = Mesh(*(each if each is None else tuple(each) for each in fields["mesh"]))
+    mesh = Mesh(tuple(axis_names), tuple(axis_sizes), assignment and tuple(assignment))
     return Program(
         name=fields["name"],
         exported=body[_LENGTH_BYTES + size :],
