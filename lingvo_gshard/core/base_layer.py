@@ -12,7 +12,6 @@ import zlib
 from collections.abc import Callable
 from typing import Any, Self
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
@@ -75,25 +74,25 @@ class BaseLayer:
         """The hyperparameters; a subclass adds its own to those of super().Params()."""
         return InstantiableParams(cls)
 
-    def __init__(self, params: hyperparams.Params, annotator: Any, path: str = "") -> None:
+    def __init__(self, params: InstantiableParams, annotator: Any, path: str = "") -> None:
         """`annotator` is a sharding.annotator.Annotator; `path` is dotted, empty for the root."""
         self.p = params.Copy().Freeze()
         self.path = path
+        # The WeightSpecs of this layer and of all layers below it, in theta's structure.
+        self.weight_specs = NestedMap()
         self._annotator = annotator
-        self._weights: dict[str, WeightSpec] = {}
-        self._children: dict[str, BaseLayer | list[BaseLayer]] = {}
-        self._stacked: dict[str, int] = {}
 
     def CreateVariable(self, name: str, spec: WeightSpec) -> None:
         """Declares weight `name`; it is theta.<name> in FProp."""
         self._check_new(name)
-        self._weights[name] = spec
+        self.weight_specs[name] = spec
 
     def CreateChild(self, name: str, params: InstantiableParams) -> None:
         """Makes child `name`, an attribute of this layer; its weights are theta.<name>."""
         self._check_new(name)
-        self._children[name] = self._make(name, params)
-        setattr(self, name, self._children[name])
+        child = self._make(name, params)
+        setattr(self, name, child)
+        self.weight_specs[name] = child.weight_specs
 
     def CreateChildren(
         self, name: str, params: list[InstantiableParams], stacked: int | None = None
@@ -103,27 +102,16 @@ class BaseLayer:
         With `stacked`, a child stands for that many layers, and takes one slice of their weights.
         """
         self._check_new(name)
+        children = [self._make(f"{name}[{i}]", p) for i, p in enumerate(params)]
+        setattr(self, name, children)
+        specs = [child.weight_specs for child in children]
         if stacked is not None:
-            self._stacked[name] = stacked
-        self._children[name] = [self._make(f"{name}[{i}]", p) for i, p in enumerate(params)]
-        setattr(self, name, self._children[name])
+            specs = [each.Transform(lambda spec: spec.stacked(stacked)) for each in specs]
+        self.weight_specs[name] = specs
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Annotates the tensor with the sharding that the experiment gives its dims."""
         return self._annotator.annotate(tensor, dims)
-
-    @property
-    def weight_specs(self) -> NestedMap:
-        """The WeightSpecs of this layer and of all layers below it, in theta's structure."""
-        specs = NestedMap(self._weights)
-        for name, child in self._children.items():
-            if isinstance(child, list):
-                specs[name] = [c.weight_specs for c in child]
-            else:
-                specs[name] = child.weight_specs
-        for name, count in self._stacked.items():
-            specs[name] = [s.Transform(lambda w, n=count: w.stacked(n)) for s in specs[name]]
-        return specs
 
     @property
     def num_weights(self) -> int:
@@ -132,10 +120,9 @@ class BaseLayer:
 
     def InitTheta(self, seed: tf.Tensor) -> NestedMap:
         """Makes theta, float32, from `seed`, int32 [2]; its values depend on no partitioning."""
-        specs = self.weight_specs
-        return specs.Pack(
+        return self.weight_specs.Pack(
             self.annotate(_initial(spec, fold_seed(seed, path)), spec.dims)
-            for path, spec in specs.FlattenItems()
+            for path, spec in self.weight_specs.FlattenItems()
         )
 
     def FProp(self, theta: NestedMap, *args: Any) -> Any:
@@ -146,7 +133,7 @@ class BaseLayer:
         return params.Instantiate(self._annotator, f"{self.path}.{name}" if self.path else name)
 
     def _check_new(self, name: str) -> None:
-        if name in self._weights or hasattr(self, name):
+        if name in self.weight_specs or hasattr(self, name):
             raise ValueError(f"{type(self).__name__} {self.path!r} has a {name!r} already.")
 
 

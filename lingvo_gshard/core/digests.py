@@ -5,7 +5,6 @@ itself: the manifest of prepared data, bundle.json, the experiment.json of a run
 damaged, cut short or exchanged is refused by its name, wherever it is read.
 """
 
-import concurrent.futures
 import dataclasses
 import functools
 import hashlib
@@ -19,7 +18,6 @@ from lingvo_gshard.core import atomic_file, storage
 
 _Result = TypeVar("_Result")
 _DIGEST = "digest"
-_THREADS = 32  # More than cores: a network's disk answers many at once.
 _FILES_PER_TASK = 16
 _ADVICE = "it was damaged or exchanged; put the right file back, or make the folder again"
 
@@ -55,12 +53,8 @@ def verify(folder: str | os.PathLike[str], files: Sequence[File], *, contents: b
         for file in files[start : start + _FILES_PER_TASK]:
             _check(str(local(folder, file)), file, contents)
 
-    if len(files) <= _FILES_PER_TASK:
-        return check_some(0)
-    # Waiting for a disk and hashing release the interpreter's lock.
-    with concurrent.futures.ThreadPoolExecutor(_THREADS) as threads:
-        for _ in threads.map(check_some, range(0, len(files), _FILES_PER_TASK)):
-            pass
+    # A network's disk answers many threads at once, and hashing releases the interpreter's lock.
+    storage.each(check_some, range(0, len(files), _FILES_PER_TASK), num_threads=32)
 
 
 def _check(path: str, file: File, contents: bool) -> None:

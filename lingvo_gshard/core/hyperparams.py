@@ -27,10 +27,7 @@ class Params:
     """Named hyperparameters, each defined once with a default and a description."""
 
     def __init__(self) -> None:
-        self.__dict__["_values"] = {}
-        self.__dict__["_descriptions"] = {}
-        self.__dict__["_optional"] = {}
-        self.__dict__["_frozen"] = False
+        self.__dict__.update(_values={}, _descriptions={}, _optional={}, _frozen=False)
 
     def Define(
         self, name: str, default: Any, description: str, *, optional: type | None = None
@@ -62,14 +59,11 @@ class Params:
 
     def Copy(self) -> Self:
         """A deep, unfrozen copy."""
-        other = copy.deepcopy(self)
-        other._set_frozen(False)
-        return other
+        return copy.deepcopy(self)._set_frozen(False)
 
     def Freeze(self) -> Self:
         """Makes this tree immutable; returns self."""
-        self._set_frozen(True)
-        return self
+        return self._set_frozen(True)
 
     def ToText(self) -> str:
         """One `path : value` line per leaf, sorted, as in goldens and logs."""
@@ -98,11 +92,12 @@ class Params:
                 raise AttributeError(f"{path!r}: {parent!r} is {owner!r}, no group of settings.")
         return owner, name
 
-    def _set_frozen(self, frozen: bool) -> None:
+    def _set_frozen(self, frozen: bool) -> Self:
         self.__dict__["_frozen"] = frozen
         for value in self._values.values():
             if isinstance(value, Params):
                 value._set_frozen(frozen)
+        return self
 
     def _check_mutable(self) -> None:
         if self._frozen:
@@ -132,8 +127,6 @@ class Params:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Params) and self.ToText() == other.ToText()
-
-    __hash__ = None  # type: ignore[assignment]
 
     __str__ = ToText
 

@@ -1,6 +1,6 @@
 """NestedMap: a dict with attribute access, whose leaves are listed in sorted order."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 
@@ -17,9 +17,6 @@ class NestedMap(dict):
     def __setattr__(self, name: str, value: Any) -> None:
         self[name] = value
 
-    def __delattr__(self, name: str) -> None:
-        del self[name]
-
     def FlattenItems(self) -> list[tuple[str, Any]]:
         """[(dotted path, leaf)], sorted by key at each level; list items are `name[0]`, ..."""
         return list(_items("", self))
@@ -34,16 +31,12 @@ class NestedMap(dict):
         expected = len(self.Flatten())
         if len(leaves) != expected:
             raise ValueError(f"Pack: {len(leaves)} leaves given, {expected} expected.")
-        rest = iter(leaves)
-        return _rebuild(self, lambda _: next(rest))
+        return _rebuild(self, iter(leaves))
 
     def Transform(self, fn: Callable[..., Any], *others: "NestedMap") -> "NestedMap":
         """A tree of the same structure with fn applied to every leaf, and those of `others`."""
         leaves = zip(*(tree.Flatten() for tree in (self, *others)), strict=True)
         return self.Pack(fn(*each) for each in leaves)
-
-    def __deepcopy__(self, memo: dict) -> "NestedMap":
-        return _rebuild(self, lambda leaf: leaf)
 
 
 def _items(path: str, node: Any) -> Iterable[tuple[str, Any]]:
@@ -57,9 +50,9 @@ def _items(path: str, node: Any) -> Iterable[tuple[str, Any]]:
         yield path, node
 
 
-def _rebuild(node: Any, fn: Callable[[Any], Any]) -> Any:
+def _rebuild(node: Any, leaves: Iterator[Any]) -> Any:
     if isinstance(node, NestedMap):
-        return NestedMap({key: _rebuild(node[key], fn) for key in sorted(node)})
+        return NestedMap({key: _rebuild(node[key], leaves) for key in sorted(node)})
     if isinstance(node, list):
-        return [_rebuild(item, fn) for item in node]
-    return fn(node)
+        return [_rebuild(item, leaves) for item in node]
+    return next(leaves)

@@ -19,7 +19,7 @@ import shutil
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -98,7 +98,10 @@ def working(folder: _Given, keep: bool = False) -> Iterator[pathlib.Path]:
         try:
             yield here
         except (ValueError, OSError) as error:
-            error.args = tuple(_renamed(each, here, folder) for each in error.args)
+            error.args = tuple(
+                arg.replace(str(here), str(folder)) if isinstance(arg, str) else arg
+                for arg in error.args
+            )
             raise
         finally:
             copy.publish()
@@ -159,7 +162,7 @@ class _Copy:
             names = [name.removeprefix(f"{root}/") for name in files.find(root)]
         if str(self.source).startswith("gs://"):
             names = [name for name in names if not _ORBAX.fullmatch(name)]
-        _each(self._get, [name for name in names if not (self.here / name).exists()])
+        each(self._get, [name for name in names if not (self.here / name).exists()])
 
     def publish(self) -> None:
         """Writes, then deletes, what was written and deleted here since the last time.
@@ -176,8 +179,8 @@ class _Copy:
         changed = [name for name, time in times.items() if self.same.get(name) != time]
         changed.sort(key=lambda name: (-_depth(name), times[name]))
         for depth, some in itertools.groupby(changed, key=_depth):
-            _each(functools.partial(self._put, times), some, _THREADS if depth else 1)
-        _each(self._remove, sorted(self.same.keys() - times.keys(), key=_depth), 1)
+            each(functools.partial(self._put, times), some, _THREADS if depth else 1)
+        each(self._remove, sorted(self.same.keys() - times.keys(), key=_depth), 1)
 
     def _get(self, name: str) -> None:
         with _copying(self.source / name, self.here / name):
@@ -217,7 +220,8 @@ def _copying(source: Any, target: pathlib.Path) -> Iterator[pathlib.Path]:
         yield partial
 
 
-def _each(do: Any, names: Any, num_threads: int = _THREADS) -> None:
+def each(do: Callable[[Any], None], names: Iterable[Any], num_threads: int = _THREADS) -> None:
+    """Calls `do` with each of the names, in threads; raises what it raises."""
     with ThreadPoolExecutor(num_threads) as threads:
         for _ in threads.map(do, names):
             pass
@@ -225,10 +229,6 @@ def _each(do: Any, names: Any, num_threads: int = _THREADS) -> None:
 
 def _depth(name: str) -> int:
     return name.count("/")
-
-
-def _renamed(text: object, here: pathlib.Path, folder: _Given) -> object:
-    return text.replace(str(here), str(folder)) if isinstance(text, str) else text
 
 
 def _cache() -> pathlib.Path:

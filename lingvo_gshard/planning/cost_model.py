@@ -258,7 +258,7 @@ class _Layout:
 
     def _secs(self, kind: str, axes: Collection[str], num_bytes: float) -> float:
         """The time of a collective among the cores along `axes`."""
-        key, count = (kind, ",".join(axes)), self._parts.num_partitions
+        key, count = (kind, ",".join(axes)), self._parts.mesh.num_partitions
         if not axes:
             return 0.0
         if key not in self._rates:

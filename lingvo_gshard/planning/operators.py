@@ -154,7 +154,7 @@ def rows(compile: Callable[[Program], Executable], partitions: Sequence[int]) ->
 
 def compile_for_v3(program: Program, options: dict[str, str | bool] | None = None) -> Executable:
     """Compiles for a TPU v3 with as many cores as the program has partitions."""
-    cores = program.partitioning.num_partitions
+    cores = program.partitioning.mesh.num_partitions
     return topology.compile_program(program, topology.tpu("v3", cores), options)
 
 

@@ -56,7 +56,7 @@ class Request:
             self,
             settings=(*self.settings, *settings),
             params=params,
-            partitioning=placement.partitioning(params, self.partitioning.num_partitions),
+            partitioning=placement.partitioning(params, self.partitioning.mesh.num_partitions),
         )
 
 
@@ -119,9 +119,9 @@ def make(request: Request) -> Plan:
         topology=request.topology,
         mesh=dict(zip(parts.mesh.axis_names, parts.mesh.axis_sizes, strict=True)),
         sharding={letter: "+".join(names_of([axis])) for letter, axis in parts.table},
-        cores=parts.num_partitions,
+        cores=parts.mesh.num_partitions,
         weights=model.task.num_weights,
-        model_flops_per_core=needed / parts.num_partitions,
+        model_flops_per_core=needed / parts.mesh.num_partitions,
         host_peak_gib=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / GIB,
         programs=made,
         bubble=placement.bubble(params),

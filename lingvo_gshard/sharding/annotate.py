@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from lingvo_gshard.core.late import tf, xla_sharding
-from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
+from lingvo_gshard.sharding.mesh import Axes, Mesh, names_of
 
 
 def replicate(tensor: tf.Tensor) -> tf.Tensor:
@@ -64,7 +64,7 @@ def shard(tensor: tf.Tensor, device_assignment: Sequence | np.ndarray) -> tf.Ten
     return xla_sharding.tile(tensor, devices, use_sharding_op=True)
 
 
-def mesh_split(tensor: tf.Tensor, mesh: Mesh, axes: Sequence[Axis | None]) -> tf.Tensor:
+def mesh_split(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> tf.Tensor:
     """Annotates dimension i of `tensor` as split along axes[i], or as whole if that is None."""
     check_axes("mesh_split", tensor, mesh, axes)
     return mesh_sharding(mesh, axes).apply_to_tensor(tensor, use_sharding_op=True)
@@ -79,36 +79,32 @@ def check_in_graph(what: str, tensor: tf.Tensor) -> None:
         )
 
 
-def check_axes(
-    what: str,
-    tensor: tf.Tensor,
-    mesh: Mesh,
-    axes: Sequence[Axis | None],
-    more_axes: Sequence[str] = (),
-) -> None:
-    """Raises a ValueError, prefixed by `what`, if `axes` can't split the dimensions of `tensor`.
+def static_shape(what: str, shape: tf.TensorShape) -> tuple[int, ...]:
+    """The sizes of `shape`; ValueError, prefixed by `what`, if one of them is not static."""
+    if not shape.is_fully_defined():
+        raise ValueError(f"{what} has shape {shape}; a static shape is expected.")
+    return tuple(shape.as_list())
 
-    They can't for a value, another rank, and axes unknown or twice in `axes` and `more_axes`.
-    """
+
+def check_axes(what: str, tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> None:
+    """Raises ValueError, prefixed by `what`, for a value, another rank, or axes that don't fit."""
     check_in_graph(what, tensor)
     if len(axes) != tensor.shape.rank:
         raise ValueError(
             f"{what}: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, but "
             f"{len(axes)} axes {tuple(axes)} were given."
         )
-    used = names_of([*axes, *more_axes])
-    mesh.check(f"{what}: {tensor.name} of shape {tensor.shape}", used)
+    mesh.check(f"{what}: {tensor.name} of shape {tensor.shape}", names_of(axes))
 
 
-def mesh_sharding(mesh: Mesh, axes: Sequence[Axis | None]) -> xla_sharding.Sharding:
+def mesh_sharding(mesh: Mesh, axes: Axes) -> xla_sharding.Sharding:
     """The sharding of a tensor whose dimension i is split along axes[i], or whole if None."""
     grid = list(map(mesh.size, axes))
     if math.prod(grid) == 1:
         return xla_sharding.Sharding.replicate()
     devices = np.array(mesh.devices).reshape(mesh.axis_sizes)
     order = [mesh.axis_names.index(name) for name in names_of(axes)]
-    rest = [i for i in range(len(mesh.axis_names)) if i not in order]
-    grouped = devices.transpose(order + rest)
+    grouped = np.moveaxis(devices, order, range(len(order)))
     if math.prod(grid) == mesh.num_partitions:
         return xla_sharding.Sharding.tile(grouped.reshape(grid))
     return xla_sharding.Sharding.partial_tile(grouped.reshape([*grid, -1]))

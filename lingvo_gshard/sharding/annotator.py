@@ -6,9 +6,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.late import tf
-from lingvo_gshard.sharding import annotate
+from lingvo_gshard.sharding import annotate, manual
 from lingvo_gshard.sharding.layout import Partitioning, check_named_once
-from lingvo_gshard.sharding.manual import Region
 from lingvo_gshard.sharding.mesh import Axis
 
 # The attribute of an annotation's operation that keeps its letters, for readers of the graph.
@@ -70,9 +69,9 @@ class Annotator:
 
         `arguments` are whole tensors and their dims, `dims` the result's. See manual.py for `fn`.
         """
-        region = Region(self.partitioning)
-        parts = [region.enter(*argument) for argument in arguments]
-        return region.leave(fn(*parts), dims)
+        mesh, axes = self.partitioning.mesh.grid, self.partitioning.axes
+        parts = [manual.auto_to_manual_spmd_partition(x, mesh, axes(d)) for x, d in arguments]
+        return manual.manual_to_auto_spmd_partition(fn(*parts), mesh, axes(dims))
 
     def factor(self, dims: str) -> tuple[int, ...]:
         """How many ways each dim is split."""

@@ -13,9 +13,6 @@ from collections.abc import Mapping
 
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
 
-# A letter without a row has that of another.
-_LIKE = {"U": "B"}
-
 
 @dataclasses.dataclass(frozen=True)
 class TensorSpec:
@@ -88,11 +85,6 @@ class Partitioning:
             rows += [(letter, axis if axes == (axis,) else axes) for letter in letters]
         return Partitioning(mesh, tuple(sorted(rows, key=lambda row: row[0])))
 
-    @property
-    def num_partitions(self) -> int:
-        """The number of devices."""
-        return self.mesh.num_partitions
-
     def axes(self, dims: str) -> tuple[Axis | None, ...]:
         """The mesh axis of each dim: each letter in turn takes those of its axes still free.
 
@@ -103,7 +95,7 @@ class Partitioning:
         table, taken = dict(self.table), set[str]()
         axes: list[Axis | None] = []
         for letter in dims:
-            rows = (table.get(each) for each in (letter, letter.upper(), _LIKE.get(letter, "")))
+            rows = map(table.get, (letter, letter.upper(), "B" if letter == "U" else ""))
             named = names_of([next((row for row in rows if row is not None), None)])
             free = tuple(name for name in named if name not in taken)
             taken.update(free)

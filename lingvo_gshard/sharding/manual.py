@@ -10,8 +10,9 @@ Therefore every tensor that the code computes with must have entered the region 
 A region may hold products, gathers, scatters and elementwise operations. It must not hold
 reductions, pads or slices (whose gradients are pads): XLA merges their scalar zero with that of the
 automatic part into one constant with two shardings, and then aborts the process.
-Use a product (`tf.einsum("b,bh->h", ones, x)`) or `sum_axes` for a sum. The gradient of a
-broadcasting operation is a reduction, too: write the operation as an einsum.
+Use a product (`tf.einsum("b,bh->h", ones, x)`) for a sum. The gradient of a broadcasting operation
+is a reduction, too: write the operation as an einsum. For a sum over partitions, give the terms a
+new dimension (`tf.expand_dims(y, 0)`) that leaves along their axis, and reduce it outside.
 
 It may hold loops, with reductions in their bodies; each partition runs its own number of trips.
 
@@ -20,19 +21,15 @@ What breaks these rules, dynamic shapes, and axes that do not fit a tensor raise
 
 from __future__ import annotations
 
-import dataclasses
+import graphlib
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from lingvo_gshard.core.late import tf, xla_sharding
 from lingvo_gshard.sharding import annotate
-from lingvo_gshard.sharding.layout import Partitioning
-from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
-
-Axes = Sequence[Axis | None]
+from lingvo_gshard.sharding.mesh import Axes, Mesh, names_of
 
 _ENTRY, _EXIT = "XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape"
-_ANNOTATION = "XlaSharding"
 # fmt: off
 _REDUCTIONS_AND_PADS = frozenset([
     "All", "Any", "ArgMax", "ArgMin", "AvgPool", "Cumprod", "Cumsum", "LogSoftmax", "Max",
@@ -48,7 +45,7 @@ def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> 
     all other axes, every partition gets a copy.
     """
     what = "auto_to_manual_spmd_partition"
-    shape = _static_shape(what, tensor)
+    shape = annotate.static_shape(f"{what}: {tensor.name}", tensor.shape)
     annotate.check_axes(what, tensor, mesh, axes)
     ways = list(map(mesh.size, axes))
     for i, (size, way) in enumerate(zip(shape, ways, strict=True)):
@@ -71,51 +68,26 @@ def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> 
     return tf.reshape(part, [size // way for size, way in zip(shape, ways, strict=True)])
 
 
-def manual_to_auto_spmd_partition(
-    part: tf.Tensor, mesh: Mesh, axes: Axes, *, sum_axes: Sequence[str] = ()
-) -> tf.Tensor:
+def manual_to_auto_spmd_partition(part: tf.Tensor, mesh: Mesh, axes: Axes) -> tf.Tensor:
     """Ends manual partitioning: converts this partition's part to the whole tensor.
 
-    The parts of dimension i lie along axes[i]; None means a whole dimension. Along `sum_axes`, the
-    parts are the terms of a sum, which is computed here with one all-reduce. Along axes in neither
-    argument, the parts must be equal.
+    The parts of dimension i lie along axes[i]; None means a whole dimension. Along all other axes,
+    the parts must be equal.
     """
     what = "manual_to_auto_spmd_partition"
-    shape = _static_shape(what, part)
-    annotate.check_axes(what, part, mesh, axes, sum_axes)
+    shape = annotate.static_shape(f"{what}: {part.name}", part.shape)
+    annotate.check_axes(what, part, mesh, axes)
     if mesh.num_partitions == 1:
         return tf.identity(part)
     _check_operations(part)
-    terms_axes = [*sum_axes, *axes]
-    terms = tf.reshape(part, [*(1 for _ in sum_axes), *shape])
-    num_copies = math.prod(map(mesh.size, _copied(mesh, terms_axes)))
-    ways = map(mesh.size, terms_axes)
+    num_copies = math.prod(map(mesh.size, _copied(mesh, axes)))
+    ways = map(mesh.size, axes)
     whole = xla_sharding.manual_to_auto_spmd_partition(
-        _share_gradient(terms, num_copies),
-        _proto(mesh, terms_axes),
-        [size * way for size, way in zip(terms.shape.as_list(), ways, strict=True)],
+        _share_gradient(part, num_copies),
+        _proto(mesh, axes),
+        [size * way for size, way in zip(shape, ways, strict=True)],
     )
-    whole = annotate.mesh_split(whole, mesh, terms_axes)
-    if not sum_axes:
-        return whole
-    return annotate.mesh_split(tf.reduce_sum(whole, list(range(len(sum_axes)))), mesh, axes)
-
-
-@dataclasses.dataclass(frozen=True)
-class Region:
-    """Manual partitioning by a table's letters: `y = r.leave(f(r.enter(x, "GSM")), "GSM")`."""
-
-    partitioning: Partitioning
-
-    def enter(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
-        """This partition's part of a tensor; see auto_to_manual_spmd_partition."""
-        mesh, axes = self.partitioning.mesh.grid, self.partitioning.axes(dims)
-        return auto_to_manual_spmd_partition(tensor, mesh, axes)
-
-    def leave(self, part: tf.Tensor, dims: str, *, sum_axes: Sequence[str] = ()) -> tf.Tensor:
-        """The whole tensor of a part; see manual_to_auto_spmd_partition."""
-        mesh, axes = self.partitioning.mesh.grid, self.partitioning.axes(dims)
-        return manual_to_auto_spmd_partition(part, mesh, axes, sum_axes=sum_axes)
+    return annotate.mesh_split(whole, mesh, axes)
 
 
 def _share_gradient(part: tf.Tensor, num_copies: int) -> tf.Tensor:
@@ -139,14 +111,6 @@ def _copied(mesh: Mesh, axes: Axes) -> list[str]:
     return [name for name in mesh.axis_names if name not in names_of(axes)]
 
 
-def _static_shape(what: str, tensor: tf.Tensor) -> list[int]:
-    if not tensor.shape.is_fully_defined():
-        raise ValueError(
-            f"{what}: {tensor.name} has shape {tensor.shape}; a static shape is expected."
-        )
-    return tensor.shape.as_list()
-
-
 def _check_operations(part: tf.Tensor) -> None:
     """Raises a ValueError if the region holds an operation that it must not hold."""
     what = f"manual_to_auto_spmd_partition: {part.name}: "
@@ -162,9 +126,9 @@ def _check_operations(part: tf.Tensor) -> None:
             if op.type in _REDUCTIONS_AND_PADS:
                 raise ValueError(
                     f"{what}the {op.type} {op.name} may not stand in a manual region; use an "
-                    "einsum, or sum_axes on leaving."
+                    "einsum, or sum outside."
                 )
-            if op.type == _ANNOTATION:
+            if op.type == "XlaSharding":
                 raise ValueError(f"{what}the annotation {op.name} may not stand in a region.")
             for tensor in op.inputs:
                 if tensor.op.name not in inside | constant:
@@ -176,14 +140,11 @@ def _check_operations(part: tf.Tensor) -> None:
 
 def _upstream(op: tf.Operation) -> list[tf.Operation]:
     """`op` and its inputs, theirs, and so on, up to the borders of regions; inputs first."""
-    ordered: dict[str, tf.Operation] = {}
-    opened, stack = set[str](), [op]
+    inputs: dict[tf.Operation, list[tf.Operation]] = {}
+    stack = [op]
     while stack:
-        top = stack[-1]
-        if top.name in opened:  # Its inputs are done.
-            ordered.setdefault(stack.pop().name, top)
-            continue
-        opened.add(top.name)
-        if top.type not in (_ENTRY, _EXIT):
-            stack += [tensor.op for tensor in top.inputs if tensor.op.name not in opened]
-    return list(ordered.values())
+        if (top := stack.pop()) not in inputs:
+            is_border = top.type in (_ENTRY, _EXIT)
+            inputs[top] = [] if is_border else [tensor.op for tensor in top.inputs]
+            stack += inputs[top]
+    return list(graphlib.TopologicalSorter(inputs).static_order())

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 # A dim is split along one axis of a mesh, or along several, of which the first varies slowest.
 Axis = str | tuple[str, ...]
+Axes = Sequence[Axis | None]  # That of each dim of a tensor, or None for a whole dim.
 _AXIS = re.compile(r"([A-Za-z]\w*):([1-9]\d*|\*)")
 
 

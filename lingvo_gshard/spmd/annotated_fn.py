@@ -1,12 +1,14 @@
 """AnnotatedFn: a pure TensorFlow function with the dims of its arguments and results."""
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping
 
-import tensorflow as tf
-
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.annotate import static_shape
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import specs
@@ -44,17 +46,12 @@ class AnnotatedFn:
                 )
 
 
-@dataclasses.dataclass(frozen=True)
-class TracedFn:
-    """An AnnotatedFn traced for one partitioning."""
-
-    function: Callable[..., list[tf.Tensor]]  # From arguments' leaves to results'.
-    results: NestedMap  # TensorSpecs of logical shapes.
-
-
-def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
+def trace(
+    annotated: AnnotatedFn, partitioning: Partitioning
+) -> tuple[Callable[..., list[tf.Tensor]], NestedMap]:
     """Traces `annotated` into a graph in which every argument and result is annotated.
 
+    Returns a function from arguments' leaves to results', and the TensorSpecs of the results.
     Raises ValueError if the mesh does not divide an argument or result, a result's shape is not
     static, a donated argument does not come back as it was, or `fn` reads a tf.Variable.
     """
@@ -83,7 +80,7 @@ def trace(annotated: AnnotatedFn, partitioning: Partitioning) -> TracedFn:
     results = traced_results[-1]
     for path, spec in results.FlattenItems():
         partitioning.check(f"{annotated.name}: result {path}", spec)
-    return TracedFn(function, results)
+    return function, results
 
 
 def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
@@ -108,9 +105,7 @@ def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
 
 
 def _spec(what: str, tensor: tf.Tensor, dims: str | None, annotated: AnnotatedFn) -> TensorSpec:
-    if not tensor.shape.is_fully_defined():
-        raise ValueError(f"{what} has shape {tensor.shape}; a static shape is expected.")
-    shape = tuple(tensor.shape.as_list())
+    shape = static_shape(what, tensor.shape)
     if dims is None:
         dims = annotated.unnamed_dims[: len(shape)].ljust(len(shape), "_")
     if len(dims) != len(shape):

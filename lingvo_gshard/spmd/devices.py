@@ -9,7 +9,6 @@ from jax._src import hardware_utils  # JAX has no public way to ask before it st
 from lingvo_gshard.spmd import environment
 
 _SETUP = "`make setup-cuda12`, `setup-cuda13` and `setup-tpu` install what JAX needs for one"
-_JAX_NAMES = {"cuda": "gpu"}
 
 
 def find() -> str | None:
@@ -39,7 +38,7 @@ def start(num_partitions: int | None = None) -> tuple[int, str]:
             found = jax.devices()
     except RuntimeError as error:
         raise _missing(wanted, str(error).splitlines()[0]) from error
-    if found[0].platform != _JAX_NAMES.get(wanted, wanted):
+    if found[0].platform != ("gpu" if wanted == "cuda" else wanted):
         raise _missing(wanted, f"only {found[0].device_kind}")
     described, partitions = _described(found), num_partitions or len(found)
     if partitions > len(found):

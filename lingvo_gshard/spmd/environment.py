@@ -129,21 +129,15 @@ def _disable_constant_folding() -> None:
 def _keep_freed_memory() -> None:
     """Lets each call reuse the memory of the last one's temporaries, if the C library is glibc.
 
-    Getting it from the kernel again, page by page, would cost a fifth of a train step. And the heap
-    is made of huge pages, which saves another tenth, of lookups of addresses.
+    Getting it from the kernel again, page by page, would cost a fifth of a train step. Huge pages
+    save another tenth, of lookups of addresses: they are asked for in a block as large as half the
+    memory, whose addresses the heap keeps. No memory is taken before something is written to it.
     """
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        for option, value in _KEEP_MEMORY.items():
-            libc.mallopt(option, value)
-        _advise_huge_pages(libc)
-
-
-def _advise_huge_pages(libc: ctypes.CDLL) -> None:
-    """Makes a block as large as half the memory, asks for huge pages there, and frees it again.
-
-    The heap keeps the block's addresses. No memory is taken before something is written to it.
-    """
+    if not hasattr(libc, "mallopt"):
+        return
+    for option, value in _KEEP_MEMORY.items():
+        libc.mallopt(option, value)
     libc.malloc.restype = ctypes.c_void_p
     size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
     if block := libc.malloc(ctypes.c_size_t(size)):
@@ -197,8 +191,7 @@ def _set_cpu_devices(num_devices: int) -> None:
         os.environ.setdefault("PJRT_NPROC", "1")
     jax = sys.modules.get("jax")
     # device_count() would start JAX, which must not start before jax.distributed.
-    started = jax is not None and jax._src.xla_bridge.backends_are_initialized()
-    if jax is not None and started and jax.device_count() < num_devices:
+    if jax and jax._src.xla_bridge.backends_are_initialized() and jax.device_count() < num_devices:
         raise RuntimeError(
             f"prepare: JAX has started already with {jax.device_count()} devices, "
             f"{num_devices} are wanted. Call environment.prepare() first."

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export as jax_export
+from jax._src.sharding_impls import num_addressable_indices  # JAX has no public name for it.
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import compiled_report, hlo_module
@@ -81,10 +82,6 @@ class Executable:
         """The compiled program of one partition; reading it needs TensorFlow."""
         return hlo_module.read(self.compiled)
 
-    def as_text(self) -> str:
-        """XLA's text of the compiled program of one partition."""
-        return self.compiled.as_text()
-
     def _placed(self, name: str, tree: NestedMap) -> list[jax.Array]:
         """The leaves of `tree` on their devices; an array that lies there already is kept."""
         what, expected = f"{self.program.name}: argument {name}", self._arguments[name]
@@ -145,7 +142,8 @@ def _check(what: str, leaf: Any, spec: TensorSpec, sharding: jax.sharding.Shardi
     shape = getattr(leaf, "shape", None)
     if shape == spec.shape and leaf.dtype == spec.dtype:
         return
-    own = _own_shape(spec, sharding)
+    # The shape of what the devices of this process hold together.
+    own = tuple(num_addressable_indices(sharding, i, spec.shape) for i in range(len(spec.shape)))
     if shape == own and leaf.dtype == spec.dtype:
         return
     given = f"a {type(leaf).__name__}" if shape is None else specs.describe(leaf)
@@ -153,18 +151,6 @@ def _check(what: str, leaf: Any, spec: TensorSpec, sharding: jax.sharding.Shardi
     if own != spec.shape:
         expected += f", or {list(own)}, this process's share,"
     raise ValueError(f"{what}: {given} given, {expected} expected.")
-
-
-def _own_shape(spec: TensorSpec, sharding: jax.sharding.Sharding) -> tuple[int, ...]:
-    """The shape of the part of an array that the devices of this process hold together."""
-    if sharding.is_fully_addressable:
-        return spec.shape
-    indices = sharding.addressable_devices_indices_map(spec.shape).values()
-    spans = zip(*(index for index in indices if index is not None), strict=True)
-    return tuple(
-        sum(len(range(*span)) for span in {one.indices(size) for one in along})
-        for size, along in zip(spec.shape, spans, strict=True)
-    )
 
 
 def _put(
@@ -182,7 +168,5 @@ def _put(
     elif not sharding.is_fully_addressable:
         # device_put would first compare the arrays of all processes.
         own = np.array(leaf) if donated else np.asarray(leaf)
-        if leaf.shape != spec.shape:
-            return jax.make_array_from_process_local_data(sharding, own, spec.shape)
-        return jax.make_array_from_callback(leaf.shape, sharding, lambda index: own[index])
+        return jax.make_array_from_process_local_data(sharding, own, spec.shape)
     return jax.device_put(leaf, sharding, may_alias=may_alias)

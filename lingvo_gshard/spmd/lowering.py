@@ -18,12 +18,12 @@ def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> P
     """Traces and lowers for all partitions, without devices. Raises as trace and check_dtypes."""
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
     specs.check_dtypes(f"{annotated.name}: argument", leaves)
-    traced = annotated_fn.trace(annotated, partitioning)
-    specs.check_dtypes(f"{annotated.name}: result", traced.results.FlattenItems())
+    function, results = annotated_fn.trace(annotated, partitioning)
+    specs.check_dtypes(f"{annotated.name}: result", results.FlattenItems())
     mesh = AbstractMesh(partitioning.mesh.axis_sizes, partitioning.mesh.axis_names)
     jitted = jax.jit(
-        jax2tf.call_tf(traced.function, has_side_effects=False),
-        out_shardings=specs.shardings(partitioning, traced.results, mesh).Flatten(),
+        jax2tf.call_tf(function, has_side_effects=False),
+        out_shardings=specs.shardings(partitioning, results, mesh).Flatten(),
     )
     # TensorFlow can lower for the CPU alone. The result is plain XLA, which may be compiled for
     # another platform, so the export must not be tied to the CPU.
@@ -36,6 +36,6 @@ def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> P
         partitioning=partitioning,
         arg_names=annotated.arg_names,
         args=annotated.args,
-        results=traced.results,
+        results=results,
         donate=annotated.donate,
     )

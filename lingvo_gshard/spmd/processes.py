@@ -3,16 +3,16 @@
 Every process joins the others before JAX starts, then exports, compiles and calls the same
 programs in the same order, each with the same batch or with its own rows of it.
 
-JAX's coordination service runs in process 0. Left to itself, JAX aborts a process whose peer is
-gone. Here each process prints one line that names it, and exits with EXIT_STATUS. It has died when
-the relays (relay.py) see its connection end or, if its host can't end it, heartbeats are missed.
+JAX's coordination service runs in process 0. Left to itself, JAX aborts a process as soon as its
+connection to process 0 ends. Here each process names the one that is gone in one line, and exits
+with EXIT_STATUS. The processes reach the service through relays (relay.py), which see the
+connection of a dead one end. If its host can't end it, heartbeats are missed.
 """
 
 import contextlib
 import dataclasses
 import logging
 import os
-import pathlib
 import re
 import socket
 import subprocess
@@ -30,15 +30,13 @@ from jax.experimental import multihost_utils
 
 from lingvo_gshard.core import storage
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.spmd import environment
-from lingvo_gshard.spmd.relay import start
+from lingvo_gshard.spmd import environment, relay
 
 # The exit status of a process that ends because another one has (sysexits.h: unavailable).
 EXIT_STATUS = 69
 _PREFIX = "lingvo_gshard/"  # Of keys and barriers in JAX's coordination service.
 _FAILURES, _DEVICES = f"{_PREFIX}failures/", f"{_PREFIX}devices/"
 _POLL_SECS = 1.0
-_GRACE_SECS = 3.0  # For the others to read why this process ends.
 _MINUTE_MS, _DAY_MS = 60_000, 86_400_000
 
 
@@ -127,17 +125,12 @@ def _may_be_the_others_fault(error: BaseException | None) -> bool:
 
 
 class _Watch:
-    """Ends this process when another one dies or fails.
-
-    The processes reach JAX's coordination service through relays: JAX's client would abort its
-    process as soon as it saw the connection to process 0 close.
-    """
+    """Ends this process when another one dies or fails."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes, self._id = processes, processes.process_id
         self._client: Any = None
         self._leaves = False
-        self._reserved = socket.socket()  # Keeps a port of process 0 for JAX's service.
         self._exits = threading.Lock()  # Only one thread ends this process.
 
     def join(self) -> None:
@@ -161,8 +154,8 @@ class _Watch:
         )
         timer.cancel()
         self._client = distributed.global_state.client
-        start(self._watch_heartbeats)
-        start(self._watch_failures)
+        relay.start(self._watch_heartbeats)
+        relay.start(self._watch_failures)
 
     def check_devices(self) -> None:
         """Ends every process with one line unless all have the same number of devices."""
@@ -227,37 +220,33 @@ class _Watch:
         sys.stdout.flush()
         print(line, file=sys.stderr, flush=True)
         if self._id == 0 or status != EXIT_STATUS:
-            time.sleep(_GRACE_SECS)  # Otherwise the others would take its end for the cause.
+            time.sleep(3)  # The others read why it ends, and do not take its end for the cause.
         os._exit(status)
 
     def _start_relay(self) -> str:
         """Starts the relay; returns the address at which this process reaches JAX's service."""
         host, _, port = self._processes.coordinator.rpartition(":")
-        script = [sys.executable, "-IS", pathlib.Path(__file__).with_name("relay.py")]
-        if self._id > 0:
-            return f"127.0.0.1:{self._run_relay([*script, str(self._id), host.strip('[]'), port])}"
-        self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # As JAX's service.
-        self._reserved.bind(("127.0.0.1", 0))
-        service, service_port = self._reserved.getsockname()
-        self._run_relay([*script, "0", service, str(service_port), port])
-        return f"{service}:{service_port}"
-
-    def _run_relay(self, command: list[Any]) -> int:
-        """Starts a relay, whose lines are the numbers of the dead; returns its port."""
-        pipe = subprocess.PIPE
-        relay = subprocess.Popen(
-            command, stdin=pipe, stdout=pipe, text=True, start_new_session=True
+        arguments = [host.strip("[]"), port]
+        if self._id == 0:
+            self._reserved = socket.socket()  # Keeps a port for JAX's service, which reuses it.
+            self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            self._reserved.bind(("127.0.0.1", 0))
+            service_port = str(self._reserved.getsockname()[1])
+            arguments = ["127.0.0.1", service_port, port]
+        command, pipe = [sys.executable, "-IS", relay.__file__, str(self._id)], subprocess.PIPE
+        started = subprocess.Popen(
+            [*command, *arguments], stdin=pipe, stdout=pipe, text=True, start_new_session=True
         )
-        assert relay.stdout is not None
-        if not (port := relay.stdout.readline().strip()).isdigit():
-            raise ValueError(f"--coordinator={self._processes.coordinator}: {port}.")
-        start(self._await_death, relay)
-        return int(port)
+        assert started.stdout is not None
+        if not (own_port := started.stdout.readline().strip()).isdigit():
+            raise ValueError(f"--coordinator={self._processes.coordinator}: {own_port}.")
+        relay.start(self._await_death, started)
+        return f"127.0.0.1:{own_port if self._id else service_port}"
 
-    def _await_death(self, relay: subprocess.Popen) -> None:
-        """Ends this process when another one dies; keeps `relay`, whose input must stay open."""
-        assert relay.stdout is not None
-        for number in relay.stdout:
+    def _await_death(self, started: subprocess.Popen) -> None:
+        """Reads a relay's numbers of the dead; keeps the relay, whose input must stay open."""
+        assert started.stdout is not None
+        for number in started.stdout:
             if self._client is not None and not self._leaves:  # Before, it may be started again.
                 death = f"process {int(number)} has died"
                 if self._id == 0:

@@ -31,11 +31,10 @@ class Program:
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes one file: magic, sha256, header length, header (JSON), export."""
-        mesh = self.partitioning.mesh
         fields = {
             "version": _VERSION,
             "name": self.name,
-            "mesh": [mesh.axis_names, mesh.axis_sizes, mesh.device_assignment],
+            "mesh": dataclasses.astuple(self.partitioning.mesh),
             "table": self.partitioning.table,
             "arg_names": self.arg_names,
             "args": [specs.to_json(arg) for arg in self.args],

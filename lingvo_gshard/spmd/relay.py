@@ -27,21 +27,19 @@ def main(process: int, host: str, port: int, own_port: int = 0) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     start(_end_with_stdin)
+    both = process == 0 and socket.has_dualstack_ipv6()  # IPv4 and IPv6, from other machines, too.
     try:
-        listener = socket.create_server(("127.0.0.1", 0)) if process else _public_listener(own_port)
+        listener = socket.create_server(
+            ("127.0.0.1", 0) if process else ("", own_port),
+            family=socket.AF_INET6 if both else socket.AF_INET,
+            dualstack_ipv6=both,
+        )
     except OSError as error:
         print(error.strerror, flush=True)
         return
     print(listener.getsockname()[1], flush=True)
-    relay = _from_client if process else _from_relay
     while True:
-        start(relay, listener.accept()[0], (host, port), process)
-
-
-def _public_listener(port: int) -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", port))
+        start(_relay, listener.accept()[0], (host, port), process)
 
 
 def _end_with_stdin() -> None:
@@ -49,30 +47,25 @@ def _end_with_stdin() -> None:
     os._exit(0)
 
 
-def _from_client(client: socket.socket, coordinator: tuple[str, int], process: int) -> None:
+def _relay(accepted: socket.socket, address: tuple[str, int], process: int) -> None:
+    """Relays a connection of JAX's client, or of another process's relay, to `address`."""
     try:
-        first = socket.create_connection(coordinator)
-        first.sendall(_GREETING + process.to_bytes(4))
-    except OSError:  # Process 0 has not started yet; the client will try again.
-        client.close()
+        if process:
+            own, other, number = accepted, socket.create_connection(address), 0
+            other.sendall(_GREETING + process.to_bytes(4))
+        else:
+            greeting = accepted.recv(len(_GREETING) + 4, socket.MSG_WAITALL)
+            if greeting[:-4] != _GREETING:
+                raise ConnectionRefusedError("not a relay")
+            own, other = socket.create_connection(address), accepted
+            number = int.from_bytes(greeting[-4:])
+    except OSError:  # Process 0 or JAX's service may not have started yet.
+        accepted.close()
         return
-    start(_forward, client, first)
-    _forward(first, client)
-    _tell_death(0)
-
-
-def _from_relay(other: socket.socket, service: tuple[str, int], _: int) -> None:
-    try:
-        greeting = other.recv(len(_GREETING) + 4, socket.MSG_WAITALL)
-        if greeting[:-4] != _GREETING:
-            raise ConnectionRefusedError("not a relay")
-        client = socket.create_connection(service)
-    except OSError:  # JAX's service may not have started yet.
-        other.close()
-        return
-    start(_forward, client, other)
-    _forward(other, client)
-    _tell_death(int.from_bytes(greeting[-4:]))
+    start(_forward, own, other)
+    _forward(other, own)
+    with contextlib.suppress(BrokenPipeError):  # The process that started this relay is gone, too.
+        print(number, flush=True)
 
 
 def _forward(source: socket.socket, sink: socket.socket) -> None:
@@ -81,11 +74,6 @@ def _forward(source: socket.socket, sink: socket.socket) -> None:
         while data := source.recv(1 << 16):
             with contextlib.suppress(OSError):  # The sink is gone.
                 sink.sendall(data)
-
-
-def _tell_death(process: int) -> None:
-    with contextlib.suppress(BrokenPipeError):  # The process that started this relay is gone, too.
-        print(process, flush=True)
 
 
 def start(target: Callable[..., None], *args: Any) -> None:

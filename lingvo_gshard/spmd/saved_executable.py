@@ -8,7 +8,6 @@ An executable for CPUs needs the instruction set of the CPU that it was compiled
 """
 
 import contextlib
-import dataclasses
 import hashlib
 import importlib.metadata
 import json
@@ -22,7 +21,7 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
-from lingvo_gshard.core import atomic_file, json_records
+from lingvo_gshard.core import atomic_file
 from lingvo_gshard.spmd import executable, specs
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.spmd.program import Program
@@ -36,19 +35,6 @@ _FUNCTION = re.compile(r"func\.func private @([\w.$-]+)")
 _SYMBOL = re.compile(r"@([\w.$-]+)")
 
 
-@dataclasses.dataclass(frozen=True)
-class _Facts:
-    """The machine that an executable is for, and the SHA-256 of its program and of its file."""
-
-    platform: str
-    device_kind: str
-    num_devices: int
-    device_ids: tuple[int, ...]
-    versions: dict[str, str]
-    program_digest: str
-    file_digest: str
-
-
 def save(compiled: Executable, folder: str | pathlib.Path) -> None:
     """Writes an executable and its facts; ValueError if the compiler cannot serialize it."""
     program, mesh = compiled.program, compiled.mesh
@@ -56,12 +42,12 @@ def save(compiled: Executable, folder: str | pathlib.Path) -> None:
     with _one_line(f"program {program.name} cannot be saved"):
         content = serialize_executable.serialize(compiled.compiled)[0]
     lowered = executable.lower(program, mesh)
-    facts = _facts(mesh, _program_digest(program, lowered), _digest(content))
+    digests = {"program_digest": _program_digest(program, lowered), "file_digest": _digest(content)}
     path.parent.mkdir(parents=True, exist_ok=True)
     facts_path.unlink(missing_ok=True)
     atomic_file.write(path, content)
     # Last: an executable without facts does not count.
-    atomic_file.write(facts_path, json.dumps(dataclasses.asdict(facts), indent=2) + "\n")
+    atomic_file.write(facts_path, json.dumps(_machine(mesh) | digests, indent=2) + "\n")
 
 
 class SavedExecutables:
@@ -83,9 +69,10 @@ class SavedExecutables:
         if not facts_path.is_file():
             logging.warning("%s does not exist; %s is compiled.", facts_path, program.name)
             return Executable(program, mesh)
-        facts, lowered = _read_facts(facts_path, mesh), executable.lower(program, mesh)
-        if facts.program_digest == _program_digest(program, lowered):
-            return Executable(program, mesh, _load(path, facts.file_digest, program, mesh))
+        program_digest, file_digest = _read_digests(facts_path, mesh)
+        lowered = executable.lower(program, mesh)
+        if program_digest == _program_digest(program, lowered):
+            return Executable(program, mesh, _load(path, file_digest, lowered, mesh))
         logging.warning("%s is of other settings or code; %s is compiled.", path, program.name)
         return Executable(program, mesh, lowered.compile())
 
@@ -100,47 +87,45 @@ def _files(folder: pathlib.Path, program: Program) -> tuple[pathlib.Path, pathli
     return folder / f"{program.name}.executable", folder / f"{program.name}.json"
 
 
-def _facts(mesh: jax.sharding.Mesh, program_digest: str, file_digest: str) -> _Facts:
+def _machine(mesh: jax.sharding.Mesh) -> dict[str, Any]:
+    """The facts on which it depends whether an executable can be loaded."""
     devices = list(mesh.devices.flat)
-    platform = devices[0].platform
-    return _Facts(
-        platform,
-        devices[0].device_kind,
-        len(devices),
-        tuple(device.id for device in devices),
-        versions([*_JAX, *_COMPILERS.get(platform, ())]),
-        program_digest,
-        file_digest,
-    )
+    return {
+        "platform": devices[0].platform,
+        "device_kind": devices[0].device_kind,
+        "num_devices": len(devices),
+        "device_ids": [device.id for device in devices],
+        "versions": versions([*_JAX, *_COMPILERS.get(devices[0].platform, ())]),
+    }
 
 
-def _read_facts(path: pathlib.Path, mesh: jax.sharding.Mesh) -> _Facts:
-    """Reads the facts of an executable; ValueError if it is not for the machine of `mesh`."""
+def _read_digests(path: pathlib.Path, mesh: jax.sharding.Mesh) -> tuple[str, str]:
+    """The digests of an executable's program and file; ValueError if `mesh` is another machine."""
+    here = _machine(mesh)
     try:
-        saved = json_records.read(_Facts, json.loads(path.read_text()))
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        facts = json.loads(path.read_text())
+        saved = {name: facts[name] for name in here}
+        digests = facts["program_digest"], facts["file_digest"]
+    except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error!r}); {_ADVICE}.") from error
-    here = dataclasses.asdict(_facts(mesh, saved.program_digest, saved.file_digest))
     for name, found in here.items():
-        if (expected := getattr(saved, name)) != found:
-            given, wanted = reprlib.repr(found), reprlib.repr(expected)
+        if saved[name] != found:
+            given, wanted = reprlib.repr(found), reprlib.repr(saved[name])
             raise ValueError(f"{path} is for {name} {wanted}, not {given}; {_ADVICE}.")
-    return saved
+    return digests
 
 
-def _load(path: pathlib.Path, digest: str, program: Program, mesh: jax.sharding.Mesh) -> Any:
+def _load(
+    path: pathlib.Path, digest: str, lowered: jax.stages.Lowered, mesh: jax.sharding.Mesh
+) -> Any:
     if not path.is_file():
         raise ValueError(f"{path} is missing; {_ADVICE}.")
     content, devices = path.read_bytes(), list(mesh.devices.flat)
     if _digest(content) != digest:
         raise ValueError(f"{path} is damaged, its checksum does not match; {_ADVICE}.")
-    # As in executable.lower: flat arguments, no keywords, flat results.
-    leaves = specs.named_leaves(program.arg_names, program.args)
-    args = jax.tree_util.tree_structure((tuple(leaf.dims for _, leaf in leaves), {}))
-    results = jax.tree_util.tree_structure([leaf.dims for leaf in program.results.Flatten()])
     with _one_line(f"{path}: cannot be loaded"):
         return serialize_executable.deserialize_and_load(
-            content, args, results, devices[0].client, devices
+            content, lowered.in_tree, lowered.out_tree, devices[0].client, devices
         )
 
 

@@ -15,6 +15,7 @@ from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import processes
 
 Named = list[tuple[str, TensorSpec]]
+_Mesh = jax.sharding.Mesh | AbstractMesh
 ROWS = "B"  # The letter of the dim whose parts the processes read.
 
 # fmt: off
@@ -24,8 +25,6 @@ _DTYPES = (
     "int64", "uint64", "float64", "complex128",
 )
 # fmt: on
-# A TPU's compiler aborts the process when it meets one of these.
-_LACKING = {"tpu": ("complex128",)}
 
 
 def named_leaves(names: tuple[str, ...], trees: tuple[NestedMap, ...]) -> Named:
@@ -49,7 +48,7 @@ def check_dtypes(what: str, leaves: Named, platform: str | None = None) -> None:
             raise ValueError(f"{which}; expected one of {', '.join(_DTYPES)}.")
         if np.dtype(spec.dtype) != jax.dtypes.canonicalize_dtype(spec.dtype):
             raise ValueError(f"{which}, but JAX_ENABLE_X64 is off: set it to 1, or cast.")
-        if spec.dtype in _LACKING.get(platform or "", ()):
+        if platform == "tpu" and spec.dtype == "complex128":  # Its compiler would abort.
             raise ValueError(f"{which}, which a {platform} lacks.")
 
 
@@ -67,16 +66,12 @@ def check_same(what: str, found: Mapping[str, Any], wanted: NestedMap) -> None:
             raise ValueError(f"{what}: {path} is {given}, expected {needed}.")
 
 
-def sharding(
-    partitioning: Partitioning, spec: TensorSpec, mesh: jax.sharding.Mesh | AbstractMesh
-) -> NamedSharding:
+def sharding(partitioning: Partitioning, spec: TensorSpec, mesh: _Mesh) -> NamedSharding:
     """The sharding of `spec` over `mesh`, which has the partitioning's axes."""
     return NamedSharding(mesh, PartitionSpec(*partitioning.axes(spec.dims)))
 
 
-def shardings(
-    partitioning: Partitioning, tree: NestedMap, mesh: jax.sharding.Mesh | AbstractMesh
-) -> NestedMap:
+def shardings(partitioning: Partitioning, tree: NestedMap, mesh: _Mesh) -> NestedMap:
     """The sharding over `mesh` of every spec in `tree`."""
     return tree.Transform(lambda spec: sharding(partitioning, spec, mesh))
 
@@ -118,7 +113,7 @@ WHOLE = Share(0, 1)
 
 def own_share(partitioning: Partitioning) -> Share:
     """Returns the share of a batch's rows that this process reads; see `share_of`."""
-    size, mesh = partitioning.num_partitions, device_mesh(partitioning)
+    size, mesh = partitioning.mesh.num_partitions, device_mesh(partitioning)
     split = sharding(partitioning, TensorSpec((size,), "int32", ROWS), mesh)
     held: dict[int, set[int]] = collections.defaultdict(set)
     device: Any
@@ -142,7 +137,7 @@ def _own_rows(array: jax.Array) -> np.ndarray:
 
 
 def abstract_arrays(
-    partitioning: Partitioning, leaves: Named, mesh: jax.sharding.Mesh | AbstractMesh
+    partitioning: Partitioning, leaves: Named, mesh: _Mesh
 ) -> list[jax.ShapeDtypeStruct]:
     """The shape, dtype and sharding over `mesh` of each leaf."""
     placed = [(spec, sharding(partitioning, spec, mesh)) for _, spec in leaves]

@@ -127,7 +127,7 @@ def _announce(run: Run) -> None:
     steps = f"step {done} to {wanted}" if done < wanted else f"step {wanted} is done already"
     print_once(
         f"{run.launch.model}: {table.count(placement.num_weights(run.params))} weights over "
-        f"{run.estimator.partitioning.num_partitions} partitions, {steps} in {folder}"
+        f"{run.estimator.partitioning.mesh.num_partitions} partitions, {steps} in {folder}"
     )
 
 

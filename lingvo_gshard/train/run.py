@@ -64,7 +64,7 @@ class Run:
             batch_size=p.decode.batch_size,
             source_lengths=sentences.lengths(p.decode.max_source_len),
             num_best=p.decode.num_best,
-            num_partitions=partitioning.num_partitions,
+            num_partitions=partitioning.mesh.num_partitions,
             targets=source.targets,
         )
         program_for = functools.partial(predict_program, p, partitioning)

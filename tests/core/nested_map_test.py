@@ -1,7 +1,5 @@
 """NestedMap: order, packing."""
 
-import copy
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,14 +40,6 @@ def test_pack_counts_the_leaves(count):
 
 def test_transform():
     assert _tree().Transform(lambda x: 10 * x).Flatten() == [30, 40, 10, 20, 50]
-
-
-def test_a_deep_copy_has_its_own_maps_and_the_same_leaves():
-    leaf = object()
-    tree = NestedMap(a=NestedMap(b=leaf))
-    other = copy.deepcopy(tree)
-    other.a.c = 1
-    assert "c" not in tree.a and other.a.b is leaf
 
 
 _TREES = st.recursive(

@@ -64,7 +64,7 @@ def test_weight_gradient_transposes_narrower_factor(depth, width):
 
     shapes = NestedMap(x=(3, depth), weight=(depth, width))
     specs = shapes.Transform(lambda shape: TensorSpec(shape, "float32", "__"))
-    text = building.compile_fn(fn, 1, args=specs).as_text()
+    text = building.compile_fn(fn, 1, args=specs).compiled.as_text()
     dots = re.findall(r"f32\[(\d+),(\d+)\]\S* dot\(", text)
     assert dots == [(str(min(depth, width)), str(max(depth, width)))]
 
@@ -167,7 +167,7 @@ def _compiled_experts(arithmetic, num_partitions):
 
 def _collectives(run):
     names = r" (all-\w+|reduce-scatter|collective-permute)(?:-start)?\("
-    return collections.Counter(re.findall(names, run.as_text()))
+    return collections.Counter(re.findall(names, run.compiled.as_text()))
 
 
 def test_bfloat16_products_equal_on_1_2_4_and_8_partitions():
@@ -191,7 +191,7 @@ def test_bfloat16_products_equal_on_1_2_4_and_8_partitions():
 def test_accelerators_multiply_16_bit_numbers(machine, products):
     if not topology.is_installed(machine.split(":")[0]):
         pytest.skip(f"the compiler for {machine} is not installed")
-    text = topology.compile_program(_exported_experts(_ROUNDED, 8), machine).as_text()
+    text = topology.compile_program(_exported_experts(_ROUNDED, 8), machine).compiled.as_text()
     dtypes = dict(re.findall(r"%(\S+) = (\w+)\[", text))
     found = [re.findall(r"%([\w.-]+)", operands) for operands in re.findall(products, text)]
     assert len(found) >= 10

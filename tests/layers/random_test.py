@@ -69,7 +69,7 @@ def results():
         specs = NestedMap(x_BLM=functions.f32(_SHAPE, "BLM"), seed=TensorSpec((2,), "int32", "_"))
         executable = building.compile_fn(fn, n, {"x_BLM": "BLM"}, batch=specs)
         arrays = NestedMap(x_BLM=np.ones(_SHAPE, "float32"), seed=np.array([5, 6], np.int32))
-        found[n] = np.asarray(executable(arrays).x_BLM), executable.as_text()
+        found[n] = np.asarray(executable(arrays).x_BLM), executable.compiled.as_text()
     return found
 
 

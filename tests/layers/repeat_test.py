@@ -145,5 +145,5 @@ def test_loops_on_tpu_keep_one_copy_of_the_weights():
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
             topology.compile_program(exported, "v3:2x2")
         return
-    text = topology.compile_program(exported, "v3:2x2").as_text()
+    text = topology.compile_program(exported, "v3:2x2").compiled.as_text()
     assert f"f32[{R},{m},{m}]" in text and f"bf16[{R},{m},{m}]" not in text

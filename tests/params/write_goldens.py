@@ -20,7 +20,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.model import placement
-from lingvo_gshard.spmd.describe import axes_text
+from lingvo_gshard.spmd.annotations import axes_text
 
 GOLDEN = pathlib.Path(__file__).parent / "golden"
 _ROOT = "toy.MoE8E4L"

@@ -86,7 +86,7 @@ def test_neither_program_nor_memory_grows():
 def test_the_layers_are_two_loops_and_their_groups_divide_evenly(cores, num_layers):
     request = compilation.request(cores, num_layers)
     params = request.params
-    assert request.partitioning.num_partitions == cores
+    assert request.partitioning.mesh.num_partitions == cores
     for stack in (params.task.encoder, params.task.decoder):
         assert stack.num_layers == num_layers // 2 and stack.moe.num_experts == cores
         assert stack.layers_as is Layers.LOOP and stack.remat is Remat.ALL_BUT_PRODUCTS

@@ -79,7 +79,7 @@ def test_partitioned_equals_numpy(name):
         got.d_w, np.einsum("abd,abc->cd", d_y, batch.x), rtol=1e-3, atol=1e-3
     )
     # The compiled program holds tensors of a part's shape.
-    assert str(list(_LOCAL[name])).replace(" ", "") in executable.as_text()
+    assert str(list(_LOCAL[name])).replace(" ", "") in executable.compiled.as_text()
 
 
 @pytest.mark.parametrize("dims", ["BH_", "HB_", "_BH", "H__", "_B_", "___"])

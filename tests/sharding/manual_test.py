@@ -17,18 +17,21 @@ from tests.spmd import functions
 _GRID = Partitioning.from_dict(
     Mesh(("x", "y"), (2, 4), (3, 1, 0, 2, 7, 5, 6, 4)), {"B": "x", "H": "y"}
 )
+_MESH = _GRID.mesh.grid
 # The dispatch of section 3.2: 8 groups of 7 tokens to 5 experts with room for 3 of each group.
 _G, _S, _E, _C, _M = 8, 7, 5, 3, 6
 
 
 def _gather_dispatch(parts, x_GSM, indices_EGC):
     """The paper's pseudocode: a local Gather in place of the one-hot einsum."""
-    region = manual.Region(parts)
-    part_GSM = region.enter(x_GSM, "GSM")
-    part_EGC = region.enter(indices_EGC, "_GC")
-    local_G = tf.range(part_EGC.shape[1])[None, :, None]
-    gs_EGC2 = tf.stack([tf.broadcast_to(local_G, part_EGC.shape), part_EGC], axis=-1)
-    return region.leave(tf.gather_nd(part_GSM, gs_EGC2), "_GCM")
+
+    def local(part_GSM, part_EGC):
+        local_G = tf.range(part_EGC.shape[1])[None, :, None]
+        gs_EGC2 = tf.stack([tf.broadcast_to(local_G, part_EGC.shape), part_EGC], axis=-1)
+        return tf.gather_nd(part_GSM, gs_EGC2)
+
+    arguments = [(x_GSM, "GSM"), (indices_EGC, "_GC")]
+    return Annotator(parts).locally(local, arguments, "_GCM")
 
 
 def _dispatch_fn(parts):
@@ -127,15 +130,15 @@ def _check_equal(parts, specs, results, unpartitioned):
 
 def _manually(batch):
     """A product summed over H, scaled by what each partition reads whole; a copy; partial rows."""
-    region = manual.Region(_GRID)
-    x_BH, w_HM = region.enter(batch.x_BH, "BH"), region.enter(batch.w_HM, "HM")
-    scale_M = region.enter(batch.scale_M, "M")
+    enter, leave = manual.auto_to_manual_spmd_partition, manual.manual_to_auto_spmd_partition
+    x_BH, w_HM = enter(batch.x_BH, _MESH, ("x", "y")), enter(batch.w_HM, _MESH, ("y", None))
+    scale_M = enter(batch.scale_M, _MESH, (None,))
     y_BM = tf.einsum("bm,m->bm", x_BH @ w_HM, tf.sin(scale_M))
     rows_BH = tf.ones([1, x_BH.shape[0]]) @ x_BH
     return (
-        region.leave(y_BM, "BM", sum_axes=["y"]),
-        region.leave(tf.exp(scale_M), "M"),
-        region.leave(rows_BH, "BH"),
+        tf.reduce_sum(leave(tf.expand_dims(y_BM, 0), _MESH, ("y", "x", None)), 0),
+        leave(tf.exp(scale_M), _MESH, (None,)),
+        leave(rows_BH, _MESH, ("x", "y")),
     )
 
 
@@ -160,9 +163,6 @@ def graph_tensor():
         yield tf.zeros([4, 6], name="states")
 
 
-_MESH = Mesh(("x", "y"), (2, 4))
-
-
 @pytest.mark.parametrize(
     "switch", [manual.auto_to_manual_spmd_partition, manual.manual_to_auto_spmd_partition]
 )
@@ -183,13 +183,6 @@ def test_an_uneven_size_may_not_enter(graph_tensor):
     message = r"states:0 of shape \(4, 6\): dimension 1 of size 6 is not divisible by the 4 .* 'y'"
     with pytest.raises(ValueError, match=message):
         manual.auto_to_manual_spmd_partition(graph_tensor, _MESH, ("x", "y"))
-
-
-def test_an_axis_is_split_or_summed(graph_tensor):
-    with pytest.raises(ValueError, match=r"used twice, 'x' in \('x', 'x'\)"):
-        manual.manual_to_auto_spmd_partition(graph_tensor, _MESH, ("x", None), sum_axes=["x"])
-    with pytest.raises(ValueError, match="no axis 'z'"):
-        manual.manual_to_auto_spmd_partition(graph_tensor, _MESH, ("x", None), sum_axes=["z"])
 
 
 def test_a_dynamic_shape_is_refused(graph_tensor):

@@ -82,7 +82,7 @@ def test_a_wrong_dtype_names_the_path(executable):
 
 def test_a_missing_or_unexpected_path_is_named(executable):
     weights, batch = _args(executable)
-    del batch.y_BV
+    del batch["y_BV"]
     batch.z = np.zeros(3, np.float32)
     with pytest.raises(ValueError, match=r"argument batch: missing \['y_BV'\], unexpected \['z'\]"):
         executable(weights, batch)

@@ -229,15 +229,15 @@ def test_both_partitioners_give_the_same_numbers(shardy_off):
     mesh = specs.device_mesh(parts)
     for fn in (functions.sgd_step(), functions.moe_dispatch(parts)):
         trees = [functions.randoms(arg, seed) for seed, arg in enumerate(fn.args)]
-        traced = annotated_fn.trace(fn, parts)
+        function, results = annotated_fn.trace(fn, parts)
         ins = [leaf for arg in fn.args for leaf in specs.shardings(parts, arg, mesh).Flatten()]
-        outs = specs.shardings(parts, traced.results, mesh).Flatten()
-        call = jax2tf.call_tf(traced.function, has_side_effects=False)
+        outs = specs.shardings(parts, results, mesh).Flatten()
+        call = jax2tf.call_tf(function, has_side_effects=False)
         jitted = jax.jit(call, in_shardings=tuple(ins), out_shardings=outs)
         lowered = jitted.lower(*(leaf for tree in trees for leaf in tree.Flatten()))
         assert "sdy." not in lowered.as_text()
         older = lowered.compile()
-        got = traced.results.Pack(older(*(leaf for tree in trees for leaf in tree.Flatten())))
+        got = results.Pack(older(*(leaf for tree in trees for leaf in tree.Flatten())))
         jax.config.update("jax_use_shardy_partitioner", True)
         executable = compile_program(lowering.export(fn, parts))
         _close(got, executable(*trees))

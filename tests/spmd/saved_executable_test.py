@@ -62,7 +62,7 @@ def test_it_is_loaded_and_behaves_as_if_compiled(saved, compiled, num_partitions
     for got, want in zip(_results(loaded), _results(fresh), strict=True):
         np.testing.assert_array_equal(got, want)
     assert loaded.report() == fresh.report()
-    assert "ENTRY" in loaded.as_text()
+    assert "ENTRY" in loaded.compiled.as_text()
     weights, batch = (functions.randoms(arg, 0) for arg in exported.args)
     placed = loaded.place("weights", weights)
     assert loaded(placed, batch).hidden_BH.sharding == fresh(weights, batch).hidden_BH.sharding
@@ -107,7 +107,7 @@ def _change(folder, **facts):
 
 def test_another_machine_is_refused(four, compiled):
     _refused(four, "sgd.json is for num_devices 4, not 2; save it again", 2)
-    _refused(four, r"is for device_ids \(0, 1, 2, 3\), not \(4, ", 4, jax.devices()[4:])
+    _refused(four, r"is for device_ids \[0, 1, 2, 3\], not \[4, ", 4, jax.devices()[4:])
     _change(four, device_kind="TPU v3")
     _refused(four, "sgd.json is for device_kind 'TPU v3', not 'cpu'; save it again")
     _change(four, platform="tpu")

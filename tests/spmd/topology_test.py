@@ -56,7 +56,7 @@ def test_a_topologys_program_can_be_read_but_not_run():
         return
     compiled = topology.compile_program(exported, "v3:2x2")
     assert compiled.report().count("all-to-all") == 2
-    assert "num_partitions=8" in compiled.as_text()
+    assert "num_partitions=8" in compiled.compiled.as_text()
     trees = [functions.randoms(arg, 0) for arg in exported.args]
     with pytest.raises(ValueError, match="moe: compiled for a topology, it can be read but not"):
         compiled(*trees)
