@@ -14,7 +14,7 @@ from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.context import Context, Mode, computed
-from lingvo_gshard.layers.dispatch import DISPATCHERS, Dispatch
+from lingvo_gshard.layers.dispatch import Dispatch, IndexedDispatcher, OneHotDispatcher
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Gating, Routing, SecondExpert
 from lingvo_gshard.layers.products import FLOAT32
@@ -137,10 +137,12 @@ class MoELayer(BaseLayer):
                 f"partitions, got {count} groups in all; choose a smaller group_size, a larger "
                 "batch, or EINSUM."
             )
+        dispatcher: IndexedDispatcher | OneHotDispatcher
         with tf.name_scope("gate"):
-            dispatcher = DISPATCHERS[self.p.dispatch](
-                gates, capacity, self._annotator, context.arithmetic
-            )
+            if self.p.dispatch is Dispatch.GATHER:
+                dispatcher = IndexedDispatcher(gates, capacity, self._annotator)
+            else:
+                dispatcher = OneHotDispatcher(gates, capacity, self._annotator, context.arithmetic)
         inputs_EGCM = context.product("EGCM", dispatcher.dispatch, x_GSM)
         inputs_EGCM = self.annotate(inputs_EGCM, "EGCM")
         outputs_GECM = self._experts(theta, inputs_EGCM, context)

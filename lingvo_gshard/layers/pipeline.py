@@ -205,7 +205,7 @@ def _product(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[
     return dot(a, b), gradient
 
 
-def _report_dims(spec: tf.TensorSpec) -> str:
+def _report_dims(report: tf.Tensor) -> str:
     """The dims of a tick's report: of x, or of the statistics of each stage's blocks."""
-    rank = spec.shape.rank
+    rank = report.shape.rank
     return _TRAVELLING if rank == len(_TRAVELLING) else STACKED + "_" * (rank - 1)

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.late import tf, xla
-from lingvo_gshard.layers.context import Products, Recorded, Replayed, computed
+from lingvo_gshard.layers.context import computed, recording, replaying
 from lingvo_gshard.layers.slices import read_at, write_at
 from lingvo_gshard.sharding.annotator import Annotator
 
@@ -49,20 +49,17 @@ def recomputed(block: Block, remat: Remat) -> Callable[..., list[tf.Tensor]]:
 
     @tf.custom_gradient
     def once(*args: tf.Tensor):
-        recorded = Recorded()
-        results = block(recorded, *args)
-        kept = [result for _, result in recorded.results if remat is Remat.ALL_BUT_PRODUCTS]
+        kept: list[tuple[str, tf.Tensor]] = []
+        products = recording(kept) if remat is Remat.ALL_BUT_PRODUCTS else computed
+        results = block(products, *args)
 
         def gradient(*d_results: tf.Tensor) -> list[tf.Tensor]:
-            return _pull_back(functools.partial(block, _replayed(kept)), args, d_results)
+            again = replaying([result for _, result in kept]) if kept else computed
+            return _pull_back(functools.partial(block, again), args, d_results)
 
         return results, gradient
 
     return once
-
-
-def _replayed(kept: Tensors) -> Products:
-    return Replayed(kept) if kept else computed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Loop:
     weight_dims: Sequence[str]  # Of each weight of one block.
     stack_dim: str = STACKED  # The leading dim of stacks.
     # Gives the dims of one report.
-    report_dims: Callable[[tf.Tensor | tf.TensorSpec], str] = lambda x: "_" * x.shape.rank
+    report_dims: Callable[[tf.Tensor], str] = lambda x: "_" * x.shape.rank
     # Whether a body is a function, where TensorFlow drops what is unused.
     as_function: bool = False
 
@@ -112,15 +109,14 @@ class Loop:
         kept_dims: list[str] = []
 
         def keeping(index: tf.Tensor, x: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
-            recorded = Recorded()
-            y, *reports = self.block(recorded, index, x, *rest)
             kept = [] if remat is Remat.NONE else [(self.x_dims, x)]
-            kept += recorded.results if remat is Remat.ALL_BUT_PRODUCTS else []
+            products = recording(kept) if remat is Remat.ALL_BUT_PRODUCTS else computed
+            y, *reports = self.block(products, index, x, *rest)
             kept_dims[:] = [dims for dims, _ in kept]
             return [y, *(tensor for _, tensor in kept), *reports]
 
-        specs = self._report_specs(keeping, x, shared, stacks)
-        report_dims = map(self.report_dims, specs[len(kept_dims) :])
+        traced = self._traced_reports(keeping, x, shared, stacks)
+        report_dims = map(self.report_dims, traced[len(kept_dims) :])
         stacked = [*self.weight_dims, *kept_dims, *report_dims]
         dims = [self.x_dims, *(self.stack_dim + each for each in stacked)]
 
@@ -132,7 +128,7 @@ class Loop:
             put = [_put(stack, i, r) for stack, r in zip(rest[len(stacks) :], new, strict=True)]
             return self._annotated([x, *(stack for stack, _ in taken), *put], dims)
 
-        empty = [tf.zeros([self.num_blocks, *s.shape], s.dtype) for s in specs]
+        empty = [tf.zeros([self.num_blocks, *t.shape], t.dtype) for t in traced]
         x, *rest = self._while(body, [x, *stacks, *empty])
         made = rest[len(stacks) :]
         return x, list(zip(made, kept_dims, strict=False)), made[len(kept_dims) :]
@@ -165,8 +161,8 @@ class Loop:
             args = self._annotated([x, *shared, *weights], one_dims)
             d_items = [_item(stack, i) for stack in d_reports]
             d_results = [d_x, *self._annotated(d_items, list(map(self.report_dims, d_items)))]
-            block = functools.partial(self.block, _replayed(products), i)
-            d_args = _pull_back(block, args, d_results)
+            again = replaying(products) if products else computed
+            d_args = _pull_back(functools.partial(self.block, again, i), args, d_results)
             d_x, *new = annotated(d_args, one_dims)
             d_shared = [a + b for a, b in zip(sums[:n], new[:n], strict=True)]
             d_stacks = [
@@ -179,15 +175,14 @@ class Loop:
         args = [d_y, *shared, *stacks]
         return [tf.cast(d, arg.dtype) for d, arg in zip(sums, args, strict=True)]
 
-    def _report_specs(
+    def _traced_reports(
         self, block: Callable[..., list[tf.Tensor]], x: tf.Tensor, shared: Tensors, stacks: Tensors
-    ) -> list[tf.TensorSpec]:
-        """The specs of one block's reports, from a trace that is not part of the program."""
+    ) -> list[tf.Tensor]:
+        """One block's reports in a trace that is not part of the program, for shapes and dtypes."""
         args = [tf.TensorSpec(t.shape, t.dtype) for t in [x, *shared]]
         args += [tf.TensorSpec(t.shape[1:], t.dtype) for t in stacks]
         traced = tf.function(functools.partial(block, 0), autograph=False, input_signature=args)
-        _, *reports = traced.get_concrete_function().outputs
-        return [tf.TensorSpec(t.shape, t.dtype) for t in reports]
+        return traced.get_concrete_function().outputs[1:]
 
     def _while(self, body: Callable[..., list[tf.Tensor]], start: Tensors) -> list[tf.Tensor]:
         if self.as_function:
