@@ -47,11 +47,6 @@ def check_pipeline(name: str, p: Params, block_size: int) -> None:
             raise ValueError(f"{name}: a pipeline of stages={p.stages} needs {what}.")
 
 
-def bubble(p: Params) -> float:
-    """The share of a stage's ticks without a microbatch, for a stack's `p`; 0 without stages."""
-    return (p.stages - 1) / (p.microbatches + p.stages - 1)
-
-
 def microbatches_of(x: tf.Tensor, dims: str, count: int, annotator: Annotator) -> tf.Tensor:
     """`split`, for x with these dims, in the layout of the rows inside of the stages.
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator
 
 from lingvo_gshard.core.base_layer import STACKED, BaseLayer
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
@@ -278,28 +279,25 @@ class TransformerStack(BaseLayer):
         reports: list[LayerReport] = []
         for first in range(0, self.p.num_layers, self._block_size):
             layers = self.layers[first : first + self._block_size]
-            weights = NestedMap(layers=theta.layers[first : first + self._block_size])
-            block = functools.partial(self._apply, layers, weights, *args, first)
-            x, *tensors = recomputed(block, self.p.remat)(x, *shared, *weights.Flatten())
+            weights = NestedMap(layers=theta.layers[first : first + self._block_size]).Flatten()
+            block = functools.partial(self._apply, layers, *args, first)
+            x, *tensors = recomputed(block, self.p.remat)(x, *shared, *weights)
             reports += _reports(layers, iter(tensors))
         return x, reports
 
     def _repeated(
         self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], masks: list, context: Context
     ) -> tuple[tf.Tensor, list[LayerReport]]:
-        weights = NestedMap(layers=theta.block)
         repeat = self._pipeline if self.p.stages > 1 and context.training else self._loop
-        run = repeat(weights, masks, context)
-        x, stacks = run(x, shared, weights.Flatten(), self.p.remat)
-        reports: list[LayerReport] = []
-        for index in range(run.num_blocks):
-            reports += _reports(self.block, (stack[index] for stack in stacks))
-        return x, reports
+        run = repeat(masks, context)
+        x, stacks = run(x, shared, NestedMap(layers=theta.block).Flatten(), self.p.remat)
+        reports = [_reports(self.block, (s[i] for s in stacks)) for i in range(run.num_blocks)]
+        return x, list(itertools.chain(*reports))
 
-    def _loop(self, weights: NestedMap, masks: list[tf.Tensor], context: Context) -> Loop:
+    def _loop(self, masks: list[tf.Tensor], context: Context) -> Loop:
         def block(products: Products, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
             first = index * self._block_size
-            return self._apply(self.block, weights, masks, context, first, products, *args)
+            return self._apply(self.block, masks, context, first, products, *args)
 
         return Loop(
             block,
@@ -310,21 +308,18 @@ class TransformerStack(BaseLayer):
             weight_dims=self._weight_dims,
         )
 
-    def _pipeline(self, weights: NestedMap, masks: list[tf.Tensor], context: Context) -> Pipeline:
-        annotator = self._annotator.over(STACKED)
+    def _pipeline(self, masks: list[tf.Tensor], context: Context) -> Pipeline:
+        annotator, count = self._annotator.over(STACKED), self.p.microbatches
         by_microbatch = [
-            microbatches_of(mask, "BL_"[: len(mask.shape)], self.p.microbatches, self._annotator)
-            for mask in masks
+            (microbatches_of(mask, dims, count, self._annotator), dims)
+            for mask, dims in zip(masks, ("BL_", "BL", "BL_"), strict=False)
         ]
         layers = [layer.p.Instantiate(annotator, layer.path) for layer in self.block]
 
         def block(microbatch: tf.Tensor, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
-            now = [
-                annotator.annotate(tf.gather(mask, microbatch), "BL_"[: len(mask.shape) - 1])
-                for mask in by_microbatch
-            ]
+            now = [annotator.annotate(tf.gather(x, microbatch), dims) for x, dims in by_microbatch]
             inner, first = context.in_microbatch(microbatch), index * self._block_size
-            return self._apply(layers, weights, now, inner, first, computed, *args)
+            return self._apply(layers, now, inner, first, computed, *args)
 
         return Pipeline(
             block,
@@ -338,7 +333,6 @@ class TransformerStack(BaseLayer):
     def _apply(
         self,
         layers: list[TransformerLayer],
-        weights: NestedMap,
         masks: list[tf.Tensor],
         context: Context,
         first: int | tf.Tensor,
@@ -349,7 +343,7 @@ class TransformerStack(BaseLayer):
         """Applies the layers from index `first` on, as a repeat.Block."""
         mask, valid_mask, *source_mask = masks
         memory = Source(rest[0], source_mask[0]) if source_mask else None
-        thetas = weights.Pack(rest[len(source_mask) :]).layers
+        thetas = _weight_specs(layers).Pack(rest[len(source_mask) :]).layers
         reported = []
         for j, (layer, own) in enumerate(zip(layers, thetas, strict=True)):
             inner = context.in_layer(self.path, first + j, layer.path)
@@ -360,8 +354,7 @@ class TransformerStack(BaseLayer):
 
     @property
     def _weight_dims(self) -> list[str]:
-        specs = NestedMap(layers=[layer.weight_specs for layer in self.block])
-        return [spec.dims for spec in specs.Flatten()]
+        return [spec.dims for spec in _weight_specs(self.block).Flatten()]
 
     def _layers_and_weights(self, theta: NestedMap) -> list[tuple[TransformerLayer, NestedMap]]:
         """Each layer with its weights; in a LOOP, with its slices of the stacks."""
@@ -374,7 +367,11 @@ class TransformerStack(BaseLayer):
         ]
 
 
-def _reports(layers: Sequence[TransformerLayer], tensors: Iterator[tf.Tensor]) -> list[LayerReport]:
+def _weight_specs(layers: list[TransformerLayer]) -> NestedMap:
+    return NestedMap(layers=[layer.weight_specs for layer in layers])
+
+
+def _reports(layers: list[TransformerLayer], tensors: Iterator[tf.Tensor]) -> list[LayerReport]:
     """Rebuilds the layers' reports from all their tensors in order."""
     experts = [isinstance(layer.feed_forward, MoELayer) for layer in layers]
     return [LayerReport.from_tensors(tensors, has_experts=each) for each in experts]
