@@ -88,10 +88,7 @@ class MultiHeadAttention(BaseLayer):
 
 
 def _arithmetic(context: Context) -> Arithmetic:
-    """How queries are multiplied with keys, and probabilities with values.
-
-    A step of decoding has few queries: rounding the cache would take longer than its products.
-    """
+    # A step of decoding has few queries: rounding the cache would take longer than its products.
     return FLOAT32 if context.mode is Mode.DECODE else context.arithmetic
 
 

@@ -48,26 +48,16 @@ def check_pipeline(name: str, p: Params, block_size: int) -> None:
 
 
 def microbatches_of(x: tf.Tensor, dims: str, count: int, annotator: Annotator) -> tf.Tensor:
-    """`split`, for x with these dims, in the layout of the rows inside of the stages.
+    """x [B, ...] with these dims as microbatches [_, Q, ...]; each row stays on its device.
 
-    It takes this layout first. Rows that lie over the stages' axis, too, may be cut by the reshape
-    where no sharding can follow, so that each device would have to hold all of them.
+    Before, x takes the layout of the rows inside of the stages. Rows that lie over the stages'
+    axis, too, may be cut by the reshape where no sharding can follow, so that each device would
+    have to hold all of them.
     """
     inside = annotator.over(STACKED)
-    parts = split(inside.annotate_outside(x, dims), count)
+    rows = tf.reshape(inside.annotate_outside(x, dims), [-1, count, *x.shape[1:]])
+    parts = tf.transpose(rows, [1, 0, *range(2, len(rows.shape))])
     return inside.annotate_outside(parts, "_" + dims)
-
-
-def split(x: tf.Tensor, microbatches: int) -> tf.Tensor:
-    """[B, ...] as microbatches [_, Q, ...]; if B is split, each row stays on its device."""
-    rows = tf.reshape(x, [-1, microbatches, *x.shape[1:]])
-    return tf.transpose(rows, [1, 0, *range(2, len(rows.shape))])
-
-
-def joined(x: tf.Tensor) -> tf.Tensor:
-    """The inverse of `split`."""
-    rows = tf.transpose(x, [1, 0, *range(2, len(x.shape))])
-    return tf.reshape(rows, [-1, *x.shape[2:]])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +100,8 @@ class Pipeline:
         blocks = zip(*(tf.unstack(each, axis=1) for each in stages), strict=True)
         weights = [weight for block in blocks for weight in block]
         _, (leaving, *reports) = loop(tf.zeros_like(entering[0]), weights, [entering], remat)
-        y = joined(leaving[self.stages - 1 :, -1])
+        microbatches = leaving[self.stages - 1 :, -1]
+        y = tf.reshape(tf.transpose(microbatches, [1, 0, 2, 3]), [-1, *microbatches.shape[2:]])
         y = self.annotator.over(STACKED).annotate_outside(y, "BLM")
         y = self.annotator.annotate(y, "BLM")
         return y, [self._mean(report) for report in reports]

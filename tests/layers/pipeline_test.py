@@ -180,15 +180,6 @@ def test_the_first_microbatch_has_the_seed_of_a_batch():
     assert min(abs(int(salt) - 5) for _, salt in seeds[1:]) > 10**5  # Steps are in the salt, too.
 
 
-@pytest.mark.parametrize("shape", [(12,), (12, 3)])
-def test_joined_microbatches_are_the_batch(shape):
-    x = tf.random.normal(shape)
-    parts = pipeline.split(x, 4)
-    assert parts.shape == (4, 3, *shape[1:])
-    np.testing.assert_array_equal(parts[1], x[1::4])
-    np.testing.assert_array_equal(pipeline.joined(parts), x)
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
