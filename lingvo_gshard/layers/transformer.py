@@ -27,11 +27,13 @@ from lingvo_gshard.layers.slices import lengthened, write_at
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """The encoder's output [B, T, M] and the mask [B, L, T] by which a decoder attends to it."""
+class Attended:
+    """What tokens x [B, L, M] attend to. Masks are float32: 1 where they may, else 0."""
 
-    encoded: tf.Tensor
-    mask: tf.Tensor
+    mask: tf.Tensor  # [B, L, L], or [B, k, P] in a flat beam, for self-attention.
+    valid_mask: tf.Tensor  # [B, L]: 0 for padding, and for what should take no expert.
+    source_mask: tf.Tensor | None = None  # [B, L, T]; None in an encoder.
+    encoded: tf.Tensor | None = None  # [B, T, M], the source; None in an encoder or a flat beam.
 
 
 class TransformerLayer(BaseLayer):
@@ -66,27 +68,19 @@ class TransformerLayer(BaseLayer):
         self.CreateChild("feed_forward", p.feed_forward.Copy().Set(dim=p.dim))
 
     def FProp(
-        self,
-        theta: NestedMap,
-        x: tf.Tensor,
-        mask: tf.Tensor,
-        valid_mask: tf.Tensor,
-        source: Source | None,
-        context: Context,
+        self, theta: NestedMap, x: tf.Tensor, attended: Attended, context: Context
     ) -> tuple[tf.Tensor, LayerReport]:
-        """Applies the layer to whole sequences x [B, L, M].
-
-        `mask`, float [B, L, L], is 1 where self-attention may attend; `valid_mask`, float [B, L],
-        is 0 for padding. A decoder's layer attends to the source; in an encoder it is None.
-        """
+        """Applies the layer to whole sequences x [B, L, M]; returns [B, L, M]."""
         h = self.self_norm.FProp(theta.self_norm, x)
         memory = self.self_attention.Project(theta.self_attention, h, context)
-        x = self._attend("self", theta, x, h, memory, mask, context)
-        if source is not None:
+        x = self._attend("self", theta, x, h, memory, attended.mask, context)
+        if attended.encoded is not None:
             h = self.source_norm.FProp(theta.source_norm, x)
-            memory = self.source_attention.Project(theta.source_attention, source.encoded, context)
-            x = self._attend("source", theta, x, h, memory, source.mask, context)
-        x, routing = self._feed_forward(theta, x, valid_mask, context)
+            memory = self.source_attention.Project(
+                theta.source_attention, attended.encoded, context
+            )
+            x = self._attend("source", theta, x, h, memory, attended.source_mask, context)
+        x, routing = self._feed_forward(theta, x, attended.valid_mask, context)
         return x, LayerReport(tf.sqrt(tf.reduce_mean(tf.square(tf.cast(x, tf.float32)))), routing)
 
     def ExtendStep(
@@ -94,20 +88,17 @@ class TransformerLayer(BaseLayer):
         theta: NestedMap,
         x: tf.Tensor,
         cache: NestedMap,
-        mask: tf.Tensor,
-        source_mask: tf.Tensor,
-        valid_mask: tf.Tensor,
+        attended: Attended,
         step: tf.Tensor,
         context: Context,
     ) -> tuple[tf.Tensor, NestedMap, tf.Tensor]:
         """Decodes one step of a flat beam (A.1): appends k positions to the cache and attends.
 
-        x [B, k, M] is the newest token of every hypothesis; positions begin at step * k. `mask`,
-        float [B, k, P], is 1 at the positions of each hypothesis, including this step's, and
-        `source_mask`, float [B, k, T], at the source's tokens. `valid_mask`, float [B, k], is 0 for
-        a token that should take no expert. The cache holds self_keys [B, N, D, P] and self_values
-        [B, N, P, D], in the layout of their products, since any other would be transposed in full
-        at every step; source_keys and source_values likewise, with T for P.
+        x [B, k, M] is the newest token of every hypothesis; positions begin at step * k. The mask
+        [B, k, P] is 1 at the positions of each hypothesis, including this step's. The cache holds
+        self_keys [B, N, D, P] and self_values [B, N, P, D], in the layout of their products, since
+        any other would be transposed in full at every step; source_keys and source_values likewise,
+        with T for P.
 
         Returns [B, k, M]; the cache with this step's keys and values; and the attention to the
         source, averaged over the heads, float32 [B, k, T].
@@ -119,14 +110,14 @@ class TransformerLayer(BaseLayer):
         values = write_at(cache.self_values, new.values, position, axis=2)
         cache = NestedMap(cache, **self._own_cache(keys, values))
         memory = KeysValues(tf.linalg.matrix_transpose(cache.self_keys), cache.self_values)
-        x = self._attend("self", theta, x, h, memory, mask, context)
+        x = self._attend("self", theta, x, h, memory, attended.mask, context)
         h = self.source_norm.FProp(theta.source_norm, x)
         memory = KeysValues(tf.linalg.matrix_transpose(cache.source_keys), cache.source_values)
         weights = self.source_attention.Weights(
-            theta.source_attention, h, memory, source_mask, context
+            theta.source_attention, h, memory, attended.source_mask, context
         )
-        x = self._attend("source", theta, x, h, memory, source_mask, context)
-        x, _ = self._feed_forward(theta, x, valid_mask, context)
+        x = self._attend("source", theta, x, h, memory, attended.source_mask, context)
+        x, _ = self._feed_forward(theta, x, attended.valid_mask, context)
         return x, cache, tf.reduce_mean(weights, 1)
 
     def InitCache(
@@ -231,19 +222,12 @@ class TransformerStack(BaseLayer):
         self.CreateChild("norm", LayerNorm.Params().Set(dim=p.dim))
 
     def FProp(
-        self,
-        theta: NestedMap,
-        x: tf.Tensor,
-        mask: tf.Tensor,
-        valid_mask: tf.Tensor,
-        source: Source | None,
-        context: Context,
+        self, theta: NestedMap, x: tf.Tensor, attended: Attended, context: Context
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         """Applies all layers; see TransformerLayer.FProp. Returns one report for each layer."""
-        shared = [] if source is None else [source.encoded]
-        masks = [mask, valid_mask] if source is None else [mask, valid_mask, source.mask]
+        shared = [] if attended.encoded is None else [attended.encoded]
         run = self._unrolled if self.p.layers_as is Layers.UNROLLED else self._repeated
-        x, reports = run(theta, x, shared, masks, context)
+        x, reports = run(theta, x, shared, attended, context)
         return self.norm.FProp(theta.norm, x), reports
 
     def InitCache(
@@ -286,40 +270,42 @@ class TransformerStack(BaseLayer):
         return x, reports
 
     def _repeated(
-        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], masks: list, context: Context
+        self, theta: NestedMap, x: tf.Tensor, shared: list, attended: Attended, context: Context
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         repeat = self._pipeline if self.p.stages > 1 and context.training else self._loop
-        run = repeat(masks, context)
+        run = repeat(attended, context)
         x, stacks = run(x, shared, NestedMap(layers=theta.block).Flatten(), self.p.remat)
         reports = [_reports(self.block, (s[i] for s in stacks)) for i in range(run.num_blocks)]
         return x, list(itertools.chain(*reports))
 
-    def _loop(self, masks: list[tf.Tensor], context: Context) -> Loop:
+    def _loop(self, attended: Attended, context: Context) -> Loop:
         def block(products: Products, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
             first = index * self._block_size
-            return self._apply(self.block, masks, context, first, products, *args)
+            return self._apply(self.block, attended, context, first, products, *args)
 
         return Loop(
             block,
             self.p.num_layers // self._block_size,
             self._annotator,
             x_dims="BLM",
-            shared_dims=["BTM"] * (len(masks) - 2),  # With a third mask, the source.
+            shared_dims=[] if attended.encoded is None else ["BTM"],
             weight_dims=self._weight_dims,
         )
 
-    def _pipeline(self, masks: list[tf.Tensor], context: Context) -> Pipeline:
-        annotator, count = self._annotator.over(STACKED), self.p.microbatches
-        by_microbatch = [
-            (microbatches_of(mask, dims, count, self._annotator), dims)
-            for mask, dims in zip(masks, ("BL_", "BL", "BL_"), strict=False)
-        ]
+    def _pipeline(self, attended: Attended, context: Context) -> Pipeline:
+        annotator = self._annotator.over(STACKED)
+        dims = {"mask": "BL_", "valid_mask": "BL", "source_mask": "BL_"}
+        masks = {
+            name: microbatches_of(mask, dims[name], self.p.microbatches, self._annotator)
+            for name, mask in vars(attended).items()
+            if name in dims and mask is not None
+        }
         layers = [layer.p.Instantiate(annotator, layer.path) for layer in self.block]
 
         def block(microbatch: tf.Tensor, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
-            now = [annotator.annotate(tf.gather(x, microbatch), dims) for x, dims in by_microbatch]
+            now = {k: annotator.annotate(tf.gather(masks[k], microbatch), dims[k]) for k in masks}
             inner, first = context.in_microbatch(microbatch), index * self._block_size
-            return self._apply(layers, now, inner, first, computed, *args)
+            return self._apply(layers, Attended(**now), inner, first, computed, *args)
 
         return Pipeline(
             block,
@@ -333,7 +319,7 @@ class TransformerStack(BaseLayer):
     def _apply(
         self,
         layers: list[TransformerLayer],
-        masks: list[tf.Tensor],
+        attended: Attended,
         context: Context,
         first: int | tf.Tensor,
         products: Products,
@@ -341,14 +327,14 @@ class TransformerStack(BaseLayer):
         *rest: tf.Tensor,
     ) -> list[tf.Tensor]:
         """Applies the layers from index `first` on, as a repeat.Block."""
-        mask, valid_mask, *source_mask = masks
-        memory = Source(rest[0], source_mask[0]) if source_mask else None
-        thetas = _weight_specs(layers).Pack(rest[len(source_mask) :]).layers
+        if attended.source_mask is not None:
+            attended, rest = dataclasses.replace(attended, encoded=rest[0]), rest[1:]
+        thetas = _weight_specs(layers).Pack(rest).layers
         reported = []
         for j, (layer, own) in enumerate(zip(layers, thetas, strict=True)):
             inner = context.in_layer(self.path, first + j, layer.path)
             inner = dataclasses.replace(inner, product=products)
-            x, report = layer.FProp(own, x, mask, valid_mask, memory, inner)
+            x, report = layer.FProp(own, x, attended, inner)
             reported += report.tensors()
         return [x, *reported]
 

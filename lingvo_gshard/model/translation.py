@@ -15,7 +15,7 @@ from lingvo_gshard.layers.attention import causal_mask, segment_mask
 from lingvo_gshard.layers.context import Context, LayerReport, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.products import Arithmetic
-from lingvo_gshard.layers.transformer import Source, TransformerStack
+from lingvo_gshard.layers.transformer import Attended, TransformerStack
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer, cross_entropies
 
 _DTYPES = ("float32", "bfloat16")
@@ -78,11 +78,10 @@ class TranslationTask(BaseLayer):
         encoded, reports = self._encode(theta, features, context)
         segments = features.target_segment_ids
         mask = segment_mask(segments, segments) * causal_mask(segments.shape[1])
-        source = Source(encoded, segment_mask(segments, features.source_segment_ids))
+        source_mask = segment_mask(segments, features.source_segment_ids)
         x = self._embed("target", theta, features.target_ids, features.target_positions, context)
-        x, layer_reports = self.decoder.FProp(
-            theta.decoder, x, mask, _valid_mask(segments), source, context
-        )
+        attended = Attended(mask, _valid_mask(segments), source_mask, encoded)
+        x, layer_reports = self.decoder.FProp(theta.decoder, x, attended, context)
         return self._logits(theta, x), reports | _by_name("decoder", layer_reports)
 
     def Loss(
@@ -152,9 +151,9 @@ class TranslationTask(BaseLayer):
         context = Context(Mode.DECODE, arithmetic=self._arithmetic)
         x = self._embed("target", theta, ids, tf.fill(ids.shape, step), context)
         source_mask = tf.tile(state.source_real[:, None], [1, ids.shape[1], 1])
-        valid_mask = tf.reduce_max(mask, -1)
+        attended = Attended(mask, tf.reduce_max(mask, -1), source_mask)
         x, cache, attention = self.decoder.ExtendStep(
-            theta.decoder, x, state.cache, mask, source_mask, valid_mask, step, context
+            theta.decoder, x, state.cache, attended, step, context
         )
         state = NestedMap(state, cache=cache)
         if "attention" in state:
@@ -167,9 +166,8 @@ class TranslationTask(BaseLayer):
         """Encodes the source; as FProp, but returns [B, T, M] and the encoder's reports."""
         segments = features.source_segment_ids
         x = self._embed("source", theta, features.source_ids, features.source_positions, context)
-        x, reports = self.encoder.FProp(
-            theta.encoder, x, segment_mask(segments, segments), _valid_mask(segments), None, context
-        )
+        attended = Attended(segment_mask(segments, segments), _valid_mask(segments))
+        x, reports = self.encoder.FProp(theta.encoder, x, attended, context)
         return x, _by_name("encoder", reports)
 
     def _embed(

@@ -47,13 +47,10 @@ class TranslationModel:
     ) -> TPUEstimatorSpec:
         """Trains one step, or evaluates or translates one batch."""
         del params  # The layers have their own.
-        match mode:
-            case ModeKeys.TRAIN:
-                return self._train(state, features, labels)
-            case ModeKeys.EVAL:
-                return self._evaluate(state, features, labels)
-            case ModeKeys.PREDICT:
-                return self._predict(state, features)
+        if mode is ModeKeys.PREDICT:
+            return self._predict(state, features)
+        make = self._train if mode is ModeKeys.TRAIN else self._evaluate
+        return make(state, features, labels)
 
     def _train(self, state: NestedMap, features: NestedMap, labels: NestedMap) -> TPUEstimatorSpec:
         """One step. If the loss or a gradient is not finite, only the step count changes."""
