@@ -28,6 +28,8 @@ class MoELayer(BaseLayer):
     Tensors are split by group, by expert, and by group again; each change is an all-to-all.
     """
 
+    hidden_dropout: DropoutLayer
+
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()

@@ -126,7 +126,7 @@ class Pipeline:
         return self.annotator.annotate(tf.pad(x, bubble), f"_{_TRAVELLING}")
 
     def _tick(
-        self, lengths: Sequence[int], products: Products, tick: tf.Tensor, x: tf.Tensor, *rest
+        self, lengths: Sequence[int], tick: tf.Tensor, products: Products, x: tf.Tensor, *rest
     ) -> list[tf.Tensor]:
         """Applies all stages, as a repeat.Block that also reports x without the shared tensors."""
         del products

@@ -1,6 +1,6 @@
 """One block of layers applied R times, unrolled or in a loop, with or without rematerialization.
 
-A block is a function of tensors, (products, index, x, *shared, *weights) -> [x, *reports]. It
+A block is a function of tensors, (index, products, x, *shared, *weights) -> [x, *reports]. It
 computes its products with large weights by `products`. Each block takes the x of the one before;
 all blocks see the same `shared` tensors, and each has its own weights. Reports are small and
 replicated over the partitions. Only x, shared and weights have gradients.
@@ -43,7 +43,7 @@ class Remat(enum.Enum):
 
 
 def recomputed(block: Block, remat: Remat) -> Callable[..., list[tf.Tensor]]:
-    """`block` without its `products` argument; its gradient recomputes according to `remat`."""
+    """A block at its index, without `products`; its gradient recomputes according to `remat`."""
     if remat is Remat.NONE:
         return functools.partial(block, computed)
 
@@ -111,7 +111,7 @@ class Loop:
         def keeping(index: tf.Tensor, x: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
             kept = [] if remat is Remat.NONE else [(self.x_dims, x)]
             products = recording(kept) if remat is Remat.ALL_BUT_PRODUCTS else computed
-            y, *reports = self.block(products, index, x, *rest)
+            y, *reports = self.block(index, products, x, *rest)
             kept_dims[:] = [dims for dims, _ in kept]
             return [y, *(tensor for _, tensor in kept), *reports]
 
@@ -142,33 +142,27 @@ class Loop:
         d_reports: Tensors,
     ) -> list[tf.Tensor]:
         """Gradients of x, shared and stacks, given the stacks of kept tensors with their dims."""
-        one_dims = [self.x_dims, *self.shared_dims, *self.weight_dims]
-        stacked = [self.stack_dim + each for each in self.weight_dims]
-        dims = [self.x_dims, *self.shared_dims, *stacked]
-        n = len(shared)
-
-        def annotated(gradients: Tensors, dims: Sequence[str]) -> list[tf.Tensor]:
-            """Annotates the gradients of x, shared tensors and weights."""
-            pairs = zip(gradients[n + 1 :], dims[n + 1 :], strict=True)
-            others = self._annotated(gradients[: n + 1], dims[: n + 1])
-            return others + [self.annotator.annotate_gradient(x, d) for x, d in pairs]
+        others, n = [self.x_dims, *self.shared_dims], len(shared)
+        gradient_dims = self.annotator.gradient_dims
+        d_one = [*others, *map(gradient_dims, self.weight_dims)]
+        d_all = [*others, *(gradient_dims(self.stack_dim + dims) for dims in self.weight_dims)]
 
         def body(k: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
             i = self.num_blocks - 1 - k
-            d_x, *sums = annotated(carried, dims)
+            d_x, *sums = self._annotated(carried, d_all)
             weights = [_weight(stack, i) for stack in stacks]
             x, *products = (self.annotator.annotate(_item(stack, i), d) for stack, d in kept)
-            args = self._annotated([x, *shared, *weights], one_dims)
+            args = self._annotated([x, *shared, *weights], [*others, *self.weight_dims])
             d_items = [_item(stack, i) for stack in d_reports]
             d_results = [d_x, *self._annotated(d_items, list(map(self.report_dims, d_items)))]
             again = replaying(products) if products else computed
-            d_args = _pull_back(functools.partial(self.block, again, i), args, d_results)
-            d_x, *new = annotated(d_args, one_dims)
+            d_args = _pull_back(functools.partial(self.block, i, again), args, d_results)
+            d_x, *new = self._annotated(d_args, d_one)
             d_shared = [a + b for a, b in zip(sums[:n], new[:n], strict=True)]
             d_stacks = [
                 _replaced(s, i, tf.cast(d, s.dtype)) for s, d in zip(sums[n:], new[n:], strict=True)
             ]
-            return annotated([d_x, *d_shared, *d_stacks], dims)
+            return self._annotated([d_x, *d_shared, *d_stacks], d_all)
 
         empty = [tf.zeros(s.shape, _gradient_dtype(s, d_y.dtype)) for s in stacks]
         sums = self._while(body, [d_y, *map(tf.zeros_like, shared), *empty])

@@ -261,10 +261,10 @@ class TransformerStack(BaseLayer):
         self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], *args
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         reports: list[LayerReport] = []
-        for first in range(0, self.p.num_layers, self._block_size):
+        for index, first in enumerate(range(0, self.p.num_layers, self._block_size)):
             layers = self.layers[first : first + self._block_size]
             weights = NestedMap(layers=theta.layers[first : first + self._block_size]).Flatten()
-            block = functools.partial(self._apply, layers, *args, first)
+            block = functools.partial(self._apply, layers, *args, index)
             x, *tensors = recomputed(block, self.p.remat)(x, *shared, *weights)
             reports += _reports(layers, iter(tensors))
         return x, reports
@@ -279,12 +279,8 @@ class TransformerStack(BaseLayer):
         return x, list(itertools.chain(*reports))
 
     def _loop(self, attended: Attended, context: Context) -> Loop:
-        def block(products: Products, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
-            first = index * self._block_size
-            return self._apply(self.block, attended, context, first, products, *args)
-
         return Loop(
-            block,
+            functools.partial(self._apply, self.block, attended, context),
             self.p.num_layers // self._block_size,
             self._annotator,
             x_dims="BLM",
@@ -304,8 +300,8 @@ class TransformerStack(BaseLayer):
 
         def block(microbatch: tf.Tensor, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
             now = {k: annotator.annotate(tf.gather(masks[k], microbatch), dims[k]) for k in masks}
-            inner, first = context.in_microbatch(microbatch), index * self._block_size
-            return self._apply(layers, Attended(**now), inner, first, computed, *args)
+            inner = context.in_microbatch(microbatch)
+            return self._apply(layers, Attended(**now), inner, index, computed, *args)
 
         return Pipeline(
             block,
@@ -321,12 +317,13 @@ class TransformerStack(BaseLayer):
         layers: list[TransformerLayer],
         attended: Attended,
         context: Context,
-        first: int | tf.Tensor,
+        index: int | tf.Tensor,
         products: Products,
         x: tf.Tensor,
         *rest: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Applies the layers from index `first` on, as a repeat.Block."""
+        """Applies the layers of block `index`, as a repeat.Block."""
+        first = index * self._block_size
         if attended.source_mask is not None:
             attended, rest = dataclasses.replace(attended, encoded=rest[0]), rest[1:]
         thetas = _weight_specs(layers).Pack(rest).layers

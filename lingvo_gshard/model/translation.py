@@ -197,7 +197,6 @@ def _routing_by_field(reports: dict[str, LayerReport]) -> NestedMap:
     """Maps each field of Routing to its tensors by layer; empty without MoE layers."""
     by_field = NestedMap()
     for name, report in reports.items():
-        if report.routing is not None:
-            for field, value in vars(report.routing).items():
-                by_field.setdefault(field, NestedMap())[name] = value
+        for field, value in vars(report.routing).items() if report.routing else ():
+            by_field.setdefault(field, NestedMap())[name] = value
     return by_field

@@ -60,10 +60,7 @@ class TranslationModel:
             loss, metrics = self.task.Loss(state.theta, features, labels, context)
         weight_specs = self.task.weight_specs
         gradients = weight_specs.Pack(tape.gradient(loss, state.theta.Flatten()))
-        annotate = self._annotator.annotate_gradient
-        gradients = gradients.Transform(
-            lambda gradient, w: annotate(tf.convert_to_tensor(gradient), w.dims), weight_specs
-        )
+        gradients = gradients.Transform(self._annotate_gradient, weight_specs)
         metrics.gradient_norms = gradient_norms(gradients, weight_specs)
         metrics.gradient_norm = tf.linalg.global_norm(metrics.gradient_norms.Flatten())
         metrics.learning_rate = self.optimizer.learning_rate(state.step)
@@ -84,6 +81,10 @@ class TranslationModel:
             train_op=NestedMap(step=state.step + 1, theta=theta, slots=slots),
             metrics=metrics,
         )
+
+    def _annotate_gradient(self, gradient: Any, spec: WeightSpec) -> tf.Tensor:
+        dims = self._annotator.gradient_dims(spec.dims)
+        return self._annotator.annotate(tf.convert_to_tensor(gradient), dims)
 
     def _annotate_update(self, tensor: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
         """Splits a weight or its gradient where the update is computed, as its slots are split."""
