@@ -100,8 +100,7 @@ class MoELayer(BaseLayer):
     ) -> tf.Tensor:
         """The outputs of all tokens, as if C were S, in whichever way moves less; [G, S, M]."""
         num_groups, size, _ = x_GSM.shape
-        p = self.p.eval_capacity.Instantiate()
-        capacity = p.even_places(size, self.p.num_experts)
+        capacity = self.p.eval_capacity.Instantiate().even_places(size, self.p.num_experts)
         buffer_rows = self.p.num_experts * num_groups * capacity
         if not moves_less(num_groups * size, buffer_rows, self._annotator):
             return self._in_rounds(theta, x_GSM, gates, capacity, context)

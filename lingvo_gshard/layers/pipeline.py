@@ -93,7 +93,11 @@ class Pipeline:
             report_dims=_report_dims,
             as_function=True,
         )
-        entering = self._entering(tf.concat([x, *shared], 1))
+        rows = tf.concat([x, *shared], 1)
+        rows = microbatches_of(rows, "BLM", self.microbatches, self.annotator)[:, None]
+        bubble = [[0, self.stages - 1]] * 2 + [[0, 0]] * 3
+        # Added to the stages' inputs in each tick, at the first stage: [_, R, Q, L, M].
+        entering = self.annotator.annotate(tf.pad(rows, bubble), f"_{_TRAVELLING}")
         # A tensor for each block, so that a tick only adds to its gradient: the compilers for TPUs
         # and GPUs then sum it over the rows' partitions once, after the loop.
         stages = [tf.reshape(each, [self.stages, -1, *each.shape[1:]]) for each in stacks]
@@ -118,12 +122,6 @@ class Pipeline:
                 f"microbatches={self.microbatches} does not divide a batch of {batch} rows into "
                 f"parts for {of_rows} partitions; choose a divisor of {batch // of_rows}."
             )
-
-    def _entering(self, x: tf.Tensor) -> tf.Tensor:
-        """[_, R, Q, L, M]: what is added to the stages' inputs in each tick, at the first stage."""
-        x = microbatches_of(x, "BLM", self.microbatches, self.annotator)[:, None]
-        bubble = [[0, self.stages - 1], [0, self.stages - 1], [0, 0], [0, 0], [0, 0]]
-        return self.annotator.annotate(tf.pad(x, bubble), f"_{_TRAVELLING}")
 
     def _tick(
         self, lengths: Sequence[int], tick: tf.Tensor, products: Products, x: tf.Tensor, *rest

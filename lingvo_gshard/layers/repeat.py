@@ -164,7 +164,10 @@ class Loop:
             ]
             return self._annotated([d_x, *d_shared, *d_stacks], d_all)
 
-        empty = [tf.zeros(s.shape, _gradient_dtype(s, d_y.dtype)) for s in stacks]
+        # The gradient of a matrix is a product of activations, so it needs no more bits than they
+        # have. (The router's does have more, and is rounded.) The gradients of all layers exist at
+        # the same time and are half of what a deep model needs, so 16 bits halve a large part.
+        empty = [tf.zeros(s.shape, d_y.dtype if s.shape.rank > 2 else s.dtype) for s in stacks]
         sums = self._while(body, [d_y, *map(tf.zeros_like, shared), *empty])
         args = [d_y, *shared, *stacks]
         return [tf.cast(d, arg.dtype) for d, arg in zip(sums, args, strict=True)]
@@ -204,16 +207,6 @@ def _pull_back(
         tape.watch(args)
         results = fn(*args)
     return tape.gradient(results, args, d_results, unconnected_gradients="zero")
-
-
-def _gradient_dtype(stack: tf.Tensor, activations: tf.DType) -> tf.DType:
-    """The dtype of a stack's gradient while the loop writes it.
-
-    The gradient of a matrix is a product of activations and needs no more bits than they have.
-    (The router's gradient does have more, and is rounded.) The gradients of all layers exist at
-    the same time and are half of what a deep model needs, so 16 bits halve a large part.
-    """
-    return activations if stack.shape.rank > 2 else stack.dtype
 
 
 def _take(stack: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

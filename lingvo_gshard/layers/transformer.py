@@ -273,22 +273,23 @@ class TransformerStack(BaseLayer):
         self, theta: NestedMap, x: tf.Tensor, shared: list, attended: Attended, context: Context
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         repeat = self._pipeline if self.p.stages > 1 and context.training else self._loop
-        run = repeat(attended, context)
+        weight_dims = [spec.dims for spec in _weight_specs(self.block).Flatten()]
+        run = repeat(attended, context, weight_dims)
         x, stacks = run(x, shared, NestedMap(layers=theta.block).Flatten(), self.p.remat)
         reports = [_reports(self.block, (s[i] for s in stacks)) for i in range(run.num_blocks)]
         return x, list(itertools.chain(*reports))
 
-    def _loop(self, attended: Attended, context: Context) -> Loop:
+    def _loop(self, attended: Attended, context: Context, weight_dims: list[str]) -> Loop:
         return Loop(
             functools.partial(self._apply, self.block, attended, context),
             self.p.num_layers // self._block_size,
             self._annotator,
             x_dims="BLM",
             shared_dims=[] if attended.encoded is None else ["BTM"],
-            weight_dims=self._weight_dims,
+            weight_dims=weight_dims,
         )
 
-    def _pipeline(self, attended: Attended, context: Context) -> Pipeline:
+    def _pipeline(self, attended: Attended, context: Context, weight_dims: list[str]) -> Pipeline:
         annotator = self._annotator.over(STACKED)
         dims = {"mask": "BL_", "valid_mask": "BL", "source_mask": "BL_"}
         masks = {
@@ -309,7 +310,7 @@ class TransformerStack(BaseLayer):
             self.p.stages,
             self.p.microbatches,
             self._annotator,
-            self._weight_dims,
+            weight_dims,
         )
 
     def _apply(
@@ -334,10 +335,6 @@ class TransformerStack(BaseLayer):
             x, report = layer.FProp(own, x, attended, inner)
             reported += report.tensors()
         return [x, *reported]
-
-    @property
-    def _weight_dims(self) -> list[str]:
-        return [spec.dims for spec in _weight_specs(self.block).Flatten()]
 
     def _layers_and_weights(self, theta: NestedMap) -> list[tuple[TransformerLayer, NestedMap]]:
         """Each layer with its weights; in a LOOP, with its slices of the stacks."""

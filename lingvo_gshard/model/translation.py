@@ -82,7 +82,8 @@ class TranslationTask(BaseLayer):
         x = self._embed("target", theta, features.target_ids, features.target_positions, context)
         attended = Attended(mask, _valid_mask(segments), source_mask, encoded)
         x, layer_reports = self.decoder.FProp(theta.decoder, x, attended, context)
-        return self._logits(theta, x), reports | _by_name("decoder", layer_reports)
+        reports |= {f"decoder_{index}": report for index, report in enumerate(layer_reports)}
+        return self._logits(theta, x), reports
 
     def Loss(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
@@ -168,7 +169,7 @@ class TranslationTask(BaseLayer):
         x = self._embed("source", theta, features.source_ids, features.source_positions, context)
         attended = Attended(segment_mask(segments, segments), _valid_mask(segments))
         x, reports = self.encoder.FProp(theta.encoder, x, attended, context)
-        return x, _by_name("encoder", reports)
+        return x, {f"encoder_{index}": report for index, report in enumerate(reports)}
 
     def _embed(
         self, side: str, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor, context: Context
@@ -187,10 +188,6 @@ class TranslationTask(BaseLayer):
 
 def _valid_mask(segment_ids: tf.Tensor) -> tf.Tensor:
     return tf.cast(segment_ids > 0, tf.float32)
-
-
-def _by_name(stack: str, reports: list[LayerReport]) -> dict[str, LayerReport]:
-    return {f"{stack}_{index}": report for index, report in enumerate(reports)}
 
 
 def _routing_by_field(reports: dict[str, LayerReport]) -> NestedMap:

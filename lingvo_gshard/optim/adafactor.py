@@ -17,9 +17,6 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.optim.schedules import SqrtDecay
 from lingvo_gshard.sharding.layout import TensorSpec
 
-_EPSILON_1 = 1e-30  # added to squared gradients
-_EPSILON_2 = 1e-3  # the smallest scale of a weight
-
 
 class Adafactor:
     """Factored second moments, no momentum, clipped updates, step sizes relative to the weights."""
@@ -70,13 +67,13 @@ class Adafactor:
             means = {"full": squared}
             if len(spec.axes) >= 2:
                 means = {"row": _mean(squared, (-1,)), "column": _mean(squared, (-2,))}
-            # Added to the means, because the squares would be one more tensor as large.
-            means = {k: mean + _EPSILON_1 for k, mean in means.items()}
+            # Epsilon_1 is added to the means, as the squares would be one more tensor as large.
+            means = {k: mean + 1e-30 for k, mean in means.items()}
             own = {k: decay * next(old_slots) + (1.0 - decay) * means[k] for k in sorted(means)}
             new_slots.extend(own.values())
             update = gradient * _inverse_root(own)
             update /= tf.maximum(1.0, _rms(update, spec.axes) / self.p.clipping_threshold)
-            scale = tf.maximum(_EPSILON_2, _rms(weight, spec.axes))
+            scale = tf.maximum(1e-3, _rms(weight, spec.axes))  # 1e-3 is epsilon_2.
             return weight - rate * scale * update
 
         theta = theta.Transform(updated, gradients, weight_specs)
