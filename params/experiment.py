@@ -10,7 +10,6 @@ from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.layers.transformer import TransformerStack
 from lingvo_gshard.model.translation import TranslationTask
 from lingvo_gshard.optim.adafactor import Adafactor
-from lingvo_gshard.optim.schedules import SqrtDecay
 from lingvo_gshard.train.config import train_params
 
 
@@ -59,17 +58,25 @@ class TranslationExperiment:
         """Returns the whole experiment."""
         p = Params()
         p.Define("task", cls._task(), "The model and its loss.")
-        p.Define("optimizer", cls._optimizer(), "Adafactor and its learning rate.")
-        p.Define("input", cls._input(), "The batches of training.")
+        p.Define("optimizer", Adafactor.Params(), "Adafactor and its learning rate.")
+        p.optimizer.schedule.Set(
+            multiplier=cls.LEARNING_RATE,
+            decay_start=cls.DECAY_START,
+            ramp_up_steps=cls.RAMP_UP_STEPS,
+            cool_down_steps=cls.COOL_DOWN_STEPS,
+            total_steps=cls.MAX_STEPS,
+        )
+        p.Define("input", TranslationInput.Params(), "The batches of training.")
+        p.input.Set(batch_size=cls.BATCH_SIZE, source_len=cls.SOURCE_LEN, target_len=cls.TARGET_LEN)
         # Shuffled, so that even the first batches contain all languages.
-        eval_input = cls._input().Set(split="dev", repeat=False, shuffle=True)
+        eval_input = p.input.Copy().Set(split="dev", repeat=False, shuffle=True)
         p.Define("eval_input", eval_input, "The batches of evaluation.")
-        train = train_params().Set(
+        p.Define("train", train_params(), "The training loop.")
+        p.train.Set(
             max_steps=cls.MAX_STEPS,
             iterations_per_loop=cls.ITERATIONS_PER_LOOP,
             save_checkpoints_steps=cls.SAVE_CHECKPOINTS_STEPS,
         )
-        p.Define("train", train, "The training loop.")
         p.Define("decode", cls._decode(), "Flat beam search.")
         axes = "The mesh: axes and their sizes, the slowest first; * is the rest of the devices."
         p.Define("mesh", cls.MESH, axes)
@@ -118,25 +125,6 @@ class TranslationExperiment:
             dispatch=cls.DISPATCH,
         )
         return p
-
-    @classmethod
-    def _optimizer(cls) -> Params:
-        schedule = SqrtDecay.Params().Set(
-            multiplier=cls.LEARNING_RATE,
-            decay_start=cls.DECAY_START,
-            ramp_up_steps=cls.RAMP_UP_STEPS,
-            cool_down_steps=cls.COOL_DOWN_STEPS,
-            total_steps=cls.MAX_STEPS,
-        )
-        return Adafactor.Params().Set(schedule=schedule)
-
-    @classmethod
-    def _input(cls) -> Params:
-        return TranslationInput.Params().Set(
-            batch_size=cls.BATCH_SIZE,
-            source_len=cls.SOURCE_LEN,
-            target_len=cls.TARGET_LEN,
-        )
 
     @classmethod
     def _decode(cls) -> Params:

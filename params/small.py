@@ -7,31 +7,20 @@ This trains one of them; the docstring of each states its number of partitions:
 """
 
 from lingvo_gshard import registry
-from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers
-from params.experiment import TranslationExperiment
+from params import toy
 
 
 @registry.register
-class MoE8E6L(TranslationExperiment):
+class MoE8E6L(toy.MoE8E4L):
     """MoE(8E, 6L), M=128: 5.52 M weights on 2 partitions, an hour of training on captions."""
 
     NUM_LAYERS = 6
-    MODEL_DIM = 128
-    HIDDEN_DIM = 512
-    NUM_HEADS = 4
-    HEAD_DIM = 32
-    NUM_EXPERTS: int | None = 8
     GROUP_SIZE = 256
-    DISPATCH = Dispatch.GATHER  # Faster on a CPU; see bench/moe_layer.py.
-    PRODUCT_DTYPE = "auto"
     DROPOUT = 0.2
     BATCH_SIZE = 64
-    SOURCE_LEN = 64
     TARGET_LEN = 64
     MAX_STEPS = 3400
-    ITERATIONS_PER_LOOP = 20
-    SAVE_CHECKPOINTS_STEPS = 500
     DECAY_START = 4000
     RAMP_UP_STEPS = 200
     COOL_DOWN_STEPS = 1900

@@ -16,9 +16,6 @@ from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.products import FLOAT32, Arithmetic
 
-# So negative that a masked key's probability is exactly 0, yet well within float32's range.
-_MASKED_LOGIT = -1e9
-
 
 @dataclasses.dataclass(frozen=True)
 class KeysValues:
@@ -83,15 +80,13 @@ class MultiHeadAttention(BaseLayer):
         q = self.annotate(q, "BNLD")
         q *= self.p.head_dim**-0.5
         logits = _arithmetic(context).matmul(q, memory.keys, "logits", transpose_b=True)
-        logits = tf.cast(logits, tf.float32) + (1.0 - mask[:, None]) * _MASKED_LOGIT
+        # So negative that a masked key's probability is exactly 0, yet well within float32's range.
+        logits = tf.cast(logits, tf.float32) + (1.0 - mask[:, None]) * -1e9
         return tf.nn.softmax(logits)
 
 
 def _arithmetic(context: Context) -> Arithmetic:
-    """How queries are multiplied with keys, and probabilities with values.
-
-    A step of decoding has few queries: rounding the cache would take longer than its products.
-    """
+    # A step of decoding has few queries: rounding the cache would take longer than its products.
     return FLOAT32 if context.mode is Mode.DECODE else context.arithmetic
 
 

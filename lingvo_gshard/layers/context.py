@@ -38,30 +38,23 @@ def computed(dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor) 
     return product(*factors)
 
 
-class Recorded:
+def recording(results: list[tuple[str, tf.Tensor]]) -> Products:
     """Computes products and appends the (dims, tensor) of each to `results`."""
 
-    def __init__(self) -> None:
-        self.results: list[tuple[str, tf.Tensor]] = []
+    def recorded(dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:
+        results.append((dims, product(*factors)))
+        return results[-1][1]
 
-    def __call__(
-        self, dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor
-    ) -> tf.Tensor:
-        result = product(*factors)
-        self.results.append((dims, result))
-        return result
+    return recorded
 
 
-class Replayed:
+def replaying(results: Sequence[tf.Tensor]) -> Products:
     """Returns recorded results in the same order, with the gradients of the products."""
+    remaining = list(results)
 
-    def __init__(self, results: Sequence[tf.Tensor]) -> None:
-        self._remaining = list(results)
-
-    def __call__(
-        self, dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor
-    ) -> tf.Tensor:
-        result, scope = self._remaining.pop(0), tf.get_current_name_scope()
+    def replay(dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:
+        del dims
+        result, scope = remaining.pop(0), tf.get_current_name_scope()
 
         @tf.custom_gradient
         def replayed(*factors: tf.Tensor):
@@ -74,6 +67,8 @@ class Replayed:
             return tf.identity(result), gradient
 
         return replayed(*factors)
+
+    return replay
 
 
 @dataclasses.dataclass(frozen=True)

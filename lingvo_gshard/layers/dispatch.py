@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import enum
 import functools
-from collections.abc import Callable
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.layers.gating import Choice, Gating
@@ -62,10 +61,7 @@ class IndexedDispatcher:
     the gradient of either gather is a gather by the inverse index, and needs no scatter.
     """
 
-    def __init__(
-        self, gates: Gating, capacity: int, annotator: Annotator, arithmetic: Arithmetic
-    ) -> None:
-        del arithmetic  # It has no products.
+    def __init__(self, gates: Gating, capacity: int, annotator: Annotator) -> None:
         self._annotator, num_experts = annotator, gates.first.mask_GSE.shape[-1]
         self._buffer_shape = [num_experts, capacity]
         choices = (gates.first, gates.second)
@@ -87,7 +83,7 @@ class IndexedDispatcher:
 
         with tf.name_scope("dispatch"):
             token_GP = self._assignment_GP % x_GSM.shape[1]
-            x_GPM = self._moved(x_GSM, token_GP, gradient)
+            x_GPM = tf.custom_gradient(lambda x: (self._rows(x, token_GP), gradient))(x_GSM)
             num_groups, _, dim = x_GPM.shape
             x_GECM = tf.reshape(x_GPM, [num_groups, *self._buffer_shape, dim])
             return tf.transpose(x_GECM, [1, 0, 2, 3])
@@ -101,7 +97,8 @@ class IndexedDispatcher:
         with tf.name_scope("combine"):
             num_groups, *_, dim = y_GECM.shape
             y_GPM = tf.reshape(y_GECM, [num_groups, -1, dim])
-            y_GJM = self._moved(y_GPM, self._position_GJ, gradient)
+            rows = tf.custom_gradient(lambda y: (self._rows(y, self._position_GJ), gradient))
+            y_GJM = rows(y_GPM)
             weight_GJ = tf.cast(self._gate_GJ * self._kept_GJ, y_GJM.dtype)
             return _sum_choices(y_GJM * weight_GJ[..., None])
 
@@ -122,12 +119,6 @@ class IndexedDispatcher:
         kept_GJ = tf.cast(self._kept_GJ, tf.int32)
         return self._annotator.locally(local, [(self._position_GJ, "G_"), (kept_GJ, "G_")], "G_")
 
-    def _moved(
-        self, x: tf.Tensor, index: tf.Tensor, gradient: Callable[[tf.Tensor], tf.Tensor]
-    ) -> tf.Tensor:
-        """The rows of x at these indices, with the gradient that gathers by the inverse index."""
-        return tf.custom_gradient(lambda x: (self._rows(x, index), gradient))(x)
-
     def _rows(
         self, x_GAM: tf.Tensor, index_GQ: tf.Tensor, weight_GQ: tf.Tensor | None = None
     ) -> tf.Tensor:
@@ -143,9 +134,3 @@ def _sum_choices(x_GJM: tf.Tensor) -> tf.Tensor:
     """[G, S, M]: the sum of the tokens' first and second choices."""
     num_groups, num_assignments, dim = x_GJM.shape
     return tf.reduce_sum(tf.reshape(x_GJM, [num_groups, 2, num_assignments // 2, dim]), 1)
-
-
-DISPATCHERS: dict[Dispatch, type[OneHotDispatcher] | type[IndexedDispatcher]] = {
-    Dispatch.EINSUM: OneHotDispatcher,
-    Dispatch.GATHER: IndexedDispatcher,
-}

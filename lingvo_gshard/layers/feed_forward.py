@@ -9,11 +9,11 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.dropout import DropoutLayer
 
-_EPSILON = 1e-6  # added to the variance
-
 
 class FeedForwardLayer(BaseLayer):
     """wo · relu(wi · x): equation (2) of the paper with a single expert."""
+
+    hidden_dropout: DropoutLayer
 
     @classmethod
     def Params(cls) -> InstantiableParams:
@@ -57,5 +57,5 @@ class LayerNorm(BaseLayer):
         wide = tf.cast(x, tf.float32)
         centred = wide - tf.reduce_mean(wide, axis=-1, keepdims=True)
         variance = tf.reduce_mean(tf.square(centred), axis=-1, keepdims=True)
-        normalized = centred * tf.math.rsqrt(variance + _EPSILON)
+        normalized = centred * tf.math.rsqrt(variance + 1e-6)
         return tf.cast(normalized * theta.scale + theta.bias, x.dtype)

@@ -68,13 +68,6 @@ class Choice:
     wanted_GS: tf.Tensor  # 1 where the token asks for the expert.
     kept_GS: tf.Tensor  # 1 where the expert also has room, so that the token is dispatched.
 
-    def window(self, first: tf.Tensor, size: int) -> Self:
-        """Keeps only the tokens at `size` positions from `first` on, which become 0 to size - 1."""
-        position_GS = self.position_GS - first
-        inside_GS = (position_GS >= 0) & (position_GS < size)
-        kept_GS = self.kept_GS * tf.cast(inside_GS, tf.float32)
-        return dataclasses.replace(self, position_GS=position_GS, kept_GS=kept_GS)
-
 
 @dataclasses.dataclass(frozen=True)
 class Routing:
@@ -106,9 +99,15 @@ class Gating:
         return tf.reduce_max(tf.maximum(*ends))
 
     def window(self, first: tf.Tensor, size: int) -> Self:
-        """As Choice.window, for both choices."""
-        choices = [choice.window(first, size) for choice in (self.first, self.second)]
-        return dataclasses.replace(self, first=choices[0], second=choices[1])
+        """Keeps only the tokens at `size` positions from `first` on, which become 0 to size - 1."""
+
+        def inside(choice: Choice) -> Choice:
+            position_GS = choice.position_GS - first
+            inside_GS = (position_GS >= 0) & (position_GS < size)
+            kept_GS = choice.kept_GS * tf.cast(inside_GS, tf.float32)
+            return dataclasses.replace(choice, position_GS=position_GS, kept_GS=kept_GS)
+
+        return dataclasses.replace(self, first=inside(self.first), second=inside(self.second))
 
 
 def top2_gating(

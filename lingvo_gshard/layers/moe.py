@@ -14,7 +14,7 @@ from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers import gating
 from lingvo_gshard.layers.context import Context, Mode, computed
-from lingvo_gshard.layers.dispatch import DISPATCHERS, Dispatch
+from lingvo_gshard.layers.dispatch import Dispatch, IndexedDispatcher, OneHotDispatcher
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.gating import Capacity, CapacityBy, Gating, Routing, SecondExpert
 from lingvo_gshard.layers.products import FLOAT32
@@ -27,6 +27,8 @@ class MoELayer(BaseLayer):
 
     Tensors are split by group, by expert, and by group again; each change is an all-to-all.
     """
+
+    hidden_dropout: DropoutLayer
 
     @classmethod
     def Params(cls) -> InstantiableParams:
@@ -98,8 +100,7 @@ class MoELayer(BaseLayer):
     ) -> tf.Tensor:
         """The outputs of all tokens, as if C were S, in whichever way moves less; [G, S, M]."""
         num_groups, size, _ = x_GSM.shape
-        p = self.p.eval_capacity.Instantiate()
-        capacity = p.even_places(size, self.p.num_experts)
+        capacity = self.p.eval_capacity.Instantiate().even_places(size, self.p.num_experts)
         buffer_rows = self.p.num_experts * num_groups * capacity
         if not moves_less(num_groups * size, buffer_rows, self._annotator):
             return self._in_rounds(theta, x_GSM, gates, capacity, context)
@@ -137,10 +138,12 @@ class MoELayer(BaseLayer):
                 f"partitions, got {count} groups in all; choose a smaller group_size, a larger "
                 "batch, or EINSUM."
             )
+        dispatcher: IndexedDispatcher | OneHotDispatcher
         with tf.name_scope("gate"):
-            dispatcher = DISPATCHERS[self.p.dispatch](
-                gates, capacity, self._annotator, context.arithmetic
-            )
+            if self.p.dispatch is Dispatch.GATHER:
+                dispatcher = IndexedDispatcher(gates, capacity, self._annotator)
+            else:
+                dispatcher = OneHotDispatcher(gates, capacity, self._annotator, context.arithmetic)
         inputs_EGCM = context.product("EGCM", dispatcher.dispatch, x_GSM)
         inputs_EGCM = self.annotate(inputs_EGCM, "EGCM")
         outputs_GECM = self._experts(theta, inputs_EGCM, context)

@@ -47,32 +47,17 @@ def check_pipeline(name: str, p: Params, block_size: int) -> None:
             raise ValueError(f"{name}: a pipeline of stages={p.stages} needs {what}.")
 
 
-def bubble(p: Params) -> float:
-    """The share of a stage's ticks without a microbatch, for a stack's `p`; 0 without stages."""
-    return (p.stages - 1) / (p.microbatches + p.stages - 1)
-
-
 def microbatches_of(x: tf.Tensor, dims: str, count: int, annotator: Annotator) -> tf.Tensor:
-    """`split`, for x with these dims, in the layout of the rows inside of the stages.
+    """x [B, ...] with these dims as microbatches [_, Q, ...]; each row stays on its device.
 
-    It takes this layout first. Rows that lie over the stages' axis, too, may be cut by the reshape
-    where no sharding can follow, so that each device would have to hold all of them.
+    Before, x takes the layout of the rows inside of the stages. Rows that lie over the stages'
+    axis, too, may be cut by the reshape where no sharding can follow, so that each device would
+    have to hold all of them.
     """
     inside = annotator.over(STACKED)
-    parts = split(inside.annotate_outside(x, dims), count)
+    rows = tf.reshape(inside.annotate_outside(x, dims), [-1, count, *x.shape[1:]])
+    parts = tf.transpose(rows, [1, 0, *range(2, len(rows.shape))])
     return inside.annotate_outside(parts, "_" + dims)
-
-
-def split(x: tf.Tensor, microbatches: int) -> tf.Tensor:
-    """[B, ...] as microbatches [_, Q, ...]; if B is split, each row stays on its device."""
-    rows = tf.reshape(x, [-1, microbatches, *x.shape[1:]])
-    return tf.transpose(rows, [1, 0, *range(2, len(rows.shape))])
-
-
-def joined(x: tf.Tensor) -> tf.Tensor:
-    """The inverse of `split`."""
-    rows = tf.transpose(x, [1, 0, *range(2, len(x.shape))])
-    return tf.reshape(rows, [-1, *x.shape[2:]])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,14 +93,19 @@ class Pipeline:
             report_dims=_report_dims,
             as_function=True,
         )
-        entering = self._entering(tf.concat([x, *shared], 1))
+        rows = tf.concat([x, *shared], 1)
+        rows = microbatches_of(rows, "BLM", self.microbatches, self.annotator)[:, None]
+        bubble = [[0, self.stages - 1]] * 2 + [[0, 0]] * 3
+        # Added to the stages' inputs in each tick, at the first stage: [_, R, Q, L, M].
+        entering = self.annotator.annotate(tf.pad(rows, bubble), f"_{_TRAVELLING}")
         # A tensor for each block, so that a tick only adds to its gradient: the compilers for TPUs
         # and GPUs then sum it over the rows' partitions once, after the loop.
         stages = [tf.reshape(each, [self.stages, -1, *each.shape[1:]]) for each in stacks]
         blocks = zip(*(tf.unstack(each, axis=1) for each in stages), strict=True)
         weights = [weight for block in blocks for weight in block]
         _, (leaving, *reports) = loop(tf.zeros_like(entering[0]), weights, [entering], remat)
-        y = joined(leaving[self.stages - 1 :, -1])
+        microbatches = leaving[self.stages - 1 :, -1]
+        y = tf.reshape(tf.transpose(microbatches, [1, 0, 2, 3]), [-1, *microbatches.shape[2:]])
         y = self.annotator.over(STACKED).annotate_outside(y, "BLM")
         y = self.annotator.annotate(y, "BLM")
         return y, [self._mean(report) for report in reports]
@@ -133,14 +123,8 @@ class Pipeline:
                 f"parts for {of_rows} partitions; choose a divisor of {batch // of_rows}."
             )
 
-    def _entering(self, x: tf.Tensor) -> tf.Tensor:
-        """[_, R, Q, L, M]: what is added to the stages' inputs in each tick, at the first stage."""
-        x = microbatches_of(x, "BLM", self.microbatches, self.annotator)[:, None]
-        bubble = [[0, self.stages - 1], [0, self.stages - 1], [0, 0], [0, 0], [0, 0]]
-        return self.annotator.annotate(tf.pad(x, bubble), f"_{_TRAVELLING}")
-
     def _tick(
-        self, lengths: Sequence[int], products: Products, tick: tf.Tensor, x: tf.Tensor, *rest
+        self, lengths: Sequence[int], tick: tf.Tensor, products: Products, x: tf.Tensor, *rest
     ) -> list[tf.Tensor]:
         """Applies all stages, as a repeat.Block that also reports x without the shared tensors."""
         del products
@@ -205,7 +189,7 @@ def _product(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[
     return dot(a, b), gradient
 
 
-def _report_dims(spec: tf.TensorSpec) -> str:
+def _report_dims(report: tf.Tensor) -> str:
     """The dims of a tick's report: of x, or of the statistics of each stage's blocks."""
-    rank = spec.shape.rank
+    rank = report.shape.rank
     return _TRAVELLING if rank == len(_TRAVELLING) else STACKED + "_" * (rank - 1)

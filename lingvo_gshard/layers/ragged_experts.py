@@ -24,7 +24,6 @@ from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.layers.slices import read_at, write_at
 from lingvo_gshard.sharding.annotator import Annotator
 
-_LEAST_TILE, _LARGEST_TILE = 8, 128
 # The rounds that a batch is expected to need: the tokens of the fullest buffer over C.
 _LIKELY_ROUNDS = 8
 
@@ -68,7 +67,7 @@ def tile_size(num_assignments: int, num_experts: int) -> int:
     An expert's last tile is half empty on average, which is a ninth of all computed rows.
     """
     quarter = num_assignments // num_experts // 4
-    return min(num_assignments // 2, max(_LEAST_TILE, min(_LARGEST_TILE, quarter)))
+    return min(num_assignments // 2, max(8, min(128, quarter)))
 
 
 def _encode_choices(gates: Gating, num_experts: int, dtype: tf.DType) -> tf.Tensor:

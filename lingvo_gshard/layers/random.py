@@ -28,25 +28,25 @@ def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
         raise ValueError(f"random_bits: {shape} has too many elements for two 32-bit indices.")
     keys = tf.cast(seed, tf.uint32)  # Negative numbers wrap around.
     high = tf.reshape(_flat_index(before), [*before, *[1] * len(last)])
-    mixed = _finalize(_xor(_flat_index(last), _finalize(keys[0] + _uint32(0x9E3779B9))))
-    return _finalize(mixed + _finalize(keys[1] + _uint32(0x7F4A7C15) + high))
+    mixed = _finalize(_flat_index(last) ^ _finalize(keys[0] + 0x9E3779B9))
+    return _finalize(mixed + _finalize(keys[1] + 0x7F4A7C15 + high))
 
 
 def random_uniform(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
     """Uniform float32 numbers in [0, 1) of `shape`; see random_bits."""
-    return tf.cast(_shift_right(random_bits(shape, seed), 8), tf.float32) * 2.0**-24
+    bits = tf.bitwise.right_shift(random_bits(shape, seed), 8)
+    return tf.cast(bits, tf.float32) * 2.0**-24
 
 
 def random_mask(shape: tuple[int, ...], seed: tf.Tensor, share: float) -> tf.Tensor:
     """bool of `shape`, True with probability `share`, in [0, 1]; see random_bits."""
-    threshold = min(round(share * 2**32), 2**32 - 1)
-    return random_bits(shape, seed) <= _uint32(threshold)
+    return random_bits(shape, seed) <= min(round(share * 2**32), 2**32 - 1)
 
 
 def _flat_index(shape: tuple[int, ...]) -> tf.Tensor:
     index, stride = tf.zeros(shape, tf.uint32), 1
     for axis in reversed(range(len(shape))):
-        indices = tf.cast(tf.range(shape[axis]), tf.uint32) * _uint32(stride)
+        indices = tf.cast(tf.range(shape[axis]), tf.uint32) * stride
         index += tf.reshape(indices, [n if i == axis else 1 for i, n in enumerate(shape)])
         stride = stride * shape[axis] % 2**32
     return index
@@ -54,18 +54,6 @@ def _flat_index(shape: tuple[int, ...]) -> tf.Tensor:
 
 def _finalize(x: tf.Tensor) -> tf.Tensor:
     """murmur3's 32-bit finalizer: a bijection in which each input bit affects all output bits."""
-    x = _xor(x, _shift_right(x, 16)) * _uint32(0x85EBCA6B)
-    x = _xor(x, _shift_right(x, 13)) * _uint32(0xC2B2AE35)
-    return _xor(x, _shift_right(x, 16))
-
-
-def _xor(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    return tf.bitwise.bitwise_xor(x, y)
-
-
-def _shift_right(x: tf.Tensor, bits: int) -> tf.Tensor:
-    return tf.bitwise.right_shift(x, _uint32(bits))
-
-
-def _uint32(value: int) -> tf.Tensor:
-    return tf.constant(value, tf.uint32)
+    x = (x ^ tf.bitwise.right_shift(x, 16)) * 0x85EBCA6B
+    x = (x ^ tf.bitwise.right_shift(x, 13)) * 0xC2B2AE35
+    return x ^ tf.bitwise.right_shift(x, 16)

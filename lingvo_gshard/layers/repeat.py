@@ -1,6 +1,6 @@
 """One block of layers applied R times, unrolled or in a loop, with or without rematerialization.
 
-A block is a function of tensors, (products, index, x, *shared, *weights) -> [x, *reports]. It
+A block is a function of tensors, (index, products, x, *shared, *weights) -> [x, *reports]. It
 computes its products with large weights by `products`. Each block takes the x of the one before;
 all blocks see the same `shared` tensors, and each has its own weights. Reports are small and
 replicated over the partitions. Only x, shared and weights have gradients.
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 
 from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.late import tf, xla
-from lingvo_gshard.layers.context import Products, Recorded, Replayed, computed
+from lingvo_gshard.layers.context import computed, recording, replaying
 from lingvo_gshard.layers.slices import read_at, write_at
 from lingvo_gshard.sharding.annotator import Annotator
 
@@ -43,26 +43,23 @@ class Remat(enum.Enum):
 
 
 def recomputed(block: Block, remat: Remat) -> Callable[..., list[tf.Tensor]]:
-    """`block` without its `products` argument; its gradient recomputes according to `remat`."""
+    """A block at its index, without `products`; its gradient recomputes according to `remat`."""
     if remat is Remat.NONE:
         return functools.partial(block, computed)
 
     @tf.custom_gradient
     def once(*args: tf.Tensor):
-        recorded = Recorded()
-        results = block(recorded, *args)
-        kept = [result for _, result in recorded.results if remat is Remat.ALL_BUT_PRODUCTS]
+        kept: list[tuple[str, tf.Tensor]] = []
+        products = recording(kept) if remat is Remat.ALL_BUT_PRODUCTS else computed
+        results = block(products, *args)
 
         def gradient(*d_results: tf.Tensor) -> list[tf.Tensor]:
-            return _pull_back(functools.partial(block, _replayed(kept)), args, d_results)
+            again = replaying([result for _, result in kept]) if kept else computed
+            return _pull_back(functools.partial(block, again), args, d_results)
 
         return results, gradient
 
     return once
-
-
-def _replayed(kept: Tensors) -> Products:
-    return Replayed(kept) if kept else computed
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Loop:
     weight_dims: Sequence[str]  # Of each weight of one block.
     stack_dim: str = STACKED  # The leading dim of stacks.
     # Gives the dims of one report.
-    report_dims: Callable[[tf.Tensor | tf.TensorSpec], str] = lambda x: "_" * x.shape.rank
+    report_dims: Callable[[tf.Tensor], str] = lambda x: "_" * x.shape.rank
     # Whether a body is a function, where TensorFlow drops what is unused.
     as_function: bool = False
 
@@ -112,15 +109,14 @@ class Loop:
         kept_dims: list[str] = []
 
         def keeping(index: tf.Tensor, x: tf.Tensor, *rest: tf.Tensor) -> list[tf.Tensor]:
-            recorded = Recorded()
-            y, *reports = self.block(recorded, index, x, *rest)
             kept = [] if remat is Remat.NONE else [(self.x_dims, x)]
-            kept += recorded.results if remat is Remat.ALL_BUT_PRODUCTS else []
+            products = recording(kept) if remat is Remat.ALL_BUT_PRODUCTS else computed
+            y, *reports = self.block(index, products, x, *rest)
             kept_dims[:] = [dims for dims, _ in kept]
             return [y, *(tensor for _, tensor in kept), *reports]
 
-        specs = self._report_specs(keeping, x, shared, stacks)
-        report_dims = map(self.report_dims, specs[len(kept_dims) :])
+        traced = self._traced_reports(keeping, x, shared, stacks)
+        report_dims = map(self.report_dims, traced[len(kept_dims) :])
         stacked = [*self.weight_dims, *kept_dims, *report_dims]
         dims = [self.x_dims, *(self.stack_dim + each for each in stacked)]
 
@@ -132,7 +128,7 @@ class Loop:
             put = [_put(stack, i, r) for stack, r in zip(rest[len(stacks) :], new, strict=True)]
             return self._annotated([x, *(stack for stack, _ in taken), *put], dims)
 
-        empty = [tf.zeros([self.num_blocks, *s.shape], s.dtype) for s in specs]
+        empty = [tf.zeros([self.num_blocks, *t.shape], t.dtype) for t in traced]
         x, *rest = self._while(body, [x, *stacks, *empty])
         made = rest[len(stacks) :]
         return x, list(zip(made, kept_dims, strict=False)), made[len(kept_dims) :]
@@ -146,48 +142,44 @@ class Loop:
         d_reports: Tensors,
     ) -> list[tf.Tensor]:
         """Gradients of x, shared and stacks, given the stacks of kept tensors with their dims."""
-        one_dims = [self.x_dims, *self.shared_dims, *self.weight_dims]
-        stacked = [self.stack_dim + each for each in self.weight_dims]
-        dims = [self.x_dims, *self.shared_dims, *stacked]
-        n = len(shared)
-
-        def annotated(gradients: Tensors, dims: Sequence[str]) -> list[tf.Tensor]:
-            """Annotates the gradients of x, shared tensors and weights."""
-            pairs = zip(gradients[n + 1 :], dims[n + 1 :], strict=True)
-            others = self._annotated(gradients[: n + 1], dims[: n + 1])
-            return others + [self.annotator.annotate_gradient(x, d) for x, d in pairs]
+        others, n = [self.x_dims, *self.shared_dims], len(shared)
+        gradient_dims = self.annotator.gradient_dims
+        d_one = [*others, *map(gradient_dims, self.weight_dims)]
+        d_all = [*others, *(gradient_dims(self.stack_dim + dims) for dims in self.weight_dims)]
 
         def body(k: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
             i = self.num_blocks - 1 - k
-            d_x, *sums = annotated(carried, dims)
+            d_x, *sums = self._annotated(carried, d_all)
             weights = [_weight(stack, i) for stack in stacks]
             x, *products = (self.annotator.annotate(_item(stack, i), d) for stack, d in kept)
-            args = self._annotated([x, *shared, *weights], one_dims)
+            args = self._annotated([x, *shared, *weights], [*others, *self.weight_dims])
             d_items = [_item(stack, i) for stack in d_reports]
             d_results = [d_x, *self._annotated(d_items, list(map(self.report_dims, d_items)))]
-            block = functools.partial(self.block, _replayed(products), i)
-            d_args = _pull_back(block, args, d_results)
-            d_x, *new = annotated(d_args, one_dims)
+            again = replaying(products) if products else computed
+            d_args = _pull_back(functools.partial(self.block, i, again), args, d_results)
+            d_x, *new = self._annotated(d_args, d_one)
             d_shared = [a + b for a, b in zip(sums[:n], new[:n], strict=True)]
             d_stacks = [
                 _replaced(s, i, tf.cast(d, s.dtype)) for s, d in zip(sums[n:], new[n:], strict=True)
             ]
-            return annotated([d_x, *d_shared, *d_stacks], dims)
+            return self._annotated([d_x, *d_shared, *d_stacks], d_all)
 
-        empty = [tf.zeros(s.shape, _gradient_dtype(s, d_y.dtype)) for s in stacks]
+        # The gradient of a matrix is a product of activations, so it needs no more bits than they
+        # have. (The router's does have more, and is rounded.) The gradients of all layers exist at
+        # the same time and are half of what a deep model needs, so 16 bits halve a large part.
+        empty = [tf.zeros(s.shape, d_y.dtype if s.shape.rank > 2 else s.dtype) for s in stacks]
         sums = self._while(body, [d_y, *map(tf.zeros_like, shared), *empty])
         args = [d_y, *shared, *stacks]
         return [tf.cast(d, arg.dtype) for d, arg in zip(sums, args, strict=True)]
 
-    def _report_specs(
+    def _traced_reports(
         self, block: Callable[..., list[tf.Tensor]], x: tf.Tensor, shared: Tensors, stacks: Tensors
-    ) -> list[tf.TensorSpec]:
-        """The specs of one block's reports, from a trace that is not part of the program."""
+    ) -> list[tf.Tensor]:
+        """One block's reports in a trace that is not part of the program, for shapes and dtypes."""
         args = [tf.TensorSpec(t.shape, t.dtype) for t in [x, *shared]]
         args += [tf.TensorSpec(t.shape[1:], t.dtype) for t in stacks]
         traced = tf.function(functools.partial(block, 0), autograph=False, input_signature=args)
-        _, *reports = traced.get_concrete_function().outputs
-        return [tf.TensorSpec(t.shape, t.dtype) for t in reports]
+        return traced.get_concrete_function().outputs[1:]
 
     def _while(self, body: Callable[..., list[tf.Tensor]], start: Tensors) -> list[tf.Tensor]:
         if self.as_function:
@@ -215,16 +207,6 @@ def _pull_back(
         tape.watch(args)
         results = fn(*args)
     return tape.gradient(results, args, d_results, unconnected_gradients="zero")
-
-
-def _gradient_dtype(stack: tf.Tensor, activations: tf.DType) -> tf.DType:
-    """The dtype of a stack's gradient while the loop writes it.
-
-    The gradient of a matrix is a product of activations and needs no more bits than they have.
-    (The router's gradient does have more, and is rounded.) The gradients of all layers exist at
-    the same time and are half of what a deep model needs, so 16 bits halve a large part.
-    """
-    return activations if stack.shape.rank > 2 else stack.dtype
 
 
 def _take(stack: tf.Tensor, i: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

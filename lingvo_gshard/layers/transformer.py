@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterator
 
 from lingvo_gshard.core.base_layer import STACKED, BaseLayer
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
@@ -26,11 +27,13 @@ from lingvo_gshard.layers.slices import lengthened, write_at
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
-    """The encoder's output [B, T, M] and the mask [B, L, T] by which a decoder attends to it."""
+class Attended:
+    """What tokens x [B, L, M] attend to. Masks are float32: 1 where they may, else 0."""
 
-    encoded: tf.Tensor
-    mask: tf.Tensor
+    mask: tf.Tensor  # [B, L, L], or [B, k, P] in a flat beam, for self-attention.
+    valid_mask: tf.Tensor  # [B, L]: 0 for padding, and for what should take no expert.
+    source_mask: tf.Tensor | None = None  # [B, L, T]; None in an encoder.
+    encoded: tf.Tensor | None = None  # [B, T, M], the source; None in an encoder or a flat beam.
 
 
 class TransformerLayer(BaseLayer):
@@ -65,27 +68,19 @@ class TransformerLayer(BaseLayer):
         self.CreateChild("feed_forward", p.feed_forward.Copy().Set(dim=p.dim))
 
     def FProp(
-        self,
-        theta: NestedMap,
-        x: tf.Tensor,
-        mask: tf.Tensor,
-        valid_mask: tf.Tensor,
-        source: Source | None,
-        context: Context,
+        self, theta: NestedMap, x: tf.Tensor, attended: Attended, context: Context
     ) -> tuple[tf.Tensor, LayerReport]:
-        """Applies the layer to whole sequences x [B, L, M].
-
-        `mask`, float [B, L, L], is 1 where self-attention may attend; `valid_mask`, float [B, L],
-        is 0 for padding. A decoder's layer attends to the source; in an encoder it is None.
-        """
+        """Applies the layer to whole sequences x [B, L, M]; returns [B, L, M]."""
         h = self.self_norm.FProp(theta.self_norm, x)
         memory = self.self_attention.Project(theta.self_attention, h, context)
-        x = self._attend("self", theta, x, h, memory, mask, context)
-        if source is not None:
+        x = self._attend("self", theta, x, h, memory, attended.mask, context)
+        if attended.encoded is not None:
             h = self.source_norm.FProp(theta.source_norm, x)
-            memory = self.source_attention.Project(theta.source_attention, source.encoded, context)
-            x = self._attend("source", theta, x, h, memory, source.mask, context)
-        x, routing = self._feed_forward(theta, x, valid_mask, context)
+            memory = self.source_attention.Project(
+                theta.source_attention, attended.encoded, context
+            )
+            x = self._attend("source", theta, x, h, memory, attended.source_mask, context)
+        x, routing = self._feed_forward(theta, x, attended.valid_mask, context)
         return x, LayerReport(tf.sqrt(tf.reduce_mean(tf.square(tf.cast(x, tf.float32)))), routing)
 
     def ExtendStep(
@@ -93,20 +88,17 @@ class TransformerLayer(BaseLayer):
         theta: NestedMap,
         x: tf.Tensor,
         cache: NestedMap,
-        mask: tf.Tensor,
-        source_mask: tf.Tensor,
-        valid_mask: tf.Tensor,
+        attended: Attended,
         step: tf.Tensor,
         context: Context,
     ) -> tuple[tf.Tensor, NestedMap, tf.Tensor]:
         """Decodes one step of a flat beam (A.1): appends k positions to the cache and attends.
 
-        x [B, k, M] is the newest token of every hypothesis; positions begin at step * k. `mask`,
-        float [B, k, P], is 1 at the positions of each hypothesis, including this step's, and
-        `source_mask`, float [B, k, T], at the source's tokens. `valid_mask`, float [B, k], is 0 for
-        a token that should take no expert. The cache holds self_keys [B, N, D, P] and self_values
-        [B, N, P, D], in the layout of their products, since any other would be transposed in full
-        at every step; source_keys and source_values likewise, with T for P.
+        x [B, k, M] is the newest token of every hypothesis; positions begin at step * k. The mask
+        [B, k, P] is 1 at the positions of each hypothesis, including this step's. The cache holds
+        self_keys [B, N, D, P] and self_values [B, N, P, D], in the layout of their products, since
+        any other would be transposed in full at every step; source_keys and source_values likewise,
+        with T for P.
 
         Returns [B, k, M]; the cache with this step's keys and values; and the attention to the
         source, averaged over the heads, float32 [B, k, T].
@@ -118,14 +110,14 @@ class TransformerLayer(BaseLayer):
         values = write_at(cache.self_values, new.values, position, axis=2)
         cache = NestedMap(cache, **self._own_cache(keys, values))
         memory = KeysValues(tf.linalg.matrix_transpose(cache.self_keys), cache.self_values)
-        x = self._attend("self", theta, x, h, memory, mask, context)
+        x = self._attend("self", theta, x, h, memory, attended.mask, context)
         h = self.source_norm.FProp(theta.source_norm, x)
         memory = KeysValues(tf.linalg.matrix_transpose(cache.source_keys), cache.source_values)
         weights = self.source_attention.Weights(
-            theta.source_attention, h, memory, source_mask, context
+            theta.source_attention, h, memory, attended.source_mask, context
         )
-        x = self._attend("source", theta, x, h, memory, source_mask, context)
-        x, _ = self._feed_forward(theta, x, valid_mask, context)
+        x = self._attend("source", theta, x, h, memory, attended.source_mask, context)
+        x, _ = self._feed_forward(theta, x, attended.valid_mask, context)
         return x, cache, tf.reduce_mean(weights, 1)
 
     def InitCache(
@@ -230,19 +222,12 @@ class TransformerStack(BaseLayer):
         self.CreateChild("norm", LayerNorm.Params().Set(dim=p.dim))
 
     def FProp(
-        self,
-        theta: NestedMap,
-        x: tf.Tensor,
-        mask: tf.Tensor,
-        valid_mask: tf.Tensor,
-        source: Source | None,
-        context: Context,
+        self, theta: NestedMap, x: tf.Tensor, attended: Attended, context: Context
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         """Applies all layers; see TransformerLayer.FProp. Returns one report for each layer."""
-        shared = [] if source is None else [source.encoded]
-        masks = [mask, valid_mask] if source is None else [mask, valid_mask, source.mask]
+        shared = [] if attended.encoded is None else [attended.encoded]
         run = self._unrolled if self.p.layers_as is Layers.UNROLLED else self._repeated
-        x, reports = run(theta, x, shared, masks, context)
+        x, reports = run(theta, x, shared, attended, context)
         return self.norm.FProp(theta.norm, x), reports
 
     def InitCache(
@@ -276,55 +261,48 @@ class TransformerStack(BaseLayer):
         self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], *args
     ) -> tuple[tf.Tensor, list[LayerReport]]:
         reports: list[LayerReport] = []
-        for first in range(0, self.p.num_layers, self._block_size):
+        for index, first in enumerate(range(0, self.p.num_layers, self._block_size)):
             layers = self.layers[first : first + self._block_size]
-            weights = NestedMap(layers=theta.layers[first : first + self._block_size])
-            block = functools.partial(self._apply, layers, weights, *args, first)
-            x, *tensors = recomputed(block, self.p.remat)(x, *shared, *weights.Flatten())
+            weights = NestedMap(layers=theta.layers[first : first + self._block_size]).Flatten()
+            block = functools.partial(self._apply, layers, *args, index)
+            x, *tensors = recomputed(block, self.p.remat)(x, *shared, *weights)
             reports += _reports(layers, iter(tensors))
         return x, reports
 
     def _repeated(
-        self, theta: NestedMap, x: tf.Tensor, shared: list[tf.Tensor], masks: list, context: Context
+        self, theta: NestedMap, x: tf.Tensor, shared: list, attended: Attended, context: Context
     ) -> tuple[tf.Tensor, list[LayerReport]]:
-        weights = NestedMap(layers=theta.block)
         repeat = self._pipeline if self.p.stages > 1 and context.training else self._loop
-        run = repeat(weights, masks, context)
-        x, stacks = run(x, shared, weights.Flatten(), self.p.remat)
-        reports: list[LayerReport] = []
-        for index in range(run.num_blocks):
-            reports += _reports(self.block, (stack[index] for stack in stacks))
-        return x, reports
+        weight_dims = [spec.dims for spec in _weight_specs(self.block).Flatten()]
+        run = repeat(attended, context, weight_dims)
+        x, stacks = run(x, shared, NestedMap(layers=theta.block).Flatten(), self.p.remat)
+        reports = [_reports(self.block, (s[i] for s in stacks)) for i in range(run.num_blocks)]
+        return x, list(itertools.chain(*reports))
 
-    def _loop(self, weights: NestedMap, masks: list[tf.Tensor], context: Context) -> Loop:
-        def block(products: Products, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
-            first = index * self._block_size
-            return self._apply(self.block, weights, masks, context, first, products, *args)
-
+    def _loop(self, attended: Attended, context: Context, weight_dims: list[str]) -> Loop:
         return Loop(
-            block,
+            functools.partial(self._apply, self.block, attended, context),
             self.p.num_layers // self._block_size,
             self._annotator,
             x_dims="BLM",
-            shared_dims=["BTM"] * (len(masks) - 2),  # With a third mask, the source.
-            weight_dims=self._weight_dims,
+            shared_dims=[] if attended.encoded is None else ["BTM"],
+            weight_dims=weight_dims,
         )
 
-    def _pipeline(self, weights: NestedMap, masks: list[tf.Tensor], context: Context) -> Pipeline:
+    def _pipeline(self, attended: Attended, context: Context, weight_dims: list[str]) -> Pipeline:
         annotator = self._annotator.over(STACKED)
-        by_microbatch = [
-            microbatches_of(mask, "BL_"[: len(mask.shape)], self.p.microbatches, self._annotator)
-            for mask in masks
-        ]
+        dims = {"mask": "BL_", "valid_mask": "BL", "source_mask": "BL_"}
+        masks = {
+            name: microbatches_of(mask, dims[name], self.p.microbatches, self._annotator)
+            for name, mask in vars(attended).items()
+            if name in dims and mask is not None
+        }
         layers = [layer.p.Instantiate(annotator, layer.path) for layer in self.block]
 
         def block(microbatch: tf.Tensor, index: tf.Tensor, *args: tf.Tensor) -> list[tf.Tensor]:
-            now = [
-                annotator.annotate(tf.gather(mask, microbatch), "BL_"[: len(mask.shape) - 1])
-                for mask in by_microbatch
-            ]
-            inner, first = context.in_microbatch(microbatch), index * self._block_size
-            return self._apply(layers, weights, now, inner, first, computed, *args)
+            now = {k: annotator.annotate(tf.gather(masks[k], microbatch), dims[k]) for k in masks}
+            inner = context.in_microbatch(microbatch)
+            return self._apply(layers, Attended(**now), inner, index, computed, *args)
 
         return Pipeline(
             block,
@@ -332,36 +310,31 @@ class TransformerStack(BaseLayer):
             self.p.stages,
             self.p.microbatches,
             self._annotator,
-            self._weight_dims,
+            weight_dims,
         )
 
     def _apply(
         self,
         layers: list[TransformerLayer],
-        weights: NestedMap,
-        masks: list[tf.Tensor],
+        attended: Attended,
         context: Context,
-        first: int | tf.Tensor,
+        index: int | tf.Tensor,
         products: Products,
         x: tf.Tensor,
         *rest: tf.Tensor,
     ) -> list[tf.Tensor]:
-        """Applies the layers from index `first` on, as a repeat.Block."""
-        mask, valid_mask, *source_mask = masks
-        memory = Source(rest[0], source_mask[0]) if source_mask else None
-        thetas = weights.Pack(rest[len(source_mask) :]).layers
+        """Applies the layers of block `index`, as a repeat.Block."""
+        first = index * self._block_size
+        if attended.source_mask is not None:
+            attended, rest = dataclasses.replace(attended, encoded=rest[0]), rest[1:]
+        thetas = _weight_specs(layers).Pack(rest).layers
         reported = []
         for j, (layer, own) in enumerate(zip(layers, thetas, strict=True)):
             inner = context.in_layer(self.path, first + j, layer.path)
             inner = dataclasses.replace(inner, product=products)
-            x, report = layer.FProp(own, x, mask, valid_mask, memory, inner)
+            x, report = layer.FProp(own, x, attended, inner)
             reported += report.tensors()
         return [x, *reported]
-
-    @property
-    def _weight_dims(self) -> list[str]:
-        specs = NestedMap(layers=[layer.weight_specs for layer in self.block])
-        return [spec.dims for spec in specs.Flatten()]
 
     def _layers_and_weights(self, theta: NestedMap) -> list[tuple[TransformerLayer, NestedMap]]:
         """Each layer with its weights; in a LOOP, with its slices of the stacks."""
@@ -374,7 +347,11 @@ class TransformerStack(BaseLayer):
         ]
 
 
-def _reports(layers: Sequence[TransformerLayer], tensors: Iterator[tf.Tensor]) -> list[LayerReport]:
+def _weight_specs(layers: list[TransformerLayer]) -> NestedMap:
+    return NestedMap(layers=[layer.weight_specs for layer in layers])
+
+
+def _reports(layers: list[TransformerLayer], tensors: Iterator[tf.Tensor]) -> list[LayerReport]:
     """Rebuilds the layers' reports from all their tensors in order."""
     experts = [isinstance(layer.feed_forward, MoELayer) for layer in layers]
     return [LayerReport.from_tensors(tensors, has_experts=each) for each in experts]

@@ -8,10 +8,6 @@ import math
 
 from lingvo_gshard.model.translation import TranslationTask
 
-# A multiplication and an addition for each weight and token; backward takes twice forward.
-_FORWARD, _TRAINING = 2, 3
-_EXPERTS_PER_TOKEN = 2
-
 
 def train_step_flops(task: TranslationTask, batch: int, source_len: int, target_len: int) -> float:
     """The operations of one step, forward and backward, on rows without padding."""
@@ -21,10 +17,11 @@ def train_step_flops(task: TranslationTask, batch: int, source_len: int, target_
             continue  # It is looked up or added, not multiplied.
         tokens = batch * (source_len if reads_source(path) else target_len)
         experts = dict(zip(spec.dims, spec.shape, strict=True)).get("E")
-        share = _EXPERTS_PER_TOKEN / experts if experts else 1.0
+        share = 2 / experts if experts else 1.0
         products += tokens * math.prod(spec.shape) * share
     products += _attention(task, batch, source_len, target_len)
-    return _TRAINING * _FORWARD * products
+    # A multiplication and an addition for each weight and token; backward takes twice forward.
+    return 2 * 3 * products
 
 
 def reads_source(path: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.layers import moe, pipeline
+from lingvo_gshard.layers import moe
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh, names_of
 
@@ -53,7 +53,8 @@ def num_groups(params: Params, name: str = "input") -> dict[str, int]:
 
 def bubble(params: Params) -> float:
     """Returns the share of the time that a pipeline's stages have no microbatch, at worst."""
-    return max(pipeline.bubble(params.task.Get(stack)) for stack in STACKS)
+    stacks = [params.task.Get(stack) for stack in STACKS]
+    return max((p.stages - 1) / (p.microbatches + p.stages - 1) for p in stacks)
 
 
 def check_divisible(params: Params, parts: Partitioning, rows: Collection[str] = _ROWS) -> None:

@@ -15,13 +15,10 @@ from lingvo_gshard.layers.attention import causal_mask, segment_mask
 from lingvo_gshard.layers.context import Context, LayerReport, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.products import Arithmetic
-from lingvo_gshard.layers.transformer import Source, TransformerStack
+from lingvo_gshard.layers.transformer import Attended, TransformerStack
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer, cross_entropies
 
-_DTYPES = {
-    "activation_dtype": ("float32", "bfloat16"),
-    "product_dtype": ("float32", "bfloat16", "auto"),
-}
+_DTYPES = ("float32", "bfloat16")
 
 
 class TranslationTask(BaseLayer):
@@ -49,7 +46,8 @@ class TranslationTask(BaseLayer):
     def __init__(self, params: InstantiableParams, *args) -> None:
         super().__init__(params, *args)
         p = self.p
-        for name, allowed in _DTYPES.items():
+        dtypes = {"activation_dtype": _DTYPES, "product_dtype": (*_DTYPES, "auto")}
+        for name, allowed in dtypes.items():
             if p.Get(name) not in allowed:
                 raise ValueError(
                     f"task.{name} must be {' or '.join(allowed)}, got {p.Get(name)!r}."
@@ -77,27 +75,15 @@ class TranslationTask(BaseLayer):
         Segment 0 is padding. Each layer's report has a name such as `encoder_1`.
         """
         context = dataclasses.replace(context, arithmetic=self._arithmetic)
-        encoded, reports = self.Encode(theta, features, context)
+        encoded, reports = self._encode(theta, features, context)
         segments = features.target_segment_ids
         mask = segment_mask(segments, segments) * causal_mask(segments.shape[1])
-        source = Source(encoded, segment_mask(segments, features.source_segment_ids))
+        source_mask = segment_mask(segments, features.source_segment_ids)
         x = self._embed("target", theta, features.target_ids, features.target_positions, context)
-        x, layer_reports = self.decoder.FProp(
-            theta.decoder, x, mask, _valid_mask(segments), source, context
-        )
-        return self._logits(theta, x), reports | _by_name("decoder", layer_reports)
-
-    def Encode(
-        self, theta: NestedMap, features: NestedMap, context: Context
-    ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
-        """Encodes the source; as FProp, but returns [B, T, M] and the encoder's reports."""
-        context = dataclasses.replace(context, arithmetic=self._arithmetic)
-        segments = features.source_segment_ids
-        x = self._embed("source", theta, features.source_ids, features.source_positions, context)
-        x, reports = self.encoder.FProp(
-            theta.encoder, x, segment_mask(segments, segments), _valid_mask(segments), None, context
-        )
-        return x, _by_name("encoder", reports)
+        attended = Attended(mask, _valid_mask(segments), source_mask, encoded)
+        x, layer_reports = self.decoder.FProp(theta.decoder, x, attended, context)
+        reports |= {f"decoder_{index}": report for index, report in enumerate(layer_reports)}
+        return self._logits(theta, x), reports
 
     def Loss(
         self, theta: NestedMap, features: NestedMap, labels: NestedMap, context: Context
@@ -133,12 +119,7 @@ class TranslationTask(BaseLayer):
         )
 
     def InitDecode(
-        self,
-        theta: NestedMap,
-        features: NestedMap,
-        cache_len: int,
-        *,
-        attention_beam: int | None = None,
+        self, theta: NestedMap, features: NestedMap, cache_len: int, *, attention_beam: int = 0
     ) -> NestedMap:
         """Encodes the source once and makes empty caches of length P for DecodeStep.
 
@@ -146,11 +127,11 @@ class TranslationTask(BaseLayer):
         """
         # DECODE chooses groups that divide the batch: any number and length of sentences will do.
         context = Context(Mode.DECODE, arithmetic=self._arithmetic)
-        encoded, _ = self.Encode(theta, features, context)
+        encoded, _ = self._encode(theta, features, context)
         source_real = _valid_mask(features.source_segment_ids)
         cache = self.decoder.InitCache(theta.decoder, encoded, cache_len, context)
         state = NestedMap(cache=cache, source_real=source_real)
-        if attention_beam is not None:
+        if attention_beam:
             batch_size, source_len = source_real.shape
             state.attention = tf.zeros([batch_size, attention_beam, source_len])
         return state
@@ -171,14 +152,24 @@ class TranslationTask(BaseLayer):
         context = Context(Mode.DECODE, arithmetic=self._arithmetic)
         x = self._embed("target", theta, ids, tf.fill(ids.shape, step), context)
         source_mask = tf.tile(state.source_real[:, None], [1, ids.shape[1], 1])
-        valid_mask = tf.reduce_max(mask, -1)
+        attended = Attended(mask, tf.reduce_max(mask, -1), source_mask)
         x, cache, attention = self.decoder.ExtendStep(
-            theta.decoder, x, state.cache, mask, source_mask, valid_mask, step, context
+            theta.decoder, x, state.cache, attended, step, context
         )
         state = NestedMap(state, cache=cache)
         if "attention" in state:
             state.attention = self.annotate(attention, "B__")
         return self._logits(theta, x), state
+
+    def _encode(
+        self, theta: NestedMap, features: NestedMap, context: Context
+    ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
+        """Encodes the source; as FProp, but returns [B, T, M] and the encoder's reports."""
+        segments = features.source_segment_ids
+        x = self._embed("source", theta, features.source_ids, features.source_positions, context)
+        attended = Attended(segment_mask(segments, segments), _valid_mask(segments))
+        x, reports = self.encoder.FProp(theta.encoder, x, attended, context)
+        return x, {f"encoder_{index}": report for index, report in enumerate(reports)}
 
     def _embed(
         self, side: str, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor, context: Context
@@ -199,15 +190,10 @@ def _valid_mask(segment_ids: tf.Tensor) -> tf.Tensor:
     return tf.cast(segment_ids > 0, tf.float32)
 
 
-def _by_name(stack: str, reports: list[LayerReport]) -> dict[str, LayerReport]:
-    return {f"{stack}_{index}": report for index, report in enumerate(reports)}
-
-
 def _routing_by_field(reports: dict[str, LayerReport]) -> NestedMap:
     """Maps each field of Routing to its tensors by layer; empty without MoE layers."""
     by_field = NestedMap()
     for name, report in reports.items():
-        if report.routing is not None:
-            for field, value in vars(report.routing).items():
-                by_field.setdefault(field, NestedMap())[name] = value
+        for field, value in vars(report.routing).items() if report.routing else ():
+            by_field.setdefault(field, NestedMap())[name] = value
     return by_field

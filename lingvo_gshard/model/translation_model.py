@@ -47,13 +47,10 @@ class TranslationModel:
     ) -> TPUEstimatorSpec:
         """Trains one step, or evaluates or translates one batch."""
         del params  # The layers have their own.
-        match mode:
-            case ModeKeys.TRAIN:
-                return self._train(state, features, labels)
-            case ModeKeys.EVAL:
-                return self._evaluate(state, features, labels)
-            case ModeKeys.PREDICT:
-                return self._predict(state, features)
+        if mode is ModeKeys.PREDICT:
+            return self._predict(state, features)
+        make = self._train if mode is ModeKeys.TRAIN else self._evaluate
+        return make(state, features, labels)
 
     def _train(self, state: NestedMap, features: NestedMap, labels: NestedMap) -> TPUEstimatorSpec:
         """One step. If the loss or a gradient is not finite, only the step count changes."""
@@ -86,7 +83,8 @@ class TranslationModel:
         )
 
     def _annotate_gradient(self, gradient: Any, spec: WeightSpec) -> tf.Tensor:
-        return self._annotator.annotate_gradient(tf.convert_to_tensor(gradient), spec.dims)
+        dims = self._annotator.gradient_dims(spec.dims)
+        return self._annotator.annotate(tf.convert_to_tensor(gradient), dims)
 
     def _annotate_update(self, tensor: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
         """Splits a weight or its gradient where the update is computed, as its slots are split."""
@@ -106,25 +104,22 @@ class TranslationModel:
         p = self._params.decode
         alike = ("beam_size", "length_norm_alpha", "num_best", "coverage_weight", "temperature")
         config = BeamSearch(max_steps=p.max_target_len, **{name: p.Get(name) for name in alike})
-        attention_beam = p.beam_size if p.tell_attention or p.coverage_weight else None
+        attention_beam = p.beam_size if p.tell_attention or p.coverage_weight else 0
         first = self.task.InitDecode(
             state.theta, features, config.first_places, attention_beam=attention_beam
         )
+        batch_size = features.source_ids.shape[0]
+        requests = Requests.alike(batch_size, p.max_target_len, p.min_target_len, (p.seed, 0))
+        # A row without a source gets no steps.
+        has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
         found = flat_beam_search.search(
             config,
             functools.partial(self.task.DecodeStep, state.theta),
             first,
-            self._requests(features),
+            dataclasses.replace(requests, max_steps=requests.max_steps * has_source),
             self._annotator.annotate,
             self.task.GrowDecode,
         )
         names = ["ids", "lengths", "scores", "token_log_probs"] + ["attention"] * p.tell_attention
         predictions = NestedMap({name: getattr(found, name) for name in names})
         return TPUEstimatorSpec(mode=ModeKeys.PREDICT, predictions=predictions)
-
-    def _requests(self, features: NestedMap) -> Requests:
-        """The experiment's length limits. A row without a source gets no steps."""
-        p, batch_size = self._params.decode, features.source_ids.shape[0]
-        alike = Requests.alike(batch_size, p.max_target_len, p.min_target_len, (p.seed, 0))
-        has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
-        return dataclasses.replace(alike, max_steps=alike.max_steps * has_source)

@@ -17,9 +17,6 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.optim.schedules import SqrtDecay
 from lingvo_gshard.sharding.layout import TensorSpec
 
-_EPSILON_1 = 1e-30  # added to squared gradients
-_EPSILON_2 = 1e-3  # the smallest scale of a weight
-
 
 class Adafactor:
     """Factored second moments, no momentum, clipped updates, step sizes relative to the weights."""
@@ -62,37 +59,25 @@ class Adafactor:
         t = tf.cast(step, tf.float32) + 1.0
         decay = tf.minimum(self.p.beta2, 1.0 - t**-self.p.decay_exponent)
         rate = self.learning_rate(step)
-        new_weights: list[tf.Tensor] = []
+        old_slots = iter(slots.Flatten())  # In the order of their weights, `column` before `row`.
         new_slots: list[tf.Tensor] = []
-        old_slots = iter(slots.Flatten())  # In the order of the weights that they belong to.
-        trees = zip(theta.Flatten(), gradients.Flatten(), weight_specs.Flatten(), strict=True)
-        for weight, gradient, spec in trees:
-            own = {kind: next(old_slots) for kind in _slot_specs(spec)}
-            weight, own = self._update_one(spec, weight, own, gradient, decay, rate)
-            new_weights.append(weight)
-            new_slots += own.values()
-        return theta.Pack(new_weights), slots.Pack(new_slots)
 
-    def _update_one(
-        self,
-        spec: WeightSpec,
-        weight: tf.Tensor,
-        slots: dict[str, tf.Tensor],
-        gradient: tf.Tensor,
-        decay: tf.Tensor,
-        rate: tf.Tensor,
-    ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        squared = tf.square(gradient)
-        means = {"full": squared}
-        if "row" in slots:
-            means = {"row": _mean(squared, (-1,)), "column": _mean(squared, (-2,))}
-        # Added to the means, because the squares would be one more tensor as large as the gradient.
-        means = {k: mean + _EPSILON_1 for k, mean in means.items()}
-        slots = {k: decay * slots[k] + (1.0 - decay) * means[k] for k in slots}
-        update = gradient * _inverse_root(slots)
-        update /= tf.maximum(1.0, _rms(update, spec.axes) / self.p.clipping_threshold)
-        scale = tf.maximum(_EPSILON_2, _rms(weight, spec.axes))
-        return weight - rate * scale * update, slots
+        def updated(weight: tf.Tensor, gradient: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
+            squared = tf.square(gradient)
+            means = {"full": squared}
+            if len(spec.axes) >= 2:
+                means = {"row": _mean(squared, (-1,)), "column": _mean(squared, (-2,))}
+            # Epsilon_1 is added to the means, as the squares would be one more tensor as large.
+            means = {k: mean + 1e-30 for k, mean in means.items()}
+            own = {k: decay * next(old_slots) + (1.0 - decay) * means[k] for k in sorted(means)}
+            new_slots.extend(own.values())
+            update = gradient * _inverse_root(own)
+            update /= tf.maximum(1.0, _rms(update, spec.axes) / self.p.clipping_threshold)
+            scale = tf.maximum(1e-3, _rms(weight, spec.axes))  # 1e-3 is epsilon_2.
+            return weight - rate * scale * update
+
+        theta = theta.Transform(updated, gradients, weight_specs)
+        return theta, slots.Pack(new_slots)
 
 
 def _slot_specs(spec: WeightSpec) -> NestedMap:

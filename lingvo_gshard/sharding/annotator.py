@@ -55,9 +55,9 @@ class Annotator:
         annotated.op._set_attr(DIMS_ATTRIBUTE, tf.compat.v1.AttrValue(s=dims.encode()))
         return annotated
 
-    def annotate_gradient(self, gradient: tf.Tensor, dims: str) -> tf.Tensor:
-        """Annotates the gradient of a weight with these dims."""
-        return self.annotate(gradient, dims.lower() if self.scatter_gradients else dims)
+    def gradient_dims(self, dims: str) -> str:
+        """The dims of the gradient of a weight with these dims."""
+        return dims.lower() if self.scatter_gradients else dims
 
     def locally(
         self,

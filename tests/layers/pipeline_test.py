@@ -17,7 +17,7 @@ from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.gating import SecondExpert
 from lingvo_gshard.layers.products import dot
 from lingvo_gshard.layers.repeat import Layers, Remat
-from lingvo_gshard.layers.transformer import Source, TransformerStack
+from lingvo_gshard.layers.transformer import Attended, TransformerStack
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
@@ -73,13 +73,13 @@ def _step(parts=_ONE, **settings):
     def fn(theta, inputs):
         context = Context(Mode.TRAIN, tf.constant([3, 5]))
         watched = NestedMap(theta=theta, x=inputs.x)
-        source = None
         if has_source:
             watched.encoded = inputs.encoded
-            source = Source(inputs.encoded, inputs.source_mask)
+        source = (inputs.get("source_mask"), inputs.get("encoded"))
+        attended = Attended(inputs.mask, inputs.valid, *source)
         with tf.GradientTape() as tape:
             tape.watch(watched.Flatten())
-            y, reports = stack.FProp(theta, inputs.x, inputs.mask, inputs.valid, source, context)
+            y, reports = stack.FProp(theta, inputs.x, attended, context)
             aux = [report.routing.aux_loss for report in reports if report.routing]
             loss = tf.reduce_mean(tf.square(y - 1.0)) + 10.0 * tf.add_n(aux or [0.0])
         gradients = tape.gradient(loss, watched.Flatten(), unconnected_gradients="zero")
@@ -178,15 +178,6 @@ def test_the_first_microbatch_has_the_seed_of_a_batch():
     seeds = [tuple(context.in_microbatch(tf.constant(i)).seed.numpy()) for i in range(256)]
     assert seeds[0] == (3, 5) and len(set(seeds)) == 256
     assert min(abs(int(salt) - 5) for _, salt in seeds[1:]) > 10**5  # Steps are in the salt, too.
-
-
-@pytest.mark.parametrize("shape", [(12,), (12, 3)])
-def test_joined_microbatches_are_the_batch(shape):
-    x = tf.random.normal(shape)
-    parts = pipeline.split(x, 4)
-    assert parts.shape == (4, 3, *shape[1:])
-    np.testing.assert_array_equal(parts[1], x[1::4])
-    np.testing.assert_array_equal(pipeline.joined(parts), x)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from tests.spmd import functions
 B, M, R = 3, 4, 5
 
 
-def _block(products, index, x, shared, w):
+def _block(index, products, x, shared, w):
     """Returns the output, a report with a gradient, and one without."""
     y = tf.tanh(products("BM", _product, x, w) + shared) * (1.0 + tf.cast(index, x.dtype))
     return [y, tf.reduce_sum(y**2), tf.stop_gradient(y[0])]
@@ -40,14 +40,10 @@ def _loop(remat, x, shared, stack):
 def _unrolled(remat, x, shared, stack):
     reports = []
     for i in range(R):
-        block = functools.partial(_at, i)
+        block = functools.partial(_block, i)
         x, *report = recomputed(block, remat)(x, shared, stack[i])
         reports.append(report)
     return x, [tf.stack(each) for each in zip(*reports, strict=True)]
-
-
-def _at(index, products, *args):
-    return _block(products, index, *args)
 
 
 _WAYS = {

@@ -9,7 +9,7 @@ from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.layers.repeat import Layers, Remat
-from lingvo_gshard.layers.transformer import Source, TransformerStack
+from lingvo_gshard.layers.transformer import Attended, TransformerStack
 from tests.layers import building, stacking
 
 B, L, T, M = 2, 4, 6, 8
@@ -44,7 +44,7 @@ def test_every_other_layer_has_experts():
 def test_moe_layers_report_routing(sparse, routed):
     stack, (x, mask, valid, _) = _stack(sparse=sparse), _inputs()
     theta = building.random_theta(stack)
-    y, reports = stack.FProp(theta, x, mask, valid, None, Context(Mode.EVAL))
+    y, reports = stack.FProp(theta, x, Attended(mask, valid), Context(Mode.EVAL))
     assert y.shape == x.shape and len(reports) == 4
     assert [i for i, report in enumerate(reports) if report.routing is not None] == routed
 
@@ -52,8 +52,8 @@ def test_moe_layers_report_routing(sparse, routed):
 def test_report_holds_root_mean_square_of_layer_output():
     stack, (x, mask, valid, _) = _stack(num_layers=1), _inputs()
     theta = building.random_theta(stack)
-    y, [report] = stack.FProp(theta, x, mask, valid, None, Context(Mode.EVAL))
-    output = stack.layers[0].FProp(theta.layers[0], x, mask, valid, None, Context(Mode.EVAL))[0]
+    y, [report] = stack.FProp(theta, x, Attended(mask, valid), Context(Mode.EVAL))
+    output = stack.layers[0].FProp(theta.layers[0], x, Attended(mask, valid), Context(Mode.EVAL))[0]
     np.testing.assert_allclose(report.rms, np.sqrt(np.mean(np.square(output))), rtol=1e-6)
     np.testing.assert_allclose(y, stack.norm.FProp(theta.norm, output), rtol=1e-6)
 
@@ -64,16 +64,19 @@ def test_layers_with_zero_output_weights_leave_normalized_input():
     for layer in theta.layers:
         for block in (layer.self_attention, layer.source_attention, layer.feed_forward):
             block.wo[:] = 0
-    source = Source(encoded, tf.ones([B, L, T]))
-    y, _ = stack.FProp(theta, x, mask, valid, source, Context(Mode.EVAL))
+    attended = Attended(mask, valid, tf.ones([B, L, T]), encoded)
+    y, _ = stack.FProp(theta, x, attended, Context(Mode.EVAL))
     np.testing.assert_allclose(y, stack.norm.FProp(theta.norm, x), rtol=1e-5)
 
 
 def test_later_positions_do_not_change_earlier_ones():
     stack, (x, mask, valid, encoded) = _stack(has_source=True), _inputs()
-    theta, source = building.random_theta(stack), Source(encoded, tf.ones([B, L, T]))
+    theta, attended = (
+        building.random_theta(stack),
+        Attended(mask, valid, tf.ones([B, L, T]), encoded),
+    )
     other = tf.concat([x[:, :-1], x[:, -1:, ::-1]], 1)
-    a, b = (stack.FProp(theta, z, mask, valid, source, Context(Mode.EVAL))[0] for z in (x, other))
+    a, b = (stack.FProp(theta, z, attended, Context(Mode.EVAL))[0] for z in (x, other))
     np.testing.assert_allclose(a[:, :-1], b[:, :-1], rtol=1e-5, atol=1e-6)
     assert np.abs(a[:, -1] - b[:, -1]).max() > 0.1
 
@@ -90,9 +93,9 @@ def test_a_loop_equals_unrolled_layers(remat):
     unrolled, loop = _stack(), _stack(layers_as=Layers.LOOP, remat=remat)
     theta, (x, mask, valid, _) = building.random_theta(unrolled), _inputs()
     context = Context(Mode.TRAIN, tf.constant([1, 5]))
-    want = unrolled.FProp(theta.Transform(tf.constant), x, mask, valid, None, context)
+    want = unrolled.FProp(theta.Transform(tf.constant), x, Attended(mask, valid), context)
     stacks = stacking.stacked(theta, 2).Transform(tf.constant)
-    got = loop.FProp(stacks, x, mask, valid, None, context)
+    got = loop.FProp(stacks, x, Attended(mask, valid), context)
     np.testing.assert_allclose(got[0], want[0], rtol=1e-4, atol=1e-5)
     for a, b in zip(got[1], want[1], strict=True):
         np.testing.assert_allclose(a.rms, b.rms, rtol=1e-4)
@@ -106,8 +109,8 @@ def test_decoding_with_stacked_weights_equals_unrolled():
 
     @tf.function(jit_compile=True, autograph=False)
     def step(x):
-        mask, source_mask = tf.ones([B, k, cache_len]), tf.ones([B, k, T])
-        rest = (mask, source_mask, tf.ones([B, k]), tf.constant(1), Context(Mode.DECODE))
+        attended = Attended(tf.ones([B, k, cache_len]), tf.ones([B, k]), tf.ones([B, k, T]))
+        rest = (attended, tf.constant(1), Context(Mode.DECODE))
         found = []
         for stack, weights in ((unrolled, own), (loop, stacks)):
             cache = stack.InitCache(weights, encoded, cache_len, Context(Mode.DECODE))
