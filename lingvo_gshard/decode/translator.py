@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 
 from lingvo_gshard.decode.bundle import Decoder
-from lingvo_gshard.input import sentences
+from lingvo_gshard.input import packing, sentences
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.spmd import processes
 
@@ -45,9 +45,8 @@ class Translation:
 class Part:
     """A line, or the part of a longer one that the model can translate."""
 
-    text: str
-    num_tokens: int  # Of the source, with EOS.
-    row_length: int  # That of the shortest rows that hold it, if there are any.
+    ids: np.ndarray  # int32 [n], the source's tokens, EOS last.
+    row_length: int  # That of the shortest rows that hold it.
 
 
 NBest = tuple[Translation, ...]  # Best first; at least one.
@@ -87,43 +86,46 @@ class Translator:
         """Returns the parts of a line, each with the token of its target; none of a blank line."""
         beginnings = map(self.spec.beginning, self.spec.targets)
         beginning = next(filter(line.startswith, beginnings), "")
-        text, lengths = line.removeprefix(beginning), self.spec.source_lengths
+        *_, longest = lengths = self.spec.source_lengths
 
-        def made(part: str) -> Part:
-            size = len(self._source.encode(beginning + part))
-            return Part(beginning + part, size, next((n for n in lengths if n >= size), size))
+        def encoded(text: str) -> list[int]:
+            return self._source.encode(beginning + text)
 
-        fitting = split(text, lambda part: made(part).row_length <= lengths[-1])
-        return list(map(made, fitting)) if text.strip() else []
+        def made(text: str) -> Part:
+            # Only a single character can be too long.
+            ids = packing.truncate(np.array(encoded(text), np.int32), longest)
+            return Part(ids, next(n for n in lengths if n >= len(ids)))
+
+        texts = split(line.removeprefix(beginning), lambda text: len(encoded(text)) <= longest)
+        return list(map(made, filter(None, texts)))
 
     def translate_parts(self, parts: Sequence[Part]) -> list[NBest]:
         """Returns the n best translations of each part."""
         found: list[NBest] = [_NOTHING] * len(parts)
-        sizes, texts = (self.num_rows, self.spec.source_lengths), [part.text for part in parts]
+        sizes, sources = (self.num_rows, self.spec.source_lengths), [part.ids for part in parts]
         # All processes call the program of a length equally often.
-        for batch in sentences.decode_batches(texts, self._source, *sizes, processes.largest):
+        for batch in sentences.decode_batches(sources, *sizes, processes.largest):
             hypotheses = self.decoder(batch.features)
-            for row, index in enumerate(batch.line_indices):
-                if index >= 0:
-                    arrays = {name: array[row] for name, array in hypotheses.items()}
-                    found[index] = self._translations(texts[index], arrays)
+            for row, index in enumerate(batch.indices):
+                arrays = {name: array[row] for name, array in hypotheses.items()}
+                found[index] = self._translations(sources[index], arrays)
         return found
 
-    def _translations(self, part: str, row: dict[str, np.ndarray]) -> NBest:
+    def _translations(self, source: np.ndarray, row: dict[str, np.ndarray]) -> NBest:
         found = []
         for i in np.flatnonzero(row["lengths"]):
             ids, length, attention = row["ids"][i], int(row["lengths"][i]), None
             if "attention" in row:
-                attention = self._attention(part, ids[:length], row["attention"][i])
+                attention = self._attention(source, ids[:length], row["attention"][i])
             # Byte pieces can spell line breaks and tabs.
             text = " ".join(self._target.decode(ids).split())
             found.append(Translation(text, float(row["scores"][i]), length, attention))
         return tuple(found)
 
-    def _attention(self, part: str, ids: np.ndarray, weights: np.ndarray) -> Attention:
-        source = self._source.pieces(self._source.encode(part))
+    def _attention(self, source: np.ndarray, ids: np.ndarray, weights: np.ndarray) -> Attention:
         rows = weights[: len(ids), : len(source)].astype(float).tolist()
-        return Attention(tuple(source), tuple(self._target.pieces(ids)), tuple(map(tuple, rows)))
+        pieces = tuple(self._source.pieces(source)), tuple(self._target.pieces(ids))
+        return Attention(*pieces, tuple(map(tuple, rows)))
 
 
 def split(text: str, fits: Callable[[str], bool]) -> list[str]:

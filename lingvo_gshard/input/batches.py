@@ -68,12 +68,10 @@ class TranslationInput:
             raise ValueError(f"batch_size {p.batch_size}: expected at least 1")
         if p.repeat and p.rows is Rows.BUCKETED:
             raise ValueError("rows BUCKETED needs repeat=False: training batches have one shape")
-        if num_processes < 1 or p.batch_size % num_processes:
+        if p.batch_size % num_processes:
             raise ValueError(
                 f"num_processes {num_processes}: expected a divisor of batch_size {p.batch_size}"
             )
-        if not 0 <= process_index < num_processes:
-            raise ValueError(f"process_index {process_index}: expected 0 to {num_processes - 1}")
         shape = packing.RowShape(p.source_len, p.target_len)
         # The TensorSpecs of a batch of all processes.
         self.specs = packing.batch_specs(p.batch_size, shape)
@@ -86,7 +84,7 @@ class TranslationInput:
         source = RecordSource(p.data_dir, *records, hashed=p.hash_records)
         batches: TrainingBatches | OnePassBatches
         if p.repeat:
-            mixed = mixture.Mixture(source, p.temperature, p.max_repeats, p.shuffle, p.seed)
+            mixed = mixture.Mixture(source, p)
             batches = TrainingBatches(mixed, p, shape, process_index, num_processes)
         else:
             batches = OnePassBatches(source, p, shape, process_index, num_processes)
@@ -96,9 +94,9 @@ class TranslationInput:
             grain.MapDataset.source(batches).to_iter_dataset(one_thread),
             prefetch_buffer_size=_PREFETCHED_BATCHES,
         )
-        self._open = [iter(prefetched)]
+        self._iterator = iter(prefetched)
         # Grain's own clean-up at exit runs after modules that it uses have been unloaded.
-        weakref.finalize(self, _close, self._open)
+        self._close = weakref.finalize(self, self._iterator.close)
 
     def __iter__(self) -> TranslationInput:
         return self
@@ -119,15 +117,4 @@ class TranslationInput:
 
     def close(self) -> None:
         """Stops the prefetch thread."""
-        _close(self._open)
-
-    @property
-    def _iterator(self) -> grain.DatasetIterator[NestedMap]:
-        if not self._open:
-            raise ValueError("this input is closed")
-        return self._open[0]
-
-
-def _close(iterators: list[grain.DatasetIterator]) -> None:
-    while iterators:
-        iterators.pop().close()
+        self._close()

@@ -103,9 +103,8 @@ class Manifest:
         found = [*self.vocabulary_files]
         for language in self.languages:
             for records in language.records.values():
-                for shard in records.shards:
-                    found += [shard.file, shard.lengths]
-            found.extend(language.text.values())
+                found += [file for shard in records.shards for file in (shard.file, shard.lengths)]
+            found += language.text.values()
         return tuple(found)
 
 

@@ -67,9 +67,8 @@ class OnePassBatches:
         shape, rows = self._plans[index]
         rows = rows + [[]] * (self._num_rows(shape) - len(rows))
         numbers = np.array([number for row in rows for number in row], np.int64)
-        examples = [shape.truncate(example) for example in self._source.read(numbers)]
-        position = itertools.count()
-        return packing.fill([[next(position) for _ in row] for row in rows], examples, shape)
+        examples = map(shape.truncate, self._source.read(numbers))
+        return packing.fill([[next(examples) for _ in row] for row in rows], shape)
 
     def _num_rows(self, shape: RowShape) -> int:
         """The number of this process's rows in a batch; of shorter rows there are more."""

@@ -53,8 +53,8 @@ class RowShape:
     def truncate(self, example: Example) -> Example:
         """Cuts both sides to the row's lengths; a side that is cut still ends with EOS."""
         return Example(
-            _truncate(example.source_ids, self.source_len),
-            _truncate(example.target_ids, self.target_len),
+            truncate(example.source_ids, self.source_len),
+            truncate(example.target_ids, self.target_len),
         )
 
 
@@ -108,9 +108,9 @@ def plan_at_most(lengths: np.ndarray, shape: RowShape, num_rows: int) -> list[li
     return rows
 
 
-def fill(rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowShape) -> NestedMap:
+def fill(rows: Sequence[Sequence[Example]], shape: RowShape) -> NestedMap:
     """The features and labels of rows, as above: int32 [rows, L], target_weights float32."""
-    members = [examples[index] for row in rows for index in row]
+    members = [example for row in rows for example in row]
     sizes = np.array([len(row) for row in rows], np.int64)
     source = side([example.source_ids for example in members], sizes, shape.source_len)
     target = side([example.target_ids for example in members], sizes, shape.target_len)
@@ -152,12 +152,13 @@ def side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.nd
 
 def batch_specs(batch_size: int, shape: RowShape) -> NestedMap:
     """The TensorSpecs of a batch that `fill` makes, with dims BL throughout."""
-    return fill([], [], shape).Transform(
+    return fill([], shape).Transform(
         lambda array: TensorSpec((batch_size, array.shape[1]), array.dtype.name, "BL")
     )
 
 
-def _truncate(ids: np.ndarray, length: int) -> np.ndarray:
+def truncate(ids: np.ndarray, length: int) -> np.ndarray:
+    """Cuts ids [n] to a length; if they are cut, EOS comes last."""
     if len(ids) <= length:
         return ids
     return np.concatenate([ids[: length - 1], np.array([EOS_ID], ids.dtype)])

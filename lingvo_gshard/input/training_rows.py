@@ -82,7 +82,7 @@ class TrainingBatches:
             np.random.default_rng([self._params.seed, number]).shuffle(rows)
         else:
             rows.sort(key=lambda row: row or [len(examples)])
-        return packing.fill(rows, examples, self._shape)
+        return packing.fill([[examples[i] for i in row] for row in rows], self._shape)
 
     def _draws_for(self, num_rows: int) -> int:
         """The number of draws that fill this many rows on average."""

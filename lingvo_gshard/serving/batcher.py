@@ -75,12 +75,12 @@ class Batcher:
     @property
     def queued_tokens(self) -> int:
         """The number of waiting tokens, without those in translation and of cancelled requests."""
-        return sum(row.part.num_tokens for row in self._rows())
+        return sum(len(row.part.ids) for row in self._rows())
 
     def check_room(self, client: str, added: int) -> None:
         """Raises asyncio.QueueFull if others wait, and a client's tokens can't be queued now."""
         limits = self._limits
-        own = sum(row.part.num_tokens for row in self._rows() if row.client == client)
+        own = sum(len(row.part.ids) for row in self._rows() if row.client == client)
         if own and own + added > limits.client_tokens:
             raise ShareFull(f"{own} tokens of yours wait; the limit is {limits.client_tokens}.")
         if (queued := self.queued_tokens) and queued + added > limits.queued_tokens:
@@ -100,7 +100,7 @@ class Batcher:
         It runs in a thread for each lane, one batch at a time. Raises asyncio.QueueFull as
         `check_room`.
         """
-        self.check_room(client, sum(part.num_tokens for part in parts))
+        self.check_room(client, sum(len(part.ids) for part in parts))
         lanes = [self._lane(translator.spec, part) for part in parts]
         rows = [lane.put(client, translator, part) for lane, part in zip(lanes, parts, strict=True)]
         try:
@@ -133,7 +133,7 @@ class _Lane:
     def put(self, client: str, translator: Translator, part: Part) -> _Row:
         """Adds a row at the client's next turn."""
         turn = self._turns.get(client, self._now)
-        self._turns[client] = turn + part.num_tokens
+        self._turns[client] = turn + len(part.ids)
         row = _Row(client, turn, part, translator, asyncio.get_running_loop().create_future())
         self.rows.append(row)
         self._arrived.set()
@@ -151,7 +151,7 @@ class _Lane:
             clients = {row.client for row in self.rows}
             batch = self._take()
             await self._run(batch)
-            self._now += sum(row.part.num_tokens for row in batch) / len(clients)
+            self._now += sum(len(row.part.ids) for row in batch) / len(clients)
             self._turns = {name: t for name, t in self._turns.items() if t > self._now}
 
     def _take(self) -> list[_Row]:

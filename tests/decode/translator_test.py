@@ -35,8 +35,8 @@ def test_a_part_knows_the_shortest_rows_that_hold_it():
     long = "abcdefghijklmnopqrstuvwx"
     for line, want in {"abc": [(4, 4)], "abcd": [(5, 16)], " ": [], long: [(13, 16)] * 2}.items():
         parts = translator.parts(line)
-        assert [(part.num_tokens, part.row_length) for part in parts] == want
-        assert "".join(part.text for part in parts) == line.strip()
+        assert [(len(part.ids), part.row_length) for part in parts] == want
+        assert "".join(Letters().decode(part.ids) for part in parts) == line.strip()
 
 
 def test_hypotheses_have_scores_and_lengths():
@@ -64,6 +64,15 @@ def test_a_long_line_is_translated_in_parts():
         Translation("aaa aaaa", (4 * -8.0 + 5 * -10.0) / 9, 9),
     )
     assert found[1][0].text == "ba" and {shape[0] for shape in decoder.shapes} == {3}
+
+
+def test_a_character_that_is_too_long_is_truncated_and_keeps_eos():
+    class Bytes(Letters):
+        def encode(self, text):
+            return [7, 8, 9, 10, 2]
+
+    translator = Translator(Reverser(3, (2, 4)), Bytes(), Letters())
+    assert [part.ids.tolist() for part in translator.parts("a")] == [[7, 8, 9, 2]]
 
 
 def test_lines_of_similar_length_share_a_batch():
