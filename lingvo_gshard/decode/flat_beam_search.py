@@ -8,6 +8,7 @@ B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -34,7 +35,7 @@ def search(
     model_state: NestedMap,
     requests: Requests,
     annotate: Annotate,
-    grow: Grow | None = None,
+    grow: Grow,
 ) -> Hypotheses:
     """Finds the n best hypotheses of each example in a loop within the program.
 
@@ -49,9 +50,9 @@ def search(
     done. Its steps keep the shapes of `model_state`. If the state has `attention`, float32
     [B, k, S], from the newest tokens to the source, the search records it. A coverage penalty needs
     it and `source_real`, float32 [B, S], 1 for tokens; ValueError is raised without them.
-    `annotate` gets dims that begin with B. With `grow` the search runs in stages, one loop for each
-    of config.stage_ends. The model's state and the masks then have places for the current stage
-    only, at first config.first_places; otherwise they have all P places.
+    `annotate` gets dims that begin with B. The search runs in stages, one loop for each of
+    config.stage_ends. The model's state and the masks have places for the current stage only, at
+    first config.first_places.
     """
     if config.coverage_weight and not {"attention", "source_real"} <= set(model_state):
         raise ValueError(
@@ -59,10 +60,9 @@ def search(
             f"source_real in the model's state, which has only {', '.join(sorted(model_state))}."
         )
     loop = _Loop(config, decode_step, requests, annotate)
-    ends = config.stage_ends if grow else (config.max_steps,)
-    s = loop.start(model_state, ends[0] * config.beam_size)
-    for begin, end in zip((0, *ends), ends, strict=False):
-        if grow and begin:
+    s = loop.start(model_state)
+    for begin, end in itertools.pairwise((0, *config.stage_ends)):
+        if begin:
             s = loop.grown(s, end * config.beam_size, grow)
         s = loop.run(s, end - begin)
     return loop.results(s)
@@ -87,10 +87,10 @@ class _Loop:
     requests: Requests
     annotate: Annotate
 
-    def start(self, model_state: NestedMap, places: int) -> NestedMap:
-        """Returns the state before the first step, with P places."""
+    def start(self, model_state: NestedMap) -> NestedMap:
+        """Returns the state before the first step."""
         c, b = self.config, self.requests.max_steps.shape[0]
-        k, n = c.beam_size, c.num_found
+        k, n, places = c.beam_size, c.num_found, c.first_places
         alone = tf.constant([[0.0] + [_NEVER] * (k - 1)])  # k equal ones would never differ.
         flat = NestedMap(
             ids=tf.zeros([b, c.max_steps, k], tf.int32),

@@ -21,7 +21,6 @@ from lingvo_gshard.train import expert_load
 from lingvo_gshard.train.run import Run
 from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
 
-_PLAN_FOLDER = "plan"
 # What is wider than the window scrolls by itself, and so the page never does.
 _STYLE = """
 body { font: 15px sans-serif; max-width: 66em; margin: auto; padding: 0 1em }
@@ -74,10 +73,6 @@ class RunFacts:
     max_steps: int
     step_flops: float
     train_pairs: dict[str, int]
-
-    def by_size(self) -> list[str]:
-        """The languages, most training pairs first."""
-        return sorted(self.train_pairs, key=lambda code: (-self.train_pairs[code], code))
 
 
 def report(run: Run) -> pathlib.Path:
@@ -164,14 +159,13 @@ def _languages(
     """Yields the losses, experts and scores by language, as far as they exist."""
     nll = {line["name"].removeprefix("dev_"): line["nll"] for line in evaluations if "nll" in line}
     rows = [("language", "training pairs", "nll of dev, nats per token")]
-    for code in facts.by_size():
-        pairs = f"{facts.train_pairs[code]:,}"
-        rows.append((code, pairs, table.number(nll.get(code), ".3f")))
+    by_size = sorted(facts.train_pairs.items(), key=lambda pair: (-pair[1], pair[0]))
+    rows += [(code, f"{n:,}", table.number(nll.get(code), ".3f")) for code, n in by_size]
     yield from _section("Languages", _BY_LANGUAGE)
     yield _table(rows)
     if not nll.keys() & facts.train_pairs.keys():
         yield "<p>--mode=eval adds each language's loss and the experts that it uses.</p>"
-    if loads := expert_load.by_language(evaluations, facts.by_size()):
+    if loads := expert_load.by_language(evaluations, [code for code, _ in by_size]):
         yield from _section("Experts by language", _EXPERTS)
         yield _picture(expert_load.draw_by_language, loads)
     scores = logdir / "decode_test" / "scores.json"
@@ -206,7 +200,7 @@ def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]
         ("measured here", f"{measured:.4g}", *rates),
     ]
     yield from _section("Speed", _SPEED)
-    folder = logdir / _PLAN_FOLDER
+    folder = logdir / "plan"
     if (folder / plan.PLAN_JSON).exists():
         planned = plan.load(folder)
         for name, share in (("roofline", 1.0), ("the paper's share of it", plan.PAPERS_SHARE)):

@@ -76,14 +76,10 @@ class OnePassBatches:
         return self._params.batch_size * scale // self._num_processes
 
     def _plan_packed(self) -> Iterator[_Plan]:
-        num_rows, waiting = self._num_rows(self._shape), list[list[int]]()
-        for start in range(0, len(self._order), _POOL_BUNDLES * self._num_processes):
-            waiting += self._pack_pool(start)
-            while len(waiting) >= num_rows:
-                yield self._shape, waiting[:num_rows]
-                del waiting[:num_rows]
-        if waiting:
-            yield self._shape, waiting
+        starts = range(0, len(self._order), _POOL_BUNDLES * self._num_processes)
+        rows = itertools.chain.from_iterable(map(self._pack_pool, starts))
+        while of_batch := list(itertools.islice(rows, self._num_rows(self._shape))):
+            yield self._shape, of_batch
 
     def _pack_pool(self, start: int) -> list[list[int]]:
         """Packs the bundles of a pool of adjacent examples; returns this process's rows."""
@@ -108,8 +104,7 @@ class OnePassBatches:
                 first = start + self._process_index * size
                 batches.append((shape, members[first : first + size]))
         if self._params.shuffle:  # So that the first batches already have all lengths.
-            order = np.random.default_rng(self._params.seed).permutation(len(batches))
-            batches = [batches[i] for i in order]
+            np.random.default_rng(self._params.seed).shuffle(batches)
         for shape, members in batches:
             yield shape, [[member] for member in members.tolist()]
 
