@@ -171,7 +171,7 @@ def _languages(
     scores = logdir / "decode_test" / "scores.json"
     if scores.exists():
         found = quality.load(scores)
-        text = f"{_SCORES} {'; '.join(found.all_signatures())}."
+        text = f"{_SCORES} {'; '.join(found.signatures(*found.metrics))}."
         yield from _section("Translations of test", text)
         yield _table(found.rows())
     else:

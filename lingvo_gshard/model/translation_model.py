@@ -1,6 +1,5 @@
 """The translation task in the estimator's terms: a state, its initializer and a model_fn."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -124,7 +123,12 @@ class TranslationModel:
 
     def _requests(self, features: NestedMap) -> Requests:
         """The experiment's length limits. A row without a source gets no steps."""
-        p, batch_size = self._params.decode, features.source_ids.shape[0]
-        alike = Requests.alike(batch_size, p.max_target_len, p.min_target_len, (p.seed, 0))
+        p, shape = self._params.decode, features.source_ids.shape[:1]
+        if not 1 <= p.min_target_len <= p.max_target_len:
+            raise ValueError(
+                f"decode.min_target_len must be 1 to max_target_len {p.max_target_len}, got "
+                f"{p.min_target_len}."
+            )
+        shortest, longest = tf.fill(shape, p.min_target_len), tf.fill(shape, p.max_target_len)
         has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
-        return dataclasses.replace(alike, max_steps=alike.max_steps * has_source)
+        return Requests(shortest, longest * has_source, tf.constant((p.seed, 0)))

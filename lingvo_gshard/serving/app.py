@@ -78,8 +78,7 @@ class Server:
     def app(self) -> web.Application:
         """Returns the application. The translator's thread runs as long as it does."""
         app = web.Application(
-            client_max_size=_MAX_BODY_BYTES,
-            middlewares=[messages.identified, self._count_requests, messages.errors_as_json],
+            client_max_size=_MAX_BODY_BYTES, middlewares=[self._count_requests, messages.answered]
         )
         app.cleanup_ctx.append(lambda _: self._batcher)  # type: ignore[arg-type]
         app.cleanup_ctx.append(self._loading)
