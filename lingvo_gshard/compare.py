@@ -61,12 +61,11 @@ def _named(run: str) -> tuple[str, str]:
 
 def _distinct(flag: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """The pairs as a dict. Raises ValueError if a key comes twice."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"--{flag}: {key} is given twice.")
-        found[key] = value
-    return found
+    found = list(pairs)
+    keys = [key for key, _ in found]
+    if repeated := [key for key in keys if keys.count(key) > 1]:
+        raise ValueError(f"--{flag}: {repeated[0]} is given twice.")
+    return dict(found)
 
 
 def _folder(logdir: str) -> pathlib.Path:

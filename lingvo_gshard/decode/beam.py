@@ -54,8 +54,7 @@ class BeamSearch:
     def stage_ends(self) -> tuple[int, ...]:
         """The number of steps taken at the end of each stage; the last is T."""
         places = self.max_steps * self.beam_size
-        stages = min(_MAX_STAGES, places // self.min_stage_places, self.max_steps)
-        num_stages = max(1, stages)
+        num_stages = max(1, min(_MAX_STAGES, places // self.min_stage_places, self.max_steps))
         return tuple(-(-self.max_steps * i // num_stages) for i in range(1, num_stages + 1))
 
     @property

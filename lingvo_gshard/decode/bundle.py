@@ -9,8 +9,6 @@ vocab/{source,target}.model    SentencePiece models
 lingvo_gshard/                 the library without training
 requirements.txt               the packages that they need
 
-cd BUNDLE && python -m lingvo_gshard.translate --bundle=.
-
 B batch, L source length, n hypotheses, T target length.
 """
 
@@ -98,10 +96,8 @@ class Decoder:
     share: Share = WHOLE  # This process's part of a batch's rows.
     # It differs between decoders of other weights or settings.
     origin: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._compiled: dict[int, Executable] = {}
-        self._compiling = threading.Lock()
+    _compiled: dict[int, Executable] = dataclasses.field(default_factory=dict, init=False)
+    _compiling: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
 
     def __call__(self, features: NestedMap) -> dict[str, np.ndarray]:
         """Decodes a batch of int32 [B, L] source_ids, source_segment_ids and source_positions.

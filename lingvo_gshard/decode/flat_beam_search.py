@@ -183,12 +183,16 @@ class _Loop:
             token_log_probs=tf.where(unended, best.token_log_probs, found.token_log_probs),
         )
         last_ids = tf.where(unended, best.ids, self.config.eos_id)
+        attention = s.flat.get("attention")
+        if attention is not None:
+            written = tf.reshape(attention, [*s.flat.ids.shape, attention.shape[-1]])
+            attention = tf.einsum("BNTK,BTKS->BNTS", self._by_step(found), written)
         return Hypotheses(
             ids=self._read(found, s.flat.ids, last_ids),
             lengths=found.lengths,
             scores=found.scores,
             token_log_probs=self._read(found, s.flat.token_log_probs, found.token_log_probs),
-            attention=self._read_attention(found, s.flat),
+            attention=attention,
         )
 
     def _write(self, s: NestedMap) -> tuple[NestedMap, NestedMap]:
@@ -254,9 +258,11 @@ class _Loop:
         length = s.step + 1
         ending = token_log_probs[..., self.config.eos_id]
         log_probs = active.log_probs + ending
+        others = tf.concat([ends, going_on], 1)
+        num_better = tf.reduce_sum(tf.cast(others[:, None] > ends[..., None], tf.int32), -1)
         # Absent hypotheses of the first steps must not count as finished.
         valid = log_probs > _NEVER / 2
-        valid &= _competes(ends, going_on) | (length == self.requests.max_steps)[:, None]
+        valid &= (num_better < ends.shape[1]) | (length == self.requests.max_steps)[:, None]
         score = log_probs / self._length_penalty(length)
         if self.config.coverage_weight:
             score += self._coverage_penalty(active.mask, flat.attention, s.model.source_real)
@@ -313,13 +319,6 @@ class _Loop:
         ended = tf.where(count == length, last[..., None], outputs)
         return tf.where(count <= length, ended, tf.zeros_like(ended))
 
-    def _read_attention(self, found: NestedMap, flat: NestedMap) -> tf.Tensor | None:
-        if "attention" not in flat:
-            return None
-        c, (batch_size, _, source_len) = self.config, flat.attention.shape
-        written = tf.reshape(flat.attention, [batch_size, c.max_steps, c.beam_size, source_len])
-        return tf.einsum("BNTK,BTKS->BNTS", self._by_step(found), written)
-
     def _by_step(self, found: NestedMap) -> tf.Tensor:
         """Returns the masks as [B, n, T, k], with at most one place in each step."""
         c = self.config
@@ -330,10 +329,3 @@ class _Loop:
             return self.annotate(x, "B" + "_" * (x.shape.rank - 1)) if x.shape.rank else x
 
         return NestedMap(s.Transform(by_batch), model=s.model)  # The model annotates its state.
-
-
-def _competes(ends: tf.Tensor, going_on: tf.Tensor) -> tf.Tensor:
-    """Returns bool [B, k]: which endings are among the k best of all continuations."""
-    others = tf.concat([ends, going_on], 1)
-    better = tf.cast(others[:, None] > ends[..., None], tf.int32)
-    return tf.reduce_sum(better, -1) < ends.shape[1]

@@ -103,8 +103,7 @@ def write(logdir: pathlib.Path, facts: RunFacts) -> pathlib.Path:
         f"<meta name=viewport content='width=device-width'><style>{_STYLE}</style>",
         f"<h1>{title}</h1>",
         _summary(facts, lines),
-        *_section("Curves", _CURVES),
-        _picture(_draw_curves, lines, evaluations),
+        *_section("Curves", _CURVES, _picture(_draw_curves, lines, evaluations)),
         *_languages(logdir, facts, evaluations),
         *_routing(lines),
         *_speed(logdir, facts, lines),
@@ -161,19 +160,17 @@ def _languages(
     rows = [("language", "training pairs", "nll of dev, nats per token")]
     by_size = sorted(facts.train_pairs.items(), key=lambda pair: (-pair[1], pair[0]))
     rows += [(code, f"{n:,}", table.number(nll.get(code), ".3f")) for code, n in by_size]
-    yield from _section("Languages", _BY_LANGUAGE)
-    yield _table(rows)
+    yield from _section("Languages", _BY_LANGUAGE, _table(rows))
     if not nll.keys() & facts.train_pairs.keys():
         yield "<p>--mode=eval adds each language's loss and the experts that it uses.</p>"
     if loads := expert_load.by_language(evaluations, [code for code, _ in by_size]):
-        yield from _section("Experts by language", _EXPERTS)
-        yield _picture(expert_load.draw_by_language, loads)
+        picture = _picture(expert_load.draw_by_language, loads)
+        yield from _section("Experts by language", _EXPERTS, picture)
     scores = logdir / "decode_test" / "scores.json"
     if scores.exists():
         found = quality.load(scores)
         text = f"{_SCORES} {'; '.join(found.signatures(*found.metrics))}."
-        yield from _section("Translations of test", text)
-        yield _table(found.rows())
+        yield from _section("Translations of test", text, _table(found.rows()))
     else:
         yield "<p>--mode=decode adds BLEU, chrF and chrF++.</p>"
 
@@ -181,11 +178,10 @@ def _languages(
 def _routing(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yields the routing statistics of each MoE layer and the load of each expert."""
     header, *rows = expert_load.rows(lines[-1])
-    if not rows:
-        return
-    yield from _section(f"Routing of the last {lines[-1]['num_steps']} steps", _ROUTING)
-    yield _table([header, *rows])
-    yield _picture(expert_load.draw_on, lines)
+    if rows:
+        title = f"Routing of the last {lines[-1]['num_steps']} steps"
+        picture = _picture(expert_load.draw_on, lines)
+        yield from _section(title, _ROUTING, _table([header, *rows]), picture)
 
 
 def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -214,8 +210,8 @@ def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]
     yield _table(rows)
 
 
-def _section(title: str, text: str) -> tuple[str, str]:
-    return f"<h2>{html.escape(title)}</h2>", f"<p>{html.escape(text)}</p>"
+def _section(title: str, text: str, *content: str) -> tuple[str, ...]:
+    return f"<h2>{html.escape(title)}</h2>", f"<p>{html.escape(text)}</p>", *content
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

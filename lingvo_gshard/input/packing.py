@@ -23,6 +23,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, Example
 from lingvo_gshard.sharding.layout import TensorSpec
 
+SOURCE = ("source_ids", "source_segment_ids", "source_positions")  # As `side` returns them.
+
 
 class Rows(enum.Enum):
     """What a row holds."""
@@ -114,24 +116,20 @@ def fill(rows: Sequence[Sequence[Example]], shape: RowShape) -> NestedMap:
     sizes = np.array([len(row) for row in rows], np.int64)
     source = side([example.source_ids for example in members], sizes, shape.source_len)
     target = side([example.target_ids for example in members], sizes, shape.target_len)
-    labels, segment_ids, positions = target
+    target_ids, segment_ids, positions = target
     is_token = segment_ids > 0
     # The decoder's input: the labels shifted right, with BOS first in each segment.
-    inputs = np.roll(labels, 1, axis=1)
+    inputs = np.roll(target_ids, 1, axis=1)
     inputs[positions == 0] = BOS_ID
     inputs[~is_token] = PAD_ID
     features = NestedMap(
-        source_ids=source[0],
-        source_segment_ids=source[1],
-        source_positions=source[2],
+        zip(SOURCE, source, strict=True),
         target_ids=inputs,
         target_segment_ids=segment_ids,
         target_positions=positions,
     )
-    weights = is_token.astype(np.float32)
-    return NestedMap(
-        features=features, labels=NestedMap(target_labels=labels, target_weights=weights)
-    )
+    labels = NestedMap(target_labels=target_ids, target_weights=is_token.astype(np.float32))
+    return NestedMap(features=features, labels=labels)
 
 
 def side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.ndarray:

@@ -46,8 +46,7 @@ class Batcher:
 
     Short rows and long ones wait in lanes of their own, whose batches run side by side, so that a
     line of a few words waits for no batch of long ones. A decoder of several devices has one lane.
-
-    An asynchronous context manager; closing it cancels the waiting requests.
+    Leaving its context cancels the waiting requests.
     """
 
     def __init__(
@@ -95,11 +94,7 @@ class Batcher:
     async def submit(
         self, client: str, translator: Translator, parts: Sequence[Part]
     ) -> list[NBest]:
-        """Returns a translator's results for a client's parts, once all are translated.
-
-        It runs in a thread for each lane, one batch at a time. Raises asyncio.QueueFull as
-        `check_room`.
-        """
+        """Returns a translator's results for a client's parts. Raises as `check_room`."""
         self.check_room(client, sum(len(part.ids) for part in parts))
         lanes = [self._lane(translator.spec, part) for part in parts]
         rows = [lane.put(client, translator, part) for lane, part in zip(lanes, parts, strict=True)]
@@ -118,8 +113,7 @@ class _Lane:
     Clients that wait have equal shares of the tokens (weighted fair queueing; Demers et al., 1989):
     rows are served by their turns. A client's next turn is later than its last one by the tokens of
     that, but never earlier than now; and now advances by the tokens of a batch, divided by the
-    number of clients. So the line of a new client waits for the run under way alone. The rows of a
-    batch have the length of the first one.
+    number of clients. So the line of a new client waits for the run under way alone.
     """
 
     def __init__(self, wait_secs: float, observe: Callable[[list[Part]], None]) -> None:
@@ -155,7 +149,7 @@ class _Lane:
             self._turns = {name: t for name, t in self._turns.items() if t > self._now}
 
     def _take(self) -> list[_Row]:
-        """Takes the rows of a batch."""
+        """Takes the rows of a batch, which have the length of the first one."""
         self.rows.sort(key=lambda row: row.turn)
         translator, length = self.rows[0].translator, self.rows[0].part.row_length
         same = (row for row in self.rows if row.translator is translator)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lingvo_gshard.decode.translator import Translation, Translator, split
+from lingvo_gshard.spmd import processes
 from tests.decode.reverser import Letters, Reverser
 
 
@@ -93,6 +94,31 @@ def test_each_part_of_a_line_begins_with_its_target():
     found = Translator(decoder, Marked(), Letters()).translate(lines)
     halves = "k" * 13 + "f", "k" * 12 + "f"
     assert [best.text for best, *_ in found] == ["cbd", "", "", " ".join(sorted(halves))]
+
+
+def test_every_part_has_a_row_of_the_shortest_length_that_holds_it():
+    translator, _ = _translator(5, (4, 8, 16))
+    parts = [part for n in (9, 3, 4, 1, 15, 7, 3, 8, 2) for part in translator.parts("a" * n)]
+    rows = {}
+    for indices, features in translator._batches(parts):
+        ids = features.source_ids
+        assert ids.shape[0] == 5 and {array.dtype.name for array in features.values()} == {"int32"}
+        assert not any(array[len(indices) :].any() for array in features.values())
+        for row, index in enumerate(indices):
+            size = int(features.source_segment_ids[row].sum())
+            assert {4: 0, 8: 4, 16: 8}[ids.shape[1]] < size <= ids.shape[1] and index not in rows
+            rows[index] = ids[row, :size].tolist()
+            assert features.source_positions[row, :size].tolist() == list(range(size))
+            assert not ids[row, size:].any()
+    assert rows == {index: part.ids.tolist() for index, part in enumerate(parts)}
+
+
+def test_processes_have_equally_many_batches_of_each_length(monkeypatch):
+    monkeypatch.setattr(processes, "largest", lambda own: [3, own[1] + 1])
+    translator, _ = _translator(2, (4, 8))
+    parts = [part for line in ("ab", "a", "b") for part in translator.parts(line)]
+    found = [(rows, features.source_ids.shape) for rows, features in translator._batches(parts)]
+    assert found == [([1, 2], (2, 4)), ([0], (2, 4)), ([], (2, 4)), ([], (2, 8))]
 
 
 def test_translations_are_returned_before_all_lines_are_read():
