@@ -1,4 +1,4 @@
-"""The dev and test sentences of a prepared folder, and the lengths of rows for text to translate."""
+"""The dev and test sentences of a prepared folder, and the row lengths for text to translate."""
 
 import gzip
 import os
