@@ -80,12 +80,8 @@ class TranslationInput:
         digests.verify(p.data_dir, data.vocabulary_files)
         digests.verify(p.data_dir, files[process_index::num_processes], contents=False)
         source = RecordSource(p.data_dir, *records, hashed=p.hash_records)
-        batches: TrainingBatches | OnePassBatches
-        if p.repeat:
-            mixed = mixture.Mixture(source, p)
-            batches = TrainingBatches(mixed, p, shape, process_index, num_processes)
-        else:
-            batches = OnePassBatches(source, p, shape, process_index, num_processes)
+        make = TrainingBatches if p.repeat else OnePassBatches
+        batches = make(source, p, shape, process_index, num_processes)
         # The prefetch thread reads; Grain's own readers would add more threads.
         one_thread = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         prefetched = grain.experimental.ThreadPrefetchIterDataset(

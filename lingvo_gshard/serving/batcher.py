@@ -46,13 +46,12 @@ class Batcher:
 
     Short rows and long ones wait in lanes of their own, whose batches run side by side, so that a
     line of a few words waits for no batch of long ones. A decoder of several devices has one lane.
-    Leaving its context cancels the waiting requests.
+    Leaving its context cancels the waiting requests. `observe` is called with each batch.
     """
 
     def __init__(
         self, limits: Limits, observe: Callable[[list[Part]], None] = lambda parts: None
     ) -> None:
-        """`observe` is called with each batch."""
         self._limits = limits
         self._short, self._long = (_Lane(limits.wait_secs, observe) for _ in range(2))
 
