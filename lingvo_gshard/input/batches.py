@@ -80,6 +80,7 @@ class TranslationInput:
         digests.verify(p.data_dir, data.vocabulary_files)
         digests.verify(p.data_dir, files[process_index::num_processes], contents=False)
         source = RecordSource(p.data_dir, *records, hashed=p.hash_records)
+        make: type[TrainingBatches | OnePassBatches]
         make = TrainingBatches if p.repeat else OnePassBatches
         batches = make(source, p, shape, process_index, num_processes)
         # The prefetch thread reads; Grain's own readers would add more threads.
