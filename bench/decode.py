@@ -20,6 +20,7 @@ import pathlib
 import time
 from collections.abc import Callable
 
+import tensorflow as tf
 from absl import app, flags
 
 from bench import classic_beam, peer, synthetic
@@ -159,7 +160,8 @@ def _search(
         grow = classic_beam.grow(task, config)
         state = classic_beam.init_state(task, theta, features, config)
         step = classic_beam.decode_step(task, theta, config)
-    requests = Requests.alike(case.batch, case.length, case.length)
+    lengths = tf.fill([case.batch], case.length)
+    requests = Requests(lengths, lengths, tf.constant([0, 0]))
     annotate = Annotator(model.partitioning).annotate
     found = flat_beam_search.search(config, step, state, requests, annotate, grow)
     return NestedMap(ids=found.ids, lengths=found.lengths, scores=found.scores)

@@ -10,7 +10,7 @@ and the probability of a gain as large if neither run were better.
 """
 
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from absl import flags
@@ -35,7 +35,11 @@ def main(argv: list[str]) -> None:
     logdirs = _distinct("run", map(_named, _RUNS.value))
     models = {name: _quality(logdir) for name, logdir in logdirs.items()}
     baselines = _distinct("baseline", map(_baseline, _BASELINES.value))
-    comparisons = list(_comparisons(models, baselines))
+    comparisons = [
+        Comparison(models, {code: each.average(metric) for code, each in baselines.items()}, metric)
+        for metric in quality.METRICS
+        if all(metric in each.metrics for each in (*models.values(), *baselines.values()))
+    ]
     tables = [comparison.table() for comparison in comparisons]
     if _PAIRED.value:
         folders = {name: _folder(logdir) for name, logdir in logdirs.items()}
@@ -48,14 +52,6 @@ def main(argv: list[str]) -> None:
         print(f"Wrote {_OUT.value}.txt and {_OUT.value}.png.")
 
 
-def _comparisons(models: dict[str, Quality], baselines: dict[str, Quality]) -> Iterator[Comparison]:
-    """Yields the comparison by each metric that all models and baselines have, BLEU first."""
-    for metric in quality.METRICS:
-        if all(metric in each.metrics for each in (*models.values(), *baselines.values())):
-            scores = {code: each.average(metric) for code, each in baselines.items()}
-            yield Comparison(models, scores, metric)
-
-
 def _named(run: str) -> tuple[str, str]:
     name, separator, logdir = run.partition("=")
     if not (name and separator and logdir):
@@ -65,12 +61,11 @@ def _named(run: str) -> tuple[str, str]:
 
 def _distinct(flag: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     """The pairs as a dict. Raises ValueError if a key comes twice."""
-    found: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"--{flag}: {key} is given twice.")
-        found[key] = value
-    return found
+    found = list(pairs)
+    keys = [key for key, _ in found]
+    if repeated := [key for key in keys if keys.count(key) > 1]:
+        raise ValueError(f"--{flag}: {repeated[0]} is given twice.")
+    return dict(found)
 
 
 def _folder(logdir: str) -> pathlib.Path:

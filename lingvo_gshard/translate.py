@@ -82,8 +82,8 @@ def main(argv: list[str]) -> None:
         if _INPUT.value and _OUTPUT.value:
             _translate_file(translator, pathlib.Path(_INPUT.value), pathlib.Path(_OUTPUT.value))
         elif _SERVE.value is not None:
-            bundle, make = cli.load("lingvo_gshard.decode.bundle"), type(translator)
-            load = (lambda: make(*bundle.load(_BUNDLE.value))) if _BUNDLE.value else None
+            make = type(translator)
+            load = (lambda: make(*_bundle().load(_BUNDLE.value))) if _BUNDLE.value else None
             given = {"load": load, "client_header": _CLIENT_HEADER.value}
             _server().serve(translator, _HOST.value, _SERVE.value, **given)
         else:
@@ -116,16 +116,13 @@ def read_lines(stream: io.BufferedIOBase) -> Iterator[list[str]]:
 
     Only a newline ends a line, not U+2028. Bytes not UTF-8 become replacement characters.
     """
-    unfinished: list[bytes] = []  # The parts of a line whose end has not arrived.
+    unfinished = b""  # A line whose end has not arrived.
     while data := stream.read1(_READ_BYTES):
-        first, *others = data.split(b"\n")
-        unfinished.append(first)
-        if others:
-            lines = [b"".join(unfinished), *others]
-            unfinished = [lines.pop()]
+        *lines, unfinished = (unfinished + data).split(b"\n")
+        if lines:
             yield [line.decode("utf-8", errors="replace") for line in lines]
-    if any(unfinished):
-        yield [b"".join(unfinished).decode("utf-8", errors="replace")]
+    if unfinished:
+        yield [unfinished.decode("utf-8", errors="replace")]
 
 
 def _bundle() -> Any:
@@ -224,10 +221,7 @@ def _check_flags() -> None:
     for flag in (_EXPORT, _BATCH_SIZE, _AVERAGE):
         if _BUNDLE.value and flag.value is not None:
             raise ValueError(f"--{flag.name} needs --logdir.")
-    _check_files(_INPUT.value, _OUTPUT.value)
-
-
-def _check_files(source: str | None, target: str | None) -> None:
+    source, target = _INPUT.value, _OUTPUT.value
     if source is None or target is None:
         if source or target or cli.processes():
             raise ValueError("give both --input and --output; several processes need them.")

@@ -4,7 +4,6 @@ B batch, k beam, n wanted hypotheses, S source length, T steps, P = T * k places
 """
 
 import dataclasses
-from typing import Self
 
 import tensorflow as tf
 
@@ -55,8 +54,7 @@ class BeamSearch:
     def stage_ends(self) -> tuple[int, ...]:
         """The number of steps taken at the end of each stage; the last is T."""
         places = self.max_steps * self.beam_size
-        stages = min(_MAX_STAGES, places // self.min_stage_places, self.max_steps)
-        num_stages = max(1, stages)
+        num_stages = max(1, min(_MAX_STAGES, places // self.min_stage_places, self.max_steps))
         return tuple(-(-self.max_steps * i // num_stages) for i in range(1, num_stages + 1))
 
     @property
@@ -77,19 +75,6 @@ class Requests:
     min_steps: tf.Tensor  # int32 [B].
     max_steps: tf.Tensor  # int32 [B], at most T; 0 skips the example.
     seed: tf.Tensor  # int32 [2], for sampling.
-
-    @classmethod
-    def alike(
-        cls, batch_size: int, max_steps: int, min_steps: int = 1, seed: tuple[int, int] = (0, 0)
-    ) -> Self:
-        """Returns the same limits for every example; ValueError unless 1 <= min <= max_steps."""
-        if not 1 <= min_steps <= max_steps:
-            raise ValueError(
-                f"Requests: min_steps must be 1 to max_steps {max_steps}, got {min_steps}."
-            )
-        return cls(
-            tf.fill([batch_size], min_steps), tf.fill([batch_size], max_steps), tf.constant(seed)
-        )
 
 
 @dataclasses.dataclass(frozen=True)

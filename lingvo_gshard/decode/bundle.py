@@ -9,8 +9,6 @@ vocab/{source,target}.model    SentencePiece models
 lingvo_gshard/                 the library without training
 requirements.txt               the packages that they need
 
-cd BUNDLE && python -m lingvo_gshard.translate --bundle=.
-
 B batch, L source length, n hypotheses, T target length.
 """
 
@@ -98,10 +96,8 @@ class Decoder:
     share: Share = WHOLE  # This process's part of a batch's rows.
     # It differs between decoders of other weights or settings.
     origin: dict[str, str] = dataclasses.field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._compiled: dict[int, Executable] = {}
-        self._compiling = threading.Lock()
+    _compiled: dict[int, Executable] = dataclasses.field(default_factory=dict, init=False)
+    _compiling: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
 
     def __call__(self, features: NestedMap) -> dict[str, np.ndarray]:
         """Decodes a batch of int32 [B, L] source_ids, source_segment_ids and source_positions.
@@ -142,26 +138,20 @@ def save(
     if others:
         problem = f"{folder} holds {min(others)}, which is no part of a bundle"
         raise ValueError(f"{problem}; export to a new or empty folder.")
+    programs = {_program_file(length): length for length in decoder.spec.source_lengths}
     with atomic_file.replacing_folder(folder) as partial:
-        files = [*_write_model(partial, decoder), *map(str, vocabulary_files(pathlib.Path()))]
+        for name in ("programs", "vocab"):
+            (partial / name).mkdir()
+        for name, length in programs.items():
+            decoder.program_for(length).save(partial / name)
+        safetensors_file.write(partial / _WEIGHTS, dict(decoder.theta.FlattenItems()), {})
         for path, copy in zip(vocabularies, vocabulary_files(partial), strict=True):
             shutil.copyfile(path, copy)
         _write_library(partial)
-        listed = [dataclasses.asdict(digests.describe(partial, path)) for path in files]
-        fields = {"spec": dataclasses.asdict(decoder.spec), "files": listed}
-        fields["origin"] = decoder.origin
-        digests.write_json(partial / _SPEC, _VERSION, fields)
-
-
-def _write_model(folder: pathlib.Path, decoder: Decoder) -> list[str]:
-    """Writes the programs and the weights; returns their paths in the folder."""
-    for name in ("programs", "vocab"):
-        (folder / name).mkdir()
-    names = [_program_file(length) for length in decoder.spec.source_lengths]
-    for length, name in zip(decoder.spec.source_lengths, names, strict=True):
-        decoder.program_for(length).save(folder / name)
-    safetensors_file.write(folder / _WEIGHTS, dict(decoder.theta.FlattenItems()), {})
-    return [*names, _WEIGHTS]
+        names = [*programs, _WEIGHTS, *map(str, vocabulary_files(""))]
+        files = tuple(digests.describe(partial, name) for name in names)
+        contents = _Contents(decoder.spec, files, decoder.origin)
+        digests.write_json(partial / _SPEC, _VERSION, dataclasses.asdict(contents))
 
 
 def _write_library(folder: pathlib.Path) -> None:
@@ -190,30 +180,21 @@ def _contents(folder: str | pathlib.Path) -> _Contents:
 def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
     """Returns the decoder and the source and target tokenizers of a bundle.
 
-    Raises ValueError as load_spec, or for a damaged file or weights that do not match the programs.
+    Raises ValueError as load_spec, or for a damaged file.
     """
     with storage.working(folder) as here:
-        return _load(here)
-
-
-def _load(folder: pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
-    contents = _contents(folder)
-    digests.verify(folder, contents.files)
-    spec = contents.spec
-    origin = contents.origin or {file.path: file.sha256 for file in contents.files}
-    programs = {n: program.load(folder / _program_file(n)) for n in spec.source_lengths}
+        contents = _contents(here)
+        digests.verify(here, contents.files)
+        spec = contents.spec
+        programs = {n: program.load(here / _program_file(n)) for n in spec.source_lengths}
+        weights = safetensors_file.read(here / _WEIGHTS).arrays
+        source, target = map(Tokenizer, vocabulary_files(here))
     first = programs[spec.source_lengths[0]]
-    theta = _weights(folder / _WEIGHTS, first.args[0].theta)
-    source, target = map(Tokenizer, vocabulary_files(folder))
+    theta = first.args[0].theta
+    theta = theta.Pack(weights[name] for name, _ in theta.FlattenItems())
     share = specs.own_share(first.partitioning)
+    origin = contents.origin or {file.path: file.sha256 for file in contents.files}
     return Decoder(spec, theta, programs.__getitem__, share, origin), source, target
-
-
-def _weights(path: pathlib.Path, wanted: NestedMap) -> NestedMap:
-    """Reads the weights that a program takes, given their TensorSpecs; raises as `load`."""
-    held = safetensors_file.read(path).arrays
-    specs.check_same(str(path), held, wanted)
-    return wanted.Pack(held[name] for name, _ in wanted.FlattenItems())
 
 
 def _program_file(length: int) -> str:

@@ -1,11 +1,9 @@
 """Translates a text of any length with any number of processes, and goes on where it was stopped.
 
-The lines are dealt out in chunks of consecutive lines. A folder holds what is done:
+The lines are dealt out in chunks, few of which are in memory at once. A folder holds what is done:
 
     belongs_to.txt    the lines in a chunk, and below them what the parts are made from
     part_<I>.txt      the output lines of chunk I, whole or absent
-
-What is in memory does not grow with the text.
 """
 
 import dataclasses

@@ -8,6 +8,7 @@ B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, 
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -34,7 +35,7 @@ def search(
     model_state: NestedMap,
     requests: Requests,
     annotate: Annotate,
-    grow: Grow | None = None,
+    grow: Grow,
 ) -> Hypotheses:
     """Finds the n best hypotheses of each example in a loop within the program.
 
@@ -49,9 +50,9 @@ def search(
     done. Its steps keep the shapes of `model_state`. If the state has `attention`, float32
     [B, k, S], from the newest tokens to the source, the search records it. A coverage penalty needs
     it and `source_real`, float32 [B, S], 1 for tokens; ValueError is raised without them.
-    `annotate` gets dims that begin with B. With `grow` the search runs in stages, one loop for each
-    of config.stage_ends. The model's state and the masks then have places for the current stage
-    only, at first config.first_places; otherwise they have all P places.
+    `annotate` gets dims that begin with B. The search runs in stages, one loop for each of
+    config.stage_ends. The model's state and the masks have places for the current stage only, at
+    first config.first_places.
     """
     if config.coverage_weight and not {"attention", "source_real"} <= set(model_state):
         raise ValueError(
@@ -59,10 +60,9 @@ def search(
             f"source_real in the model's state, which has only {', '.join(sorted(model_state))}."
         )
     loop = _Loop(config, decode_step, requests, annotate)
-    ends = config.stage_ends if grow else (config.max_steps,)
-    s = loop.start(model_state, ends[0] * config.beam_size)
-    for begin, end in zip((0, *ends), ends, strict=False):
-        if grow and begin:
+    s = loop.start(model_state)
+    for begin, end in itertools.pairwise((0, *config.stage_ends)):
+        if begin:
             s = loop.grown(s, end * config.beam_size, grow)
         s = loop.run(s, end - begin)
     return loop.results(s)
@@ -87,10 +87,10 @@ class _Loop:
     requests: Requests
     annotate: Annotate
 
-    def start(self, model_state: NestedMap, places: int) -> NestedMap:
-        """Returns the state before the first step, with P places."""
+    def start(self, model_state: NestedMap) -> NestedMap:
+        """Returns the state before the first step."""
         c, b = self.config, self.requests.max_steps.shape[0]
-        k, n = c.beam_size, c.num_found
+        k, n, places = c.beam_size, c.num_found, c.first_places
         alone = tf.constant([[0.0] + [_NEVER] * (k - 1)])  # k equal ones would never differ.
         flat = NestedMap(
             ids=tf.zeros([b, c.max_steps, k], tf.int32),
@@ -183,12 +183,16 @@ class _Loop:
             token_log_probs=tf.where(unended, best.token_log_probs, found.token_log_probs),
         )
         last_ids = tf.where(unended, best.ids, self.config.eos_id)
+        attention = s.flat.get("attention")
+        if attention is not None:
+            written = tf.reshape(attention, [*s.flat.ids.shape, attention.shape[-1]])
+            attention = tf.einsum("BNTK,BTKS->BNTS", self._by_step(found), written)
         return Hypotheses(
             ids=self._read(found, s.flat.ids, last_ids),
             lengths=found.lengths,
             scores=found.scores,
             token_log_probs=self._read(found, s.flat.token_log_probs, found.token_log_probs),
-            attention=self._read_attention(found, s.flat),
+            attention=attention,
         )
 
     def _write(self, s: NestedMap) -> tuple[NestedMap, NestedMap]:
@@ -254,9 +258,11 @@ class _Loop:
         length = s.step + 1
         ending = token_log_probs[..., self.config.eos_id]
         log_probs = active.log_probs + ending
+        others = tf.concat([ends, going_on], 1)
+        num_better = tf.reduce_sum(tf.cast(others[:, None] > ends[..., None], tf.int32), -1)
         # Absent hypotheses of the first steps must not count as finished.
         valid = log_probs > _NEVER / 2
-        valid &= _competes(ends, going_on) | (length == self.requests.max_steps)[:, None]
+        valid &= (num_better < ends.shape[1]) | (length == self.requests.max_steps)[:, None]
         score = log_probs / self._length_penalty(length)
         if self.config.coverage_weight:
             score += self._coverage_penalty(active.mask, flat.attention, s.model.source_real)
@@ -313,13 +319,6 @@ class _Loop:
         ended = tf.where(count == length, last[..., None], outputs)
         return tf.where(count <= length, ended, tf.zeros_like(ended))
 
-    def _read_attention(self, found: NestedMap, flat: NestedMap) -> tf.Tensor | None:
-        if "attention" not in flat:
-            return None
-        c, (batch_size, _, source_len) = self.config, flat.attention.shape
-        written = tf.reshape(flat.attention, [batch_size, c.max_steps, c.beam_size, source_len])
-        return tf.einsum("BNTK,BTKS->BNTS", self._by_step(found), written)
-
     def _by_step(self, found: NestedMap) -> tf.Tensor:
         """Returns the masks as [B, n, T, k], with at most one place in each step."""
         c = self.config
@@ -330,10 +329,3 @@ class _Loop:
             return self.annotate(x, "B" + "_" * (x.shape.rank - 1)) if x.shape.rank else x
 
         return NestedMap(s.Transform(by_batch), model=s.model)  # The model annotates its state.
-
-
-def _competes(ends: tf.Tensor, going_on: tf.Tensor) -> tf.Tensor:
-    """Returns bool [B, k]: which endings are among the k best of all continuations."""
-    others = tf.concat([ends, going_on], 1)
-    better = tf.cast(others[:, None] > ends[..., None], tf.int32)
-    return tf.reduce_sum(better, -1) < ends.shape[1]

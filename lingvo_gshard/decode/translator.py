@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode.bundle import Decoder
-from lingvo_gshard.input import sentences
+from lingvo_gshard.input import packing
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.spmd import processes
 
@@ -45,9 +46,8 @@ class Translation:
 class Part:
     """A line, or the part of a longer one that the model can translate."""
 
-    text: str
-    num_tokens: int  # Of the source, with EOS.
-    row_length: int  # That of the shortest rows that hold it, if there are any.
+    ids: np.ndarray  # int32 [n], the source's tokens, EOS last.
+    row_length: int  # That of the shortest rows that hold it.
 
 
 NBest = tuple[Translation, ...]  # Best first; at least one.
@@ -87,43 +87,61 @@ class Translator:
         """Returns the parts of a line, each with the token of its target; none of a blank line."""
         beginnings = map(self.spec.beginning, self.spec.targets)
         beginning = next(filter(line.startswith, beginnings), "")
-        text, lengths = line.removeprefix(beginning), self.spec.source_lengths
+        *_, longest = lengths = self.spec.source_lengths
 
-        def made(part: str) -> Part:
-            size = len(self._source.encode(beginning + part))
-            return Part(beginning + part, size, next((n for n in lengths if n >= size), size))
+        def encoded(text: str) -> list[int]:
+            return self._source.encode(beginning + text)
 
-        fitting = split(text, lambda part: made(part).row_length <= lengths[-1])
-        return list(map(made, fitting)) if text.strip() else []
+        def made(text: str) -> Part:
+            # Only a single character can be too long.
+            ids = packing.truncate(np.array(encoded(text), np.int32), longest)
+            return Part(ids, next(n for n in lengths if n >= len(ids)))
+
+        texts = split(line.removeprefix(beginning), lambda text: len(encoded(text)) <= longest)
+        return list(map(made, filter(None, texts)))
 
     def translate_parts(self, parts: Sequence[Part]) -> list[NBest]:
         """Returns the n best translations of each part."""
         found: list[NBest] = [_NOTHING] * len(parts)
-        sizes, texts = (self.num_rows, self.spec.source_lengths), [part.text for part in parts]
-        # All processes call the program of a length equally often.
-        for batch in sentences.decode_batches(texts, self._source, *sizes, processes.largest):
-            hypotheses = self.decoder(batch.features)
-            for row, index in enumerate(batch.line_indices):
-                if index >= 0:
-                    arrays = {name: array[row] for name, array in hypotheses.items()}
-                    found[index] = self._translations(texts[index], arrays)
+        for indices, features in self._batches(parts):
+            hypotheses = self.decoder(features)
+            for row, index in enumerate(indices):
+                arrays = {name: array[row] for name, array in hypotheses.items()}
+                found[index] = self._translations(parts[index].ids, arrays)
         return found
 
-    def _translations(self, part: str, row: dict[str, np.ndarray]) -> NBest:
+    def _batches(self, parts: Sequence[Part]) -> Iterator[tuple[list[int], NestedMap]]:
+        """Yields the indices of a batch's parts, a row each, and its features, int32 [B, L].
+
+        The shortest parts come first. The rows without a part are empty.
+        """
+        shortest_first = sorted(range(len(parts)), key=lambda index: len(parts[index].ids))
+        lengths, batches = self.spec.source_lengths, list[list[list[int]]]()
+        for length in lengths:
+            members = [index for index in shortest_first if parts[index].row_length == length]
+            starts = range(0, len(members), self.num_rows)
+            batches.append([members[start : start + self.num_rows] for start in starts])
+        # All processes call the program of a length equally often.
+        counts = processes.largest([len(of_length) for of_length in batches])
+        for length, count, of_length in zip(lengths, counts, batches, strict=True):
+            for indices in itertools.chain(of_length, [[]] * (count - len(of_length))):
+                ids = [parts[index].ids for index in indices]
+                arrays = packing.side(ids, np.arange(self.num_rows) < len(indices), length)
+                yield indices, NestedMap(zip(packing.SOURCE, arrays, strict=True))
+
+    def _translations(self, source: np.ndarray, row: dict[str, np.ndarray]) -> NBest:
         found = []
         for i in np.flatnonzero(row["lengths"]):
-            ids, length, attention = row["ids"][i], int(row["lengths"][i]), None
+            length, attention = int(row["lengths"][i]), None
+            ids = row["ids"][i, :length]
             if "attention" in row:
-                attention = self._attention(part, ids[:length], row["attention"][i])
+                weights = row["attention"][i, :length, : len(source)].astype(float).tolist()
+                pieces = tuple(self._source.pieces(source)), tuple(self._target.pieces(ids))
+                attention = Attention(*pieces, tuple(map(tuple, weights)))
             # Byte pieces can spell line breaks and tabs.
             text = " ".join(self._target.decode(ids).split())
             found.append(Translation(text, float(row["scores"][i]), length, attention))
         return tuple(found)
-
-    def _attention(self, part: str, ids: np.ndarray, weights: np.ndarray) -> Attention:
-        source = self._source.pieces(self._source.encode(part))
-        rows = weights[: len(ids), : len(source)].astype(float).tolist()
-        return Attention(tuple(source), tuple(self._target.pieces(ids)), tuple(map(tuple, rows)))
 
 
 def split(text: str, fits: Callable[[str], bool]) -> list[str]:
@@ -153,11 +171,9 @@ def _middle(text: str) -> int:
 
 def joined(parts: Sequence[NBest]) -> NBest:
     """Joins the translations of a line's parts: the i-th best ones form the line's i-th best."""
-    if not parts:
-        return _NOTHING
-    if len(parts) == 1:
-        return parts[0]
-    return tuple(_concatenated(hypotheses) for hypotheses in zip(*parts, strict=False))
+    if len(parts) <= 1:
+        return parts[0] if parts else _NOTHING
+    return tuple(map(_concatenated, zip(*parts, strict=False)))
 
 
 def _concatenated(parts: Sequence[Translation]) -> Translation:

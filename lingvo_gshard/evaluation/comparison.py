@@ -23,19 +23,18 @@ class Comparison:
     metric: str = "bleu"
 
     def __post_init__(self) -> None:
-        if not self.models:
-            raise ValueError("Comparison: no models to compare.")
-        (first, sizes), *others = (
-            (name, {row.code: row.train_pairs for row in quality.languages})
+        first, *_ = self.models
+        sizes = {
+            name: {row.code: row.train_pairs for row in quality.languages}
             for name, quality in self.models.items()
-        )
-        for name, found in others:
-            if differing := sorted({code for code, _ in found.items() ^ sizes.items()}):
+        }
+        for name, found in sizes.items():
+            if differing := sorted({code for code, _ in found.items() ^ sizes[first].items()}):
                 raise ValueError(
                     f"Comparison: {first} and {name} differ in languages or their training pairs: "
                     f"{', '.join(differing)}."
                 )
-        if unknown := sorted(self.baselines.keys() - sizes.keys()):
+        if unknown := sorted(self.baselines.keys() - sizes[first].keys()):
             raise ValueError(
                 f"Comparison: there are baselines for {', '.join(unknown)}, which {first} lacks."
             )

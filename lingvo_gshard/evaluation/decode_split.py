@@ -23,8 +23,8 @@ def decode_split(run: Run, split: str) -> None:
     The folder gets LANGUAGE.txt with one translation per line, LANGUAGE.source.txt and
     LANGUAGE.reference.txt beside it, scores.json and bleu.png. Until then, its folder `parts` holds
     what is done, and another call goes on from there. All processes must call it; process 0 scores,
-    one language at a time. Raises ValueError if the run was never
-    trained, no language has the split or its text is damaged, or decode.max_sentences is below 1.
+    one language at a time. Raises ValueError if the run was never trained, no language has the
+    split or its text is damaged, or decode.max_sentences is below 1.
     """
     recorded(run.logdir)  # Refuses a folder that was never trained in.
     languages, folder = _languages(run, split), pathlib.Path(run.logdir, f"decode_{split}")

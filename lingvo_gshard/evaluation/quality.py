@@ -81,10 +81,10 @@ class Quality:
         """A metric by language, most training pairs first."""
         return {row.code: getattr(row, metric).value for row in self.by_size()}
 
-    def signatures(self, metric: str) -> set[str]:
-        """The lines that tell how sacreBLEU computed a metric, usually one."""
-        found = (getattr(row, metric).signature for row in self.languages)
-        return {f"sacreBLEU {metric} {signature}" for signature in found}
+    def signatures(self, *metrics: str) -> list[str]:
+        """The lines that tell how sacreBLEU computed metrics, usually one for each."""
+        found = {name: {getattr(row, name).signature for row in self.languages} for name in metrics}
+        return [f"sacreBLEU {name} {line}" for name in metrics for line in sorted(found[name])]
 
     def by_size(self) -> list[LanguageQuality]:
         """The languages, most training pairs first, as the paper orders them."""
@@ -102,13 +102,9 @@ class Quality:
                 cells += [f"{found.value:.2f}", f"{found.margin:.2f}"]
         return [header, *rows, averages]
 
-    def all_signatures(self) -> list[str]:
-        """Returns sacreBLEU's signatures of all metrics."""
-        return [line for metric in self.metrics for line in sorted(self.signatures(metric))]
-
     def table(self) -> str:
         """Returns the rows as text, and the signatures below them."""
-        return "\n".join([table.text(self.rows()), *self.all_signatures()])
+        return "\n".join([table.text(self.rows()), *self.signatures(*self.metrics)])
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the averages and the languages as JSON."""

@@ -21,7 +21,6 @@ from lingvo_gshard.train import expert_load
 from lingvo_gshard.train.run import Run
 from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
 
-_PLAN_FOLDER = "plan"
 # What is wider than the window scrolls by itself, and so the page never does.
 _STYLE = """
 body { font: 15px sans-serif; max-width: 66em; margin: auto; padding: 0 1em }
@@ -75,10 +74,6 @@ class RunFacts:
     step_flops: float
     train_pairs: dict[str, int]
 
-    def by_size(self) -> list[str]:
-        """The languages, most training pairs first."""
-        return sorted(self.train_pairs, key=lambda code: (-self.train_pairs[code], code))
-
 
 def report(run: Run) -> pathlib.Path:
     """Writes a run's LOGDIR/report.html; returns its path. Raises as `write` and check_folder."""
@@ -108,8 +103,7 @@ def write(logdir: pathlib.Path, facts: RunFacts) -> pathlib.Path:
         f"<meta name=viewport content='width=device-width'><style>{_STYLE}</style>",
         f"<h1>{title}</h1>",
         _summary(facts, lines),
-        *_section("Curves", _CURVES),
-        _picture(_draw_curves, lines, evaluations),
+        *_section("Curves", _CURVES, _picture(_draw_curves, lines, evaluations)),
         *_languages(logdir, facts, evaluations),
         *_routing(lines),
         *_speed(logdir, facts, lines),
@@ -164,22 +158,19 @@ def _languages(
     """Yields the losses, experts and scores by language, as far as they exist."""
     nll = {line["name"].removeprefix("dev_"): line["nll"] for line in evaluations if "nll" in line}
     rows = [("language", "training pairs", "nll of dev, nats per token")]
-    for code in facts.by_size():
-        pairs = f"{facts.train_pairs[code]:,}"
-        rows.append((code, pairs, table.number(nll.get(code), ".3f")))
-    yield from _section("Languages", _BY_LANGUAGE)
-    yield _table(rows)
+    by_size = sorted(facts.train_pairs.items(), key=lambda pair: (-pair[1], pair[0]))
+    rows += [(code, f"{n:,}", table.number(nll.get(code), ".3f")) for code, n in by_size]
+    yield from _section("Languages", _BY_LANGUAGE, _table(rows))
     if not nll.keys() & facts.train_pairs.keys():
         yield "<p>--mode=eval adds each language's loss and the experts that it uses.</p>"
-    if loads := expert_load.by_language(evaluations, facts.by_size()):
-        yield from _section("Experts by language", _EXPERTS)
-        yield _picture(expert_load.draw_by_language, loads)
+    if loads := expert_load.by_language(evaluations, [code for code, _ in by_size]):
+        picture = _picture(expert_load.draw_by_language, loads)
+        yield from _section("Experts by language", _EXPERTS, picture)
     scores = logdir / "decode_test" / "scores.json"
     if scores.exists():
         found = quality.load(scores)
-        text = f"{_SCORES} {'; '.join(found.all_signatures())}."
-        yield from _section("Translations of test", text)
-        yield _table(found.rows())
+        text = f"{_SCORES} {'; '.join(found.signatures(*found.metrics))}."
+        yield from _section("Translations of test", text, _table(found.rows()))
     else:
         yield "<p>--mode=decode adds BLEU, chrF and chrF++.</p>"
 
@@ -187,11 +178,10 @@ def _languages(
 def _routing(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Yields the routing statistics of each MoE layer and the load of each expert."""
     header, *rows = expert_load.rows(lines[-1])
-    if not rows:
-        return
-    yield from _section(f"Routing of the last {lines[-1]['num_steps']} steps", _ROUTING)
-    yield _table([header, *rows])
-    yield _picture(expert_load.draw_on, lines)
+    if rows:
+        title = f"Routing of the last {lines[-1]['num_steps']} steps"
+        picture = _picture(expert_load.draw_on, lines)
+        yield from _section(title, _ROUTING, _table([header, *rows]), picture)
 
 
 def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -206,7 +196,7 @@ def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]
         ("measured here", f"{measured:.4g}", *rates),
     ]
     yield from _section("Speed", _SPEED)
-    folder = logdir / _PLAN_FOLDER
+    folder = logdir / "plan"
     if (folder / plan.PLAN_JSON).exists():
         planned = plan.load(folder)
         for name, share in (("roofline", 1.0), ("the paper's share of it", plan.PAPERS_SHARE)):
@@ -220,8 +210,8 @@ def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]
     yield _table(rows)
 
 
-def _section(title: str, text: str) -> tuple[str, str]:
-    return f"<h2>{html.escape(title)}</h2>", f"<p>{html.escape(text)}</p>"
+def _section(title: str, text: str, *content: str) -> tuple[str, ...]:
+    return f"<h2>{html.escape(title)}</h2>", f"<p>{html.escape(text)}</p>", *content
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:

@@ -64,16 +64,12 @@ class TranslationInput:
         file of records is noticed when the file is first read.
         """
         self.p = p = params.Copy().Freeze()
-        if p.batch_size < 1:
-            raise ValueError(f"batch_size {p.batch_size}: expected at least 1")
         if p.repeat and p.rows is Rows.BUCKETED:
             raise ValueError("rows BUCKETED needs repeat=False: training batches have one shape")
-        if num_processes < 1 or p.batch_size % num_processes:
+        if p.batch_size < 1 or p.batch_size % num_processes:
             raise ValueError(
                 f"num_processes {num_processes}: expected a divisor of batch_size {p.batch_size}"
             )
-        if not 0 <= process_index < num_processes:
-            raise ValueError(f"process_index {process_index}: expected 0 to {num_processes - 1}")
         shape = packing.RowShape(p.source_len, p.target_len)
         # The TensorSpecs of a batch of all processes.
         self.specs = packing.batch_specs(p.batch_size, shape)
@@ -84,21 +80,18 @@ class TranslationInput:
         digests.verify(p.data_dir, data.vocabulary_files)
         digests.verify(p.data_dir, files[process_index::num_processes], contents=False)
         source = RecordSource(p.data_dir, *records, hashed=p.hash_records)
-        batches: TrainingBatches | OnePassBatches
-        if p.repeat:
-            mixed = mixture.Mixture(source, p.temperature, p.max_repeats, p.shuffle, p.seed)
-            batches = TrainingBatches(mixed, p, shape, process_index, num_processes)
-        else:
-            batches = OnePassBatches(source, p, shape, process_index, num_processes)
+        make: type[TrainingBatches | OnePassBatches]
+        make = TrainingBatches if p.repeat else OnePassBatches
+        batches = make(source, p, shape, process_index, num_processes)
         # The prefetch thread reads; Grain's own readers would add more threads.
         one_thread = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
         prefetched = grain.experimental.ThreadPrefetchIterDataset(
             grain.MapDataset.source(batches).to_iter_dataset(one_thread),
             prefetch_buffer_size=_PREFETCHED_BATCHES,
         )
-        self._open = [iter(prefetched)]
+        self._iterator = iter(prefetched)
         # Grain's own clean-up at exit runs after modules that it uses have been unloaded.
-        weakref.finalize(self, _close, self._open)
+        self._close = weakref.finalize(self, self._iterator.close)
 
     def __iter__(self) -> TranslationInput:
         return self
@@ -119,15 +112,4 @@ class TranslationInput:
 
     def close(self) -> None:
         """Stops the prefetch thread."""
-        _close(self._open)
-
-    @property
-    def _iterator(self) -> grain.DatasetIterator[NestedMap]:
-        if not self._open:
-            raise ValueError("this input is closed")
-        return self._open[0]
-
-
-def _close(iterators: list[grain.DatasetIterator]) -> None:
-    while iterators:
-        iterators.pop().close()
+        self._close()

@@ -22,9 +22,7 @@ from lingvo_gshard.core.digests import File
 
 FILE_NAME = "manifest.json"
 VERSION = 4
-_WITHOUT_DIGEST = 3
 SPLITS = ("train", "dev", "test")
-_COMMAND = "python -m data_prep.build --input=TEXT_DIR --out="
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,9 +101,8 @@ class Manifest:
         found = [*self.vocabulary_files]
         for language in self.languages:
             for records in language.records.values():
-                for shard in records.shards:
-                    found += [shard.file, shard.lengths]
-            found.extend(language.text.values())
+                found += [file for shard in records.shards for file in (shard.file, shard.lengths)]
+            found += language.text.values()
         return tuple(found)
 
 
@@ -127,11 +124,12 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
         if path.is_file():
             return _read_version(path, storage.modified(path))
         problem = f"no {FILE_NAME} in {folder}" if folder.is_dir() else f"no data folder {folder}"
-    raise ValueError(f"{problem}: prepare it with {_COMMAND}{folder}")
+    command = f"python -m data_prep.build --input=TEXT_DIR --out={folder}"
+    raise ValueError(f"{problem}: prepare it with {command}")
 
 
 @functools.lru_cache(maxsize=1)  # A manifest of 100,000 files takes seconds to read.
 def _read_version(path: pathlib.Path, modified: float) -> Manifest:
     del modified  # A modified file has another key in the cache.
     build = functools.partial(json_records.read, Manifest)
-    return digests.read_json(path, VERSION, build, older=(_WITHOUT_DIGEST,))
+    return digests.read_json(path, VERSION, build, older=(3,))  # Without a digest.

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.late import grain
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import Example
@@ -53,10 +54,9 @@ def languages_of(
     """The languages with these codes, or all of a split; ValueError if one has no examples."""
     if split not in manifest.SPLITS:
         raise ValueError(f"split {split!r}: expected one of {', '.join(manifest.SPLITS)}")
-    if codes is not None:
-        found = tuple(data.language(code) for code in codes)
-    else:
-        found = tuple(language for language in data.languages if language.num_examples(split))
+    if codes is None:
+        codes = [language.code for language in data.languages if language.num_examples(split)]
+    found = tuple(map(data.language, codes))
     if not found:
         raise ValueError(f"no language has examples in split {split!r}")
     for language in found:
@@ -72,18 +72,11 @@ class Mixture:
     stream holds the languages in their proportions, to within one example of each.
     """
 
-    def __init__(
-        self,
-        source: RecordSource,
-        temperature: float,
-        max_repeats: float | None,
-        shuffle: bool,
-        seed: int,
-    ) -> None:
+    def __init__(self, source: RecordSource, params: hyperparams.Params) -> None:
         """With `shuffle` each language has a new order every time it starts over."""
-        self._source, self._shuffle = source, shuffle
-        self.weights = sampling_weights(source.sizes, temperature, max_repeats)
-        rng = np.random.default_rng(seed)
+        self._source, self._shuffle = source, params.shuffle
+        self._weights = sampling_weights(source.sizes, params.temperature, params.max_repeats)
+        rng = np.random.default_rng(params.seed)
         # Without phases all languages would give their first example at the same position.
         self._phases = rng.random(len(source.sizes))
         # Languages of equal size need different orders: their English sides may be the same.
@@ -95,14 +88,14 @@ class Mixture:
         positions, records, offset = [], [], 0
         for language, size in enumerate(self._source.sizes):
             numbers = np.arange(first[language], last[language])
-            positions.append((numbers + 1 - self._phases[language]) / self.weights[language])
+            positions.append((numbers + 1 - self._phases[language]) / self._weights[language])
             records.append(offset + self._records(language, numbers))
             offset += size
         order = np.argsort(np.concatenate(positions), kind="stable")
         return self._source.read(np.concatenate(records)[order])
 
     def _given_before(self, position: int) -> np.ndarray:
-        return np.floor(self.weights * position + self._phases).astype(np.int64)
+        return np.floor(self._weights * position + self._phases).astype(np.int64)
 
     def _records(self, language: int, numbers: np.ndarray) -> np.ndarray:
         """Maps a language's example numbers, which count on over epochs, to its records."""

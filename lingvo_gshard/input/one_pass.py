@@ -67,9 +67,8 @@ class OnePassBatches:
         shape, rows = self._plans[index]
         rows = rows + [[]] * (self._num_rows(shape) - len(rows))
         numbers = np.array([number for row in rows for number in row], np.int64)
-        examples = [shape.truncate(example) for example in self._source.read(numbers)]
-        position = itertools.count()
-        return packing.fill([[next(position) for _ in row] for row in rows], examples, shape)
+        examples = map(shape.truncate, self._source.read(numbers))
+        return packing.fill([[next(examples) for _ in row] for row in rows], shape)
 
     def _num_rows(self, shape: RowShape) -> int:
         """The number of this process's rows in a batch; of shorter rows there are more."""
@@ -77,14 +76,10 @@ class OnePassBatches:
         return self._params.batch_size * scale // self._num_processes
 
     def _plan_packed(self) -> Iterator[_Plan]:
-        num_rows, waiting = self._num_rows(self._shape), list[list[int]]()
-        for start in range(0, len(self._order), _POOL_BUNDLES * self._num_processes):
-            waiting += self._pack_pool(start)
-            while len(waiting) >= num_rows:
-                yield self._shape, waiting[:num_rows]
-                del waiting[:num_rows]
-        if waiting:
-            yield self._shape, waiting
+        starts = range(0, len(self._order), _POOL_BUNDLES * self._num_processes)
+        rows = itertools.chain.from_iterable(map(self._pack_pool, starts))
+        while of_batch := list(itertools.islice(rows, self._num_rows(self._shape))):
+            yield self._shape, of_batch
 
     def _pack_pool(self, start: int) -> list[list[int]]:
         """Packs the bundles of a pool of adjacent examples; returns this process's rows."""
@@ -109,8 +104,7 @@ class OnePassBatches:
                 first = start + self._process_index * size
                 batches.append((shape, members[first : first + size]))
         if self._params.shuffle:  # So that the first batches already have all lengths.
-            order = np.random.default_rng(self._params.seed).permutation(len(batches))
-            batches = [batches[i] for i in order]
+            np.random.default_rng(self._params.seed).shuffle(batches)
         for shape, members in batches:
             yield shape, [[member] for member in members.tolist()]
 

@@ -23,6 +23,8 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, Example
 from lingvo_gshard.sharding.layout import TensorSpec
 
+SOURCE = ("source_ids", "source_segment_ids", "source_positions")  # As `side` returns them.
+
 
 class Rows(enum.Enum):
     """What a row holds."""
@@ -53,8 +55,8 @@ class RowShape:
     def truncate(self, example: Example) -> Example:
         """Cuts both sides to the row's lengths; a side that is cut still ends with EOS."""
         return Example(
-            _truncate(example.source_ids, self.source_len),
-            _truncate(example.target_ids, self.target_len),
+            truncate(example.source_ids, self.source_len),
+            truncate(example.target_ids, self.target_len),
         )
 
 
@@ -108,30 +110,26 @@ def plan_at_most(lengths: np.ndarray, shape: RowShape, num_rows: int) -> list[li
     return rows
 
 
-def fill(rows: Sequence[Sequence[int]], examples: Sequence[Example], shape: RowShape) -> NestedMap:
+def fill(rows: Sequence[Sequence[Example]], shape: RowShape) -> NestedMap:
     """The features and labels of rows, as above: int32 [rows, L], target_weights float32."""
-    members = [examples[index] for row in rows for index in row]
+    members = [example for row in rows for example in row]
     sizes = np.array([len(row) for row in rows], np.int64)
     source = side([example.source_ids for example in members], sizes, shape.source_len)
     target = side([example.target_ids for example in members], sizes, shape.target_len)
-    labels, segment_ids, positions = target
+    target_ids, segment_ids, positions = target
     is_token = segment_ids > 0
     # The decoder's input: the labels shifted right, with BOS first in each segment.
-    inputs = np.roll(labels, 1, axis=1)
+    inputs = np.roll(target_ids, 1, axis=1)
     inputs[positions == 0] = BOS_ID
     inputs[~is_token] = PAD_ID
     features = NestedMap(
-        source_ids=source[0],
-        source_segment_ids=source[1],
-        source_positions=source[2],
+        zip(SOURCE, source, strict=True),
         target_ids=inputs,
         target_segment_ids=segment_ids,
         target_positions=positions,
     )
-    weights = is_token.astype(np.float32)
-    return NestedMap(
-        features=features, labels=NestedMap(target_labels=labels, target_weights=weights)
-    )
+    labels = NestedMap(target_labels=target_ids, target_weights=is_token.astype(np.float32))
+    return NestedMap(features=features, labels=labels)
 
 
 def side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.ndarray:
@@ -152,12 +150,13 @@ def side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.nd
 
 def batch_specs(batch_size: int, shape: RowShape) -> NestedMap:
     """The TensorSpecs of a batch that `fill` makes, with dims BL throughout."""
-    return fill([], [], shape).Transform(
+    return fill([], shape).Transform(
         lambda array: TensorSpec((batch_size, array.shape[1]), array.dtype.name, "BL")
     )
 
 
-def _truncate(ids: np.ndarray, length: int) -> np.ndarray:
+def truncate(ids: np.ndarray, length: int) -> np.ndarray:
+    """Cuts ids [n] to a length; if they are cut, EOS comes last."""
     if len(ids) <= length:
         return ids
     return np.concatenate([ids[: length - 1], np.array([EOS_ID], ids.dtype)])

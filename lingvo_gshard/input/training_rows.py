@@ -21,6 +21,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
 from lingvo_gshard.input.mixture import Mixture
 from lingvo_gshard.input.packing import Rows, RowShape
+from lingvo_gshard.input.records import RecordSource
 
 _NUM_LANES = 8
 # In a larger pool it is likelier that some pair fits the room that a row has left.
@@ -35,14 +36,14 @@ class TrainingBatches:
 
     def __init__(
         self,
-        mixture: Mixture,
+        source: RecordSource,
         params: hyperparams.Params,
         shape: RowShape,
         process_index: int,
         num_processes: int,
     ) -> None:
         """Reads some examples to estimate how many fill a pool; ValueError if none fits a row."""
-        self._mixture, self._params, self._shape = mixture, params, shape
+        self._mixture, self._params, self._shape = Mixture(source, params), params, shape
         num_lanes = math.gcd(params.batch_size, _NUM_LANES)
         self._num_lanes = num_lanes if num_lanes % num_processes == 0 else num_processes
         per_process = self._num_lanes // num_processes
@@ -82,7 +83,7 @@ class TrainingBatches:
             np.random.default_rng([self._params.seed, number]).shuffle(rows)
         else:
             rows.sort(key=lambda row: row or [len(examples)])
-        return packing.fill(rows, examples, self._shape)
+        return packing.fill([[examples[i] for i in row] for row in rows], self._shape)
 
     def _draws_for(self, num_rows: int) -> int:
         """The number of draws that fill this many rows on average."""

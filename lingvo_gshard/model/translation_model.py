@@ -1,6 +1,5 @@
 """The translation task in the estimator's terms: a state, its initializer and a model_fn."""
 
-import dataclasses
 import functools
 from typing import Any
 
@@ -108,18 +107,26 @@ class TranslationModel:
         first = self.task.InitDecode(
             state.theta, features, config.first_places, attention_beam=attention_beam
         )
-        batch_size = features.source_ids.shape[0]
-        requests = Requests.alike(batch_size, p.max_target_len, p.min_target_len, (p.seed, 0))
-        # A row without a source gets no steps.
-        has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
         found = flat_beam_search.search(
             config,
             functools.partial(self.task.DecodeStep, state.theta),
             first,
-            dataclasses.replace(requests, max_steps=requests.max_steps * has_source),
+            self._requests(features),
             self._annotator.annotate,
             self.task.GrowDecode,
         )
         names = ["ids", "lengths", "scores", "token_log_probs"] + ["attention"] * p.tell_attention
         predictions = NestedMap({name: getattr(found, name) for name in names})
         return TPUEstimatorSpec(mode=ModeKeys.PREDICT, predictions=predictions)
+
+    def _requests(self, features: NestedMap) -> Requests:
+        """The experiment's length limits. A row without a source gets no steps."""
+        p, shape = self._params.decode, features.source_ids.shape[:1]
+        if not 1 <= p.min_target_len <= p.max_target_len:
+            raise ValueError(
+                f"decode.min_target_len must be 1 to max_target_len {p.max_target_len}, got "
+                f"{p.min_target_len}."
+            )
+        shortest, longest = tf.fill(shape, p.min_target_len), tf.fill(shape, p.max_target_len)
+        has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
+        return Requests(shortest, longest * has_source, tf.constant((p.seed, 0)))

@@ -78,8 +78,7 @@ class Server:
     def app(self) -> web.Application:
         """Returns the application. The translator's thread runs as long as it does."""
         app = web.Application(
-            client_max_size=_MAX_BODY_BYTES,
-            middlewares=[messages.identified, self._count_requests, messages.errors_as_json],
+            client_max_size=_MAX_BODY_BYTES, middlewares=[self._count_requests, messages.answered]
         )
         app.cleanup_ctx.append(lambda _: self._batcher)  # type: ignore[arg-type]
         app.cleanup_ctx.append(self._loading)
@@ -106,13 +105,9 @@ class Server:
 
         Requests that were split for the old one keep it.
         """
-
-        def same() -> Translator:
-            return self._translator
-
-        for load in itertools.chain([same], itertools.repeat(self._load or same)):
+        for load in itertools.chain([None], itertools.repeat(self._load)):
             try:
-                translator = await asyncio.to_thread(load)
+                translator = await asyncio.to_thread(load) if load else self._translator
                 await asyncio.to_thread(translator.decoder.compile)
             except Exception as error:
                 logging.error(
@@ -128,7 +123,7 @@ class Server:
 
     def _count_batch(self, parts: list[Part]) -> None:
         self._rows.observe(len(parts))
-        self._tokens.inc(sum(part.num_tokens for part in parts))
+        self._tokens.inc(sum(len(part.ids) for part in parts))
 
     async def _languages(self, request: web.Request) -> web.StreamResponse:
         spec = self._translator.spec

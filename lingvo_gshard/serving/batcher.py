@@ -46,14 +46,12 @@ class Batcher:
 
     Short rows and long ones wait in lanes of their own, whose batches run side by side, so that a
     line of a few words waits for no batch of long ones. A decoder of several devices has one lane.
-
-    An asynchronous context manager; closing it cancels the waiting requests.
+    Leaving its context cancels the waiting requests. `observe` is called with each batch.
     """
 
     def __init__(
         self, limits: Limits, observe: Callable[[list[Part]], None] = lambda parts: None
     ) -> None:
-        """`observe` is called with each batch."""
         self._limits = limits
         self._short, self._long = (_Lane(limits.wait_secs, observe) for _ in range(2))
 
@@ -75,12 +73,12 @@ class Batcher:
     @property
     def queued_tokens(self) -> int:
         """The number of waiting tokens, without those in translation and of cancelled requests."""
-        return sum(row.part.num_tokens for row in self._rows())
+        return sum(len(row.part.ids) for row in self._rows())
 
     def check_room(self, client: str, added: int) -> None:
         """Raises asyncio.QueueFull if others wait, and a client's tokens can't be queued now."""
         limits = self._limits
-        own = sum(row.part.num_tokens for row in self._rows() if row.client == client)
+        own = sum(len(row.part.ids) for row in self._rows() if row.client == client)
         if own and own + added > limits.client_tokens:
             raise ShareFull(f"{own} tokens of yours wait; the limit is {limits.client_tokens}.")
         if (queued := self.queued_tokens) and queued + added > limits.queued_tokens:
@@ -95,12 +93,8 @@ class Batcher:
     async def submit(
         self, client: str, translator: Translator, parts: Sequence[Part]
     ) -> list[NBest]:
-        """Returns a translator's results for a client's parts, once all are translated.
-
-        It runs in a thread for each lane, one batch at a time. Raises asyncio.QueueFull as
-        `check_room`.
-        """
-        self.check_room(client, sum(part.num_tokens for part in parts))
+        """Returns a translator's results for a client's parts. Raises as `check_room`."""
+        self.check_room(client, sum(len(part.ids) for part in parts))
         lanes = [self._lane(translator.spec, part) for part in parts]
         rows = [lane.put(client, translator, part) for lane, part in zip(lanes, parts, strict=True)]
         try:
@@ -118,8 +112,7 @@ class _Lane:
     Clients that wait have equal shares of the tokens (weighted fair queueing; Demers et al., 1989):
     rows are served by their turns. A client's next turn is later than its last one by the tokens of
     that, but never earlier than now; and now advances by the tokens of a batch, divided by the
-    number of clients. So the line of a new client waits for the run under way alone. The rows of a
-    batch have the length of the first one.
+    number of clients. So the line of a new client waits for the run under way alone.
     """
 
     def __init__(self, wait_secs: float, observe: Callable[[list[Part]], None]) -> None:
@@ -133,7 +126,7 @@ class _Lane:
     def put(self, client: str, translator: Translator, part: Part) -> _Row:
         """Adds a row at the client's next turn."""
         turn = self._turns.get(client, self._now)
-        self._turns[client] = turn + part.num_tokens
+        self._turns[client] = turn + len(part.ids)
         row = _Row(client, turn, part, translator, asyncio.get_running_loop().create_future())
         self.rows.append(row)
         self._arrived.set()
@@ -151,11 +144,11 @@ class _Lane:
             clients = {row.client for row in self.rows}
             batch = self._take()
             await self._run(batch)
-            self._now += sum(row.part.num_tokens for row in batch) / len(clients)
+            self._now += sum(len(row.part.ids) for row in batch) / len(clients)
             self._turns = {name: t for name, t in self._turns.items() if t > self._now}
 
     def _take(self) -> list[_Row]:
-        """Takes the rows of a batch."""
+        """Takes the rows of a batch, which have the length of the first one."""
         self.rows.sort(key=lambda row: row.turn)
         translator, length = self.rows[0].translator, self.rows[0].part.row_length
         same = (row for row in self.rows if row.translator is translator)

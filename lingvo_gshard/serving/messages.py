@@ -15,30 +15,23 @@ from lingvo_gshard.decode.bundle import DecoderSpec
 REQUEST_ID = "X-Request-Id"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _BODY_SECS = 60.0  # More than a megabyte needs on a slow line.
-_ID = web.RequestKey("id", str)
 
 
 @web.middleware
-async def identified(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Gives a request an id and the answer the same."""
+async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Answers errors as JSON, with their status, and gives every answer the request's id."""
     given = request.headers.get(REQUEST_ID, "")
-    request[_ID] = given if re.fullmatch(r"[\w.-]{1,64}", given) else uuid.uuid4().hex
-    response = await handler(request)
-    response.headers[REQUEST_ID] = request[_ID]
-    return response
-
-
-@web.middleware
-async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answers errors as JSON, with their status."""
+    name = given if re.fullmatch(r"[\w.-]{1,64}", given) else uuid.uuid4().hex
     try:
-        return await handler(request)
+        response = await handler(request)
     except web.HTTPException as error:
         kept = {k: v for k, v in error.headers.items() if k in ("Retry-After", "Allow")}
-        return web.json_response({"error": error.text}, status=error.status, headers=kept)
+        response = web.json_response({"error": error.text}, status=error.status, headers=kept)
     except Exception:
-        logging.exception("serving: %s %s, request %s", request.method, request.path, request[_ID])
-        return web.json_response({"error": "The translation failed."}, status=500)
+        logging.exception("serving: %s %s, request %s", request.method, request.path, name)
+        response = web.json_response({"error": "The translation failed."}, status=500)
+    response.headers[REQUEST_ID] = name
+    return response
 
 
 def _unparsed(

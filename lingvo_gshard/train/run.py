@@ -10,7 +10,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import bundle
 from lingvo_gshard.decode.bundle import Decoder, DecoderSpec
-from lingvo_gshard.input import sentences
+from lingvo_gshard.input import packing, sentences
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import ModeKeys
@@ -82,8 +82,7 @@ def predict_program(params: Params, partitioning: Partitioning, source_len: int)
     """Exports the program that decodes sources of one length; its state is theta alone."""
     model = TranslationModel(params, partitioning)
     rows = TensorSpec((params.decode.batch_size, source_len), "int32", "BL")
-    names = ("source_ids", "source_segment_ids", "source_positions")
-    batch = NestedMap(features=NestedMap({name: rows for name in names}))
+    batch = NestedMap(features=NestedMap({name: rows for name in packing.SOURCE}))
     state = NestedMap(theta=model.state_spec.theta)
     programs = steps.Programs(model.model_fn, params, partitioning, state)
     return programs.export(ModeKeys.PREDICT, batch)

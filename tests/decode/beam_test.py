@@ -2,7 +2,7 @@
 
 import pytest
 
-from lingvo_gshard.decode.beam import BeamSearch, Requests
+from lingvo_gshard.decode.beam import BeamSearch
 
 
 @pytest.mark.parametrize(
@@ -37,8 +37,3 @@ def test_stages_are_evenly_long(beam_size, max_steps, min_places, want):
 def test_impossible_settings_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         BeamSearch(**{"beam_size": 4, "max_steps": 9, **options})
-
-
-def test_a_minimum_length_above_the_maximum_is_refused():
-    with pytest.raises(ValueError, match="min_steps must be 1 to max_steps 4, got 5"):
-        Requests.alike(2, 4, min_steps=5)

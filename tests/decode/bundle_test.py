@@ -167,16 +167,6 @@ def test_a_change_that_keeps_the_size_is_found(made, tmp_path, name, change, mes
         bundle.load(_damaged(made, tmp_path, name, change(data)))
 
 
-def test_weights_of_another_shape_are_refused(made, tmp_path):
-    theta = made[1].decoder.theta
-    held = dict(theta.FlattenItems())
-    name = next(iter(held))
-    held[name] = np.concatenate([held[name], held[name]])
-    safetensors_file.write(tmp_path / "other", held, {})
-    with pytest.raises(ValueError, match=f"{re.escape(name)} is .*, expected "):
-        bundle._weights(tmp_path / "other", theta)
-
-
 def test_an_interrupted_export_leaves_the_bundle_before(made, tmp_path):
     folder = tmp_path / "copy"
     shutil.copytree(made[0], folder)

@@ -47,10 +47,11 @@ def _search(config, next_logits, batch_size, min_steps=1, **extra):
     @tf.function(jit_compile=True, autograph=False)
     def run():
         model = NestedMap(extra, flat=tf.zeros([batch_size, config.max_steps * config.beam_size]))
-        requests = Requests.alike(batch_size, config.max_steps, min_steps)
-        found = flat_beam_search.search(
-            config, _decode_step(config, next_logits), model, requests, lambda x, _: x
-        )
+        limits = (tf.fill([batch_size], n) for n in (min_steps, config.max_steps))
+        requests = Requests(*limits, tf.constant([0, 0]))
+        step = _decode_step(config, next_logits)
+        # Searches this short have one stage, and so never grow.
+        found = flat_beam_search.search(config, step, model, requests, lambda x, _: x, None)
         return found.ids, found.lengths, found.scores
 
     return [x.numpy() for x in run()]

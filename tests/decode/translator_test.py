@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lingvo_gshard.decode.translator import Translation, Translator, split
+from lingvo_gshard.spmd import processes
 from tests.decode.reverser import Letters, Reverser
 
 
@@ -35,8 +36,8 @@ def test_a_part_knows_the_shortest_rows_that_hold_it():
     long = "abcdefghijklmnopqrstuvwx"
     for line, want in {"abc": [(4, 4)], "abcd": [(5, 16)], " ": [], long: [(13, 16)] * 2}.items():
         parts = translator.parts(line)
-        assert [(part.num_tokens, part.row_length) for part in parts] == want
-        assert "".join(part.text for part in parts) == line.strip()
+        assert [(len(part.ids), part.row_length) for part in parts] == want
+        assert "".join(Letters().decode(part.ids) for part in parts) == line.strip()
 
 
 def test_hypotheses_have_scores_and_lengths():
@@ -66,6 +67,15 @@ def test_a_long_line_is_translated_in_parts():
     assert found[1][0].text == "ba" and {shape[0] for shape in decoder.shapes} == {3}
 
 
+def test_a_character_that_is_too_long_is_truncated_and_keeps_eos():
+    class Bytes(Letters):
+        def encode(self, text):
+            return [7, 8, 9, 10, 2]
+
+    translator = Translator(Reverser(3, (2, 4)), Bytes(), Letters())
+    assert [part.ids.tolist() for part in translator.parts("a")] == [[7, 8, 9, 2]]
+
+
 def test_lines_of_similar_length_share_a_batch():
     translator, decoder = _translator(batch_size=2)
     list(translator.translate(["a" * 18, "b", "c" * 19, "d"]))
@@ -84,6 +94,31 @@ def test_each_part_of_a_line_begins_with_its_target():
     found = Translator(decoder, Marked(), Letters()).translate(lines)
     halves = "k" * 13 + "f", "k" * 12 + "f"
     assert [best.text for best, *_ in found] == ["cbd", "", "", " ".join(sorted(halves))]
+
+
+def test_every_part_has_a_row_of_the_shortest_length_that_holds_it():
+    translator, _ = _translator(5, (4, 8, 16))
+    parts = [part for n in (9, 3, 4, 1, 15, 7, 3, 8, 2) for part in translator.parts("a" * n)]
+    rows = {}
+    for indices, features in translator._batches(parts):
+        ids = features.source_ids
+        assert ids.shape[0] == 5 and {array.dtype.name for array in features.values()} == {"int32"}
+        assert not any(array[len(indices) :].any() for array in features.values())
+        for row, index in enumerate(indices):
+            size = int(features.source_segment_ids[row].sum())
+            assert {4: 0, 8: 4, 16: 8}[ids.shape[1]] < size <= ids.shape[1] and index not in rows
+            rows[index] = ids[row, :size].tolist()
+            assert features.source_positions[row, :size].tolist() == list(range(size))
+            assert not ids[row, size:].any()
+    assert rows == {index: part.ids.tolist() for index, part in enumerate(parts)}
+
+
+def test_processes_have_equally_many_batches_of_each_length(monkeypatch):
+    monkeypatch.setattr(processes, "largest", lambda own: [3, own[1] + 1])
+    translator, _ = _translator(2, (4, 8))
+    parts = [part for line in ("ab", "a", "b") for part in translator.parts(line)]
+    found = [(rows, features.source_ids.shape) for rows, features in translator._batches(parts)]
+    assert found == [([1, 2], (2, 4)), ([0], (2, 4)), ([], (2, 4)), ([], (2, 8))]
 
 
 def test_translations_are_returned_before_all_lines_are_read():

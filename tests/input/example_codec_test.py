@@ -21,18 +21,11 @@ def test_round_trip(largest):
     assert example.source_ids.dtype == example.target_ids.dtype == np.int32
 
 
-def test_ids_out_of_range_are_refused():
-    with pytest.raises(ValueError, match=r"must be in \[0, 2\*\*32\), given -1 to 4"):
-        example_codec.encode([4], [-1])
-    with pytest.raises(ValueError, match=r"token ids must be in"):
-        example_codec.encode([2**32], [])
-
-
 @pytest.mark.parametrize(
     "record", [b"", b"\x02\x00", b"\x03" + bytes(8), b"\x02\x09\0\0\0\x01\0", b"\x04\0\0\0\0abc"]
 )
 def test_other_bytes_are_refused(record):
-    with pytest.raises(ValueError, match=r"record"):
+    with pytest.raises(ValueError, match=r"not a record"):
         example_codec.decode(record)
 
 

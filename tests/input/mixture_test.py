@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.input import manifest, mixture
+from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.input.mixture import Mixture
 from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.tokenizer import load_pair
@@ -18,7 +19,7 @@ def _source(data_dir, codes=None):
 
 def _mixture(data_dir, codes=None, **changes):
     settings = {"temperature": 5.0, "max_repeats": None, "shuffle": True, "seed": 3} | changes
-    return Mixture(_source(data_dir, codes), **settings)
+    return Mixture(_source(data_dir, codes), TranslationInput.Params().Set(**settings))
 
 
 def _ids(examples):
@@ -88,7 +89,7 @@ def test_each_epoch_of_a_language_has_each_example_once_in_another_order(data_di
 
 
 def test_languages_of_equal_size_are_shuffled_differently(data_dir):
-    mixed = Mixture(_source(data_dir, ["br", "br"]), 1.0, None, shuffle=True, seed=1)
+    mixed = _mixture(data_dir, ["br", "br"], temperature=1.0, seed=1)
     ids = _ids(mixed.read(0, 180))
     assert set(collections.Counter(ids).values()) == {2}
     assert ids[0::2] != ids[1::2]

@@ -15,7 +15,7 @@ def _example(source, target):
 def test_the_example_of_the_docstring():
     shape = packing.RowShape(8, 8)
     pairs = [_example([5, 6, 2], [8, 2]), _example([7, 2], [9, 4, 2])]
-    batch = packing.fill([[0, 1]], pairs, shape)
+    batch = packing.fill([pairs], shape)
     arrays = batch.features | batch.labels
     expected = {
         "source_ids": [5, 6, 2, 7, 2, 0, 0, 0],
@@ -76,7 +76,7 @@ def test_filled_rows_hold_every_pair_once_with_its_segment_and_positions(lengths
         token += num_source + num_target
     rows = packing.plan_rows(packing.lengths_of(pairs), shape)
     assert sorted(index for row in rows for index in row) == list(range(len(pairs)))
-    batch = packing.fill(rows, pairs, shape)
+    batch = packing.fill([[pairs[i] for i in row] for row in rows], shape)
     features, labels = batch.features, batch.labels
     seen = []
     for row in range(len(rows)):
@@ -123,7 +123,7 @@ def test_truncation_keeps_eos():
 
 def test_specs_match_the_batch():
     shape = packing.RowShape(5, 7)
-    batch = packing.fill([[]] * 3, [], shape)
+    batch = packing.fill([[]] * 3, shape)
     specs = packing.batch_specs(3, shape)
     for (path, spec), (name, array) in zip(specs.FlattenItems(), batch.FlattenItems(), strict=True):
         assert (path, spec) == (name, TensorSpec(array.shape, array.dtype.name, "BL"))

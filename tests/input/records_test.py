@@ -129,13 +129,6 @@ def test_only_the_files_used_last_stay_open(tmp_path, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) - before == 3
 
 
-def test_a_wrong_number_of_records_is_refused(written):
-    folder, entry, _ = written
-    shards = (dataclasses.replace(entry.shards[0], num_examples=21),)
-    with pytest.raises(ValueError, match=r"de-0.* holds 20 records, the manifest says 21"):
-        records.RecordSource(folder, dataclasses.replace(entry, shards=shards)).read(np.array([0]))
-
-
 def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "replacing", atomic_file.replacing)  # Under a name that is known.
     path = tmp_path / "de.array_record"

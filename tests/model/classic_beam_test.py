@@ -36,7 +36,8 @@ def _found(theta, features, is_flat):
             grow = classic_beam.grow(task, _CONFIG)
             state = classic_beam.init_state(task, theta, features, _CONFIG)
             step = classic_beam.decode_step(task, theta, _CONFIG)
-        requests = Requests.alike(B, _CONFIG.max_steps)
+        limits = (tf.fill([B], n) for n in (1, _CONFIG.max_steps))
+        requests = Requests(*limits, tf.constant([0, 0]))
         found = flat_beam_search.search(
             _CONFIG, step, state, requests, Annotator(parts).annotate, grow
         )

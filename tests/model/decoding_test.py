@@ -3,8 +3,6 @@
 B batch, k beam, n hypotheses, T steps, S source length.
 """
 
-import dataclasses
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -32,9 +30,8 @@ def _search(task, annotate):
             return task.DecodeStep(theta, state, *args)
 
         state = task.InitDecode(theta, features, _CONFIG.first_places, attention_beam=3)
-        requests = Requests.alike(B, L, 2)
         has_source = tf.reduce_max(features.source_segment_ids, 1)
-        requests = dataclasses.replace(requests, max_steps=requests.max_steps * has_source)
+        requests = Requests(tf.fill([B], 2), L * has_source, tf.constant([0, 0]))
         found = flat_beam_search.search(_CONFIG, step, state, requests, annotate, task.GrowDecode)
         return NestedMap(vars(found))
 

@@ -54,6 +54,14 @@ class _Batches:
         self._index = state["index"]
 
 
+def test_a_minimum_length_above_the_maximum_is_refused():
+    p = _params()
+    p.decode.Set(min_target_len=9, max_target_len=8)
+    model = TranslationModel(p, functions.partitioning(1))
+    with pytest.raises(ValueError, match="min_target_len must be 1 to max_target_len 8, got 9"):
+        model._requests(small_task.random_batch(0).features)
+
+
 def _train(estimator, max_steps):
     return estimator.train(lambda _: _Batches(), max_steps=max_steps)
 

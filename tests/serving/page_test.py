@@ -5,6 +5,7 @@ import re
 import shutil
 import urllib.parse
 
+import numpy as np
 from aiohttp.test_utils import TestServer
 
 from lingvo_gshard.decode.bundle import DecoderSpec
@@ -28,10 +29,10 @@ class _Echo:
         pass
 
     def parts(self, line):
-        return [Part(line, 1, 16)]
+        return [Part(np.array([*map(ord, line)]), 16)]
 
     def translate_parts(self, parts):
-        return list(self._translate([part.text for part in parts]))
+        return list(self._translate(["".join(map(chr, part.ids)) for part in parts]))
 
     def _translate(self, lines):
         drawn = Attention(("▁gu", "ten"), ("▁good", "</s>"), ((0.75, 0.25), (0.0, 1.0)))

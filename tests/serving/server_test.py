@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 
+import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -24,7 +25,12 @@ _SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 2, 1)
 
 
 def _part(line, row_length=16):
-    return Part(line, len(line) + 1, row_length)
+    """A token a letter, and one for the end."""
+    return Part(np.array([*map(ord, line), 0]), row_length)
+
+
+def _text(part):
+    return "".join(map(chr, part.ids[:-1]))
 
 
 class _Shouter:
@@ -37,7 +43,6 @@ class _Shouter:
         self._busy = threading.Lock()
 
     def num_tokens(self, lines):
-        """A token a letter, and one for the end."""
         return [len(line) + 1 for line in lines]
 
     @property
@@ -55,7 +60,7 @@ class _Shouter:
 
     def _translate(self, parts):
         assert self._busy.acquire(blocking=False), "two batches at once"
-        lines = [part.text for part in parts]
+        lines = list(map(_text, parts))
         assert len(lines) <= self.num_rows
         if "raise" in lines:
             self._busy.release()
@@ -445,7 +450,7 @@ class _Recorder(_Shouter):
         self.lines = []
 
     def translate_parts(self, parts):
-        self.lines.append(" ".join(part.text for part in parts))
+        self.lines.append(" ".join(map(_text, parts)))
         return super().translate_parts(parts)
 
 
@@ -515,7 +520,7 @@ def test_a_short_line_waits_for_no_long_one(num_partitions, first):
 
         def translate_parts(self, parts):
             time.sleep(0.5 if parts[0].row_length > 16 else 0.0)
-            return [(Translation(part.text, 0.0, 1),) for part in parts]
+            return [(Translation(_text(part), 0.0, 1),) for part in parts]
 
     translator = Translator()
     spec = dataclasses.replace(_SPEC, source_lengths=(16, 32), num_partitions=num_partitions)
