@@ -21,7 +21,6 @@ from lingvo_gshard.planning.cost_model import CostModel
 from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import topology
 
 _BATCH = ("data", "experts")  # The axes that always split the batch.
 
@@ -37,8 +36,8 @@ class Candidate:
 def candidates(request: Request) -> list[Candidate]:
     """All candidates that fit by the cost model, the fastest first; ValueError if none does."""
     state = TranslationModel(request.params, Partitioning(Mesh.flat(1), ())).state_spec
-    mesh, places = request.partitioning.mesh, topology.places(request.topology)
-    network = hardware.network(request.topology, [places[i] for i in mesh.devices])
+    mesh = request.partitioning.mesh
+    network = hardware.network(request.topology, mesh)
     model, found = CostModel(request.params, state, network), []
     for layout in layouts(_sizes(request, state.theta), mesh.num_partitions):
         parts = request.changed(layout).partitioning

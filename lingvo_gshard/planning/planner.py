@@ -95,7 +95,7 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
             kept.unlink(missing_ok=True)
             plan.save(found, folder)
             if name == plan.TRAIN:
-                report.draw(found, folder)  # Pictures of the training step alone.
+                report.draw({found.model: found}, folder)  # Pictures of the training step alone.
             report.write(found, folder)
             kept.write_text(fingerprint)  # Last: without it the folder holds no finished plan.
     assert found is not None
@@ -117,7 +117,7 @@ def make(request: Request) -> Plan:
         model=request.model,
         settings=request.settings,
         topology=request.topology,
-        mesh=dict(zip(parts.mesh.axis_names, parts.mesh.axis_sizes, strict=True)),
+        mesh=parts.mesh.shape,
         sharding={letter: "+".join(names_of([axis])) for letter, axis in parts.table},
         cores=parts.num_partitions,
         weights=model.task.num_weights,

@@ -52,9 +52,8 @@ def make(name: str, model: TranslationModel, params: Params, topology_name: str)
     cost, suspicious = None, tuple[str, ...]()
     # The compiler for GPUs accepts programs of any size.
     if isinstance(outcome, CompiledStep) and memory_gib.peak <= capacity_gib:
-        places = topology.places(topology_name)
-        placed = [places[i] for i in model.partitioning.mesh.devices]
-        cost = compiled_step.cost(outcome, hardware.network(topology_name, placed))
+        network = hardware.network(topology_name, model.partitioning.mesh)
+        cost = compiled_step.cost(outcome, network)
         suspicious = compiled_step.suspicious(outcome, batch, "step" if name == TRAIN else "call")
     return ProgramPlan(
         batch=batch,
