@@ -66,13 +66,19 @@ def request(
     """A request for an experiment partitioned over all cores as the trainer does it.
 
     `batch_tokens`, the target tokens of a batch, is a setting too, unless it is None. Raises
-    ValueError for an unknown model, setting or topology, if rows do not make up the batch's
-    tokens, or if the mesh does not fit the cores.
+    ValueError for an unknown model, setting or topology, a vocabulary without a size, if rows do
+    not make up the batch's tokens, or if the mesh does not fit the cores.
     """
     settings = tuple(settings)
     if batch_tokens is not None:
         settings += (_batch_setting(model, settings, batch_tokens),)
     params = registry.get_params(model, settings)
+    for name in ("source_vocab_size", "target_vocab_size"):
+        if params.task.Get(name) is None:
+            raise ValueError(
+                f"task.{name} is taken from the data, which a plan does not have; give "
+                f"--set=task.{name}=SIZE."
+            )
     cores = len(topology.devices(topology_name))
     parts = placement.partitioning(params, cores)
     return Request(model, settings, params, topology_name, parts)
@@ -105,11 +111,9 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
 def make(request: Request) -> Plan:
     """Compiles the experiment's programs for the topology and reads the results.
 
-    Raises ValueError for an unknown topology or one without a compiler, more partitions than cores,
-    a vocabulary without a size, or a dim that the mesh does not divide.
+    Raises ValueError as topology.compile_program.
     """
     params, p, parts = request.params, request.params.input, request.partitioning
-    check(request)
     model = TranslationModel(params, parts)
     needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
     made = {name: programs.make(name, model, params, request.topology) for name in request.programs}
@@ -144,7 +148,6 @@ def save_training(request: Request, folder: pathlib.Path) -> str:
 
 
 def _save_training(request: Request, folder: pathlib.Path) -> list[str]:
-    check(request)
     model, p = TranslationModel(request.params, request.partitioning), request.params.train
     names = []
     for num_steps in dict.fromkeys(group_sizes(0, p.max_steps, p.iterations_per_loop)):
@@ -192,17 +195,6 @@ def _fingerprint(request: Request) -> str:
 
 
 def check(request: Request) -> None:
-    """Refuses vocabularies without a size, and sizes that do not divide evenly over the cores."""
-    check_vocabularies(request)
+    """Refuses sizes that do not divide evenly over the cores."""
     asked = [part for name, part in BATCHES.items() if name in request.programs]
     placement.check_divisible(request.params, request.partitioning, asked)
-
-
-def check_vocabularies(request: Request) -> None:
-    """Refuses vocabularies without a size."""
-    for name in ("source_vocab_size", "target_vocab_size"):
-        if request.params.task.Get(name) is None:
-            raise ValueError(
-                f"task.{name} is taken from the data, which a plan does not have; give "
-                f"--set=task.{name}=SIZE."
-            )

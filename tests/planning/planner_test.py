@@ -226,16 +226,16 @@ def test_another_partitioning(cpu):
     assert kept.step.memory_gib.expert_weights == pytest.approx(4 * 2 * 2 * 2 * 8 * 12 / GIB)
 
 
-def test_impossible_requests_are_refused(cpu):
+def test_impossible_requests_are_refused(cpu, tmp_path):
     with pytest.raises(ValueError, match="task.source_vocab_size is taken from the data.*--set"):
-        planner.make(_request(params=_params().Set(**{"task.source_vocab_size": None})))
+        planner.request("toy.MoE8E4L", "v3:2x2", (), None)
     with pytest.raises(ValueError, match="16 partitions .* do not divide .*num_experts = 8"):
         sixteen = Partitioning.parse(Mesh.flat(16), "BGE:d")
-        planner.make(_request(partitioning=sixteen))
+        planner.planned(_request(partitioning=sixteen), tmp_path)
     with pytest.raises(ValueError, match="8 partitions .* divide the decoder's groups .* = 4"):
         params = _params()
         params.task.decoder.moe.group_size = 32
-        planner.make(_request(params=params))
+        planner.planned(_request(params=params), tmp_path)
     with pytest.raises(ValueError, match="no published figures are known for 'v9'"):
         planner.make(_request(topology="v9:2x2"))
 
