@@ -23,8 +23,6 @@ from lingvo_gshard import cli, registry
 from lingvo_gshard.core import storage
 from lingvo_gshard.spmd import environment
 
-_TABLES = ("operators", "compile", "layers", "scaling", "machines")
-
 _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as m4.MoE2048E36L.")
 _TOPOLOGY = flags.DEFINE_string(
     "topology", None, "Such as v3:32x32, which is 2048 cores, or h100:32x8, 32 hosts of 8 GPUs."
@@ -47,20 +45,20 @@ _PROGRAMS = flags.DEFINE_enum(
 )
 _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, side by side.")
 _TABLE = flags.DEFINE_enum(
-    "table", None, _TABLES, "Tables of the paper, made here; or --model on several machines."
+    "table",
+    None,
+    ("operators", "compile", "layers", "scaling", "machines"),
+    "Tables of the paper, made here; or --model on several machines.",
 )
 _NUM_DEVICES = flags.DEFINE_integer(
     "num_devices", 128, "The devices of each machine of --table=machines, a power of two.", 8
 )
 
-# The virtual devices that Table 4's operators are compiled for.
-_OWN_DEVICES = 8
-
 
 def main(argv: list[str]) -> None:
     del argv
     _check_flags()
-    environment.prepare(_OWN_DEVICES)
+    environment.prepare(8)  # The virtual devices that Table 4's operators are compiled for.
     with storage.working(_OUT.value or "") as out:
         for text in _texts(out):
             print(text, flush=True)

@@ -22,8 +22,6 @@ from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.spmd.topology import TopologyExecutable
 from lingvo_gshard.train import run, steps
 
-_NUM_BUFFERS = 8
-
 
 def export(name: str, model: TranslationModel, params: Params, num_steps: int = 1) -> Program:
     """Exports a program, in training one of `num_steps`. Raises ValueError if the trainer can't."""
@@ -92,10 +90,9 @@ def _memory(
     held = memory.state_gib(state, parts)
     if isinstance(outcome, CompiledStep):
         peak, temporaries = outcome.report.peak_bytes / GIB, outcome.report.temp_bytes / GIB
-        buffers = memory.largest(outcome.costs, _NUM_BUFFERS)
+        buffers = memory.largest(outcome.costs)
     else:
         peak = outcome.gib
         temporaries = peak if outcome.temporaries_alone else peak - sum(held)
-        buffers = outcome.buffers[:_NUM_BUFFERS]
-        buffers = buffers or memory.largest_of_state(state, parts, _NUM_BUFFERS)
+        buffers = outcome.buffers or memory.largest_of_state(state, parts)
     return Memory(capacity_gib, *held, temporaries, peak), buffers
