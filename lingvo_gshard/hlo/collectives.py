@@ -1,7 +1,6 @@
 """The collectives of a compiled program: their partitions, their bytes, how often they run."""
 
 import dataclasses
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -118,23 +117,19 @@ def _along_axes(groups: Any) -> np.ndarray:
     Only some factors of an axis may take part, as in Shardy's sub-axes.
     """
     sizes = [axis.size for axis in groups.mesh.axes]
-    inside = [
-        (axis.mesh_axis_index, axis.sub_axis_info.pre_size or 1, axis.sub_axis_info.size)
-        if axis.HasField("sub_axis_info")
-        else (axis.mesh_axis_index, 1, sizes[axis.mesh_axis_index])
-        for axis in groups.axes
-    ]
-    # An axis is divided where one of its parts begins or ends.
-    factors: list[tuple[int, int, int]] = []
-    for index, whole in enumerate(sizes):
-        cuts = {1, whole}
-        cuts |= {cut for axis, pre, size in inside if axis == index for cut in (pre, pre * size)}
-        factors += [(index, pre, end // pre) for pre, end in itertools.pairwise(sorted(cuts))]
     ids = np.array(groups.mesh.device_ids or range(math.prod(sizes)))
-    last = [factors.index(part) for part in inside if part[2] > 1]
-    first = [i for i in range(len(factors)) if i not in last]
-    grid = ids.reshape([size for _, _, size in factors]).transpose(first + last)
-    return grid.reshape(-1, math.prod(factors[i][2] for i in last))
+    # A device's place along each axis is its group's, once the digits that number the members of
+    # a group are taken out of it.
+    places, members = np.indices(sizes).reshape(len(sizes), -1), np.zeros_like(ids)
+    for axis in groups.axes:
+        index, pre, size = axis.mesh_axis_index, 1, sizes[axis.mesh_axis_index]
+        if axis.HasField("sub_axis_info"):
+            pre, size = axis.sub_axis_info.pre_size or 1, axis.sub_axis_info.size
+        stride = sizes[index] // (pre * size)
+        digits = places[index] // stride % size
+        places[index] -= digits * stride
+        members = members * size + digits
+    return ids[np.lexsort([members, *places[::-1]])].reshape(-1, members.max() + 1)
 
 
 def _rows(groups: np.ndarray) -> Groups:
@@ -167,8 +162,7 @@ def _origin(value: _Value) -> _Value:
     if instruction.opcode in _PASSING:
         return _origin(value.operand(0))
     if instruction.opcode == "fusion":
-        root = _Value(instruction.called[0].root, value)
-        return _origin(root) if root.instruction.opcode in (*_PASSING, "fusion") else root
+        return _origin(_Value(instruction.called[0].root, value))
     if instruction.opcode == "parameter" and fusion is not None:
         return _origin(fusion.operand(instruction.proto.parameter_number))
     if instruction.opcode == "get-tuple-element":

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 
@@ -80,12 +80,21 @@ def parse(serialized: bytes) -> Module:
     proto = _messages()[0].HloModuleProto.FromString(serialized)
     schedules = proto.schedule.sequences
     computations: dict[int, Computation] = {}
-    for each in proto.computations:  # Those that are called come first.
-        instructions = _instructions(each.instructions, computations)
-        order = schedules[each.id].instruction_ids if each.id in schedules else instructions
-        computations[each.id] = Computation(
-            each.name, tuple(map(instructions.__getitem__, order)), instructions[each.root_id]
-        )
+    for each in proto.computations:  # Those that are called come first, and so do operands.
+        found: dict[int, Instruction] = {}
+        for instruction in each.instructions:
+            found[instruction.id] = Instruction(
+                instruction.name,
+                instruction.opcode,
+                instruction.metadata.op_name,
+                arrays_of(instruction.shape),
+                tuple(map(found.__getitem__, instruction.operand_ids)),
+                tuple(map(computations.__getitem__, instruction.called_computation_ids)),
+                instruction,
+            )
+        order = schedules[each.id].instruction_ids if each.id in schedules else found
+        in_order = tuple(map(found.__getitem__, order))
+        computations[each.id] = Computation(each.name, in_order, found[each.root_id])
     return Module(
         tuple(computations.values()),
         computations[proto.entry_computation_id],
@@ -109,24 +118,6 @@ def arrays_of(shape: Any) -> tuple[Array, ...]:
 def _one_array(element_type: int, dimensions: tuple[int, ...]) -> tuple[Array, ...]:
     dtype = _messages()[1].PrimitiveType.Name(element_type).lower()
     return () if dtype == "tuple" else (Array(dtype, dimensions),)
-
-
-def _instructions(
-    protos: Iterable[Any], computations: Mapping[int, Computation]
-) -> dict[int, Instruction]:
-    """A computation's instructions by id; an instruction comes after its operands."""
-    found: dict[int, Instruction] = {}
-    for proto in protos:
-        found[proto.id] = Instruction(
-            proto.name,
-            proto.opcode,
-            proto.metadata.op_name,
-            arrays_of(proto.shape),
-            tuple(map(found.__getitem__, proto.operand_ids)),
-            tuple(map(computations.__getitem__, proto.called_computation_ids)),
-            proto,
-        )
-    return found
 
 
 @functools.cache
