@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from lingvo_gshard.hlo import trip_counts
 from lingvo_gshard.hlo.hlo_module import Computation, Instruction, Module, arrays_of, num_bytes
 
 COLLECTIVES = (
@@ -41,15 +41,22 @@ class Collective:
         return len(self.groups[0])
 
 
-def find(module: Module, times: Mapping[Computation, int]) -> tuple[Collective, ...]:
-    """All collectives of a program, whose computations run `times`."""
-    return tuple(
-        _collective(instruction, computation, module.num_partitions, times[computation])
-        for computation in module.computations
-        for instruction in computation.instructions
-        if instruction.opcode.removesuffix(_START) in COLLECTIVES
-        and not _continues(instruction, computation)
-    )
+def find(module: Module) -> tuple[Collective, ...]:
+    """All collectives of a program."""
+    found, times = [], trip_counts.count(module).times
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            kind, results = instruction.opcode.removesuffix(_START), instruction.arrays
+            if kind not in COLLECTIVES or _continues(instruction, computation):
+                continue
+            if computation.name.startswith("all-reduce-scatter"):  # The TPU's fusion with a slice.
+                kind, results = "reduce-scatter", computation.root.arrays
+            elif instruction.opcode.endswith(_START) and kind != "all-reduce":
+                results = arrays_of(instruction.proto.shape.tuple_shapes[1])  # After its operands.
+            groups = _groups(instruction.proto) or (tuple(range(module.num_partitions)),)
+            size, runs = num_bytes(results), times[computation]
+            found.append(Collective(kind, size, groups, runs, instruction.op_name))
+    return tuple(found)
 
 
 def gathered_bytes(module: Module) -> dict[str, int]:
@@ -82,37 +89,26 @@ def _continues(instruction: Instruction, computation: Computation) -> bool:
     return is_chained and "AsyncCollectiveStart" not in targets
 
 
-def _collective(
-    instruction: Instruction, computation: Computation, num_partitions: int, times: int
-) -> Collective:
-    kind, results = instruction.opcode.removesuffix(_START), instruction.arrays
-    if computation.name.startswith("all-reduce-scatter"):  # The TPU's fusion with a slice.
-        kind, results = "reduce-scatter", computation.root.arrays
-    elif instruction.opcode.endswith(_START) and kind != "all-reduce":
-        results = arrays_of(instruction.proto.shape.tuple_shapes[1])  # After its operands.
-    groups = _groups(instruction.proto) or (tuple(range(num_partitions)),)
-    return Collective(kind, num_bytes(results), groups, times, instruction.op_name)
-
-
 def _groups(proto: Any) -> Groups:
     """The groups of a collective's HloInstructionProto; empty if all partitions are one group."""
     if proto.source_target_pairs:
         return tuple((pair.source, pair.target) for pair in proto.source_target_pairs)
     if proto.HasField("mesh_axes_replica_group_list"):
-        return _rows(_along_axes(proto.mesh_axes_replica_group_list))
+        return _along_axes(proto.mesh_axes_replica_group_list)
     listed = proto.collective_device_list
     for iota in (proto.iota_collective_device_list, listed.iota_replica_group_list):
         if iota.num_replica_groups:
             # 0, 1, 2, ... in a grid whose dims are transposed.
             sizes, order = iota.iota_reshape_dims, iota.iota_transpose_perm
             ids = np.arange(math.prod(sizes)).reshape(sizes).transpose(order or range(len(sizes)))
-            return _rows(ids.reshape(iota.num_replica_groups, iota.num_devices_per_group))
+            groups = ids.reshape(iota.num_replica_groups, iota.num_devices_per_group)
+            return tuple(map(tuple, groups.tolist()))
     groups = listed.replica_groups or proto.replica_groups
     return tuple(tuple(group.replica_ids) for group in groups if group.replica_ids)
 
 
-def _along_axes(groups: Any) -> np.ndarray:
-    """[group, member] of a MeshAxesReplicaGroupListProto: groups along some axes of a mesh.
+def _along_axes(groups: Any) -> Groups:
+    """Those of a MeshAxesReplicaGroupListProto, along some axes of a mesh.
 
     Only some factors of an axis may take part, as in Shardy's sub-axes.
     """
@@ -129,11 +125,8 @@ def _along_axes(groups: Any) -> np.ndarray:
         digits = places[index] // stride % size
         places[index] -= digits * stride
         members = members * size + digits
-    return ids[np.lexsort([members, *places[::-1]])].reshape(-1, members.max() + 1)
-
-
-def _rows(groups: np.ndarray) -> Groups:
-    return tuple(map(tuple, groups.tolist()))
+    in_groups = ids[np.lexsort([members, *places[::-1]])].reshape(-1, members.max() + 1)
+    return tuple(map(tuple, in_groups.tolist()))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,11 +1,12 @@
 """A compiled program as records, read from the HloModuleProto that every XLA compiler provides."""
 
 import dataclasses
-import functools
 import math
 import re
 from collections.abc import Iterable
 from typing import Any
+
+from lingvo_gshard.core.late import hlo_pb2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ def read(compiled: Any) -> Module:
 
 def parse(serialized: bytes) -> Module:
     """Reads a serialized HloModuleProto."""
-    proto = _messages()[0].HloModuleProto.FromString(serialized)
+    proto = hlo_pb2.HloModuleProto.FromString(serialized)
     schedules = proto.schedule.sequences
     computations: dict[int, Computation] = {}
     for each in proto.computations:  # Those that are called come first, and so do operands.
@@ -111,20 +112,6 @@ def arrays_of(shape: Any) -> tuple[Array, ...]:
     """The arrays in a ShapeProto, those in tuples included."""
     if shape.tuple_shapes:
         return tuple(array for each in shape.tuple_shapes for array in arrays_of(each))
-    return _one_array(shape.element_type, tuple(shape.dimensions))
-
-
-@functools.cache
-def _one_array(element_type: int, dimensions: tuple[int, ...]) -> tuple[Array, ...]:
-    dtype = _messages()[1].PrimitiveType.Name(element_type).lower()
-    return () if dtype == "tuple" else (Array(dtype, dimensions),)
-
-
-@functools.cache
-def _messages() -> tuple[Any, Any]:
-    """XLA's messages: hlo_pb2 and xla_data_pb2."""
-    # Imported when a program is read: programs that are only run do without TensorFlow.
-    from tensorflow.compiler.xla import xla_data_pb2
-    from tensorflow.compiler.xla.service import hlo_pb2
-
-    return hlo_pb2, xla_data_pb2
+    names = shape.DESCRIPTOR.fields_by_name["element_type"].enum_type.values_by_number
+    dtype = names[shape.element_type].name.lower()
+    return () if dtype == "tuple" else (Array(dtype, tuple(shape.dimensions)),)

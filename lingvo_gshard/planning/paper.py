@@ -1,4 +1,4 @@
-"""What the paper printed about its mixtures of experts: Table 3 and Figure 9.
+"""What the paper printed about its mixtures of experts: Table 3.
 
 We read the MoE(36E, 128L) of section 4.4, with 37 billion weights, as MoE(128E, 36L).
 """
@@ -35,7 +35,3 @@ FAMILY = (
     PaperRun(2048, 36, 600e9, 2**22, 0.72, 22.4),
     PaperRun(2048, 60, 1e12, 2**22, None, None),  # Its batch is not printed.
 )
-
-# Section 5.3, Figure 9: AllToAll from 16 to 2048 partitions; AllReduce is about constant.
-FIGURE_9_BYTES = (8 * 2**20, 32 * 2**20)
-FIGURE_9_ALL_TO_ALL_GROWTH = 9.0

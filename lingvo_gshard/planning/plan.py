@@ -141,14 +141,6 @@ class Plan:
         return self.cores * _TRAINING_TOKENS / rate / _SECS_PER_YEAR if rate else float("inf")
 
 
-def joined(old: Plan | None, new: Plan) -> Plan:
-    """The programs of two plans of the same request, or of the new one alone."""
-    if old is None:
-        return new
-    peak_gib = max(old.host_peak_gib, new.host_peak_gib)
-    return dataclasses.replace(old, programs=old.programs | new.programs, host_peak_gib=peak_gib)
-
-
 def save(plan: Plan, folder: pathlib.Path) -> None:
     """Writes folder/plan.json: the plan's fields, its training step's, and the rates they imply.
 

@@ -1,5 +1,6 @@
 """A plan as text, and changes that save memory where it does not fit, each compiled."""
 
+import functools
 import itertools
 import pathlib
 from collections.abc import Iterator
@@ -34,7 +35,8 @@ def plan_lines(request: Request, folder: pathlib.Path, save: bool = False) -> It
     if save and not made.step.fits:
         raise ValueError("--save: nothing was saved, as a step does not fit into memory.")
     if save:
-        yield planner.save_training(request, folder / "executables")
+        save_training = functools.partial(planner.save_training, folder=folder / "executables")
+        yield planner.in_own_process(save_training, request)
 
 
 def remedies(request: Request, folder: pathlib.Path) -> Iterator[Trial]:

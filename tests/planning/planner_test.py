@@ -431,9 +431,8 @@ def test_programs_that_were_planned_before_a_mistake_are_kept(asked, monkeypatch
 
 
 @pytest.fixture
-def training(cpu, monkeypatch):
-    """A run on two cores whose calls have two training steps; it is planned in this process."""
-    monkeypatch.setattr(planner, "in_own_process", lambda function, request: function(request))
+def training(cpu):
+    """A run on two cores whose calls have two training steps."""
     params = _params().Set(**{"train.iterations_per_loop": 2, "train.max_steps": 4})
     parts = placement.partitioning(params, 2)
     return _request(params=params, partitioning=parts)

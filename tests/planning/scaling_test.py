@@ -112,5 +112,5 @@ def test_the_model_of_figure_9_grows_as_the_paper_measured():
     lines = scaling.text(_plans()).partition("Figure 9")[2].splitlines()
     growths = {line.split(" MiB")[0]: float(line.split()[-1]) for line in lines if " MiB " in line}
     assert growths["all-to-all 8"] == growths["all-to-all 32"]
-    assert growths["all-to-all 8"] == pytest.approx(paper.FIGURE_9_ALL_TO_ALL_GROWTH, rel=0.3)
+    assert growths["all-to-all 8"] == pytest.approx(9.0, rel=0.3)  # As printed.
     assert growths["all-reduce 8"] == pytest.approx(1.0, abs=0.2)
