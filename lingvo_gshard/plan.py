@@ -5,9 +5,7 @@ python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARC
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS --save
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
-python -m lingvo_gshard.plan --table=operators
-python -m lingvo_gshard.plan --table=compile
-python -m lingvo_gshard.plan --table=layers
+python -m lingvo_gshard.plan --table=operators    # or compile, layers
 python -m lingvo_gshard.plan --table=scaling --out=FAMILY
 python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHINES
 """

@@ -101,8 +101,8 @@ def _groups(proto: Any) -> Groups:
             # 0, 1, 2, ... in a grid whose dims are transposed.
             sizes, order = iota.iota_reshape_dims, iota.iota_transpose_perm
             ids = np.arange(math.prod(sizes)).reshape(sizes).transpose(order or range(len(sizes)))
-            groups = ids.reshape(iota.num_replica_groups, iota.num_devices_per_group)
-            return tuple(map(tuple, groups.tolist()))
+            rows = ids.reshape(iota.num_replica_groups, iota.num_devices_per_group)
+            return tuple(map(tuple, rows.tolist()))
     groups = listed.replica_groups or proto.replica_groups
     return tuple(tuple(group.replica_ids) for group in groups if group.replica_ids)
 
@@ -125,8 +125,8 @@ def _along_axes(groups: Any) -> Groups:
         digits = places[index] // stride % size
         places[index] -= digits * stride
         members = members * size + digits
-    in_groups = ids[np.lexsort([members, *places[::-1]])].reshape(-1, members.max() + 1)
-    return tuple(map(tuple, in_groups.tolist()))
+    rows = ids[np.lexsort([members, *places[::-1]])].reshape(-1, members.max() + 1)
+    return tuple(map(tuple, rows.tolist()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,16 +136,16 @@ class _Value:
     instruction: Instruction
     fusion: "_Value | None" = None
 
-    def operand(self, index: int) -> "_Value":
-        return _Value(self.instruction.operands[index], self.fusion)
+    @property
+    def operands(self) -> "list[_Value]":
+        return [_Value(each, self.fusion) for each in self.instruction.operands]
 
 
 def _is_part_in_zeros(value: _Value) -> bool:
     """Whether it is zeros but for a part whose place depends on the partition."""
     if value.instruction.opcode != "dynamic-update-slice":
         return False
-    operands = range(len(value.instruction.operands))
-    base, _, *indices = (_origin(value.operand(i)).instruction.opcode for i in operands)
+    base, _, *indices = (_origin(each).instruction.opcode for each in value.operands)
     return base in ("broadcast", "constant") and any(each != "constant" for each in indices)
 
 
@@ -153,13 +153,13 @@ def _origin(value: _Value) -> _Value:
     """Follows a value to where it is computed: through fusions, tuples and changes of form."""
     instruction, fusion = value.instruction, value.fusion
     if instruction.opcode in _PASSING:
-        return _origin(value.operand(0))
+        return _origin(value.operands[0])
     if instruction.opcode == "fusion":
         return _origin(_Value(instruction.called[0].root, value))
     if instruction.opcode == "parameter" and fusion is not None:
-        return _origin(fusion.operand(instruction.proto.parameter_number))
+        return _origin(fusion.operands[instruction.proto.parameter_number])
     if instruction.opcode == "get-tuple-element":
-        made = _origin(value.operand(0))
+        made = _origin(value.operands[0])
         if made.instruction.opcode == "tuple":
-            return _origin(made.operand(instruction.proto.tuple_index))
+            return _origin(made.operands[instruction.proto.tuple_index])
     return value

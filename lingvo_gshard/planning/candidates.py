@@ -81,14 +81,13 @@ def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
             yield f"mesh={mesh}", "sharding=" + ",".join([*tokens, *filter(None, rows)])
 
 
-def _schedules(params: Params, parts: Partitioning) -> Iterator[tuple[Remat, int]]:
-    """Yields the remats, and in a pipeline the numbers of microbatches that divide the rows."""
+def _schedules(params: Params, parts: Partitioning) -> list[tuple[Remat, int]]:
+    """The remats, and in a pipeline the numbers of microbatches that divide the rows."""
     stages, ways, *_ = parts.factor("RBLM")
     if stages == 1:
-        yield from ((remat, 1) for remat in Remat)
-        return
+        return [(remat, 1) for remat in Remat]
     rows = params.input.batch_size // ways
-    yield from ((Remat.BLOCK, n) for n in range(stages, rows + 1) if rows % n == 0)
+    return [(Remat.BLOCK, n) for n in range(stages, rows + 1) if rows % n == 0]
 
 
 def _settings(

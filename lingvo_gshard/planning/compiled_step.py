@@ -51,6 +51,7 @@ def read(compiled: TopologyExecutable) -> CompiledStep:
 def cost(step: CompiledStep, network: Network) -> StepCost:
     """The cost of a call of a program whose partitions lie on `network`."""
     report, generation = step.report, network.generation
+    rates = generation.peak_flops, generation.memory_bytes_per_sec
     flops: dict[str, float] = dict.fromkeys(Category, 0.0)
     times: dict[str, Times] = collections.defaultdict(Times)
     network_secs: dict[str, float] = collections.defaultdict(float)
@@ -58,7 +59,6 @@ def cost(step: CompiledStep, network: Network) -> StepCost:
         part = category(each.op_name)
         flops[part] += each.times * each.flops
         if each.opcode.removesuffix("-start") not in COLLECTIVES:
-            rates = generation.peak_flops, generation.memory_bytes_per_sec
             times[part] += _local_times(each, *rates)
     for op in report.collective_ops:
         secs = op.times * network.collective_secs(op)

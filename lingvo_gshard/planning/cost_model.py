@@ -150,8 +150,8 @@ class _Layout:
 
     def in_stages(self, p: Product) -> Product:
         """A product of one microbatch, which all stages run in each tick, idle ones included."""
-        dims = {name: "R" + getattr(p, name) for name in ("left", "right", "result")}
-        dims |= {"moved": "R" + p.moved} if p.moved else {}
+        names = ("left", "right", "result", "moved")
+        dims = {name: f"R{getattr(p, name)}" for name in names if getattr(p, name)}
         times = p.times * self._ticks // self.stages
         return dataclasses.replace(p, **dims, sizes=self._microbatch(p.sizes), times=times)
 

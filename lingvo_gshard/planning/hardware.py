@@ -167,11 +167,13 @@ class Torus:
 
     def _all_to_all_load(self, groups: Groups) -> float:
         """The bytes that cross each link of the busiest dim, per byte of a partition."""
-        places = np.array([self.places[i] for i in groups[0]])
-        return max(
-            self.generation.cores_per_chip * _mean_distance(places[:, dim], size) / self._links(dim)
-            for dim, size in enumerate(self.sizes)
-        )
+        places, loads = np.array([self.places[i] for i in groups[0]]), []
+        for dim, size in enumerate(self.sizes):
+            ring, members = np.arange(size), np.bincount(places[:, dim], minlength=size)
+            links = int(members @ _distance(ring[:, None], ring, size) @ members)  # Of all pairs.
+            mean = links / len(places) ** 2
+            loads.append(self.generation.cores_per_chip * mean / self._links(dim))
+        return max(loads)
 
     def _ring_load(self, groups: Groups) -> float:
         """The bytes that cross each link of rings through a group, per byte of a partition.
@@ -204,14 +206,6 @@ def _ring_passes(collective: Collective) -> int:
     """How often a collective by rings passes on the bytes of its result."""
     # A reduce-scatter's result is one part; an all-reduce is a reduce-scatter and an all-gather.
     return {"all-reduce": 2, "reduce-scatter": collective.group_size}.get(collective.kind, 1)
-
-
-def _mean_distance(positions: np.ndarray, size: int) -> float:
-    """The mean number of links between two members of a group on a ring of `size`."""
-    counts = np.bincount(positions, minlength=size)
-    ring = np.arange(size)
-    total = int(counts @ _distance(ring[:, None], ring, size) @ counts)
-    return total / len(positions) ** 2
 
 
 def _distance(a: np.ndarray, b: np.ndarray, size: np.ndarray | int) -> np.ndarray:

@@ -60,7 +60,26 @@ class Row:
     @property
     def difference(self) -> str:
         """How the programs differ from the table; empty if they do not."""
-        return "; ".join(self._differences())
+        operator, measured, found = self.operator, self.measured, list[str]()
+        expected = set(_ABBREVIATIONS.values()) & set(operator.communication.split())
+        for d, report in measured.items():
+            kinds = {_ABBREVIATIONS[op.kind] for op in report.collective_ops}
+            if not kinds <= expected or bool(kinds) != bool(expected):
+                found.append(f"{_communication(kinds, expected)} from D={d}")
+                break
+        first, last = measured[min(measured)], measured[max(measured)]
+        growth = max(measured) / min(measured)
+        # The table's O(sqrt(D)) for AllToAll is its time on a 2-D torus; its bytes are O(1).
+        for name, value, column in (
+            ("flops", lambda report: report.flops, operator.compute),
+            ("bytes", communicated_bytes, operator.communication),
+        ):
+            expected_power = int(column.startswith("O(D)"))
+            start, end = value(first), value(last)
+            power = math.log(end / start, growth) if start and end else 0.0
+            if abs(power - expected_power) > _POWER_TOLERANCE:
+                found.append(f"{name} grow as D^{power:.2f}, not D^{expected_power}")
+        return "; ".join(found)
 
     def __str__(self) -> str:
         """The paper's columns and the verdict, then each program's: one partition's."""
@@ -74,27 +93,6 @@ class Row:
             f"{paper.name}: total {paper.total_compute}, per partition {paper.compute}, "
             f"communication {paper.communication}: {verdict}\n{table.text(cells, indent='  ')}"
         )
-
-    def _differences(self) -> Iterator[str]:
-        operator, measured = self.operator, self.measured
-        expected = set(_ABBREVIATIONS.values()) & set(operator.communication.split())
-        for d, report in measured.items():
-            found = {_ABBREVIATIONS[op.kind] for op in report.collective_ops}
-            if not found <= expected or bool(found) != bool(expected):
-                yield f"{_communication(found, expected)} from D={d}"
-                break
-        first, last = measured[min(measured)], measured[max(measured)]
-        growth = max(measured) / min(measured)
-        # The table's O(sqrt(D)) for AllToAll is its time on a 2-D torus; its bytes are O(1).
-        for name, value, column in (
-            ("flops", lambda report: report.flops, operator.compute),
-            ("bytes", communicated_bytes, operator.communication),
-        ):
-            expected_power = int(column.startswith("O(D)"))
-            start, end = value(first), value(last)
-            power = math.log(end / start, growth) if start and end else 0.0
-            if abs(power - expected_power) > _POWER_TOLERANCE:
-                yield f"{name} grow as D^{power:.2f}, not D^{expected_power}"
 
 
 def _einsum(name: str, equation: str, split: str, *columns: str) -> Operator:

@@ -41,7 +41,11 @@ def make(name: str, model: TranslationModel, params: Params, topology_name: str)
     started = time.monotonic()
     exported = export(name, model, params)
     lowered, lowered_cpu = time.monotonic(), time.process_time()
-    compiled = _compile(exported, topology_name)
+    compiled: TopologyExecutable | Refusal
+    try:
+        compiled = topology.compile_program(exported, topology_name)
+    except topology.OutOfMemoryError as error:
+        compiled = memory.parse_refusal(error.details)
     compile_secs, compile_cpu_secs = time.monotonic() - lowered, time.process_time() - lowered_cpu
     outcome = compiled if isinstance(compiled, Refusal) else compiled_step.read(compiled)
     slots = NestedMap() if name == DECODE else model.state_spec.slots
@@ -74,13 +78,6 @@ def _batch(name: str, params: Params) -> Batch:
         return Batch(p.batch_size, p.max_source_len, p.max_target_len)
     p = params.input if name == TRAIN else params.eval_input
     return Batch(p.batch_size, p.source_len, p.target_len)
-
-
-def _compile(program: Program, name: str) -> TopologyExecutable | Refusal:
-    try:
-        return topology.compile_program(program, name)
-    except topology.OutOfMemoryError as error:
-        return memory.parse_refusal(error.details)
 
 
 def _memory(

@@ -26,7 +26,6 @@ from lingvo_gshard.spmd import topology
 PICTURES = "memory.png", "time.png"
 # Figure 7's parts, from the bottom of a bar.
 _MEMORY_PARTS = ("replicated_weights", "expert_weights", "optimizer_slots", "temporaries")
-_NUM_BUFFERS = 5
 
 
 def write(plan: Plan, folder: pathlib.Path) -> None:
@@ -145,7 +144,7 @@ def text(plan: Plan) -> str:
         f"{verdict}; a step needs {memory.peak:.2f} of {memory.capacity:.2f} GiB a {device}",
         "  " + ", ".join(parts),
     ]
-    for each in step.largest_buffers[:_NUM_BUFFERS]:
+    for each in step.largest_buffers[:5]:
         lines.append(f"  {each.gib:.3g} GiB {each.shape} of {each.source}")
     if step.cost:
         lines += _cost_lines(plan, step.cost)

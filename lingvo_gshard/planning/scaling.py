@@ -44,8 +44,7 @@ def text(plans: Mapping[PaperRun, Plan]) -> str:
     ]
     found = found or ["None that fits gathers weights, experts or tokens."]
     found += [f"{run.name}: {each}" for run, plan in plans.items() for each in report.caveats(plan)]
-    parts.append("\n".join(found))
-    return "\n\n".join([*parts, _figure_9()])
+    return "\n\n".join([*parts, "\n".join(found), _figure_9()])
 
 
 def _figures(run: PaperRun, plan: Plan) -> dict[str, float | None]:

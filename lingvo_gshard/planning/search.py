@@ -50,17 +50,8 @@ class Trial:
         return f"{self.name}: fits, {memory.peak:.2f} GiB, {1e3 * self.secs.step:.2f} ms a step"
 
 
-def tried(
-    request: Request,
-    settings: Sequence[str],
-    folder: pathlib.Path,
-    name: str = "",
-    estimated_secs: float = 0.0,
-) -> Trial:
-    """Plans the training step with other settings, in a folder of its own below `folder`.
-
-    The settings are the name by default.
-    """
+def tried(request: Request, settings: Sequence[str], folder: pathlib.Path, name: str = "") -> Trial:
+    """Plans a step with more settings, by default its name, in a folder of its own in `folder`."""
     name, changed = name or " ".join(settings), request.changed(settings)
     folder = folder / re.sub(r"\W+", "_", name).strip("_")
     plan, refusal = None, ""
@@ -68,7 +59,7 @@ def tried(
         plan = planner.planned(changed.step_only(), folder)
     except ValueError as error:  # Mostly dims that the mesh does not divide.
         refusal = str(error).splitlines()[0]
-    return Trial(name, changed, folder, plan, refusal, estimated_secs)
+    return Trial(name, changed, folder, plan, refusal)
 
 
 def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
@@ -78,9 +69,9 @@ def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
     for each in found:
         layout = each.settings[:2]  # Mesh and table: of each, only one that fits is compiled.
         if len(trials) < _COMPILED and layout not in fitting:
-            trial = tried(request, each.settings, folder, estimated_secs=each.secs)
+            trial = tried(request, each.settings, folder)
             fitting |= {layout} if trial.fits else set()
-            trials.append(trial)
+            trials.append(dataclasses.replace(trial, estimated_secs=each.secs))
             yield str(trial)
     trials.sort(key=lambda trial: trial.secs.step)
     yield "\n" + ranking(trials)
@@ -123,9 +114,9 @@ def _choice(fitting: Sequence[Trial]) -> str:
         return f"{fitting[0].name}, the only one that fits."
     best, second = fitting[0].secs, fitting[1].secs
     parts = ("memory", "network", "compute")
-    most = max(parts, key=lambda part: getattr(second, part) - getattr(best, part))
-    gain = getattr(second, most) - getattr(best, most)
+    gains = {part: getattr(second, part) - getattr(best, part) for part in parts}
+    most = max(parts, key=gains.__getitem__)
     return (
         f"{fitting[0].name}: {second.step / best.step:.2f} times as fast as {fitting[1].name} at "
-        f"the roofline, most of it {most} time ({1e3 * gain:.2f} ms less)."
+        f"the roofline, most of it {most} time ({1e3 * gains[most]:.2f} ms less)."
     )
