@@ -97,8 +97,8 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
         if name not in before:
             made = in_own_process(make, dataclasses.replace(request, programs=(name,)))
             peak_gib = max(found.host_peak_gib if found else 0.0, made.host_peak_gib)
-            everything = before | made.programs
-            found = dataclasses.replace(made, programs=everything, host_peak_gib=peak_gib)
+            both = before | made.programs
+            found = dataclasses.replace(found or made, programs=both, host_peak_gib=peak_gib)
             kept.unlink(missing_ok=True)
             plan.save(found, folder)
             if name == plan.TRAIN:

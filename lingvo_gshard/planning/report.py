@@ -12,15 +12,7 @@ from matplotlib.figure import Figure
 from lingvo_gshard.core import table
 from lingvo_gshard.planning.categories import Category
 from lingvo_gshard.planning.memory import Memory
-from lingvo_gshard.planning.plan import (
-    DECODE,
-    PAPERS_SHARE,
-    TRAIN,
-    Plan,
-    ProgramPlan,
-    StepCost,
-    Times,
-)
+from lingvo_gshard.planning.plan import DECODE, PAPERS_SHARE, TRAIN, Plan, ProgramPlan, StepCost
 from lingvo_gshard.spmd import topology
 
 PICTURES = "memory.png", "time.png"
@@ -248,8 +240,8 @@ def _memory_parts(memory: Memory) -> dict[str, float]:
 def _time_parts(cost: StepCost) -> dict[str, float]:
     parts = {}
     for category in Category:
-        times = cost.roofline_secs_by_category.get(category, Times())
-        parts[category.replace("_", ", ")] = 1e3 * (times.step - times.network)
+        times = cost.roofline_secs_by_category.get(category)
+        parts[category.replace("_", ", ")] = 1e3 * (times.step - times.network) if times else 0.0
     return parts | {"collectives": 1e3 * cost.roofline_secs.network}
 
 
