@@ -150,10 +150,15 @@ class _Layout:
 
     def in_stages(self, p: Product) -> Product:
         """A product of one microbatch, which all stages run in each tick, idle ones included."""
-        names = ("left", "right", "result", "moved")
-        dims = {name: f"R{getattr(p, name)}" for name in names if getattr(p, name)}
-        times = p.times * self._ticks // self.stages
-        return dataclasses.replace(p, **dims, sizes=self._microbatch(p.sizes), times=times)
+        return dataclasses.replace(
+            p,
+            left=f"R{p.left}",
+            right=f"R{p.right}",
+            result=f"R{p.result}",
+            moved=p.moved and f"R{p.moved}",
+            sizes=self._microbatch(p.sizes),
+            times=p.times * self._ticks // self.stages,
+        )
 
     def shifts(self, sizes: Mapping[str, float]) -> tuple[float, np.ndarray]:
         """The bytes that enter and leave a stage's ticks, and the times of moves between stages."""

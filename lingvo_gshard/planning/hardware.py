@@ -121,10 +121,8 @@ class Hosts:
         return _ring_passes(collective) * self._secs(*ring)
 
     def _secs(self, nvlink_bytes: float, adapter_bytes: float) -> float:
-        rates = self.generation
-        return max(
-            nvlink_bytes / rates.link_bytes_per_sec, adapter_bytes / rates.network_bytes_per_sec
-        )
+        nvlink, adapter = self.generation.link_bytes_per_sec, self.generation.network_bytes_per_sec
+        return max(nvlink_bytes / nvlink, adapter_bytes / adapter)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,10 +191,8 @@ class Torus:
 
     def _farthest(self, permute: Collective) -> int:
         """The most links between a source and its target."""
-        pairs = np.array(permute.groups)
-        places = np.array(self.places)
-        distances = _distance(places[pairs[:, 0]], places[pairs[:, 1]], np.array(self.sizes))
-        return int(distances.sum(axis=1).max())
+        sources, targets = np.array(self.places)[np.array(permute.groups).T]
+        return int(_distance(sources, targets, np.array(self.sizes)).sum(axis=1).max())
 
 
 Network = Torus | Hosts

@@ -47,6 +47,6 @@ def lines(
         found = report.figures(made)
         columns[name] = {row: found[figure] for figure, row in _ROWS.items() if figure in found}
         if made.step.cost:
-            hours = made.core_years() * 365.25 * 24
-            columns[name] |= {"device-hours for 10^12 tokens": hours}
+            hours = 365.25 * 24 * made.core_years()
+            columns[name]["device-hours for 10^12 tokens"] = hours
     yield report.side_by_side(columns)

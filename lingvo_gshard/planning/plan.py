@@ -150,12 +150,11 @@ def save(plan: Plan, folder: pathlib.Path) -> None:
     cost = step.pop("cost") or {field.name: None for field in dataclasses.fields(StepCost)}
     values |= step | cost
     values |= {"all_fit": plan.all_fit, "tokens_per_core": plan.tokens_per_core}
-    rates = {
-        "steps_per_sec": plan.steps_per_sec,
-        "tokens_per_sec": plan.tokens_per_sec,
-        "core_years_of_1e12_tokens": plan.core_years,
-    }
-    for name, rate in rates.items():
+    for name, rate in (
+        ("steps_per_sec", plan.steps_per_sec),
+        ("tokens_per_sec", plan.tokens_per_sec),
+        ("core_years_of_1e12_tokens", plan.core_years),
+    ):
         at_shares = {"at_roofline": rate(1.0), "at_papers_share": rate(PAPERS_SHARE)}
         values[name] = at_shares if plan.step.cost else None
     folder.mkdir(parents=True, exist_ok=True)

@@ -77,8 +77,7 @@ def request(
                 f"task.{name} is taken from the data, which a plan does not have; give "
                 f"--set=task.{name}=SIZE."
             )
-    cores = len(topology.devices(topology_name))
-    parts = placement.partitioning(params, cores)
+    parts = placement.partitioning(params, len(topology.devices(topology_name)))
     return Request(model, settings, params, topology_name, parts)
 
 

@@ -32,9 +32,9 @@ def plan_lines(request: Request, folder: pathlib.Path, save: bool = False) -> It
         for trial in remedies(request, folder):
             changes = trial.request.settings[len(request.settings) :]
             yield f"  {trial} ({' '.join(f'--set={change}' for change in changes)})"
-    if save and not made.step.fits:
-        raise ValueError("--save: nothing was saved, as a step does not fit into memory.")
-    if save:
+        if save:
+            raise ValueError("--save: nothing was saved, as a step does not fit into memory.")
+    elif save:
         save_training = functools.partial(planner.save_training, folder=folder / "executables")
         yield planner.in_own_process(save_training, request)
 
