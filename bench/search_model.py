@@ -44,7 +44,7 @@ def main(argv: list[str]) -> None:
         request = planner.request(model, _TOPOLOGY, (*_SIZES, *both), None).step_only()
         found, steps = candidates.candidates(request), list[tuple[float, float]]()
         for i in np.linspace(0, len(found) - 1, _COUNT.value).astype(int):
-            trial = search.planned(request, found[i], pathlib.Path(_OUT.value, model))
+            trial = search.tried(request, found[i].settings, pathlib.Path(_OUT.value, model))
             print(f"{trial}; {1e3 * found[i].secs:.2f} ms estimated", flush=True)
             if trial.fits:
                 steps.append((found[i].secs, trial.secs.step))

@@ -5,9 +5,7 @@ python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=v3:8x8 --out=SEARC
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS
 python -m lingvo_gshard.plan --model=m4.MoE128E12L --topology=h100:16x8 --out=GPUS --save
 python -m lingvo_gshard.plan --compare=PLAN_A,PLAN_B
-python -m lingvo_gshard.plan --table=operators
-python -m lingvo_gshard.plan --table=compile
-python -m lingvo_gshard.plan --table=layers
+python -m lingvo_gshard.plan --table=operators    # or compile, layers
 python -m lingvo_gshard.plan --table=scaling --out=FAMILY
 python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHINES
 """
@@ -22,8 +20,6 @@ from absl import flags
 from lingvo_gshard import cli, registry
 from lingvo_gshard.core import storage
 from lingvo_gshard.spmd import environment
-
-_TABLES = ("operators", "compile", "layers", "scaling", "machines")
 
 _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as m4.MoE2048E36L.")
 _TOPOLOGY = flags.DEFINE_string(
@@ -47,20 +43,20 @@ _PROGRAMS = flags.DEFINE_enum(
 )
 _COMPARE = flags.DEFINE_list("compare", None, "Two or more folders of plans, side by side.")
 _TABLE = flags.DEFINE_enum(
-    "table", None, _TABLES, "Tables of the paper, made here; or --model on several machines."
+    "table",
+    None,
+    ("operators", "compile", "layers", "scaling", "machines"),
+    "Tables of the paper, made here; or --model on several machines.",
 )
 _NUM_DEVICES = flags.DEFINE_integer(
     "num_devices", 128, "The devices of each machine of --table=machines, a power of two.", 8
 )
 
-# The virtual devices that Table 4's operators are compiled for.
-_OWN_DEVICES = 8
-
 
 def main(argv: list[str]) -> None:
     del argv
     _check_flags()
-    environment.prepare(_OWN_DEVICES)
+    environment.prepare(8)  # The virtual devices that Table 4's operators are compiled for.
     with storage.working(_OUT.value or "") as out:
         for text in _texts(out):
             print(text, flush=True)

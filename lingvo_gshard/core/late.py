@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import tensorflow as tf
     from matplotlib import figure
     from tensorflow.compiler.tf2xla.python import xla
+    from tensorflow.compiler.xla.service import hlo_pb2
     from tensorflow.python.compiler.xla.experimental import xla_sharding
     from tensorflow.python.ops.parallel_for import control_flow_ops, pfor
 else:
@@ -30,6 +31,7 @@ else:
     tf = _Late("tensorflow")
     figure = _Late("matplotlib.figure")
     xla = _Late("tensorflow.compiler.tf2xla.python.xla")
+    hlo_pb2 = _Late("tensorflow.compiler.xla.service.hlo_pb2")
     xla_sharding = _Late("tensorflow.python.compiler.xla.experimental.xla_sharding")
     control_flow_ops = _Late("tensorflow.python.ops.parallel_for.control_flow_ops")
     pfor = _Late("tensorflow.python.ops.parallel_for.pfor")

@@ -1,13 +1,12 @@
 """The collectives of a compiled program: their partitions, their bytes, how often they run."""
 
 import dataclasses
-import itertools
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from lingvo_gshard.hlo import trip_counts
 from lingvo_gshard.hlo.hlo_module import Computation, Instruction, Module, arrays_of, num_bytes
 
 COLLECTIVES = (
@@ -42,15 +41,22 @@ class Collective:
         return len(self.groups[0])
 
 
-def find(module: Module, times: Mapping[Computation, int]) -> tuple[Collective, ...]:
-    """All collectives of a program, whose computations run `times`."""
-    return tuple(
-        _collective(instruction, computation, module.num_partitions, times[computation])
-        for computation in module.computations
-        for instruction in computation.instructions
-        if instruction.opcode.removesuffix(_START) in COLLECTIVES
-        and not _continues(instruction, computation)
-    )
+def find(module: Module) -> tuple[Collective, ...]:
+    """All collectives of a program."""
+    found, times = [], trip_counts.count(module).times
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            kind, results = instruction.opcode.removesuffix(_START), instruction.arrays
+            if kind not in COLLECTIVES or _continues(instruction, computation):
+                continue
+            if computation.name.startswith("all-reduce-scatter"):  # The TPU's fusion with a slice.
+                kind, results = "reduce-scatter", computation.root.arrays
+            elif instruction.opcode.endswith(_START) and kind != "all-reduce":
+                results = arrays_of(instruction.proto.shape.tuple_shapes[1])  # After its operands.
+            groups = _groups(instruction.proto) or (tuple(range(module.num_partitions)),)
+            size, runs = num_bytes(results), times[computation]
+            found.append(Collective(kind, size, groups, runs, instruction.op_name))
+    return tuple(found)
 
 
 def gathered_bytes(module: Module) -> dict[str, int]:
@@ -83,62 +89,44 @@ def _continues(instruction: Instruction, computation: Computation) -> bool:
     return is_chained and "AsyncCollectiveStart" not in targets
 
 
-def _collective(
-    instruction: Instruction, computation: Computation, num_partitions: int, times: int
-) -> Collective:
-    kind, results = instruction.opcode.removesuffix(_START), instruction.arrays
-    if computation.name.startswith("all-reduce-scatter"):  # The TPU's fusion with a slice.
-        kind, results = "reduce-scatter", computation.root.arrays
-    elif instruction.opcode.endswith(_START) and kind != "all-reduce":
-        results = arrays_of(instruction.proto.shape.tuple_shapes[1])  # After its operands.
-    groups = _groups(instruction.proto) or (tuple(range(num_partitions)),)
-    return Collective(kind, num_bytes(results), groups, times, instruction.op_name)
-
-
 def _groups(proto: Any) -> Groups:
     """The groups of a collective's HloInstructionProto; empty if all partitions are one group."""
     if proto.source_target_pairs:
         return tuple((pair.source, pair.target) for pair in proto.source_target_pairs)
     if proto.HasField("mesh_axes_replica_group_list"):
-        return _rows(_along_axes(proto.mesh_axes_replica_group_list))
+        return _along_axes(proto.mesh_axes_replica_group_list)
     listed = proto.collective_device_list
     for iota in (proto.iota_collective_device_list, listed.iota_replica_group_list):
         if iota.num_replica_groups:
             # 0, 1, 2, ... in a grid whose dims are transposed.
             sizes, order = iota.iota_reshape_dims, iota.iota_transpose_perm
             ids = np.arange(math.prod(sizes)).reshape(sizes).transpose(order or range(len(sizes)))
-            return _rows(ids.reshape(iota.num_replica_groups, iota.num_devices_per_group))
+            rows = ids.reshape(iota.num_replica_groups, iota.num_devices_per_group)
+            return tuple(map(tuple, rows.tolist()))
     groups = listed.replica_groups or proto.replica_groups
     return tuple(tuple(group.replica_ids) for group in groups if group.replica_ids)
 
 
-def _along_axes(groups: Any) -> np.ndarray:
-    """[group, member] of a MeshAxesReplicaGroupListProto: groups along some axes of a mesh.
+def _along_axes(groups: Any) -> Groups:
+    """Those of a MeshAxesReplicaGroupListProto, along some axes of a mesh.
 
     Only some factors of an axis may take part, as in Shardy's sub-axes.
     """
     sizes = [axis.size for axis in groups.mesh.axes]
-    inside = [
-        (axis.mesh_axis_index, axis.sub_axis_info.pre_size or 1, axis.sub_axis_info.size)
-        if axis.HasField("sub_axis_info")
-        else (axis.mesh_axis_index, 1, sizes[axis.mesh_axis_index])
-        for axis in groups.axes
-    ]
-    # An axis is divided where one of its parts begins or ends.
-    factors: list[tuple[int, int, int]] = []
-    for index, whole in enumerate(sizes):
-        cuts = {1, whole}
-        cuts |= {cut for axis, pre, size in inside if axis == index for cut in (pre, pre * size)}
-        factors += [(index, pre, end // pre) for pre, end in itertools.pairwise(sorted(cuts))]
     ids = np.array(groups.mesh.device_ids or range(math.prod(sizes)))
-    last = [factors.index(part) for part in inside if part[2] > 1]
-    first = [i for i in range(len(factors)) if i not in last]
-    grid = ids.reshape([size for _, _, size in factors]).transpose(first + last)
-    return grid.reshape(-1, math.prod(factors[i][2] for i in last))
-
-
-def _rows(groups: np.ndarray) -> Groups:
-    return tuple(map(tuple, groups.tolist()))
+    # A device's place along each axis is its group's, once the digits that number the members of
+    # a group are taken out of it.
+    places, members = np.indices(sizes).reshape(len(sizes), -1), np.zeros_like(ids)
+    for axis in groups.axes:
+        index, pre, size = axis.mesh_axis_index, 1, sizes[axis.mesh_axis_index]
+        if axis.HasField("sub_axis_info"):
+            pre, size = axis.sub_axis_info.pre_size or 1, axis.sub_axis_info.size
+        stride = sizes[index] // (pre * size)
+        digits = places[index] // stride % size
+        places[index] -= digits * stride
+        members = members * size + digits
+    rows = ids[np.lexsort([members, *places[::-1]])].reshape(-1, members.max() + 1)
+    return tuple(map(tuple, rows.tolist()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,16 +136,16 @@ class _Value:
     instruction: Instruction
     fusion: "_Value | None" = None
 
-    def operand(self, index: int) -> "_Value":
-        return _Value(self.instruction.operands[index], self.fusion)
+    @property
+    def operands(self) -> "list[_Value]":
+        return [_Value(each, self.fusion) for each in self.instruction.operands]
 
 
 def _is_part_in_zeros(value: _Value) -> bool:
     """Whether it is zeros but for a part whose place depends on the partition."""
     if value.instruction.opcode != "dynamic-update-slice":
         return False
-    operands = range(len(value.instruction.operands))
-    base, _, *indices = (_origin(value.operand(i)).instruction.opcode for i in operands)
+    base, _, *indices = (_origin(each).instruction.opcode for each in value.operands)
     return base in ("broadcast", "constant") and any(each != "constant" for each in indices)
 
 
@@ -165,14 +153,13 @@ def _origin(value: _Value) -> _Value:
     """Follows a value to where it is computed: through fusions, tuples and changes of form."""
     instruction, fusion = value.instruction, value.fusion
     if instruction.opcode in _PASSING:
-        return _origin(value.operand(0))
+        return _origin(value.operands[0])
     if instruction.opcode == "fusion":
-        root = _Value(instruction.called[0].root, value)
-        return _origin(root) if root.instruction.opcode in (*_PASSING, "fusion") else root
+        return _origin(_Value(instruction.called[0].root, value))
     if instruction.opcode == "parameter" and fusion is not None:
-        return _origin(fusion.operand(instruction.proto.parameter_number))
+        return _origin(fusion.operands[instruction.proto.parameter_number])
     if instruction.opcode == "get-tuple-element":
-        made = _origin(value.operand(0))
+        made = _origin(value.operands[0])
         if made.instruction.opcode == "tuple":
-            return _origin(made.operand(instruction.proto.tuple_index))
+            return _origin(made.operands[instruction.proto.tuple_index])
     return value

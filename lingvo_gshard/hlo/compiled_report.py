@@ -64,7 +64,6 @@ def read(name: str, compiled: Any, module: Module) -> CompiledReport:
     """Reads a jax.stages.Compiled, whose program is `module`."""
     memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
     cost = cost[0] if isinstance(cost, list) else cost or {}
-    runs = trip_counts.count(module)
     return CompiledReport(
         name=name,
         num_instructions=sum(len(each.instructions) for each in module.computations),
@@ -76,6 +75,6 @@ def read(name: str, compiled: Any, module: Module) -> CompiledReport:
         alias_bytes=memory.alias_size_in_bytes,
         temp_bytes=memory.temp_size_in_bytes,
         peak_bytes=memory.peak_memory_in_bytes,
-        collective_ops=collectives.find(module, runs.times),
-        loops=runs.trip_counts,
+        collective_ops=collectives.find(module),
+        loops=trip_counts.count(module).trip_counts,
     )

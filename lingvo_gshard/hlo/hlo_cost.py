@@ -25,7 +25,6 @@ _FREE = frozenset(
         *(*_CONTROL, *(f"{kind}-done" for kind in COLLECTIVES)),
     ]
 )
-_SLICES = ("dynamic-slice", "gather", "slice")
 # For each instruction, those that read its result and which operand of theirs it is.
 _Users = Mapping[Instruction, list[tuple[Instruction, int]]]
 
@@ -49,9 +48,22 @@ def costs(module: Module) -> tuple[Cost, ...]:
     """The cost of each instruction that runs by itself and is not part of a fusion."""
     runs, found = trip_counts.count(module), []
     for computation in _running(module):
-        for instruction, op_name in _op_names(computation).items():
-            if _opcode(instruction) not in _FREE:
-                found.append(_cost(instruction, op_name, runs.times[computation]))
+        for each, op_name in _op_names(computation).items():
+            if (opcode := _opcode(each)) in _FREE:
+                continue
+            products = list(_products(each))
+            largest = max(products, key=lambda product: product[1], default=(each, 0))
+            found.append(
+                Cost(
+                    name=each.name,
+                    opcode=opcode,
+                    op_name=largest[0].op_name or op_name,
+                    flops=sum(flops for _, flops in products),
+                    accessed_bytes=_accessed_bytes(each),
+                    arrays=each.arrays,
+                    times=runs.times[computation],
+                )
+            )
     return tuple(found)
 
 
@@ -92,20 +104,6 @@ def _op_names(computation: Computation) -> dict[Instruction, str]:
     return names
 
 
-def _cost(instruction: Instruction, op_name: str, times: int) -> Cost:
-    products = list(_products(instruction))
-    largest = max(products, key=lambda product: product[1], default=(instruction, 0))
-    return Cost(
-        name=instruction.name,
-        opcode=_opcode(instruction),
-        op_name=largest[0].op_name or op_name,
-        flops=sum(flops for _, flops in products),
-        accessed_bytes=_accessed_bytes(instruction),
-        arrays=instruction.arrays,
-        times=times,
-    )
-
-
 def _products(instruction: Instruction) -> Iterator[tuple[Instruction, int]]:
     """Each product that the instruction is, or that is fused into it, with its flops."""
     match instruction.opcode:
@@ -129,8 +127,8 @@ def _is_cublas(instruction: Instruction) -> bool:
 
 
 def _dot_flops(dot: Instruction, summed: Iterable[int]) -> int:
-    lhs = _shape(dot.operands[0])
-    return 2 * math.prod(_shape(dot)) * math.prod(lhs[dim] for dim in summed)
+    lhs, out = dot.operands[0].arrays[0].shape, dot.arrays[0].shape
+    return 2 * math.prod(out) * math.prod(lhs[dim] for dim in summed)
 
 
 def _convolution_flops(convolution: Instruction) -> int:
@@ -139,7 +137,8 @@ def _convolution_flops(convolution: Instruction) -> int:
     The TPU's compiler turns products into convolutions, a batch of them over a dilated dim.
     """
     dims = convolution.proto.convolution_dimension_numbers
-    lhs, rhs, out = *map(_shape, convolution.operands[:2]), _shape(convolution)
+    tensors = *convolution.operands[:2], convolution
+    lhs, rhs, out = (each.arrays[0].shape for each in tensors)
     spatial = zip(
         dims.input_spatial_dimensions,
         dims.kernel_spatial_dimensions,
@@ -190,7 +189,7 @@ def _read_bytes(value: Instruction, users: _Users, whole: int) -> int:
     """Bytes that the users of `value` read of a parameter of `whole` bytes."""
     read = 0
     for user, index in users[value]:
-        if user.opcode in _SLICES and index == 0:
+        if user.opcode in ("dynamic-slice", "gather", "slice") and index == 0:
             read += user.num_bytes
         elif user.opcode == "dynamic-update-slice" and index == 0:
             continue  # Overwritten in place.
@@ -217,7 +216,3 @@ def _written_bytes(result: Instruction) -> int:
         case "custom-call" if _is_cublas(result):
             return num_bytes(result.arrays[:1])
     return result.num_bytes
-
-
-def _shape(instruction: Instruction) -> tuple[int, ...]:
-    return instruction.arrays[0].shape

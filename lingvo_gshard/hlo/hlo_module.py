@@ -1,11 +1,12 @@
 """A compiled program as records, read from the HloModuleProto that every XLA compiler provides."""
 
 import dataclasses
-import functools
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
+
+from lingvo_gshard.core.late import hlo_pb2
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -77,15 +78,24 @@ def read(compiled: Any) -> Module:
 
 def parse(serialized: bytes) -> Module:
     """Reads a serialized HloModuleProto."""
-    proto = _messages()[0].HloModuleProto.FromString(serialized)
+    proto = hlo_pb2.HloModuleProto.FromString(serialized)
     schedules = proto.schedule.sequences
     computations: dict[int, Computation] = {}
-    for each in proto.computations:  # Those that are called come first.
-        instructions = _instructions(each.instructions, computations)
-        order = schedules[each.id].instruction_ids if each.id in schedules else instructions
-        computations[each.id] = Computation(
-            each.name, tuple(map(instructions.__getitem__, order)), instructions[each.root_id]
-        )
+    for each in proto.computations:  # Those that are called come first, and so do operands.
+        found: dict[int, Instruction] = {}
+        for instruction in each.instructions:
+            found[instruction.id] = Instruction(
+                instruction.name,
+                instruction.opcode,
+                instruction.metadata.op_name,
+                arrays_of(instruction.shape),
+                tuple(map(found.__getitem__, instruction.operand_ids)),
+                tuple(map(computations.__getitem__, instruction.called_computation_ids)),
+                instruction,
+            )
+        order = schedules[each.id].instruction_ids if each.id in schedules else found
+        in_order = tuple(map(found.__getitem__, order))
+        computations[each.id] = Computation(each.name, in_order, found[each.root_id])
     return Module(
         tuple(computations.values()),
         computations[proto.entry_computation_id],
@@ -102,38 +112,6 @@ def arrays_of(shape: Any) -> tuple[Array, ...]:
     """The arrays in a ShapeProto, those in tuples included."""
     if shape.tuple_shapes:
         return tuple(array for each in shape.tuple_shapes for array in arrays_of(each))
-    return _one_array(shape.element_type, tuple(shape.dimensions))
-
-
-@functools.cache
-def _one_array(element_type: int, dimensions: tuple[int, ...]) -> tuple[Array, ...]:
-    dtype = _messages()[1].PrimitiveType.Name(element_type).lower()
-    return () if dtype == "tuple" else (Array(dtype, dimensions),)
-
-
-def _instructions(
-    protos: Iterable[Any], computations: Mapping[int, Computation]
-) -> dict[int, Instruction]:
-    """A computation's instructions by id; an instruction comes after its operands."""
-    found: dict[int, Instruction] = {}
-    for proto in protos:
-        found[proto.id] = Instruction(
-            proto.name,
-            proto.opcode,
-            proto.metadata.op_name,
-            arrays_of(proto.shape),
-            tuple(map(found.__getitem__, proto.operand_ids)),
-            tuple(map(computations.__getitem__, proto.called_computation_ids)),
-            proto,
-        )
-    return found
-
-
-@functools.cache
-def _messages() -> tuple[Any, Any]:
-    """XLA's messages: hlo_pb2 and xla_data_pb2."""
-    # Imported when a program is read: programs that are only run do without TensorFlow.
-    from tensorflow.compiler.xla import xla_data_pb2
-    from tensorflow.compiler.xla.service import hlo_pb2
-
-    return hlo_pb2, xla_data_pb2
+    names = shape.DESCRIPTOR.fields_by_name["element_type"].enum_type.values_by_number
+    dtype = names[shape.element_type].name.lower()
+    return () if dtype == "tuple" else (Array(dtype, tuple(shape.dimensions)),)

@@ -13,19 +13,19 @@ import json
 import operator
 from collections.abc import Callable, Mapping, Sequence
 
-from lingvo_gshard.hlo.hlo_module import Computation, Instruction, Module
+from lingvo_gshard.hlo.hlo_module import Array, Computation, Instruction, Module
 
 # Longer loops are not run: their trip counts are unknown.
 _MOST_TRIPS = 20_000
 # An integer (a flag is 0 or 1), a tuple of values, or None if unknown.
 _Value = int | tuple | None
-# The dtypes that are followed, and the values that each can hold; overflows are not followed.
+# The types that are followed, and the values that each can hold; overflows are not followed.
 _RANGES = {
-    "pred": range(2),
-    "s32": range(-(2**31), 2**31),
-    "s64": range(-(2**63), 2**63),
-    "u32": range(2**32),
-    "u64": range(2**64),
+    Array("pred", ()): range(2),
+    Array("s32", ()): range(-(2**31), 2**31),
+    Array("s64", ()): range(-(2**63), 2**63),
+    Array("u32", ()): range(2**32),
+    Array("u64", ()): range(2**64),
 }
 # The result of each is its first operand.
 _SAME = frozenset(["bitcast", "convert", "copy", "copy-done", "copy-start", "optimization-barrier"])
@@ -66,7 +66,7 @@ class _Frame:
     """A computation and its arguments. Computes the values of its instructions on demand."""
 
     def __init__(self, computation: Computation, arguments: Sequence[_Value]) -> None:
-        self.computation, self._arguments = computation, arguments
+        self.computation, self._arguments = computation, dict(enumerate(arguments))
         self._values: dict[Instruction, _Value] = {}
 
     def result(self) -> _Value:
@@ -78,12 +78,10 @@ class _Frame:
     def value(self, instruction: Instruction) -> _Value:
         if instruction not in self._values:
             value = None
-            if instruction.is_tuple:
+            if instruction.is_tuple or instruction.arrays[0] in _RANGES:
                 value = self._compute(instruction)
-            elif not instruction.arrays[0].shape and instruction.arrays[0].dtype in _RANGES:
-                value = self._compute(instruction)
-                if isinstance(value, int) and value not in _RANGES[instruction.arrays[0].dtype]:
-                    value = None
+            if isinstance(value, int) and value not in _RANGES[instruction.arrays[0]]:
+                value = None
             self._values[instruction] = value
         return self._values[instruction]
 
@@ -95,8 +93,7 @@ class _Frame:
                     return None
                 return int(getattr(proto.literal, instruction.arrays[0].dtype + "s")[0])
             case "parameter":
-                known = proto.parameter_number < len(self._arguments)
-                return self._arguments[proto.parameter_number] if known else None
+                return self._arguments.get(proto.parameter_number)
             case "tuple":
                 return self.operands(instruction)
             case "get-tuple-element":

@@ -21,7 +21,6 @@ from lingvo_gshard.planning.cost_model import CostModel
 from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import topology
 
 _BATCH = ("data", "experts")  # The axes that always split the batch.
 
@@ -37,8 +36,8 @@ class Candidate:
 def candidates(request: Request) -> list[Candidate]:
     """All candidates that fit by the cost model, the fastest first; ValueError if none does."""
     state = TranslationModel(request.params, Partitioning(Mesh.flat(1), ())).state_spec
-    mesh, places = request.partitioning.mesh, topology.places(request.topology)
-    network = hardware.network(request.topology, [places[i] for i in mesh.devices])
+    mesh = request.partitioning.mesh
+    network = hardware.network(request.topology, mesh)
     model, found = CostModel(request.params, state, network), []
     for layout in layouts(_sizes(request, state.theta), mesh.num_partitions):
         parts = request.changed(layout).partitioning
@@ -82,14 +81,13 @@ def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
             yield f"mesh={mesh}", "sharding=" + ",".join([*tokens, *filter(None, rows)])
 
 
-def _schedules(params: Params, parts: Partitioning) -> Iterator[tuple[Remat, int]]:
-    """Yields the remats, and in a pipeline the numbers of microbatches that divide the rows."""
+def _schedules(params: Params, parts: Partitioning) -> list[tuple[Remat, int]]:
+    """The remats, and in a pipeline the numbers of microbatches that divide the rows."""
     stages, ways, *_ = parts.factor("RBLM")
     if stages == 1:
-        yield from ((remat, 1) for remat in Remat)
-        return
+        return [(remat, 1) for remat in Remat]
     rows = params.input.batch_size // ways
-    yield from ((Remat.BLOCK, n) for n in range(stages, rows + 1) if rows % n == 0)
+    return [(Remat.BLOCK, n) for n in range(stages, rows + 1) if rows % n == 0]
 
 
 def _settings(

@@ -50,41 +50,32 @@ def read(compiled: TopologyExecutable) -> CompiledStep:
 
 def cost(step: CompiledStep, network: Network) -> StepCost:
     """The cost of a call of a program whose partitions lie on `network`."""
-    report = step.report
-    xla_secs = report.optimal_secs  # 0 for GPUs.
-    by_category = times_by_category(step.costs, report.collective_ops, network)
-    products: dict[str, float] = dict.fromkeys(Category, 0.0)
-    for each in step.costs:
-        products[category(each.op_name)] += each.times * each.flops
+    report, generation = step.report, network.generation
+    rates = generation.peak_flops, generation.memory_bytes_per_sec
+    flops: dict[str, float] = dict.fromkeys(Category, 0.0)
+    times: dict[str, Times] = collections.defaultdict(Times)
     network_secs: dict[str, float] = collections.defaultdict(float)
+    for each in step.costs:
+        part = category(each.op_name)
+        flops[part] += each.times * each.flops
+        if each.opcode.removesuffix("-start") not in COLLECTIVES:
+            times[part] += _local_times(each, *rates)
     for op in report.collective_ops:
-        network_secs[op.kind] += op.times * network.collective_secs(op)
+        secs = op.times * network.collective_secs(op)
+        times[category(op.op_name)] += Times(network=secs, step=secs)
+        network_secs[op.kind] += secs
+    xla_secs = report.optimal_secs  # 0 for GPUs.
     return StepCost(
         collectives=_sums(report.collective_ops),
-        flops_per_core=products,
-        roofline_secs=sum(by_category.values(), Times()),
-        roofline_secs_by_category=by_category,
+        flops_per_core=flops,
+        roofline_secs=sum(times.values(), Times()),
+        roofline_secs_by_category=dict(times),
         network_secs_by_kind=dict(network_secs),
-        xla_optimal_secs=xla_secs and xla_secs * loop_factor(step.costs, network.generation),
+        xla_optimal_secs=xla_secs and xla_secs * loop_factor(step.costs, generation),
         xla_optimal_secs_once=xla_secs,
         instructions=report.num_instructions,
         uncounted_loops=step.uncounted_loops,
     )
-
-
-def times_by_category(
-    costs: Iterable[Cost], ops: Iterable[Collective], network: Network
-) -> dict[str, Times]:
-    """The roofline of each category that has instructions."""
-    found: dict[str, Times] = collections.defaultdict(Times)
-    rates = network.generation.peak_flops, network.generation.memory_bytes_per_sec
-    for cost in costs:
-        if cost.opcode.removesuffix("-start") not in COLLECTIVES:
-            found[category(cost.op_name)] += _local_times(cost, *rates)
-    for op in ops:
-        secs = op.times * network.collective_secs(op)
-        found[category(op.op_name)] += Times(network=secs, step=secs)
-    return dict(found)
 
 
 def loop_factor(costs: Iterable[Cost], generation: Generation) -> float:

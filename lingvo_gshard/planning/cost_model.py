@@ -51,7 +51,7 @@ class Product:
 def products(params: Params, weights: NestedMap) -> Iterator[Product]:
     """Yields the products of a forward pass, given the specs of all weights."""
     for path, spec in weights.FlattenItems():
-        sizes = _batch_sizes(params, path) | dict(zip(spec.dims, spec.shape, strict=True))
+        sizes = _batch_sizes(params, path) | _sizes(spec)
         times, name = sizes.get("R", 1), path.rpartition(".")[2]
         if name != "bias":
             yield _with_weight(path, spec.dims.removeprefix("R"), sizes, times)
@@ -117,17 +117,19 @@ class CostModel:
         secs, kept, largest = np.zeros(4), 0.0, 0.0
         for each in self._products:
             is_kept = _SAVING.index(remat) <= _SAVING.index(each.kept)
-            run = layout.in_stages(each)
+            staged = layout.stages > 1 and "R" in each.sizes
+            run = layout.in_stages(each) if staged else each
             secs += run.times * layout.product(run, forward_runs=2 - is_kept)
             made = layout.part(run.moved or run.result, run.sizes)
-            kept += layout.kept_at_once(each, is_kept) * made
+            # A stage has the results of one microbatch.
+            kept += (each.times // layout.stages if staged else is_kept * each.times) * made
             largest = max(largest, made)
         for sizes in self._travelling:
             made, shifts = layout.shifts(sizes)
             secs, kept = secs + shifts, kept + made
         for spec in self._state.theta.Flatten():
-            secs += layout.update(spec)
-            kept += layout.gradient_bytes(spec)
+            updated, gradient = layout.update(spec)
+            secs, kept = secs + updated, kept + gradient
         gib = sum(state_gib(self._state, parts)) + (kept + largest) / GIB
         return gib, Times(*secs.tolist())
 
@@ -139,8 +141,8 @@ class _Layout:
         self, parts: Partitioning, network: Network, num_bytes: int, microbatches: int
     ) -> None:
         self._parts, self._network, self._num_bytes = parts, network, num_bytes
-        (self._stages,), self._microbatches = parts.factor("R"), microbatches
-        self._ticks = microbatches + self._stages - 1
+        (self.stages,), self._microbatches = parts.factor("R"), microbatches
+        self._ticks = microbatches + self.stages - 1
         # On a TPU, what only products read is rounded before it is sent.
         self._sent = 2 / num_bytes if isinstance(network, Torus) else 1.0
         self._shape, self._rates = parts.mesh.shape, dict[tuple[str, str], float]()
@@ -148,31 +150,27 @@ class _Layout:
 
     def in_stages(self, p: Product) -> Product:
         """A product of one microbatch, which all stages run in each tick, idle ones included."""
-        if not self._is_staged(p):
-            return p
-        dims = {name: "R" + getattr(p, name) for name in ("left", "right", "result")}
-        dims |= {"moved": "R" + p.moved} if p.moved else {}
-        times = p.times * self._ticks // self._stages
-        return dataclasses.replace(p, **dims, sizes=self._microbatch(p.sizes), times=times)
-
-    def kept_at_once(self, p: Product, is_kept: bool) -> int:
-        """How many of a product's results are in memory; a stage has those of one microbatch."""
-        return p.times // self._stages if self._is_staged(p) else is_kept * p.times
+        return dataclasses.replace(
+            p,
+            left=f"R{p.left}",
+            right=f"R{p.right}",
+            result=f"R{p.result}",
+            moved=p.moved and f"R{p.moved}",
+            sizes=self._microbatch(p.sizes),
+            times=p.times * self._ticks // self.stages,
+        )
 
     def shifts(self, sizes: Mapping[str, float]) -> tuple[float, np.ndarray]:
         """The bytes that enter and leave a stage's ticks, and the times of moves between stages."""
-        if self._stages == 1:
+        if self.stages == 1:
             return 0.0, np.zeros(4)
         size = self.part("RBLM", self._microbatch(sizes))
         secs = self._secs("collective-permute", names_of(self._parts.axes("R")), size)
         return 3 * self._ticks * size, self._times(0, 0, 3 * self._ticks * secs)
 
-    def _is_staged(self, p: Product) -> bool:
-        return self._stages > 1 and "R" in p.sizes
-
     def _microbatch(self, sizes: Mapping[str, float]) -> dict[str, float]:
         parts = {each: sizes[each] / self._microbatches for each in "BG" if each in sizes}
-        return {**sizes, **parts, "R": self._stages}
+        return {**sizes, **parts, "R": self.stages}
 
     def product(self, p: Product, forward_runs: int) -> np.ndarray:
         """A product, its gradients, and the moves and passes of its result."""
@@ -191,31 +189,25 @@ class _Layout:
         passes = _KEPT_PASSES * size if forward_runs == 1 else 0
         return total + self._times(0, passes, (forward_runs + 1) * network)
 
-    def update(self, spec: TensorSpec) -> np.ndarray:
-        """A weight's update, and the gathering of what was split for it alone."""
-        whole = self._split(spec.dims)
-        axes = [axis for axis in self._split(spec.dims.lower()) if axis not in whole]
-        gathered = self._secs(
-            "all-gather", axes, 4 * self._elements(spec.dims, _sizes(spec), whole)
-        )
+    def update(self, spec: TensorSpec) -> tuple[np.ndarray, float]:
+        """A weight's update with the gathering of what was split for it; its gradient's bytes."""
+        sizes, whole, split = _sizes(spec), *map(self._split, (spec.dims, spec.dims.lower()))
+        axes = [axis for axis in split if axis not in whole]
+        gathered = self._secs("all-gather", axes, 4 * self._elements(spec.dims, sizes, whole))
+        elements = self._elements(spec.dims, sizes, split)
         # A stage adds to its gradients in every tick: a product's result, read and written again.
-        staged = self._stages > 1 and spec.dims.startswith("R")
+        staged = self.stages > 1 and spec.dims.startswith("R")
         passes = _WEIGHT_PASSES + 2 * staged * self._ticks
-        return self._times(0, passes * 4 * self._updated(spec), gathered)
-
-    def gradient_bytes(self, spec: TensorSpec) -> float:
-        """Those of a core's part; stacks of matrices have the dtype of activations."""
+        # The gradients of stacks of matrices have the dtype of activations.
         is_stack = spec.dims.startswith("R") and len(spec.dims) > 2
-        return (self._num_bytes if is_stack else 4) * self._updated(spec)
+        gradient = (self._num_bytes if is_stack else 4) * elements
+        return self._times(0, passes * 4 * elements, gathered), gradient
 
     def part(self, dims: str, sizes: Mapping[str, float]) -> float:
         """The bytes of a core's part of an activation; probabilities and logits are float32."""
         elements = self._elements(dims, sizes, self._split(dims))
         is_float32 = dims.removeprefix("R") in ("BNLT", "BLV")
         return elements * (4 if is_float32 else self._num_bytes)
-
-    def _updated(self, spec: TensorSpec) -> float:
-        return self._elements(spec.dims, _sizes(spec), self._split(spec.dims.lower()))
 
     def _einsum(self, p: Product, left: str, right: str, result: str) -> np.ndarray:
         """One product; its left factor stays where it is."""

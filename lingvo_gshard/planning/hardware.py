@@ -6,11 +6,13 @@ of links are those of one direction.
 """
 
 import dataclasses
-from collections.abc import Sequence
+import functools
 
 import numpy as np
 
 from lingvo_gshard.hlo.collectives import Collective, Groups
+from lingvo_gshard.planning.memory import GIB
+from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import environment, topology
 from lingvo_gshard.spmd.gpus import GPUS
 
@@ -32,7 +34,6 @@ class Generation:
     network_bytes_per_sec: float = 0.0  # Of a GPU's network adapter.
 
 
-_GIB = 2.0**30
 # bfloat16 flops without sparsity, NVLink and network adapter, as NVIDIA publishes them: the data
 # sheets of A100, H100, H200 and of DGX B200 and GB200 NVL72. Adapters are those of the DGX systems:
 # 200 Gbit/s for each A100, 400 Gbit/s for each of the others. Memory is that of spmd/gpus.py.
@@ -47,7 +48,7 @@ _GPU_RATES = {
 
 def _gpu(name: str, peak_flops: float, nvlink: float, adapter: float) -> Generation:
     gpu = GPUS[name]
-    capacity_gib = environment.GPU_MEMORY_SHARE * gpu.memory_bytes / _GIB
+    capacity_gib = environment.GPU_MEMORY_SHARE * gpu.memory_bytes / GIB
     bandwidth = gpu.memory_bytes_per_sec
     return Generation(1, peak_flops, bandwidth, capacity_gib, nvlink, network_bytes_per_sec=adapter)
 
@@ -58,12 +59,12 @@ def _gpu(name: str, peak_flops: float, nvlink: float, adapter: float) -> Generat
 # v5p, v6e and tpu7x give the rate of a chip's 4 or 6 links in both directions.
 GENERATIONS = {
     # 656 Gbit/s a link; its page has 340 TB/s for all-reduces of 1024 chips.
-    "v3": Generation(2, 123e12 / 2, 900e9 / 2, 15.48, 656e9 / 8, 61.4e12, 400 * _GIB),
-    "v4": Generation(2, 275e12 / 2, 1200e9 / 2, 15.25, 50e9, 137e12, 457.5 * _GIB),
-    "v5e": Generation(1, 197e12, 819e9, 15.75, 400e9 / 4 / 2, 197e12, 687 * _GIB),
-    "v5p": Generation(1, 459e12, 2765e9, 95.74, 1200e9 / 6 / 2, 394e12, 2189 * _GIB),
-    "v6e": Generation(1, 918e12, 1638e9, 31.25, 800e9 / 4 / 2, 918e12, 1525.5 * _GIB),
-    "tpu7x": Generation(2, 2307e12 / 2, 7380e9 / 2, 94.75, 1200e9 / 6 / 2, 996e12, 3432.9 * _GIB),
+    "v3": Generation(2, 123e12 / 2, 900e9 / 2, 15.48, 656e9 / 8, 61.4e12, 400 * GIB),
+    "v4": Generation(2, 275e12 / 2, 1200e9 / 2, 15.25, 50e9, 137e12, 457.5 * GIB),
+    "v5e": Generation(1, 197e12, 819e9, 15.75, 400e9 / 4 / 2, 197e12, 687 * GIB),
+    "v5p": Generation(1, 459e12, 2765e9, 95.74, 1200e9 / 6 / 2, 394e12, 2189 * GIB),
+    "v6e": Generation(1, 918e12, 1638e9, 31.25, 800e9 / 4 / 2, 918e12, 1525.5 * GIB),
+    "tpu7x": Generation(2, 2307e12 / 2, 7380e9 / 2, 94.75, 1200e9 / 6 / 2, 996e12, 3432.9 * GIB),
     **{name: _gpu(name, *rates) for name, rates in _GPU_RATES.items()},
 }
 
@@ -79,12 +80,13 @@ def generation(topology: str) -> Generation:
     return GENERATIONS[name]
 
 
-def network(name: str, places: Sequence[tuple[int, ...]]) -> "Network":
-    """The network of a topology whose partitions are at `places` (topology.places)."""
+def network(name: str, mesh: Mesh) -> "Network":
+    """The network of a mesh's partitions on a topology; ValueError as topology.places."""
+    places = topology.places(name)
+    placed = tuple(places[i] for i in mesh.devices)
     if topology.is_gpu(name):
-        return Hosts(generation(name), tuple(host for host, _ in places))
-    sizes = tuple(max(coordinates) + 1 for coordinates in zip(*places, strict=True))
-    return Torus(generation(name), sizes, tuple(places))
+        return Hosts(generation(name), tuple(host for host, _ in placed))
+    return Torus(generation(name), placed)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Hosts:
         partition's bytes by NVLink and (g - m) / g by the adapter. AllGather receives (m - 1) / m
         of the bytes by NVLink, and (n - 1) / n / m by the adapter, as each GPU of a host fetches a
         part; ReduceScatter is the same, and AllReduce both. CollectivePermute uses the adapter if
-        any pair lies in two hosts. Raises ValueError for other kinds.
+        any pair lies in two hosts.
         """
         size, count = collective.result_bytes, collective.group_size
         if collective.kind == "collective-permute":
@@ -113,35 +115,25 @@ class Hosts:
             return self._secs(0, size) if crosses else self._secs(size, 0)
         num_hosts = len({self.hosts[i] for i in collective.groups[0]})  # Of a group.
         inside = count / num_hosts  # A group's members in each of its hosts, on average.
-        rings = size * (inside - 1) / inside, size * (num_hosts - 1) / num_hosts / inside
-        match collective.kind:
-            case "all-to-all" | "ragged-all-to-all":
-                return self._secs(size * (inside - 1) / count, size * (count - inside) / count)
-            case "all-gather" | "collective-broadcast":
-                return self._secs(*rings)
-            case "all-reduce":
-                return 2 * self._secs(*rings)
-            case "reduce-scatter":  # Its result is one part of what is reduced.
-                return count * self._secs(*rings)
-        raise ValueError(f"no model of the time of a {collective.kind}.")
+        if collective.kind.endswith("all-to-all"):
+            return self._secs(size * (inside - 1) / count, size * (count - inside) / count)
+        ring = size * (inside - 1) / inside, size * (num_hosts - 1) / num_hosts / inside
+        return _ring_passes(collective) * self._secs(*ring)
 
     def _secs(self, nvlink_bytes: float, adapter_bytes: float) -> float:
-        rates = self.generation
-        return max(
-            nvlink_bytes / rates.link_bytes_per_sec, adapter_bytes / rates.network_bytes_per_sec
-        )
+        nvlink, adapter = self.generation.link_bytes_per_sec, self.generation.network_bytes_per_sec
+        return max(nvlink_bytes / nvlink, adapter_bytes / adapter)
 
 
 @dataclasses.dataclass(frozen=True)
 class Torus:
-    """A torus of `sizes` chips; `places` are the coordinates of each partition's chip.
+    """A torus of chips; `places` are the coordinates of each partition's.
 
     Every dim of more than two chips is assumed to wrap around, although slices smaller than a pod
     may not. Like the paper's roofline (section 5.2), this is the best case.
     """
 
     generation: Generation
-    sizes: tuple[int, ...]
     places: tuple[tuple[int, ...], ...]
 
     def collective_secs(self, collective: Collective) -> float:
@@ -153,22 +145,19 @@ class Torus:
         AllReduce: reduce-scatter and all-gather by rings over all links at once, 2 * (g - 1) / g
         * bytes. AllGather and ReduceScatter: half of that, for the larger side's bytes.
         CollectivePermute: the bytes times the longest distance between a source and its target.
-        Raises ValueError for other kinds.
         """
         rate, size = self.generation.link_bytes_per_sec, collective.result_bytes
-        count = collective.group_size
-        match collective.kind:
-            case "collective-permute":
-                return size * self.generation.cores_per_chip * self._farthest(collective) / rate
-            case "all-to-all" | "ragged-all-to-all":
-                return size * self._all_to_all_load(collective.groups) / rate
-            case "all-reduce":
-                return 2 * size * (count - 1) / count * self._ring_load(collective.groups) / rate
-            case "reduce-scatter":  # Its result is one part of what is reduced.
-                return size * (count - 1) * self._ring_load(collective.groups) / rate
-            case "all-gather" | "collective-broadcast":
-                return size * (count - 1) / count * self._ring_load(collective.groups) / rate
-        raise ValueError(f"no model of the time of a {collective.kind}.")
+        if collective.kind == "collective-permute":
+            return size * self.generation.cores_per_chip * self._farthest(collective) / rate
+        if collective.kind.endswith("all-to-all"):
+            return size * self._all_to_all_load(collective.groups) / rate
+        count, passed = collective.group_size, _ring_passes(collective) * size
+        return passed * (count - 1) / count * self._ring_load(collective.groups) / rate
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of chips along each dim."""
+        return tuple(max(along) + 1 for along in zip(*self.places, strict=True))
 
     def _links(self, dim: int) -> int:
         """The number of directed links that leave a chip along a dim."""
@@ -176,11 +165,13 @@ class Torus:
 
     def _all_to_all_load(self, groups: Groups) -> float:
         """The bytes that cross each link of the busiest dim, per byte of a partition."""
-        places = np.array([self.places[i] for i in groups[0]])
-        return max(
-            self.generation.cores_per_chip * _mean_distance(places[:, dim], size) / self._links(dim)
-            for dim, size in enumerate(self.sizes)
-        )
+        places, loads = np.array([self.places[i] for i in groups[0]]), []
+        for dim, size in enumerate(self.sizes):
+            ring, members = np.arange(size), np.bincount(places[:, dim], minlength=size)
+            links = int(members @ _distance(ring[:, None], ring, size) @ members)  # Of all pairs.
+            mean = links / len(places) ** 2
+            loads.append(self.generation.cores_per_chip * mean / self._links(dim))
+        return max(loads)
 
     def _ring_load(self, groups: Groups) -> float:
         """The bytes that cross each link of rings through a group, per byte of a partition.
@@ -200,21 +191,17 @@ class Torus:
 
     def _farthest(self, permute: Collective) -> int:
         """The most links between a source and its target."""
-        pairs = np.array(permute.groups)
-        places = np.array(self.places)
-        distances = _distance(places[pairs[:, 0]], places[pairs[:, 1]], np.array(self.sizes))
-        return int(distances.sum(axis=1).max())
+        sources, targets = np.array(self.places)[np.array(permute.groups).T]
+        return int(_distance(sources, targets, np.array(self.sizes)).sum(axis=1).max())
 
 
 Network = Torus | Hosts
 
 
-def _mean_distance(positions: np.ndarray, size: int) -> float:
-    """The mean number of links between two members of a group on a ring of `size`."""
-    counts = np.bincount(positions, minlength=size)
-    ring = np.arange(size)
-    total = int(counts @ _distance(ring[:, None], ring, size) @ counts)
-    return total / len(positions) ** 2
+def _ring_passes(collective: Collective) -> int:
+    """How often a collective by rings passes on the bytes of its result."""
+    # A reduce-scatter's result is one part; an all-reduce is a reduce-scatter and an all-gather.
+    return {"all-reduce": 2, "reduce-scatter": collective.group_size}.get(collective.kind, 1)
 
 
 def _distance(a: np.ndarray, b: np.ndarray, size: np.ndarray | int) -> np.ndarray:

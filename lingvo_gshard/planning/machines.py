@@ -10,7 +10,6 @@ from lingvo_gshard.spmd import topology
 # The most devices of a pod.
 _TPUS = {"v3": 2048, "v4": 8192, "v5p": 8192, "v6e": 256, "tpu7x": 16384}
 _GPUS_PER_HOST = {"a100": 8, "h100": 8, "h200": 8, "b200": 8, "gb200": 64}
-_HOURS_PER_YEAR = 365.25 * 24
 # The figures of a plan that compare machines, and their names here.
 _ROWS = {
     "cores": "devices",
@@ -48,6 +47,6 @@ def lines(
         found = report.figures(made)
         columns[name] = {row: found[figure] for figure, row in _ROWS.items() if figure in found}
         if made.step.cost:
-            hours = made.core_years() * _HOURS_PER_YEAR
-            columns[name] |= {"device-hours for 10^12 tokens": hours}
+            hours = 365.25 * 24 * made.core_years()
+            columns[name]["device-hours for 10^12 tokens"] = hours
     yield report.side_by_side(columns)

@@ -14,6 +14,7 @@ from lingvo_gshard.planning import categories
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
 GIB = 2.0**30
+_NUM_BUFFERS = 8
 # The refusal says `Used 16.50G of 15.48G hbm`, or names temporaries alone; then its buffers.
 _USED = re.compile(r"Used (\S+) of \S+ hbm|\((\S+)\) exceeds available HBM")
 _ALLOCATION = re.compile(
@@ -65,25 +66,23 @@ def state_gib(state: NestedMap, partitioning: Partitioning) -> tuple[float, floa
     return _gib(others, partitioning), _gib(experts, partitioning), _gib(slots, partitioning)
 
 
-def largest(costs: Iterable[Cost], count: int) -> tuple[Buffer, ...]:
+def largest(costs: Iterable[Cost]) -> tuple[Buffer, ...]:
     """The largest results of instructions, one for each shape and layer."""
     buffers = {
         Buffer(num_bytes([each]) / GIB, str(each), categories.source(cost.op_name))
         for cost in costs
         for each in cost.arrays
     }
-    return _largest(buffers, count)
+    return _largest(buffers)
 
 
-def largest_of_state(
-    state: NestedMap, partitioning: Partitioning, count: int
-) -> tuple[Buffer, ...]:
+def largest_of_state(state: NestedMap, partitioning: Partitioning) -> tuple[Buffer, ...]:
     """The largest weights and slots."""
     buffers = []
     for path, spec in NestedMap(theta=state.theta, slots=state.slots).FlattenItems():
         shape = ",".join(map(str, partitioning.shard_shape(spec)))
         buffers.append(Buffer(_gib([spec], partitioning), f"{spec.dtype}[{shape}]", path))
-    return _largest(buffers, count)
+    return _largest(buffers)
 
 
 def parse_refusal(details: str) -> Refusal:
@@ -95,11 +94,12 @@ def parse_refusal(details: str) -> Refusal:
         Buffer(_parse_gib(found["size"]), found["shape"], categories.source(found["op_name"] or ""))
         for found in _ALLOCATION.finditer(details)
     ]
-    return Refusal(_parse_gib(used[1] or used[2]), not used[1], tuple(buffers))
+    largest = tuple(buffers[:_NUM_BUFFERS])
+    return Refusal(_parse_gib(used[1] or used[2]), not used[1], largest)
 
 
-def _largest(buffers: Iterable[Buffer], count: int) -> tuple[Buffer, ...]:
-    return tuple(sorted(buffers, key=lambda buffer: (-buffer.gib, buffer.source))[:count])
+def _largest(buffers: Iterable[Buffer]) -> tuple[Buffer, ...]:
+    return tuple(sorted(buffers, key=lambda buffer: (-buffer.gib, buffer.source))[:_NUM_BUFFERS])
 
 
 def _gib(specs: Iterable[TensorSpec], partitioning: Partitioning) -> float:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.hlo.collectives import COLLECTIVES
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
@@ -28,18 +29,10 @@ _GROWING, _STAYING = 16, 32
 _CAPACITIES, _KERNEL = 2048, 3  # Capacity x experts; rows and columns of a kernel.
 # A measured power of D that is nearer than this to the paper's counts as equal.
 _POWER_TOLERANCE = 0.25
+# The first letters of the first and the last word, such as AA for all-to-all.
+_ABBREVIATIONS = {kind: (kind[0] + kind.rpartition("-")[2][0]).upper() for kind in COLLECTIVES}
 # The TPU compiler's option to gather operands of up to so many MiB in place of Figure 4c's loop.
 _GATHERED: dict[str, str | bool] = {"xla_jf_spmd_threshold_for_windowed_einsum_mib": "1000000"}
-
-_ABBREVIATIONS = {
-    "all-reduce": "AR",
-    "all-gather": "AG",
-    "collective-permute": "CP",
-    "all-to-all": "AA",
-    "reduce-scatter": "RS",
-    "ragged-all-to-all": "RA",
-    "collective-broadcast": "CB",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +60,26 @@ class Row:
     @property
     def difference(self) -> str:
         """How the programs differ from the table; empty if they do not."""
-        return "; ".join(_differences(self.operator, self.measured))
+        operator, measured, found = self.operator, self.measured, list[str]()
+        expected = set(_ABBREVIATIONS.values()) & set(operator.communication.split())
+        for d, report in measured.items():
+            kinds = {_ABBREVIATIONS[op.kind] for op in report.collective_ops}
+            if not kinds <= expected or bool(kinds) != bool(expected):
+                found.append(f"{_communication(kinds, expected)} from D={d}")
+                break
+        first, last = measured[min(measured)], measured[max(measured)]
+        growth = max(measured) / min(measured)
+        # The table's O(sqrt(D)) for AllToAll is its time on a 2-D torus; its bytes are O(1).
+        for name, value, column in (
+            ("flops", lambda report: report.flops, operator.compute),
+            ("bytes", communicated_bytes, operator.communication),
+        ):
+            expected_power = int(column.startswith("O(D)"))
+            start, end = value(first), value(last)
+            power = math.log(end / start, growth) if start and end else 0.0
+            if abs(power - expected_power) > _POWER_TOLERANCE:
+                found.append(f"{name} grow as D^{power:.2f}, not D^{expected_power}")
+        return "; ".join(found)
 
     def __str__(self) -> str:
         """The paper's columns and the verdict, then each program's: one partition's."""
@@ -194,28 +206,6 @@ def _size(letter: str, operator: Operator, num_partitions: int) -> int:
     if letter == "_":
         return _KERNEL
     return _GROWING * num_partitions if letter in operator.split else _STAYING
-
-
-def _differences(operator: Operator, measured: Mapping[int, CompiledReport]) -> Iterator[str]:
-    """Yields how one compiler's programs differ from the table's row."""
-    expected = set(_ABBREVIATIONS.values()) & set(operator.communication.split())
-    for d, report in measured.items():
-        found = {_ABBREVIATIONS[op.kind] for op in report.collective_ops}
-        if not found <= expected or bool(found) != bool(expected):
-            yield f"{_communication(found, expected)} from D={d}"
-            break
-    first, last = measured[min(measured)], measured[max(measured)]
-    growth = max(measured) / min(measured)
-    # The table's O(sqrt(D)) for AllToAll is its time on a 2-D torus; its bytes are O(1).
-    for name, value, column in (
-        ("flops", lambda report: report.flops, operator.compute),
-        ("bytes", communicated_bytes, operator.communication),
-    ):
-        expected_power = int(column.startswith("O(D)"))
-        start, end = value(first), value(last)
-        power = math.log(end / start, growth) if start and end else 0.0
-        if abs(power - expected_power) > _POWER_TOLERANCE:
-            yield f"{name} grow as D^{power:.2f}, not D^{expected_power}"
 
 
 def _communication(found: set[str], expected: set[str]) -> str:

@@ -1,4 +1,4 @@
-"""What the paper printed about its mixtures of experts: Table 3, and numbers of section 5.
+"""What the paper printed about its mixtures of experts: Table 3.
 
 We read the MoE(36E, 128L) of section 4.4, with 37 billion weights, as MoE(128E, 36L).
 """
@@ -35,13 +35,3 @@ FAMILY = (
     PaperRun(2048, 36, 600e9, 2**22, 0.72, 22.4),
     PaperRun(2048, 60, 1e12, 2**22, None, None),  # Its batch is not printed.
 )
-
-# Section 5.2, for a forward pass: AllToAll's share of the MoE and Transformer layers at 128 and
-# 2048 experts, the growth of AllToAll and of the whole pass, and the share of the roofline.
-ALL_TO_ALL_SHARE = {128: 0.16, 2048: 0.36}
-ALL_TO_ALL_GROWTH = 3.75
-STEP_GROWTH = 1.7
-ROOFLINE_SHARE = {128: 0.70, 2048: 0.48}
-# Section 5.3, Figure 9: AllToAll from 16 to 2048 partitions; AllReduce is about constant.
-FIGURE_9_BYTES = (8 * 2**20, 32 * 2**20)
-FIGURE_9_ALL_TO_ALL_GROWTH = 9.0

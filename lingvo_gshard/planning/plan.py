@@ -141,14 +141,6 @@ class Plan:
         return self.cores * _TRAINING_TOKENS / rate / _SECS_PER_YEAR if rate else float("inf")
 
 
-def joined(old: Plan | None, new: Plan) -> Plan:
-    """The programs of two plans of the same request, or of the new one alone."""
-    if old is None:
-        return new
-    peak_gib = max(old.host_peak_gib, new.host_peak_gib)
-    return dataclasses.replace(old, programs=old.programs | new.programs, host_peak_gib=peak_gib)
-
-
 def save(plan: Plan, folder: pathlib.Path) -> None:
     """Writes folder/plan.json: the plan's fields, its training step's, and the rates they imply.
 
@@ -158,12 +150,11 @@ def save(plan: Plan, folder: pathlib.Path) -> None:
     cost = step.pop("cost") or {field.name: None for field in dataclasses.fields(StepCost)}
     values |= step | cost
     values |= {"all_fit": plan.all_fit, "tokens_per_core": plan.tokens_per_core}
-    rates = {
-        "steps_per_sec": plan.steps_per_sec,
-        "tokens_per_sec": plan.tokens_per_sec,
-        "core_years_of_1e12_tokens": plan.core_years,
-    }
-    for name, rate in rates.items():
+    for name, rate in (
+        ("steps_per_sec", plan.steps_per_sec),
+        ("tokens_per_sec", plan.tokens_per_sec),
+        ("core_years_of_1e12_tokens", plan.core_years),
+    ):
         at_shares = {"at_roofline": rate(1.0), "at_papers_share": rate(PAPERS_SHARE)}
         values[name] = at_shares if plan.step.cost else None
     folder.mkdir(parents=True, exist_ok=True)

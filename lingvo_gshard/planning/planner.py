@@ -3,13 +3,12 @@
 A plan is made again only if the experiment, the code or the compilers have changed.
 """
 
-import concurrent.futures
 import dataclasses
-import functools
 import multiprocessing
 import pathlib
 import resource
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Self, TypeVar
 
@@ -28,7 +27,6 @@ from lingvo_gshard.train.loop import group_sizes
 
 # The settings of the batches that programs take.
 BATCHES = {plan.TRAIN: "input", plan.EVALUATE: "eval_input", plan.DECODE: "decode"}
-_FINGERPRINT = "fingerprint"
 _Result = TypeVar("_Result")
 
 
@@ -66,15 +64,20 @@ def request(
     """A request for an experiment partitioned over all cores as the trainer does it.
 
     `batch_tokens`, the target tokens of a batch, is a setting too, unless it is None. Raises
-    ValueError for an unknown model, setting or topology, if rows do not make up the batch's
-    tokens, or if the mesh does not fit the cores.
+    ValueError for an unknown model, setting or topology, a vocabulary without a size, if rows do
+    not make up the batch's tokens, or if the mesh does not fit the cores.
     """
     settings = tuple(settings)
     if batch_tokens is not None:
         settings += (_batch_setting(model, settings, batch_tokens),)
     params = registry.get_params(model, settings)
-    cores = len(topology.devices(topology_name))
-    parts = placement.partitioning(params, cores)
+    for name in ("source_vocab_size", "target_vocab_size"):
+        if params.task.Get(name) is None:
+            raise ValueError(
+                f"task.{name} is taken from the data, which a plan does not have; give "
+                f"--set=task.{name}=SIZE."
+            )
+    parts = placement.partitioning(params, len(topology.devices(topology_name)))
     return Request(model, settings, params, topology_name, parts)
 
 
@@ -85,17 +88,20 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
     compiler that dies takes no other plan with it. Raises as in_own_process.
     """
     check(request)
-    fingerprint, kept = _fingerprint(request), folder / _FINGERPRINT
+    fingerprint, kept = _fingerprint(request), folder / "fingerprint"
     is_kept = kept.is_file() and kept.read_text() == fingerprint
     found = plan.load(folder) if is_kept else None
     for name in request.programs:
-        if found is None or name not in found.programs:
+        before = found.programs if found else {}
+        if name not in before:
             made = in_own_process(make, dataclasses.replace(request, programs=(name,)))
-            found = plan.joined(found, made)
+            peak_gib = max(found.host_peak_gib if found else 0.0, made.host_peak_gib)
+            both = before | made.programs
+            found = dataclasses.replace(found or made, programs=both, host_peak_gib=peak_gib)
             kept.unlink(missing_ok=True)
             plan.save(found, folder)
             if name == plan.TRAIN:
-                report.draw(found, folder)  # Pictures of the training step alone.
+                report.draw({found.model: found}, folder)  # Pictures of the training step alone.
             report.write(found, folder)
             kept.write_text(fingerprint)  # Last: without it the folder holds no finished plan.
     assert found is not None
@@ -103,13 +109,8 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
 
 
 def make(request: Request) -> Plan:
-    """Compiles the experiment's programs for the topology and reads the results.
-
-    Raises ValueError for an unknown topology or one without a compiler, more partitions than cores,
-    a vocabulary without a size, or a dim that the mesh does not divide.
-    """
+    """Compiles the experiment's programs and reads the results; ValueError as compile_program."""
     params, p, parts = request.params, request.params.input, request.partitioning
-    check(request)
     model = TranslationModel(params, parts)
     needed = flops.train_step_flops(model.task, p.batch_size, p.source_len, p.target_len)
     made = {name: programs.make(name, model, params, request.topology) for name in request.programs}
@@ -117,7 +118,7 @@ def make(request: Request) -> Plan:
         model=request.model,
         settings=request.settings,
         topology=request.topology,
-        mesh=dict(zip(parts.mesh.axis_names, parts.mesh.axis_sizes, strict=True)),
+        mesh=parts.mesh.shape,
         sharding={letter: "+".join(names_of([axis])) for letter, axis in parts.table},
         cores=parts.mesh.num_partitions,
         weights=model.task.num_weights,
@@ -131,27 +132,19 @@ def make(request: Request) -> Plan:
 def save_training(request: Request, folder: pathlib.Path) -> str:
     """Saves in `folder` the training programs that the trainer would compile, and describes them.
 
-    A plan is that of one step; the trainer's program does train.iterations_per_loop of them, and is
-    compiled here in a process of its own. Raises ValueError if it needs more memory than a device
-    has or cannot be serialized, or if that process died.
+    Raises ValueError if one needs more memory than a device has or cannot be serialized.
     """
-    names = in_own_process(functools.partial(_save_training, folder=folder), request)
-    what, them = ("program", "it") if len(names) == 1 else ("programs", "them")
-    return (
-        f"saved the compiled {what} {', '.join(names)} (of train.iterations_per_loop steps, "
-        f"compiled besides the plan's one): `trainer --executables={folder}` loads {them}"
-    )
-
-
-def _save_training(request: Request, folder: pathlib.Path) -> list[str]:
-    check(request)
     model, p = TranslationModel(request.params, request.partitioning), request.params.train
     names = []
     for num_steps in dict.fromkeys(group_sizes(0, p.max_steps, p.iterations_per_loop)):
         program = programs.export(plan.TRAIN, model, request.params, num_steps)
         saved_executable.save(topology.compile_program(program, request.topology), folder)
         names.append(program.name)
-    return names
+    what, them = ("program", "it") if len(names) == 1 else ("programs", "them")
+    return (
+        f"saved the compiled {what} {', '.join(names)} (of train.iterations_per_loop steps, "
+        f"compiled besides the plan's one): `trainer --executables={folder}` loads {them}"
+    )
 
 
 def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> str:
@@ -170,11 +163,8 @@ def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> 
 def in_own_process(function: Callable[[Request], _Result], request: Request) -> _Result:
     """Calls a function in a process of its own. Raises as the function, or if the process died."""
     context = multiprocessing.get_context("spawn")
-    start = child_process.end_with_parent
-    with (
-        environment.quiet_stderr(),
-        concurrent.futures.ProcessPoolExecutor(1, context, start) as pool,
-    ):
+    pool = ProcessPoolExecutor(1, context, child_process.end_with_parent)
+    with environment.quiet_stderr(), pool:
         try:
             return pool.submit(function, request).result()
         except BrokenProcessPool as error:
@@ -192,17 +182,6 @@ def _fingerprint(request: Request) -> str:
 
 
 def check(request: Request) -> None:
-    """Refuses vocabularies without a size, and sizes that do not divide evenly over the cores."""
-    check_vocabularies(request)
+    """Refuses sizes that do not divide evenly over the cores."""
     asked = [part for name, part in BATCHES.items() if name in request.programs]
     placement.check_divisible(request.params, request.partitioning, asked)
-
-
-def check_vocabularies(request: Request) -> None:
-    """Refuses vocabularies without a size."""
-    for name in ("source_vocab_size", "target_vocab_size"):
-        if request.params.task.Get(name) is None:
-            raise ValueError(
-                f"task.{name} is taken from the data, which a plan does not have; give "
-                f"--set=task.{name}=SIZE."
-            )

@@ -22,8 +22,6 @@ from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.spmd.topology import TopologyExecutable
 from lingvo_gshard.train import run, steps
 
-_NUM_BUFFERS = 8
-
 
 def export(name: str, model: TranslationModel, params: Params, num_steps: int = 1) -> Program:
     """Exports a program, in training one of `num_steps`. Raises ValueError if the trainer can't."""
@@ -43,7 +41,11 @@ def make(name: str, model: TranslationModel, params: Params, topology_name: str)
     started = time.monotonic()
     exported = export(name, model, params)
     lowered, lowered_cpu = time.monotonic(), time.process_time()
-    compiled = _compile(exported, topology_name)
+    compiled: TopologyExecutable | Refusal
+    try:
+        compiled = topology.compile_program(exported, topology_name)
+    except topology.OutOfMemoryError as error:
+        compiled = memory.parse_refusal(error.details)
     compile_secs, compile_cpu_secs = time.monotonic() - lowered, time.process_time() - lowered_cpu
     outcome = compiled if isinstance(compiled, Refusal) else compiled_step.read(compiled)
     slots = NestedMap() if name == DECODE else model.state_spec.slots
@@ -52,9 +54,8 @@ def make(name: str, model: TranslationModel, params: Params, topology_name: str)
     cost, suspicious = None, tuple[str, ...]()
     # The compiler for GPUs accepts programs of any size.
     if isinstance(outcome, CompiledStep) and memory_gib.peak <= capacity_gib:
-        places = topology.places(topology_name)
-        placed = [places[i] for i in model.partitioning.mesh.devices]
-        cost = compiled_step.cost(outcome, hardware.network(topology_name, placed))
+        network = hardware.network(topology_name, model.partitioning.mesh)
+        cost = compiled_step.cost(outcome, network)
         suspicious = compiled_step.suspicious(outcome, batch, "step" if name == TRAIN else "call")
     return ProgramPlan(
         batch=batch,
@@ -79,13 +80,6 @@ def _batch(name: str, params: Params) -> Batch:
     return Batch(p.batch_size, p.source_len, p.target_len)
 
 
-def _compile(program: Program, name: str) -> TopologyExecutable | Refusal:
-    try:
-        return topology.compile_program(program, name)
-    except topology.OutOfMemoryError as error:
-        return memory.parse_refusal(error.details)
-
-
 def _memory(
     state: NestedMap, parts: Partitioning, capacity_gib: float, outcome: CompiledStep | Refusal
 ) -> tuple[Memory, tuple[Buffer, ...]]:
@@ -93,10 +87,9 @@ def _memory(
     held = memory.state_gib(state, parts)
     if isinstance(outcome, CompiledStep):
         peak, temporaries = outcome.report.peak_bytes / GIB, outcome.report.temp_bytes / GIB
-        buffers = memory.largest(outcome.costs, _NUM_BUFFERS)
+        buffers = memory.largest(outcome.costs)
     else:
         peak = outcome.gib
         temporaries = peak if outcome.temporaries_alone else peak - sum(held)
-        buffers = outcome.buffers[:_NUM_BUFFERS]
-        buffers = buffers or memory.largest_of_state(state, parts, _NUM_BUFFERS)
+        buffers = outcome.buffers or memory.largest_of_state(state, parts)
     return Memory(capacity_gib, *held, temporaries, peak), buffers

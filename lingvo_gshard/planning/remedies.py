@@ -1,7 +1,9 @@
 """A plan as text, and changes that save memory where it does not fit, each compiled."""
 
+import functools
+import itertools
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.layers.moe import group_size
@@ -16,8 +18,6 @@ _REMATS = {
     Remat.ALL_BUT_PRODUCTS: "all but large products computed again",
     Remat.BLOCK: "whole blocks computed again",
 }
-# A description, and values of settings by path.
-_Change = tuple[str, Mapping[str, object]]
 
 
 def plan_lines(request: Request, folder: pathlib.Path, save: bool = False) -> Iterator[str]:
@@ -32,10 +32,11 @@ def plan_lines(request: Request, folder: pathlib.Path, save: bool = False) -> It
         for trial in remedies(request, folder):
             changes = trial.request.settings[len(request.settings) :]
             yield f"  {trial} ({' '.join(f'--set={change}' for change in changes)})"
-    if save and not made.step.fits:
-        raise ValueError("--save: nothing was saved, as a step does not fit into memory.")
-    if save:
-        yield planner.save_training(request, folder / "executables")
+        if save:
+            raise ValueError("--save: nothing was saved, as a step does not fit into memory.")
+    elif save:
+        save_training = functools.partial(planner.save_training, folder=folder / "executables")
+        yield planner.in_own_process(save_training, request)
 
 
 def remedies(request: Request, folder: pathlib.Path) -> Iterator[Trial]:
@@ -43,53 +44,38 @@ def remedies(request: Request, folder: pathlib.Path) -> Iterator[Trial]:
 
     If none suffices, all that keep the batch are combined, then half of the batch with them.
     """
-    gentle, rows = list(_keeping_the_batch(request.params)), request.params.input.batch_size
-    half = [] if rows % 2 else [("half as many tokens a core", {"input.batch_size": rows // 2})]
+    gentle, rows = _keeping_the_batch(request.params), request.params.input.batch_size
+    half = {} if rows % 2 else {"half as many tokens a core": [f"input.batch_size={rows // 2}"]}
     helped = False
-    for change in [*gentle, *half]:
-        trial = _changed(request, change, folder)
+    for name, settings in (gentle | half).items():
+        trial = tried(request, settings, folder, name)
         helped = helped or trial.fits
         yield trial
-    for change in [] if helped else _combined(gentle, half):
-        trial = _changed(request, change, folder)
-        yield trial
-        if trial.fits:
-            return
+    gentle.pop(_REMATS[Remat.ALL_BUT_PRODUCTS], None)  # Computing whole blocks again saves more.
+    for changes in (gentle, gentle | half) if half else (gentle,):
+        if len(changes) > 1 and not helped:
+            settings = list(itertools.chain(*changes.values()))
+            trial = tried(request, settings, folder, ", ".join(changes))
+            helped = trial.fits
+            yield trial
 
 
-def _changed(request: Request, change: _Change, folder: pathlib.Path) -> Trial:
-    name, values = change
-    settings = [f"{path}={value}" for path, value in values.items()]
-    return tried(name, request.changed(settings), folder)
-
-
-def _keeping_the_batch(params: Params) -> Iterator[_Change]:
-    """Yields the changes that the experiment has not made yet, the cheapest first."""
-    saving = [Remat.NONE, *_REMATS]
+def _keeping_the_batch(params: Params) -> dict[str, list[str]]:
+    """The settings of each change that the experiment has not made yet, the cheapest first."""
+    changes, saving = dict[str, list[str]](), [Remat.NONE, *_REMATS]
+    stacks = {stack: params.task.Get(stack) for stack in placement.STACKS}
     for remat, name in _REMATS.items():
-        paths = (f"task.{stack}.remat" for stack in placement.STACKS)
-        wasteful = [path for path in paths if saving.index(params.Get(path)) < saving.index(remat)]
-        if wasteful:
-            yield name, dict.fromkeys(wasteful, remat.name)
+        wasteful = [s for s, p in stacks.items() if saving.index(p.remat) < saving.index(remat)]
+        changes[name] = [f"task.{stack}.remat={remat.name}" for stack in wasteful]
     if params.task.activation_dtype != "bfloat16":
-        yield "activations in bfloat16", {"task.activation_dtype": "bfloat16"}
+        changes["activations in bfloat16"] = ["task.activation_dtype=bfloat16"]
     halves = {}
     for stack, length in placement.STACKS.items():
-        if (moe := params.task.Get(stack).moe) is not None:
+        if (moe := stacks[stack].moe) is not None:
             tokens = params.input.batch_size * params.input.Get(length)
-            halves[f"task.{stack}.moe.group_size"] = group_size(moe, tokens) // 2
-    if halves and min(halves.values()) > 0:
-        yield "groups of half as many tokens", halves
-
-
-def _combined(gentle: Sequence[_Change], half: Sequence[_Change]) -> Iterator[_Change]:
-    """Yields all changes that keep the batch as one, then with half of the batch as well."""
-    kept = [
-        (name, values)
-        for i, (name, values) in enumerate(gentle)
-        if not any(values.keys() <= later.keys() for _, later in gentle[i + 1 :])
-    ]
-    for changes in [kept, [*kept, *half]] if half else [kept]:
-        if len(changes) > 1:
-            joined = {path: value for _, values in changes for path, value in values.items()}
-            yield ", ".join(name for name, _ in changes), joined
+            halves[stack] = group_size(moe, tokens) // 2
+    if 0 not in halves.values():
+        changes["groups of half as many tokens"] = [
+            f"task.{stack}.moe.group_size={size}" for stack, size in halves.items()
+        ]
+    return {name: settings for name, settings in changes.items() if settings}

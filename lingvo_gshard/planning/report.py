@@ -12,37 +12,40 @@ from matplotlib.figure import Figure
 from lingvo_gshard.core import table
 from lingvo_gshard.planning.categories import Category
 from lingvo_gshard.planning.memory import Memory
-from lingvo_gshard.planning.plan import (
-    DECODE,
-    PAPERS_SHARE,
-    TRAIN,
-    Plan,
-    ProgramPlan,
-    StepCost,
-    Times,
-)
+from lingvo_gshard.planning.plan import DECODE, PAPERS_SHARE, TRAIN, Plan, ProgramPlan, StepCost
 from lingvo_gshard.spmd import topology
 
-MEMORY_PNG, TIME_PNG, REPORT_MD = "memory.png", "time.png", "report.md"
+PICTURES = "memory.png", "time.png"
 # Figure 7's parts, from the bottom of a bar.
 _MEMORY_PARTS = ("replicated_weights", "expert_weights", "optimizer_slots", "temporaries")
-_NUM_BUFFERS = 5
 
 
 def write(plan: Plan, folder: pathlib.Path) -> None:
     """Writes folder/report.md, which shows the pictures that `draw` makes."""
-    pictures = [MEMORY_PNG, TIME_PNG] if plan.step.cost else [MEMORY_PNG]
+    pictures = PICTURES if plan.step.cost else PICTURES[:1]
     images = "\n".join(f"![{name}]({name})" for name in pictures)
-    (folder / REPORT_MD).write_text(
+    (folder / "report.md").write_text(
         f"# {plan.model} on {plan.topology}\n\n```\n{text(plan)}\n```\n\n{images}\n"
     )
 
 
-def draw(plan: Plan, folder: pathlib.Path) -> None:
-    """Draws the training step's memory and, if it fits, its time into `folder`."""
-    draw_memory({plan.model: plan.step.memory_gib}, _device(plan), folder / MEMORY_PNG)
-    if plan.step.cost:
-        draw_times({plan.model: plan.step.cost}, folder / TIME_PNG)
+def draw(
+    plans: Mapping[str, Plan], folder: pathlib.Path, pictures: tuple[str, str] = PICTURES
+) -> None:
+    """Draws Figures 7 and 8 into `folder`: bars of training steps' memory and, if they fit, times.
+
+    A bar of memory ends at the peak, so that it has only those temporaries that are beside the
+    state then; a dashed line is the capacity. Times are those at the roofline, by category.
+    """
+    memories = [plan.step.memory_gib for plan in plans.values()]
+    bars = dict(zip(plans, map(_memory_parts, memories), strict=True))
+    figure = _stacked(bars, f"GiB a {_device(next(iter(plans.values())))}")
+    for capacity in {memory.capacity for memory in memories}:
+        figure.axes[0].axhline(capacity, color="black", linestyle="--", linewidth=1)
+    figure.savefig(folder / pictures[0], dpi=130)
+    bars = {name: _time_parts(plan.step.cost) for name, plan in plans.items() if plan.step.cost}
+    if bars:
+        _stacked(bars, "ms a step at the roofline").savefig(folder / pictures[1], dpi=130)
 
 
 def comparison(plans: Sequence[Plan]) -> str:
@@ -120,35 +123,6 @@ def _call_figures(program: ProgramPlan) -> dict[str, float]:
     return found | {"K tokens/s": rate} if rate else found  # Initialization has no tokens.
 
 
-def draw_memory(memories: Mapping[str, Memory], device: str, path: pathlib.Path) -> None:
-    """Draws Figure 7: a bar of GiB a device for each plan; a dashed line is the capacity.
-
-    A bar ends at the peak, so that it has only those temporaries that are beside the state then.
-    """
-    *of_state, temporaries = _MEMORY_PARTS
-    parts = {
-        part.replace("_", " "): [getattr(memory, part) for memory in memories.values()]
-        for part in of_state
-    }
-    held = map(sum, zip(*parts.values(), strict=True))
-    peaks = zip(memories.values(), held, strict=True)
-    parts[temporaries] = [max(memory.peak - state, 0.0) for memory, state in peaks]
-    figure = _stacked(list(memories), parts, f"GiB a {device}")
-    for capacity in {memory.capacity for memory in memories.values()}:
-        figure.axes[0].axhline(capacity, color="black", linestyle="--", linewidth=1)
-    figure.savefig(path, dpi=130)
-
-
-def draw_times(costs: Mapping[str, StepCost], path: pathlib.Path) -> None:
-    """Draws Figure 8: a bar of the roofline's milliseconds by category for each plan."""
-    parts = {}
-    for category in Category:
-        times = [cost.roofline_secs_by_category.get(category, Times()) for cost in costs.values()]
-        parts[category.replace("_", ", ")] = [1e3 * (each.step - each.network) for each in times]
-    parts["collectives"] = [1e3 * cost.roofline_secs.network for cost in costs.values()]
-    _stacked(list(costs), parts, "ms a step at the roofline").savefig(path, dpi=130)
-
-
 def text(plan: Plan) -> str:
     """A plan as one screen of text."""
     step, memory, device = plan.step, plan.step.memory_gib, _device(plan)
@@ -162,7 +136,7 @@ def text(plan: Plan) -> str:
         f"{verdict}; a step needs {memory.peak:.2f} of {memory.capacity:.2f} GiB a {device}",
         "  " + ", ".join(parts),
     ]
-    for each in step.largest_buffers[:_NUM_BUFFERS]:
+    for each in step.largest_buffers[:5]:
         lines.append(f"  {each.gib:.3g} GiB {each.shape} of {each.source}")
     if step.cost:
         lines += _cost_lines(plan, step.cost)
@@ -257,14 +231,29 @@ def _categories(cost: StepCost) -> str:
     return table.text(rows, indent="  ")
 
 
-def _stacked(names: Sequence[str], parts: Mapping[str, Sequence[float]], label: str) -> Figure:
-    """Draws a bar for each name; each part has a height for every name."""
-    figure = Figure(figsize=(2.5 + 1.2 * len(names), 4.5), layout="constrained")
+def _memory_parts(memory: Memory) -> dict[str, float]:
+    *of_state, temporaries = _MEMORY_PARTS
+    parts = {part.replace("_", " "): getattr(memory, part) for part in of_state}
+    return parts | {temporaries: max(memory.peak - sum(parts.values()), 0.0)}
+
+
+def _time_parts(cost: StepCost) -> dict[str, float]:
+    parts = {}
+    for category in Category:
+        times = cost.roofline_secs_by_category.get(category)
+        parts[category.replace("_", ", ")] = 1e3 * (times.step - times.network) if times else 0.0
+    return parts | {"collectives": 1e3 * cost.roofline_secs.network}
+
+
+def _stacked(bars: Mapping[str, Mapping[str, float]], label: str) -> Figure:
+    """Draws bars by name; all have the same parts, the first at the bottom."""
+    figure = Figure(figsize=(2.5 + 1.2 * len(bars), 4.5), layout="constrained")
     axes = figure.subplots()
-    bottom = np.zeros(len(names))
-    for part, heights in parts.items():
-        axes.bar(names, heights, bottom=bottom, label=part)
-        bottom = bottom + heights
+    bottom = np.zeros(len(bars))
+    for part in next(iter(bars.values())):
+        heights = [bar[part] for bar in bars.values()]
+        axes.bar(list(bars), heights, bottom=bottom, label=part)
+        bottom += heights
     axes.set_ylabel(label)
     axes.tick_params(axis="x", labelrotation=30)
     axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))

@@ -13,7 +13,7 @@ import numpy as np
 
 from lingvo_gshard.core import table
 from lingvo_gshard.planning import planner, report
-from lingvo_gshard.planning.candidates import Candidate, candidates
+from lingvo_gshard.planning.candidates import candidates
 from lingvo_gshard.planning.plan import Plan, Times
 from lingvo_gshard.planning.planner import Request
 
@@ -50,46 +50,34 @@ class Trial:
         return f"{self.name}: fits, {memory.peak:.2f} GiB, {1e3 * self.secs.step:.2f} ms a step"
 
 
-def tried(name: str, request: Request, folder: pathlib.Path) -> Trial:
-    """Plans an alternative's training step in a folder of its own below `folder`."""
+def tried(request: Request, settings: Sequence[str], folder: pathlib.Path, name: str = "") -> Trial:
+    """Plans a step with more settings, by default its name, in a folder of its own in `folder`."""
+    name, changed = name or " ".join(settings), request.changed(settings)
     folder = folder / re.sub(r"\W+", "_", name).strip("_")
+    plan, refusal = None, ""
     try:
-        return Trial(name, request, folder, planner.planned(request.step_only(), folder))
+        plan = planner.planned(changed.step_only(), folder)
     except ValueError as error:  # Mostly dims that the mesh does not divide.
-        return Trial(name, request, folder, None, str(error).splitlines()[0])
+        refusal = str(error).splitlines()[0]
+    return Trial(name, changed, folder, plan, refusal)
 
 
 def search_lines(request: Request, folder: pathlib.Path) -> Iterator[str]:
     """Yields each candidate as soon as it is compiled, their ranking, the best's programs."""
-    planner.check_vocabularies(request)
-    found, trials = candidates(request), list[Trial]()
+    found, trials, fitting = candidates(request), list[Trial](), set[tuple[str, ...]]()
     yield f"{len(found)} candidates fit by the cost model; its best ones, compiled:"
-    for trial in compiled(request, found, folder):
-        trials.append(trial)
-        yield str(trial)
+    for each in found:
+        layout = each.settings[:2]  # Mesh and table: of each, only one that fits is compiled.
+        if len(trials) < _COMPILED and layout not in fitting:
+            trial = tried(request, each.settings, folder)
+            fitting |= {layout} if trial.fits else set()
+            trials.append(dataclasses.replace(trial, estimated_secs=each.secs))
+            yield str(trial)
     trials.sort(key=lambda trial: trial.secs.step)
     yield "\n" + ranking(trials)
     if trials[0].fits:
         yield "to train so: " + " ".join(f"--set={each}" for each in trials[0].request.settings)
         yield "\n" + report.programs(planner.planned(trials[0].request, trials[0].folder))
-
-
-def compiled(request: Request, found: Sequence[Candidate], folder: pathlib.Path) -> Iterator[Trial]:
-    """Plans the first few candidates, but only one of each mesh and table that fits."""
-    left, fitting = _COMPILED, set[tuple[str, ...]]()
-    for each in found:
-        if left and each.settings[:2] not in fitting:
-            trial = planned(request, each, folder)
-            left -= 1
-            fitting |= {each.settings[:2]} if trial.fits else set()
-            yield trial
-
-
-def planned(request: Request, candidate: Candidate, folder: pathlib.Path) -> Trial:
-    """Plans a candidate's training step in a folder of its own below `folder`."""
-    changed = request.changed(candidate.settings)
-    trial = tried(" ".join(candidate.settings), changed, folder)
-    return dataclasses.replace(trial, estimated_secs=candidate.secs)
 
 
 def ranking(trials: Sequence[Trial]) -> str:
@@ -126,9 +114,9 @@ def _choice(fitting: Sequence[Trial]) -> str:
         return f"{fitting[0].name}, the only one that fits."
     best, second = fitting[0].secs, fitting[1].secs
     parts = ("memory", "network", "compute")
-    most = max(parts, key=lambda part: getattr(second, part) - getattr(best, part))
-    gain = getattr(second, most) - getattr(best, most)
+    gains = {part: getattr(second, part) - getattr(best, part) for part in parts}
+    most = max(parts, key=gains.__getitem__)
     return (
         f"{fitting[0].name}: {second.step / best.step:.2f} times as fast as {fitting[1].name} at "
-        f"the roofline, most of it {most} time ({1e3 * gain:.2f} ms less)."
+        f"the roofline, most of it {most} time ({1e3 * gains[most]:.2f} ms less)."
     )

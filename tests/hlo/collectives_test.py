@@ -9,7 +9,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo import collectives, trip_counts
+from lingvo_gshard.hlo import collectives
 from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.hlo_module import Array, Module
 from lingvo_gshard.sharding import annotate
@@ -22,10 +22,6 @@ from lingvo_gshard.spmd.executable import compile_program
 from tests.hlo import programs
 from tests.hlo.programs import computation, instruction
 from tests.spmd import functions
-
-
-def _find(module):
-    return collectives.find(module, trip_counts.count(module).times)
 
 
 def test_a_compiled_loop_over_two_axes():
@@ -118,7 +114,7 @@ _ALL = ((0, 1, 2, 3, 4, 5),)
 def test_every_form_of_groups(fields, groups):
     op = instruction("all-to-all", **fields)
     entry = computation("main", op)
-    (found,) = _find(Module((entry,), entry, 6))
+    (found,) = collectives.find(Module((entry,), entry, 6))
     assert found == Collective("all-to-all", 16, groups, 1)
     assert found.group_size == len(groups[0])
 
@@ -144,7 +140,7 @@ def test_a_chain_of_the_tpus_compiler_is_one_collective():
         instruction("fusion", p, called=(goes_on,)),
     )
     module = Module((starts, goes_on, entry), entry, 2)
-    assert _find(module) == (Collective("all-gather", 4 * 8, ((0, 1),), 1),)
+    assert collectives.find(module) == (Collective("all-gather", 4 * 8, ((0, 1),), 1),)
 
 
 def test_a_sum_of_which_each_partition_keeps_a_part_is_a_reduce_scatter():
@@ -154,7 +150,7 @@ def test_a_sum_of_which_each_partition_keeps_a_part_is_a_reduce_scatter():
     fused = computation("all-reduce-scatter.3", p, total, part)
     entry = computation("main", p, instruction("fusion", p, called=(fused,)))
     module = Module((fused, entry), entry, 2)
-    assert _find(module) == (Collective("reduce-scatter", 4 * 4, ((0, 1),), 1),)
+    assert collectives.find(module) == (Collective("reduce-scatter", 4 * 4, ((0, 1),), 1),)
 
 
 def _shape(*sizes):
@@ -172,7 +168,7 @@ def test_the_results_of_a_start_are_not_its_operands():
     ]
     entry = computation("main", p, *starts)
     both = ((0, 1),)
-    assert _find(Module((entry,), entry, 2)) == (
+    assert collectives.find(Module((entry,), entry, 2)) == (
         Collective("all-gather", 4 * 6, both, 1),
         Collective("all-reduce", 4 * 9, both, 1),
         Collective("collective-broadcast", 4 * 3, both, 1),
@@ -185,7 +181,7 @@ def test_the_all_to_alls_of_a_training_step(name, widths):
 
     A GPU's are asynchronous; the TPU's compiler sends what only products read as bfloat16.
     """
-    found = [op for op in _find(programs.kept(name)) if op.kind == "all-to-all"]
+    found = [op for op in collectives.find(programs.kept(name)) if op.kind == "all-to-all"]
     assert {op.groups for op in found} == {(tuple(range(8)),)}
     assert {op.times for op in found} == {3}
     for stack, capacity in programs.CAPACITY.items():
@@ -197,7 +193,7 @@ def test_the_all_to_alls_of_a_training_step(name, widths):
 @pytest.mark.parametrize("name", ["tpu_step", "gpu_step"])
 def test_the_sums_of_a_training_step(name):
     """The loops' gradients of a block of the encoder and the decoder, once for each block."""
-    found = [op for op in _find(programs.kept(name)) if op.kind == "all-reduce"]
+    found = [op for op in collectives.find(programs.kept(name)) if op.kind == "all-reduce"]
     large = {(op.result_bytes, op.times) for op in found if op.result_bytes > 2**17}
     assert large == {(4 * size, 3) for size in programs.BLOCK_WEIGHTS.values()}
 

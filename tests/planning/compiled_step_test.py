@@ -1,6 +1,7 @@
 """Rooflines of costs made by hand; a TPU program with a loop against its unrolled form."""
 
 import importlib.util
+import types
 
 import pytest
 import tensorflow as tf
@@ -11,14 +12,14 @@ from lingvo_gshard.hlo.collectives import Collective
 from lingvo_gshard.hlo.hlo_cost import Cost
 from lingvo_gshard.planning import compiled_step
 from lingvo_gshard.planning.categories import Category
+from lingvo_gshard.planning.compiled_step import CompiledStep
 from lingvo_gshard.planning.hardware import GENERATIONS, Torus
-from lingvo_gshard.planning.plan import Times
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from tests.spmd import functions
 
 _V3 = GENERATIONS["v3"]
-_TORUS = Torus(_V3, (2, 2), tuple((x, y) for x in range(2) for y in range(2) for _ in range(2)))
+_TORUS = Torus(_V3, tuple((x, y) for x in range(2) for y in range(2) for _ in range(2)))
 _EXPERTS = "call_tf/encoder/layers_1/feed_forward/experts/einsum/Einsum"
 _TRIPS, _WIDTH = 6, 2048
 
@@ -35,15 +36,20 @@ def test_the_scarcer_resource_decides_for_each_instruction():
         _cost(_EXPERTS, 0, 1e12, opcode="all-to-all"),  # Counted on the network.
     ]
     exchange = Collective("all-to-all", 2**20, (tuple(range(8)),), times=3, op_name=_EXPERTS)
-    found = compiled_step.times_by_category(costs, [exchange], _TORUS)
-    network = 3 * _TORUS.collective_secs(exchange)
+    report = types.SimpleNamespace(
+        collective_ops=[exchange], optimal_secs=0.0, num_instructions=len(costs)
+    )
+    made = compiled_step.cost(CompiledStep(report, costs, {}), _TORUS)
+    found, network = made.roofline_secs_by_category, 3 * _TORUS.collective_secs(exchange)
+    assert made.network_secs_by_kind == {"all-to-all": network}
+    assert made.flops_per_core[Category.EXPERTS] == 2 * 61.5e12 + 6.15e12
     assert set(found) == {Category.EXPERTS, Category.OPTIMIZER}
     experts = found[Category.EXPERTS]
     assert experts.compute == pytest.approx(2.1) and experts.memory == pytest.approx(1.2)
     assert experts.network == network
     assert experts.step == pytest.approx(3.0 + network)
-    whole = sum(found.values(), Times())
-    assert whole.step == pytest.approx(3.5 + network) and whole.memory == pytest.approx(1.7)
+    assert made.roofline_secs.step == pytest.approx(3.5 + network)
+    assert made.roofline_secs.memory == pytest.approx(1.7)
 
 
 def test_the_loop_factor_uses_xlas_rates():

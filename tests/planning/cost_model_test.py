@@ -21,7 +21,7 @@ _SIZES = ("task.source_vocab_size=4096", "task.target_vocab_size=2048", "input.t
 @pytest.fixture(scope="module")
 def torus():
     chips = itertools.product(range(2), range(2))
-    return Torus(GENERATIONS["v3"], (2, 2), tuple(chip for chip in chips for _ in range(2)))
+    return Torus(GENERATIONS["v3"], tuple(chip for chip in chips for _ in range(2)))
 
 
 def _made(model, *settings):

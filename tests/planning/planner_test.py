@@ -226,16 +226,16 @@ def test_another_partitioning(cpu):
     assert kept.step.memory_gib.expert_weights == pytest.approx(4 * 2 * 2 * 2 * 8 * 12 / GIB)
 
 
-def test_impossible_requests_are_refused(cpu):
+def test_impossible_requests_are_refused(cpu, tmp_path):
     with pytest.raises(ValueError, match="task.source_vocab_size is taken from the data.*--set"):
-        planner.make(_request(params=_params().Set(**{"task.source_vocab_size": None})))
+        planner.request("toy.MoE8E4L", "v3:2x2", (), None)
     with pytest.raises(ValueError, match="16 partitions .* do not divide .*num_experts = 8"):
         sixteen = Partitioning.parse(Mesh.flat(16), "BGE:d")
-        planner.make(_request(partitioning=sixteen))
+        planner.planned(_request(partitioning=sixteen), tmp_path)
     with pytest.raises(ValueError, match="8 partitions .* divide the decoder's groups .* = 4"):
         params = _params()
         params.task.decoder.moe.group_size = 32
-        planner.make(_request(params=params))
+        planner.planned(_request(params=params), tmp_path)
     with pytest.raises(ValueError, match="no published figures are known for 'v9'"):
         planner.make(_request(topology="v9:2x2"))
 
@@ -265,9 +265,8 @@ def test_a_program_that_is_too_large_gives_a_plan_that_does_not_fit(
     assert kept.step.largest_buffers[0].source.startswith("theta.")
 
 
-def test_partitions_lie_where_the_mesh_puts_them():
-    parts = Partitioning(Mesh(("d",), (8,), (7, 6, 5, 4, 3, 2, 0, 1)), ())
-    torus = hardware.network("v3:2x2", [_PLACES[i] for i in parts.mesh.devices])
+def test_partitions_lie_where_the_mesh_puts_them(cpu):
+    torus = hardware.network("v3:2x2", Mesh(("d",), (8,), (7, 6, 5, 4, 3, 2, 0, 1)))
     assert torus.sizes == (2, 2)
     assert torus.places[:2] == (_PLACES[7], _PLACES[6]) and torus.places[6] == _PLACES[0]
 
@@ -408,9 +407,10 @@ def test_programs_that_a_kept_plan_lacks_are_added(asked, tmp_path):
 def test_every_program_is_reported_and_the_pictures_are_drawn_once(asked, monkeypatch, tmp_path):
     reported, drawn = [], []
     monkeypatch.setattr(report, "write", lambda made, _: reported.append(list(made.programs)))
-    monkeypatch.setattr(report, "draw", lambda made, _: drawn.append(list(made.programs)))
+    monkeypatch.setattr(report, "draw", lambda made, _: drawn.extend(made.values()))
     planner.planned(_request(programs=plan.PROGRAMS), tmp_path)
-    assert reported == [list(plan.PROGRAMS[:n]) for n in (1, 2, 3, 4)] and drawn == [["train"]]
+    assert reported == [list(plan.PROGRAMS[:n]) for n in (1, 2, 3, 4)]
+    assert [list(made.programs) for made in drawn] == [["train"]]
 
 
 def test_programs_that_were_planned_before_a_mistake_are_kept(asked, monkeypatch, tmp_path):
@@ -431,9 +431,8 @@ def test_programs_that_were_planned_before_a_mistake_are_kept(asked, monkeypatch
 
 
 @pytest.fixture
-def training(cpu, monkeypatch):
-    """A run on two cores whose calls have two training steps; it is planned in this process."""
-    monkeypatch.setattr(planner, "in_own_process", lambda function, request: function(request))
+def training(cpu):
+    """A run on two cores whose calls have two training steps."""
     params = _params().Set(**{"train.iterations_per_loop": 2, "train.max_steps": 4})
     parts = placement.partitioning(params, 2)
     return _request(params=params, partitioning=parts)

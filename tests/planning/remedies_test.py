@@ -69,6 +69,7 @@ def test_the_remedies_follow_a_plan_that_does_not_fit(monkeypatch, tmp_path):
 
 def test_executables_are_saved_of_a_plan_that_fits(monkeypatch, tmp_path):
     monkeypatch.setattr(planner, "save_training", lambda request, folder: f"saved in {folder}")
+    monkeypatch.setattr(planner, "in_own_process", lambda function, request: function(request))
     _planned(monkeypatch, lambda request: True)
     assert len(list(remedies.plan_lines(_request(), tmp_path))) == 1
     _, saved = remedies.plan_lines(_request(), tmp_path, save=True)

@@ -26,7 +26,7 @@ def test_the_report_is_one_screen(tmp_path):
         "products 3.00 Tflop a core, of which the mathematics asks for 2.00",
     ):
         assert part in text
-    report.draw(kept, tmp_path)
+    report.draw({kept.model: kept}, tmp_path)
     report.write(kept, tmp_path)
     assert text in (tmp_path / "report.md").read_text()
     for name in ("memory.png", "time.png"):
@@ -46,7 +46,7 @@ def test_the_report_of_a_plan_that_does_not_fit_gives_the_excess(tmp_path):
     text = report.text(unfit)
     assert "does NOT fit, by 4.52 GiB or more; a step needs 20.00 of 15.48 GiB a core" in text
     assert "  1 GiB f32[8,256,32000] of softmax" in text
-    report.draw(unfit, tmp_path)
+    report.draw({unfit.model: unfit}, tmp_path)
     report.write(unfit, tmp_path)
     assert "time.png" not in (tmp_path / "report.md").read_text()
     assert not (tmp_path / "time.png").exists()
