@@ -23,7 +23,7 @@ from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.saved_executable import SavedExecutables
 from lingvo_gshard.train import checkpoints, config, export, loop, stored, summaries, warm_start
-from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored, Retention
+from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import Input, TrainLoop, group_sizes
 from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
@@ -119,10 +119,9 @@ class TPUEstimator:
             raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
         _check_steps("train", steps=steps, max_steps=max_steps)
         began_secs = time.monotonic()
-        contents = Contents(self.params.ToText(), self.partitioning, self.state_spec)
+        contents = Contents(self.params, self.partitioning, self.state_spec)
         p = self.params.train
-        keep = Retention(p.keep_checkpoint_max, p.keep_checkpoint_every_n_hours)
-        with self.claimed(), Checkpoints(self.model_dir, contents, keep) as saved:
+        with self.claimed(), Checkpoints(self.model_dir, contents) as saved:
             restored = saved.restore_newest(self.state_spec, self._shardings())
             start = restored.step if restored else 0
             stop = max_steps if steps is None else start + steps
@@ -177,8 +176,8 @@ class TPUEstimator:
         if processes.is_first():
             summaries.write_evaluation(self.model_dir, name, metrics)
             if spec.best_by is not None:
-                noted_in = pathlib.Path(self.model_dir, "checkpoints")
-                checkpoints.note_best(noted_in, step, metrics, spec.best_by, spec.higher_is_better)
+                best = spec.best_by, spec.higher_is_better
+                checkpoints.note_best(self.model_dir, step, metrics, *best)
         return metrics
 
     def export_weights(

@@ -61,10 +61,6 @@ class Stored:
             arrays = {name: specs.from_json(text) for name, text in contents["arrays"].items()}
             return cls(path, arrays, contents["fingerprints"], input_state)
 
-    def read(self, shardings: Mapping[str, NamedSharding]) -> dict[str, jax.Array]:
-        """Reads the named arrays, each at the sharding that is given for it; see `check`."""
-        return placed(self.arrays(), shardings)
-
     def check(self, arrays: Mapping[str, jax.Array]) -> None:
         """Compares fingerprints; an error names the array and the experts that differ."""
         for name, array in arrays.items():

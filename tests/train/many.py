@@ -48,16 +48,20 @@ class _Member:
     """What each action does; all processes do the same."""
 
     def __init__(self, folder):
+        from lingvo_gshard.core.hyperparams import Params
         from lingvo_gshard.sharding.layout import Partitioning
         from lingvo_gshard.sharding.mesh import Mesh
         from lingvo_gshard.spmd import specs
         from lingvo_gshard.train.checkpoints import Contents
+        from lingvo_gshard.train.config import train_params
 
         self._folder = pathlib.Path(folder)
         self._spec = _spec()
         parts = Partitioning.from_dict(Mesh.flat(NUM_PARTITIONS), {"E": "d"})
         self._shardings = specs.shardings(parts, self._spec, specs.device_mesh(parts))
-        self._contents = Contents("", parts, self._spec)
+        p = Params()
+        p.Define("train", train_params(), "")
+        self._contents = Contents(p, parts, self._spec)
         self.state, self._step = None, 1
 
     def make(self):
