@@ -59,17 +59,16 @@ def start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
 
 
 def _prepare_devices(partitions: int | None) -> None:
-    environment.prepare(_devices_each(partitions), _platform())
-
-
-def _devices_each(partitions: int | None) -> int:
-    """The CPU devices of each process: its part of `partitions`, or of --num_partitions."""
+    """Prepares the platform, and this process's part of `partitions`, or of --num_partitions."""
     count = processes().num_processes if processes() else 1
     what = "a bundle of" if partitions else "--num_partitions of"
     partitions = partitions or flags.FLAGS.num_partitions or count
     if partitions % count:
         raise ValueError(f"{count} processes need {what} {count} or a multiple, got {partitions}.")
-    return partitions // count
+    platform = flags.FLAGS.platform
+    if platform == "auto":  # It becomes None if JAX_PLATFORMS decides.
+        platform = load("lingvo_gshard.spmd.devices").find()
+    environment.prepare(partitions // count, platform)
 
 
 def joined(partitions: int | None = None) -> contextlib.AbstractContextManager[None]:
@@ -101,10 +100,10 @@ def processes() -> Any:
 def run(program: str, main: Callable[[list[str]], None]) -> None:
     """Parses the flags, prepares the environment, and runs `main`.
 
-    A user's mistake (ValueError), a failure of the machine (OSError), a lack of
-    memory and a loss that is not finite end the process with one line and exit status 1;
-    --verbosity=1 shows the traceback. If the reader of standard output goes away or the user
-    presses Ctrl-C, the exit status is the one that a shell gives to SIGPIPE or SIGINT.
+    A user's mistake (ValueError), a failure of the machine (OSError), a lack of memory and a loss
+    that is not finite end the process with one line and exit status 1; --verbosity=1 shows the
+    traceback. If the reader of standard output goes away or the user presses Ctrl-C, the exit
+    status is the one that a shell gives to SIGPIPE or SIGINT.
     """
 
     def guarded(argv: list[str]) -> None:
@@ -135,12 +134,6 @@ def load(module: str) -> Any:
     """Imports a module by name, without the greetings that TensorFlow and XLA print."""
     with environment.quiet_stderr():
         return importlib.import_module(module)
-
-
-def _platform() -> str | None:
-    """What --platform asks for; None for what JAX_PLATFORMS says, or `cpu`."""
-    asked = flags.FLAGS.platform
-    return load("lingvo_gshard.spmd.devices").find() if asked == "auto" else asked
 
 
 def _parse(program: str, argv: list[str]) -> list[str]:
