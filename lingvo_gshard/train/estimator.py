@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,15 +16,15 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from lingvo_gshard.core import digests, storage
+from lingvo_gshard.core import digests, storage, table
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.saved_executable import SavedExecutables
-from lingvo_gshard.train import checkpoints, config, export, loop, stored, summaries, warm_start
-from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored
+from lingvo_gshard.train import checkpoints, config, export, loop, stored, summaries
+from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored, whole_steps
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import Input, TrainLoop, group_sizes
 from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
@@ -164,13 +165,12 @@ class TPUEstimator:
             results = [result.Transform(lambda x: np.asarray(x, float)) for result in found]
         if not results:
             raise ValueError(f"evaluate {name}: the input holds no batches.")
+        totals = results[0].Transform(lambda *each: sum(each), *results[1:])
         metrics: dict[str, Any] = {}
-        for metric in results[0].weights:
-            weight = sum(result.weights[metric] for result in results)
+        for metric, weight in totals.weights.items():
             if weight == 0.0:
                 raise ValueError(f"evaluate {name}: {metric} has weight 0 over all batches.")
-            total = sum(result.sums[metric] for result in results)
-            metrics[metric] = (total / weight).tolist()
+            metrics[metric] = (totals.sums[metric] / weight).tolist()
         secs = time.monotonic() - began_secs
         metrics |= {"step": step, "num_batches": len(results), "secs": secs}
         if processes.is_first():
@@ -201,7 +201,10 @@ class TPUEstimator:
             if not weights:
                 raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
             whole = export.write(pathlib.Path(path), weights, step, part_bytes)
-            return f"{warm_start.summary(weights)}\nWrote {storage.origin(whole)}."
+            rows = [(name, specs.describe(array)) for name, array in sorted(weights.items())]
+            total = sum(math.prod(array.shape) for array in weights.values())
+            count = f"{len(weights)} tensors, {total:,} weights"
+            return f"{table.text(rows)}\n{count}\nWrote {storage.origin(whole)}."
 
         return self._read(write, checkpoint_step)
 
@@ -214,10 +217,6 @@ class TPUEstimator:
         if not processes.is_first():
             return contextlib.nullcontext()
         return config.claimed(self.model_dir, self.params.ToText(), self._model_prefixes)
-
-    def checkpoint_steps(self) -> list[int]:
-        """Returns the steps of complete checkpoints, oldest first."""
-        return checkpoints.whole_steps(self.model_dir)
 
     def restore(self, checkpoint_step: int | None = None, average: int = 1) -> Restored:
         """Reads a checkpoint, by default the latest one; ValueError if there is no such one.
@@ -339,7 +338,7 @@ def evaluate_continuously(
     seen = {int(line["step"]) for line in lines if line["name"] == spec.name}
     metrics = None
     while max(seen, default=-1) < until_step:
-        step = processes.of_first(max(estimator.checkpoint_steps(), default=-1))
+        step = processes.of_first(max(whole_steps(estimator.model_dir), default=-1))
         if step < 0 or step in seen:
             time.sleep(poll_secs)
             continue
@@ -347,7 +346,7 @@ def evaluate_continuously(
         try:
             metrics = estimator.evaluate_state(estimator.restore(step).state, step, spec)
         except Exception as error:
-            if step not in estimator.checkpoint_steps():  # It was deleted in the meantime.
+            if step not in whole_steps(estimator.model_dir):  # It was deleted in the meantime.
                 continue
             if not isinstance(error, DamagedCheckpointError):
                 raise

@@ -61,7 +61,12 @@ def read(path: str | pathlib.Path) -> dict[str, SavedArray]:
     opened = _Files(path, metadata.get("export"), files)
     with _parsing(path):
         arrays, fingerprints = (json.loads(metadata[key]) for key in ("arrays", "fingerprints"))
-        _check_listing(metadata, files, arrays, fingerprints)
+        parts = collections.defaultdict(list)
+        for entry, file in sorted(files.items(), key=lambda item: item[1]):
+            parts[file].append(entry)
+        step, written = int(metadata["step"]), metadata["export"]
+        if written != identity(step, arrays, fingerprints, parts.values()):
+            raise ValueError("it is not what was written")
         return {
             name: opened.array(name, specs.from_json(text), fingerprints[name])
             for name, text in arrays.items()
@@ -71,17 +76,6 @@ def read(path: str | pathlib.Path) -> dict[str, SavedArray]:
 def identity(step: int, arrays: Any, fingerprints: Any, parts: Iterable[Iterable[str]]) -> str:
     """Returns a digest of an export: specs and fingerprints of its arrays, each part's entries."""
     return digests.of_json(step, arrays, fingerprints, list(map(sorted, parts)))
-
-
-def _check_listing(
-    metadata: dict[str, str], files: dict[str, str], arrays: Any, fingerprints: Any
-) -> None:
-    parts = collections.defaultdict(list)
-    for entry, file in files.items():
-        parts[file].append(entry)
-    in_order = [parts[file] for file in sorted(parts)]
-    if metadata["export"] != identity(int(metadata["step"]), arrays, fingerprints, in_order):
-        raise ValueError("it is not what was written")
 
 
 class _Files:
@@ -97,12 +91,8 @@ class _Files:
             self._entries[name].append((index, entry))
 
     def array(self, name: str, spec: TensorSpec, fingerprints: list[str] | None) -> SavedArray:
-        """Raises ValueError or IndexError if entries are missing."""
         # Processes may have written the ranges in any order.
         entries = sorted(self._entries[name], key=lambda held: [s.start for s in held[0][-1:]])
-        axis = len(entries[0][0]) - 1
-        if axis >= 0 and sum(i[-1].stop - i[-1].start for i, _ in entries) != spec.shape[axis]:
-            raise ValueError(f"entries of {name} are missing")
         return SavedArray(
             name,
             spec,
@@ -128,20 +118,16 @@ class _Files:
     def _part(self, entry: str, hashed: bool, index: Index) -> np.ndarray:
         path = self._path.parent / self._files[entry]
         if path not in self._opened:
-            self._opened[path] = self._open(path)
+            self._opened[path] = safetensors_file.read(path)
         found = self._opened[path]
+        if found.metadata.get("export") != self._export:
+            raise ValueError(f"{path} is a part of another export than {self._path}; export again.")
         if entry not in found.arrays:
             raise ValueError(f"{path} is damaged: it lacks {entry}.")
         listed = json.loads(found.metadata.get("sha256", "{}"))
         if hashed and listed.get(entry) != safetensors_file.sha256(found.arrays[entry]):
             raise ValueError(f"{path} is damaged: {entry} is not what was written.")
         return found.arrays[entry][index]
-
-    def _open(self, path: pathlib.Path) -> Contents:
-        found = safetensors_file.read(path)
-        if found.metadata.get("export") != self._export:
-            raise ValueError(f"{path} is a part of another export than {self._path}; export again.")
-        return found
 
 
 def _parsed(entry: str) -> tuple[str, Index]:

@@ -14,6 +14,7 @@ from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import estimator, expert_load
+from lingvo_gshard.train.checkpoints import whole_steps
 from lingvo_gshard.train.estimator import EvalSpec, InputFn
 from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal
 from lingvo_gshard.train.launch import record
@@ -119,7 +120,7 @@ def _announce(run: Run) -> None:
     # Before anything in a folder of another model, or of another process, is written over.
     with run.estimator.claimed():
         record(run.launch, run.logdir)
-    done = max(run.estimator.checkpoint_steps(), default=0)
+    done = max(whole_steps(run.logdir), default=0)
     wanted, folder = run.params.train.max_steps, storage.origin(run.logdir)
     steps = f"step {done} to {wanted}" if done < wanted else f"step {wanted} is done already"
     print_once(

@@ -11,7 +11,6 @@ The first rule whose pattern matches an array's path applies to it; others are i
 
 import dataclasses
 import enum
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.train import exported
@@ -140,13 +138,6 @@ def old_ids(old_pieces: Sequence[str], new_pieces: Sequence[str]) -> np.ndarray:
     """Returns each new piece's id among the old ones, -1 where it has none: int64 [V]."""
     ids = {piece: i for i, piece in enumerate(old_pieces)}
     return np.array([ids.get(piece, -1) for piece in new_pieces], np.int64)
-
-
-def summary(weights: Mapping[str, Any]) -> str:
-    """Returns a line for each array, sorted by name, and one with the totals."""
-    rows = [(name, specs.describe(array)) for name, array in sorted(weights.items())]
-    total = sum(math.prod(array.shape) for array in weights.values())
-    return "\n".join([table.text(rows), f"{len(weights)} tensors, {total:,} weights"])
 
 
 def _taken(before: Any, ids: Sequence[np.ndarray], new: jax.Array) -> jax.Array:
