@@ -16,7 +16,7 @@ import pytest
 from data_prep import pipeline, tsv
 from lingvo_gshard.evaluation import decode_split, run_report
 from lingvo_gshard.input import manifest, sentences
-from lingvo_gshard.train import export, exported, modes
+from lingvo_gshard.train import exported, modes
 from lingvo_gshard.train import launch as launches
 from lingvo_gshard.train import run as runs
 from lingvo_gshard.train.checkpoints import whole_steps
@@ -176,7 +176,7 @@ def test_a_layer_whose_weights_are_no_numbers_is_named(data_dir, run_dir, tmp_pa
     no_numbers = dataclasses.replace(
         wo, fingerprints=None, read=lambda index: np.full_like(wo.read(index), np.nan)
     )
-    export.write(tmp_path / "nan.safetensors", {**weights, wo.name: no_numbers}, 4)
+    exported.write(tmp_path / "nan.safetensors", {**weights, wo.name: no_numbers}, 4)
     run = _run(data_dir, tmp_path / "run", f"train.warm_start_from={tmp_path}/nan.safetensors")
     with pytest.raises(
         NonFiniteLossError,

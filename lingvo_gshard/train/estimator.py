@@ -23,7 +23,7 @@ from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.saved_executable import SavedExecutables
-from lingvo_gshard.train import checkpoints, config, export, loop, stored, summaries
+from lingvo_gshard.train import checkpoints, config, exported, loop, stored, summaries
 from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored, whole_steps
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import Input, TrainLoop, group_sizes
@@ -184,13 +184,13 @@ class TPUEstimator:
         self,
         path: str | pathlib.Path,
         prefix: str = "theta.",
-        part_bytes: int = export.PART_BYTES,
+        part_bytes: int = exported.PART_BYTES,
         checkpoint_step: int | None = None,
         average: int = 1,
     ) -> str:
         """Writes a checkpoint's arrays under `prefix`, by default the latest one's, as safetensors.
 
-        All processes must call it; see export.write, and `restore` for `average`. Returns a table
+        All processes must call it; see exported.write, and `restore` for `average`. Returns a table
         of their names and shapes, and the path that a WarmStart takes. Raises ValueError if there
         is no such checkpoint, or nothing under `prefix`.
         """
@@ -200,7 +200,7 @@ class TPUEstimator:
             weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
             if not weights:
                 raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
-            whole = export.write(pathlib.Path(path), weights, step, part_bytes)
+            whole = exported.write(pathlib.Path(path), weights, step, part_bytes)
             rows = [(name, specs.describe(array)) for name, array in sorted(weights.items())]
             total = sum(math.prod(array.shape) for array in weights.values())
             count = f"{len(weights)} tensors, {total:,} weights"

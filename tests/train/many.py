@@ -118,13 +118,13 @@ class _Member:
 
     def export(self):
         """Exports the weights of step 1."""
-        from lingvo_gshard.train import export
+        from lingvo_gshard.train import exported
         from lingvo_gshard.train.checkpoints import Checkpoints
 
         with Checkpoints(self._folder / "run") as saved:
             arrays = saved.arrays(1)
             weights = {name: array for name, array in arrays.items() if name.startswith("theta.")}
-            export.write(self._folder / "w.safetensors", weights, 1, PART_BYTES)
+            exported.write(self._folder / "w.safetensors", weights, 1, PART_BYTES)
 
     def begin_from_run(self):
         """Begins anew with the weights of the newest checkpoint."""
