@@ -97,7 +97,7 @@ def processes() -> Any:
     return spmd.Processes(*explicit, timeout_secs=timeout_secs)
 
 
-def run(program: str, main: Callable[[list[str]], None]) -> None:
+def run(program: str, main: Callable[[], None]) -> None:
     """Parses the flags, prepares the environment, and runs `main`.
 
     A user's mistake (ValueError), a failure of the machine (OSError), a lack of memory and a loss
@@ -113,7 +113,7 @@ def run(program: str, main: Callable[[list[str]], None]) -> None:
             environment.prepare()
             if not logging.level_debug():
                 logging.set_verbosity(logging.WARNING)  # Hides the libraries' news.
-            main(argv)
+            main()
         except BrokenPipeError:
             # What is still buffered has no reader.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

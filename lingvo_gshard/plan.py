@@ -57,8 +57,7 @@ _NUM_DEVICES = flags.DEFINE_integer(
 _OWN_DEVICES = 8
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     _check_flags()
     environment.prepare(_OWN_DEVICES)
     with storage.working(_OUT.value or "") as out:

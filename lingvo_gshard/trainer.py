@@ -35,11 +35,9 @@ cli.define_devices()
 flags.adopt_module_key_flags(cli)
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     with cli.joined(), storage.working(_LOGDIR.value) as logdir:
-        asked = _MODEL.value, tuple(_SET.value), _DATA_DIR.value
-        launch = launches.launch_of(*asked, str(logdir))
+        launch = launches.launch_of(_MODEL.value, tuple(_SET.value), _DATA_DIR.value, str(logdir))
         num_partitions, devices = cli.start_devices(launch.model)
         runs, modes = cli.load("lingvo_gshard.train.run"), cli.load("lingvo_gshard.train.modes")
         run = runs.open_run(launch, str(logdir), num_partitions, _EXECUTABLES.value)

@@ -91,11 +91,49 @@ class Programs:
             result = step(state, batches.Transform(lambda x: x[0]))
             return NestedMap(result, metrics=result.metrics.Transform(lambda x: x[None]))
 
-        trees, annotate = (self._state_spec, batch_spec), Annotator(self._partitioning).annotate
-        loop = functools.partial(_loop, step, trees=trees, annotate=annotate)
-        fn, args = once if num_steps == 1 else loop, (self._state_spec, stacked)
-        names = ("state", "batches")
+        fn = once if num_steps == 1 else functools.partial(self._loop, step, batch_spec)
+        names, args = ("state", "batches"), (self._state_spec, stacked)
         return AnnotatedFn(f"train_{num_steps}", fn, names, args, donate=("state",))
+
+    def _loop(
+        self, step: Step, batch_spec: NestedMap, state: NestedMap, batches: NestedMap
+    ) -> NestedMap:
+        """Runs the steps in a tf.while_loop and writes the metrics of step k to index k."""
+        leaf_specs = [*self._state_spec.Flatten(), *batch_spec.Flatten()]
+        dims, annotate = [spec.dims for spec in leaf_specs], Annotator(self._partitioning).annotate
+        num_state = len(state.Flatten())
+        packed: list[NestedMap] = []
+
+        def flat_step(*leaves: tf.Tensor) -> list[tf.Tensor]:
+            leaves = tuple(annotate(x, d) for x, d in zip(leaves, dims, strict=True))
+            result = step(state.Pack(leaves[:num_state]), batches.Pack(leaves[num_state:]))
+            result = result.Transform(tf.convert_to_tensor)
+            packed.append(result)
+            new = zip(result.state.Flatten(), dims[:num_state], strict=True)
+            return [annotate(x, d) for x, d in new] + result.metrics.Flatten()
+
+        # The loop needs the metrics' shapes beforehand; the step is traced only once.
+        signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in leaf_specs]
+        once = tf.function(flat_step, autograph=False, input_signature=signature)
+        outputs = once.get_concrete_function().outputs[num_state:]
+        num_steps = batches.Flatten()[0].shape[0]
+        stacks = [tf.zeros([num_steps, *x.shape], x.dtype) for x in outputs]
+
+        def body(k: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
+            now = [tf.gather(stack, k) for stack in batches.Flatten()]
+            new = once(*carried[:num_state], *now)
+            pairs = zip(carried[num_state:], new[num_state:], strict=True)
+            metrics = [tf.tensor_scatter_nd_update(s, [[k]], x[None]) for s, x in pairs]
+            return [k + 1, *new[:num_state], *metrics]
+
+        _, *carried = tf.while_loop(
+            lambda k, *_: k < num_steps,
+            body,
+            [tf.constant(0), *state.Flatten(), *stacks],
+            maximum_iterations=num_steps,
+        )
+        metrics = packed[-1].metrics.Pack(carried[num_state:])
+        return NestedMap(state=state.Pack(carried[:num_state]), metrics=metrics)
 
 
 def step_of(model_fn: ModelFn, mode: ModeKeys, params: Any) -> Step:
@@ -118,47 +156,3 @@ def step_of(model_fn: ModelFn, mode: ModeKeys, params: Any) -> Step:
         return NestedMap(sums=NestedMap(sums), weights=NestedMap(weights))
 
     return step
-
-
-def _loop(
-    step: Step,
-    state: NestedMap,
-    batches: NestedMap,
-    trees: tuple[NestedMap, NestedMap],
-    annotate: Callable[[tf.Tensor, str], tf.Tensor],
-) -> NestedMap:
-    """Runs the steps in a tf.while_loop and writes the metrics of step k to index k."""
-    dims = [spec.dims for tree in trees for spec in tree.Flatten()]
-    num_state = len(state.Flatten())
-    packed: list[NestedMap] = []
-
-    def flat_step(*leaves: tf.Tensor) -> list[tf.Tensor]:
-        leaves = tuple(annotate(x, d) for x, d in zip(leaves, dims, strict=True))
-        result = step(state.Pack(leaves[:num_state]), batches.Pack(leaves[num_state:]))
-        result = result.Transform(tf.convert_to_tensor)
-        packed.append(result)
-        new = zip(result.state.Flatten(), dims[:num_state], strict=True)
-        return [annotate(x, d) for x, d in new] + result.metrics.Flatten()
-
-    # The loop needs the metrics' shapes beforehand; the step is traced only once.
-    signature = [tf.TensorSpec(s.shape, tf.as_dtype(s.dtype)) for t in trees for s in t.Flatten()]
-    once = tf.function(flat_step, autograph=False, input_signature=signature)
-    outputs = once.get_concrete_function().outputs[num_state:]
-    num_steps = batches.Flatten()[0].shape[0]
-    stacks = [tf.zeros([num_steps, *x.shape], x.dtype) for x in outputs]
-
-    def body(k: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
-        now = [tf.gather(stack, k) for stack in batches.Flatten()]
-        new = once(*carried[:num_state], *now)
-        pairs = zip(carried[num_state:], new[num_state:], strict=True)
-        metrics = [tf.tensor_scatter_nd_update(s, [[k]], x[None]) for s, x in pairs]
-        return [k + 1, *new[:num_state], *metrics]
-
-    _, *carried = tf.while_loop(
-        lambda k, *_: k < num_steps,
-        body,
-        [tf.constant(0), *state.Flatten(), *stacks],
-        maximum_iterations=num_steps,
-    )
-    metrics = packed[-1].metrics.Pack(carried[num_state:])
-    return NestedMap(state=state.Pack(carried[:num_state]), metrics=metrics)
