@@ -19,7 +19,6 @@ from absl import app, flags, logging
 from lingvo_gshard.spmd import environment
 
 _NO_MEMORY = "RESOURCE_EXHAUSTED: "  # XLA's errors begin with a status code.
-_PLATFORMS = ("auto", "cpu", "cuda", "tpu")
 # What absl says of a wrong flag, and the same in plain words.
 _PLAIN = {
     r"flag --(\w+)=None: Flag .* must have a value other than None": r"--\1 is missing",
@@ -35,7 +34,7 @@ def define_devices() -> None:
     cluster = "auto: what Slurm, Open MPI, Kubernetes or Cloud TPU say."
     port = "The port of process 0, with --cluster=auto."
     timeout = "Seconds to wait for the other processes at the start."
-    flags.DEFINE_enum("platform", "auto", _PLATFORMS, platform)
+    flags.DEFINE_enum("platform", "auto", ["auto", "cpu", "cuda", "tpu"], platform)
     flags.DEFINE_integer("num_partitions", None, partitions, lower_bound=1)
     flags.DEFINE_enum("cluster", "none", ["auto", "none"], cluster)
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if several.")

@@ -33,7 +33,6 @@ from lingvo_gshard.train.stored import DamagedCheckpointError, SavedArray, Store
 
 _DAMAGED_FOLDER = "damaged_checkpoints"
 _BEST = "checkpoints/best.json"
-_HOUR_SECS = 3600.0
 _COMMITTED = "commit_success.txt"
 _Result = TypeVar("_Result")
 
@@ -85,12 +84,6 @@ def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
     return sorted(int(path.parent.name) for path in whole if path.parent.name.isdigit())
 
 
-def descriptions(model_dir: str | pathlib.Path) -> dict[int, str]:
-    """Returns what is written about each complete checkpoint, by its step, oldest first."""
-    found = {step: folder(model_dir) / f"{step}/about/metadata" for step in whole_steps(model_dir)}
-    return {step: path.read_text() if path.exists() else "" for step, path in found.items()}
-
-
 def kept(times: Mapping[int, float], best: int | None, train_params: Params) -> set[int]:
     """Returns the steps to keep, by the settings of training, of those in `times` (seconds)."""
     steps, hours = sorted(times), train_params.keep_checkpoint_every_n_hours
@@ -98,7 +91,7 @@ def kept(times: Mapping[int, float], best: int | None, train_params: Params) -> 
     last = None
     for step in steps if hours is not None else ():
         # A clock that was set back counts as elapsed time, or it would have to catch up first.
-        if last is None or abs(times[step] - times[last]) >= hours * _HOUR_SECS:
+        if last is None or abs(times[step] - times[last]) >= hours * 3600:
             stay.add(step)
             last = step
     return stay
@@ -132,10 +125,7 @@ def note_best(
     metric: str,
     higher_is_better: bool = False,
 ) -> None:
-    """Notes `step` if its metric beats the best before, as NaN never does.
-
-    Raises ValueError if no metric has the name, or it is no single number.
-    """
+    """Notes `step` if its metric, but no NaN, is the best so far; ValueError if it is no number."""
     numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
     if metric not in numbers:
         raise ValueError(f"best by {metric!r}: expected one of {', '.join(sorted(numbers))}.")
@@ -226,11 +216,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 self._path(old).rmtree()
 
     def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
-        """Reads the checkpoint of `step`, one of `steps()`.
+        """Reads the checkpoint of `step`, which must hold the arrays of `state_spec`.
 
-        It must hold exactly the arrays of `state_spec`, which are placed as in `shardings`. Raises
-        DamagedCheckpointError, which names the file, or the weight and its experts; and ValueError
-        if there is no such checkpoint, or it is another model's.
+        Raises DamagedCheckpointError, which names the file, or the weight and its experts; and
+        ValueError if there is no such checkpoint, or it is another model's.
         """
         path = self._whole(step)
 
@@ -254,8 +243,8 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         Logs damaged ones. If opened for saving, it also moves them to damaged_checkpoints, so that
         their steps can be saved again. Raises DamagedCheckpointError if all are damaged.
         """
-        step, damaged = math.inf, None
-        while (step := self.latest(before=step)) is not None:
+        step, damaged = self.latest(), None
+        while step is not None:
             try:
                 return stored.in_all_processes(self._path(step), functools.partial(read, step))
             except DamagedCheckpointError as error:
@@ -263,6 +252,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 damaged = error
             if self._contents is not None:
                 self._put_aside(step)
+            step = self.latest(before=step)
         aside = self._folder.parent / _DAMAGED_FOLDER
         if damaged is None and not aside.exists():
             return None

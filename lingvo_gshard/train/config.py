@@ -14,7 +14,6 @@ from lingvo_gshard.core.hyperparams import REQUIRED, Params
 from lingvo_gshard.train.hooks import NonFinite
 
 _PARAMS = "params.txt"
-_LOCK = "train.lock"
 # Settings in which runs of one model may differ: two of earlier versions, a pipeline's, products'.
 _IGNORED = (
     *(".second_threshold", "_capacity.number"),
@@ -70,7 +69,7 @@ def claimed(
     check_folder(model_dir, text, model_prefixes)
     folder = pathlib.Path(model_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w") as lock:
+    with (folder / "train.lock").open("w") as lock:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -107,4 +106,4 @@ def _counts(path: str, prefixes: tuple[str, ...]) -> bool:
         return False
     if not prefixes:
         return not path.startswith("train.")
-    return any(f"{path}.".startswith(f"{prefix}.") for prefix in prefixes)
+    return f"{path}.".startswith(tuple(f"{prefix}." for prefix in prefixes))

@@ -100,8 +100,16 @@ def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
     panels = _panels(figure, 1 + len(fields), 2.7)
     loads = {layer: values[_LOAD] for layer, values in layers.items() if _LOAD in values}
     _draw_loads(figure, panels[0], loads, f"load over its mean, step {lines[-1]['step']}")
+    steps = [line["step"] for line in lines]
     for panel, field in zip(panels[1:], fields, strict=True):
-        _draw_field(panel, field, layers, lines)
+        title, factor = _title(field)
+        for layer in layers:
+            path = f"{_ROUTING}{field}.{layer}"  # A curve has gaps where it is missing.
+            values = [factor * line["metrics"].get(path, np.nan) for line in lines]
+            panel.plot(steps, values, label=layer, linewidth=1)
+        panel.set_title(title, fontsize=9)
+        panel.set_xlabel("step", fontsize=8)
+        panel.set_ylim(0, None)
     handles, labels = panels[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=8, fontsize=8)
 
@@ -123,21 +131,6 @@ def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], titl
     panel.set_title(title, fontsize=9)
     panel.set_xlabel("expert", fontsize=8)
     figure.colorbar(image, ax=panel)
-
-
-def _draw_field(
-    panel: Axes, field: str, layers: dict[str, dict[str, Any]], lines: Sequence[dict[str, Any]]
-) -> None:
-    """Draws a curve for each layer, with gaps where the field is missing."""
-    title, factor = _title(field)
-    steps = [line["step"] for line in lines]
-    for layer in layers:
-        path = f"{_ROUTING}{field}.{layer}"
-        values = [factor * line["metrics"].get(path, np.nan) for line in lines]
-        panel.plot(steps, values, label=layer, linewidth=1)
-    panel.set_title(title, fontsize=9)
-    panel.set_xlabel("step", fontsize=8)
-    panel.set_ylim(0, None)
 
 
 def _natural(layer: str) -> tuple[str, int]:

@@ -76,7 +76,10 @@ def write(
     export = _identity(step, arrays, fingerprints, (part for _, part in parts))
     identity = {"format": _FORMAT, "step": str(step), "export": export}
     contents = {"arrays": json.dumps(arrays), "fingerprints": json.dumps(fingerprints)}
-    files = dict(zip(_file_names(path, len(parts)), parts, strict=True))
+    count, names = len(parts), [path.name]
+    if count > 1:
+        names = [f"{path.stem}-{i:05d}-of-{count:05d}{path.suffix}" for i in range(1, count + 1)]
+    files = dict(zip(names, parts, strict=True))
     metadata = identity | contents if len(files) == 1 else identity
     index = path.with_name(path.name + INDEX_SUFFIX)
 
@@ -147,12 +150,6 @@ def _packed(entries: _Part, part_bytes: int) -> Iterator[_Part]:
             part, free = {}, part_bytes - entry.num_bytes
         part[name] = entry
     yield part
-
-
-def _file_names(path: pathlib.Path, count: int) -> list[str]:
-    if count == 1:
-        return [path.name]
-    return [f"{path.stem}-{i:05d}-of-{count:05d}{path.suffix}" for i in range(1, count + 1)]
 
 
 def _remove(index: pathlib.Path, path: pathlib.Path, files: Mapping[str, Any]) -> None:

@@ -125,8 +125,7 @@ class TrainLoop:
         ahead = iter(groups)
         while not stop:
             wait_began = time.monotonic()
-            group = next(ahead, None)
-            if group is None:
+            if (group := next(ahead, None)) is None:
                 break
             wait_secs = time.monotonic() - wait_began
             if call_ended is None:

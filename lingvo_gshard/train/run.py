@@ -22,9 +22,6 @@ from lingvo_gshard.train.estimator import TPUEstimator
 from lingvo_gshard.train.launch import Launch, experiment_params, vocabularies, with_product_dtype
 from lingvo_gshard.train.warm_start import Rule, WarmStart, old_ids
 
-# The settings in which a folder's checkpoints and the model that reads them must agree.
-_MODEL_PREFIXES = ("task", "optimizer.cls")
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -115,7 +112,8 @@ def make_estimator(
         partitioning=partitioning,
         state_spec=model.state_spec,
         init_fn=model.init_state,
-        model_prefixes=_MODEL_PREFIXES,
+        # In these settings, the model must agree with the folder's checkpoints.
+        model_prefixes=("task", "optimizer.cls"),
         # A run that has checkpoints continues from those.
         warm_start=None if checkpoints.folder(logdir).is_dir() else _warm_start(params),
         executables=executables,
