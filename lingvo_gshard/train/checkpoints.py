@@ -5,9 +5,8 @@
     model_dir/checkpoints/best.json    the best checkpoint's step, metric and value
     model_dir/damaged_checkpoints/     checkpoints that were found damaged; never deleted
 
-The state is one flat dict from dotted paths to arrays, so that files and programs name the weights
-alike. `about` describes it, with a fingerprint of every array. Older checkpoints are deleted only
-when a new one is complete, their commit_success.txt first.
+The state is one flat dict from dotted paths to arrays, so that files and programs name them alike;
+`about` has a fingerprint of each. Older checkpoints are deleted only when a new one is complete.
 """
 
 import contextlib
@@ -233,10 +232,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         state = state_spec.Pack(arrays.values())
         return Restored(step, state, found.input_state, digests.of_json(found.fingerprints))
 
-    def restore_newest(self, state_spec: NestedMap, shardings: NestedMap) -> Restored | None:
-        """Reads the newest undamaged checkpoint as `restore` does; None if there is none."""
-        return self.newest(lambda step: self.restore(step, state_spec, shardings))
-
     def newest(self, read: Callable[[int], _Result]) -> _Result | None:
         """Returns read(step) of the newest undamaged checkpoint; None if there is none at all.
 
@@ -310,7 +305,5 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         except Exception as error:
             whole = self.steps()
             kept = f"the last whole one is of step {whole[-1]}" if whole else "there is no other"
-            raise SaveError(
-                f"{self._folder}: the checkpoint of step {step} could not be written; {kept}. "
-                f"({stored.first_line(error)})"
-            ) from error
+            problem = f"{self._folder}: the checkpoint of step {step} could not be written"
+            raise SaveError(f"{problem}; {kept}. ({stored.first_line(error)})") from error

@@ -75,15 +75,12 @@ class TPUEstimator:
         `init_fn` returns a state of the TensorSpecs `state_spec`, given an int32 [2] seed tensor.
         A folder without checkpoints starts from `warm_start`, if given. `executables` is a folder
         of saved executables to train with, instead of compiling. TensorBoard gets a summary at each
-        multiple of `log_step_count_steps`.
-
-        ValueError for a wrong setting, a state without step, or `executables` without any.
+        multiple of `log_step_count_steps`. ValueError for a wrong setting, a state without step, or
+        `executables` without any.
         """
         if "train" not in params:
-            raise ValueError(
-                'TPUEstimator: params lack the settings of training: params.Define("train", '
-                'config.train_params(), "").'
-            )
+            define = 'params.Define("train", config.train_params(), "")'
+            raise ValueError(f"TPUEstimator: params lack the settings of training: {define}.")
         config.check(params.train)
         step = state_spec.get("step")
         if step is None or (step.shape, step.dtype) != ((), "int32"):
@@ -123,7 +120,8 @@ class TPUEstimator:
         contents = Contents(self.params, self.partitioning, self.state_spec)
         p = self.params.train
         with self.claimed(), Checkpoints(self.model_dir, contents) as saved:
-            restored = saved.restore_newest(self.state_spec, self._shardings())
+            spec, shardings = self.state_spec, self._shardings()
+            restored = saved.newest(lambda step: saved.restore(step, spec, shardings))
             start = restored.step if restored else 0
             stop = max_steps if steps is None else start + steps
             if stop is not None and start >= stop:
@@ -160,9 +158,8 @@ class TPUEstimator:
         name = spec.name
         _check_steps(f"evaluate {name}", steps=spec.steps)
         began_secs = time.monotonic()
-        with self._input(spec.input_fn) as source:
-            found = self._results(ModeKeys.EVAL, state, source, spec.steps)
-            results = [result.Transform(lambda x: np.asarray(x, float)) for result in found]
+        found = self._results(ModeKeys.EVAL, state, spec.input_fn, spec.steps)
+        results = [result.Transform(lambda x: np.asarray(x, float)) for result in found]
         if not results:
             raise ValueError(f"evaluate {name}: the input holds no batches.")
         totals = results[0].Transform(lambda *each: sum(each), *results[1:])
@@ -219,10 +216,9 @@ class TPUEstimator:
         return config.claimed(self.model_dir, self.params.ToText(), self._model_prefixes)
 
     def restore(self, checkpoint_step: int | None = None, average: int = 1) -> Restored:
-        """Reads a checkpoint, by default the latest one; ValueError if there is no such one.
+        """Reads a checkpoint, by default the latest one; ValueError if there is none, or too few.
 
-        With `average` above 1, the state's `theta` is its mean over so many checkpoints, of which
-        this one is the last; ValueError if there are too few.
+        With `average` above 1, the state's `theta` is the mean over so many, up to this one.
         """
 
         def read(saved: Checkpoints, step: int) -> Restored:
@@ -240,28 +236,25 @@ class TPUEstimator:
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the predictions for every row of every batch, in order. Raises as `restore`.
-
-        Each is a dict from a prediction's dotted path to its array without the batch dim.
-        """
+        """Yields every row's predictions, arrays by dotted path, in order. Raises as `restore`."""
         return self._predictions(self.restore(checkpoint_step).state, input_fn)
 
     def _predictions(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
-        with self._input(input_fn) as source:
-            for result in self._results(ModeKeys.PREDICT, state, source):
-                items = processes.to_host(result.predictions).FlattenItems()
-                paths, arrays = zip(*items, strict=True)
-                for row in zip(*arrays, strict=True):
-                    yield dict(zip(paths, row, strict=True))
+        for result in self._results(ModeKeys.PREDICT, state, input_fn):
+            items = processes.to_host(result.predictions).FlattenItems()
+            paths, arrays = zip(*items, strict=True)
+            for row in zip(*arrays, strict=True):
+                yield dict(zip(paths, row, strict=True))
 
     def _results(
-        self, mode: ModeKeys, state: NestedMap, source: Input, steps: int | None = None
+        self, mode: ModeKeys, state: NestedMap, input_fn: InputFn, steps: int | None = None
     ) -> Iterator[NestedMap]:
         """Yields the result of each batch, or of the first `steps` ones."""
-        for batch in itertools.islice(source, steps):
-            spec = loop.batch_spec_of(batch, source.specs, self.input_share)
-            executable = self._programs.get(mode, spec)
-            yield executable(state, executable.place("batch", batch))
+        with self._input(input_fn) as source:
+            for batch in itertools.islice(source, steps):
+                spec = loop.batch_spec_of(batch, source.specs, self.input_share)
+                executable = self._programs.get(mode, spec)
+                yield executable(state, executable.place("batch", batch))
 
     @contextlib.contextmanager
     def _input(self, input_fn: InputFn) -> Iterator[Input]:

@@ -102,10 +102,7 @@ def write(
 
 
 def _parts(weights: Mapping[str, SavedArray], part_bytes: int) -> list[tuple[int, _Part]]:
-    """Returns the parts and the processes that write them, which every process computes alike.
-
-    What fits in one part is written by process 0.
-    """
+    """Returns the parts and the process that writes each; a single part is process 0's."""
     total = sum(_Entry(array, (), array.shape).num_bytes for array in weights.values())
     num_writers = jax.process_count() if total > part_bytes else 1
     own: dict[int, _Part] = collections.defaultdict(dict)
@@ -119,10 +116,7 @@ def _parts(weights: Mapping[str, SavedArray], part_bytes: int) -> list[tuple[int
 
 
 def _cut(array: SavedArray, num_writers: int, part_bytes: int) -> list[_Entry]:
-    """Returns an array's entries, ranges that fit in a part of each writer's experts.
-
-    Without experts, it is cut only if it does not fit, along its longest dim; an index never.
-    """
+    """Returns an array's entries: ranges of experts, or of the longest dim if it does not fit."""
     whole, shape, axis = _Entry(array, (), array.shape), array.shape, array.spec.dims.find("E")
     if axis < 0:
         axis, num_writers = int(np.argmax([*shape, 0])), 1

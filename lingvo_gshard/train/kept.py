@@ -2,8 +2,7 @@
 
 logdir/translate/STEP-DIGEST    a bundle, as `translate --export` writes it
 
-DIGEST is that of everything the bundle depends on: the experiment with its settings of decoding,
-the checkpoints, the number of partitions, the code and the compilers.
+DIGEST covers the experiment's settings, checkpoints, number of partitions, code and compilers.
 """
 
 import dataclasses

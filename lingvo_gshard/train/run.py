@@ -91,8 +91,8 @@ def open_run(
 ) -> Run:
     """Returns the run of a launch. Raises as experiment_params and make_estimator."""
     launch = with_product_dtype(launch, logdir)
-    params = experiment_params(launch)
-    return Run(launch, make_estimator(params, logdir, num_partitions, executables))
+    estimator = make_estimator(experiment_params(launch), logdir, num_partitions, executables)
+    return Run(launch, estimator)
 
 
 def make_estimator(
@@ -102,8 +102,7 @@ def make_estimator(
     partitioning = placement.partitioning(params, num_partitions)
     placement.check_divisible(params, partitioning)
     model = TranslationModel(params, partitioning)
-    weights, slots = model.state_spec.theta, model.state_spec.slots
-    for path, spec in [*weights.FlattenItems(), *slots.FlattenItems()]:
+    for path, spec in model.state_spec.FlattenItems():
         partitioning.check(path, spec)
     return TPUEstimator(
         model.model_fn,

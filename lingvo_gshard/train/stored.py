@@ -90,8 +90,7 @@ class Stored:
 class SavedArray:
     """An array of a checkpoint or of exported files; an index of slices reads a part of it.
 
-    If there are fingerprints, all of the experts that it is a part of, or of an array without
-    experts, is read and compared with them.
+    With fingerprints, whole experts, or the whole array without any, are read and compared.
     """
 
     name: str

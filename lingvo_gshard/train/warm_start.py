@@ -54,10 +54,8 @@ class WarmStart:
                 pattern, rule = given
                 re.compile(pattern), Rule(rule)
             except (TypeError, ValueError, re.error) as error:
-                raise ValueError(
-                    f"Warm start: expected (pattern, rule), got {given!r}; rules are "
-                    f"{', '.join(Rule)} ({error})."
-                ) from error
+                problem = f"Warm start: expected (pattern, rule), got {given!r}"
+                raise ValueError(f"{problem}; rules are {', '.join(Rule)} ({error}).") from error
 
     def apply(self, state: NestedMap, state_spec: NestedMap) -> NestedMap:
         """Returns the initialized state with arrays from the source; prints a line for each array.
@@ -93,9 +91,8 @@ class WarmStart:
     ) -> tuple[jax.Array, str]:
         """Returns the first value of the array at `path`, and a line that describes it.
 
-        `old` are the old run's arrays; `new` is the value without a warm start, returned itself
-        under rule NEW. Raises ValueError if the old array is missing, does not fit, or is damaged,
-        as far as stored.SavedArray checks it.
+        `old` are the old run's arrays; `new` is the value without a warm start, itself returned by
+        rule NEW. Raises ValueError if the old array is missing, does not fit, or is damaged.
         """
         rule = Rule(_first_match(self.rules, path) or Rule.NEW)
         if rule is Rule.NEW:
@@ -113,11 +110,6 @@ class WarmStart:
         mismatch = f"{self.source}: {path} is {specs.describe(before)}, this model's {shape}"
         if before.dtype != new.dtype or len(before.shape) != new.ndim:
             raise ValueError(f"{mismatch}.")
-        if rule is Rule.COPY_EXPERTS:
-            if np.mod(new.shape, before.shape).any():
-                raise ValueError(f"{mismatch}; rule COPY_EXPERTS needs a multiple of each dim.")
-            copied = [each % size for each, size in zip(ids, before.shape, strict=True)]
-            return copied, f"{specs.describe(before)} copied to {shape}"
         if rule is Rule.BY_PIECE:
             old_ids = _first_match(self.old_pieces, path)
             if old_ids is None or "V" not in dims:
@@ -127,11 +119,14 @@ class WarmStart:
                 raise ValueError(f"{mismatch}.")
             ids[axis] = old_ids
             return ids, f"restored {known} of {len(old_ids)} pieces, the others new, {shape}"
-        if before.shape != new.shape:
+        if rule is Rule.SAME and before.shape != new.shape:
             raise ValueError(
                 f"{mismatch}; rule SAME needs the same shape: COPY_EXPERTS, BY_PIECE or NEW may do."
             )
-        return ids, f"restored, {shape}"
+        if np.mod(new.shape, before.shape).any():
+            raise ValueError(f"{mismatch}; rule COPY_EXPERTS needs a multiple of each dim.")
+        how = "restored," if rule is Rule.SAME else f"{specs.describe(before)} copied to"
+        return [each % size for each, size in zip(ids, before.shape, strict=True)], f"{how} {shape}"
 
 
 def old_ids(old_pieces: Sequence[str], new_pieces: Sequence[str]) -> np.ndarray:

@@ -52,6 +52,11 @@ def _open(folder, num_partitions=4, **settings):
     return Checkpoints(folder, Contents(p, parts, _SPEC))
 
 
+def _restore_newest(saved, num_partitions):
+    shardings = _shardings(num_partitions)
+    return saved.newest(lambda step: saved.restore(step, _SPEC, shardings))
+
+
 def _same(a, b):
     for (path, x), y in zip(a.FlattenItems(), b.Flatten(), strict=True):
         assert x.dtype == y.dtype, path
@@ -143,7 +148,7 @@ def test_damage_is_told_in_a_line_and_passed_over(tmp_path, capfd, damage, messa
             reader.restore(4, _SPEC, _shardings(4))
         assert "\n" not in str(error.value) and "4: the checkpoint is damaged: " in str(error.value)
         assert capfd.readouterr().err == ""
-        restored = reader.restore_newest(_SPEC, _shardings(4))
+        restored = _restore_newest(reader, 4)
     assert restored.step == 3 and restored.input_state == {"index": 3}
 
 
@@ -160,7 +165,7 @@ def test_an_unreadable_file_is_not_damage(tmp_path, monkeypatch):
 
         monkeypatch.setattr(tensorstore, "open", failing)
         with pytest.raises(RuntimeError, match="Encountered"), _open(tmp_path) as saved:
-            saved.restore_newest(_SPEC, _shardings(1))
+            _restore_newest(saved, 1)
         assert saved.steps() == [3, 4]
 
 
@@ -220,7 +225,7 @@ def _saved(folder, steps):
 
 def _newest(folder):
     with _open(folder) as saved:
-        return saved.restore_newest(_SPEC, _shardings(2))
+        return _restore_newest(saved, 2)
 
 
 def test_a_damaged_newest_is_told_passed_over_and_kept(tmp_path, caplog):
@@ -228,7 +233,7 @@ def test_a_damaged_newest_is_told_passed_over_and_kept(tmp_path, caplog):
     for step in (6, 9):
         _flip_a_bit(_largest_file(tmp_path / f"checkpoints/{step}"))
     with Checkpoints(tmp_path) as reader:  # One who only reads moves nothing.
-        assert reader.restore_newest(_SPEC, _shardings(1)).step == 3
+        assert _restore_newest(reader, 1).step == 3
         assert reader.steps() == [3, 6, 9]
     restored = _newest(tmp_path)
     assert restored.step == 3 and restored.input_state == {"index": 3}

@@ -113,7 +113,8 @@ class _Member:
     def restore(self):
         """Goes on from the newest checkpoint."""
         with self._checkpoints() as saved:
-            restored = saved.restore_newest(self._spec, self._shardings)
+            spec, shardings = self._spec, self._shardings
+            restored = saved.newest(lambda step: saved.restore(step, spec, shardings))
         self.state, self._step = restored.state, restored.step
 
     def export(self):
