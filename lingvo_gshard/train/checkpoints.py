@@ -30,7 +30,6 @@ from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.train import stored
 from lingvo_gshard.train.stored import DamagedCheckpointError, SavedArray, Stored, fingerprint
 
-_DAMAGED_FOLDER = "damaged_checkpoints"
 _BEST = "checkpoints/best.json"
 _COMMITTED = "commit_success.txt"
 _Result = TypeVar("_Result")
@@ -83,7 +82,7 @@ def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
     return sorted(int(path.parent.name) for path in whole if path.parent.name.isdigit())
 
 
-def kept(times: Mapping[int, float], best: int | None, train_params: Params) -> set[int]:
+def steps_to_keep(times: Mapping[int, float], best: int | None, train_params: Params) -> set[int]:
     """Returns the steps to keep, by the settings of training, of those in `times` (seconds)."""
     steps, hours = sorted(times), train_params.keep_checkpoint_every_n_hours
     stay = {*steps[-train_params.keep_checkpoint_max :], *(times.keys() & {best})}
@@ -145,6 +144,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     def __init__(self, model_dir: str | pathlib.Path, contents: Contents | None = None) -> None:
         """Opens the folder, which is created if there are `contents` to save, else for reading."""
         self._model_dir, self._folder, self._contents = model_dir, folder(model_dir), contents
+        self._damaged = self._folder.parent / "damaged_checkpoints"
         if contents is not None:
             processes.check_shared(self._folder)
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -210,7 +210,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         if processes.is_first():
             best, p = read_best(self._model_dir), self._contents.params.train
             times = {s: storage.modified(self._path(s) / _COMMITTED) for s in self.steps()}
-            for old in times.keys() - kept(times, best.step if best else None, p):
+            for old in times.keys() - steps_to_keep(times, best.step if best else None, p):
                 (self._path(old) / _COMMITTED).unlink()
                 self._path(old).rmtree()
 
@@ -248,10 +248,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             if self._contents is not None:
                 self._put_aside(step)
             step = self.latest(before=step)
-        aside = self._folder.parent / _DAMAGED_FOLDER
-        if damaged is None and not aside.exists():
+        if damaged is None and not self._damaged.exists():
             return None
-        reason = damaged or f"Damaged ones are in {aside}; move that folder away to start anew."
+        reason = damaged or f"Damaged ones are in {self._damaged}; move it away to start anew."
         raise DamagedCheckpointError(f"{self._folder}: no undamaged checkpoint is left. {reason}")
 
     def arrays(self, step: int, average: int = 1) -> dict[str, SavedArray]:
@@ -288,11 +287,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def _put_aside(self, step: int) -> None:
         if processes.is_first():
-            aside = self._folder.parent / _DAMAGED_FOLDER
-            aside.mkdir(exist_ok=True)
-            target, copies = aside / str(step), 1
+            self._damaged.mkdir(exist_ok=True)
+            target, copies = self._damaged / str(step), 1
             while target.exists():
-                target, copies = aside / f"{step}.{copies}", copies + 1
+                target, copies = self._damaged / f"{step}.{copies}", copies + 1
             self._path(step).rename(target)
             logging.warning("The damaged checkpoint is kept as %s.", target)
         processes.of_first(0)  # The others wait until it is moved.

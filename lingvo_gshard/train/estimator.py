@@ -118,7 +118,6 @@ class TPUEstimator:
         _check_steps("train", steps=steps, max_steps=max_steps)
         began_secs = time.monotonic()
         contents = Contents(self.params, self.partitioning, self.state_spec)
-        p = self.params.train
         with self.claimed(), Checkpoints(self.model_dir, contents) as saved:
             spec, shardings = self.state_spec, self._shardings()
             restored = saved.newest(lambda step: saved.restore(step, spec, shardings))
@@ -131,9 +130,9 @@ class TPUEstimator:
             with self._input(input_fn) as source:
                 state = self._begin(restored, source)
                 program = functools.partial(self._programs.get, ModeKeys.TRAIN, source.specs)
-                sizes = group_sizes(start, stop, p.iterations_per_loop)
+                sizes = group_sizes(start, stop, self.params.train.iterations_per_loop)
                 with contextlib.closing(loop.groups(source, sizes, program)) as groups:
-                    TrainLoop(saved, hooks, p).run(state, groups)
+                    TrainLoop(saved, hooks, self.params.train).run(state, groups)
         return self
 
     def evaluate(
@@ -155,23 +154,22 @@ class TPUEstimator:
         `step`, `num_batches` and `secs`. Raises ValueError for no batches, steps below 1, weight 0,
         or no such `best_by`.
         """
-        name = spec.name
-        _check_steps(f"evaluate {name}", steps=spec.steps)
+        _check_steps(f"evaluate {spec.name}", steps=spec.steps)
         began_secs = time.monotonic()
         found = self._results(ModeKeys.EVAL, state, spec.input_fn, spec.steps)
         results = [result.Transform(lambda x: np.asarray(x, float)) for result in found]
         if not results:
-            raise ValueError(f"evaluate {name}: the input holds no batches.")
+            raise ValueError(f"evaluate {spec.name}: the input holds no batches.")
         totals = results[0].Transform(lambda *each: sum(each), *results[1:])
         metrics: dict[str, Any] = {}
         for metric, weight in totals.weights.items():
             if weight == 0.0:
-                raise ValueError(f"evaluate {name}: {metric} has weight 0 over all batches.")
+                raise ValueError(f"evaluate {spec.name}: {metric} has weight 0 over all batches.")
             metrics[metric] = (totals.sums[metric] / weight).tolist()
         secs = time.monotonic() - began_secs
         metrics |= {"step": step, "num_batches": len(results), "secs": secs}
         if processes.is_first():
-            summaries.write_evaluation(self.model_dir, name, metrics)
+            summaries.write_evaluation(self.model_dir, spec.name, metrics)
             if spec.best_by is not None:
                 best = spec.best_by, spec.higher_is_better
                 checkpoints.note_best(self.model_dir, step, metrics, *best)

@@ -16,7 +16,6 @@ from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 _ROUTING = "routing."
 _LOAD = "load_E"
 _PANELS_A_ROW = 3
-_WIDTH = 10.0  # Of a picture in inches; larger ones are shown with smaller letters.
 # The title of each field and a factor; other fields are shown as they are.
 _TITLES = {
     "overflow": ("tokens dropped by all their experts, %", 100),
@@ -115,9 +114,9 @@ def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
 
 
 def _panels(figure: Figure, count: int, height: float) -> list[Axes]:
-    """Returns `count` panels, each as many inches high."""
+    """Returns `count` panels, each as many inches high; a wider picture has smaller letters."""
     num_rows = -(-count // _PANELS_A_ROW)
-    figure.set_size_inches(_WIDTH, num_rows * height)
+    figure.set_size_inches(10.0, num_rows * height)
     return [figure.add_subplot(num_rows, _PANELS_A_ROW, i + 1) for i in range(count)]
 
 

@@ -172,10 +172,9 @@ def _entry_name(path: str, index: Index) -> str:
 def read(path: str | pathlib.Path) -> dict[str, SavedArray]:
     """Returns the arrays of an exported file or index by path, parts of which are read when used.
 
-    Only the files that hold a part are opened. It is checked as SavedArray says, and an entry of a
-    mean, which has no fingerprints, by its SHA-256. Raises FileNotFoundError if there is no such
-    index, and ValueError, then or when a part is read, for another program's file and for files
-    that are damaged, missing, or of another export.
+    Only the files that hold a part are opened; it is checked as by SavedArray, an entry of a mean
+    by its SHA-256. Raises FileNotFoundError for no such index, and ValueError, then or when a part
+    is read, for another program's file and for files damaged, missing, or of another export.
     """
     path = pathlib.Path(path)
     metadata, files = _header(path)

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lingvo_gshard.train import checkpoints
-from lingvo_gshard.train.checkpoints import Best, kept
+from lingvo_gshard.train.checkpoints import Best, steps_to_keep
 from lingvo_gshard.train.config import train_params
 
 _HOUR = 3600.0
@@ -23,20 +23,20 @@ def _settings(keep_max, every_n_hours=None):
 
 
 def test_the_newest_stay():
-    assert kept(_every_quarter(9), None, _settings(3)) == {7, 8, 9}
-    assert kept({}, None, _settings(3)) == set()
+    assert steps_to_keep(_every_quarter(9), None, _settings(3)) == {7, 8, 9}
+    assert steps_to_keep({}, None, _settings(3)) == set()
 
 
 def test_the_best_stays_as_long_as_it_is_there():
-    assert kept(_every_quarter(9), 4, _settings(2)) == {4, 8, 9}
-    assert kept(_every_quarter(9), 40, _settings(2)) == {8, 9}
+    assert steps_to_keep(_every_quarter(9), 4, _settings(2)) == {4, 8, 9}
+    assert steps_to_keep(_every_quarter(9), 40, _settings(2)) == {8, 9}
 
 
 def test_one_of_every_two_hours_stays_whatever_was_deleted_between():
     settings, held = _settings(2, every_n_hours=2.0), {}
     for step, time in _every_quarter(30).items():
         held[step] = time
-        held = {s: held[s] for s in kept(held, None, settings)}
+        held = {s: held[s] for s in steps_to_keep(held, None, settings)}
     assert sorted(held) == [1, 9, 17, 25, 29, 30]
 
 
@@ -44,7 +44,7 @@ def test_a_clock_that_jumps_deletes_nothing_new_and_keeping_goes_on():
     settings, held = _settings(1, every_n_hours=2.0), {}
     for step, time in _every_quarter(40).items():
         held[step] = time - (50 * _HOUR if step > 12 else 0)  # Set back by two days.
-        stay = kept(held, None, settings)
+        stay = steps_to_keep(held, None, settings)
         assert step in stay
         held = {s: held[s] for s in stay}
     assert sorted(held) == [1, 9, 13, 21, 29, 37, 40]
