@@ -25,7 +25,7 @@ _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as to
 _LOGDIR = flags.DEFINE_string("logdir", None, "The run's folder.", required=True)
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "A folder that data_prep.build prepared.")
 _MODE = flags.DEFINE_enum("mode", "train_and_eval", _MODES, "What to do.")
-_EXECUTABLES = flags.DEFINE_string("executables", None, "A folder that `plan --save` compiled.")
+_EXECUTABLES = flags.DEFINE_string("executables", None, "A folder of executables of `plan --save`.")
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
 _VERIFY_DATA = flags.DEFINE_bool("verify_data", False, "First check the hashes of all the data.")
 _SPLIT = flags.DEFINE_string("split", "test", "The split that is decoded: dev, test or another.")

@@ -234,12 +234,11 @@ class _Files:
             return np.array(self._part(entries[0][1], hashed, wanted))
         axis, parts = len(entries[0][0]) - 1, []
         for index, entry in entries:
-            first = index[axis].start
-            begin, end = max(first, wanted[axis].start), min(index[axis].stop, wanted[axis].stop)
+            held, asked = index[axis], wanted[axis]
+            begin, end = max(held.start, asked.start), min(held.stop, asked.stop)
             if begin < end:
-                here = slice(begin - first, end - first)
-                own = (*wanted[:axis], here, *wanted[axis + 1 :])
-                parts.append(self._part(entry, hashed, own))
+                here = slice(begin - held.start, end - held.start)
+                parts.append(self._part(entry, hashed, (*wanted[:axis], here, *wanted[axis + 1 :])))
         return np.concatenate(parts, axis)
 
     def _part(self, entry: str, hashed: bool, index: Index) -> np.ndarray:
