@@ -160,7 +160,7 @@ def _decoded(logdir: pathlib.Path) -> pathlib.Path:
 
 
 def _best(logdir: pathlib.Path) -> Best:
-    best = read_best(logdir / "checkpoints")
+    best = read_best(logdir)
     if best is None:
         raise ValueError(f"{logdir}: no best checkpoint; delete the folder, and start again.")
     return best

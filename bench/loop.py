@@ -107,7 +107,7 @@ def _time_checkpoints(folder: pathlib.Path) -> None:
     mebibytes = sum(x.nbytes for x in state.Flatten()) / 2**20
     mesh = specs.device_mesh(model.partitioning)
     shardings = specs.shardings(model.partitioning, model.state_spec, mesh)
-    contents = Contents(params.ToText(), model.partitioning, model.state_spec)
+    contents = Contents(params, model.partitioning, model.state_spec)
     secs = collections.defaultdict(list)
 
     def timed(name: str, fn: Callable[..., object], *args: object) -> None:

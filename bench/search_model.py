@@ -34,8 +34,7 @@ _MODELS = {
 }
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     environment.prepare(1)
     names = ("planner", "candidates", "search")
     planner, candidates, search = (cli.load(f"lingvo_gshard.planning.{name}") for name in names)

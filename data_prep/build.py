@@ -49,7 +49,7 @@ _SETTINGS = (
 _MANY_BYTES = 0.1  # As a share of a language's tokens.
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     if not logging.level_debug():
         logging.set_verbosity(logging.INFO)
     began = time.monotonic()

@@ -177,7 +177,7 @@ def write_corpus(out_dir: pathlib.Path, seed: int) -> None:
         logging.info("%s: %d training pairs", code, num_pairs)
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     logging.set_verbosity(logging.INFO)
     write_corpus(pathlib.Path(flags.FLAGS.out), flags.FLAGS.seed)
 

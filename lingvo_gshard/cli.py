@@ -19,7 +19,6 @@ from absl import app, flags, logging
 from lingvo_gshard.spmd import environment
 
 _NO_MEMORY = "RESOURCE_EXHAUSTED: "  # XLA's errors begin with a status code.
-_PLATFORMS = ("auto", "cpu", "cuda", "tpu")
 # What absl says of a wrong flag, and the same in plain words.
 _PLAIN = {
     r"flag --(\w+)=None: Flag .* must have a value other than None": r"--\1 is missing",
@@ -35,7 +34,7 @@ def define_devices() -> None:
     cluster = "auto: what Slurm, Open MPI, Kubernetes or Cloud TPU say."
     port = "The port of process 0, with --cluster=auto."
     timeout = "Seconds to wait for the other processes at the start."
-    flags.DEFINE_enum("platform", "auto", _PLATFORMS, platform)
+    flags.DEFINE_enum("platform", "auto", ["auto", "cpu", "cuda", "tpu"], platform)
     flags.DEFINE_integer("num_partitions", None, partitions, lower_bound=1)
     flags.DEFINE_enum("cluster", "none", ["auto", "none"], cluster)
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if several.")
@@ -59,17 +58,16 @@ def start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
 
 
 def _prepare_devices(partitions: int | None) -> None:
-    environment.prepare(_devices_each(partitions), _platform())
-
-
-def _devices_each(partitions: int | None) -> int:
-    """The CPU devices of each process: its part of `partitions`, or of --num_partitions."""
+    """Prepares the platform, and this process's part of `partitions`, or of --num_partitions."""
     count = processes().num_processes if processes() else 1
     what = "a bundle of" if partitions else "--num_partitions of"
     partitions = partitions or flags.FLAGS.num_partitions or count
     if partitions % count:
         raise ValueError(f"{count} processes need {what} {count} or a multiple, got {partitions}.")
-    return partitions // count
+    platform = flags.FLAGS.platform
+    if platform == "auto":  # It becomes None if JAX_PLATFORMS decides.
+        platform = load("lingvo_gshard.spmd.devices").find()
+    environment.prepare(partitions // count, platform)
 
 
 def joined(partitions: int | None = None) -> contextlib.AbstractContextManager[None]:
@@ -98,13 +96,13 @@ def processes() -> Any:
     return spmd.Processes(*explicit, timeout_secs=timeout_secs)
 
 
-def run(program: str, main: Callable[[list[str]], None]) -> None:
+def run(program: str, main: Callable[[], None]) -> None:
     """Parses the flags, prepares the environment, and runs `main`.
 
-    A user's mistake (ValueError), a failure of the machine (OSError), a lack of
-    memory and a loss that is not finite end the process with one line and exit status 1;
-    --verbosity=1 shows the traceback. If the reader of standard output goes away or the user
-    presses Ctrl-C, the exit status is the one that a shell gives to SIGPIPE or SIGINT.
+    A user's mistake (ValueError), a failure of the machine (OSError), a lack of memory and a loss
+    that is not finite end the process with one line and exit status 1; --verbosity=1 shows the
+    traceback. If the reader of standard output goes away or the user presses Ctrl-C, the exit
+    status is the one that a shell gives to SIGPIPE or SIGINT.
     """
 
     def guarded(argv: list[str]) -> None:
@@ -114,7 +112,7 @@ def run(program: str, main: Callable[[list[str]], None]) -> None:
             environment.prepare()
             if not logging.level_debug():
                 logging.set_verbosity(logging.WARNING)  # Hides the libraries' news.
-            main(argv)
+            main()
         except BrokenPipeError:
             # What is still buffered has no reader.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -135,12 +133,6 @@ def load(module: str) -> Any:
     """Imports a module by name, without the greetings that TensorFlow and XLA print."""
     with environment.quiet_stderr():
         return importlib.import_module(module)
-
-
-def _platform() -> str | None:
-    """What --platform asks for; None for what JAX_PLATFORMS says, or `cpu`."""
-    asked = flags.FLAGS.platform
-    return load("lingvo_gshard.spmd.devices").find() if asked == "auto" else asked
 
 
 def _parse(program: str, argv: list[str]) -> list[str]:

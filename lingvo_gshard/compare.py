@@ -30,8 +30,7 @@ _PAIRED = flags.DEFINE_bool("paired", False, "Test the first run against each ot
 _OUT = flags.DEFINE_string("out", None, "Write the table to OUT.txt and a picture to OUT.png.")
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     logdirs = _distinct("run", map(_named, _RUNS.value))
     models = {name: _quality(logdir) for name, logdir in logdirs.items()}
     baselines = _distinct("baseline", map(_baseline, _BASELINES.value))

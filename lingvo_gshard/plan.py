@@ -53,8 +53,7 @@ _NUM_DEVICES = flags.DEFINE_integer(
 )
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     _check_flags()
     environment.prepare(8)  # The virtual devices that Table 4's operators are compiled for.
     with storage.working(_OUT.value or "") as out:

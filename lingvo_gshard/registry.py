@@ -14,8 +14,6 @@ from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import Params
 
 _PACKAGE = "params"
-
-
 _Class = TypeVar("_Class", bound=type)
 _experiments: dict[str, Any] = {}
 
@@ -23,10 +21,8 @@ _experiments: dict[str, Any] = {}
 def register(cls: _Class) -> _Class:
     """Registers a class, whose `params()` returns an experiment's Params, as `<module>.<Class>`."""
     name = f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}"
-    taken = _experiments.get(name)
-    if taken is not None and taken is not cls:
+    if (taken := _experiments.setdefault(name, cls)) is not cls:
         raise ValueError(f"Experiment {name!r} is registered already, by {taken.__module__}.")
-    _experiments[name] = cls
     return cls
 
 

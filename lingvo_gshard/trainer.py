@@ -25,9 +25,7 @@ _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as to
 _LOGDIR = flags.DEFINE_string("logdir", None, "The run's folder.", required=True)
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "A folder that data_prep.build prepared.")
 _MODE = flags.DEFINE_enum("mode", "train_and_eval", _MODES, "What to do.")
-_EXECUTABLES = flags.DEFINE_string(
-    "executables", None, "A folder that `plan --save` wrote: train with it instead of compiling."
-)
+_EXECUTABLES = flags.DEFINE_string("executables", None, "A folder of executables of `plan --save`.")
 _SET = flags.DEFINE_multi_string("set", [], "A setting to change, path=value; repeatable.")
 _VERIFY_DATA = flags.DEFINE_bool("verify_data", False, "First check the hashes of all the data.")
 _SPLIT = flags.DEFINE_string("split", "test", "The split that is decoded: dev, test or another.")
@@ -35,11 +33,9 @@ cli.define_devices()
 flags.adopt_module_key_flags(cli)
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     with cli.joined(), storage.working(_LOGDIR.value) as logdir:
-        asked = _MODEL.value, tuple(_SET.value), _DATA_DIR.value
-        launch = launches.launch_of(*asked, str(logdir))
+        launch = launches.launch_of(_MODEL.value, tuple(_SET.value), _DATA_DIR.value, str(logdir))
         num_partitions, devices = cli.start_devices(launch.model)
         runs, modes = cli.load("lingvo_gshard.train.run"), cli.load("lingvo_gshard.train.modes")
         run = runs.open_run(launch, str(logdir), num_partitions, _EXECUTABLES.value)

@@ -65,9 +65,8 @@ flags.adopt_module_key_flags(cli)
 _READ_BYTES = 1 << 20
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Translates, serves, or exports a bundle; raises ValueError for a user's mistake."""
-    del argv
     _check_flags()
     if _EXPORT.value:
         with _launched() as launched:

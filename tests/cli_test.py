@@ -92,7 +92,7 @@ def test_processes_share_the_partitions_equally():
 
 
 def test_a_warning_is_one_line_with_its_place():
-    code = "from lingvo_gshard import cli; import logging; cli.run('x', lambda _: {})"
+    code = "from lingvo_gshard import cli; import logging; cli.run('x', lambda: {})"
     command = [sys.executable, "-c", code.format("logging.warning('%s is damaged', 'it')")]
     done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
     assert re.fullmatch(r"W\d{4} .*:1\] it is damaged\n", done.stderr)

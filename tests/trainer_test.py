@@ -16,9 +16,10 @@ import pytest
 from data_prep import pipeline, tsv
 from lingvo_gshard.evaluation import decode_split, run_report
 from lingvo_gshard.input import manifest, sentences
-from lingvo_gshard.train import export, exported, modes
+from lingvo_gshard.train import exported, modes
 from lingvo_gshard.train import launch as launches
 from lingvo_gshard.train import run as runs
+from lingvo_gshard.train.checkpoints import whole_steps
 from lingvo_gshard.train.hooks import NonFiniteLossError
 from lingvo_gshard.train.launch import Launch
 from tests import ports, without
@@ -175,14 +176,14 @@ def test_a_layer_whose_weights_are_no_numbers_is_named(data_dir, run_dir, tmp_pa
     no_numbers = dataclasses.replace(
         wo, fingerprints=None, read=lambda index: np.full_like(wo.read(index), np.nan)
     )
-    export.write(tmp_path / "nan.safetensors", {**weights, wo.name: no_numbers}, 4)
+    exported.write(tmp_path / "nan.safetensors", {**weights, wo.name: no_numbers}, 4)
     run = _run(data_dir, tmp_path / "run", f"train.warm_start_from={tmp_path}/nan.safetensors")
     with pytest.raises(
         NonFiniteLossError,
         match=r"loss of step 1 is nan, first in decoder_1 \(activation_norms\); .* of step 0\.",
     ):
         modes.train(run)
-    assert run.estimator.checkpoint_steps() == []
+    assert whole_steps(run.logdir) == []
 
 
 def test_no_number_of_sentences_that_leaves_none_or_cuts_some_off(data_dir, run_dir):

@@ -78,9 +78,7 @@ def test_a_closed_standard_input_is_refused():
 
 def test_a_lack_of_memory_is_told_in_one_line():
     """As JAX raises it; any other RuntimeError is ours, and shows where."""
-    code = (
-        "from lingvo_gshard import cli\ndef main(_): raise RuntimeError({!r})\ncli.run('x', main)"
-    )
+    code = "from lingvo_gshard import cli\ndef main(): raise RuntimeError({!r})\ncli.run('x', main)"
     told = []
     for message in ("RESOURCE_EXHAUSTED: Out of memory allocating 9 bytes.", "INTERNAL: oh"):
         command = [sys.executable, "-c", code.format(message)]

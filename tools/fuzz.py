@@ -198,7 +198,7 @@ def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
     check = lambda: config.check_folder(folder, text, prefixes)  # noqa: E731
     yield Kind("params.txt", [folder / "params.txt"], check)
     if (within / "best.json").exists():
-        yield Kind("best.json", [within / "best.json"], lambda: _best(within))
+        yield Kind("best.json", [within / "best.json"], lambda: _best(folder))
     path = within / str(checkpoints.whole_steps(folder)[-1])
     described = [path / "about/metadata", path / "input_state/metadata"]
     yield Kind("checkpoint, described", described, lambda: _described(path))

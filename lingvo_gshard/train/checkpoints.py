@@ -5,9 +5,8 @@
     model_dir/checkpoints/best.json    the best checkpoint's step, metric and value
     model_dir/damaged_checkpoints/     checkpoints that were found damaged; never deleted
 
-The state is one flat dict from dotted paths to arrays, so that files and programs name the weights
-alike. `about` describes it, with a fingerprint of every array. Older checkpoints are deleted only
-when a new one is complete, their commit_success.txt first.
+The state is one flat dict from dotted paths to arrays, so that files and programs name them alike;
+`about` has a fingerprint of each. Older checkpoints are deleted only when a new one is complete.
 """
 
 import contextlib
@@ -24,15 +23,14 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from lingvo_gshard.core import digests, json_records, storage
+from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.train import stored
 from lingvo_gshard.train.stored import DamagedCheckpointError, SavedArray, Stored, fingerprint
 
-_DAMAGED_FOLDER = "damaged_checkpoints"
-_BEST = "best.json"
-_HOUR_SECS = 3600.0
+_BEST = "checkpoints/best.json"
 _COMMITTED = "commit_success.txt"
 _Result = TypeVar("_Result")
 
@@ -43,9 +41,9 @@ class SaveError(OSError):
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a run's checkpoints hold; `params` is the experiment's Params.ToText()."""
+    """What a run's checkpoints hold; the settings in `params.train` decide which of them stay."""
 
-    params: str
+    params: Params
     partitioning: Partitioning
     state_spec: NestedMap
 
@@ -54,7 +52,7 @@ class Contents:
         mesh, items = self.partitioning.mesh, self.state_spec.FlattenItems()
         arrays = dict(state.FlattenItems())
         return {
-            "params": self.params,
+            "params": self.params.ToText(),
             "mesh": [list(mesh.axis_names), list(mesh.axis_sizes), list(mesh.devices)],
             "table": dict(self.partitioning.table),
             "arrays": {path: specs.to_json(spec) for path, spec in items},
@@ -80,40 +78,21 @@ def folder(model_dir: str | pathlib.Path) -> epath.Path:
 
 def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
     """Returns the steps of complete checkpoints, oldest first; empty before the first."""
-    return _whole_steps(folder(model_dir))
-
-
-def descriptions(model_dir: str | pathlib.Path) -> dict[int, str]:
-    """Returns what is written about each complete checkpoint, by its step, oldest first."""
-    found = {step: folder(model_dir) / f"{step}/about/metadata" for step in whole_steps(model_dir)}
-    return {step: path.read_text() if path.exists() else "" for step, path in found.items()}
-
-
-def _whole_steps(within: epath.Path) -> list[int]:
-    whole = within.glob(f"*/{_COMMITTED}")
+    whole = folder(model_dir).glob(f"*/{_COMMITTED}")
     return sorted(int(path.parent.name) for path in whole if path.parent.name.isdigit())
 
 
-@dataclasses.dataclass(frozen=True)
-class Retention:
-    """How many of the newest checkpoints stay, and one every N hours if that is given."""
-
-    keep_max: int = 5
-    keep_every_n_hours: float | None = None
-
-    def kept(self, times: Mapping[int, float], best: int | None) -> set[int]:
-        """Returns the steps to keep, of those in `times` (seconds, by step)."""
-        steps = sorted(times)
-        stay = {step for step in steps if step == best or step in steps[-self.keep_max :]}
-        if self.keep_every_n_hours is None:
-            return stay
-        period_secs, last = self.keep_every_n_hours * _HOUR_SECS, None
-        for step in steps:
-            # A clock that was set back counts as elapsed time, or it would have to catch up first.
-            if last is None or abs(times[step] - times[last]) >= period_secs:
-                stay.add(step)
-                last = step
-        return stay
+def steps_to_keep(times: Mapping[int, float], best: int | None, train_params: Params) -> set[int]:
+    """Returns the steps to keep, by the settings of training, of those in `times` (seconds)."""
+    steps, hours = sorted(times), train_params.keep_checkpoint_every_n_hours
+    stay = {*steps[-train_params.keep_checkpoint_max :], *(times.keys() & {best})}
+    last = None
+    for step in steps if hours is not None else ():
+        # A clock that was set back counts as elapsed time, or it would have to catch up first.
+        if last is None or abs(times[step] - times[last]) >= hours * 3600:
+            stay.add(step)
+            last = step
+    return stay
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,9 +104,9 @@ class Best:
     value: float
 
 
-def read_best(folder: pathlib.Path) -> Best | None:
-    """Returns the best checkpoint noted in a folder of checkpoints; None if none can be read."""
-    path = folder / _BEST
+def read_best(model_dir: str | pathlib.Path) -> Best | None:
+    """Returns the best checkpoint noted in a run's folder; None if none can be read."""
+    path = pathlib.Path(model_dir, _BEST)
     if not path.exists():
         return None
     try:
@@ -138,41 +117,34 @@ def read_best(folder: pathlib.Path) -> Best | None:
 
 
 def note_best(
-    folder: pathlib.Path,
+    model_dir: str | pathlib.Path,
     step: int,
     metrics: Mapping[str, float | list[float]],
     metric: str,
     higher_is_better: bool = False,
 ) -> None:
-    """Notes `step` if its metric beats the best before, as NaN never does.
-
-    Raises ValueError if no metric has the name, or it is no single number.
-    """
+    """Notes `step` if its metric, but no NaN, is the best so far; ValueError if it is no number."""
     numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
     if metric not in numbers:
         raise ValueError(f"best by {metric!r}: expected one of {', '.join(sorted(numbers))}.")
-    value, before = numbers[metric], read_best(folder)
+    value, before = numbers[metric], read_best(model_dir)
     if before is not None and before.metric == metric:
         is_better = value > before.value if higher_is_better else value < before.value
     else:
         is_better = not math.isnan(value)
     if is_better:
-        folder.mkdir(parents=True, exist_ok=True)
-        digests.write_json(folder / _BEST, 1, dataclasses.asdict(Best(step, metric, value)))
+        path = pathlib.Path(model_dir, _BEST)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        digests.write_json(path, 1, dataclasses.asdict(Best(step, metric, value)))
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints of one model_dir; all processes make the same calls. It waits at its end."""
 
-    def __init__(
-        self,
-        model_dir: str | pathlib.Path,
-        contents: Contents | None = None,
-        keep: Retention = Retention(),
-    ) -> None:
+    def __init__(self, model_dir: str | pathlib.Path, contents: Contents | None = None) -> None:
         """Opens the folder, which is created if there are `contents` to save, else for reading."""
-        self._folder, self._notes = folder(model_dir), pathlib.Path(model_dir, "checkpoints")
-        self._contents, self._keep = contents, keep
+        self._model_dir, self._folder, self._contents = model_dir, folder(model_dir), contents
+        self._damaged = self._folder.parent / "damaged_checkpoints"
         if contents is not None:
             processes.check_shared(self._folder)
             self._folder.mkdir(parents=True, exist_ok=True)
@@ -200,7 +172,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def steps(self) -> list[int]:
         """Returns the steps of complete checkpoints, oldest first."""
-        return _whole_steps(self._folder)
+        return whole_steps(self._model_dir)
 
     def latest(self, before: float = math.inf) -> int | None:
         """Returns the last step below `before` with a complete checkpoint, as process 0 sees it."""
@@ -230,40 +202,35 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
         Raises SaveError if it could not be written, and OSError if one could not be deleted.
         """
-        if self._saving is None:
+        if self._contents is None or self._saving is None:
             return
         step, self._saving = self._saving, None
         with self._save_errors(step):
             self._checkpointer.wait_until_finished()
         if processes.is_first():
-            best = read_best(self._notes)
+            best, p = read_best(self._model_dir), self._contents.params.train
             times = {s: storage.modified(self._path(s) / _COMMITTED) for s in self.steps()}
-            for old in times.keys() - self._keep.kept(times, best.step if best else None):
+            for old in times.keys() - steps_to_keep(times, best.step if best else None, p):
                 (self._path(old) / _COMMITTED).unlink()
                 self._path(old).rmtree()
 
     def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
-        """Reads the checkpoint of `step`, one of `steps()`.
+        """Reads the checkpoint of `step`, which must hold the arrays of `state_spec`.
 
-        It must hold exactly the arrays of `state_spec`, which are placed as in `shardings`. Raises
-        DamagedCheckpointError, which names the file, or the weight and its experts; and ValueError
-        if there is no such checkpoint, or it is another model's.
+        Raises DamagedCheckpointError, which names the file, or the weight and its experts; and
+        ValueError if there is no such checkpoint, or it is another model's.
         """
         path = self._whole(step)
 
         def read() -> tuple[Stored, dict[str, jax.Array]]:
             found = Stored.open(path)
             specs.check_same(f"{path}, another model's", found.specs, state_spec)
-            return found, found.read(dict(shardings.FlattenItems()))
+            return found, stored.placed(found.arrays(), dict(shardings.FlattenItems()))
 
         found, arrays = stored.in_all_processes(path, read)
         found.check(arrays)
         state = state_spec.Pack(arrays.values())
         return Restored(step, state, found.input_state, digests.of_json(found.fingerprints))
-
-    def restore_newest(self, state_spec: NestedMap, shardings: NestedMap) -> Restored | None:
-        """Reads the newest undamaged checkpoint as `restore` does; None if there is none."""
-        return self.newest(lambda step: self.restore(step, state_spec, shardings))
 
     def newest(self, read: Callable[[int], _Result]) -> _Result | None:
         """Returns read(step) of the newest undamaged checkpoint; None if there is none at all.
@@ -281,10 +248,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             if self._contents is not None:
                 self._put_aside(step)
             step = self.latest(before=step)
-        aside = self._folder.parent / _DAMAGED_FOLDER
-        if damaged is None and not aside.exists():
+        if damaged is None and not self._damaged.exists():
             return None
-        reason = damaged or f"Damaged ones are in {aside}; move that folder away to start anew."
+        reason = damaged or f"Damaged ones are in {self._damaged}; move it away to start anew."
         raise DamagedCheckpointError(f"{self._folder}: no undamaged checkpoint is left. {reason}")
 
     def arrays(self, step: int, average: int = 1) -> dict[str, SavedArray]:
@@ -294,23 +260,19 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         last. All processes must call it. Raises DamagedCheckpointError, as reading them does, and
         ValueError for no such checkpoint, or if there are too few.
         """
-        paths = [self._whole(each) for each in self._last(step, average)]
+        self._whole(step)
+        steps = [each for each in self.steps() if each <= step]
+        if not 1 <= average <= len(steps):
+            raise ValueError(
+                f"{self._folder}: the mean of {average} checkpoints up to step {step} was asked "
+                f"for, and there are {steps}: give 1 to {len(steps)}; train.keep_checkpoint_max="
+                f"{max(average, 1)} keeps more while training."
+            )
+        paths = list(map(self._path, steps[-average:]))
         found = [stored.in_all_processes(path, Stored.open(path).arrays) for path in paths]
         if average == 1:
             return found[0]
         return {name: stored.mean([arrays[name] for arrays in found]) for name in found[-1]}
-
-    def _last(self, step: int, count: int) -> list[int]:
-        """Returns the steps of `count` checkpoints, the last of which is `step`."""
-        self._whole(step)
-        steps = [each for each in self.steps() if each <= step]
-        if not 1 <= count <= len(steps):
-            raise ValueError(
-                f"{self._folder}: the mean of {count} checkpoints up to step {step} was asked for, "
-                f"and there are {steps}: give 1 to {len(steps)}; train.keep_checkpoint_max="
-                f"{max(count, 1)} keeps more while training."
-            )
-        return steps[-count:]
 
     def _path(self, step: int) -> epath.Path:
         return self._folder / str(step)
@@ -325,11 +287,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
     def _put_aside(self, step: int) -> None:
         if processes.is_first():
-            aside = self._folder.parent / _DAMAGED_FOLDER
-            aside.mkdir(exist_ok=True)
-            target, copies = aside / str(step), 1
+            self._damaged.mkdir(exist_ok=True)
+            target, copies = self._damaged / str(step), 1
             while target.exists():
-                target, copies = aside / f"{step}.{copies}", copies + 1
+                target, copies = self._damaged / f"{step}.{copies}", copies + 1
             self._path(step).rename(target)
             logging.warning("The damaged checkpoint is kept as %s.", target)
         processes.of_first(0)  # The others wait until it is moved.
@@ -342,7 +303,5 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         except Exception as error:
             whole = self.steps()
             kept = f"the last whole one is of step {whole[-1]}" if whole else "there is no other"
-            raise SaveError(
-                f"{self._folder}: the checkpoint of step {step} could not be written; {kept}. "
-                f"({stored.first_line(error)})"
-            ) from error
+            problem = f"{self._folder}: the checkpoint of step {step} could not be written"
+            raise SaveError(f"{problem}; {kept}. ({stored.first_line(error)})") from error

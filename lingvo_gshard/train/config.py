@@ -14,7 +14,6 @@ from lingvo_gshard.core.hyperparams import REQUIRED, Params
 from lingvo_gshard.train.hooks import NonFinite
 
 _PARAMS = "params.txt"
-_LOCK = "train.lock"
 # Settings in which runs of one model may differ: two of earlier versions, a pipeline's, products'.
 _IGNORED = (
     *(".second_threshold", "_capacity.number"),
@@ -30,13 +29,11 @@ def train_params() -> Params:
     p.Define("save_checkpoints_steps", 1000, "Save at every multiple of this many steps.")
     p.Define("save_checkpoints_secs", None, "Save also after this many seconds.", optional=float)
     p.Define("keep_checkpoint_max", 5, "The number of newest checkpoints to keep.")
-    every = "Keep also one checkpoint every N hours."
-    p.Define("keep_checkpoint_every_n_hours", None, every, optional=float)
+    p.Define("keep_checkpoint_every_n_hours", None, "Keep also one every N hours.", optional=float)
     best = "Keep also the checkpoint with the lowest value of this dev metric."
     p.Define("keep_best_by", "nll", best, optional=str)
     p.Define("on_nonfinite", NonFinite.STOP, "STOP or SKIP when a loss or gradient is not finite.")
-    source = "A run's folder, exported file or index to take initial weights from."
-    p.Define("warm_start_from", None, source, optional=str)
+    p.Define("warm_start_from", None, "A run's folder, exported file or index.", optional=str)
     rules = "Pairs (pattern of a weight's path, rule); the first pattern that matches applies."
     p.Define("warm_start_rules", ((r"theta\..*", "SAME"),), rules)
     p.Define("eval_batches", 100, "Batches of an evaluation during training.", optional=int)
@@ -63,14 +60,11 @@ def check(p: Params) -> None:
 def claimed(
     model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]
 ) -> Iterator[None]:
-    """Locks the folder for a training run and writes params.txt, after `check_folder`.
-
-    The process holds the lock to its end. ValueError as `check_folder`, or for another's lock.
-    """
+    """Locks a folder and writes params.txt; ValueError as `check_folder`, or if it is locked."""
     check_folder(model_dir, text, model_prefixes)
     folder = pathlib.Path(model_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / _LOCK).open("w") as lock:
+    with (folder / "train.lock").open("w") as lock:
         try:
             fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -96,10 +90,8 @@ def check_folder(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple
         raise ValueError(f"{path} is damaged: {error}.") from error
     differing = [line for line in lines if _counts(line.partition(":")[0], model_prefixes)]
     if differing:
-        raise ValueError(
-            f"{path}: this folder holds another model; choose another model_dir. It differs in "
-            f"{'; '.join(differing)}."
-        )
+        problem = f"{path}: this folder holds another model; choose another model_dir"
+        raise ValueError(f"{problem}. It differs in {'; '.join(differing)}.")
 
 
 def _counts(path: str, prefixes: tuple[str, ...]) -> bool:
@@ -107,4 +99,4 @@ def _counts(path: str, prefixes: tuple[str, ...]) -> bool:
         return False
     if not prefixes:
         return not path.startswith("train.")
-    return any(f"{path}.".startswith(f"{prefix}.") for prefix in prefixes)
+    return f"{path}.".startswith(tuple(f"{prefix}." for prefix in prefixes))

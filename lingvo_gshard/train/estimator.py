@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import math
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,15 +16,15 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from lingvo_gshard.core import digests, storage
+from lingvo_gshard.core import digests, storage, table
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.saved_executable import SavedExecutables
-from lingvo_gshard.train import checkpoints, config, export, loop, stored, summaries, warm_start
-from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored, Retention
+from lingvo_gshard.train import checkpoints, config, exported, loop, stored, summaries
+from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored, whole_steps
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import Input, TrainLoop, group_sizes
 from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
@@ -74,15 +75,12 @@ class TPUEstimator:
         `init_fn` returns a state of the TensorSpecs `state_spec`, given an int32 [2] seed tensor.
         A folder without checkpoints starts from `warm_start`, if given. `executables` is a folder
         of saved executables to train with, instead of compiling. TensorBoard gets a summary at each
-        multiple of `log_step_count_steps`.
-
-        ValueError for a wrong setting, a state without step, or `executables` without any.
+        multiple of `log_step_count_steps`. ValueError for a wrong setting, a state without step, or
+        `executables` without any.
         """
         if "train" not in params:
-            raise ValueError(
-                'TPUEstimator: params lack the settings of training: params.Define("train", '
-                'config.train_params(), "").'
-            )
+            define = 'params.Define("train", config.train_params(), "")'
+            raise ValueError(f"TPUEstimator: params lack the settings of training: {define}.")
         config.check(params.train)
         step = state_spec.get("step")
         if step is None or (step.shape, step.dtype) != ((), "int32"):
@@ -119,11 +117,10 @@ class TPUEstimator:
             raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
         _check_steps("train", steps=steps, max_steps=max_steps)
         began_secs = time.monotonic()
-        contents = Contents(self.params.ToText(), self.partitioning, self.state_spec)
-        p = self.params.train
-        keep = Retention(p.keep_checkpoint_max, p.keep_checkpoint_every_n_hours)
-        with self.claimed(), Checkpoints(self.model_dir, contents, keep) as saved:
-            restored = saved.restore_newest(self.state_spec, self._shardings())
+        contents = Contents(self.params, self.partitioning, self.state_spec)
+        with self.claimed(), Checkpoints(self.model_dir, contents) as saved:
+            spec, shardings = self.state_spec, self._shardings()
+            restored = saved.newest(lambda step: saved.restore(step, spec, shardings))
             start = restored.step if restored else 0
             stop = max_steps if steps is None else start + steps
             if stop is not None and start >= stop:
@@ -133,9 +130,9 @@ class TPUEstimator:
             with self._input(input_fn) as source:
                 state = self._begin(restored, source)
                 program = functools.partial(self._programs.get, ModeKeys.TRAIN, source.specs)
-                sizes = group_sizes(start, stop, p.iterations_per_loop)
+                sizes = group_sizes(start, stop, self.params.train.iterations_per_loop)
                 with contextlib.closing(loop.groups(source, sizes, program)) as groups:
-                    TrainLoop(saved, hooks, p).run(state, groups)
+                    TrainLoop(saved, hooks, self.params.train).run(state, groups)
         return self
 
     def evaluate(
@@ -157,41 +154,38 @@ class TPUEstimator:
         `step`, `num_batches` and `secs`. Raises ValueError for no batches, steps below 1, weight 0,
         or no such `best_by`.
         """
-        name = spec.name
-        _check_steps(f"evaluate {name}", steps=spec.steps)
+        _check_steps(f"evaluate {spec.name}", steps=spec.steps)
         began_secs = time.monotonic()
-        with self._input(spec.input_fn) as source:
-            found = self._results(ModeKeys.EVAL, state, source, spec.steps)
-            results = [result.Transform(lambda x: np.asarray(x, float)) for result in found]
+        found = self._results(ModeKeys.EVAL, state, spec.input_fn, spec.steps)
+        results = [result.Transform(lambda x: np.asarray(x, float)) for result in found]
         if not results:
-            raise ValueError(f"evaluate {name}: the input holds no batches.")
+            raise ValueError(f"evaluate {spec.name}: the input holds no batches.")
+        totals = results[0].Transform(lambda *each: sum(each), *results[1:])
         metrics: dict[str, Any] = {}
-        for metric in results[0].weights:
-            weight = sum(result.weights[metric] for result in results)
+        for metric, weight in totals.weights.items():
             if weight == 0.0:
-                raise ValueError(f"evaluate {name}: {metric} has weight 0 over all batches.")
-            total = sum(result.sums[metric] for result in results)
-            metrics[metric] = (total / weight).tolist()
+                raise ValueError(f"evaluate {spec.name}: {metric} has weight 0 over all batches.")
+            metrics[metric] = (totals.sums[metric] / weight).tolist()
         secs = time.monotonic() - began_secs
         metrics |= {"step": step, "num_batches": len(results), "secs": secs}
         if processes.is_first():
-            summaries.write_evaluation(self.model_dir, name, metrics)
+            summaries.write_evaluation(self.model_dir, spec.name, metrics)
             if spec.best_by is not None:
-                noted_in = pathlib.Path(self.model_dir, "checkpoints")
-                checkpoints.note_best(noted_in, step, metrics, spec.best_by, spec.higher_is_better)
+                best = spec.best_by, spec.higher_is_better
+                checkpoints.note_best(self.model_dir, step, metrics, *best)
         return metrics
 
     def export_weights(
         self,
         path: str | pathlib.Path,
         prefix: str = "theta.",
-        part_bytes: int = export.PART_BYTES,
+        part_bytes: int = exported.PART_BYTES,
         checkpoint_step: int | None = None,
         average: int = 1,
     ) -> str:
         """Writes a checkpoint's arrays under `prefix`, by default the latest one's, as safetensors.
 
-        All processes must call it; see export.write, and `restore` for `average`. Returns a table
+        All processes must call it; see exported.write, and `restore` for `average`. Returns a table
         of their names and shapes, and the path that a WarmStart takes. Raises ValueError if there
         is no such checkpoint, or nothing under `prefix`.
         """
@@ -201,8 +195,11 @@ class TPUEstimator:
             weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
             if not weights:
                 raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
-            whole = export.write(pathlib.Path(path), weights, step, part_bytes)
-            return f"{warm_start.summary(weights)}\nWrote {storage.origin(whole)}."
+            whole = exported.write(pathlib.Path(path), weights, step, part_bytes)
+            rows = [(name, specs.describe(array)) for name, array in sorted(weights.items())]
+            total = sum(math.prod(array.shape) for array in weights.values())
+            count = f"{len(weights)} tensors, {total:,} weights"
+            return f"{table.text(rows)}\n{count}\nWrote {storage.origin(whole)}."
 
         return self._read(write, checkpoint_step)
 
@@ -216,15 +213,10 @@ class TPUEstimator:
             return contextlib.nullcontext()
         return config.claimed(self.model_dir, self.params.ToText(), self._model_prefixes)
 
-    def checkpoint_steps(self) -> list[int]:
-        """Returns the steps of complete checkpoints, oldest first."""
-        return checkpoints.whole_steps(self.model_dir)
-
     def restore(self, checkpoint_step: int | None = None, average: int = 1) -> Restored:
-        """Reads a checkpoint, by default the latest one; ValueError if there is no such one.
+        """Reads a checkpoint, by default the latest one; ValueError if there is none, or too few.
 
-        With `average` above 1, the state's `theta` is its mean over so many checkpoints, of which
-        this one is the last; ValueError if there are too few.
+        With `average` above 1, the state's `theta` is the mean over so many, up to this one.
         """
 
         def read(saved: Checkpoints, step: int) -> Restored:
@@ -242,28 +234,25 @@ class TPUEstimator:
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
     ) -> Iterator[dict[str, np.ndarray]]:
-        """Yields the predictions for every row of every batch, in order. Raises as `restore`.
-
-        Each is a dict from a prediction's dotted path to its array without the batch dim.
-        """
+        """Yields every row's predictions, arrays by dotted path, in order. Raises as `restore`."""
         return self._predictions(self.restore(checkpoint_step).state, input_fn)
 
     def _predictions(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
-        with self._input(input_fn) as source:
-            for result in self._results(ModeKeys.PREDICT, state, source):
-                items = processes.to_host(result.predictions).FlattenItems()
-                paths, arrays = zip(*items, strict=True)
-                for row in zip(*arrays, strict=True):
-                    yield dict(zip(paths, row, strict=True))
+        for result in self._results(ModeKeys.PREDICT, state, input_fn):
+            items = processes.to_host(result.predictions).FlattenItems()
+            paths, arrays = zip(*items, strict=True)
+            for row in zip(*arrays, strict=True):
+                yield dict(zip(paths, row, strict=True))
 
     def _results(
-        self, mode: ModeKeys, state: NestedMap, source: Input, steps: int | None = None
+        self, mode: ModeKeys, state: NestedMap, input_fn: InputFn, steps: int | None = None
     ) -> Iterator[NestedMap]:
         """Yields the result of each batch, or of the first `steps` ones."""
-        for batch in itertools.islice(source, steps):
-            spec = loop.batch_spec_of(batch, source.specs, self.input_share)
-            executable = self._programs.get(mode, spec)
-            yield executable(state, executable.place("batch", batch))
+        with self._input(input_fn) as source:
+            for batch in itertools.islice(source, steps):
+                spec = loop.batch_spec_of(batch, source.specs, self.input_share)
+                executable = self._programs.get(mode, spec)
+                yield executable(state, executable.place("batch", batch))
 
     @contextlib.contextmanager
     def _input(self, input_fn: InputFn) -> Iterator[Input]:
@@ -340,7 +329,7 @@ def evaluate_continuously(
     seen = {int(line["step"]) for line in lines if line["name"] == spec.name}
     metrics = None
     while max(seen, default=-1) < until_step:
-        step = processes.of_first(max(estimator.checkpoint_steps(), default=-1))
+        step = processes.of_first(max(whole_steps(estimator.model_dir), default=-1))
         if step < 0 or step in seen:
             time.sleep(poll_secs)
             continue
@@ -348,7 +337,7 @@ def evaluate_continuously(
         try:
             metrics = estimator.evaluate_state(estimator.restore(step).state, step, spec)
         except Exception as error:
-            if step not in estimator.checkpoint_steps():  # It was deleted in the meantime.
+            if step not in whole_steps(estimator.model_dir):  # It was deleted in the meantime.
                 continue
             if not isinstance(error, DamagedCheckpointError):
                 raise

@@ -16,7 +16,6 @@ from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 _ROUTING = "routing."
 _LOAD = "load_E"
 _PANELS_A_ROW = 3
-_WIDTH = 10.0  # Of a picture in inches; larger ones are shown with smaller letters.
 # The title of each field and a factor; other fields are shown as they are.
 _TITLES = {
     "overflow": ("tokens dropped by all their experts, %", 100),
@@ -75,14 +74,10 @@ def by_language(
 
 def draw_by_language(figure: Figure, layers: dict[str, dict[str, list[float]]]) -> None:
     """Draws what `by_language` returns: a panel for each layer, with a row for each language."""
-    num_rows = -(-len(layers) // _PANELS_A_ROW)
     height = 1 + 0.17 * max(map(len, layers.values()))
-    figure.set_size_inches(_WIDTH, num_rows * max(height, 2.5))
-    panels = figure.subplots(num_rows, _PANELS_A_ROW, squeeze=False).flat
-    for panel, (layer, loads) in zip(panels, layers.items(), strict=False):
+    panels = _panels(figure, len(layers), max(height, 2.5))
+    for panel, (layer, loads) in zip(panels, layers.items(), strict=True):
         _draw_loads(figure, panel, loads, layer)
-    for panel in panels[len(layers) :]:
-        panel.set_axis_off()
 
 
 def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
@@ -101,17 +96,28 @@ def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
     """Draws the last line's loads, and its other fields over all lines of train_metrics.jsonl."""
     layers = by_layer(lines[-1])
     fields = _fields(layers)
-    num_rows = -(-(1 + len(fields)) // _PANELS_A_ROW)
-    figure.set_size_inches(_WIDTH, 2.7 * num_rows)
-    panels = figure.subplots(num_rows, _PANELS_A_ROW, squeeze=False).flat
+    panels = _panels(figure, 1 + len(fields), 2.7)
     loads = {layer: values[_LOAD] for layer, values in layers.items() if _LOAD in values}
     _draw_loads(figure, panels[0], loads, f"load over its mean, step {lines[-1]['step']}")
-    for panel, field in zip(panels[1:], fields, strict=False):
-        _draw_field(panel, field, layers, lines)
-    for panel in panels[1 + len(fields) :]:
-        panel.set_axis_off()
+    steps = [line["step"] for line in lines]
+    for panel, field in zip(panels[1:], fields, strict=True):
+        title, factor = _title(field)
+        for layer in layers:
+            path = f"{_ROUTING}{field}.{layer}"  # A curve has gaps where it is missing.
+            values = [factor * line["metrics"].get(path, np.nan) for line in lines]
+            panel.plot(steps, values, label=layer, linewidth=1)
+        panel.set_title(title, fontsize=9)
+        panel.set_xlabel("step", fontsize=8)
+        panel.set_ylim(0, None)
     handles, labels = panels[1].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=8, fontsize=8)
+
+
+def _panels(figure: Figure, count: int, height: float) -> list[Axes]:
+    """Returns `count` panels, each as many inches high; a wider picture has smaller letters."""
+    num_rows = -(-count // _PANELS_A_ROW)
+    figure.set_size_inches(10.0, num_rows * height)
+    return [figure.add_subplot(num_rows, _PANELS_A_ROW, i + 1) for i in range(count)]
 
 
 def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], title: str) -> None:
@@ -124,21 +130,6 @@ def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], titl
     panel.set_title(title, fontsize=9)
     panel.set_xlabel("expert", fontsize=8)
     figure.colorbar(image, ax=panel)
-
-
-def _draw_field(
-    panel: Axes, field: str, layers: dict[str, dict[str, Any]], lines: Sequence[dict[str, Any]]
-) -> None:
-    """Draws a curve for each layer, with gaps where the field is missing."""
-    title, factor = _title(field)
-    steps = [line["step"] for line in lines]
-    for layer in layers:
-        path = f"{_ROUTING}{field}.{layer}"
-        values = [factor * line["metrics"].get(path, np.nan) for line in lines]
-        panel.plot(steps, values, label=layer, linewidth=1)
-    panel.set_title(title, fontsize=9)
-    panel.set_xlabel("step", fontsize=8)
-    panel.set_ylim(0, None)
 
 
 def _natural(layer: str) -> tuple[str, int]:

@@ -11,28 +11,158 @@ The metadata of the index, or of the only file, hold all arrays' specs and finge
 
 import collections
 import contextlib
+import dataclasses
 import functools
+import itertools
 import json
+import math
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import jax
 import numpy as np
 
-from lingvo_gshard.core import digests, safetensors_file
+from lingvo_gshard.core import atomic_file, digests, safetensors_file, storage
 from lingvo_gshard.core.safetensors_file import Contents
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import specs
+from lingvo_gshard.spmd import processes, specs
+from lingvo_gshard.train import stored
 from lingvo_gshard.train.stored import Index, SavedArray
 
-FORMAT = "lingvo_gshard weights 1"
+PART_BYTES = 5 * 10**9
 INDEX_SUFFIX = ".index.json"
+_FORMAT = "lingvo_gshard weights 1"
 _RANGE = re.compile(r"(.+)\[((?::,)*)(\d+):(\d+)\]")
 _Entries = list[tuple[Index, str]]
 
 
-def entry_name(path: str, index: Index) -> str:
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """A part of a saved array, which np.asarray reads; `shape` is that of array[index]."""
+
+    array: SavedArray
+    index: Index
+    shape: tuple[int, ...]
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.array.dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.array[self.index]
+
+
+_Part = dict[str, _Entry]
+
+
+def write(
+    path: pathlib.Path, weights: Mapping[str, SavedArray], step: int, part_bytes: int = PART_BYTES
+) -> pathlib.Path:
+    """Writes weights in parts of at most `part_bytes`; returns the only file, or the index.
+
+    All processes must call it. Each reads what it writes, one entry at a time: its range of each
+    array's experts, and some of the other arrays. The index or only file of an earlier export is
+    deleted before any part of it is. Raises DamagedCheckpointError in all processes.
+    """
+    parts = _parts(weights, part_bytes)
+    arrays = {name: specs.to_json(array.spec) for name, array in weights.items()}
+    fingerprints = {name: array.fingerprints for name, array in weights.items()}
+    export = _identity(step, arrays, fingerprints, (part for _, part in parts))
+    identity = {"format": _FORMAT, "step": str(step), "export": export}
+    contents = {"arrays": json.dumps(arrays), "fingerprints": json.dumps(fingerprints)}
+    count, names = len(parts), [path.name]
+    if count > 1:
+        names = [f"{path.stem}-{i:05d}-of-{count:05d}{path.suffix}" for i in range(1, count + 1)]
+    files = dict(zip(names, parts, strict=True))
+    metadata = identity | contents if len(files) == 1 else identity
+    index = path.with_name(path.name + INDEX_SUFFIX)
+
+    def write_own() -> None:
+        for file, (process, part) in files.items():
+            if process == jax.process_index():
+                safetensors_file.write(path.with_name(file), part, metadata)
+        storage.publish(path)  # Before process 0 writes the index.
+
+    if processes.is_first():
+        _remove(index, path, files)
+    processes.of_first(0)  # The others wait until it is gone.
+    stored.in_all_processes(path, write_own)
+    if len(files) == 1:
+        return path
+    if processes.is_first():
+        atomic_file.write(index, _index(files, identity | contents))
+    processes.of_first(0)
+    return index
+
+
+def _parts(weights: Mapping[str, SavedArray], part_bytes: int) -> list[tuple[int, _Part]]:
+    """Returns the parts and the process that writes each; a single part is process 0's."""
+    total = sum(_Entry(array, (), array.shape).num_bytes for array in weights.values())
+    num_writers = jax.process_count() if total > part_bytes else 1
+    own: dict[int, _Part] = collections.defaultdict(dict)
+    for number, (name, array) in enumerate(sorted(weights.items())):
+        entries = _cut(array, num_writers, part_bytes)
+        first = 0 if "E" in array.spec.dims else number
+        for i, entry in enumerate(entries):
+            writer = (first + i * num_writers // len(entries)) % num_writers
+            own[writer][_entry_name(name, entry.index)] = entry
+    return [(writer, part) for writer in sorted(own) for part in _packed(own[writer], part_bytes)]
+
+
+def _cut(array: SavedArray, num_writers: int, part_bytes: int) -> list[_Entry]:
+    """Returns an array's entries: ranges of experts, or of the longest dim if it does not fit."""
+    whole, shape, axis = _Entry(array, (), array.shape), array.shape, array.spec.dims.find("E")
+    if axis < 0:
+        axis, num_writers = int(np.argmax([*shape, 0])), 1
+    if whole.num_bytes <= part_bytes and num_writers == 1:
+        return [whole]
+    size = shape[axis]
+    per_part = max(1, part_bytes * size // whole.num_bytes)
+    count = max(min(num_writers, size), math.ceil(size / per_part))
+    ends = [i * size // count for i in range(count + 1)]
+    before, after = (slice(None),) * axis, shape[axis + 1 :]
+    return [
+        _Entry(array, (*before, slice(begin, end)), (*shape[:axis], end - begin, *after))
+        for begin, end in itertools.pairwise(ends)
+    ]
+
+
+def _packed(entries: _Part, part_bytes: int) -> Iterator[_Part]:
+    """Yields the entries in parts, in order."""
+    part: _Part = {}
+    free = part_bytes
+    for name, entry in entries.items():
+        free -= entry.num_bytes
+        if part and free < 0:
+            yield part
+            part, free = {}, part_bytes - entry.num_bytes
+        part[name] = entry
+    yield part
+
+
+def _remove(index: pathlib.Path, path: pathlib.Path, files: Mapping[str, Any]) -> None:
+    """Deletes an earlier export, its index first. A single file that will be replaced stays."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parts = path.parent.glob(f"{path.stem}-?????-of-?????{path.suffix}*")
+    for old in (index, path, *parts):
+        if old.name not in files or len(files) > 1:
+            old.unlink(missing_ok=True)
+
+
+def _index(files: Mapping[str, tuple[int, _Part]], metadata: Mapping[str, str]) -> str:
+    total = sum(entry.num_bytes for _, part in files.values() for entry in part.values())
+    weight_map = {name: file for file, (_, part) in files.items() for name in part}
+    index = {"metadata": {"total_size": total, **metadata}, "weight_map": weight_map}
+    return json.dumps(index, indent=2) + "\n"
+
+
+def _entry_name(path: str, index: Index) -> str:
     """Returns the name of the entry that holds [index] of an array; `index` ends in its range."""
     if not index:
         return path
@@ -42,46 +172,37 @@ def entry_name(path: str, index: Index) -> str:
 def read(path: str | pathlib.Path) -> dict[str, SavedArray]:
     """Returns the arrays of an exported file or index by path, parts of which are read when used.
 
-    Only the files that hold a part are opened. It is checked as SavedArray says, and an entry of a
-    mean, which has no fingerprints, by its SHA-256. Raises FileNotFoundError if there is no such
-    file, and ValueError, then or when a part is read, for another program's file and for files that
-    are damaged, missing, or of another export.
+    Only the files that hold a part are opened; it is checked as by SavedArray, an entry of a mean
+    by its SHA-256. Raises FileNotFoundError for no such index, and ValueError, then or when a part
+    is read, for another program's file and for files damaged, missing, or of another export.
     """
     path = pathlib.Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"{path}: there is no such file.")
     metadata, files = _header(path)
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") != _FORMAT:
         raise ValueError(
             f"{path}: another program's file: its format is {metadata.get('format')!r}, not "
-            f"{FORMAT!r}; it holds {', '.join(sorted(files)[:3]) or 'nothing'}, ..."
+            f"{_FORMAT!r}; it holds {', '.join(sorted(files)[:3]) or 'nothing'}, ..."
         )
     if "arrays" not in metadata:
         raise ValueError(f"{path} is only a part of an export; give its index, *{INDEX_SUFFIX}.")
     opened = _Files(path, metadata.get("export"), files)
     with _parsing(path):
         arrays, fingerprints = (json.loads(metadata[key]) for key in ("arrays", "fingerprints"))
-        _check_listing(metadata, files, arrays, fingerprints)
+        parts = collections.defaultdict(list)
+        for entry, file in sorted(files.items(), key=lambda item: item[1]):
+            parts[file].append(entry)
+        step, written = int(metadata["step"]), metadata["export"]
+        if written != _identity(step, arrays, fingerprints, parts.values()):
+            raise ValueError("it is not what was written")
         return {
             name: opened.array(name, specs.from_json(text), fingerprints[name])
             for name, text in arrays.items()
         }
 
 
-def identity(step: int, arrays: Any, fingerprints: Any, parts: Iterable[Iterable[str]]) -> str:
+def _identity(step: int, arrays: Any, fingerprints: Any, parts: Iterable[Iterable[str]]) -> str:
     """Returns a digest of an export: specs and fingerprints of its arrays, each part's entries."""
     return digests.of_json(step, arrays, fingerprints, list(map(sorted, parts)))
-
-
-def _check_listing(
-    metadata: dict[str, str], files: dict[str, str], arrays: Any, fingerprints: Any
-) -> None:
-    parts = collections.defaultdict(list)
-    for entry, file in files.items():
-        parts[file].append(entry)
-    in_order = [parts[file] for file in sorted(parts)]
-    if metadata["export"] != identity(int(metadata["step"]), arrays, fingerprints, in_order):
-        raise ValueError("it is not what was written")
 
 
 class _Files:
@@ -97,12 +218,8 @@ class _Files:
             self._entries[name].append((index, entry))
 
     def array(self, name: str, spec: TensorSpec, fingerprints: list[str] | None) -> SavedArray:
-        """Raises ValueError or IndexError if entries are missing."""
         # Processes may have written the ranges in any order.
         entries = sorted(self._entries[name], key=lambda held: [s.start for s in held[0][-1:]])
-        axis = len(entries[0][0]) - 1
-        if axis >= 0 and sum(i[-1].stop - i[-1].start for i, _ in entries) != spec.shape[axis]:
-            raise ValueError(f"entries of {name} are missing")
         return SavedArray(
             name,
             spec,
@@ -117,19 +234,20 @@ class _Files:
             return np.array(self._part(entries[0][1], hashed, wanted))
         axis, parts = len(entries[0][0]) - 1, []
         for index, entry in entries:
-            first = index[axis].start
-            begin, end = max(first, wanted[axis].start), min(index[axis].stop, wanted[axis].stop)
+            held, asked = index[axis], wanted[axis]
+            begin, end = max(held.start, asked.start), min(held.stop, asked.stop)
             if begin < end:
-                here = slice(begin - first, end - first)
-                own = (*wanted[:axis], here, *wanted[axis + 1 :])
-                parts.append(self._part(entry, hashed, own))
+                here = slice(begin - held.start, end - held.start)
+                parts.append(self._part(entry, hashed, (*wanted[:axis], here, *wanted[axis + 1 :])))
         return np.concatenate(parts, axis)
 
     def _part(self, entry: str, hashed: bool, index: Index) -> np.ndarray:
         path = self._path.parent / self._files[entry]
         if path not in self._opened:
-            self._opened[path] = self._open(path)
+            self._opened[path] = safetensors_file.read(path)
         found = self._opened[path]
+        if found.metadata.get("export") != self._export:
+            raise ValueError(f"{path} is a part of another export than {self._path}; export again.")
         if entry not in found.arrays:
             raise ValueError(f"{path} is damaged: it lacks {entry}.")
         listed = json.loads(found.metadata.get("sha256", "{}"))
@@ -137,15 +255,9 @@ class _Files:
             raise ValueError(f"{path} is damaged: {entry} is not what was written.")
         return found.arrays[entry][index]
 
-    def _open(self, path: pathlib.Path) -> Contents:
-        found = safetensors_file.read(path)
-        if found.metadata.get("export") != self._export:
-            raise ValueError(f"{path} is a part of another export than {self._path}; export again.")
-        return found
-
 
 def _parsed(entry: str) -> tuple[str, Index]:
-    """The inverse of `entry_name`."""
+    """The inverse of `_entry_name`."""
     if not (match := _RANGE.fullmatch(entry)):
         return entry, ()
     name, dims_before, begin, end = match.groups()

@@ -2,8 +2,7 @@
 
 logdir/translate/STEP-DIGEST    a bundle, as `translate --export` writes it
 
-DIGEST is that of everything the bundle depends on: the experiment with its settings of decoding,
-the checkpoints, the number of partitions, the code and the compilers.
+DIGEST covers the experiment's settings, checkpoints, number of partitions, code and compilers.
 """
 
 import dataclasses
@@ -22,7 +21,9 @@ from lingvo_gshard.train.launch import Launch, experiment_params
 
 def folder(launch: Launch, logdir: str, num_partitions: int) -> pathlib.Path:
     """Returns where the bundle of a run's newest checkpoint is kept, whether it is there or not."""
-    described = checkpoints.descriptions(logdir)
+    saved = checkpoints.folder(logdir)
+    found = {each: saved / f"{each}/about/metadata" for each in checkpoints.whole_steps(logdir)}
+    described = {step: path.read_text() if path.exists() else "" for step, path in found.items()}
     versions = saved_executable.versions([*saved_executable.PACKAGES, "tensorflow"])
     digest = digests.of_json(
         experiment_params(launch).ToText(),

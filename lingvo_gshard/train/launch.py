@@ -97,10 +97,8 @@ def experiment_params(launch: Launch) -> Params:
     for name in ("source_vocab_size", "target_vocab_size"):
         wanted, size = params.task.Get(name), getattr(launch.facts, name)
         if wanted not in (None, size):
-            raise ValueError(
-                f"task.{name} is {wanted}, but the data's vocabulary has {size} pieces: prepare "
-                f"the data with --{name}={wanted}."
-            )
+            problem = f"task.{name} is {wanted}, but the data's vocabulary has {size} pieces"
+            raise ValueError(f"{problem}: prepare the data with --{name}={wanted}.")
         params.task.Set(**{name: size})
     return params
 
@@ -114,10 +112,8 @@ def record(launch: Launch, logdir: str) -> None:
         source = digests.local(launch.data_dir, file)
         contents[copy] = source.read_bytes()
         if copy.exists() and copy.read_bytes() != contents[copy]:
-            raise ValueError(
-                f"{copy}: this folder's model was trained with another vocabulary than {source}; "
-                "choose another --logdir, or the data that the model was trained on."
-            )
+            problem = f"{copy}: this folder's model has another vocabulary than {source}"
+            raise ValueError(f"{problem}; choose another --logdir, or the data it was trained on.")
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
     for copy, content in contents.items():
         atomic_file.write(copy, content)
@@ -134,10 +130,7 @@ def recorded(logdir: str) -> Launch:
 
 
 def vocabularies(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:
-    """Returns the paths of a run's SentencePiece models, as `record` wrote them.
-
-    Raises as `recorded`, and ValueError for one that is damaged.
-    """
+    """Returns the paths of a run's vocabularies; ValueError as `recorded`, or for a damaged one."""
     digests.verify(logdir, _read(logdir)[1])
     return tokenizer.vocabulary_files(logdir)
 

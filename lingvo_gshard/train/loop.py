@@ -120,19 +120,18 @@ class TrainLoop:
             self._run(state, groups, step)
 
     def _run(self, state: NestedMap, groups: Iterable[Group], step: int) -> None:
-        saved_step, call_ended, last = step, None, None
+        call_ended = unsaved = None
         stop, _ = self._requests()
         ahead = iter(groups)
         while not stop:
             wait_began = time.monotonic()
-            group = next(ahead, None)
-            if group is None:
+            if (group := next(ahead, None)) is None:
                 break
             wait_secs = time.monotonic() - wait_began
             if call_ended is None:
                 call_ended, wait_secs = time.monotonic(), 0.0
             result = group.executable(state, group.batches)
-            state, step, last = result.state, step + group.num_steps, group
+            state, step, unsaved = result.state, step + group.num_steps, group
             metrics = result.metrics.Transform(np.asarray)  # Waits for the devices.
             now = time.monotonic()
             call = TrainCall(step, group.num_steps, metrics, now - call_ended, wait_secs)
@@ -143,10 +142,10 @@ class TrainLoop:
             due = save_now or call.reaches_multiple_of(self._params.save_checkpoints_steps)
             if due and not stop:
                 self._save(step, state, group, notify=True)
-                saved_step, call_ended = step, None
+                call_ended = unsaved = None
                 stop, _ = self._requests()  # A hook may have taken long.
-        if last is not None and saved_step != step:
-            self._save(step, state, last, notify=not stop)
+        if unsaved is not None:
+            self._save(step, state, unsaved, notify=not stop)
         self._checkpoints.wait()
         if stop:
             for hook in self._hooks:

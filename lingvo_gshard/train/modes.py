@@ -14,6 +14,7 @@ from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.train import estimator, expert_load
+from lingvo_gshard.train.checkpoints import whole_steps
 from lingvo_gshard.train.estimator import EvalSpec, InputFn
 from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal
 from lingvo_gshard.train.launch import record
@@ -22,22 +23,19 @@ from lingvo_gshard.train.run import Run
 
 def train(run: Run) -> None:
     """Trains to the experiment's max_steps; raises SystemExit if a signal stops it before."""
-    max_steps = run.params.train.max_steps
-    with StopOnSignal() as stop, _begun(run) as input_fn:
-        run.estimator.train(input_fn, max_steps=max_steps, hooks=[stop])
-    _finish(run, stop)
+    with _training(run) as (input_fn, stop):
+        run.estimator.train(input_fn, max_steps=run.params.train.max_steps, hooks=[stop])
 
 
 def train_and_eval(run: Run) -> None:
     """Trains as `train` does and evaluates (a part of) dev at every checkpoint."""
     dev, max_steps = _dev(run), run.params.train.max_steps
-    with StopOnSignal() as stop, _begun(run) as input_fn:
+    with _training(run) as (input_fn, stop):
         metrics = estimator.train_and_evaluate(
             run.estimator, input_fn, dev, max_steps=max_steps, hooks=[stop]
         )
-    if metrics is not None:
-        _print_metrics(metrics)
-    _finish(run, stop)
+        if metrics is not None:
+            _print_metrics(metrics)
 
 
 def evaluate(run: Run) -> None:
@@ -96,23 +94,23 @@ def _input_fn(run: Run, name: str, **settings: object) -> InputFn:
     return lambda p: p.Get(name).Copy().Set(**settings).Instantiate(**mine)
 
 
-def _finish(run: Run, stop: StopOnSignal) -> None:
-    """Draws the experts' loads; raises SystemExit if a signal stopped the run."""
+@contextlib.contextmanager
+def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
+    """Yields the input, which is opened before anything is written, and a hook to train with.
+
+    Draws the experts' loads at the end; raises SystemExit if a signal stopped the run.
+    """
+    with StopOnSignal() as stop:
+        source: Any = _input_fn(run, "input")(run.params)
+        with contextlib.closing(source):
+            _announce(run)
+            yield lambda _: source, stop
     if processes.is_first():
         expert_load.draw(run.logdir)
     if stop.stopped_at is not None:
         saved = ", which is saved" if stop.stopped_at else ": nothing was done yet"
         print_once(f"Stopped by a signal after step {stop.stopped_at}{saved}.")
         sys.exit(EXIT_STATUS)
-
-
-@contextlib.contextmanager
-def _begun(run: Run) -> Iterator[InputFn]:
-    """Yields the training's input, which is opened before anything is written."""
-    source: Any = _input_fn(run, "input")(run.params)
-    with contextlib.closing(source):
-        _announce(run)
-        yield lambda _: source
 
 
 def _announce(run: Run) -> None:
@@ -122,7 +120,7 @@ def _announce(run: Run) -> None:
     # Before anything in a folder of another model, or of another process, is written over.
     with run.estimator.claimed():
         record(run.launch, run.logdir)
-    done = max(run.estimator.checkpoint_steps(), default=0)
+    done = max(whole_steps(run.logdir), default=0)
     wanted, folder = run.params.train.max_steps, storage.origin(run.logdir)
     steps = f"step {done} to {wanted}" if done < wanted else f"step {wanted} is done already"
     print_once(

@@ -22,9 +22,6 @@ from lingvo_gshard.train.estimator import TPUEstimator
 from lingvo_gshard.train.launch import Launch, experiment_params, vocabularies, with_product_dtype
 from lingvo_gshard.train.warm_start import Rule, WarmStart, old_ids
 
-# The settings in which a folder's checkpoints and the model that reads them must agree.
-_MODEL_PREFIXES = ("task", "optimizer.cls")
-
 
 @dataclasses.dataclass(frozen=True)
 class Run:
@@ -93,8 +90,8 @@ def open_run(
 ) -> Run:
     """Returns the run of a launch. Raises as experiment_params and make_estimator."""
     launch = with_product_dtype(launch, logdir)
-    params = experiment_params(launch)
-    return Run(launch, make_estimator(params, logdir, num_partitions, executables))
+    estimator = make_estimator(experiment_params(launch), logdir, num_partitions, executables)
+    return Run(launch, estimator)
 
 
 def make_estimator(
@@ -104,8 +101,7 @@ def make_estimator(
     partitioning = placement.partitioning(params, num_partitions)
     placement.check_divisible(params, partitioning)
     model = TranslationModel(params, partitioning)
-    weights, slots = model.state_spec.theta, model.state_spec.slots
-    for path, spec in [*weights.FlattenItems(), *slots.FlattenItems()]:
+    for path, spec in model.state_spec.FlattenItems():
         partitioning.check(path, spec)
     return TPUEstimator(
         model.model_fn,
@@ -114,7 +110,8 @@ def make_estimator(
         partitioning=partitioning,
         state_spec=model.state_spec,
         init_fn=model.init_state,
-        model_prefixes=_MODEL_PREFIXES,
+        # In these settings, the model must agree with the folder's checkpoints.
+        model_prefixes=("task", "optimizer.cls"),
         # A run that has checkpoints continues from those.
         warm_start=None if checkpoints.folder(logdir).is_dir() else _warm_start(params),
         executables=executables,

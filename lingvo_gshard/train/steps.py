@@ -1,5 +1,6 @@
 """The estimator's four programs, exported and compiled on demand. K steps, B batch, L length."""
 
+import dataclasses
 import functools
 import threading
 from collections.abc import Callable
@@ -24,21 +25,17 @@ ModelFn = Callable[[NestedMap, NestedMap, NestedMap, ModeKeys, Any], TPUEstimato
 Step = Callable[[NestedMap, NestedMap], NestedMap]
 
 
+@dataclasses.dataclass(eq=False)
 class Programs:
     """Compiles programs on demand, in any thread; training programs that `saved` has are loaded."""
 
-    def __init__(
-        self,
-        model_fn: ModelFn,
-        params: Any,
-        partitioning: Partitioning,
-        state_spec: NestedMap,
-        saved: SavedExecutables | None = None,
-    ) -> None:
-        self._model_fn, self._params, self._partitioning = model_fn, params, partitioning
-        self._state_spec, self._saved = state_spec, saved
-        self._compiled: dict[Any, Executable] = {}
-        self._lock = threading.Lock()
+    model_fn: ModelFn
+    params: Any
+    partitioning: Partitioning
+    state_spec: NestedMap
+    saved: SavedExecutables | None = None
+    _compiled: dict[Any, Executable] = dataclasses.field(default_factory=dict, init=False)
+    _lock: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
 
     def initialize(self, init_fn: InitFn, seed: int) -> NestedMap:
         """Returns a new state, computed where it lies. Raises as `export_initializer`."""
@@ -47,7 +44,7 @@ class Programs:
 
     def export_initializer(self, init_fn: InitFn) -> Program:
         """Exports the program that makes a state; ValueError if it differs from state_spec."""
-        wanted = self._state_spec.FlattenItems()
+        wanted = self.state_spec.FlattenItems()
         initialize = AnnotatedFn(
             name="initialize",
             fn=lambda seed: NestedMap(state=init_fn(seed.seed)),
@@ -55,9 +52,9 @@ class Programs:
             args=(NestedMap(seed=TensorSpec((2,), "int32", "_")),),
             result_dims={f"state.{path}": spec.dims for path, spec in wanted},
         )
-        exported = lowering.export(initialize, self._partitioning)
+        exported = lowering.export(initialize, self.partitioning)
         made = dict(exported.results.state.FlattenItems())
-        specs.check_same("init_fn differs from state_spec", made, self._state_spec)
+        specs.check_same("init_fn differs from state_spec", made, self.state_spec)
         return exported
 
     def get(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Executable:
@@ -66,20 +63,21 @@ class Programs:
         with self._lock:
             if key not in self._compiled:
                 exported = self.export(mode, batch_spec, num_steps)
-                saved = self._saved if mode is ModeKeys.TRAIN else None
+                saved = self.saved if mode is ModeKeys.TRAIN else None
                 make = saved.load_or_compile if saved else compile_program
                 self._compiled[key] = make(exported)
             return self._compiled[key]
 
     def export(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Program:
         """Exports the program that `get` compiles; the rows of its predictions are split."""
-        step, args = step_of(self._model_fn, mode, self._params), (self._state_spec, batch_spec)
+        step = functools.partial(call_model_fn, self.model_fn, mode, self.params)
+        args = (self.state_spec, batch_spec)
         if mode is ModeKeys.TRAIN:
             annotated = self._trainer(step, batch_spec, num_steps)
         else:
             name, dims = ("evaluate", "") if mode is ModeKeys.EVAL else ("predict", "B")
             annotated = AnnotatedFn(name, step, ("state", "batch"), args, unnamed_dims=dims)
-        return lowering.export(annotated, self._partitioning)
+        return lowering.export(annotated, self.partitioning)
 
     def _trainer(self, step: Step, batch_spec: NestedMap, num_steps: int) -> AnnotatedFn:
         """Returns K steps, from batches [K, B, L] to metrics [K, ...]; the state is donated."""
@@ -91,74 +89,63 @@ class Programs:
             result = step(state, batches.Transform(lambda x: x[0]))
             return NestedMap(result, metrics=result.metrics.Transform(lambda x: x[None]))
 
-        trees, annotate = (self._state_spec, batch_spec), Annotator(self._partitioning).annotate
-        loop = functools.partial(_loop, step, trees=trees, annotate=annotate)
-        fn, args = once if num_steps == 1 else loop, (self._state_spec, stacked)
-        names = ("state", "batches")
+        fn = once if num_steps == 1 else functools.partial(self._loop, step, batch_spec)
+        names, args = ("state", "batches"), (self.state_spec, stacked)
         return AnnotatedFn(f"train_{num_steps}", fn, names, args, donate=("state",))
 
+    def _loop(
+        self, step: Step, batch_spec: NestedMap, state: NestedMap, batches: NestedMap
+    ) -> NestedMap:
+        """Runs the steps in a tf.while_loop and writes the metrics of step k to index k."""
+        leaf_specs = [*self.state_spec.Flatten(), *batch_spec.Flatten()]
+        dims, annotate = [spec.dims for spec in leaf_specs], Annotator(self.partitioning).annotate
+        num_state = len(state.Flatten())
+        packed: list[NestedMap] = []
 
-def step_of(model_fn: ModelFn, mode: ModeKeys, params: Any) -> Step:
-    """Returns a function (state, batch) -> NestedMap, which calls `model_fn` once.
+        def flat_step(*leaves: tf.Tensor) -> list[tf.Tensor]:
+            leaves = tuple(annotate(x, d) for x, d in zip(leaves, dims, strict=True))
+            result = step(state.Pack(leaves[:num_state]), batches.Pack(leaves[num_state:]))
+            result = result.Transform(tf.convert_to_tensor)
+            packed.append(result)
+            new = zip(result.state.Flatten(), dims[:num_state], strict=True)
+            return [annotate(x, d) for x, d in new] + result.metrics.Flatten()
 
-    It returns state and metrics with loss; in EVAL metrics' sums and weights; or predictions.
-    """
+        # The loop needs the metrics' shapes beforehand; the step is traced only once.
+        signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for spec in leaf_specs]
+        once = tf.function(flat_step, autograph=False, input_signature=signature)
+        outputs = once.get_concrete_function().outputs[num_state:]
+        num_steps = batches.Flatten()[0].shape[0]
+        stacks = [tf.zeros([num_steps, *x.shape], x.dtype) for x in outputs]
 
-    def step(state: NestedMap, batch: NestedMap) -> NestedMap:
-        spec = model_fn(state, batch.features, batch.get("labels", NestedMap()), mode, params)
-        if spec.mode != mode:
-            raise ValueError(f"model_fn: called with mode {mode.name}, returned {spec.mode.name}.")
-        if mode is ModeKeys.TRAIN:
-            return NestedMap(state=spec.train_op, metrics=NestedMap(spec.metrics, loss=spec.loss))
-        if mode is ModeKeys.PREDICT:
-            return NestedMap(predictions=spec.predictions)
-        assert spec.eval_metrics is not None
-        sums = {name: total for name, (total, _) in spec.eval_metrics.items()}
-        weights = {name: weight for name, (_, weight) in spec.eval_metrics.items()}
-        return NestedMap(sums=NestedMap(sums), weights=NestedMap(weights))
+        def body(k: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
+            now = [tf.gather(stack, k) for stack in batches.Flatten()]
+            new = once(*carried[:num_state], *now)
+            pairs = zip(carried[num_state:], new[num_state:], strict=True)
+            metrics = [tf.tensor_scatter_nd_update(s, [[k]], x[None]) for s, x in pairs]
+            return [k + 1, *new[:num_state], *metrics]
 
-    return step
+        _, *carried = tf.while_loop(
+            lambda k, *_: k < num_steps,
+            body,
+            [tf.constant(0), *state.Flatten(), *stacks],
+            maximum_iterations=num_steps,
+        )
+        metrics = packed[-1].metrics.Pack(carried[num_state:])
+        return NestedMap(state=state.Pack(carried[:num_state]), metrics=metrics)
 
 
-def _loop(
-    step: Step,
-    state: NestedMap,
-    batches: NestedMap,
-    trees: tuple[NestedMap, NestedMap],
-    annotate: Callable[[tf.Tensor, str], tf.Tensor],
+def call_model_fn(
+    model_fn: ModelFn, mode: ModeKeys, params: Any, state: NestedMap, batch: NestedMap
 ) -> NestedMap:
-    """Runs the steps in a tf.while_loop and writes the metrics of step k to index k."""
-    dims = [spec.dims for tree in trees for spec in tree.Flatten()]
-    num_state = len(state.Flatten())
-    packed: list[NestedMap] = []
-
-    def flat_step(*leaves: tf.Tensor) -> list[tf.Tensor]:
-        leaves = tuple(annotate(x, d) for x, d in zip(leaves, dims, strict=True))
-        result = step(state.Pack(leaves[:num_state]), batches.Pack(leaves[num_state:]))
-        result = result.Transform(tf.convert_to_tensor)
-        packed.append(result)
-        new = zip(result.state.Flatten(), dims[:num_state], strict=True)
-        return [annotate(x, d) for x, d in new] + result.metrics.Flatten()
-
-    # The loop needs the metrics' shapes beforehand; the step is traced only once.
-    signature = [tf.TensorSpec(s.shape, tf.as_dtype(s.dtype)) for t in trees for s in t.Flatten()]
-    once = tf.function(flat_step, autograph=False, input_signature=signature)
-    outputs = once.get_concrete_function().outputs[num_state:]
-    num_steps = batches.Flatten()[0].shape[0]
-    stacks = [tf.zeros([num_steps, *x.shape], x.dtype) for x in outputs]
-
-    def body(k: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
-        now = [tf.gather(stack, k) for stack in batches.Flatten()]
-        new = once(*carried[:num_state], *now)
-        pairs = zip(carried[num_state:], new[num_state:], strict=True)
-        metrics = [tf.tensor_scatter_nd_update(s, [[k]], x[None]) for s, x in pairs]
-        return [k + 1, *new[:num_state], *metrics]
-
-    _, *carried = tf.while_loop(
-        lambda k, *_: k < num_steps,
-        body,
-        [tf.constant(0), *state.Flatten(), *stacks],
-        maximum_iterations=num_steps,
-    )
-    metrics = packed[-1].metrics.Pack(carried[num_state:])
-    return NestedMap(state=state.Pack(carried[:num_state]), metrics=metrics)
+    """Returns state and metrics with loss; in EVAL metrics' sums and weights; or predictions."""
+    spec = model_fn(state, batch.features, batch.get("labels", NestedMap()), mode, params)
+    if spec.mode != mode:
+        raise ValueError(f"model_fn: called with mode {mode.name}, returned {spec.mode.name}.")
+    if mode is ModeKeys.TRAIN:
+        return NestedMap(state=spec.train_op, metrics=NestedMap(spec.metrics, loss=spec.loss))
+    if mode is ModeKeys.PREDICT:
+        return NestedMap(predictions=spec.predictions)
+    assert spec.eval_metrics is not None
+    sums = {name: total for name, (total, _) in spec.eval_metrics.items()}
+    weights = {name: weight for name, (_, weight) in spec.eval_metrics.items()}
+    return NestedMap(sums=NestedMap(sums), weights=NestedMap(weights))

@@ -61,10 +61,6 @@ class Stored:
             arrays = {name: specs.from_json(text) for name, text in contents["arrays"].items()}
             return cls(path, arrays, contents["fingerprints"], input_state)
 
-    def read(self, shardings: Mapping[str, NamedSharding]) -> dict[str, jax.Array]:
-        """Reads the named arrays, each at the sharding that is given for it; see `check`."""
-        return placed(self.arrays(), shardings)
-
     def check(self, arrays: Mapping[str, jax.Array]) -> None:
         """Compares fingerprints; an error names the array and the experts that differ."""
         for name, array in arrays.items():
@@ -94,8 +90,7 @@ class Stored:
 class SavedArray:
     """An array of a checkpoint or of exported files; an index of slices reads a part of it.
 
-    If there are fingerprints, all of the experts that it is a part of, or of an array without
-    experts, is read and compared with them.
+    With fingerprints, whole experts, or the whole array without any, are read and compared.
     """
 
     name: str

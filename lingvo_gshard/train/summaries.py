@@ -84,9 +84,8 @@ def _memory_gib() -> dict[str, float]:
 class MetricsLog(TrainHook):
     """Appends a line to train_metrics.jsonl after each call.
 
-    In a line, wall_secs is the time of all runs in this folder so far, including compilation and
-    saving, and `metrics` has each metric's mean over the call, by dotted path. This run began at
-    `began_secs` by time.monotonic.
+    wall_secs is the time of all runs in this folder so far, with compilation and saving; this run
+    began at `began_secs` by time.monotonic. `metrics` has each metric's mean, by dotted path.
     """
 
     def __init__(self, model_dir: str | pathlib.Path, began_secs: float) -> None:

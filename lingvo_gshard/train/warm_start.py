@@ -11,7 +11,6 @@ The first rule whose pattern matches an array's path applies to it; others are i
 
 import dataclasses
 import enum
-import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,7 +18,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.train import exported
@@ -56,10 +54,8 @@ class WarmStart:
                 pattern, rule = given
                 re.compile(pattern), Rule(rule)
             except (TypeError, ValueError, re.error) as error:
-                raise ValueError(
-                    f"Warm start: expected (pattern, rule), got {given!r}; rules are "
-                    f"{', '.join(Rule)} ({error})."
-                ) from error
+                problem = f"Warm start: expected (pattern, rule), got {given!r}"
+                raise ValueError(f"{problem}; rules are {', '.join(Rule)} ({error}).") from error
 
     def apply(self, state: NestedMap, state_spec: NestedMap) -> NestedMap:
         """Returns the initialized state with arrays from the source; prints a line for each array.
@@ -95,9 +91,8 @@ class WarmStart:
     ) -> tuple[jax.Array, str]:
         """Returns the first value of the array at `path`, and a line that describes it.
 
-        `old` are the old run's arrays; `new` is the value without a warm start, returned itself
-        under rule NEW. Raises ValueError if the old array is missing, does not fit, or is damaged,
-        as far as stored.SavedArray checks it.
+        `old` are the old run's arrays; `new` is the value without a warm start, itself returned by
+        rule NEW. Raises ValueError if the old array is missing, does not fit, or is damaged.
         """
         rule = Rule(_first_match(self.rules, path) or Rule.NEW)
         if rule is Rule.NEW:
@@ -115,11 +110,6 @@ class WarmStart:
         mismatch = f"{self.source}: {path} is {specs.describe(before)}, this model's {shape}"
         if before.dtype != new.dtype or len(before.shape) != new.ndim:
             raise ValueError(f"{mismatch}.")
-        if rule is Rule.COPY_EXPERTS:
-            if np.mod(new.shape, before.shape).any():
-                raise ValueError(f"{mismatch}; rule COPY_EXPERTS needs a multiple of each dim.")
-            copied = [each % size for each, size in zip(ids, before.shape, strict=True)]
-            return copied, f"{specs.describe(before)} copied to {shape}"
         if rule is Rule.BY_PIECE:
             old_ids = _first_match(self.old_pieces, path)
             if old_ids is None or "V" not in dims:
@@ -129,24 +119,20 @@ class WarmStart:
                 raise ValueError(f"{mismatch}.")
             ids[axis] = old_ids
             return ids, f"restored {known} of {len(old_ids)} pieces, the others new, {shape}"
-        if before.shape != new.shape:
+        if rule is Rule.SAME and before.shape != new.shape:
             raise ValueError(
                 f"{mismatch}; rule SAME needs the same shape: COPY_EXPERTS, BY_PIECE or NEW may do."
             )
-        return ids, f"restored, {shape}"
+        if np.mod(new.shape, before.shape).any():
+            raise ValueError(f"{mismatch}; rule COPY_EXPERTS needs a multiple of each dim.")
+        how = "restored," if rule is Rule.SAME else f"{specs.describe(before)} copied to"
+        return [each % size for each, size in zip(ids, before.shape, strict=True)], f"{how} {shape}"
 
 
 def old_ids(old_pieces: Sequence[str], new_pieces: Sequence[str]) -> np.ndarray:
     """Returns each new piece's id among the old ones, -1 where it has none: int64 [V]."""
     ids = {piece: i for i, piece in enumerate(old_pieces)}
     return np.array([ids.get(piece, -1) for piece in new_pieces], np.int64)
-
-
-def summary(weights: Mapping[str, Any]) -> str:
-    """Returns a line for each array, sorted by name, and one with the totals."""
-    rows = [(name, specs.describe(array)) for name, array in sorted(weights.items())]
-    total = sum(math.prod(array.shape) for array in weights.values())
-    return "\n".join([table.text(rows), f"{len(weights)} tensors, {total:,} weights"])
 
 
 def _taken(before: Any, ids: Sequence[np.ndarray], new: jax.Array) -> jax.Array:

@@ -67,7 +67,7 @@ class _Step:
         model = TranslationModel(params, functions.partitioning(num_partitions))
         self._layers_as = way[0]
         self.executable = building.compile_fn(
-            steps.step_of(model.model_fn, ModeKeys.TRAIN, params),
+            functools.partial(steps.call_model_fn, model.model_fn, ModeKeys.TRAIN, params),
             num_partitions,
             building.dims_of(state=model.state_spec),
             state=model.state_spec,

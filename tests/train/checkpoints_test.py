@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import tensorstore
 
+from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import specs
-from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Retention, SaveError
-from lingvo_gshard.train.stored import DamagedCheckpointError, Stored
+from lingvo_gshard.train import stored
+from lingvo_gshard.train.checkpoints import Checkpoints, Contents, SaveError
+from lingvo_gshard.train.config import train_params
+from lingvo_gshard.train.stored import DamagedCheckpointError
 
 _SPEC = NestedMap(
     step=TensorSpec((), "int32", ""),
@@ -40,10 +43,18 @@ def _state(step, num_partitions=4):
     )
 
 
-def _open(folder, num_partitions=4, **retention):
+def _open(folder, num_partitions=4, **settings):
     """The checkpoints of a folder, to save in."""
     parts = Partitioning.from_dict(Mesh.flat(num_partitions), {"E": "d"})
-    return Checkpoints(folder, Contents("task.dim : 3", parts, _SPEC), Retention(**retention))
+    p = Params()
+    p.Define("dim", 3, "")
+    p.Define("train", train_params().Set(**settings), "")
+    return Checkpoints(folder, Contents(p, parts, _SPEC))
+
+
+def _restore_newest(saved, num_partitions):
+    shardings = _shardings(num_partitions)
+    return saved.newest(lambda step: saved.restore(step, _SPEC, shardings))
 
 
 def _same(a, b):
@@ -66,7 +77,7 @@ def test_restores_what_was_saved_on_any_number_of_devices(tmp_path):
 
 
 def test_keeps_the_newest(tmp_path):
-    with _open(tmp_path, keep_max=2) as saved:
+    with _open(tmp_path, keep_checkpoint_max=2) as saved:
         assert saved.latest() is None
         for step in (3, 5, 12, 100):
             saved.save(step, _state(step), {})
@@ -137,7 +148,7 @@ def test_damage_is_told_in_a_line_and_passed_over(tmp_path, capfd, damage, messa
             reader.restore(4, _SPEC, _shardings(4))
         assert "\n" not in str(error.value) and "4: the checkpoint is damaged: " in str(error.value)
         assert capfd.readouterr().err == ""
-        restored = reader.restore_newest(_SPEC, _shardings(4))
+        restored = _restore_newest(reader, 4)
     assert restored.step == 3 and restored.input_state == {"index": 3}
 
 
@@ -154,7 +165,7 @@ def test_an_unreadable_file_is_not_damage(tmp_path, monkeypatch):
 
         monkeypatch.setattr(tensorstore, "open", failing)
         with pytest.raises(RuntimeError, match="Encountered"), _open(tmp_path) as saved:
-            saved.restore_newest(_SPEC, _shardings(1))
+            _restore_newest(saved, 1)
         assert saved.steps() == [3, 4]
 
 
@@ -214,7 +225,7 @@ def _saved(folder, steps):
 
 def _newest(folder):
     with _open(folder) as saved:
-        return saved.restore_newest(_SPEC, _shardings(2))
+        return _restore_newest(saved, 2)
 
 
 def test_a_damaged_newest_is_told_passed_over_and_kept(tmp_path, caplog):
@@ -222,7 +233,7 @@ def test_a_damaged_newest_is_told_passed_over_and_kept(tmp_path, caplog):
     for step in (6, 9):
         _flip_a_bit(_largest_file(tmp_path / f"checkpoints/{step}"))
     with Checkpoints(tmp_path) as reader:  # One who only reads moves nothing.
-        assert reader.restore_newest(_SPEC, _shardings(1)).step == 3
+        assert _restore_newest(reader, 1).step == 3
         assert reader.steps() == [3, 6, 9]
     restored = _newest(tmp_path)
     assert restored.step == 3 and restored.input_state == {"index": 3}
@@ -332,7 +343,8 @@ def test_the_state_may_be_written_over_while_it_is_saved(tmp_path):
 def test_a_checkpoint_says_what_it_is_of(tmp_path):
     _saved(tmp_path, (3,))
     about = json.loads((tmp_path / "checkpoints/3/about/metadata").read_text())
-    assert about["params"] == "task.dim : 3" and about["mesh"] == [["d"], [4], [0, 1, 2, 3]]
+    assert about["params"].startswith("dim : 3\ntrain.")
+    assert about["mesh"] == [["d"], [4], [0, 1, 2, 3]]
     assert about["arrays"]["layers[0].w"] == "float32|8,640|EM" and about["table"] == {"E": "d"}
     assert len(about["fingerprints"]["layers[0].w"]) == 8 and about["num_processes"] == 1
 
@@ -340,14 +352,14 @@ def test_a_checkpoint_says_what_it_is_of(tmp_path):
 def test_an_expert_that_is_not_what_was_saved_is_named(tmp_path, monkeypatch):
     """Whatever goes wrong between the files and the devices."""
     _saved(tmp_path, (3,))
-    read = Stored.read
+    placed = stored.placed
 
-    def swapping(found, shardings):
-        state = read(found, shardings)
+    def swapping(arrays, shardings):
+        state = placed(arrays, shardings)
         w, order = state["layers[0].w"], np.array([0, 1, 6, 3, 4, 5, 2, 7])
         return {**state, "layers[0].w": jax.device_put(np.asarray(w)[order], w.sharding)}
 
-    monkeypatch.setattr(Stored, "read", swapping)
+    monkeypatch.setattr(stored, "placed", swapping)
     with (
         Checkpoints(tmp_path) as saved,
         pytest.raises(DamagedCheckpointError, match=r"layers\[0\].w is not .* experts \[2, 6\]"),

@@ -16,7 +16,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.train import exported
-from lingvo_gshard.train.checkpoints import Checkpoints
+from lingvo_gshard.train.checkpoints import Checkpoints, whole_steps
 from lingvo_gshard.train.estimator import EvalSpec, train_and_evaluate
 from lingvo_gshard.train.hooks import NonFinite, NonFiniteLossError, TrainHook
 from lingvo_gshard.train.summaries import TRAIN_METRICS
@@ -332,7 +332,7 @@ def _trained(model_dir):
 def test_weights_are_the_mean_over_the_last_checkpoints(tmp_path):
     """Restored and exported; all but the weights is the last checkpoint's."""
     estimator = _trained(tmp_path)
-    steps = estimator.checkpoint_steps()[:3]
+    steps = whole_steps(tmp_path)[:3]
     apart = [estimator.restore(step) for step in steps]
     found = estimator.restore(steps[-1], average=3)
     mean = np.mean([each.state.theta.w_HV for each in apart], axis=0, dtype=np.float64)
@@ -350,7 +350,7 @@ def test_a_mean_over_more_checkpoints_than_there_are_is_refused(tmp_path, averag
     estimator = _trained(tmp_path)
     message = rf"mean of {average} checkpoints up to step \d+ .* there are \[.*keep_checkpoint_max="
     with pytest.raises(ValueError, match=message):
-        estimator.restore(estimator.checkpoint_steps()[2], average=average)
+        estimator.restore(whole_steps(tmp_path)[2], average=average)
 
 
 def test_another_model_is_refused_and_named(tmp_path):

@@ -12,7 +12,7 @@ from safetensors.numpy import load_file, save_file
 
 from lingvo_gshard.core import safetensors_file
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.train import export, exported, stored
+from lingvo_gshard.train import exported, stored
 from lingvo_gshard.train.stored import SavedArray, fingerprint
 from lingvo_gshard.train.warm_start import Rule, WarmStart
 
@@ -51,7 +51,7 @@ def _saved(values):
 
 
 def _write(folder, part_bytes=_PART_BYTES, seed=0, step=5):
-    return export.write(folder / "w.safetensors", _saved(_values(seed)), step, part_bytes)
+    return exported.write(folder / "w.safetensors", _saved(_values(seed)), step, part_bytes)
 
 
 def _read(path):
@@ -188,7 +188,7 @@ def test_a_changed_bit_is_found_in_parts_of_an_entry_too(tmp_path):
             lambda path, file: path.write_text(path.read_text().replace('"theta.gate"', '"x"')),
             r"index.json is damaged: ",
         ),
-        (lambda path, file: path.unlink(), r"index.json: there is no such file"),
+        (lambda path, file: path.unlink(), r"No such file or directory: .*index.json"),
     ],
 )
 def test_what_is_missing_damaged_or_of_another_export_is_named(tmp_path, damage, message):
@@ -246,10 +246,10 @@ def test_the_safetensors_library_agrees(tmp_path, dtype):
 
 def test_a_damaged_or_foreign_file_is_refused(tmp_path):
     path = tmp_path / "w.safetensors"
-    with pytest.raises(FileNotFoundError, match="w.safetensors: there is no such file"):
+    with pytest.raises(ValueError, match="w.safetensors is missing"):
         exported.read(path)
     mean = {n: stored.mean([array] * 2) for n, array in _saved(_values()).items()}
-    export.write(path, mean, 5)
+    exported.write(path, mean, 5)
     _same(_read(path), _values())
     whole = path.read_bytes()
     path.write_bytes(whole[:-40])

@@ -48,16 +48,20 @@ class _Member:
     """What each action does; all processes do the same."""
 
     def __init__(self, folder):
+        from lingvo_gshard.core.hyperparams import Params
         from lingvo_gshard.sharding.layout import Partitioning
         from lingvo_gshard.sharding.mesh import Mesh
         from lingvo_gshard.spmd import specs
         from lingvo_gshard.train.checkpoints import Contents
+        from lingvo_gshard.train.config import train_params
 
         self._folder = pathlib.Path(folder)
         self._spec = _spec()
         parts = Partitioning.from_dict(Mesh.flat(NUM_PARTITIONS), {"E": "d"})
         self._shardings = specs.shardings(parts, self._spec, specs.device_mesh(parts))
-        self._contents = Contents("", parts, self._spec)
+        p = Params()
+        p.Define("train", train_params(), "")
+        self._contents = Contents(p, parts, self._spec)
         self.state, self._step = None, 1
 
     def make(self):
@@ -109,18 +113,19 @@ class _Member:
     def restore(self):
         """Goes on from the newest checkpoint."""
         with self._checkpoints() as saved:
-            restored = saved.restore_newest(self._spec, self._shardings)
+            spec, shardings = self._spec, self._shardings
+            restored = saved.newest(lambda step: saved.restore(step, spec, shardings))
         self.state, self._step = restored.state, restored.step
 
     def export(self):
         """Exports the weights of step 1."""
-        from lingvo_gshard.train import export
+        from lingvo_gshard.train import exported
         from lingvo_gshard.train.checkpoints import Checkpoints
 
         with Checkpoints(self._folder / "run") as saved:
             arrays = saved.arrays(1)
             weights = {name: array for name, array in arrays.items() if name.startswith("theta.")}
-            export.write(self._folder / "w.safetensors", weights, 1, PART_BYTES)
+            exported.write(self._folder / "w.safetensors", weights, 1, PART_BYTES)
 
     def begin_from_run(self):
         """Begins anew with the weights of the newest checkpoint."""

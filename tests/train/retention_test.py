@@ -5,7 +5,8 @@ import math
 import pytest
 
 from lingvo_gshard.train import checkpoints
-from lingvo_gshard.train.checkpoints import Best, Retention
+from lingvo_gshard.train.checkpoints import Best, steps_to_keep
+from lingvo_gshard.train.config import train_params
 
 _HOUR = 3600.0
 
@@ -15,31 +16,37 @@ def _every_quarter(steps):
     return {step: 1e9 + step * _HOUR / 4 for step in range(1, steps + 1)}
 
 
+def _settings(keep_max, every_n_hours=None):
+    return train_params().Set(
+        keep_checkpoint_max=keep_max, keep_checkpoint_every_n_hours=every_n_hours
+    )
+
+
 def test_the_newest_stay():
-    assert Retention(keep_max=3).kept(_every_quarter(9), best=None) == {7, 8, 9}
-    assert Retention(keep_max=3).kept({}, best=None) == set()
+    assert steps_to_keep(_every_quarter(9), None, _settings(3)) == {7, 8, 9}
+    assert steps_to_keep({}, None, _settings(3)) == set()
 
 
 def test_the_best_stays_as_long_as_it_is_there():
-    assert Retention(keep_max=2).kept(_every_quarter(9), best=4) == {4, 8, 9}
-    assert Retention(keep_max=2).kept(_every_quarter(9), best=40) == {8, 9}
+    assert steps_to_keep(_every_quarter(9), 4, _settings(2)) == {4, 8, 9}
+    assert steps_to_keep(_every_quarter(9), 40, _settings(2)) == {8, 9}
 
 
 def test_one_of_every_two_hours_stays_whatever_was_deleted_between():
-    keep, held = Retention(keep_max=2, keep_every_n_hours=2), {}
+    settings, held = _settings(2, every_n_hours=2.0), {}
     for step, time in _every_quarter(30).items():
         held[step] = time
-        held = {s: held[s] for s in keep.kept(held, best=None)}
+        held = {s: held[s] for s in steps_to_keep(held, None, settings)}
     assert sorted(held) == [1, 9, 17, 25, 29, 30]
 
 
 def test_a_clock_that_jumps_deletes_nothing_new_and_keeping_goes_on():
-    keep, held = Retention(keep_max=1, keep_every_n_hours=2), {}
+    settings, held = _settings(1, every_n_hours=2.0), {}
     for step, time in _every_quarter(40).items():
         held[step] = time - (50 * _HOUR if step > 12 else 0)  # Set back by two days.
-        kept = keep.kept(held, best=None)
-        assert step in kept
-        held = {s: held[s] for s in kept}
+        stay = steps_to_keep(held, None, settings)
+        assert step in stay
+        held = {s: held[s] for s in stay}
     assert sorted(held) == [1, 9, 13, 21, 29, 37, 40]
 
 
@@ -63,7 +70,8 @@ def test_another_metric_starts_anew_and_an_unknown_one_is_refused(tmp_path):
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"step": 3}', "\x00"])
 def test_a_note_that_cannot_be_read_counts_as_absent(tmp_path, content):
-    (tmp_path / "best.json").write_text(content)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints/best.json").write_text(content)
     assert checkpoints.read_best(tmp_path) is None
     checkpoints.note_best(tmp_path, 3, {"nll": 1.0}, "nll")
     assert checkpoints.read_best(tmp_path).step == 3

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+from lingvo_gshard.train.checkpoints import whole_steps
 from lingvo_gshard.train.estimator import EvalSpec, train_and_evaluate
 from lingvo_gshard.train.hooks import StopOnSignal, TrainHook
 from tests.train import regression
@@ -48,7 +49,7 @@ def test_stopped_and_started_again_it_trains_as_if_never_stopped(tmp_path):
     stopped = tmp_path / "stopped"
     # A save that a stop asked for is told to no hook: there is no time to evaluate it.
     assert _train(stopped, at_step=2) == (4, [])
-    assert regression.make(stopped).checkpoint_steps() == [4]
+    assert whole_steps(stopped) == [4]
     assert _train(stopped, at_step=4) == (4, [])  # Before the first call: nothing to save.
     assert _train(stopped, at_step=8) == (8, [])
     assert _train(stopped) == (None, [12])
@@ -78,7 +79,7 @@ def test_after_an_evaluation_in_which_it_was_asked_to_stop_no_step_is_done(tmp_p
     with StopOnSignal() as stop:
         hooks = [stop, _SendsSigtermAsItEvaluates()]
         estimator.train(lambda p: regression.Batches(), max_steps=10, hooks=hooks)
-    assert stop.stopped_at == 4 and estimator.checkpoint_steps() == [4]
+    assert stop.stopped_at == 4 and whole_steps(tmp_path) == [4]
 
 
 _TWICE = """

@@ -35,7 +35,7 @@ def test_the_best_checkpoint_is_kept(tmp_path):
     errors = _evaluated(tmp_path)
     assert sorted(errors) == [2, 4, 6, 8, 10, 12] and last["error"] == errors[12]
     best = min(errors, key=errors.get)
-    assert checkpoints.read_best(tmp_path / "checkpoints").step == best
+    assert checkpoints.read_best(tmp_path).step == best
     with Checkpoints(tmp_path) as saved:
         assert saved.steps() == sorted({best, 12})
 
