@@ -132,6 +132,18 @@ def survey(source: Source) -> dict[str, collections.Counter[str]]:
     return dict(counts)
 
 
+def scripts(
+    surveys: Iterable[Mapping[str, collections.Counter[str]]],
+    configured: Mapping[str, Iterable[str]],
+) -> dict[str, frozenset[str]]:
+    """Returns the scripts of each language, from the surveys of all sources: see `own_scripts`."""
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for surveyed in surveys:
+        for code, found in surveyed.items():
+            counts[code] += found
+    return {code: languages.own_scripts(code, found, configured) for code, found in counts.items()}
+
+
 def clean(
     source: Source,
     span: range,
@@ -153,14 +165,14 @@ def clean(
         split = source.split or _held_out_split(normalized.english, config.held_out_share)
         if split == "train":
             rule = cleaning.broken_rule(normalized, language, own_scripts, config)
+            made.repaired[language] += rule is None and fixed != pair
+            pair = normalized
         else:
             rule = None if normalized.source and normalized.english else Rule.EMPTY
-        if rule is not None:
+        if rule is None:
+            writer.add(split, language, pair, normalized)
+        else:
             made.dropped[language, rule] += 1
-            continue
-        if split == "train":
-            made.repaired[language] += fixed != pair
-        writer.add(split, language, normalized if split == "train" else pair, normalized)
     made.chunks.extend(writer.close())
     return made
 

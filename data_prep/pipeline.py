@@ -20,22 +20,12 @@ import itertools
 import math
 import pathlib
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 
 from absl import logging
 
-from data_prep import (
-    chunks,
-    directions,
-    encoding,
-    languages,
-    report,
-    runs,
-    selection,
-    shards,
-    vocabulary,
-)
+from data_prep import chunks, directions, encoding, report, runs, selection, shards, vocabulary
 from data_prep.chunks import Chunk, Cleaned, Dropped
 from data_prep.config import BuildConfig
 from data_prep.directions import Direction
@@ -96,29 +86,23 @@ class _Steps:
     @cached_property
     def survey(self) -> dict[str, frozenset[str]]:
         """The scripts of each language."""
-        counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        calls = {i: partial(chunks.survey, source) for i, source in enumerate(self.sources)}
-        for surveyed in self.run("survey", calls).values():
-            for code, found in surveyed.items():
-                counts[code] += found
-        return {
-            code: languages.own_scripts(code, found, self.config.scripts)
-            for code, found in counts.items()
-        }
+        calls = {source: partial(chunks.survey, source) for source in self.sources}
+        return chunks.scripts(self.run("survey", calls).values(), self.config.scripts)
 
     @cached_property
     def clean(self) -> list[Cleaned]:
-        calls = {}
-        for i, source in enumerate(self.sources):
-            for j, span in enumerate(source.spans()):
-                folder = self.work_dir / "text" / f"{i:05d}" / f"{j:05d}"
-                call = partial(chunks.clean, source, span, folder, self.survey, self.config)
-                calls[i, j] = call
-        parts: dict[int, list[Cleaned]] = collections.defaultdict(list)
-        for (i, _), cleaned in self.run("clean", calls).items():
-            parts[i].append(cleaned)
+        """What each source became."""
+        folder = self.work_dir / "text"
+        calls = {
+            (source, span): partial(chunks.clean, source, span, folder, self.survey, self.config)
+            for source in self.sources
+            for span in source.spans()
+        }
+        parts: dict[Source, list[Cleaned]] = collections.defaultdict(list)
+        for (source, _), cleaned in self.run("clean", calls).items():
+            parts[source].append(cleaned)
         max_share = self.config.max_malformed_share
-        return [chunks.join(self.sources[i], part, max_share) for i, part in parts.items()]
+        return [chunks.join(source, part, max_share) for source, part in parts.items()]
 
     @cached_property
     def chunks(self) -> dict[_Key, list[Chunk]]:
@@ -152,19 +136,18 @@ class _Steps:
     @cached_property
     def drawn(self) -> list[tuple[str, pathlib.Path]]:
         """The files of the text that the vocabularies learn from, each with its language."""
+        config = self.config
         counts = [one.num_kept for one in self.select.values()]
-        quotas = vocabulary.quotas(
-            counts, self.config.max_vocab_sentences, self.config.vocab_temperature
-        )
+        quotas = vocabulary.quotas(counts, config.max_vocab_sentences, config.vocab_temperature)
         folder = self.work_dir / "drawn"
         folder.mkdir(exist_ok=True)
         calls = {}
         for (code, members), count, quota in zip(self.train.items(), counts, quotas, strict=True):
             for i, group in enumerate(selection.groups(members)):
                 path = folder / f"{code}-{i:05d}.tsv"
-                call = partial(vocabulary.draw, group, count, quota, self.config.seed, path)
-                calls[code, i] = call
-        return [(code, path) for (code, _), path in self.run("draw", calls).items()]
+                calls[code, path] = partial(vocabulary.draw, group, count, quota, config.seed, path)
+        self.run("draw", calls)
+        return list(calls)
 
     @cached_property
     def vocab(self) -> dict[Side, manifest.Vocabulary]:
@@ -199,19 +182,18 @@ class _Steps:
     @cached_property
     def texts(self) -> dict[_Key, digests.File]:
         """The raw text of every split but train."""
-        splits = {split for split, _ in self.chunks} - {"train"}
+        write = partial(encoding.write_text, data_dir=self.out_dir)
         calls = {
-            (split, direction.code): partial(
-                encoding.write_text, members, split, direction, self.out_dir
-            )
-            for split, direction, members in self._turned(splits)
+            (split, direction.code): partial(write, members, split, direction)
+            for split, direction, members in self._turned()
+            if split != "train"
         }
         return self.run("text", calls)
 
-    def _turned(self, splits: Collection[str]) -> Iterator[tuple[str, Direction, list[Chunk]]]:
-        """Yields the directions of each language in some splits, and its chunks there."""
+    def _turned(self) -> Iterator[tuple[str, Direction, list[Chunk]]]:
+        """Yields each split of each language in each of its directions, and the chunks."""
         for (split, code), members in self.chunks.items():
-            for direction in self._directions(code) if split in splits else ():
+            for direction in self._directions(code):
                 yield split, direction, members
 
     def _directions(self, code: str) -> list[Direction]:

@@ -10,7 +10,6 @@ import io
 import math
 import pathlib
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -40,8 +39,8 @@ def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> lis
 
 def draw(
     members: Sequence[Chunk], num_kept: int, quota: int, seed: int, path: pathlib.Path
-) -> pathlib.Path:
-    """Draws pairs of a group of chunks, in one pass; writes them to `path` and returns it.
+) -> None:
+    """Draws pairs of a group of chunks, in one pass, and writes them to `path`.
 
     Of the `num_kept` pairs in all groups, about `quota` are drawn; see `num_copies`.
     """
@@ -54,7 +53,6 @@ def draw(
             copies = num_copies(digests, quota / max(num_kept, 1), seed)
             for pair, number in zip(chunk.kept_pairs(), copies.tolist(), strict=True):
                 file.write(pair.line * number)
-    return path
 
 
 def num_copies(digests: np.ndarray, rate: float, seed: int) -> np.ndarray:
@@ -104,9 +102,8 @@ def train(
     smaller vocabulary. Raises ValueError for a size too small for the characters, or no text.
     """
     model = io.BytesIO()
-    options: dict[str, Any] = {}
-    if tokens:  # The first word has the space that follows the token, and needs no other.
-        options = {"user_defined_symbols": tokens, "add_dummy_prefix": False}
+    # The first word after a token has the space that follows it, and needs no other.
+    options = {"add_dummy_prefix": False} if tokens else {}
     logging.info("training the %s vocabulary", side)
     wanted = config.source_vocab_size if side is Side.SOURCE else config.target_vocab_size
     try:
@@ -117,6 +114,7 @@ def train(
             model_type=config.model_type,
             character_coverage=config.character_coverage,
             normalization_rule_name="nfkc",
+            user_defined_symbols=tokens,
             **options,
             byte_fallback=True,
             hard_vocab_limit=False,
