@@ -17,7 +17,6 @@ import collections
 import dataclasses
 import enum
 import itertools
-import math
 import pathlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
@@ -160,17 +159,18 @@ class _Steps:
         models = tuple(self.out_dir / vocab.file.path for vocab in self.vocab.values())
         calls = {}
         per_block, per_shard = self.config.pairs_per_chunk, self.config.pairs_per_shard
-        for split, direction, members in self._turned(manifest.SPLITS):
+        for split, direction, members in self._turned():
+            if split not in manifest.SPLITS:
+                continue
             if split == "train":
-                max_pieces: float = self.config.max_pieces
                 sizes = self.select[direction.language].block_sizes
             else:
-                max_pieces, sizes = math.inf, shards.block_sizes(members, per_block)
+                sizes = shards.block_sizes(members, per_block)
             divided = shards.divide(members, sizes, per_block, per_shard)
             for i, shard in enumerate(divided):
                 name = f"records/{split}/{direction.code}-{i:05d}-of-{len(divided):05d}"
                 files = self.out_dir, name, models
-                call = partial(encoding.encode, shard, direction, *files, max_pieces)
+                call = partial(encoding.encode, shard, direction, *files, self.config.max_pieces)
                 calls[split, direction.code, i] = call
         found: dict[_Key, Encoded] = collections.defaultdict(Encoded)
         for (split, code, _), encoded in self.run("records", calls).items():
