@@ -23,7 +23,7 @@ from data_prep import cleaning, languages, tsv
 from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
 from data_prep.sources import Row, Source
-from data_prep.tsv import Malformed, Pair
+from data_prep.tsv import Pair
 
 PAIR, ENGLISH, SOURCE = range(3)  # The digests' columns.
 _SURVEYED_ROWS = 2000
@@ -111,12 +111,15 @@ class Writer:
 
 @dataclasses.dataclass(frozen=True)
 class Cleaned:
-    """What a source or span became: chunks, counts by language, and its first malformed rows."""
+    """What a source or span became: chunks, and counts by language.
+
+    Of its first malformed rows, there are the numbers, from 1, and the reasons.
+    """
 
     chunks: list[Chunk]
     dropped: Dropped
     repaired: collections.Counter[str]
-    malformed: list[Malformed]
+    malformed: list[tuple[int, str]]
 
     @property
     def num_rows(self) -> int:
@@ -179,14 +182,14 @@ def clean(
 
 def _well_formed(rows: Iterable[Row], made: Cleaned) -> Iterator[tuple[str, Pair]]:
     """Yields the language and the pair of each well-formed row and counts the others in `made`."""
-    for row in rows:
+    for number, row in enumerate(rows, start=1):
         if isinstance(row.pair, Pair):
             yield row.language, row.pair
             continue
         rule = Rule.LOW_SCORE if row.pair is None else Rule.MALFORMED
         made.dropped[row.language, rule] += 1
         if row.pair and len(made.malformed) < _LOGGED_LINES:
-            made.malformed.append(row.pair)
+            made.malformed.append((number, row.pair.reason))
 
 
 def _held_out_split(english: str, held_out_share: float) -> str:
@@ -201,13 +204,13 @@ def join(source: Source, parts: Sequence[Cleaned], max_malformed_share: float) -
     """Joins a source's spans; warns of malformed lines, and raises ValueError for too many."""
     made = Cleaned([], collections.Counter(), collections.Counter(), [])
     for part in parts:
-        for bad in part.malformed[: _LOGGED_LINES - len(made.malformed)]:
-            made.malformed.append(dataclasses.replace(bad, number=made.num_rows + bad.number))
+        for number, reason in part.malformed[: _LOGGED_LINES - len(made.malformed)]:
+            made.malformed.append((made.num_rows + number, reason))
         made.chunks.extend(part.chunks)
         made.dropped.update(part.dropped)
         made.repaired.update(part.repaired)
-    for bad in made.malformed:
-        logging.warning("%s:%d: skipped: %s", source, bad.number, bad.reason)
+    for number, reason in made.malformed:
+        logging.warning("%s:%d: skipped: %s", source, number, reason)
     num_bad = sum(number for (_, rule), number in made.dropped.items() if rule is Rule.MALFORMED)
     num_rows = made.num_rows
     if not num_rows:

@@ -40,9 +40,7 @@ _GLOTTOCODE = re.compile(r"_(?=[a-z]{4}\d{4}$)")
 @functools.cache
 def is_valid(tag: str) -> bool:
     """Returns whether a tag is well-formed and all its parts are registered."""
-    return bool(langcodes.tag_is_valid(_GLOTTOCODE.sub("-x-", tag))) and not tag.lower().startswith(
-        "x-"
-    )
+    return not tag.lower().startswith("x-") and langcodes.tag_is_valid(_GLOTTOCODE.sub("-x-", tag))
 
 
 @functools.cache
@@ -98,7 +96,7 @@ def script_of(char: str) -> str | None:
 
 def count_scripts(text: str) -> collections.Counter[str]:
     """Counts the characters of each script in a text."""
-    return collections.Counter(script for script in map(script_of, text) if script)
+    return collections.Counter(filter(None, map(script_of, text)))
 
 
 def own_scripts(
@@ -123,11 +121,8 @@ def own_scripts(
 
 def is_mostly_foreign(text: str, own: frozenset[str]) -> bool:
     """Returns whether most letters of a text are of other scripts than `own`, if there are any."""
-    if not own or {script_of(char) for char in set(text)} <= own | {None}:
-        return False
     counts = count_scripts(text)
-    num_own = sum(counts[script] for script in own)
-    return counts.total() - num_own > num_own
+    return bool(own) and counts.total() > 2 * sum(counts[script] for script in own)
 
 
 def is_surely_another(text: str, language: str) -> bool:

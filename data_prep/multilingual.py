@@ -13,8 +13,8 @@ from data_prep.tsv import Pair
 from lingvo_gshard import cli
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
-# TMX's other inline elements contain another format's codes and not text.
-_TMX_TEXT_ELEMENTS = ("hi", "sub")
+# TMX's inline elements with another format's codes and not text.
+_TMX_CODES = ("{*}bpt", "{*}ept", "{*}it", "{*}ph", "{*}ut")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +33,7 @@ class TmxFile(Source):
                     file, tag="{*}tu", resolve_entities=False, no_network=True, load_dtd=False
                 )
                 for _, unit in units:
+                    etree.strip_elements(unit, *_TMX_CODES, with_tail=False)
                     yield from _rows_of(_variants(unit), self)
                     unit.clear()  # Frees the memory of what was read.
                     while (before := unit.getprevious()) is not None:
@@ -82,28 +83,19 @@ class TfdsSplit(Source):
 def _variants(unit: etree._Element) -> list[tuple[str, str]]:
     """Returns the (language, text) pairs of a TMX unit."""
     return [
-        (tag, _text(segment))
+        (tag, "".join(segment.itertext()))
         for variant in unit.iterchildren("{*}tuv")
         if (tag := variant.get(_XML_LANG) or variant.get("lang"))
         and (segment := variant.find("{*}seg")) is not None
     ]
 
 
-def _text(element: etree._Element) -> str:
-    parts = [element.text or ""]
-    for child in element:
-        if isinstance(child.tag, str) and etree.QName(child).localname in _TMX_TEXT_ELEMENTS:
-            parts.append(_text(child))
-        parts.append(child.tail or "")
-    return "".join(parts)
-
-
 def _rows_of(texts: list[tuple[str, str]], source: "TmxFile | TfdsSplit") -> Iterator[Row]:
     """Yields the pairs of the wanted languages' texts with the first English one.
 
     A wanted code takes its own tag and, if no closer code is wanted, those of its regions: pt takes
-    pt-BR. If a source wants no code every language but English counts, without its region. By a
-    source's own names, a wanted name takes that name alone.
+    pt-BR. If a source wants no code, every language but English counts, without its region. A
+    source's own name takes that name alone.
     """
     wanted, names = source.languages, source.language_codes
     valid = [(tag, text) for tag, text in texts if languages.is_name(tag, names)]

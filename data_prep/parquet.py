@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from data_prep import sources, tsv
 from data_prep.sources import Row
-from data_prep.tsv import Malformed, Pair
+from data_prep.tsv import Pair
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,8 +35,8 @@ class ParquetFile(sources.File):
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         with self._opened() as file:
-            for number, record in enumerate(self._records(file, span), start=1):
-                yield Row(self.language, self._pair(number, record))
+            for record in self._records(file, span):
+                yield Row(self.language, tsv.parsed(record, self._pair))
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[parquet.ParquetFile]:
@@ -60,13 +60,10 @@ class ParquetFile(sources.File):
         for batch in file.iter_batches(row_groups=groups, columns=wanted):
             yield from batch.to_pylist()
 
-    def _pair(self, number: int, record: dict[str, Any]) -> Pair | Malformed | None:
+    def _pair(self, record: dict[str, Any]) -> Pair | None:
         if self.score_column is not None:
             score = sources.value_at(record, self.score_column)
             if score is None or score < self.min_score:
                 return None
-        try:
-            sides = (self.source_column, self.english_column)
-            return Pair.of(*(sources.text_at(record, side) for side in sides))
-        except ValueError as error:
-            return Malformed(number, str(error))
+        sides = (self.source_column, self.english_column)
+        return Pair.of(*(sources.text_at(record, side) for side in sides))

@@ -48,18 +48,13 @@ def _filled(value: Any, values: Mapping[str, str]) -> Any:
 
 def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields the files that match a pattern, and what each placeholder stands for."""
-    expression, names = "", set[str]()
-    for part in re.split(r"(\{\w+\}|\*)", pattern):
-        name = part[1:-1]
-        if part in ("", "*"):
-            expression += "[^/]*" if part else ""
-        elif not part.startswith("{"):
-            expression += re.escape(part)
-        elif name not in _MATCHES:
+    expression = re.escape(pattern).replace(r"\*", "[^/]*")
+    for part in dict.fromkeys(re.findall(r"\{\w+\}", pattern)):
+        name, escaped = part[1:-1], re.escape(part)
+        if name not in _MATCHES:
             raise ValueError(f"path {pattern!r}: {part} is none of {', '.join(sorted(_MATCHES))}")
-        else:
-            expression += f"(?P={name})" if name in names else f"(?P<{name}>{_MATCHES[name]})"
-            names.add(name)
+        expression = expression.replace(escaped, f"(?P<{name}>{_MATCHES[name]})", 1)
+        expression = expression.replace(escaped, f"(?P={name})")
     for path in sorted(glob.glob(re.sub(r"\{\w+\}", "*", pattern), root_dir=folder)):
         if match := re.fullmatch(expression, path):
             yield path, match.groupdict()

@@ -37,13 +37,12 @@ def plan(sources: Sequence[Source], config: BuildConfig) -> str:
     """Returns everything that the outcome depends on, one item a line."""
     # What TFDS has prepared in a folder, under a name and version, does not change.
     files = [path for source in sources for path in source.files if path.is_file()]
-    stats = [(path, path.stat()) for path in files]
     lines = [
         f"manifest version = {manifest.VERSION}",
         *(f"{name} = {version}" for name, version in library_versions().items()),
         *(f"{name} = {value!r}" for name, value in dataclasses.asdict(config).items()),
         *map(repr, sources),
-        *(f"{path}: {stat.st_size} bytes, {stat.st_mtime_ns}" for path, stat in stats),
+        *(f"{path}: {path.stat().st_size} bytes, {path.stat().st_mtime_ns}" for path in files),
     ]
     return "\n".join(lines) + "\n"
 

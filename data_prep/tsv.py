@@ -16,6 +16,7 @@ from lingvo_gshard.core import atomic_file
 WHOLE = range(sys.maxsize)  # The span of a whole file.
 BYTES_PER_SPAN = 1 << 26
 _T = TypeVar("_T")
+_Row = TypeVar("_Row")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,9 +39,8 @@ class Pair:
 
 @dataclasses.dataclass(frozen=True)
 class Malformed:
-    """A line that cannot be used: its number in the span, from 1, and what is wrong with it."""
+    """What is wrong with a line, or another row, that cannot be used."""
 
-    number: int
     reason: str
 
 
@@ -85,11 +85,15 @@ def read_lines(
     raises ValueError, is Malformed. Raises ValueError if there is no such file, it ends before the
     span does, or it is corrupt gzip, or binary (it holds a NUL byte).
     """
+
+    def decode(line: bytes) -> _T:
+        return parse(line.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
+
     with open_binary(path) as file:
-        for number, line in enumerate(_lines(path, file, span), start=1):
+        for line in _lines(path, file, span):
             if b"\0" in line:
                 raise ValueError(f"{path} is binary: it holds a NUL byte, expected text")
-            yield _parsed(number, line, parse)
+            yield parsed(line, decode)
 
 
 def _lines(path: pathlib.Path, file: gzip.GzipFile | BinaryIO, span: range) -> Iterator[bytes]:
@@ -106,13 +110,14 @@ def _lines(path: pathlib.Path, file: gzip.GzipFile | BinaryIO, span: range) -> I
         raise ValueError(f"{path} has {position} bytes, fewer than when the run began")
 
 
-def _parsed(number: int, line: bytes, parse: Callable[[str], _T]) -> _T | Malformed:
+def parsed(row: _Row, parse: Callable[[_Row], _T]) -> _T | Malformed:
+    """Returns what `parse` makes of a row, Malformed if it raises ValueError."""
     try:
-        return parse(line.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
+        return parse(row)
     except UnicodeDecodeError as error:
-        return Malformed(number, f"not UTF-8: {error.reason} at byte {error.start}")
+        return Malformed(f"not UTF-8: {error.reason} at byte {error.start}")
     except ValueError as error:
-        return Malformed(number, str(error))
+        return Malformed(str(error))
 
 
 @contextlib.contextmanager

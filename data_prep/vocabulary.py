@@ -6,7 +6,6 @@ threads, on which the order of floating-point sums depends, is constant.
 """
 
 import enum
-import io
 import math
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -101,38 +100,36 @@ def train(
     Each of the `tokens` is a piece, and sentences begin with them. A text of few pieces makes a
     smaller vocabulary. Raises ValueError for a size too small for the characters, or no text.
     """
-    model = io.BytesIO()
     # The first word after a token has the space that follows it, and needs no other.
     options = {"add_dummy_prefix": False} if tokens else {}
     logging.info("training the %s vocabulary", side)
     wanted = config.source_vocab_size if side is Side.SOURCE else config.target_vocab_size
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
-            model_writer=model,
-            vocab_size=wanted,
-            model_type=config.model_type,
-            character_coverage=config.character_coverage,
-            normalization_rule_name="nfkc",
-            user_defined_symbols=tokens,
-            **options,
-            byte_fallback=True,
-            hard_vocab_limit=False,
-            pad_id=PAD_ID,
-            bos_id=BOS_ID,
-            eos_id=EOS_ID,
-            unk_id=UNK_ID,
-            num_threads=_NUM_THREADS,
-            minloglevel=2,
-        )
-    except (RuntimeError, OSError) as error:
+        with files.replacing(path) as partial, partial.open("wb") as model:
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(sentences),
+                model_writer=model,
+                vocab_size=wanted,
+                model_type=config.model_type,
+                character_coverage=config.character_coverage,
+                normalization_rule_name="nfkc",
+                user_defined_symbols=tokens,
+                **options,
+                byte_fallback=True,
+                hard_vocab_limit=False,
+                pad_id=PAD_ID,
+                bos_id=BOS_ID,
+                eos_id=EOS_ID,
+                unk_id=UNK_ID,
+                num_threads=_NUM_THREADS,
+                minloglevel=2,
+            )
+    except RuntimeError as error:
         reason = " ".join(str(error).split())
         problem = f"the {side} vocabulary of {wanted} pieces cannot be trained"
         raise ValueError(f"{problem}: {reason}") from error
-    size = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).get_piece_size()
+    size = sentencepiece.SentencePieceProcessor(model_file=str(path)).get_piece_size()
     if size != wanted:
         logging.warning("%s vocabulary: the text gives only %d of %d pieces", side, size, wanted)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing(path) as partial:
-        partial.write_bytes(model.getvalue())
     return size
