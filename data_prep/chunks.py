@@ -111,15 +111,12 @@ class Writer:
 
 @dataclasses.dataclass(frozen=True)
 class Cleaned:
-    """What a source or span became: chunks, and counts by language.
-
-    Of its first malformed rows, there are the numbers, from 1, and the reasons.
-    """
+    """What a source or span became: chunks, and counts by language."""
 
     chunks: list[Chunk]
     dropped: Dropped
     repaired: collections.Counter[str]
-    malformed: list[tuple[int, str]]
+    malformed: list[tuple[int, str]]  # The first ones' numbers, from 1, and what is wrong.
 
     @property
     def num_rows(self) -> int:

@@ -95,8 +95,8 @@ def encode(
                 for each in (sides, both_ids)
             )
             dropped = {(direction.language, Rule.TOO_MANY_PIECES): is_short.count(False)}
-            statistics = map(_statistics, texts, kept, models)
-            parts.append(Encoded((), *statistics, collections.Counter(dropped)))
+            of_source, of_target = map(_statistics, texts, kept, models)
+            parts.append(Encoded((), of_source, of_target, collections.Counter(dropped)))
             for source, target in zip(*kept, strict=True):
                 lengths.append((len(source), len(target)))
                 yield example_codec.encode(source, target)

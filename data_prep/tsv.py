@@ -8,7 +8,7 @@ import pathlib
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 from data_prep import files
 from lingvo_gshard.core import atomic_file
@@ -16,7 +16,6 @@ from lingvo_gshard.core import atomic_file
 WHOLE = range(sys.maxsize)  # The span of a whole file.
 BYTES_PER_SPAN = 1 << 26
 _T = TypeVar("_T")
-_Row = TypeVar("_Row")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,7 +109,7 @@ def _lines(path: pathlib.Path, file: gzip.GzipFile | BinaryIO, span: range) -> I
         raise ValueError(f"{path} has {position} bytes, fewer than when the run began")
 
 
-def parsed(row: _Row, parse: Callable[[_Row], _T]) -> _T | Malformed:
+def parsed(row: Any, parse: Callable[[Any], _T]) -> _T | Malformed:
     """Returns what `parse` makes of a row, Malformed if it raises ValueError."""
     try:
         return parse(row)

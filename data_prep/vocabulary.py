@@ -9,6 +9,7 @@ import enum
 import math
 import pathlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -101,7 +102,7 @@ def train(
     smaller vocabulary. Raises ValueError for a size too small for the characters, or no text.
     """
     # The first word after a token has the space that follows it, and needs no other.
-    options = {"add_dummy_prefix": False} if tokens else {}
+    options: dict[str, Any] = {"add_dummy_prefix": False} if tokens else {}
     logging.info("training the %s vocabulary", side)
     wanted = config.source_vocab_size if side is Side.SOURCE else config.target_vocab_size
     path.parent.mkdir(parents=True, exist_ok=True)
