@@ -5,9 +5,8 @@
     python -m data_prep.build --config=FILE --out=DATA_DIR
 
 TEXT_DIR contains {train,dev,test}/<lang>-en.tsv[.gz], or only <lang>-en.tsv[.gz]. FILE names
-sources of any kind and sets everything else; docs/data.md shows one, and data_prep/recipes has
-some for public corpora, which lie in --input if that is given, too. The same command
-continues a run that was stopped. Errors are one line; --verbosity=1 shows the traceback.
+sources of any kind and sets everything else (docs/data.md); data_prep/recipes has some for public
+corpora. The same command continues a run that was stopped. --verbosity=1 shows tracebacks.
 
 --engine=dask runs the tasks on the Dask cluster of --scheduler=HOST:PORT, whose workers need the
 same packages and see the same folders under the same absolute paths; one thread each is best. On

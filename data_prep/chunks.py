@@ -22,7 +22,7 @@ from absl import logging
 from data_prep import cleaning, languages, tsv
 from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
-from data_prep.sources import Row, Source
+from data_prep.sources import Source
 from data_prep.tsv import Pair
 
 PAIR, ENGLISH, SOURCE = range(3)  # The digests' columns.
@@ -157,7 +157,13 @@ def clean(
     """
     made = Cleaned([], collections.Counter(), collections.Counter(), [])
     writer = Writer(folder, config.pairs_per_chunk)
-    for language, pair in _well_formed(source.rows(span), made):
+    for number, row in enumerate(source.rows(span), start=1):
+        language, pair = row.language, row.pair
+        if not isinstance(pair, Pair):
+            made.dropped[language, Rule.MALFORMED if pair else Rule.LOW_SCORE] += 1
+            if pair and len(made.malformed) < _LOGGED_LINES:
+                made.malformed.append((number, pair.reason))
+            continue
         own_scripts = scripts.get(language, frozenset())
         english = cleaning.repair(pair.english, cleaning.ENGLISH_SCRIPTS)
         fixed = Pair(cleaning.repair(pair.source, own_scripts), english)
@@ -175,18 +181,6 @@ def clean(
             made.dropped[language, rule] += 1
     made.chunks.extend(writer.close())
     return made
-
-
-def _well_formed(rows: Iterable[Row], made: Cleaned) -> Iterator[tuple[str, Pair]]:
-    """Yields the language and the pair of each well-formed row and counts the others in `made`."""
-    for number, row in enumerate(rows, start=1):
-        if isinstance(row.pair, Pair):
-            yield row.language, row.pair
-            continue
-        rule = Rule.LOW_SCORE if row.pair is None else Rule.MALFORMED
-        made.dropped[row.language, rule] += 1
-        if row.pair and len(made.malformed) < _LOGGED_LINES:
-            made.malformed.append((number, row.pair.reason))
 
 
 def _held_out_split(english: str, held_out_share: float) -> str:

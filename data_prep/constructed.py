@@ -6,8 +6,8 @@
 Each sentence is drawn as a meaning and then expressed in English and in fourteen languages of four
 families. The languages of a family share a script, roots and grammatical markers; each has its own
 sound changes and word order. Every source sentence has exactly one English translation, so a model
-can reach 100 BLEU. Training sizes fall geometrically from 32,000 pairs to 300. All languages share
-their dev and test sentences, which don't occur in training. The files depend on the seed alone.
+can reach 100 BLEU. All languages share their dev and test sentences, which don't occur in training.
+The files depend on the seed alone.
 """
 
 import dataclasses

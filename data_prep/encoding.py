@@ -81,13 +81,16 @@ def encode(
     Training pairs with a side of more than `max_pieces`, with EOS, are dropped. `models` are both
     sides'.
     """
-    limit = max_pieces if shard.is_train else math.inf
+    is_train = shard.chunks[0].split == "train"  # Other splits were written unchanged.
+    limit = max_pieces if is_train else math.inf
+    pairs = shard.pairs() if is_train else map(cleaning.normalize_pair, shard.pairs())
     parts: list[Encoded] = []
     lengths: list[tuple[int, int]] = []
 
     def records() -> Iterator[bytes]:
-        for pairs in _batches(shard, direction):
-            sides = list(zip(*pairs, strict=True))
+        turned = map(direction.turned, pairs)
+        while batch := list(itertools.islice(turned, _PAIRS_PER_BATCH)):
+            sides = list(zip(*batch, strict=True))
             both_ids = list(map(tokenize, sides, models))
             is_short = [max(map(len, ids)) <= limit for ids in zip(*both_ids, strict=True)]
             texts, kept = (
@@ -165,13 +168,3 @@ def _statistics(
         num_byte_pieces=int(_byte_pieces(model)[all_ids].sum()),
         num_unknown=int((all_ids == example_codec.UNK_ID).sum()),
     )
-
-
-def _batches(shard: Shard, direction: Direction) -> Iterator[list[tuple[str, str]]]:
-    """Yields normalized sources and targets."""
-    pairs = shard.pairs()
-    if not shard.is_train:  # They were written unchanged.
-        pairs = map(cleaning.normalize_pair, pairs)
-    sides = map(direction.turned, pairs)
-    while batch := list(itertools.islice(sides, _PAIRS_PER_BATCH)):
-        yield batch

@@ -1,11 +1,9 @@
 """Languages: their BCP-47 codes, the scripts of their text, and how to recognize both.
 
 A language's registered script is often not the one that a corpus uses (ancient Greek, Ojibwa,
-Samaritan Hebrew). So a language's scripts are those that most of its own text is in, unless its
-code (sr-Latn) or the configuration names one.
-
-A language has its standard code, whatever a source calls it: `eng_Latn` is en, `ger` is de, and two
-names of one code are one language. With language_codes = "source" its name stays as it is there.
+Samaritan Hebrew), so its scripts are those of most of its text; see `own_scripts`. It has its
+standard code, whatever a source calls it: `eng_Latn` is en. With language_codes = "source" its name
+stays as it is there.
 """
 
 import collections

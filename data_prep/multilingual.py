@@ -59,9 +59,8 @@ class TfdsSplit(Source):
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         # It loads TensorFlow, which takes seconds and which the other sources don't need.
         tfds = cli.load("tensorflow_datasets")
-        data_dir = None if self.data_dir is None else str(self.data_dir)
         try:
-            data = tfds.load(self.name, split=self.tfds_split, data_dir=data_dir)
+            data = tfds.load(self.name, split=self.tfds_split, data_dir=self.data_dir)
         except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError) as error:
             raise ValueError(f"{self}: {error}") from error
         for example in tfds.as_numpy(data):

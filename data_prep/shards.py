@@ -23,10 +23,6 @@ class Shard:
     chunks: Sequence[Chunk]
     positions: range
 
-    @property
-    def is_train(self) -> bool:
-        return self.chunks[0].split == "train"
-
     def pairs(self) -> Iterator[Pair]:
         """Yields the pairs in order."""
         for chunk in self.chunks:
