@@ -160,9 +160,9 @@ def clean(
     for number, row in enumerate(source.rows(span), start=1):
         language, pair = row.language, row.pair
         if not isinstance(pair, Pair):
-            made.dropped[language, Rule.MALFORMED if pair else Rule.LOW_SCORE] += 1
+            made.dropped[language, Rule.LOW_SCORE if pair is None else Rule.MALFORMED] += 1
             if pair and len(made.malformed) < _LOGGED_LINES:
-                made.malformed.append((number, pair.reason))
+                made.malformed.append((number, pair))
             continue
         own_scripts = scripts.get(language, frozenset())
         english = cleaning.repair(pair.english, cleaning.ENGLISH_SCRIPTS)

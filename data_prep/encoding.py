@@ -91,7 +91,10 @@ def encode(
         turned = map(direction.turned, pairs)
         while batch := list(itertools.islice(turned, _PAIRS_PER_BATCH)):
             sides = list(zip(*batch, strict=True))
-            both_ids = list(map(tokenize, sides, models))
+            both_ids = [
+                _processor(model).encode(list(side), add_eos=True)
+                for side, model in zip(sides, models, strict=True)
+            ]
             is_short = [max(map(len, ids)) <= limit for ids in zip(*both_ids, strict=True)]
             texts, kept = (
                 [list(itertools.compress(side, is_short)) for side in each]
@@ -137,11 +140,6 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
         except RuntimeError as error:  # The library reports a full disk only here.
             raise OSError(str(error)) from error
     return num_records
-
-
-def tokenize(texts: Sequence[str], model: pathlib.Path) -> list[list[int]]:
-    """Returns the ids of each text, ended by EOS."""
-    return _processor(model).encode(list(texts), add_eos=True)
 
 
 @functools.lru_cache(maxsize=2)

@@ -34,9 +34,17 @@ class ParquetFile(sources.File):
         return [range(each[0], each[-1] + 1) for each in groups] or [tsv.WHOLE]
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
+        names = self.source_column, self.english_column, self.score_column
+        wanted = [name for name in names if name is not None]
         with self._opened() as file:
-            for record in self._records(file, span):
-                yield Row(self.language, tsv.parsed(record, self._pair))
+            there = {file.schema.column(i).path for i in range(len(file.schema))}
+            if missing := ", ".join(name for name in wanted if name not in there):
+                columns = ", ".join(sorted(there))
+                raise ValueError(f"{self.path} has no column {missing}, only {columns}")
+            groups = range(span.start, min(span.stop, file.num_row_groups))
+            for batch in file.iter_batches(row_groups=groups, columns=wanted):
+                for record in batch.to_pylist():
+                    yield Row(self.language, tsv.parsed(record, self._pair))
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[parquet.ParquetFile]:
@@ -48,17 +56,6 @@ class ParquetFile(sources.File):
         except (pyarrow.ArrowException, OSError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"{self.path} is not a whole Parquet file: {reason}") from error
-
-    def _records(self, file: parquet.ParquetFile, span: range) -> Iterator[dict[str, Any]]:
-        names = self.source_column, self.english_column, self.score_column
-        wanted = [name for name in names if name is not None]
-        there = {file.schema.column(i).path for i in range(len(file.schema))}
-        if missing := ", ".join(name for name in wanted if name not in there):
-            columns = ", ".join(sorted(there))
-            raise ValueError(f"{self.path} has no column {missing}, only {columns}")
-        groups = range(span.start, min(span.stop, file.num_row_groups))
-        for batch in file.iter_batches(row_groups=groups, columns=wanted):
-            yield from batch.to_pylist()
 
     def _pair(self, record: dict[str, Any]) -> Pair | None:
         if self.score_column is not None:

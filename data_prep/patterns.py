@@ -24,7 +24,10 @@ def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any
     for path, values in _matches(pattern, folder):
         side = values.pop("side", None)
         if "pair" in values:
-            values["language"], english = _sides(path, values["pair"])
+            sides = sorted(values["pair"].split("-"), key=languages.is_english)
+            if list(map(languages.is_english, sides)) != [False, True]:
+                raise ValueError(f"{path}: expected a pair with English, got {values['pair']}")
+            values["language"], english = sides
         if languages.is_english(values.get("language", "")):
             continue
         filled = {name: _filled(value, values) for name, value in table.items() if name != field}
@@ -58,11 +61,3 @@ def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str
     for path in sorted(glob.glob(re.sub(r"\{\w+\}", "*", pattern), root_dir=folder)):
         if match := re.fullmatch(expression, path):
             yield path, match.groupdict()
-
-
-def _sides(path: str, pair: str) -> tuple[str, str]:
-    """Returns the code of a pair's language and that of its English."""
-    sides = sorted(pair.split("-"), key=languages.is_english)
-    if list(map(languages.is_english, sides)) != [False, True]:
-        raise ValueError(f"{path}: expected a pair with English, got {pair}")
-    return sides[0], sides[1]

@@ -247,7 +247,7 @@ def _nothing_left(results: Iterable[Cleaned | Selected | Encoded]) -> ValueError
     by_rule: collections.Counter[str] = collections.Counter()
     for (_, rule), number in _dropped(results).items():
         by_rule[rule] += number
-    counts = ", ".join(f"{number} {rule}" for rule, number in by_rule.most_common())
-    if not counts:
+    if not by_rule:
         return ValueError("the sources hold no training pair")
+    counts = ", ".join(f"{number} {rule}" for rule, number in by_rule.most_common())
     return ValueError(f"no training pair is left: dropped {counts}")

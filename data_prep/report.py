@@ -25,24 +25,23 @@ _Row = Mapping[str, Any]
 def write(reports: Iterable[tuple[manifest.Language, Encoded]], folder: pathlib.Path) -> None:
     """Writes the report's three files, from languages and what was made of their training text."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [_numbers(language, train) for language, train in reports]
+    # Lengths in pieces count EOS; the other numbers don't.
+    rows: list[dict[str, Any]] = [
+        {
+            "code": language.code,
+            "scripts": list(language.scripts),
+            "pairs": {split: language.num_examples(split) for split in manifest.SPLITS},
+            "dropped": language.dropped,
+            "repaired": language.repaired,
+            "source": _side(train.source),
+            "target": _side(train.target),
+        }
+        for language, train in reports
+    ]
     rows.sort(key=lambda row: (-row["pairs"]["train"], row["code"]))
     (folder / "report.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     (folder / "report.md").write_text(_page(rows))
     _draw(rows, folder / "sizes.png")
-
-
-def _numbers(language: manifest.Language, train: Encoded) -> dict[str, Any]:
-    """Returns the numbers of one language. Lengths in pieces count EOS; the other numbers don't."""
-    return {
-        "code": language.code,
-        "scripts": list(language.scripts),
-        "pairs": {split: language.num_examples(split) for split in manifest.SPLITS},
-        "dropped": language.dropped,
-        "repaired": language.repaired,
-        "source": _side(train.source),
-        "target": _side(train.target),
-    }
 
 
 def _side(side: SideStatistics) -> dict[str, float]:

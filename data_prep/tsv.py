@@ -36,11 +36,8 @@ class Pair:
         return f"{self.source}\t{self.english}\n"
 
 
-@dataclasses.dataclass(frozen=True)
-class Malformed:
+class Malformed(str):
     """What is wrong with a line, or another row, that cannot be used."""
-
-    reason: str
 
 
 def read(path: pathlib.Path) -> Iterator[Pair | Malformed]:

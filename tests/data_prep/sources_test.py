@@ -69,7 +69,7 @@ def test_jsonl(tmp_path):
     source = JsonlFile(tmp_path / "x.jsonl", "de", "translation.de", "translation.en")
     rows = list(source.rows())
     assert rows[0] == Row("de", Pair("ein Haus", "a house"))
-    assert [row.pair.reason[:28] for row in rows[1:]] == [
+    assert [row.pair[:28] for row in rows[1:]] == [
         "no text in field 'translatio",
         "not JSON: Expecting property",
         "no text in field 'translatio",
