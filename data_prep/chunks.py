@@ -24,6 +24,7 @@ from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
 from data_prep.sources import Source
 from data_prep.tsv import Pair
+from lingvo_gshard.core import atomic_file
 
 PAIR, ENGLISH, SOURCE = range(3)  # The digests' columns.
 _SURVEYED_ROWS = 2000
@@ -70,6 +71,12 @@ class Chunk:
         yield from (pair for pair, is_chosen in both if is_chosen)
 
 
+def save_array(path: pathlib.Path, array: np.ndarray) -> None:
+    """Writes an array as np.save does, whole or not at all."""
+    with atomic_file.replacing(path, is_shared=True) as partial, partial.open("wb") as file:
+        np.save(file, array)
+
+
 class Writer:
     """Writes the chunks of one span to a new folder in `folder`."""
 
@@ -77,7 +84,6 @@ class Writer:
         # The same task may be running elsewhere, given up as lost.
         self._folder = folder / uuid.uuid4().hex
         self._pairs_per_chunk = pairs_per_chunk
-        self._numbers = itertools.count()
         self._open: dict[tuple[str, str], tuple[IO[str], array.array[int]]] = {}
         self._chunks: list[Chunk] = []
 
@@ -85,7 +91,7 @@ class Writer:
         """Writes `pair` and the digests of `normalized`."""
         key = (split, language)
         if key not in self._open:
-            path = self._folder / f"{split}-{language}-{next(self._numbers):05d}.tsv"
+            path = self._folder / f"{split}-{language}-{len(self._chunks):05d}.tsv"
             self._folder.mkdir(parents=True, exist_ok=True)
             self._open[key] = path.open("w", encoding="utf-8", newline="\n"), array.array("Q")
         file, digests = self._open[key]

@@ -87,6 +87,7 @@ class Speaker:
         self._changes = [change.split(">") for change in changes]
         self._letters = str.maketrans(_SOUNDS, self._family.letters)
         self._affixes = dict(zip(_MARKERS, self._family.affixes.split(), strict=True))
+        # Nothing stands for a part that is missing, or for "a".
         self._words: dict[tuple[str, ...], str] = {("",): "", ("a",): ""}
 
     def can_learn(self, root: str, forms: _Forms) -> bool:

@@ -13,12 +13,12 @@ import numpy as np
 import sentencepiece
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from data_prep import chunks, cleaning, files, languages, tsv
+from data_prep import chunks, cleaning, languages, tsv
 from data_prep.chunks import Chunk
 from data_prep.cleaning import Rule
 from data_prep.directions import Direction
 from data_prep.shards import Shard
-from lingvo_gshard.core import digests
+from lingvo_gshard.core import atomic_file, digests
 from lingvo_gshard.input import example_codec, manifest
 
 _PAIRS_PER_BATCH = 2048
@@ -110,7 +110,7 @@ def encode(
     paths = f"{name}.array_record", f"{name}.lengths.npy"
     num_examples = write_records(data_dir / paths[0], records())
     of_all = np.array(lengths, np.int64).reshape(-1, 2)
-    files.save_array(data_dir / paths[1], of_all.astype(np.min_scalar_type(of_all.max(initial=0))))
+    chunks.save_array(data_dir / paths[1], of_all.astype(np.min_scalar_type(of_all.max(initial=0))))
     file, lengths_file = (digests.describe(data_dir, path) for path in paths)
     return sum(parts, Encoded((manifest.Shard(file, lengths_file, num_examples),)))
 
@@ -130,7 +130,7 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
     """Writes an ArrayRecord file; returns the number of records. An OSError names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     num_records = 0
-    with files.replacing(path) as partial:
+    with atomic_file.replacing(path, is_shared=True) as partial:
         writer = array_record_module.ArrayRecordWriter(str(partial), _WRITER_OPTIONS)
         for record in records:
             writer.write(record)

@@ -34,7 +34,13 @@ class TmxFile(Source):
                 )
                 for _, unit in units:
                     etree.strip_elements(unit, *_TMX_CODES, with_tail=False)
-                    yield from _rows_of(_variants(unit), self)
+                    texts = [
+                        (tag, "".join(segment.itertext()))
+                        for variant in unit.iterchildren("{*}tuv")
+                        if (tag := variant.get(_XML_LANG) or variant.get("lang"))
+                        and (segment := variant.find("{*}seg")) is not None
+                    ]
+                    yield from _rows_of(texts, self)
                     unit.clear()  # Frees the memory of what was read.
                     while (before := unit.getprevious()) is not None:
                         unit.getparent().remove(before)
@@ -77,16 +83,6 @@ class TfdsSplit(Source):
         if len(texts) < 2:
             raise ValueError(f"{self} has features {sorted(example)}: expected several languages")
         return texts
-
-
-def _variants(unit: etree._Element) -> list[tuple[str, str]]:
-    """Returns the (language, text) pairs of a TMX unit."""
-    return [
-        (tag, "".join(segment.itertext()))
-        for variant in unit.iterchildren("{*}tuv")
-        if (tag := variant.get(_XML_LANG) or variant.get("lang"))
-        and (segment := variant.find("{*}seg")) is not None
-    ]
 
 
 def _rows_of(texts: list[tuple[str, str]], source: "TmxFile | TfdsSplit") -> Iterator[Row]:

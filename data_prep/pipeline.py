@@ -28,11 +28,8 @@ from data_prep import chunks, directions, encoding, report, runs, selection, sha
 from data_prep.chunks import Chunk, Cleaned, Dropped
 from data_prep.config import BuildConfig
 from data_prep.directions import Direction
-from data_prep.encoding import Encoded
 from data_prep.engines import Engine
-from data_prep.selection import Selected
 from data_prep.sources import Source
-from data_prep.vocabulary import Side
 from lingvo_gshard.core import digests, storage
 from lingvo_gshard.input import manifest
 
@@ -123,12 +120,12 @@ class _Steps:
         return {code: members for (split, code), members in self.chunks.items() if split == "train"}
 
     @cached_property
-    def select(self) -> dict[str, Selected]:
+    def select(self) -> dict[str, selection.Selected]:
         every_chunk = itertools.chain.from_iterable(self.chunks.values())
         held_out = [chunk for chunk in every_chunk if chunk.split != "train"]
         folder, size = self.work_dir / "select", self.config.pairs_per_chunk
         found = selection.select(self.train, held_out, folder, size, self.run)
-        if not any(one.num_kept for one in found.values()):
+        if not any(one.block_sizes.total() for one in found.values()):
             raise _nothing_left([*self.clean, *found.values()])
         return found
 
@@ -136,7 +133,7 @@ class _Steps:
     def drawn(self) -> list[tuple[str, pathlib.Path]]:
         """The files of the text that the vocabularies learn from, each with its language."""
         config = self.config
-        counts = [one.num_kept for one in self.select.values()]
+        counts = [one.block_sizes.total() for one in self.select.values()]
         quotas = vocabulary.quotas(counts, config.max_vocab_sentences, config.vocab_temperature)
         folder = self.work_dir / "drawn"
         folder.mkdir(exist_ok=True)
@@ -149,12 +146,12 @@ class _Steps:
         return list(calls)
 
     @cached_property
-    def vocab(self) -> dict[Side, manifest.Vocabulary]:
+    def vocab(self) -> dict[vocabulary.Side, manifest.Vocabulary]:
         train = partial(vocabulary.train_drawn, self.drawn, self.config, self.out_dir)
-        return self.run("vocab", {side: partial(train, side) for side in Side})
+        return self.run("vocab", {side: partial(train, side) for side in vocabulary.Side})
 
     @cached_property
-    def records(self) -> dict[_Key, Encoded]:
+    def records(self) -> dict[_Key, encoding.Encoded]:
         """What was made of all shards together."""
         models = tuple(self.out_dir / vocab.file.path for vocab in self.vocab.values())
         calls = {}
@@ -172,7 +169,7 @@ class _Steps:
                 files = self.out_dir, name, models
                 call = partial(encoding.encode, shard, direction, *files, self.config.max_pieces)
                 calls[split, direction.code, i] = call
-        found: dict[_Key, Encoded] = collections.defaultdict(Encoded)
+        found: dict[_Key, encoding.Encoded] = collections.defaultdict(encoding.Encoded)
         for (split, code, _), encoded in self.run("records", calls).items():
             found[split, code] += encoded
         if not any(made.source.lengths for (split, _), made in found.items() if split == "train"):
@@ -215,8 +212,8 @@ class _Steps:
         report.write(reports, self.out_dir / "report")
         made = manifest.Manifest(
             languages=described,
-            source_vocabulary=self.vocab[Side.SOURCE],
-            target_vocabulary=self.vocab[Side.TARGET],
+            source_vocabulary=self.vocab[vocabulary.Side.SOURCE],
+            target_vocabulary=self.vocab[vocabulary.Side.TARGET],
             config=dataclasses.asdict(self.config) | {"sources": list(map(str, self.sources))},
             library_versions=runs.library_versions(),
         )
@@ -239,11 +236,11 @@ class _Steps:
         )
 
 
-def _dropped(results: Iterable[Cleaned | Selected | Encoded]) -> Dropped:
+def _dropped(results: Iterable[Cleaned | selection.Selected | encoding.Encoded]) -> Dropped:
     return sum((one.dropped for one in results), collections.Counter())
 
 
-def _nothing_left(results: Iterable[Cleaned | Selected | Encoded]) -> ValueError:
+def _nothing_left(results: Iterable[Cleaned | selection.Selected | encoding.Encoded]) -> ValueError:
     by_rule: collections.Counter[str] = collections.Counter()
     for (_, rule), number in _dropped(results).items():
         by_rule[rule] += number

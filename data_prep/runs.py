@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import tqdm
 
-from data_prep import files
 from data_prep.config import BuildConfig
 from data_prep.engines import Engine
 from data_prep.sources import Source
@@ -93,5 +92,6 @@ def run_tasks(
 
 def _run(call: Callable[[], Any], path: pathlib.Path) -> None:
     result = call()
-    with files.replacing(path) as partial:
+    # A task that was given up as lost may still run while another process repeats it.
+    with atomic_file.replacing(path, is_shared=True) as partial:
         partial.write_bytes(pickle.dumps(result))

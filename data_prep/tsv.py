@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, TypeVar
 
-from data_prep import files
 from lingvo_gshard.core import atomic_file
 
 WHOLE = range(sys.maxsize)  # The span of a whole file.
@@ -133,7 +132,7 @@ def write(path: pathlib.Path, pairs: Iterable[Pair]) -> None:
     """Writes a gzip file whose bytes depend on the pairs alone (no name, no time)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
-        files.replacing(path) as partial,
+        atomic_file.replacing(path, is_shared=True) as partial,
         partial.open("wb") as file,
         gzip.GzipFile(fileobj=file, filename="", mode="wb", compresslevel=6, mtime=0) as text,
     ):

@@ -15,10 +15,10 @@ import numpy as np
 import sentencepiece
 from absl import logging
 
-from data_prep import chunks, directions, files, tsv
+from data_prep import chunks, directions, tsv
 from data_prep.chunks import Chunk
 from data_prep.config import BuildConfig
-from lingvo_gshard.core import digests
+from lingvo_gshard.core import atomic_file, digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -45,7 +45,7 @@ def draw(
     Of the `num_kept` pairs in all groups, about `quota` are drawn; see `num_copies`.
     """
     with (
-        files.replacing(path) as partial,
+        atomic_file.replacing(path, is_shared=True) as partial,
         partial.open("w", encoding="utf-8", newline="\n") as file,
     ):
         for chunk in members:
@@ -107,7 +107,10 @@ def train(
     wanted = config.source_vocab_size if side is Side.SOURCE else config.target_vocab_size
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with files.replacing(path) as partial, partial.open("wb") as model:
+        with (
+            atomic_file.replacing(path, is_shared=True) as partial,
+            partial.open("wb") as model,
+        ):
             sentencepiece.SentencePieceTrainer.train(
                 sentence_iterator=iter(sentences),
                 model_writer=model,
