@@ -78,7 +78,7 @@ def encode(
 ) -> Encoded:
     """Writes a shard's records to `name`.array_record and their lengths to `name`.lengths.npy.
 
-    Training pairs are dropped if a side has more than `max_pieces` of its one of `models`, with EOS.
+    Training pairs with a side of more than `max_pieces` of its model, with EOS, are dropped.
     """
     is_train = shard.chunks[0].split == "train"  # Other splits were written unchanged.
     limit = max_pieces if is_train else math.inf
