@@ -5,9 +5,8 @@
     python -m data_prep.build --config=FILE --out=DATA_DIR
 
 TEXT_DIR contains {train,dev,test}/<lang>-en.tsv[.gz], or only <lang>-en.tsv[.gz]. FILE names
-sources of any kind and sets everything else; docs/data.md shows one, and data_prep/recipes has
-some for public corpora, which lie in --input if that is given, too. The same command
-continues a run that was stopped. Errors are one line; --verbosity=1 shows the traceback.
+sources of any kind and sets everything else (docs/data.md); data_prep/recipes has some for public
+corpora. The same command continues a run that was stopped. --verbosity=1 shows tracebacks.
 
 --engine=dask runs the tasks on the Dask cluster of --scheduler=HOST:PORT, whose workers need the
 same packages and see the same folders under the same absolute paths; one thread each is best. On
@@ -35,7 +34,7 @@ _OUT = flags.DEFINE_string("out", None, "The folder to prepare.", required=True)
 _THROUGH = flags.DEFINE_enum_class("through", pipeline.Step.REPORT, pipeline.Step, "The last step.")
 _ENGINE = flags.DEFINE_enum("engine", "local", ["local", "dask"], "What runs the tasks.")
 _SCHEDULER = flags.DEFINE_string("scheduler", None, "HOST:PORT of a Dask cluster's scheduler.")
-_WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "Number of local processes.")
+_WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "Local processes.", 1)
 # These override the file.
 _SETTINGS = (
     flags.DEFINE_integer("source_vocab_size", None, "Pieces of the source vocabulary."),
@@ -62,13 +61,13 @@ def main() -> None:
 
 
 def _sources_and_config() -> tuple[tuple[Source, ...], config.BuildConfig]:
-    if _INPUT.value is None and _CONFIG.value is None:
-        raise ValueError("give --input=TEXT_DIR, --config=FILE, or both")
     folder = None if _INPUT.value is None else pathlib.Path(_INPUT.value)
     settings: dict[str, Any] = {f.name: f.value for f in _SETTINGS if f.value is not None}
     if _CONFIG.value is not None:
         return config.load(pathlib.Path(_CONFIG.value), settings, folder)
-    return tsv_folder.sources_in(pathlib.Path(str(_INPUT.value))), config.BuildConfig(**settings)
+    if folder is None:
+        raise ValueError("give --input=TEXT_DIR, --config=FILE, or both")
+    return tsv_folder.sources_in(folder), config.BuildConfig(**settings)
 
 
 def _engine() -> contextlib.AbstractContextManager[engines.Engine]:
@@ -96,10 +95,9 @@ def _report(made: manifest.Manifest, elapsed_secs: float) -> None:
                 f"{code}: {100 * share:.1f} % of the source's tokens are bytes of characters "
                 "without a piece: a larger source vocabulary or character_coverage makes it shorter"
             )
-    pairs, source, target = (
-        sum(getattr(records, name) for records in train.values())
-        for name in ("num_examples", "num_source_tokens", "num_target_tokens")
-    )
+    pairs = sum(records.num_examples for records in train.values())
+    source = sum(records.num_source_tokens for records in train.values())
+    target = sum(records.num_target_tokens for records in train.values())
     sizes = f"{made.source_vocabulary.size} and {made.target_vocabulary.size}"
     logging.info(
         f"{_OUT.value}: {pairs} training pairs of {len(train)} languages, {source} source and "

@@ -22,8 +22,9 @@ from absl import logging
 from data_prep import cleaning, languages, tsv
 from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
-from data_prep.sources import Row, Source
-from data_prep.tsv import Malformed, Pair
+from data_prep.sources import Source
+from data_prep.tsv import Pair
+from lingvo_gshard.core import atomic_file
 
 PAIR, ENGLISH, SOURCE = range(3)  # The digests' columns.
 _SURVEYED_ROWS = 2000
@@ -70,6 +71,12 @@ class Chunk:
         yield from (pair for pair, is_chosen in both if is_chosen)
 
 
+def save_array(path: pathlib.Path, array: np.ndarray) -> None:
+    """Writes an array as np.save does, whole or not at all."""
+    with atomic_file.replacing(path, is_shared=True) as partial, partial.open("wb") as file:
+        np.save(file, array)
+
+
 class Writer:
     """Writes the chunks of one span to a new folder in `folder`."""
 
@@ -77,7 +84,6 @@ class Writer:
         # The same task may be running elsewhere, given up as lost.
         self._folder = folder / uuid.uuid4().hex
         self._pairs_per_chunk = pairs_per_chunk
-        self._numbers = itertools.count()
         self._open: dict[tuple[str, str], tuple[IO[str], array.array[int]]] = {}
         self._chunks: list[Chunk] = []
 
@@ -85,7 +91,7 @@ class Writer:
         """Writes `pair` and the digests of `normalized`."""
         key = (split, language)
         if key not in self._open:
-            path = self._folder / f"{split}-{language}-{next(self._numbers):05d}.tsv"
+            path = self._folder / f"{split}-{language}-{len(self._chunks):05d}.tsv"
             self._folder.mkdir(parents=True, exist_ok=True)
             self._open[key] = path.open("w", encoding="utf-8", newline="\n"), array.array("Q")
         file, digests = self._open[key]
@@ -111,12 +117,12 @@ class Writer:
 
 @dataclasses.dataclass(frozen=True)
 class Cleaned:
-    """What a source or span became: chunks, counts by language, and its first malformed rows."""
+    """What a source or span became: chunks, and counts by language."""
 
     chunks: list[Chunk]
     dropped: Dropped
     repaired: collections.Counter[str]
-    malformed: list[Malformed]
+    malformed: list[tuple[int, str]]  # The first ones' numbers, from 1, and what is wrong.
 
     @property
     def num_rows(self) -> int:
@@ -132,6 +138,18 @@ def survey(source: Source) -> dict[str, collections.Counter[str]]:
     return dict(counts)
 
 
+def scripts(
+    surveys: Iterable[Mapping[str, collections.Counter[str]]],
+    configured: Mapping[str, Iterable[str]],
+) -> dict[str, frozenset[str]]:
+    """Returns the scripts of each language, from the surveys of all sources: see `own_scripts`."""
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for surveyed in surveys:
+        for code, found in surveyed.items():
+            counts[code] += found
+    return {code: languages.own_scripts(code, found, configured) for code, found in counts.items()}
+
+
 def clean(
     source: Source,
     span: range,
@@ -145,7 +163,13 @@ def clean(
     """
     made = Cleaned([], collections.Counter(), collections.Counter(), [])
     writer = Writer(folder, config.pairs_per_chunk)
-    for language, pair in _well_formed(source.rows(span), made):
+    for number, row in enumerate(source.rows(span), start=1):
+        language, pair = row.language, row.pair
+        if not isinstance(pair, Pair):
+            made.dropped[language, Rule.LOW_SCORE if pair is None else Rule.MALFORMED] += 1
+            if pair and len(made.malformed) < _LOGGED_LINES:
+                made.malformed.append((number, pair))
+            continue
         own_scripts = scripts.get(language, frozenset())
         english = cleaning.repair(pair.english, cleaning.ENGLISH_SCRIPTS)
         fixed = Pair(cleaning.repair(pair.source, own_scripts), english)
@@ -153,28 +177,16 @@ def clean(
         split = source.split or _held_out_split(normalized.english, config.held_out_share)
         if split == "train":
             rule = cleaning.broken_rule(normalized, language, own_scripts, config)
+            made.repaired[language] += rule is None and fixed != pair
+            pair = normalized
         else:
             rule = None if normalized.source and normalized.english else Rule.EMPTY
-        if rule is not None:
+        if rule is None:
+            writer.add(split, language, pair, normalized)
+        else:
             made.dropped[language, rule] += 1
-            continue
-        if split == "train":
-            made.repaired[language] += fixed != pair
-        writer.add(split, language, normalized if split == "train" else pair, normalized)
     made.chunks.extend(writer.close())
     return made
-
-
-def _well_formed(rows: Iterable[Row], made: Cleaned) -> Iterator[tuple[str, Pair]]:
-    """Yields the language and the pair of each well-formed row and counts the others in `made`."""
-    for row in rows:
-        if isinstance(row.pair, Pair):
-            yield row.language, row.pair
-            continue
-        rule = Rule.LOW_SCORE if row.pair is None else Rule.MALFORMED
-        made.dropped[row.language, rule] += 1
-        if row.pair and len(made.malformed) < _LOGGED_LINES:
-            made.malformed.append(row.pair)
 
 
 def _held_out_split(english: str, held_out_share: float) -> str:
@@ -189,13 +201,13 @@ def join(source: Source, parts: Sequence[Cleaned], max_malformed_share: float) -
     """Joins a source's spans; warns of malformed lines, and raises ValueError for too many."""
     made = Cleaned([], collections.Counter(), collections.Counter(), [])
     for part in parts:
-        for bad in part.malformed[: _LOGGED_LINES - len(made.malformed)]:
-            made.malformed.append(dataclasses.replace(bad, number=made.num_rows + bad.number))
+        for number, reason in part.malformed[: _LOGGED_LINES - len(made.malformed)]:
+            made.malformed.append((made.num_rows + number, reason))
         made.chunks.extend(part.chunks)
         made.dropped.update(part.dropped)
         made.repaired.update(part.repaired)
-    for bad in made.malformed:
-        logging.warning("%s:%d: skipped: %s", source, bad.number, bad.reason)
+    for number, reason in made.malformed:
+        logging.warning("%s:%d: skipped: %s", source, number, reason)
     num_bad = sum(number for (_, rule), number in made.dropped.items() if rule is Rule.MALFORMED)
     num_rows = made.num_rows
     if not num_rows:

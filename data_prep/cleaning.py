@@ -20,9 +20,8 @@ _CONTROL = re.compile(
     "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
     "\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\ue000-\uf8ff]"
 )
-# A character of kana, Han or Hangul carries about as much as three of an alphabet.
+# Kana, Han and Hangul, of which a character carries about as much as three of an alphabet.
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
-_WIDE_WEIGHT = 3
 _WESTERN = ("latin-1", "windows-1252")
 # Short sentences may differ by any factor, so both lengths are increased by this much.
 _RATIO_SLACK_CHARS = 10
@@ -92,14 +91,14 @@ def broken_rule(
 ) -> Rule | None:
     """Returns the first rule that a normalized pair breaks, among those that need only the pair.
 
-    `language` and `own_scripts` are the source's. Lengths count a wide character as three.
+    `language` and `own_scripts` are the source's.
     """
     sides = (pair.source, pair.english)
     if any("\ufffd" in side for side in sides):
         return Rule.UNDECODABLE
     if not all(sides):
         return Rule.EMPTY
-    lengths = [_length_chars(side) for side in sides]
+    lengths = [len(side) + 2 * len(_WIDE.findall(side)) for side in sides]
     if max(lengths) > config.max_chars:
         return Rule.TOO_LONG
     ratio = (max(lengths) + _RATIO_SLACK_CHARS) / (min(lengths) + _RATIO_SLACK_CHARS)
@@ -116,9 +115,3 @@ def broken_rule(
     if config.check_language and any(map(languages.is_surely_another, sides, codes)):
         return Rule.WRONG_LANGUAGE
     return None
-
-
-def _length_chars(text: str) -> int:
-    if text.isascii():
-        return len(text)
-    return len(text) + (_WIDE_WEIGHT - 1) * len(_WIDE.findall(text))

@@ -30,8 +30,7 @@ _FORMATS: dict[str, type[Source]] = dict(
 )
 # Two sources with the same text may differ in these fields.
 _CHOICES = ("language", "languages", "language_codes", "score_column", "min_score")
-# The four special ids, a piece for each byte, and one character.
-_MIN_VOCAB_SIZE = 4 + 256 + 1
+_MIN_VOCAB_SIZE = 4 + 256 + 1  # The special ids, a piece for each byte, and one character.
 _Made = TypeVar("_Made")
 
 
@@ -48,10 +47,9 @@ class BuildConfig:
     target_vocab_size: int = _number(4000, _MIN_VOCAB_SIZE)
     model_type: str = "bpe"  # SentencePiece's algorithm.
     directions: str = "many_to_english"  # Or english_to_many or many_to_many: see directions.py.
-    # The share of the characters that get pieces, in the range that SentencePiece accepts; others
-    # are written as bytes. For three languages in Han among 71, 0.9995 makes 8 to 17 % of the
-    # pieces bytes, and 0.9999 only 1 to 5 %; the other languages' sentences become 0.2 % longer
-    # with 64000 pieces, and 4 % with 8000.
+    # The share of the characters that get pieces; others are written as bytes. For three languages
+    # in Han among 71, 0.9995 makes 8 to 17 % of the pieces bytes, and 0.9999 only 1 to 5 %; the
+    # other languages' sentences become 0.2 % longer with 64000 pieces, and 4 % with 8000.
     character_coverage: float = _number(0.9999, 0.98, 1)
     max_vocab_sentences: int = _number(300_000, 1)  # From which the vocabularies learn.
     vocab_temperature: float = _number(5.0, 1)  # T: languages share them in proportion to n**(1/T).

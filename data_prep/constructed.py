@@ -6,8 +6,8 @@
 Each sentence is drawn as a meaning and then expressed in English and in fourteen languages of four
 families. The languages of a family share a script, roots and grammatical markers; each has its own
 sound changes and word order. Every source sentence has exactly one English translation, so a model
-can reach 100 BLEU. Training sizes fall geometrically from 32,000 pairs to 300. All languages share
-their dev and test sentences, which don't occur in training. The files depend on the seed alone.
+can reach 100 BLEU. All languages share their dev and test sentences, which don't occur in training.
+The files depend on the seed alone.
 """
 
 import dataclasses
@@ -87,7 +87,8 @@ class Speaker:
         self._changes = [change.split(">") for change in changes]
         self._letters = str.maketrans(_SOUNDS, self._family.letters)
         self._affixes = dict(zip(_MARKERS, self._family.affixes.split(), strict=True))
-        self._words: dict[tuple[str, ...], str] = {}
+        # Nothing stands for a part that is missing, or for "a".
+        self._words: dict[tuple[str, ...], str] = {("",): "", ("a",): ""}
 
     def can_learn(self, root: str, forms: _Forms) -> bool:
         """Returns whether a root's forms differ from each other and from all known words."""
@@ -102,9 +103,9 @@ class Speaker:
         """Returns the written sentence."""
         words = self._clause(sentence.first)
         if sentence.is_question:
-            words = self._join(words, self._word("question"))
+            words = self._join(words, self._words["question",])
         if sentence.second:
-            words += [*self._word(sentence.link), *self._clause(sentence.second)]
+            words += [self._words[sentence.link,], *self._clause(sentence.second)]
         return meanings.finish(words, sentence.is_question)
 
     def _clause(self, clause: Clause) -> list[str]:
@@ -112,11 +113,11 @@ class Speaker:
         tense = [] if clause.tense == "present" else [clause.tense]
         parts = {
             "S": self._noun(clause.subject),
-            "V": self._word(clause.verb, *negation, *tense),
+            "V": [self._words[clause.verb, *negation, *tense]],
             "O": self._noun(clause.object, "object"),
-            "M": self._word(clause.manner),
-            "P": self._join(self._noun(clause.place), self._word(clause.preposition)),
-            "T": self._word(clause.time),
+            "M": [self._words[clause.manner,]],
+            "P": self._join(self._noun(clause.place), self._words[clause.preposition,]),
+            "T": [self._words[clause.time,]],
         }
         return [word for part in self.language.order for word in parts[part]]
 
@@ -125,18 +126,15 @@ class Speaker:
             return []
         number = ["plural"] if noun.is_plural else []
         parts = {
-            "D": [] if noun.determiner == "a" else self._word(noun.determiner),
-            "A": [word for adjective in noun.adjectives for word in self._word(adjective)],
-            "N": self._word(noun.head, *number, *case),
+            "D": [self._words[noun.determiner,]],
+            "A": [self._words[adjective,] for adjective in noun.adjectives],
+            "N": [self._words[noun.head, *number, *case]],
             "G": self._noun(noun.owner, "owner"),
         }
         return [word for part in self.language.noun_order for word in parts[part]]
 
-    def _word(self, word: str, *markers: str) -> list[str]:
-        return [self._words[word, *markers]] if word else []
-
-    def _join(self, words: list[str], added: list[str]) -> list[str]:
-        return added + words if self._family.has_prefixes else words + added
+    def _join(self, words: list[str], added: str) -> list[str]:
+        return [added, *words] if self._family.has_prefixes else [*words, added]
 
     def _inflect(self, root: str, markers: tuple[str, ...]) -> str:
         affixes = "".join(self._affixes[marker] for marker in markers)

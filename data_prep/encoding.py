@@ -4,25 +4,24 @@ import collections
 import dataclasses
 import functools
 import itertools
+import math
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import sentencepiece
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from data_prep import chunks, cleaning, files, languages, tsv
+from data_prep import chunks, cleaning, languages, tsv
 from data_prep.chunks import Chunk
 from data_prep.cleaning import Rule
 from data_prep.directions import Direction
 from data_prep.shards import Shard
-from lingvo_gshard import cli
-from lingvo_gshard.core import digests
+from lingvo_gshard.core import atomic_file, digests
 from lingvo_gshard.input import example_codec, manifest
 
 _PAIRS_PER_BATCH = 2048
-_Sides = tuple[str, str]  # Source and target.
 # A record is read with its group, of 2 kB; a file's index, read to open it, has an entry a group.
 _WRITER_OPTIONS = "group_size:16,uncompressed"
 
@@ -69,57 +68,48 @@ class Encoded(_Summable):
         return manifest.Records(self.shards, *tokens, *byte_tokens)
 
 
-@dataclasses.dataclass(frozen=True)
-class Tokens:
-    """Ids of n sentences one after another, each ended by EOS, and their bounds, int64 [n + 1]."""
-
-    ids: np.ndarray
-    splits: np.ndarray
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.splits)
-
-    def select(self, is_kept: np.ndarray) -> "Tokens":
-        """Returns the sentences that `is_kept`, bool [n], marks."""
-        splits = np.concatenate([[0], np.cumsum(self.lengths[is_kept])])
-        return Tokens(self.ids[np.repeat(is_kept, self.lengths)], splits)
-
-
 def encode(
     shard: Shard,
     direction: Direction,
     data_dir: pathlib.Path,
     name: str,
     models: tuple[pathlib.Path, ...],
-    max_pieces: float,
+    max_pieces: int,
 ) -> Encoded:
     """Writes a shard's records to `name`.array_record and their lengths to `name`.lengths.npy.
 
-    Pairs with a side of more than `max_pieces`, with EOS, are dropped. `models` are both sides'.
+    Training pairs with a side of more than `max_pieces` of its model, with EOS, are dropped.
     """
+    is_train = shard.chunks[0].split == "train"  # Other splits were written unchanged.
+    limit = max_pieces if is_train else math.inf
+    pairs = shard.pairs() if is_train else map(cleaning.normalize_pair, shard.pairs())
     parts: list[Encoded] = []
-    lengths = [np.empty((0, 2), np.int64)]
+    lengths: list[tuple[int, int]] = []
 
     def records() -> Iterator[bytes]:
-        for pairs, source, target in tokenize(_batches(shard, direction), *models):
-            is_short = np.maximum(source.lengths, target.lengths) <= max_pieces
-            source, target = source.select(is_short), target.select(is_short)
-            kept = list(itertools.compress(pairs, is_short.tolist()))
-            texts = list(zip(*kept, strict=True)) or [(), ()]
-            of_source, of_target = map(_statistics, texts, (source, target), models)
-            dropped = {(direction.language, Rule.TOO_MANY_PIECES): len(pairs) - len(kept)}
-            parts.append(Encoded((), of_source, of_target, collections.Counter(dropped)))
-            lengths.append(np.stack([source.lengths, target.lengths], axis=1))
-            yield from example_codec.encode_batch(
-                source.ids, source.splits, target.ids, target.splits
+        turned = map(direction.turned, pairs)
+        while batch := list(itertools.islice(turned, _PAIRS_PER_BATCH)):
+            sides = list(zip(*batch, strict=True))
+            both_ids = [
+                _processor(model).encode(list(side), add_eos=True)
+                for side, model in zip(sides, models, strict=True)
+            ]
+            is_short = [max(map(len, ids)) <= limit for ids in zip(*both_ids, strict=True)]
+            texts, kept = (
+                [list(itertools.compress(side, is_short)) for side in each]
+                for each in (sides, both_ids)
             )
+            dropped = {(direction.language, Rule.TOO_MANY_PIECES): is_short.count(False)}
+            of_source, of_target = map(_statistics, texts, kept, models)
+            parts.append(Encoded((), of_source, of_target, collections.Counter(dropped)))
+            for source, target in zip(*kept, strict=True):
+                lengths.append((len(source), len(target)))
+                yield example_codec.encode(source, target)
 
     paths = f"{name}.array_record", f"{name}.lengths.npy"
     num_examples = write_records(data_dir / paths[0], records())
-    of_all = np.concatenate(lengths)
-    of_all = of_all.astype(np.min_scalar_type(of_all.max(initial=0)))
-    files.save_array(data_dir / paths[1], of_all)
+    of_all = np.array(lengths, np.int64).reshape(-1, 2)
+    chunks.save_array(data_dir / paths[1], of_all.astype(np.min_scalar_type(of_all.max(initial=0))))
     file, lengths_file = (digests.describe(data_dir, path) for path in paths)
     return sum(parts, Encoded((manifest.Shard(file, lengths_file, num_examples),)))
 
@@ -139,7 +129,7 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
     """Writes an ArrayRecord file; returns the number of records. An OSError names the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     num_records = 0
-    with files.replacing(path) as partial:
+    with atomic_file.replacing(path, is_shared=True) as partial:
         writer = array_record_module.ArrayRecordWriter(str(partial), _WRITER_OPTIONS)
         for record in records:
             writer.write(record)
@@ -151,60 +141,27 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
     return num_records
 
 
-def tokenize(
-    batches: Iterator[list[_Sides]], source_model: pathlib.Path, target_model: pathlib.Path
-) -> Iterator[tuple[list[_Sides], Tokens, Tokens]]:
-    """Yields each batch, in order, and the tokens of its two sides; threads work ahead."""
-    # Only the processes that tokenize load TensorFlow.
-    tf = cli.load("tensorflow")
-    tf.config.set_visible_devices([], "GPU")  # Their memory is the training's.
-    source_tokenizer, target_tokenizer = _tokenizer(source_model), _tokenizer(target_model)
-    ahead: collections.deque[list[_Sides]] = collections.deque()
-
-    def texts():  # TensorFlow calls it in a thread of its own.
-        for pairs in batches:
-            ahead.append(pairs)
-            yield tuple(map(list, zip(*pairs, strict=True)))
-
-    def ragged(source, target):
-        sides = (source_tokenizer.tokenize(source), target_tokenizer.tokenize(target))
-        return tuple((side.flat_values, side.row_splits) for side in sides)
-
-    strings = tf.TensorSpec([None], tf.string)
-    data = tf.data.Dataset.from_generator(texts, output_signature=(strings, strings))
-    data = data.map(ragged, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    for source, target in data.prefetch(1).as_numpy_iterator():
-        yield ahead.popleft(), Tokens(*source), Tokens(*target)
-
-
 @functools.lru_cache(maxsize=2)
-def _tokenizer(model: pathlib.Path) -> Any:
-    text = cli.load("tensorflow_text")
-    return text.SentencepieceTokenizer(model=model.read_bytes(), add_eos=True)
+def _processor(model: pathlib.Path) -> sentencepiece.SentencePieceProcessor:
+    return sentencepiece.SentencePieceProcessor(model_file=str(model))
 
 
 @functools.lru_cache(maxsize=2)
 def _byte_pieces(model: pathlib.Path) -> np.ndarray:
     """Whether each id stands for a byte, bool [vocabulary size]."""
-    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
-    return np.array([processor.is_byte(i) for i in range(processor.get_piece_size())])
+    processor = _processor(model)
+    return np.array(processor.is_byte(list(range(processor.get_piece_size()))))
 
 
-def _statistics(texts: Sequence[str], tokens: Tokens, model: pathlib.Path) -> SideStatistics:
+def _statistics(
+    texts: Sequence[str], ids: Sequence[Sequence[int]], model: pathlib.Path
+) -> SideStatistics:
     words = [text.split() for text in texts]
+    all_ids = np.fromiter(itertools.chain.from_iterable(ids), np.int64)
     return SideStatistics(
-        lengths=collections.Counter(tokens.lengths.tolist()),
+        lengths=collections.Counter(map(len, ids)),
         num_words=sum(map(len, words)),
         num_characters=sum(len(word) for text in words for word in text),
-        num_byte_pieces=int(_byte_pieces(model)[tokens.ids].sum()),
-        num_unknown=int((tokens.ids == example_codec.UNK_ID).sum()),
+        num_byte_pieces=int(_byte_pieces(model)[all_ids].sum()),
+        num_unknown=int((all_ids == example_codec.UNK_ID).sum()),
     )
-
-
-def _batches(shard: Shard, direction: Direction) -> Iterator[list[_Sides]]:
-    pairs = shard.pairs()
-    if not all(chunk.split == "train" for chunk in shard.chunks):  # They were written unchanged.
-        pairs = map(cleaning.normalize_pair, pairs)
-    sides = map(direction.turned, pairs)
-    while batch := list(itertools.islice(sides, _PAIRS_PER_BATCH)):
-        yield batch

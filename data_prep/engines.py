@@ -6,7 +6,6 @@ and yields whenever one is done. What a call raises, it raises. Results are file
 
 import concurrent.futures
 import contextlib
-import functools
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
@@ -20,9 +19,26 @@ Engine = Callable[[Sequence[Call]], Iterator[None]]
 
 def pool(num_workers: int) -> Engine:
     """Returns an engine of processes of this machine; one worker is this process itself."""
-    if num_workers < 1:
-        raise ValueError(f"num_workers {num_workers}: expected at least 1")
-    return functools.partial(_run_in_pool, num_workers)
+
+    def run(calls: Sequence[Call]) -> Iterator[None]:
+        if num_workers == 1 or len(calls) < 2:
+            for call in calls:
+                yield call()
+            return
+        # A process that has loaded TensorFlow cannot be forked.
+        with concurrent.futures.ProcessPoolExecutor(
+            min(num_workers, len(calls)),
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=child_process.end_with_parent,
+        ) as executor:
+            futures = [executor.submit(call) for call in calls]
+            try:
+                for future in concurrent.futures.as_completed(futures):
+                    yield future.result()
+            finally:  # If one fails, the others need not begin.
+                executor.shutdown(wait=False, cancel_futures=True)
+
+    return run
 
 
 @contextlib.contextmanager
@@ -59,22 +75,3 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
             raise ValueError(f"{problem}; repeat the command with another") from error
         except distributed.KilledWorker as error:
             raise ValueError(f"the Dask cluster of {address}: {error}") from error
-
-
-def _run_in_pool(num_workers: int, calls: Sequence[Call]) -> Iterator[None]:
-    if num_workers == 1 or len(calls) < 2:
-        for call in calls:
-            yield call()
-        return
-    # A process that has loaded TensorFlow cannot be forked.
-    with concurrent.futures.ProcessPoolExecutor(
-        min(num_workers, len(calls)),
-        mp_context=multiprocessing.get_context("spawn"),
-        initializer=child_process.end_with_parent,
-    ) as executor:
-        futures = [executor.submit(call) for call in calls]
-        try:
-            for future in concurrent.futures.as_completed(futures):
-                yield future.result()
-        finally:  # If one fails, the others need not begin.
-            executor.shutdown(wait=False, cancel_futures=True)

@@ -1,11 +1,9 @@
 """Languages: their BCP-47 codes, the scripts of their text, and how to recognize both.
 
 A language's registered script is often not the one that a corpus uses (ancient Greek, Ojibwa,
-Samaritan Hebrew). So a language's scripts are those that most of its own text is in, unless its
-code (sr-Latn) or the configuration names one.
-
-A language has its standard code, whatever a source calls it: `eng_Latn` is en, `ger` is de, and two
-names of one code are one language. With language_codes = "source" its name stays as it is there.
+Samaritan Hebrew), so its scripts are those of most of its text; see `own_scripts`. It has its
+standard code, whatever a source calls it: `eng_Latn` is en. With language_codes = "source" its name
+stays as it is there.
 """
 
 import collections
@@ -40,9 +38,7 @@ _GLOTTOCODE = re.compile(r"_(?=[a-z]{4}\d{4}$)")
 @functools.cache
 def is_valid(tag: str) -> bool:
     """Returns whether a tag is well-formed and all its parts are registered."""
-    return bool(langcodes.tag_is_valid(_GLOTTOCODE.sub("-x-", tag))) and not tag.lower().startswith(
-        "x-"
-    )
+    return not tag.lower().startswith("x-") and langcodes.tag_is_valid(_GLOTTOCODE.sub("-x-", tag))
 
 
 @functools.cache
@@ -98,7 +94,7 @@ def script_of(char: str) -> str | None:
 
 def count_scripts(text: str) -> collections.Counter[str]:
     """Counts the characters of each script in a text."""
-    return collections.Counter(script for script in map(script_of, text) if script)
+    return collections.Counter(filter(None, map(script_of, text)))
 
 
 def own_scripts(
@@ -123,11 +119,8 @@ def own_scripts(
 
 def is_mostly_foreign(text: str, own: frozenset[str]) -> bool:
     """Returns whether most letters of a text are of other scripts than `own`, if there are any."""
-    if not own or {script_of(char) for char in set(text)} <= own | {None}:
-        return False
     counts = count_scripts(text)
-    num_own = sum(counts[script] for script in own)
-    return counts.total() - num_own > num_own
+    return bool(own) and counts.total() > 2 * sum(counts[script] for script in own)
 
 
 def is_surely_another(text: str, language: str) -> bool:

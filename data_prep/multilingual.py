@@ -13,8 +13,8 @@ from data_prep.tsv import Pair
 from lingvo_gshard import cli
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
-# TMX's other inline elements contain another format's codes and not text.
-_TMX_TEXT_ELEMENTS = ("hi", "sub")
+# TMX's inline elements with another format's codes and not text.
+_TMX_CODES = ("{*}bpt", "{*}ept", "{*}it", "{*}ph", "{*}ut")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +33,14 @@ class TmxFile(Source):
                     file, tag="{*}tu", resolve_entities=False, no_network=True, load_dtd=False
                 )
                 for _, unit in units:
-                    yield from _rows_of(_variants(unit), self)
+                    etree.strip_elements(unit, *_TMX_CODES, with_tail=False)
+                    texts = [
+                        (tag, "".join(segment.itertext()))
+                        for variant in unit.iterchildren("{*}tuv")
+                        if (tag := variant.get(_XML_LANG) or variant.get("lang"))
+                        and (segment := variant.find("{*}seg")) is not None
+                    ]
+                    yield from _rows_of(texts, self)
                     unit.clear()  # Frees the memory of what was read.
                     while (before := unit.getprevious()) is not None:
                         unit.getparent().remove(before)
@@ -58,9 +65,8 @@ class TfdsSplit(Source):
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         # It loads TensorFlow, which takes seconds and which the other sources don't need.
         tfds = cli.load("tensorflow_datasets")
-        data_dir = None if self.data_dir is None else str(self.data_dir)
         try:
-            data = tfds.load(self.name, split=self.tfds_split, data_dir=data_dir)
+            data = tfds.load(self.name, split=self.tfds_split, data_dir=self.data_dir)
         except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError) as error:
             raise ValueError(f"{self}: {error}") from error
         for example in tfds.as_numpy(data):
@@ -79,31 +85,12 @@ class TfdsSplit(Source):
         return texts
 
 
-def _variants(unit: etree._Element) -> list[tuple[str, str]]:
-    """Returns the (language, text) pairs of a TMX unit."""
-    return [
-        (tag, _text(segment))
-        for variant in unit.iterchildren("{*}tuv")
-        if (tag := variant.get(_XML_LANG) or variant.get("lang"))
-        and (segment := variant.find("{*}seg")) is not None
-    ]
-
-
-def _text(element: etree._Element) -> str:
-    parts = [element.text or ""]
-    for child in element:
-        if isinstance(child.tag, str) and etree.QName(child).localname in _TMX_TEXT_ELEMENTS:
-            parts.append(_text(child))
-        parts.append(child.tail or "")
-    return "".join(parts)
-
-
 def _rows_of(texts: list[tuple[str, str]], source: "TmxFile | TfdsSplit") -> Iterator[Row]:
     """Yields the pairs of the wanted languages' texts with the first English one.
 
     A wanted code takes its own tag and, if no closer code is wanted, those of its regions: pt takes
-    pt-BR. If a source wants no code every language but English counts, without its region. By a
-    source's own names, a wanted name takes that name alone.
+    pt-BR. If a source wants no code, every language but English counts, without its region. A
+    source's own name takes that name alone.
     """
     wanted, names = source.languages, source.language_codes
     valid = [(tag, text) for tag, text in texts if languages.is_name(tag, names)]

@@ -10,7 +10,7 @@ from pyarrow import parquet
 
 from data_prep import sources, tsv
 from data_prep.sources import Row
-from data_prep.tsv import Malformed, Pair
+from data_prep.tsv import Pair
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +34,17 @@ class ParquetFile(sources.File):
         return [range(each[0], each[-1] + 1) for each in groups] or [tsv.WHOLE]
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
+        names = self.source_column, self.english_column, self.score_column
+        wanted = [name for name in names if name is not None]
         with self._opened() as file:
-            for number, record in enumerate(self._records(file, span), start=1):
-                yield Row(self.language, self._pair(number, record))
+            there = {file.schema.column(i).path for i in range(len(file.schema))}
+            if missing := ", ".join(name for name in wanted if name not in there):
+                columns = ", ".join(sorted(there))
+                raise ValueError(f"{self.path} has no column {missing}, only {columns}")
+            groups = range(span.start, min(span.stop, file.num_row_groups))
+            for batch in file.iter_batches(row_groups=groups, columns=wanted):
+                for record in batch.to_pylist():
+                    yield Row(self.language, tsv.parsed(record, self._pair))
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[parquet.ParquetFile]:
@@ -49,24 +57,10 @@ class ParquetFile(sources.File):
             reason = " ".join(str(error).split())
             raise ValueError(f"{self.path} is not a whole Parquet file: {reason}") from error
 
-    def _records(self, file: parquet.ParquetFile, span: range) -> Iterator[dict[str, Any]]:
-        names = self.source_column, self.english_column, self.score_column
-        wanted = [name for name in names if name is not None]
-        there = {file.schema.column(i).path for i in range(len(file.schema))}
-        if missing := ", ".join(name for name in wanted if name not in there):
-            columns = ", ".join(sorted(there))
-            raise ValueError(f"{self.path} has no column {missing}, only {columns}")
-        groups = range(span.start, min(span.stop, file.num_row_groups))
-        for batch in file.iter_batches(row_groups=groups, columns=wanted):
-            yield from batch.to_pylist()
-
-    def _pair(self, number: int, record: dict[str, Any]) -> Pair | Malformed | None:
+    def _pair(self, record: dict[str, Any]) -> Pair | None:
         if self.score_column is not None:
             score = sources.value_at(record, self.score_column)
             if score is None or score < self.min_score:
                 return None
-        try:
-            sides = (self.source_column, self.english_column)
-            return Pair.of(*(sources.text_at(record, side) for side in sides))
-        except ValueError as error:
-            return Malformed(number, str(error))
+        sides = (self.source_column, self.english_column)
+        return Pair.of(*(sources.text_at(record, side) for side in sides))

@@ -24,7 +24,10 @@ def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any
     for path, values in _matches(pattern, folder):
         side = values.pop("side", None)
         if "pair" in values:
-            values["language"], english = _sides(path, values["pair"])
+            sides = sorted(values["pair"].split("-"), key=languages.is_english)
+            if list(map(languages.is_english, sides)) != [False, True]:
+                raise ValueError(f"{path}: expected a pair with English, got {values['pair']}")
+            values["language"], english = sides
         if languages.is_english(values.get("language", "")):
             continue
         filled = {name: _filled(value, values) for name, value in table.items() if name != field}
@@ -48,26 +51,13 @@ def _filled(value: Any, values: Mapping[str, str]) -> Any:
 
 def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields the files that match a pattern, and what each placeholder stands for."""
-    expression, names = "", set[str]()
-    for part in re.split(r"(\{\w+\}|\*)", pattern):
-        name = part[1:-1]
-        if part in ("", "*"):
-            expression += "[^/]*" if part else ""
-        elif not part.startswith("{"):
-            expression += re.escape(part)
-        elif name not in _MATCHES:
+    expression = re.escape(pattern).replace(r"\*", "[^/]*")
+    for part in dict.fromkeys(re.findall(r"\{\w+\}", pattern)):
+        name, escaped = part[1:-1], re.escape(part)
+        if name not in _MATCHES:
             raise ValueError(f"path {pattern!r}: {part} is none of {', '.join(sorted(_MATCHES))}")
-        else:
-            expression += f"(?P={name})" if name in names else f"(?P<{name}>{_MATCHES[name]})"
-            names.add(name)
+        expression = expression.replace(escaped, f"(?P<{name}>{_MATCHES[name]})", 1)
+        expression = expression.replace(escaped, f"(?P={name})")
     for path in sorted(glob.glob(re.sub(r"\{\w+\}", "*", pattern), root_dir=folder)):
         if match := re.fullmatch(expression, path):
             yield path, match.groupdict()
-
-
-def _sides(path: str, pair: str) -> tuple[str, str]:
-    """Returns the code of a pair's language and that of its English."""
-    sides = sorted(pair.split("-"), key=languages.is_english)
-    if list(map(languages.is_english, sides)) != [False, True]:
-        raise ValueError(f"{path}: expected a pair with English, got {pair}")
-    return sides[0], sides[1]

@@ -17,33 +17,19 @@ import collections
 import dataclasses
 import enum
 import itertools
-import math
 import pathlib
 import shutil
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property, partial
 
 from absl import logging
 
-from data_prep import (
-    chunks,
-    directions,
-    encoding,
-    languages,
-    report,
-    runs,
-    selection,
-    shards,
-    vocabulary,
-)
+from data_prep import chunks, directions, encoding, report, runs, selection, shards, vocabulary
 from data_prep.chunks import Chunk, Cleaned, Dropped
 from data_prep.config import BuildConfig
 from data_prep.directions import Direction
-from data_prep.encoding import Encoded
 from data_prep.engines import Engine
-from data_prep.selection import Selected
 from data_prep.sources import Source
-from data_prep.vocabulary import Side
 from lingvo_gshard.core import digests, storage
 from lingvo_gshard.input import manifest
 
@@ -96,29 +82,23 @@ class _Steps:
     @cached_property
     def survey(self) -> dict[str, frozenset[str]]:
         """The scripts of each language."""
-        counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-        calls = {i: partial(chunks.survey, source) for i, source in enumerate(self.sources)}
-        for surveyed in self.run("survey", calls).values():
-            for code, found in surveyed.items():
-                counts[code] += found
-        return {
-            code: languages.own_scripts(code, found, self.config.scripts)
-            for code, found in counts.items()
-        }
+        calls = {source: partial(chunks.survey, source) for source in self.sources}
+        return chunks.scripts(self.run("survey", calls).values(), self.config.scripts)
 
     @cached_property
     def clean(self) -> list[Cleaned]:
-        calls = {}
-        for i, source in enumerate(self.sources):
-            for j, span in enumerate(source.spans()):
-                folder = self.work_dir / "text" / f"{i:05d}" / f"{j:05d}"
-                call = partial(chunks.clean, source, span, folder, self.survey, self.config)
-                calls[i, j] = call
-        parts: dict[int, list[Cleaned]] = collections.defaultdict(list)
-        for (i, _), cleaned in self.run("clean", calls).items():
-            parts[i].append(cleaned)
+        """What each source became."""
+        folder = self.work_dir / "text"
+        calls = {
+            (source, span): partial(chunks.clean, source, span, folder, self.survey, self.config)
+            for source in self.sources
+            for span in source.spans()
+        }
+        parts: dict[Source, list[Cleaned]] = collections.defaultdict(list)
+        for (source, _), cleaned in self.run("clean", calls).items():
+            parts[source].append(cleaned)
         max_share = self.config.max_malformed_share
-        return [chunks.join(self.sources[i], part, max_share) for i, part in parts.items()]
+        return [chunks.join(source, part, max_share) for source, part in parts.items()]
 
     @cached_property
     def chunks(self) -> dict[_Key, list[Chunk]]:
@@ -140,56 +120,56 @@ class _Steps:
         return {code: members for (split, code), members in self.chunks.items() if split == "train"}
 
     @cached_property
-    def select(self) -> dict[str, Selected]:
+    def select(self) -> dict[str, selection.Selected]:
         every_chunk = itertools.chain.from_iterable(self.chunks.values())
         held_out = [chunk for chunk in every_chunk if chunk.split != "train"]
         folder, size = self.work_dir / "select", self.config.pairs_per_chunk
         found = selection.select(self.train, held_out, folder, size, self.run)
-        if not any(one.num_kept for one in found.values()):
+        if not any(one.block_sizes.total() for one in found.values()):
             raise _nothing_left([*self.clean, *found.values()])
         return found
 
     @cached_property
     def drawn(self) -> list[tuple[str, pathlib.Path]]:
         """The files of the text that the vocabularies learn from, each with its language."""
-        counts = [one.num_kept for one in self.select.values()]
-        quotas = vocabulary.quotas(
-            counts, self.config.max_vocab_sentences, self.config.vocab_temperature
-        )
+        config = self.config
+        counts = [one.block_sizes.total() for one in self.select.values()]
+        quotas = vocabulary.quotas(counts, config.max_vocab_sentences, config.vocab_temperature)
         folder = self.work_dir / "drawn"
         folder.mkdir(exist_ok=True)
         calls = {}
         for (code, members), count, quota in zip(self.train.items(), counts, quotas, strict=True):
             for i, group in enumerate(selection.groups(members)):
                 path = folder / f"{code}-{i:05d}.tsv"
-                call = partial(vocabulary.draw, group, count, quota, self.config.seed, path)
-                calls[code, i] = call
-        return [(code, path) for (code, _), path in self.run("draw", calls).items()]
+                calls[code, path] = partial(vocabulary.draw, group, count, quota, config.seed, path)
+        self.run("draw", calls)
+        return list(calls)
 
     @cached_property
-    def vocab(self) -> dict[Side, manifest.Vocabulary]:
+    def vocab(self) -> dict[vocabulary.Side, manifest.Vocabulary]:
         train = partial(vocabulary.train_drawn, self.drawn, self.config, self.out_dir)
-        return self.run("vocab", {side: partial(train, side) for side in Side})
+        return self.run("vocab", {side: partial(train, side) for side in vocabulary.Side})
 
     @cached_property
-    def records(self) -> dict[_Key, Encoded]:
+    def records(self) -> dict[_Key, encoding.Encoded]:
         """What was made of all shards together."""
         models = tuple(self.out_dir / vocab.file.path for vocab in self.vocab.values())
         calls = {}
         per_block, per_shard = self.config.pairs_per_chunk, self.config.pairs_per_shard
-        for split, direction, members in self._turned(manifest.SPLITS):
+        for split, direction, members in self._turned():
+            if split not in manifest.SPLITS:
+                continue
             if split == "train":
-                max_pieces: float = self.config.max_pieces
                 sizes = self.select[direction.language].block_sizes
             else:
-                max_pieces, sizes = math.inf, shards.block_sizes(members, per_block)
+                sizes = shards.block_sizes(members, per_block)
             divided = shards.divide(members, sizes, per_block, per_shard)
             for i, shard in enumerate(divided):
                 name = f"records/{split}/{direction.code}-{i:05d}-of-{len(divided):05d}"
                 files = self.out_dir, name, models
-                call = partial(encoding.encode, shard, direction, *files, max_pieces)
+                call = partial(encoding.encode, shard, direction, *files, self.config.max_pieces)
                 calls[split, direction.code, i] = call
-        found: dict[_Key, Encoded] = collections.defaultdict(Encoded)
+        found: dict[_Key, encoding.Encoded] = collections.defaultdict(encoding.Encoded)
         for (split, code, _), encoded in self.run("records", calls).items():
             found[split, code] += encoded
         if not any(made.source.lengths for (split, _), made in found.items() if split == "train"):
@@ -199,19 +179,18 @@ class _Steps:
     @cached_property
     def texts(self) -> dict[_Key, digests.File]:
         """The raw text of every split but train."""
-        splits = {split for split, _ in self.chunks} - {"train"}
+        write = partial(encoding.write_text, data_dir=self.out_dir)
         calls = {
-            (split, direction.code): partial(
-                encoding.write_text, members, split, direction, self.out_dir
-            )
-            for split, direction, members in self._turned(splits)
+            (split, direction.code): partial(write, members, split, direction)
+            for split, direction, members in self._turned()
+            if split != "train"
         }
         return self.run("text", calls)
 
-    def _turned(self, splits: Collection[str]) -> Iterator[tuple[str, Direction, list[Chunk]]]:
-        """Yields the directions of each language in some splits, and its chunks there."""
+    def _turned(self) -> Iterator[tuple[str, Direction, list[Chunk]]]:
+        """Yields each split of each language in each of its directions, and the chunks."""
         for (split, code), members in self.chunks.items():
-            for direction in self._directions(code) if split in splits else ():
+            for direction in self._directions(code):
                 yield split, direction, members
 
     def _directions(self, code: str) -> list[Direction]:
@@ -233,8 +212,8 @@ class _Steps:
         report.write(reports, self.out_dir / "report")
         made = manifest.Manifest(
             languages=described,
-            source_vocabulary=self.vocab[Side.SOURCE],
-            target_vocabulary=self.vocab[Side.TARGET],
+            source_vocabulary=self.vocab[vocabulary.Side.SOURCE],
+            target_vocabulary=self.vocab[vocabulary.Side.TARGET],
             config=dataclasses.asdict(self.config) | {"sources": list(map(str, self.sources))},
             library_versions=runs.library_versions(),
         )
@@ -257,15 +236,15 @@ class _Steps:
         )
 
 
-def _dropped(results: Iterable[Cleaned | Selected | Encoded]) -> Dropped:
+def _dropped(results: Iterable[Cleaned | selection.Selected | encoding.Encoded]) -> Dropped:
     return sum((one.dropped for one in results), collections.Counter())
 
 
-def _nothing_left(results: Iterable[Cleaned | Selected | Encoded]) -> ValueError:
+def _nothing_left(results: Iterable[Cleaned | selection.Selected | encoding.Encoded]) -> ValueError:
     by_rule: collections.Counter[str] = collections.Counter()
     for (_, rule), number in _dropped(results).items():
         by_rule[rule] += number
-    counts = ", ".join(f"{number} {rule}" for rule, number in by_rule.most_common())
-    if not counts:
+    if not by_rule:
         return ValueError("the sources hold no training pair")
+    counts = ", ".join(f"{number} {rule}" for rule, number in by_rule.most_common())
     return ValueError(f"no training pair is left: dropped {counts}")

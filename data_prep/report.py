@@ -7,7 +7,7 @@ report/sizes.png    training pairs by language, from high to low resource, as in
 
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,24 +25,23 @@ _Row = Mapping[str, Any]
 def write(reports: Iterable[tuple[manifest.Language, Encoded]], folder: pathlib.Path) -> None:
     """Writes the report's three files, from languages and what was made of their training text."""
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [_numbers(language, train) for language, train in reports]
+    # Lengths in pieces count EOS; the other numbers don't.
+    rows: list[dict[str, Any]] = [
+        {
+            "code": language.code,
+            "scripts": list(language.scripts),
+            "pairs": {split: language.num_examples(split) for split in manifest.SPLITS},
+            "dropped": language.dropped,
+            "repaired": language.repaired,
+            "source": _side(train.source),
+            "target": _side(train.target),
+        }
+        for language, train in reports
+    ]
     rows.sort(key=lambda row: (-row["pairs"]["train"], row["code"]))
     (folder / "report.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     (folder / "report.md").write_text(_page(rows))
     _draw(rows, folder / "sizes.png")
-
-
-def _numbers(language: manifest.Language, train: Encoded) -> dict[str, Any]:
-    """Returns the numbers of one language. Lengths in pieces count EOS; the other numbers don't."""
-    return {
-        "code": language.code,
-        "scripts": list(language.scripts),
-        "pairs": {split: language.num_examples(split) for split in manifest.SPLITS},
-        "dropped": language.dropped,
-        "repaired": language.repaired,
-        "source": _side(train.source),
-        "target": _side(train.target),
-    }
 
 
 def _side(side: SideStatistics) -> dict[str, float]:
@@ -67,23 +66,19 @@ def _side(side: SideStatistics) -> dict[str, float]:
 
 
 def _page(rows: Sequence[_Row]) -> str:
-    codes = [row["code"] for row in rows]
-
-    def by_language(columns: Mapping[str, Sequence[Any]]) -> str:
-        body = zip(codes, *columns.values(), strict=True)
-        return table.markdown([("language", *columns), *body])
+    def by_language(columns: Callable[[_Row], Mapping[str, Any]]) -> str:
+        body = [{"language": row["code"], **columns(row)} for row in rows]
+        return table.markdown([list(body[0]), *(list(row.values()) for row in body)])
 
     def of_side(side: str, *names: str) -> str:
-        return by_language(
-            {name.replace("_", " "): [row[side][name] for row in rows] for name in names}
-        )
+        return by_language(lambda row: {name.replace("_", " "): row[side][name] for name in names})
+
+    def sizes(row: _Row) -> dict[str, Any]:
+        tokens = {f"{side} tokens": row[side]["tokens"] for side in _SIDES}
+        return {"scripts": " ".join(row["scripts"]), **row["pairs"], **tokens}
 
     rules = sorted({rule for row in rows for rule in row["dropped"]})
-    sizes = {"scripts": [" ".join(row["scripts"]) for row in rows]}
-    sizes |= {split: [row["pairs"][split] for row in rows] for split in manifest.SPLITS}
-    sizes |= {f"{side} tokens": [row[side]["tokens"] for row in rows] for side in _SIDES}
-    dropped = {rule: [row["dropped"].get(rule, 0) for row in rows] for rule in rules}
-    dropped["(repaired)"] = [row["repaired"] for row in rows]
+    no_drops = dict.fromkeys(rules, 0)
     drawn = [("T", *_SIDES, "target to source: of the rows' lengths, too")]
     lengths = ("mean", *_QUANTILES, "longest")
     coverage = ("pieces_per_word", "characters_per_piece", "byte_rate", "unknown_rate")
@@ -92,7 +87,9 @@ def _page(rows: Sequence[_Row]) -> str:
         "Tokens of a training pair, as the mixture of temperature T draws them": table.markdown(
             drawn + [_drawn(rows, temperature) for temperature in (1, 5)]
         ),
-        "Training pairs dropped, by rule": by_language(dropped),
+        "Training pairs dropped, by rule": by_language(
+            lambda row: no_drops | row["dropped"] | {"(repaired)": row["repaired"]}
+        ),
         **{f"Lengths in pieces, {side}": of_side(side, *lengths) for side in _SIDES},
         **{f"Coverage of the {side} vocabulary": of_side(side, *coverage) for side in _SIDES},
     }
@@ -119,8 +116,7 @@ def _draw(rows: Sequence[_Row], path: pathlib.Path) -> None:
     # Whole decades, also if the sizes are nearly equal.
     low, high = np.log10([max(min(sizes), 1), max(*sizes, 10)])
     axes.set(yscale="log", ylim=(10 ** np.floor(low), 10 ** np.ceil(high)))
-    ticker = cli.load("matplotlib.ticker")
-    axes.yaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.yaxis.set_major_formatter("{x:,.0f}")
     axes.set(xlabel="language into English, from high to low resource", ylabel="training pairs")
     axes.tick_params(axis="x", labelrotation=90, labelsize=7)
     axes.margins(x=0.01)

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import tqdm
 
-from data_prep import files
 from data_prep.config import BuildConfig
 from data_prep.engines import Engine
 from data_prep.sources import Source
@@ -22,6 +21,7 @@ from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import manifest
 
 PLAN_NAME = "plan.txt"
+# Plans list all of these, so a folder made with another list could not be continued.
 _LIBRARIES = ["array_record", "ftfy", "langcodes", "sentencepiece", "tensorflow", "tensorflow-text"]
 _Key = TypeVar("_Key")
 _Result = TypeVar("_Result")
@@ -36,13 +36,12 @@ def plan(sources: Sequence[Source], config: BuildConfig) -> str:
     """Returns everything that the outcome depends on, one item a line."""
     # What TFDS has prepared in a folder, under a name and version, does not change.
     files = [path for source in sources for path in source.files if path.is_file()]
-    stats = [(path, path.stat()) for path in files]
     lines = [
         f"manifest version = {manifest.VERSION}",
         *(f"{name} = {version}" for name, version in library_versions().items()),
         *(f"{name} = {value!r}" for name, value in dataclasses.asdict(config).items()),
         *map(repr, sources),
-        *(f"{path}: {stat.st_size} bytes, {stat.st_mtime_ns}" for path, stat in stats),
+        *(f"{path}: {path.stat().st_size} bytes, {path.stat().st_mtime_ns}" for path in files),
     ]
     return "\n".join(lines) + "\n"
 
@@ -93,5 +92,6 @@ def run_tasks(
 
 def _run(call: Callable[[], Any], path: pathlib.Path) -> None:
     result = call()
-    with files.replacing(path) as partial:
+    # A task that was given up as lost may still run while another process repeats it.
+    with atomic_file.replacing(path, is_shared=True) as partial:
         partial.write_bytes(pickle.dumps(result))

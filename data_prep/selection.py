@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from data_prep import chunks, files, shards, tsv
+from data_prep import chunks, shards, tsv
 from data_prep.chunks import Chunk
 from data_prep.cleaning import Rule
 
@@ -33,10 +33,6 @@ class Selected:
 
     block_sizes: collections.Counter[int]
     dropped: chunks.Dropped
-
-    @property
-    def num_kept(self) -> int:
-        return self.block_sizes.total()
 
 
 def groups(members: Sequence[Chunk]) -> list[list[Chunk]]:
@@ -83,7 +79,7 @@ def select(
 def _save_held_out(held_out: Sequence[Chunk], column: int, path: pathlib.Path) -> pathlib.Path:
     """Writes one column of the digests of dev's and test's chunks, sorted, and returns `path`."""
     columns = [chunk.digests()[:, column] for chunk in held_out]
-    files.save_array(path, np.unique(np.concatenate([np.empty(0, np.uint64), *columns])))
+    chunks.save_array(path, np.unique(np.concatenate([np.empty(0, np.uint64), *columns])))
     return path
 
 
@@ -103,7 +99,7 @@ def _sort(
     positions = np.flatnonzero(~np.concatenate(is_held_out))
     values = np.concatenate(pairs)[positions]
     order = np.argsort(values, kind="stable")
-    files.save_array(path, np.stack([values[order], positions[order].astype(np.uint64)]))
+    chunks.save_array(path, np.stack([values[order], positions[order].astype(np.uint64)]))
 
 
 def _find_repeated(
@@ -118,7 +114,7 @@ def _find_repeated(
         places.append(np.stack([np.full_like(positions[found], index), positions[found]]))
     # unique() returns the first index, which is the first position in the first group.
     _, first = np.unique(np.concatenate(values), return_index=True)
-    files.save_array(path, np.delete(np.concatenate(places, axis=1), first, axis=1))
+    chunks.save_array(path, np.delete(np.concatenate(places, axis=1), first, axis=1))
 
 
 def _keep(
@@ -138,7 +134,7 @@ def _keep(
         is_kept[positions[here]] = False
     ends = np.cumsum([chunk.num_pairs for chunk in group])
     for chunk, kept in zip(group, np.split(is_kept, ends[:-1]), strict=True):
-        files.save_array(chunk.array_path("kept"), kept)
+        chunks.save_array(chunk.array_path("kept"), kept)
     num_dropped = len(is_kept) - np.count_nonzero(is_kept)
     dropped = {Rule.HELD_OUT: num_held_out, Rule.DUPLICATE: num_dropped - num_held_out}
     by_rule = {(group[0].language, rule): int(number) for rule, number in dropped.items()}

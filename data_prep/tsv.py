@@ -8,9 +8,8 @@ import pathlib
 import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
-from data_prep import files
 from lingvo_gshard.core import atomic_file
 
 WHOLE = range(sys.maxsize)  # The span of a whole file.
@@ -36,12 +35,8 @@ class Pair:
         return f"{self.source}\t{self.english}\n"
 
 
-@dataclasses.dataclass(frozen=True)
-class Malformed:
-    """A line that cannot be used: its number in the span, from 1, and what is wrong with it."""
-
-    number: int
-    reason: str
+class Malformed(str):
+    """What is wrong with a line, or another row, that cannot be used."""
 
 
 def read(path: pathlib.Path) -> Iterator[Pair | Malformed]:
@@ -85,11 +80,15 @@ def read_lines(
     raises ValueError, is Malformed. Raises ValueError if there is no such file, it ends before the
     span does, or it is corrupt gzip, or binary (it holds a NUL byte).
     """
+
+    def decode(line: bytes) -> _T:
+        return parse(line.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
+
     with open_binary(path) as file:
-        for number, line in enumerate(_lines(path, file, span), start=1):
+        for line in _lines(path, file, span):
             if b"\0" in line:
                 raise ValueError(f"{path} is binary: it holds a NUL byte, expected text")
-            yield _parsed(number, line, parse)
+            yield parsed(line, decode)
 
 
 def _lines(path: pathlib.Path, file: gzip.GzipFile | BinaryIO, span: range) -> Iterator[bytes]:
@@ -106,13 +105,14 @@ def _lines(path: pathlib.Path, file: gzip.GzipFile | BinaryIO, span: range) -> I
         raise ValueError(f"{path} has {position} bytes, fewer than when the run began")
 
 
-def _parsed(number: int, line: bytes, parse: Callable[[str], _T]) -> _T | Malformed:
+def parsed(row: Any, parse: Callable[[Any], _T]) -> _T | Malformed:
+    """Returns what `parse` makes of a row, Malformed if it raises ValueError."""
     try:
-        return parse(line.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
+        return parse(row)
     except UnicodeDecodeError as error:
-        return Malformed(number, f"not UTF-8: {error.reason} at byte {error.start}")
+        return Malformed(f"not UTF-8: {error.reason} at byte {error.start}")
     except ValueError as error:
-        return Malformed(number, str(error))
+        return Malformed(str(error))
 
 
 @contextlib.contextmanager
@@ -132,7 +132,7 @@ def write(path: pathlib.Path, pairs: Iterable[Pair]) -> None:
     """Writes a gzip file whose bytes depend on the pairs alone (no name, no time)."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with (
-        files.replacing(path) as partial,
+        atomic_file.replacing(path, is_shared=True) as partial,
         partial.open("wb") as file,
         gzip.GzipFile(fileobj=file, filename="", mode="wb", compresslevel=6, mtime=0) as text,
     ):

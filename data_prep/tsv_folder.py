@@ -24,20 +24,16 @@ def sources_in(path: pathlib.Path, language_codes: str = "standard") -> tuple[Ts
     found: dict[tuple[str | None, str], TsvFile] = {}
     for split, folder in folders.items():
         for file in sorted([*folder.glob("*.tsv"), *folder.glob("*.tsv.gz")]):
-            code = _language(file, language_codes)
+            match = _TSV_NAME.fullmatch(file.name)
+            if match is None:
+                raise ValueError(f"{file}: expected a name like de-en.tsv or de-en.tsv.gz")
+            try:
+                code = languages.named(match[1], language_codes)
+            except ValueError as error:
+                raise ValueError(f"{file}: {error}") from error
             if before := found.get((split, code)):
                 raise ValueError(f"{file}: language {code} is also in {before.path.name}")
             found[split, code] = TsvFile(file, code, split)
         if not found:  # The first folder is that of training text.
             raise ValueError(f"no <lang>-en.tsv or <lang>-en.tsv.gz files in {folder}")
     return tuple(found.values())
-
-
-def _language(path: pathlib.Path, language_codes: str) -> str:
-    match = _TSV_NAME.fullmatch(path.name)
-    if match is None:
-        raise ValueError(f"{path}: expected a name like de-en.tsv or de-en.tsv.gz")
-    try:
-        return languages.named(match[1], language_codes)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error

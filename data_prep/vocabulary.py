@@ -6,7 +6,6 @@ threads, on which the order of floating-point sums depends, is constant.
 """
 
 import enum
-import io
 import math
 import pathlib
 from collections.abc import Iterable, Sequence
@@ -16,10 +15,10 @@ import numpy as np
 import sentencepiece
 from absl import logging
 
-from data_prep import chunks, directions, files, tsv
+from data_prep import chunks, directions, tsv
 from data_prep.chunks import Chunk
 from data_prep.config import BuildConfig
-from lingvo_gshard.core import digests
+from lingvo_gshard.core import atomic_file, digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -40,13 +39,13 @@ def quotas(counts: Sequence[int], max_sentences: int, temperature: float) -> lis
 
 def draw(
     members: Sequence[Chunk], num_kept: int, quota: int, seed: int, path: pathlib.Path
-) -> pathlib.Path:
-    """Draws pairs of a group of chunks, in one pass; writes them to `path` and returns it.
+) -> None:
+    """Draws pairs of a group of chunks, in one pass, and writes them to `path`.
 
     Of the `num_kept` pairs in all groups, about `quota` are drawn; see `num_copies`.
     """
     with (
-        files.replacing(path) as partial,
+        atomic_file.replacing(path, is_shared=True) as partial,
         partial.open("w", encoding="utf-8", newline="\n") as file,
     ):
         for chunk in members:
@@ -54,7 +53,6 @@ def draw(
             copies = num_copies(digests, quota / max(num_kept, 1), seed)
             for pair, number in zip(chunk.kept_pairs(), copies.tolist(), strict=True):
                 file.write(pair.line * number)
-    return path
 
 
 def num_copies(digests: np.ndarray, rate: float, seed: int) -> np.ndarray:
@@ -103,38 +101,39 @@ def train(
     Each of the `tokens` is a piece, and sentences begin with them. A text of few pieces makes a
     smaller vocabulary. Raises ValueError for a size too small for the characters, or no text.
     """
-    model = io.BytesIO()
-    options: dict[str, Any] = {}
-    if tokens:  # The first word has the space that follows the token, and needs no other.
-        options = {"user_defined_symbols": tokens, "add_dummy_prefix": False}
+    # The first word after a token has the space that follows it, and needs no other.
+    options: dict[str, Any] = {"add_dummy_prefix": False} if tokens else {}
     logging.info("training the %s vocabulary", side)
     wanted = config.source_vocab_size if side is Side.SOURCE else config.target_vocab_size
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
-            model_writer=model,
-            vocab_size=wanted,
-            model_type=config.model_type,
-            character_coverage=config.character_coverage,
-            normalization_rule_name="nfkc",
-            **options,
-            byte_fallback=True,
-            hard_vocab_limit=False,
-            pad_id=PAD_ID,
-            bos_id=BOS_ID,
-            eos_id=EOS_ID,
-            unk_id=UNK_ID,
-            num_threads=_NUM_THREADS,
-            minloglevel=2,
-        )
-    except (RuntimeError, OSError) as error:
+        with (
+            atomic_file.replacing(path, is_shared=True) as partial,
+            partial.open("wb") as model,
+        ):
+            sentencepiece.SentencePieceTrainer.train(
+                sentence_iterator=iter(sentences),
+                model_writer=model,
+                vocab_size=wanted,
+                model_type=config.model_type,
+                character_coverage=config.character_coverage,
+                normalization_rule_name="nfkc",
+                user_defined_symbols=tokens,
+                **options,
+                byte_fallback=True,
+                hard_vocab_limit=False,
+                pad_id=PAD_ID,
+                bos_id=BOS_ID,
+                eos_id=EOS_ID,
+                unk_id=UNK_ID,
+                num_threads=_NUM_THREADS,
+                minloglevel=2,
+            )
+    except RuntimeError as error:
         reason = " ".join(str(error).split())
         problem = f"the {side} vocabulary of {wanted} pieces cannot be trained"
         raise ValueError(f"{problem}: {reason}") from error
-    size = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue()).get_piece_size()
+    size = sentencepiece.SentencePieceProcessor(model_file=str(path)).get_piece_size()
     if size != wanted:
         logging.warning("%s vocabulary: the text gives only %d of %d pieces", side, size, wanted)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with files.replacing(path) as partial:
-        partial.write_bytes(model.getvalue())
     return size

@@ -39,8 +39,6 @@ _SHARED = {
     f"{_LIBRARY}.input.example_codec",
     f"{_LIBRARY}.spmd.environment",  # Which cli prepares.
 }
-# The one module of data_prep that runs TensorFlow, to tokenize.
-_TOKENIZATION = "data_prep/encoding.py"
 _BINARIES = {"trainer.py", "translate.py", "plan.py", "compare.py"}
 _MAX_INNER_IMPORTS = 5
 _STANDARD = {"__future__", "ast", "collections", "copy", "difflib", "enum", "typing"}
@@ -172,9 +170,7 @@ def test_experiments_import_only_the_library():
 
 def test_preparation_shares_little_with_the_library():
     for path in _files("data_prep"):
-        assert not _roots(path) & {"jax", "params", "tests"}, path
-        if path != _TOKENIZATION:
-            assert not _roots(path) & {"tensorflow", "tensorflow_text"}, path
+        assert not _roots(path) & {"jax", "tensorflow", "params", "tests"}, path
         for name in _imports(path):
             if name.startswith(_LIBRARY):
                 assert {name, name.rpartition(".")[0]} & _SHARED, (path, name)

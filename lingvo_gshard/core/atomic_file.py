@@ -5,6 +5,7 @@ import errno
 import os
 import pathlib
 import shutil
+import uuid
 from collections.abc import Iterator
 
 
@@ -15,13 +16,14 @@ def write(path: str | pathlib.Path, content: str | bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: str | pathlib.Path, suffix: str = ".partial") -> Iterator[pathlib.Path]:
+def replacing(path: str | pathlib.Path, is_shared: bool = False) -> Iterator[pathlib.Path]:
     """Yields the path of a temporary file that replaces `path` once the block succeeds.
 
-    It lies in the same folder, and its name ends with `suffix`, which processes that may write at
-    the same time need to differ in. If the block raises, `path` stays as it was.
+    It lies in the same folder; if the block raises, `path` stays as it was. If `is_shared`, several
+    processes may write `path` at the same time, each to a temporary file of its own.
     """
     path = pathlib.Path(path)
+    suffix = f".{uuid.uuid4().hex}.partial" if is_shared else ".partial"
     partial = path.with_name(path.name + suffix)
     with naming(partial):
         yield partial

@@ -18,7 +18,6 @@ import re
 import shutil
 import sys
 import tempfile
-import uuid
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -214,7 +213,7 @@ def _copy_of(folder: _Given) -> _Copy | None:
 def _copying(source: Any, target: pathlib.Path) -> Iterator[pathlib.Path]:
     """Yields a copy of a file in a bucket, which becomes `target` if the block succeeds."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_file.replacing(target, f".{uuid.uuid4().hex}.partial") as partial:
+    with atomic_file.replacing(target, is_shared=True) as partial:
         with errors(source, "read"):
             source.copy(partial)
         yield partial

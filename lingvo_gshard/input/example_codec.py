@@ -10,7 +10,6 @@ All numbers are unsigned and little endian; w is 2 if every id fits.
 """
 
 import dataclasses
-import itertools
 import struct
 from collections.abc import Sequence
 
@@ -46,27 +45,6 @@ def encode(source_ids: Sequence[int] | np.ndarray, target_ids: Sequence[int] | n
     ids = np.asarray([*source_ids, *target_ids], np.int64)
     width = 2 if ids.max(initial=0) < 2**16 else 4
     return _HEADER.pack(width, len(source_ids)) + ids.astype(_DTYPES[width]).tobytes()
-
-
-def encode_batch(
-    source_ids: np.ndarray,
-    source_splits: np.ndarray,
-    target_ids: np.ndarray,
-    target_splits: np.ndarray,
-) -> list[bytes]:
-    """Encodes n pairs; their ids, int [total tokens], are concatenated, with bounds int [n + 1]."""
-    if max(int(ids.max(initial=0)) for ids in (source_ids, target_ids)) >= 2**16:
-        # With a large vocabulary, records differ in width.
-        sources = np.split(source_ids, source_splits[1:-1])
-        targets = np.split(target_ids, target_splits[1:-1])
-        return [encode(*pair) for pair in zip(sources, targets, strict=True)]
-    sides = []
-    for ids, splits in ((source_ids, source_splits), (target_ids, target_splits)):
-        encoded = ids.astype(_DTYPES[2]).tobytes()
-        bounds = itertools.pairwise((2 * splits).tolist())
-        sides.append([encoded[start:end] for start, end in bounds])
-    pairs = zip(*sides, strict=True)
-    return [_HEADER.pack(2, len(source) // 2) + source + target for source, target in pairs]
 
 
 def decode(record: bytes) -> Example:

@@ -51,6 +51,11 @@ def folder(tmp_path_factory):
             "data_prep.build: unexpected arguments ['x']; see",
         ),
         (
+            ["--input=text", "--out=data", "--workers=0"],
+            None,
+            "data_prep.build: --workers must be 1 or more, got 0; see",
+        ),
+        (
             ["--input=text", "--out=file/x"],
             None,
             "data_prep.build: [Errno 20] Not a directory: 'file/x'",

@@ -27,7 +27,7 @@ def path(tmp_path):
 def test_named_columns_and_a_threshold(path):
     rows = list(ParquetFile(path, "de", **_COLUMNS).rows())
     assert rows[3] == Row("de", Pair("Satz 3", "sentence 3"))
-    assert rows[8] == Row("de", Malformed(9, "no text in field 'translation.de'"))
+    assert rows[8] == Row("de", Malformed("no text in field 'translation.de'"))
     assert len(rows) == 10
     scored = list(ParquetFile(path, "de", **_COLUMNS, score_column="score", min_score=0.5).rows())
     assert [row.pair is None for row in scored] == [True] * 5 + [False] * 4 + [True]

@@ -9,7 +9,7 @@ import tensorflow_datasets as tfds
 
 from data_prep import config, engines, pipeline
 from data_prep.sources import ColumnsFile, MosesFiles, Row, TsvFile
-from data_prep.tsv import Pair
+from data_prep.tsv import Malformed, Pair
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.train.launch import data_facts
 
@@ -114,9 +114,9 @@ def test_nllb(tmp_path):
     )
     german = [row.pair for row in sources[0].rows()]
     assert (german[0].line, german[1]) == ("ein Satz\ta sentence\n", None)
-    assert [(bad.number, bad.reason) for bad in german[2:]] == [
-        (3, "there are only 2 columns"),
-        (4, "could not convert string to float: 'x'"),
+    assert german[2:] == [
+        Malformed("there are only 2 columns"),
+        Malformed("could not convert string to float: 'x'"),
     ]
     assert [row.pair.line for row in sources[1].rows()] == ["une phrase\ta sentence\n"]
 

@@ -39,8 +39,3 @@ def test_what_a_task_raises_reaches_the_caller(tmp_path, num_workers):
     calls = {i: functools.partial(_fail, tmp_path / f"task{i}") for i in range(2)}
     with pytest.raises(ValueError, match=r"no task\d"):
         runs.run_tasks(tmp_path / "results", engines.pool(num_workers), "one", calls)
-
-
-def test_no_workers_are_refused():
-    with pytest.raises(ValueError, match=r"num_workers 0: expected at least 1"):
-        engines.pool(0)

@@ -40,7 +40,7 @@ def test_of_equal_pairs_the_first_is_kept_over_all_chunks(tmp_path, monkeypatch)
     selected = _select(tmp_path, train)
     kept = [pair for chunk in train for pair in chunk.kept_pairs()]
     assert kept == list(dict.fromkeys(pairs))
-    assert selected.num_kept == len(kept)
+    assert selected.block_sizes.total() == len(kept)
     assert selected.block_sizes[0] == sum(len(list(chunk.kept_pairs())) for chunk in train)
     assert selected.dropped == {("de", Rule.HELD_OUT): 0, ("de", Rule.DUPLICATE): 1000 - len(kept)}
 
@@ -76,7 +76,7 @@ def test_the_files_opened_grow_as_the_corpus(tmp_path, monkeypatch):
         pairs = [Pair(f"s{i}", f"t{i}") for i in range(size)]
         train = _write(tmp_path, "train", f"x{size}", pairs, pairs_per_chunk=5)
         opened.clear()
-        assert _select(tmp_path, train).num_kept == size
+        assert _select(tmp_path, train).block_sizes.total() == size
         numbers.append(len(opened))
     # A chunk's digests and what is kept; a group's held-out digests of two kinds, and its sorted
     # ones; and each piece between groups and ranges twice.
@@ -88,6 +88,6 @@ def test_nothing_is_changed_in_place(tmp_path):
     train = _write(tmp_path, "train", "x", pairs, pairs_per_chunk=6)
     _select(tmp_path, train)
     before = {path: path.stat().st_ino for path in (tmp_path / "train").rglob("*")}
-    assert _select(tmp_path, train).num_kept == 7
+    assert _select(tmp_path, train).block_sizes.total() == 7
     changed = [path for path, inode in before.items() if path.stat().st_ino != inode]
     assert sorted(changed) == sorted(chunk.array_path("kept") for chunk in train)

@@ -24,15 +24,15 @@ def test_reads_plain_and_gzip_alike(tmp_path):
         assert list(tsv.read(tmp_path / name)) == expected
 
 
-def test_malformed_lines_have_their_number_and_reason(tmp_path):
+def test_malformed_lines_have_their_reason(tmp_path):
     path = tmp_path / "de-en.tsv"
     path.write_bytes(b"a\tb\nno tab\nc\td\ntwo\ttabs\there\n\xff\tx\n")
     assert list(tsv.read(path)) == [
         Pair("a", "b"),
-        Malformed(2, "expected 1 tab, got 0"),
+        Malformed("expected 1 tab, got 0"),
         Pair("c", "d"),
-        Malformed(4, "expected 1 tab, got 2"),
-        Malformed(5, "not UTF-8: invalid start byte at byte 0"),
+        Malformed("expected 1 tab, got 2"),
+        Malformed("not UTF-8: invalid start byte at byte 0"),
     ]
 
 
@@ -44,11 +44,7 @@ def test_spans_hold_each_line_once_wherever_they_end(tmp_path, monkeypatch):
         monkeypatch.setattr(tsv, "BYTES_PER_SPAN", size)
         found = []
         for span in tsv.spans(path):
-            before = len(found)
-            for one in tsv.read_lines(path, tsv.parse, span):
-                if isinstance(one, Malformed):
-                    one = Malformed(before + one.number, one.reason)
-                found.append(one)
+            found += tsv.read_lines(path, tsv.parse, span)
         assert found == whole
         assert len(tsv.spans(path)) == -(-path.stat().st_size // size)
     assert tsv.spans(tmp_path / "x.tsv.gz") == [tsv.WHOLE]

@@ -27,13 +27,3 @@ def test_round_trip(largest):
 def test_other_bytes_are_refused(record):
     with pytest.raises(ValueError, match=r"not a record"):
         example_codec.decode(record)
-
-
-@pytest.mark.parametrize("largest", [9, 65535, 65536])
-def test_a_batch_is_its_examples(largest):
-    pairs = [([5, 6, 2], [7, 2]), ([2], [2]), ([largest, 2], []), ([8, 2], [9, 10, 11, 2])]
-    columns = []
-    for side in zip(*pairs, strict=True):
-        columns.append(np.array([i for ids in side for i in ids], np.int32))
-        columns.append(np.cumsum([0, *map(len, side)]))
-    assert example_codec.encode_batch(*columns) == [example_codec.encode(*pair) for pair in pairs]

@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from data_prep import encoding, files
+from data_prep import encoding
 from lingvo_gshard.core import atomic_file, digests
 from lingvo_gshard.input import example_codec, manifest, records
 
@@ -130,7 +130,8 @@ def test_only_the_files_used_last_stay_open(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "replacing", atomic_file.replacing)  # Under a name that is known.
+    replacing = atomic_file.replacing  # Under a name that is known.
+    monkeypatch.setattr(atomic_file, "replacing", lambda path, is_shared: replacing(path))
     path = tmp_path / "de.array_record"
     path.with_name("de.array_record.partial").symlink_to("/dev/full")
     with pytest.raises(OSError, match=r"No space left on device.*de.array_record"):
