@@ -101,7 +101,8 @@ def make_estimator(
     partitioning = placement.partitioning(params, num_partitions)
     placement.check_divisible(params, partitioning)
     model = TranslationModel(params, partitioning)
-    for path, spec in model.state_spec.FlattenItems():
+    weights, slots = model.state_spec.theta, model.state_spec.slots
+    for path, spec in [*weights.FlattenItems(), *slots.FlattenItems()]:
         partitioning.check(path, spec)
     return TPUEstimator(
         model.model_fn,

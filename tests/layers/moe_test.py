@@ -280,17 +280,18 @@ def _losses(dispatch):
 )
 def test_gradients_agree_with_finite_differences(dispatch, name, which):
     losses, inputs = _losses(dispatch)
-    direction = np.random.default_rng(9).standard_normal(inputs[name].shape).astype("float32")
+    with tf.GradientTape() as tape:
+        tape.watch(inputs[name])
+        value = losses(inputs)[which]
+    gradient = tape.gradient(value, inputs[name])
+    # In this direction no terms cancel, so that rounding is small beside the slope.
+    direction = tf.sign(gradient)
 
     def loss(step):
         return losses(NestedMap(inputs, **{name: inputs[name] + step * direction}))[which]
 
-    with tf.GradientTape() as tape:
-        step = tf.constant(0.0)
-        tape.watch(step)
-        value = loss(step)
     # So small that no token changes its experts, where the loss is discontinuous.
     width = 2e-4
     slope = (loss(width) - loss(-width)) / (2 * width)
     assert abs(slope) > 1e-4
-    np.testing.assert_allclose(tape.gradient(value, step), slope, rtol=0.02)
+    np.testing.assert_allclose(tf.reduce_sum(gradient * direction), slope, rtol=0.02)

@@ -25,17 +25,37 @@ def _image(height: int) -> Input:
     return Input((2, height, _WIDTH, _CHANNELS), 1)
 
 
-def _convolutions(height: int) -> dict[str, Case]:
-    def case(stride: int, padding: str, dilation: int) -> Case:
-        return Case(
-            lambda x, k: tf.nn.conv2d(x, k, (stride, 1), padding, dilations=(dilation, 1)),
-            (_image(height), _KERNEL),
-            1,
-        )
+def _convolution(
+    image: Input, kernel: Input, strides: tuple[int, int], padding: str, dilations: tuple[int, int]
+) -> Case:
+    """Unpartitioned, the kernel is dilated first: some CPUs have no kernel for the gradient."""
 
+    def dilated(k: tf.Tensor) -> tf.Tensor:
+        for axis, rate in enumerate(dilations):
+            size = (k.shape[axis] - 1) * rate + 1
+            holes = [(0, rate - 1 if i == axis + 1 else 0) for i in range(5)]
+            spread = tf.pad(tf.expand_dims(k, axis + 1), holes)
+            merged = tf.reshape(spread, [*k.shape[:axis], -1, *k.shape[axis + 1 :]])
+            k = tf.gather(merged, range(size), axis=axis)
+        return k
+
+    return Case(
+        lambda x, k: tf.nn.conv2d(x, k, strides, padding, dilations=dilations),
+        (image, kernel),
+        image.split,
+        unpartitioned=lambda x, k: tf.nn.conv2d(x, dilated(k), strides, padding),
+    )
+
+
+def _convolutions(height: int) -> dict[str, Case]:
     ways = [(s, p, 1) for s in (1, 2, 3) for p in ("SAME", "VALID")]
     ways += [(1, "SAME", 2), (1, "VALID", 3)]
-    return {f"stride {s} {p} dilation {d}, {height}": case(s, p, d) for s, p, d in ways}
+    return {
+        f"stride {s} {p} dilation {d}, {height}": _convolution(
+            _image(height), _KERNEL, (s, 1), p, (d, 1)
+        )
+        for s, p, d in ways
+    }
 
 
 def _transposed(height: int) -> dict[str, Case]:
@@ -85,18 +105,14 @@ def _over_both_dims(height: int) -> dict[str, Case]:
     image = Input((2, height, width, _CHANNELS), both)
     kernel = Input((3, 3, _CHANNELS, _FILTERS))
 
-    def convolution(stride: int, padding: str, dilation: int) -> Case:
-        return Case(
-            lambda x, k: tf.nn.conv2d(x, k, stride, padding, dilations=dilation),
-            (image, kernel),
-            both,
-        )
-
     def pooling(pool: Callable[..., tf.Tensor], window: int, stride: int, padding: str) -> Case:
         return Case(lambda x: pool(x, (window, window), (stride, stride), padding), (image,), both)
 
     ways = [(1, "SAME", 1), (2, "SAME", 1), (3, "VALID", 1), (1, "VALID", 2)]
-    cases = {f"stride {s} {p} dilation {d}, {height}": convolution(s, p, d) for s, p, d in ways}
+    cases = {
+        f"stride {s} {p} dilation {d}, {height}": _convolution(image, kernel, (s, s), p, (d, d))
+        for s, p, d in ways
+    }
     cases[f"transposed, {height}"] = Case(
         lambda x, k: tf.nn.conv2d_transpose(x, k, [2, 2 * height, 2 * width, _CHANNELS], 2, "SAME"),
         (Input((2, height, width, _FILTERS), both), kernel),
