@@ -30,6 +30,7 @@ class Family:
     detail: str = ""  # What names add to the number of layers.
     dense_stack: tuple[str, ...] = ()  # Settings of the dense model's encoder and decoder.
     moe_stack: tuple[str, ...] = ()  # The same, with experts.
+    expert_dropout: float = 0.0  # Of an expert's hidden units.
 
     def models(self, counts: Sequence[int], depths: Sequence[int] = ()) -> Iterator[Model]:
         """Yields the dense model, those with `counts` experts, and the first in other depths."""
@@ -41,9 +42,12 @@ class Family:
 
     def _with_experts(self, count: int, num_layers: int) -> Model:
         each = (f"moe.num_experts={count}", f"num_layers={num_layers // 2}", *self.moe_stack)
-        balance = f"task.aux_loss_weight={0.01 * count**2}"
+        balance, detail = f"task.aux_loss_weight={0.01 * count**2}", self.detail
+        if self.expert_dropout:
+            each = (*each, f"moe.hidden_dropout.rate={self.expert_dropout}")
+            detail += f", d={self.expert_dropout}"
         settings = (*self.settings, *of_stacks(*each), balance)
-        return Model(f"MoE({count}E, {num_layers}L{self.detail})", self.moe, settings)
+        return Model(f"MoE({count}E, {num_layers}L{detail})", self.moe, settings)
 
 
 def of_stacks(*settings: str) -> tuple[str, ...]:

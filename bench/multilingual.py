@@ -21,6 +21,7 @@ from lingvo_gshard.train import launch
 from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 
 _FAMILY = flags.DEFINE_enum("family", "small", list(families.BY_NAME), "The models to compare.")
+_EXPERT_DROPOUT = flags.DEFINE_float("expert_dropout", 0.0, "Dropout within experts.", 0.0, 1.0)
 _PARTITIONS = flags.DEFINE_integer("partitions", 1, "The devices of a training.")
 _JOBS = flags.DEFINE_integer("jobs", 1, "How many trainings run side by side.", lower_bound=1)
 _SET = flags.DEFINE_multi_string("set", [], "A setting of all models, path=value; repeatable.")
@@ -29,8 +30,9 @@ _Result = TypeVar("_Result")
 
 
 def family() -> Family:
-    """Returns the family of --family."""
-    return families.BY_NAME[_FAMILY.value]
+    """Returns the family of --family, with dropout within experts."""
+    chosen, rate = families.BY_NAME[_FAMILY.value], _EXPERT_DROPOUT.value
+    return dataclasses.replace(chosen, expert_dropout=rate)
 
 
 def seeded(

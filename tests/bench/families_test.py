@@ -1,5 +1,7 @@
 """Tests for bench/families.py."""
 
+import dataclasses
+
 import pytest
 
 from bench import curves, families
@@ -18,3 +20,14 @@ def test_experts_cost_as_much_as_the_dense_layers_that_they_replace(family):
     assert (eight, many) == (pytest.approx(dense, rel=0.03), pytest.approx(dense, rel=0.03))
     assert len(flops) == (4 if family.num_layers == 4 else 5)
     assert deep > 1.2 * eight
+
+
+def test_dropout_within_experts_is_set_and_named():
+    family = dataclasses.replace(families.SMALL, expert_dropout=0.3)
+    dense, mixture = family.models([8])
+    assert (dense.name, mixture.name) == ("T(6L)", "MoE(8E, 6L, d=0.3)")
+    params = launch.experiment_params(
+        launch.Launch(mixture.experiment, mixture.settings, "data", _FACTS)
+    )
+    for stack in (params.task.encoder, params.task.decoder):
+        assert stack.moe.hidden_dropout.rate == 0.3
