@@ -27,7 +27,7 @@ class Family:
     num_layers: int
     steps: int  # Of a whole training.
     settings: tuple[str, ...]
-    detail: str = ""  # What names add to the number of layers.
+    detail: str = ""  # What names add; no "=", which ends a name in compare's --run=NAME=LOGDIR.
     dense_stack: tuple[str, ...] = ()  # Settings of the dense model's encoder and decoder.
     moe_stack: tuple[str, ...] = ()  # The same, with experts.
     expert_dropout: float = 0.0  # Of an expert's hidden units.
@@ -45,7 +45,7 @@ class Family:
         balance, detail = f"task.aux_loss_weight={0.01 * count**2}", self.detail
         if self.expert_dropout:
             each = (*each, f"moe.hidden_dropout.rate={self.expert_dropout}")
-            detail += f", d={self.expert_dropout}"
+            detail += f", d{self.expert_dropout}"
         settings = (*self.settings, *of_stacks(*each), balance)
         return Model(f"MoE({count}E, {num_layers}L{detail})", self.moe, settings)
 
@@ -84,7 +84,7 @@ NARROW = dataclasses.replace(
         "task.dim=64",
         *of_stacks("layer.attention.head_dim=16"),
     ),
-    detail=", M=64",
+    detail=", M64",
     dense_stack=("dense.hidden_dim=340",),
     moe_stack=("dense.hidden_dim=256", "moe.hidden_dim=256"),
 )

@@ -25,7 +25,7 @@ def test_experts_cost_as_much_as_the_dense_layers_that_they_replace(family):
 def test_dropout_within_experts_is_set_and_named():
     family = dataclasses.replace(families.SMALL, expert_dropout=0.3)
     dense, mixture = family.models([8])
-    assert (dense.name, mixture.name) == ("T(6L)", "MoE(8E, 6L, d=0.3)")
+    assert (dense.name, mixture.name) == ("T(6L)", "MoE(8E, 6L, d0.3)")
     params = launch.experiment_params(
         launch.Launch(mixture.experiment, mixture.settings, "data", _FACTS)
     )
