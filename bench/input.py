@@ -20,7 +20,7 @@ import tensorflow as tf
 from absl import app, flags, logging
 
 from bench import corpus, synthetic
-from data_prep import config, pipeline, tsv_folder
+from data_prep import config, engines, pipeline, tsv_folder
 from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import manifest, mixture
@@ -63,7 +63,7 @@ def _prepare(folder: pathlib.Path) -> str:
     corpus.write(folder / "text")
     sizes = config.BuildConfig(source_vocab_size=8000, target_vocab_size=4000)
     found = tsv_folder.sources_in(folder / "text")
-    pipeline.run_through(pipeline.Step.REPORT, found, folder / "data", sizes, num_workers=1)
+    pipeline.run_through(pipeline.Step.REPORT, found, folder / "data", sizes, engines.pool(1))
     return str(folder / "data")
 
 
