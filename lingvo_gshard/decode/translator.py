@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -93,8 +94,10 @@ class Translator:
             return self._source.encode(beginning + text)
 
         def made(text: str) -> Part:
-            # Only a single character can be too long.
-            ids = packing.truncate(np.array(encoded(text), np.int32), longest)
+            ids = np.array(encoded(text), np.int32)
+            if len(ids) > longest:  # Only a single character can be too long.
+                logging.warning("Truncated %r from %d to %d pieces.", text, len(ids), longest)
+                ids = packing.truncate(ids, longest)
             return Part(ids, next(n for n in lengths if n >= len(ids)))
 
         texts = split(line.removeprefix(beginning), lambda text: len(encoded(text)) <= longest)

@@ -76,6 +76,8 @@ def _open(
         )
         if not reader.ok():
             reader.close()  # Raises the reason.
+        if (found := reader.num_records()) != shard.num_examples:
+            raise ValueError(f"holds {found} records, the manifest says {shard.num_examples}")
         return reader
 
 

@@ -18,6 +18,8 @@ class Tokenizer:
 
     def __init__(self, model_file: str | os.PathLike[str]):
         """Loads a model. Raises ValueError if it is missing, damaged or has other special ids."""
+        if not pathlib.Path(model_file).is_file():
+            raise ValueError(f"{model_file}: there is no such vocabulary")
         try:
             processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
         except (RuntimeError, OSError) as error:

@@ -67,13 +67,14 @@ def test_a_long_line_is_translated_in_parts():
     assert found[1][0].text == "ba" and {shape[0] for shape in decoder.shapes} == {3}
 
 
-def test_a_character_that_is_too_long_is_truncated_and_keeps_eos():
+def test_a_character_that_is_too_long_is_truncated_with_a_warning_and_keeps_eos(caplog):
     class Bytes(Letters):
         def encode(self, text):
             return [7, 8, 9, 10, 2]
 
     translator = Translator(Reverser(3, (2, 4)), Bytes(), Letters())
     assert [part.ids.tolist() for part in translator.parts("a")] == [[7, 8, 9, 2]]
+    assert "Truncated 'a' from 5 to 4 pieces." in caplog.text
 
 
 def test_lines_of_similar_length_share_a_batch():

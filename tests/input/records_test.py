@@ -137,3 +137,10 @@ def test_a_full_disk_is_reported_and_leaves_no_file(tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device.*de.array_record"):
         encoding.write_records(path, [b"a record"])
     assert not path.exists()
+
+
+def test_a_wrong_number_of_records_is_refused(written):
+    folder, entry, _ = written
+    shards = (dataclasses.replace(entry.shards[0], num_examples=21),)
+    with pytest.raises(ValueError, match=r"de-0.* holds 20 records, the manifest says 21"):
+        records.RecordSource(folder, dataclasses.replace(entry, shards=shards)).read(np.array([0]))

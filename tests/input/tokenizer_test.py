@@ -34,7 +34,7 @@ def test_decode_stops_at_eos_and_ignores_special_ids(tokenizer):
 
 
 def test_other_files_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"none.model is not a SentencePiece model: NOT_FOUND"):
+    with pytest.raises(ValueError, match=r"none.model: there is no such vocabulary"):
         Tokenizer(tmp_path / "none.model")
     (tmp_path / "bad.model").write_bytes(b"not a model")
     with pytest.raises(ValueError, match=r"bad.model is not a SentencePiece model"):
