@@ -1,16 +1,18 @@
 """The binary: mistakes in one line, and whole plans."""
 
-import importlib.util
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
 import pytest
 
-from lingvo_gshard.planning import plan
+from lingvo_gshard.model.placement import STACKS
+from lingvo_gshard.planning import plan, planner
 from tests.planning import plans
+from tests.spmd import compilers
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _TINY = [
@@ -25,6 +27,10 @@ _TINY = [
     "task.encoder.moe.group_size=32",
     "task.decoder.moe.group_size=32",
 ]
+
+
+def _flagged(settings):
+    return [f"--set={each}" for each in settings]
 
 
 def _run(*args, timeout=120):
@@ -47,6 +53,10 @@ def _run(*args, timeout=120):
         (["--compare=/nowhere,/no"], "plan: /nowhere: no plan.json there; `plan --out=/nowhere`"),
         (["--model=toy.MoE8E4L"], "plan: --topology is missing; see --help."),
         (["--table=compile", "--save"], "plan: --save needs --model, --topology and --out"),
+        (
+            ["--model=toy.MoE8E4", "--topology=v3:2x2", "--out=/nowhere"],
+            "plan: No model 'toy.MoE8E4'. Did you mean toy.MoE8E4L?",
+        ),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(args, message):
@@ -56,57 +66,47 @@ def test_a_mistake_is_reported_in_one_line(args, message):
 
 
 @pytest.mark.slow
+def test_an_impossible_plan_is_reported_in_one_line(tmp_path):
+    run = _run("--model=toy.MoE8E4L", "--topology=v9:2x2", f"--out={tmp_path}", *_flagged(_TINY))
+    assert run.returncode == 1
+    assert "topology 'v9:2x2' is unknown; known are v2:" in run.stderr.splitlines()[-1]
+    assert not list(tmp_path.glob("plan.json"))
+
+
+_VOCABULARIES = ["task.source_vocab_size=512", "task.target_vocab_size=512"]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("args", "message"),
+    ("machine", "settings", "batch_tokens", "message"),
     [
+        ("v3:3", _TINY, None, "topology 'v3:3' is unknown; known are v2:"),
+        ("v3:2x2", [], None, "task.source_vocab_size is taken from the data"),
+        ("v3:2x2", [], 100, "--batch_tokens=100: expected a multiple of 48"),
         (
-            ["--model=toy.MoE8E4", "--topology=v3:2x2"],
-            "No model 'toy.MoE8E4'. Did you mean toy.MoE8E4L?",
-        ),
-        (
-            ["--model=toy.MoE8E4L", "--topology=v3:3", *(f"--set={each}" for each in _TINY)],
-            "topology 'v3:3' is unknown; known are v2:",
-        ),
-        (
-            ["--model=toy.MoE8E4L", "--topology=v9:2x2", *(f"--set={each}" for each in _TINY)],
-            "topology 'v9:2x2' is unknown; known are v2:",
-        ),
-        (
-            ["--model=toy.MoE8E4L", "--topology=v3:2x2"],
-            "task.source_vocab_size is taken from the data",
-        ),
-        (
-            ["--model=toy.MoE8E4L", "--topology=v3:2x2", "--batch_tokens=100"],
-            "--batch_tokens=100: expected a multiple of 48",
-        ),
-        (
-            [
-                *("--model=toy.MoE8E4L", "--topology=v3:2x2", "--batch_tokens=480"),
-                "--set=input.batch_size=10",
-            ],
+            "v3:2x2",
+            ["input.batch_size=10"],
+            480,
             "give --batch_tokens or --set=input.batch_size, not both",
         ),
         (
-            ["--model=toy.MoE8E4L", "--topology=v3:4x4", *(f"--set={each}" for each in _TINY)],
+            "v3:4x4",
+            _TINY,
+            None,
             "The 32 partitions along mesh axis r and d, which splits B, do not divide input.batch",
         ),
         (
-            [
-                *("--model=toy.MoE8E4L", "--topology=v3:4x4"),
-                *("--set=task.source_vocab_size=512", "--set=task.target_vocab_size=512"),
-                *(f"--set=task.{stack}.moe.num_experts=12" for stack in ("encoder", "decoder")),
-            ],
+            "v3:4x4",
+            [*_VOCABULARIES, *(f"task.{each}.moe.num_experts=12" for each in STACKS)],
+            None,
             "The 32 partitions along mesh axis d, which splits E, do not divide task.encoder.moe",
         ),
     ],
 )
-def test_an_impossible_plan_is_reported_in_one_line(args, message, tmp_path):
-    if importlib.util.find_spec("libtpu") is None and "v3:" in " ".join(args):
-        message = "the TPU compiler is not installed; `make setup-tpu`"
-    run = _run(*args, f"--out={tmp_path}")
-    assert run.returncode == 1
-    assert message in run.stderr.splitlines()[-1]
-    assert not list(tmp_path.glob("plan.json"))
+def test_an_impossible_plan_is_refused(machine, settings, batch_tokens, message):
+    compilers.need("v3")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        planner.check(planner.request("toy.MoE8E4L", machine, settings, batch_tokens))
 
 
 def test_a_comparison_is_printed(tmp_path):
@@ -120,10 +120,8 @@ def test_a_comparison_is_printed(tmp_path):
 
 @pytest.mark.slow
 def test_a_plan_is_printed_and_written_and_kept(tmp_path):
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
-    settings = [f"--set={each}" for each in _TINY]
-    args = ["--model=toy.MoE8E4L", "--topology=v3:2x2", f"--out={tmp_path}", *settings]
+    compilers.need("v3")
+    args = ["--model=toy.MoE8E4L", "--topology=v3:2x2", f"--out={tmp_path}", *_flagged(_TINY)]
     first = _run(*args, timeout=900)
     assert first.returncode == 0, first.stderr
     assert "toy.MoE8E4L on v3:2x2: 8 cores" in first.stdout and "fits; a step" in first.stdout
@@ -142,9 +140,8 @@ def test_a_plan_is_printed_and_written_and_kept(tmp_path):
 
 @pytest.mark.slow
 def test_fewer_experts_than_cores_are_replicated_as_in_the_trainer(tmp_path):
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
-    settings = [f"--set={each}" for each in (*_TINY, "input.batch_size=64")]
+    compilers.need("v3")
+    settings = _flagged([*_TINY, "input.batch_size=64"])
     args = ["--model=toy.MoE8E4L", "--topology=v3:4x4", f"--out={tmp_path}", *settings]
     args.append("--programs=train")
     run = _run(*args, timeout=900)

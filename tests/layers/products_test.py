@@ -15,7 +15,7 @@ from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
 from tests.layers import building
-from tests.spmd import functions
+from tests.spmd import compilers, functions
 
 _ROUNDED = Arithmetic("bfloat16")
 
@@ -189,8 +189,7 @@ def test_bfloat16_products_equal_on_1_2_4_and_8_partitions():
     [("v3:2x2", r"= f32\S+ convolution\(([^)]*)\)"), ("h100:1x8", r"= \(?f32\S+ dot\(([^)]*)\)")],
 )
 def test_accelerators_multiply_16_bit_numbers(machine, products):
-    if not topology.is_installed(machine.split(":")[0]):
-        pytest.skip(f"the compiler for {machine} is not installed")
+    compilers.need(machine)
     text = topology.compile_program(_exported_experts(_ROUNDED, 8), machine).compiled.as_text()
     dtypes = dict(re.findall(r"%(\S+) = (\w+)\[", text))
     found = [re.findall(r"%([\w.-]+)", operands) for operands in re.findall(products, text)]

@@ -10,6 +10,7 @@ from lingvo_gshard.planning import compilation, planner
 from lingvo_gshard.spmd import lowering, topology
 from tests.layers import moe_programs
 from tests.planning import plans
+from tests.spmd import compilers
 
 # Large enough that sending tokens costs less than sending experts. With two experts a group, no
 # shape of experts is also a shape of groups.
@@ -121,7 +122,6 @@ def test_sixty_layers_cost_little_more_than_twelve():
 
 @pytest.mark.slow
 def test_a_step_for_2048_cores_is_no_larger_than_for_8():
-    if not topology.is_installed("v3"):
-        pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
+    compilers.need("v3")
     few, many = (planner.make(compilation.request(cores, 4)) for cores in (8, 2048))
     assert many.step.cost.instructions <= 1.5 * few.step.cost.instructions

@@ -1,6 +1,5 @@
 """Rooflines of costs made by hand; a TPU program with a loop against its unrolled form."""
 
-import importlib.util
 import types
 
 import pytest
@@ -16,7 +15,7 @@ from lingvo_gshard.planning.compiled_step import CompiledStep
 from lingvo_gshard.planning.hardware import GENERATIONS, Torus
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-from tests.spmd import functions
+from tests.spmd import compilers, functions
 
 _V3 = GENERATIONS["v3"]
 _TORUS = Torus(_V3, tuple((x, y) for x in range(2) for y in range(2) for _ in range(2)))
@@ -85,8 +84,7 @@ def _powers(unrolled: bool) -> AnnotatedFn:
 @pytest.mark.slow
 @pytest.mark.parametrize("unrolled", [False, True])
 def test_costs_add_up_to_the_compilers_optimal_seconds(unrolled):
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
+    compilers.need("v3")
     exported = lowering.export(_powers(unrolled), functions.partitioning(8))
     compiled = topology.compile_program(exported, "v3:2x2")
     costs = hlo_cost.costs(compiled.module)

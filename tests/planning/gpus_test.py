@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from lingvo_gshard.planning import planner
-from lingvo_gshard.spmd import topology
+from tests.spmd import compilers
 
 _SMALL = (
     "task.source_vocab_size=512",
@@ -17,8 +17,7 @@ _SMALL = (
 
 @pytest.fixture(autouse=True)
 def _has_a_compiler():
-    if not topology.is_installed("h100"):
-        pytest.skip("the GPU compiler is not installed; `make setup-plan-gpu` installs it")
+    compilers.need("h100")
 
 
 def _collectives(plan):

@@ -1,7 +1,5 @@
 """Published figures, and the times of collectives on a torus against hand-worked ones."""
 
-import importlib.util
-
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
@@ -12,6 +10,7 @@ from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from tests.spmd import compilers
 
 _V3, _H100 = GENERATIONS["v3"], GENERATIONS["h100"]
 _LINK = 82e9
@@ -162,8 +161,7 @@ def test_the_network_is_that_of_the_topology(monkeypatch):
 )
 def test_the_compilers_own_rates_and_capacity(name, cores):
     """The rates in XLA's optimal_seconds, and the memory that it leaves to a program."""
-    if importlib.util.find_spec("libtpu") is None:
-        pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
+    compilers.need(name)
     generation = hardware.generation(name)
     assert len(topology.places(name)) == cores
     parts = Partitioning(Mesh.flat(cores), ())

@@ -3,7 +3,7 @@
 import pytest
 
 from lingvo_gshard.planning import planner
-from lingvo_gshard.spmd import topology
+from tests.spmd import compilers
 
 _SETTINGS = (
     "mesh=d:*,p:2",
@@ -24,8 +24,7 @@ _SETTINGS = (
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["v3:2x2", "h100:1x8"])
 def test_a_pipeline_shifts_activations_in_every_tick_and_sums_gradients_once(name):
-    if not topology.is_installed(name.partition(":")[0]):
-        pytest.skip("the compiler is not installed; see `make setup-tpu` and `setup-plan-gpu`")
+    compilers.need(name)
     plan = planner.make(planner.request("toy.Dense4L", name, _SETTINGS, None).step_only())
     assert plan.step.fits and plan.bubble == 1 / 5
 

@@ -34,6 +34,7 @@ from lingvo_gshard.spmd import lowering, saved_executable, topology
 from lingvo_gshard.spmd.executable import compile_program
 from lingvo_gshard.train import run
 from tests.planning import plans
+from tests.spmd import compilers
 
 _PLACES = tuple((x, y) for x in range(2) for y in range(2) for _ in range(2))
 _TINY = {
@@ -302,11 +303,6 @@ def test_a_large_gather_is_suspicious_and_a_sum_is_not():
     assert _suspicious(collectives=ops(2**18)) == ()
 
 
-def _need_the_tpus_compiler():
-    if not topology.is_installed("v3"):
-        pytest.skip("the TPU compiler is not installed; `make setup-tpu` installs it")
-
-
 def _small_m4():
     """Returns m4.MoE128E36L with four narrow layers in each stack."""
     params = registry.get_params("m4.MoE128E36L").Set(
@@ -330,7 +326,7 @@ def _small_m4():
 @pytest.mark.slow
 def test_the_family_gathers_no_weights_experts_or_tokens(tpu, monkeypatch):
     """Neither by all-gathers nor by all-reduces, the TPU compiler's way from 64 partitions on."""
-    _need_the_tpus_compiler()
+    compilers.need("v3")
     monkeypatch.setattr(compiled_step, "_LARGE_BYTES", 1)  # Narrow layers have small weights.
     kept = planner.make(_small_m4())
     assert {each.kind for each in kept.step.cost.collectives} == {"all-to-all", "all-reduce"}
@@ -340,7 +336,7 @@ def test_the_family_gathers_no_weights_experts_or_tokens(tpu, monkeypatch):
 @pytest.mark.slow
 def test_weights_that_are_gathered_are_suspicious(tpu):
     """The same model with all weights split over M."""
-    _need_the_tpus_compiler()
+    compilers.need("v3")
     parts = Partitioning.from_dict(Mesh.flat(128), dict.fromkeys("BEGM", "d"))
     kept = planner.make(dataclasses.replace(_small_m4(), partitioning=parts))
     assert any("all-reduce in place of an all-gather" in each for each in kept.step.suspicious)
@@ -348,7 +344,7 @@ def test_weights_that_are_gathered_are_suspicious(tpu):
 
 @pytest.mark.slow
 def test_a_tpus_programs_are_planned(tpu):
-    _need_the_tpus_compiler()
+    compilers.need("v3")
     kept = planner.make(_request(programs=plan.PROGRAMS))
     assert kept.all_fit and kept.step.memory_gib.capacity == 15.48
     assert kept.step.cost.xla_optimal_secs > 0
