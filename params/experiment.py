@@ -31,6 +31,7 @@ class TranslationExperiment:
     ACTIVATION_DTYPE = "float32"
     PRODUCT_DTYPE = "float32"
     DROPOUT = 0.1
+    EXPERT_DROPOUT = 0.0  # of the hidden units within experts
     LABEL_SMOOTHING = 0.1
     # In pieces; None takes the sizes of the prepared data's vocabularies.
     SOURCE_VOCAB_SIZE: int | None = None
@@ -124,6 +125,7 @@ class TranslationExperiment:
             group_size=cls.GROUP_SIZE,
             dispatch=cls.DISPATCH,
         )
+        p.moe.hidden_dropout.rate = cls.EXPERT_DROPOUT
         return p
 
     @classmethod

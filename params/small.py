@@ -18,12 +18,13 @@ class MoE8E6L(toy.MoE8E4L):
     NUM_LAYERS = 6
     GROUP_SIZE = 256
     DROPOUT = 0.2
+    EXPERT_DROPOUT = 0.3
     BATCH_SIZE = 64
     TARGET_LEN = 64
-    MAX_STEPS = 3400
+    MAX_STEPS = 5800
     DECAY_START = 4000
     RAMP_UP_STEPS = 200
-    COOL_DOWN_STEPS = 1900
+    COOL_DOWN_STEPS = 2900
 
 
 @registry.register
@@ -31,6 +32,7 @@ class MoE8E6LLong(MoE8E6L):
     """MoE(8E, 6L) for long sentences, as in the Bible: 5.52 M weights on 2 partitions."""
 
     DROPOUT = 0.1
+    EXPERT_DROPOUT = 0.0
     BATCH_SIZE = 32
     # Many languages share 8000 pieces: one source token makes 0.54 English tokens (report.md).
     SOURCE_LEN = 176
