@@ -10,12 +10,16 @@ from lingvo_gshard.train import launch
 _FACTS = launch.DataFacts(12000, 6000, ("aa",))
 
 
+def _params(model):
+    asked = launch.Launch(model.experiment, model.settings, "data", _FACTS)
+    return launch.experiment_params(asked)
+
+
 @pytest.mark.parametrize("family", families.BY_NAME.values())
 def test_experts_cost_as_much_as_the_dense_layers_that_they_replace(family):
     flops = {}
     for model in family.models([8, 32], depths=[4, 8]):
-        asked = launch.Launch(model.experiment, model.settings, "data", _FACTS)
-        flops[model.name] = curves.flops_per_token(launch.experiment_params(asked))
+        flops[model.name] = curves.flops_per_token(_params(model))
     dense, eight, many, *_, deep = flops.values()
     assert (eight, many) == (pytest.approx(dense, rel=0.03), pytest.approx(dense, rel=0.03))
     assert len(flops) == (4 if family.num_layers == 4 else 5)
@@ -26,8 +30,13 @@ def test_dropout_within_experts_is_set_and_named():
     family = dataclasses.replace(families.SMALL, expert_dropout=0.3)
     dense, mixture = family.models([8])
     assert (dense.name, mixture.name) == ("T(6L)", "MoE(8E, 6L, d0.3)")
-    params = launch.experiment_params(
-        launch.Launch(mixture.experiment, mixture.settings, "data", _FACTS)
-    )
+    params = _params(mixture)
     for stack in (params.task.encoder, params.task.decoder):
         assert stack.moe.hidden_dropout.rate == 0.3
+
+
+def test_each_of_many_experts_has_several_places_in_a_group():
+    _, mixture = families.SMALL.models([128])
+    params = _params(mixture)
+    for stack in (params.task.encoder, params.task.decoder):
+        assert 2 * stack.moe.group_size // stack.moe.num_experts == 8
