@@ -43,10 +43,10 @@ setup-chromium:
 test: setup setup-chromium
 	$(PY) -m pytest -q -n 2
 
-# Without the compilers some slow tests would be skipped. A process runs two files, since compilers
-# keep memory; two processes run at a time.
+# Without the compilers some slow tests would be skipped. Each file has a process of its own, since
+# compilers keep memory; two run at a time.
 test-slow: setup-tpu setup-plan-gpu
-	grep -rl --include='*_test.py' 'mark.slow' tests | sort | xargs -P 2 -n 2 $(PY) -m pytest -q -m slow
+	grep -rl --include='*_test.py' 'mark.slow' tests | sort | xargs -P 2 -n 1 $(PY) -m pytest -q -m slow
 
 # Afterwards, `bazel test --config=offline //...` runs all tests.
 bazel-test: setup
