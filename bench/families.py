@@ -42,7 +42,7 @@ class Family:
 
     def _with_experts(self, count: int, num_layers: int) -> Model:
         each = (f"moe.num_experts={count}", f"num_layers={num_layers // 2}", *self.moe_stack)
-        if count > 64:  # In groups of 256 tokens, 128 experts have 4 places each: 10 % overflow.
+        if count > 64:  # In groups of 256 tokens, each of 128 experts would have only 4 places.
             each = (*each, f"moe.group_size={4 * count}")
         balance, detail = f"task.aux_loss_weight={0.01 * count**2}", self.detail
         if self.expert_dropout:

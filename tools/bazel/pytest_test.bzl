@@ -14,7 +14,7 @@ def pytest_tests(deps, data):
         name = "helpers",
         testonly = True,
         srcs = native.glob(["**/*.py"], exclude = tests),
-        data = native.glob(["**"], exclude = ["**/__pycache__/**"]),  # Some read the tests, too.
+        data = native.glob(["**"], exclude = ["**/__pycache__/**"]),  # Some tests look for others.
         deps = deps,
     )
     for path in tests:
