@@ -66,55 +66,48 @@ def _corpus(folder):
     return folder
 
 
-def test_the_whole_circle_in_a_google_bucket(tmp_path):
-    with buckets.gcs() as url:
-        run = _train_and_decode(url, tmp_path)
-        assert f"Wrote {url}/run/weights" in _run("lingvo_gshard.trainer", *run, "--mode=export")
-        translate, bundle = "lingvo_gshard.translate", f"{url}/bundle"
-        wanted = _run(translate, *run, text="der eno\nowt\n")
-        _run(translate, *run, f"--export={bundle}")
-        assert _run(translate, f"--bundle={bundle}", text="der eno\nowt\n") == wanted
-
-
-def test_a_run_in_an_amazon_bucket_is_stopped_continues_and_decodes(tmp_path):
-    with buckets.s3() as url:
-        _train_and_decode(url, tmp_path)
-
-
-def _train_and_decode(url, folder):
-    """Returns the flags of the run."""
-    corpus = _corpus(folder / "text")
+@pytest.mark.parametrize("server", [buckets.gcs, buckets.s3])
+def test_the_whole_circle_in_a_bucket(server, tmp_path):
+    corpus = _corpus(tmp_path / "text")
     sizes = ["--source_vocab_size=330", "--target_vocab_size=330", "--workers=1"]
+    devices = ["--platform=cpu", "--num_partitions=2"]
     settings = [f"--set={path}={value}" for path, value in _SMALL.items()]
-    data, run = f"{url}/data", [f"--logdir={url}/run", "--platform=cpu", "--num_partitions=2"]
-    files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
+    with server() as url:
+        data, run, bundle = f"{url}/data", f"--logdir={url}/run", f"{url}/bundle"
+        files, root = fsspec.core.url_to_fs(url, use_listings_cache=False)
 
-    _run("data_prep.build", f"--input={corpus}", f"--out={data}", *sizes)
-    made = json.loads(files.cat_file(f"{root}/data/manifest.json"))
-    assert [each["code"] for each in made["languages"]] == ["aa"]
+        _run("data_prep.build", f"--input={corpus}", f"--out={data}", *sizes)
+        made = json.loads(files.cat_file(f"{root}/data/manifest.json"))
+        assert [each["code"] for each in made["languages"]] == ["aa"]
 
-    model = ["--model=toy.MoE8E4L", f"--data_dir={data}", *settings]
-    train = [*run, "--mode=train_and_eval"]
-    endless = _command("lingvo_gshard.trainer", *model, *train)
-    with subprocess.Popen(endless, cwd=_ROOT, stdout=subprocess.DEVNULL) as process:
-        while process.poll() is None and not files.glob(f"{root}/run/checkpoints/*/commit*"):
-            time.sleep(1)
-        process.send_signal(signal.SIGTERM)
-    assert process.returncode == 75
-    steps = _steps(files, root)
-    assert 1 <= len(steps) <= 3  # The newest two, and the best.
+        model = ["--model=toy.MoE8E4L", f"--data_dir={data}", *settings]
+        train = [run, *devices, "--mode=train_and_eval"]
+        endless = _command("lingvo_gshard.trainer", *model, *train)
+        with subprocess.Popen(endless, cwd=_ROOT, stdout=subprocess.DEVNULL) as process:
+            while process.poll() is None and not files.glob(f"{root}/run/checkpoints/*/commit*"):
+                time.sleep(1)
+            process.send_signal(signal.SIGTERM)
+        assert process.returncode == 75
+        steps = _steps(files, root)
+        assert 1 <= len(steps) <= 3  # The newest two, and the best.
 
-    goal = steps[-1] + 4
-    _run("lingvo_gshard.trainer", *train, f"--set=train.max_steps={goal}")
-    assert _steps(files, root)[-2:] == [goal - 2, goal]
-    lines = files.cat_file(f"{root}/run/train_metrics.jsonl").decode().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == list(range(2, goal + 1, 2))
-    for written in ("train/events*", "eval_dev/events*", "expert_load.png"):
-        assert files.glob(f"{root}/run/{written}")
+        goal = steps[-1] + 4
+        _run("lingvo_gshard.trainer", *train, f"--set=train.max_steps={goal}")
+        assert _steps(files, root)[-2:] == [goal - 2, goal]
+        lines = files.cat_file(f"{root}/run/train_metrics.jsonl").decode().splitlines()
+        assert [json.loads(line)["step"] for line in lines] == list(range(2, goal + 1, 2))
+        for written in ("train/events*", "eval_dev/events*", "expert_load.png"):
+            assert files.glob(f"{root}/run/{written}")
 
-    assert "BLEU" in _run("lingvo_gshard.trainer", *run, "--mode=decode")
-    assert len(files.cat_file(f"{root}/run/decode_test/aa.txt").splitlines()) == 5
-    return run
+        assert "BLEU" in _run("lingvo_gshard.trainer", run, *devices, "--mode=decode")
+        assert len(files.cat_file(f"{root}/run/decode_test/aa.txt").splitlines()) == 5
+        assert f"Wrote {url}/run/weights" in _run(
+            "lingvo_gshard.trainer", run, *devices, "--mode=export"
+        )
+        translate = "lingvo_gshard.translate"
+        wanted = _run(translate, run, *devices, text="der eno\nowt\n")
+        _run(translate, run, *devices, f"--export={bundle}")
+        assert _run(translate, f"--bundle={bundle}", text="der eno\nowt\n") == wanted
 
 
 def _steps(files, root):

@@ -1,7 +1,6 @@
 """Training steps with layers in a loop or rematerialized equal those with unrolled layers.
 
-A way is Layers and the Remat of the encoder and of the decoder. Steps that are not finite are also
-tested here.
+A way is a pair of Layers and Remat. Steps that are not finite are tested here, too.
 """
 
 import collections
@@ -20,26 +19,29 @@ from tests.layers import building, stacking
 from tests.model import small_task
 from tests.spmd import functions
 
-_PLAIN = (Layers.UNROLLED, Remat.NONE, Remat.NONE)
-_LOOP = (Layers.LOOP, Remat.BLOCK, Remat.BLOCK)
-_KEEPING = (Layers.LOOP, Remat.NONE, Remat.ALL_BUT_PRODUCTS)
-_OTHERS = [_KEEPING, (Layers.UNROLLED, Remat.BLOCK, Remat.ALL_BUT_PRODUCTS)]
+_PLAIN = (Layers.UNROLLED, Remat.NONE)
+_LOOP = (Layers.LOOP, Remat.BLOCK)
+_KEEPING = (Layers.LOOP, Remat.ALL_BUT_PRODUCTS)
+_OTHERS = [
+    (Layers.UNROLLED, Remat.BLOCK),
+    (Layers.UNROLLED, Remat.ALL_BUT_PRODUCTS),
+    (Layers.LOOP, Remat.NONE),
+    _KEEPING,
+]
 
 
 def _params(
     layers_as,
-    encoder_remat,
-    decoder_remat,
+    remat,
     activation_dtype="float32",
     dispatch=Dispatch.EINSUM,
     num_layers=(2, 4),
 ):
     p = small_task.Experiment.params()
     p.task.activation_dtype = activation_dtype
-    p.task.encoder.remat, p.task.decoder.remat = encoder_remat, decoder_remat
     stacks = (p.task.encoder, p.task.decoder)
     for stack, count, group_size in zip(stacks, num_layers, (12, 14), strict=True):
-        stack.Set(layers_as=layers_as, num_layers=count)
+        stack.Set(layers_as=layers_as, remat=remat, num_layers=count)
         stack.moe.Set(group_size=group_size, dispatch=dispatch)
     return p
 
@@ -183,7 +185,7 @@ def test_non_finite_step_changes_only_the_step_count(step_of, way, changes, scal
 
 
 def test_loop_refuses_incomplete_blocks():
-    params = _params(*_LOOP).task
+    params = _params(Layers.LOOP, Remat.NONE).task
     params.decoder.num_layers = 5
     with pytest.raises(
         ValueError, match="decoder: LOOP needs whole blocks of 2 layers, got num_layers 5"
