@@ -153,7 +153,7 @@ def _named_by_path(fprop: Callable[..., Any]) -> Callable[..., Any]:
 def fold_seed(seed: tf.Tensor, name: str) -> tf.Tensor:
     """A separate seed, int32 [2], for each name."""
     salt = zlib.crc32(name.encode()) & 0x7FFFFFFF
-    return tf.stack([seed[0], tf.bitwise.bitwise_xor(seed[1], salt)])
+    return tf.bitwise.bitwise_xor(seed, [0, salt])
 
 
 def _initial(spec: WeightSpec, seed: tf.Tensor) -> tf.Tensor:

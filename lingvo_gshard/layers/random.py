@@ -6,7 +6,9 @@ element i is a hash of (seed, i), the same for any partitioning.
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 
 from lingvo_gshard.core.late import tf
 
@@ -21,6 +23,16 @@ def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
     counts as many last dims as fit 32 bits; that of the dims before is added to the second key. The
     seed is int32 [2]. Raises ValueError if both are of more than 2^32 elements.
     """
+    return _traced()(shape, seed)
+
+
+@functools.cache
+def _traced() -> Callable[[tuple[int, ...], tf.Tensor], tf.Tensor]:
+    """A function that is traced once for each shape, as a model draws many masks of one shape."""
+    return tf.function(_random_bits, autograph=False)
+
+
+def _random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
     sizes = [math.prod(shape[start:]) for start in range(len(shape) + 1)]
     start = next(start for start, size in enumerate(sizes) if size <= _MAX_INDICES)
     before, last = shape[:start], shape[start:]

@@ -8,6 +8,7 @@ weights in a stack are updated like single weights: each has its own clipping an
 
 from __future__ import annotations
 
+import functools
 import math
 
 from lingvo_gshard.core.base_layer import WeightSpec
@@ -62,19 +63,28 @@ class Adafactor:
         old_slots = iter(slots.Flatten())  # In the order of their weights, `column` before `row`.
         new_slots: list[tf.Tensor] = []
 
-        def updated(weight: tf.Tensor, gradient: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
+        @functools.partial(tf.function, autograph=False)  # Traced once for weights of equal shape.
+        def step_of(
+            weight: tf.Tensor, gradient: tf.Tensor, old: dict[str, tf.Tensor], axes: tuple[int, ...]
+        ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             squared = tf.square(gradient)
             means = {"full": squared}
-            if len(spec.axes) >= 2:
+            if "row" in old:
                 means = {"row": _mean(squared, (-1,)), "column": _mean(squared, (-2,))}
             # Epsilon_1 is added to the means, as the squares would be one more tensor as large.
             means = {k: mean + 1e-30 for k, mean in means.items()}
-            own = {k: decay * next(old_slots) + (1.0 - decay) * means[k] for k in sorted(means)}
-            new_slots.extend(own.values())
+            own = {k: decay * slot + (1.0 - decay) * means[k] for k, slot in old.items()}
             update = gradient * _inverse_root(own)
-            update /= tf.maximum(1.0, _rms(update, spec.axes) / self.p.clipping_threshold)
-            scale = tf.maximum(1e-3, _rms(weight, spec.axes))  # 1e-3 is epsilon_2.
-            return weight - rate * scale * update
+            update /= tf.maximum(1.0, _rms(update, axes) / self.p.clipping_threshold)
+            scale = tf.maximum(1e-3, _rms(weight, axes))  # 1e-3 is epsilon_2.
+            return weight - rate * scale * update, own
+
+        def updated(weight: tf.Tensor, gradient: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
+            names = ("column", "row") if len(spec.axes) >= 2 else ("full",)
+            old = {name: next(old_slots) for name in names}
+            weight, new = step_of(weight, gradient, old, spec.axes)
+            new_slots.extend(new[name] for name in names)
+            return weight
 
         theta = theta.Transform(updated, gradients, weight_specs)
         return theta, slots.Pack(new_slots)
