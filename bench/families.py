@@ -8,11 +8,12 @@ STACKS = ("encoder", "decoder")
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A registered experiment and its settings."""
+    """A registered experiment, its settings, and the steps of its training."""
 
     name: str
     experiment: str
-    settings: tuple[str, ...] = ()
+    settings: tuple[str, ...]
+    steps: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,13 +33,20 @@ class Family:
     moe_stack: tuple[str, ...] = ()  # The same, with experts.
     expert_dropout: float = 0.0  # Of an expert's hidden units.
 
-    def models(self, counts: Sequence[int], depths: Sequence[int] = ()) -> Iterator[Model]:
-        """Yields the dense model, those with `counts` experts, and the first in other depths."""
+    def models(
+        self, counts: Sequence[int], depths: Sequence[int] = (), shares: Sequence[float] = ()
+    ) -> Iterator[Model]:
+        """Yields the dense model and those with `counts` experts; then variants of the first count.
+
+        They have other depths, or are trained in a share of the steps.
+        """
         settings = (*self.settings, *of_stacks(*self.dense_stack))
-        yield Model(f"T({self.num_layers}L{self.detail})", self.dense, settings)
+        yield Model(f"T({self.num_layers}L{self.detail})", self.dense, settings, self.steps)
         yield from (self._with_experts(count, self.num_layers) for count in counts)
         others = (depth for depth in depths if depth != self.num_layers)
         yield from (self._with_experts(counts[0], depth) for depth in others)
+        whole = self._with_experts(counts[0], self.num_layers)
+        yield from (shortened(whole, round(share * self.steps)) for share in shares)
 
     def _with_experts(self, count: int, num_layers: int) -> Model:
         each = (f"moe.num_experts={count}", f"num_layers={num_layers // 2}", *self.moe_stack)
@@ -49,7 +57,13 @@ class Family:
             each = (*each, f"moe.hidden_dropout.rate={self.expert_dropout}")
             detail += f", d{self.expert_dropout}"
         settings = (*self.settings, *of_stacks(*each), balance)
-        return Model(f"MoE({count}E, {num_layers}L{detail})", self.moe, settings)
+        return Model(f"MoE({count}E, {num_layers}L{detail})", self.moe, settings, self.steps)
+
+
+def shortened(model: Model, steps: int) -> Model:
+    """Returns `model` with a whole training, and its schedule, of `steps` steps."""
+    name = f"{model.name[:-1]}, {steps} steps)"
+    return Model(name, model.experiment, (*model.settings, *schedule(steps)), steps)
 
 
 def of_stacks(*settings: str) -> tuple[str, ...]:

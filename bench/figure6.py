@@ -104,8 +104,7 @@ def write_corpus(source: pathlib.Path, folder: pathlib.Path) -> None:
 
 
 def _multilingual(out: pathlib.Path, model: Model, seed: int) -> pathlib.Path:
-    data, steps = _prepared(out, "all"), multilingual.family().steps
-    return _decoded(multilingual.seeded(out / "runs", model, seed, data, steps))
+    return _decoded(multilingual.seeded(out / "runs", model, seed, _prepared(out, "all")))
 
 
 def _baseline(out: pathlib.Path, code: str) -> pathlib.Path:
@@ -117,7 +116,7 @@ def _baseline(out: pathlib.Path, code: str) -> pathlib.Path:
         sizes = families.of_stacks(f"num_layers={layers}", f"dense.hidden_dim={hidden_dim}")
         learning = (*_BASELINE_LEARNING, *families.schedule(steps))
         settings = (f"task.dim={dim}", *sizes, *_dropout(dropout), *learning)
-        multilingual.train(logdir, Model(code, "small.Dense6LLong", settings), data, steps)
+        multilingual.train(logdir, Model(code, "small.Dense6LLong", settings, steps), data)
         losses[logdir] = _best(logdir).value
     return _decoded(min(losses, key=lambda logdir: losses[logdir]))
 

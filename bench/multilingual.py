@@ -35,31 +35,29 @@ def family() -> Family:
     return dataclasses.replace(chosen, expert_dropout=rate)
 
 
-def seeded(
-    runs: pathlib.Path, model: Model, seed: int, data: pathlib.Path, steps: int
-) -> pathlib.Path:
+def seeded(runs: pathlib.Path, model: Model, seed: int, data: pathlib.Path) -> pathlib.Path:
     """Trains a model with a seed; returns the folder of its run."""
     logdir = runs / f"{model.name.replace(' ', '')}-seed{seed}"
     settings = (*model.settings, f"train.seed={seed}", f"input.seed={seed}")
-    return train(logdir, dataclasses.replace(model, settings=settings), data, steps)
+    return train(logdir, dataclasses.replace(model, settings=settings), data)
 
 
-def train(logdir: pathlib.Path, model: Model, data: pathlib.Path, steps: int) -> pathlib.Path:
-    """Trains a model to `steps` steps unless it is; returns the folder of its run."""
+def train(logdir: pathlib.Path, model: Model, data: pathlib.Path) -> pathlib.Path:
+    """Trains a model for its steps unless it is; returns the folder of its run."""
     lines = read_lines(logdir / TRAIN_METRICS)
-    if not lines or lines[-1]["step"] < steps:
-        settings = (*model.settings, f"train.max_steps={steps}", *_SET.value)
+    if not lines or lines[-1]["step"] < model.steps:
+        settings = (*model.settings, f"train.max_steps={model.steps}", *_SET.value)
         flagged = (f"--model={model.experiment}", f"--data_dir={data}", f"--logdir={logdir}")
         trainer("train_and_eval", *flagged, *(f"--set={each}" for each in settings))
     return logdir
 
 
-def runs_of(name: str, logdirs: Iterable[pathlib.Path], steps: int) -> curves.Runs:
-    """Reads the first `steps` steps of a model's runs."""
+def runs_of(model: Model, logdirs: Iterable[pathlib.Path]) -> curves.Runs:
+    """Reads a model's runs, each as far as the model's steps."""
     logdirs = list(logdirs)
     params = launch.experiment_params(launch.recorded(str(logdirs[0])))
-    found = (curves.read(logdir, steps) for logdir in logdirs)
-    return curves.Runs(name, curves.flops_per_token(params), tuple(found))
+    found = (curves.read(logdir, model.steps) for logdir in logdirs)
+    return curves.Runs(model.name, curves.flops_per_token(params), tuple(found))
 
 
 def in_parallel(calls: Iterable[Callable[[], _Result]]) -> list[_Result]:

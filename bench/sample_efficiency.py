@@ -6,10 +6,13 @@
         --out=out/figure6/runs --experts=8,32,128 --layers=4,8,12 --seeds=2
 
 The second command uses the text and the runs of bench.figure6. --layers adds deeper and shallower
-models with the first number of experts, whose flops per token differ (Table 2's other question). An
+models with the first number of experts, whose flops per token differ (Table 2's other question).
+--shares=0.7 trains that number of experts once more, in this share of the steps: only then is the
+last loss one that the learning rate's fall to zero has lowered, as it has the dense model's. An
 interrupted run continues from its last checkpoint. A finished run is only read.
 """
 
+import dataclasses
 import functools
 import itertools
 import pathlib
@@ -24,23 +27,23 @@ _STEPS = flags.DEFINE_integer("steps", None, "The steps to compare: by default a
 _SEEDS = flags.DEFINE_integer("seeds", 3, "The number of runs of each model.")
 _EXPERTS = flags.DEFINE_list("experts", ["8", "32"], "The numbers of experts to try.")
 _LAYERS = flags.DEFINE_list("layers", [], "The even numbers of layers to try, with experts.")
+_SHARES = flags.DEFINE_list("shares", [], "Shares of the steps to try, in (0, 1), with experts.")
 
 
 def main(argv: list[str]) -> None:
     del argv
     out, data = pathlib.Path(_OUT.value), pathlib.Path(_DATA_DIR.value)
     family = multilingual.family()
-    steps = _STEPS.value or family.steps
+    family = dataclasses.replace(family, steps=_STEPS.value or family.steps)
     counts, depths = (list(map(int, flag.value)) for flag in (_EXPERTS, _LAYERS))
-    models = list(family.models(counts, depths))
+    models = list(family.models(counts, depths, list(map(float, _SHARES.value))))
     # All models train with one seed before the next, so that finished runs can be compared early.
     logdirs = multilingual.in_parallel(
-        functools.partial(multilingual.seeded, out, model, seed, data, steps)
+        functools.partial(multilingual.seeded, out, model, seed, data)
         for seed, model in itertools.product(range(1, _SEEDS.value + 1), models)
     )
     dense, *mixtures = (
-        multilingual.runs_of(model.name, logdirs[i :: len(models)], steps)
-        for i, model in enumerate(models)
+        multilingual.runs_of(model, logdirs[i :: len(models)]) for i, model in enumerate(models)
     )
     print(curves.text(dense, mixtures))
 

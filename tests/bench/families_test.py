@@ -40,3 +40,12 @@ def test_each_of_many_experts_has_several_places_in_a_group():
     params = _params(mixture)
     for stack in (params.task.encoder, params.task.decoder):
         assert 2 * stack.moe.group_size // stack.moe.num_experts == 8
+
+
+def test_a_share_of_the_steps_has_a_schedule_of_its_own():
+    *_, whole, short = families.NARROW.models([32], shares=[0.7])
+    assert (short.name, short.steps) == ("MoE(32E, 6L, M64, 4480 steps)", 4480)
+    wanted, got = _params(whole), _params(short)
+    schedule = got.optimizer.schedule
+    assert (schedule.total_steps, schedule.cool_down_steps) == (4480, 2240)
+    assert (got.task, got.input) == (wanted.task, wanted.input)
