@@ -13,18 +13,19 @@ import time
 
 import tensorflow as tf
 import tensorflow_text
-from absl import app, logging
+from absl import logging
 
 from bench import corpus
 from data_prep import config, engines, pipeline, tsv_folder
 from data_prep.pipeline import Step
+from lingvo_gshard import cli
 from lingvo_gshard.core import table
 
 _CONFIG = config.BuildConfig(source_vocab_size=8000, target_vocab_size=4000)
 _BATCH_LINES = 2048
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     logging.set_verbosity(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
         text, data = pathlib.Path(folder, "text"), pathlib.Path(folder, "data")
@@ -99,4 +100,4 @@ def _has_usable_lengths(source, english):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("data_prep", main)

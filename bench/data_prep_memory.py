@@ -23,11 +23,12 @@ import time
 from collections.abc import Iterator
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 
 from bench import corpus
 from data_prep import tsv, tsv_folder
 from data_prep.pipeline import Step
+from lingvo_gshard import cli
 from lingvo_gshard.core import table
 
 _TEXT = flags.DEFINE_string("text", None, "A folder of split text; by default a synthetic one.")
@@ -45,7 +46,7 @@ class Cost:
     secs: float
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         corpora = texts(pathlib.Path(folder))
         costs = [_costs(text, pathlib.Path(folder, name)) for name, text in corpora.items()]
@@ -131,4 +132,4 @@ def _memory_kib(pid: int) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("data_prep_memory", main)

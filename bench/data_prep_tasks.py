@@ -16,12 +16,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 
-from absl import app, flags, logging
+from absl import flags, logging
 
 from bench import data_prep_memory
 from data_prep import config, pipeline, selection, tsv_folder
 from data_prep.chunks import Chunk
 from data_prep.engines import Call
+from lingvo_gshard import cli
 from lingvo_gshard.core import table
 
 _TIMED = flags.DEFINE_bool("timed", True, "Also build the larger corpus with 1 and 2 workers.")
@@ -66,7 +67,7 @@ class Meter:
         self._opens += event == "open" and str(args[0]).startswith(self._folder)
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     logging.set_verbosity(logging.WARNING)
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
@@ -126,4 +127,4 @@ def _num_files(args: Sequence) -> int:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("data_prep_tasks", main)

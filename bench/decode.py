@@ -21,9 +21,10 @@ import time
 from collections.abc import Callable
 
 import tensorflow as tf
-from absl import app, flags
+from absl import flags
 
 from bench import classic_beam, peer, synthetic
+from lingvo_gshard import cli
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode import flat_beam_search
 from lingvo_gshard.decode.beam import BeamSearch, Requests
@@ -74,7 +75,7 @@ class Cost:
 Call = Callable[[], Cost]
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     environment.prepare(_PARTITIONS.value)
     decoders: dict[str, Callable[[Case], Call]] = {
         "flat": functools.partial(_our_decoder, is_flat=True),
@@ -174,4 +175,4 @@ def _peer_decoder(worker: peer.Peer, case: Case, *, bfloat16: bool = False) -> C
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("decode", main)

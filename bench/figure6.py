@@ -18,11 +18,12 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from bench import families, multilingual
 from bench.families import Model
 from data_prep import tsv
+from lingvo_gshard import cli
 from lingvo_gshard.core import atomic_file, table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.train.checkpoints import Best, read_best
@@ -48,12 +49,11 @@ _BASELINE_LEARNING = ("optimizer.schedule.multiplier=1.6", *families.BATCHES)
 _SCORES = "decode_test/scores.json"
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     out = pathlib.Path(_OUT.value)
     for code in _BASELINES.value:
         if code not in SIZES:
-            raise app.UsageError(f"--baselines={code}: expected some of {', '.join(SIZES)}")
+            raise ValueError(f"--baselines={code}: expected some of {', '.join(SIZES)}")
     write_corpus(pathlib.Path(_INPUT.value), out / "text")
     models = list(multilingual.family().models([int(count) for count in _EXPERTS.value]))
     _prepared(out, "all")  # For several jobs.
@@ -184,4 +184,4 @@ def _write_results(path: pathlib.Path, logdirs: Sequence[pathlib.Path], efforts:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("figure6", main)

@@ -16,8 +16,9 @@ import tempfile
 import time
 from collections.abc import Iterator
 
-from absl import app, flags
+from absl import flags
 
+from lingvo_gshard import cli
 from lingvo_gshard.core import table
 
 _LOGDIR = flags.DEFINE_string("logdir", None, "A run with a checkpoint.", required=True)
@@ -42,8 +43,7 @@ _MISTAKES = (
 )
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         copy = pathlib.Path(folder, "run")
         shutil.copytree(_LOGDIR.value, copy, ignore=shutil.ignore_patterns("translate"))
@@ -82,4 +82,4 @@ def _cpu_secs() -> float:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("first_answer", main)

@@ -17,10 +17,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
-from absl import app, flags, logging
+from absl import flags, logging
 
 from bench import corpus, synthetic
 from data_prep import config, engines, pipeline, tsv_folder
+from lingvo_gshard import cli
 from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import manifest, mixture
@@ -39,7 +40,7 @@ _TEMPERATURE = 5.0
 _SIDES = ("source", "target")
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     environment.prepare(1)
     logging.set_verbosity(logging.WARNING)
     with tempfile.TemporaryDirectory() as folder:
@@ -216,4 +217,4 @@ def _time_waits(data_dir: str) -> tuple[float, float]:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("input", main)

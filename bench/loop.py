@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable
 
 import numpy as np
-from absl import app, flags, logging
+from absl import flags, logging
 
 from bench import synthetic
+from lingvo_gshard import cli
 from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
@@ -40,7 +41,7 @@ _CALLS = flags.DEFINE_integer("calls", 20, "The number of timed calls of each.")
 _SAVES = flags.DEFINE_integer("saves", 5, "The number of timed saves, restores and copies.")
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     environment.prepare(_PARTITIONS.value)
     logging.set_verbosity(logging.WARNING)  # Orbax logs every save.
     print(f"{_MODEL.value}; devices: {_PARTITIONS.value}; steps in a call: {_ITERATIONS.value}")
@@ -135,4 +136,4 @@ def _time_checkpoints(folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("loop", main)

@@ -11,10 +11,10 @@ import math
 import jax
 import numpy as np
 import tensorflow as tf
-from absl import app
 
 from bench import synthetic
 from bench.beside_torch import Work, compare
+from lingvo_gshard import cli
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
@@ -26,7 +26,7 @@ from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     compare("MoE layer forward and backward", "layer", _layer)
 
 
@@ -86,4 +86,4 @@ def _gflop(layer: MoELayer, tokens: int) -> float:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("moe_layer", main)

@@ -10,6 +10,7 @@ import pathlib
 import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -62,14 +63,19 @@ def runs_of(model: Model, logdirs: Iterable[pathlib.Path]) -> curves.Runs:
 
 def in_parallel(calls: Iterable[Callable[[], _Result]]) -> list[_Result]:
     """Returns what --jobs calls at a time return; after an error no further one begins."""
-    with concurrent.futures.ThreadPoolExecutor(_JOBS.value) as jobs:
-        futures = [jobs.submit(call) for call in calls]
+    failed = threading.Event()
+
+    def run(call: Callable[[], _Result]) -> _Result:
+        if failed.is_set():
+            raise concurrent.futures.CancelledError
         try:
-            for future in concurrent.futures.as_completed(futures):
-                future.result()
-        finally:
-            jobs.shutdown(wait=False, cancel_futures=True)
-        return [future.result() for future in futures]
+            return call()
+        except BaseException:
+            failed.set()
+            raise
+
+    with concurrent.futures.ThreadPoolExecutor(_JOBS.value) as jobs:
+        return list(jobs.map(run, calls))
 
 
 def trainer(mode: str, *flagged: str) -> None:

@@ -17,9 +17,10 @@ import functools
 import itertools
 import pathlib
 
-from absl import app, flags
+from absl import flags
 
 from bench import curves, multilingual
+from lingvo_gshard import cli
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "A prepared folder.", required=True)
 _OUT = flags.DEFINE_string("out", None, "A folder for the runs.", required=True)
@@ -30,8 +31,7 @@ _LAYERS = flags.DEFINE_list("layers", [], "The even numbers of layers to try, wi
 _SHARES = flags.DEFINE_list("shares", [], "Shares of the steps to try, in (0, 1), with experts.")
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     out, data = pathlib.Path(_OUT.value), pathlib.Path(_DATA_DIR.value)
     family = multilingual.family()
     family = dataclasses.replace(family, steps=_STEPS.value or family.steps)
@@ -49,4 +49,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("sample_efficiency", main)

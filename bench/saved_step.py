@@ -12,8 +12,9 @@ import time
 
 import jax
 import numpy as np
-from absl import app, flags
+from absl import flags
 
+from lingvo_gshard import cli
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.spmd import environment, program
 from lingvo_gshard.spmd.executable import compile_program
@@ -30,10 +31,9 @@ _CALLS = flags.DEFINE_integer("calls", 4, "For --run: timed calls, after one tha
 _INITIALIZE, _TRAIN, _BATCHES = "initialize.program", "train.program", "batches.npz"
 
 
-def main(argv: list[str]) -> None:
-    del argv
+def main() -> None:
     if (_MAKE.value is None) == (_RUN.value is None):
-        raise app.UsageError("give --make=FOLDER or --run=FOLDER")
+        raise ValueError("give --make=FOLDER or --run=FOLDER")
     if _MAKE.value is not None:
         environment.prepare(num_devices=1)
         _make(pathlib.Path(_MAKE.value))
@@ -88,4 +88,4 @@ def _run(folder: pathlib.Path) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("saved_step", main)

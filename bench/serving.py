@@ -32,8 +32,9 @@ from collections.abc import Iterator, Sequence
 
 import aiohttp
 import numpy as np
-from absl import app, flags
+from absl import flags
 
+from lingvo_gshard import cli
 from lingvo_gshard.core import table
 from lingvo_gshard.decode import bundle
 from lingvo_gshard.input.tokenizer import Tokenizer
@@ -72,7 +73,7 @@ class Server:
     url: str
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     lines = pathlib.Path(_LINES.value).read_text("utf-8").splitlines()
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(_server(_SERVED.value)) for _ in range(_SERVERS.value)]
@@ -241,4 +242,4 @@ async def _metric(servers: Sequence[Server], name: str) -> float:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("serving", main)

@@ -23,10 +23,11 @@ import time
 from unittest import mock
 
 import numpy as np
-from absl import app, flags
+from absl import flags
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
 from data_prep import encoding
+from lingvo_gshard import cli
 from lingvo_gshard.core import digests, table
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.batches import TranslationInput
@@ -41,7 +42,7 @@ _BATCHES = 64  # In so many, each lane begins one more pool.
 _STEPS = (_BATCHES, 10**6)
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     if _MEASURED.value:
         print(json.dumps(measure(_MEASURED.value)))
         return
@@ -140,4 +141,4 @@ def _linked(data_dir: pathlib.Path, shard: manifest.Shard, name: str) -> manifes
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("start", main)

@@ -7,10 +7,9 @@ A first step without randomness checks that the loss and the gradient's norm are
 
 import tempfile
 
-from absl import app
-
 from bench import peer, synthetic
 from bench.beside_torch import Work, compare
+from lingvo_gshard import cli
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.gating import SecondExpert
@@ -20,7 +19,7 @@ from lingvo_gshard.model.spec import ModeKeys
 _TOLERANCE = 1e-4  # Relative, for the loss and the gradient's norm.
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     compare("train step", "step", _step)
 
 
@@ -78,4 +77,4 @@ def _compiled(params: Params, num_partitions: int, batch: NestedMap):
 
 
 if __name__ == "__main__":
-    app.run(main)
+    cli.run("step", main)

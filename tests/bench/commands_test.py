@@ -1,0 +1,20 @@
+"""Benchmarks report a user's mistakes as the project's other commands do."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("command", "line"),
+    [
+        ("bench.step --model=toy.Nope", "step: No model 'toy.Nope'. Registered are "),
+        ("bench.first_answer", "first_answer: --logdir is missing; see --help."),
+    ],
+)
+def test_a_mistake_ends_with_one_line(command, line):
+    words = [sys.executable, "-m", *command.split()]
+    done = subprocess.run(words, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert done.stderr.startswith(line)
