@@ -95,7 +95,7 @@ def sizes_json(params: Params) -> str:
         dropout=stack.layer.residual_dropout.rate,
         label_smoothing=task.label_smoothing,
         aux_loss_weight=task.aux_loss_weight,
-        random_second=moe.second_expert is SecondExpert.RANDOM,
+        random_second=moe.second_expert is not SecondExpert.ALL,
     )
     return json.dumps(dataclasses.asdict(sizes))
 

@@ -55,10 +55,12 @@ class MoE(nn.Module):
         # In [G, 2, S] order, second choices get their places after all first choices.
         experts, weights = experts.transpose(1, 2), weights.transpose(1, 2)
         chosen = F.one_hot(experts.flatten(1), sizes.num_experts)
-        places = ((chosen.cumsum(1) - 1) * chosen).sum(-1).view(experts.shape)
-        kept = places < sizes.capacity
+        asked = torch.ones_like(experts, dtype=torch.bool)
         if sizes.random_second and self.training:
-            kept[:, 1] &= 2.0 * weights[:, 1] > torch.rand_like(weights[:, 1])
+            asked[:, 1] = 2.0 * weights[:, 1] > torch.rand_like(weights[:, 1])
+        counted = chosen * asked.flatten(1)[..., None]
+        places = ((counted.cumsum(1) - counted) * chosen).sum(-1).view(experts.shape)
+        kept = asked & (places < sizes.capacity)
         groups = torch.arange(gates.shape[0]).view(-1, 1, 1)
         slots = (experts * gates.shape[0] + groups) * sizes.capacity + places
         last = sizes.num_experts * gates.shape[0] * sizes.capacity

@@ -28,6 +28,9 @@ class WeightSpec:
     dims: str  # A letter for each dim, for the table from letters to mesh axes.
     scale: float  # Its initial value or, if Gaussian, standard deviation around 0.
     is_gaussian: bool
+    # How many of its last dims are the columns of a matrix, and of those before them its rows.
+    rows: int = 1
+    columns: int = 1
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.dims):
@@ -43,13 +46,15 @@ class WeightSpec:
         return dataclasses.replace(self, shape=(count, *self.shape), dims=STACKED + self.dims)
 
 
-def gaussian(shape: tuple[int, ...], dims: str, *, fan_in: int) -> WeightSpec:
+def gaussian(
+    shape: tuple[int, ...], dims: str, *, fan_in: int, rows: int = 1, columns: int = 1
+) -> WeightSpec:
     """A weight with standard deviation fan_in^-1/2, which keeps the scale of activations."""
     if min(*shape, fan_in) < 1:
         raise ValueError(
             f"A weight's sizes must be 1 or more, got {dims} = {list(shape)}, fan_in {fan_in}."
         )
-    return WeightSpec(shape, dims, fan_in**-0.5, is_gaussian=True)
+    return WeightSpec(shape, dims, fan_in**-0.5, is_gaussian=True, rows=rows, columns=columns)
 
 
 def constant(shape: tuple[int, ...], dims: str, value: float) -> WeightSpec:

@@ -47,8 +47,8 @@ class MultiHeadAttention(BaseLayer):
         super().__init__(params, *args)
         m, n, d = self.p.dim, self.p.num_heads, self.p.head_dim
         for name in ("wq", "wk", "wv"):
-            self.CreateVariable(name, gaussian((m, n, d), "MND", fan_in=m))
-        self.CreateVariable("wo", gaussian((n, d, m), "NDM", fan_in=n * d))
+            self.CreateVariable(name, gaussian((m, n, d), "MND", fan_in=m, columns=2))
+        self.CreateVariable("wo", gaussian((n, d, m), "NDM", fan_in=n * d, rows=2))
         self.CreateChild("dropout", self.p.dropout)
 
     def Project(self, theta: NestedMap, x: tf.Tensor, context: Context) -> KeysValues:

@@ -21,6 +21,7 @@ class SecondExpert(enum.Enum):
     """Which tokens ask for their second expert, which takes them while it has room."""
 
     RANDOM = "random"  # Each with probability 2 * g2 when training (lines 17 to 20), else all.
+    COUNTED = "counted"  # As RANDOM, but those that do not ask take a place all the same (line 22).
     ALL = "all"
 
 
@@ -116,11 +117,14 @@ def top2_gating(
     capacity: int,
     *,
     second_above: tf.Tensor | float = ALWAYS,
+    all_counted: bool = False,
 ) -> Gating:
     """Algorithm 1. Padding, where `valid_GS` is 0, chooses no expert and takes no capacity.
 
     The logits are wg * x. A token asks for its second expert where g2 exceeds `second_above`:
-    [G, S], the rnd / 2 of lines 17 and 19; or ALWAYS.
+    [G, S], the rnd / 2 of lines 17 and 19; or ALWAYS. One that does not ask takes no place, to
+    "conserve the overall expert capacity" (2.2), as in Lingvo. Line 22 counts it all the same,
+    and so does `all_counted`.
     """
     gates_GSE = tf.nn.softmax(logits_GSE)  # line 2
     first_GS, second_GS = experts = top2(gates_GSE)
@@ -135,8 +139,11 @@ def top2_gating(
 
     count_GE = tf.reduce_sum(first_GSE, 1)  # c_E after line 12
     asked_GS = tf.cast(g2_GS > second_above, tf.float32)  # line 19
-    first = _choice(first_GSE, first_GS, g1_GS, tf.zeros_like(count_GE), 1.0, capacity)
-    second = _choice(second_GSE, second_GS, g2_GS, count_GE, asked_GS, capacity)
+    counted_GSE = second_GSE if all_counted else second_GSE * asked_GS[..., None]
+    first_positions_GS = positions(first_GSE, first_GSE, tf.zeros_like(count_GE))
+    second_positions_GS = positions(second_GSE, counted_GSE, count_GE)
+    first = _choice(first_GSE, first_GS, g1_GS, first_positions_GS, 1.0, capacity)
+    second = _choice(second_GSE, second_GS, g2_GS, second_positions_GS, asked_GS, capacity)
     aux_loss = auxiliary_loss(gates_GSE, first_GSE, valid_GS)
     entropy_GS = entropy(logits_GSE, gates_GSE)
     return Gating(first, second, _routing(aux_loss, entropy_GS, first, second, valid_GS))
@@ -150,13 +157,13 @@ def top2(gates_GSE: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return first_GS, tf.argmax(rest_GSE, -1, output_type=tf.int32)
 
 
-def positions(mask_GSE: tf.Tensor, taken_GE: tf.Tensor) -> tf.Tensor:
+def positions(mask_GSE: tf.Tensor, counted_GSE: tf.Tensor, taken_GE: tf.Tensor) -> tf.Tensor:
     """Positions in the buffers of the experts that the mask chooses, int32 [G, S].
 
-    These are the counters c_E of lines 7 to 11 and 18 to 22, which start at `taken_GE`. In the
-    order of the sequence, each token that chose the expert counts, dispatched or not.
+    These are the counters c_E of lines 7 to 11 and 18 to 22, which start at `taken_GE` and count,
+    in the order of the sequence, the choices in `counted_GSE`.
     """
-    before_GSE = tf.cumsum(mask_GSE, axis=1, exclusive=True) + taken_GE[:, None]
+    before_GSE = tf.cumsum(counted_GSE, axis=1, exclusive=True) + taken_GE[:, None]
     return tf.cast(tf.reduce_sum(before_GSE * mask_GSE, -1), tf.int32)
 
 
@@ -183,12 +190,11 @@ def _choice(
     mask_GSE: tf.Tensor,
     expert_GS: tf.Tensor,
     gate_GS: tf.Tensor,
-    taken_GE: tf.Tensor,
+    position_GS: tf.Tensor,
     asked: tf.Tensor | float,
     capacity: int,
 ) -> Choice:
     """The Choice of tokens that ask for an expert where `asked` is 1; see positions."""
-    position_GS = positions(mask_GSE, taken_GE)
     wanted_GS = kept_GS = tf.reduce_sum(mask_GSE, -1) * asked
     if capacity < mask_GSE.shape[1]:  # Else all fit, and XLA drops the unused positions.
         kept_GS = wanted_GS * tf.cast(position_GS < capacity, tf.float32)

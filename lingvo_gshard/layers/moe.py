@@ -75,7 +75,10 @@ class MoELayer(BaseLayer):
             logits_GSE = FLOAT32.project(tf.cast(x_GSM, tf.float32), theta.wg)
             logits_GSE = self.annotate(logits_GSE, "GSE")
             second_above = self._second_above(valid_GS, context)
-            gates = gating.top2_gating(logits_GSE, valid_GS, capacity, second_above=second_above)
+            counted = self.p.second_expert is SecondExpert.COUNTED
+            gates = gating.top2_gating(
+                logits_GSE, valid_GS, capacity, second_above=second_above, all_counted=counted
+            )
         if not context.training and capacity == x_GSM.shape[1]:  # Nothing can overflow.
             y_GSM = self._exact(theta, x_GSM, gates, context)
         else:

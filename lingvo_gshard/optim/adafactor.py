@@ -1,9 +1,13 @@
 """Adafactor (Shazeer and Stern 2018) with the paper's settings (A.2), as pure functions.
 
-The slots of a weight of rank 2 or more average its squared gradient over the last dim (`row`) and
-over the dim before it (`column`). Any dims before those two, such as E, are a batch of matrices.
-A slot has its weight's dims without the averaged one, as the optimizer's lowercase letters. The
-weights in a stack are updated like single weights: each has its own clipping and its own scale.
+The slots of a matrix average its squared gradient over the columns (`row`) and over the rows
+(`column`), of which either may be several dims: attention's weights are M by N * D. Dims before
+those, such as E, are a batch of matrices, because experts see different tokens. A slot has its
+weight's dims without the averaged ones, as the optimizer's lowercase letters. The weights in a
+stack are updated like single weights: each has its own clipping and its own scale.
+
+A.2 (c) wants a decay of "0.99 with 1 - t^-0.8 schedule". With exactly these settings, Lingvo
+ignores the 0.99, and so does the default here; beta2=0.99 caps the schedule from step 316 on.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ class Adafactor:
     def Params(cls) -> InstantiableParams:
         p = InstantiableParams(cls)
         p.Define("schedule", SqrtDecay.Params(), "The learning rate.")
-        p.Define("beta2", 0.99, "The decay at step t is min(beta2, 1 - t^-decay_exponent) (A.2c).")
+        p.Define("beta2", 1.0, "The decay at step t is min(beta2, 1 - t^-decay_exponent).")
         p.Define("decay_exponent", 0.8, "See beta2.")
         p.Define("clipping_threshold", 1.0, "The maximum root mean square of an update (A.2d).")
         return p
@@ -65,47 +69,60 @@ class Adafactor:
 
         @functools.partial(tf.function, autograph=False)  # Traced once for weights of equal shape.
         def step_of(
-            weight: tf.Tensor, gradient: tf.Tensor, old: dict[str, tf.Tensor], axes: tuple[int, ...]
+            weight: tf.Tensor,
+            gradient: tf.Tensor,
+            old: dict[str, tf.Tensor],
+            axes: tuple[int, ...],
+            averaged: dict[str, tuple[int, ...]],
         ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
             squared = tf.square(gradient)
-            means = {"full": squared}
-            if "row" in old:
-                means = {"row": _mean(squared, (-1,)), "column": _mean(squared, (-2,))}
+            means = {k: _mean(squared, over) if over else squared for k, over in averaged.items()}
             # Epsilon_1 is added to the means, as the squares would be one more tensor as large.
             means = {k: mean + 1e-30 for k, mean in means.items()}
             own = {k: decay * slot + (1.0 - decay) * means[k] for k, slot in old.items()}
-            update = gradient * _inverse_root(own)
+            update = gradient * _inverse_root(own, averaged)
             update /= tf.maximum(1.0, _rms(update, axes) / self.p.clipping_threshold)
             scale = tf.maximum(1e-3, _rms(weight, axes))  # 1e-3 is epsilon_2.
             return weight - rate * scale * update, own
 
         def updated(weight: tf.Tensor, gradient: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
-            names = ("column", "row") if len(spec.axes) >= 2 else ("full",)
-            old = {name: next(old_slots) for name in names}
-            weight, new = step_of(weight, gradient, old, spec.axes)
-            new_slots.extend(new[name] for name in names)
+            averaged = _averaged(spec)
+            old = {name: next(old_slots) for name in averaged}
+            weight, new = step_of(weight, gradient, old, spec.axes, averaged)
+            new_slots.extend(new[name] for name in averaged)
             return weight
 
         theta = theta.Transform(updated, gradients, weight_specs)
         return theta, slots.Pack(new_slots)
 
 
-def _slot_specs(spec: WeightSpec) -> NestedMap:
-    shape, dims = spec.shape, spec.dims.lower()
+def _averaged(spec: WeightSpec) -> dict[str, tuple[int, ...]]:
+    """The axes, counted from the last, over which each slot is a mean, by name in sorted order."""
     if len(spec.axes) < 2:
-        return NestedMap(full=TensorSpec(shape, "float32", dims))
-    return NestedMap(
-        column=TensorSpec(shape[:-2] + shape[-1:], "float32", dims[:-2] + dims[-1:]),
-        row=TensorSpec(shape[:-1], "float32", dims[:-1]),
-    )
+        return {"full": ()}
+    first = -spec.columns - spec.rows
+    return {"column": tuple(range(first, -spec.columns)), "row": tuple(range(-spec.columns, 0))}
 
 
-def _inverse_root(slots: dict[str, tf.Tensor]) -> tf.Tensor:
+def _slot_specs(spec: WeightSpec) -> NestedMap:
+    slots, rank = NestedMap(), len(spec.shape)
+    for name, over in _averaged(spec).items():
+        kept = [axis for axis in range(rank) if axis - rank not in over]
+        shape, dims = tuple(spec.shape[i] for i in kept), "".join(spec.dims[i] for i in kept)
+        slots[name] = TensorSpec(shape, "float32", dims.lower())
+    return slots
+
+
+def _inverse_root(slots: dict[str, tf.Tensor], averaged: dict[str, tuple[int, ...]]) -> tf.Tensor:
     """1 / sqrt of the second moment, which is the rank-one matrix row * column / mean(row)."""
     if "full" in slots:
         return tf.math.rsqrt(slots["full"])
-    row = slots["row"] / _mean(slots["row"], (-1,), keepdims=True)
-    return tf.math.rsqrt(row)[..., None] * tf.math.rsqrt(slots["column"])[..., None, :]
+    rows, columns = map(len, averaged.values())
+    row, column = slots["row"], slots["column"]
+    row = tf.math.rsqrt(row / _mean(row, tuple(range(-rows, 0)), keepdims=True))
+    batch, shape = column.shape[:-columns], column.shape[-columns:]
+    row = tf.reshape(row, [*row.shape, *[1] * columns])
+    return row * tf.reshape(tf.math.rsqrt(column), [*batch, *[1] * rows, *shape])
 
 
 def _rms(x: tf.Tensor, axes: tuple[int, ...]) -> tf.Tensor:

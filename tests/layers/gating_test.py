@@ -33,10 +33,11 @@ def _top_2(gates_E):
     return order[0], order[1] if len(order) > 1 else None
 
 
-def _algorithm_1(g_SE, valid_S, capacity, rnd_S):
+def _algorithm_1(g_SE, valid_S, rnd_S, capacity, all_counted):
     """Lines 1 to 23 for one group, in order, after the softmax; padding takes no part.
 
-    Returns a _Token for each element of the sequence, and l_aux.
+    Line 22 counts second choices that the draw skips only if `all_counted`. Returns a _Token for
+    each element of the sequence, and l_aux.
     """
     num_experts = len(g_SE[0])
     tokens = [s for s in range(len(g_SE)) if valid_S[s]]
@@ -57,18 +58,21 @@ def _algorithm_1(g_SE, valid_S, capacity, rnd_S):
             continue
         g2 = g_SE[s][e2] / (g_SE[s][e1] + g_SE[s][e2])
         c = c_E[e2]
-        result_S[s].second = (e2, c, bool(c < capacity and 2 * g2 > rnd_S[s]), g2)
-        result_S[s].full = bool(c >= capacity and 2 * g2 > rnd_S[s])
-        c_E[e2] = c + 1
+        asks = bool(2 * g2 > rnd_S[s])
+        result_S[s].second = (e2, c, c < capacity and asks, g2)
+        result_S[s].full = c >= capacity and asks
+        if asks or all_counted:
+            c_E[e2] = c + 1  # line 22
     return result_S, aux_loss
 
 
-def _gate(logits_GSE, valid_GS, capacity, rnd_GS=_ALWAYS):
+def _gate(logits_GSE, valid_GS, capacity, rnd_GS=_ALWAYS, all_counted=False):
     return gating.top2_gating(
         tf.constant(logits_GSE, tf.float32),
         tf.constant(valid_GS, tf.float32),
         capacity,
         second_above=tf.constant(0.5 * np.float32(rnd_GS)),
+        all_counted=all_counted,
     )
 
 
@@ -87,15 +91,15 @@ def _decided(choice):
     ]
 
 
-def _check(logits_GSE, valid_GS, capacity, rnd_GS=None):
+def _check(logits_GSE, valid_GS, capacity, rnd_GS=None, all_counted=False):
     """Checks top2_gating against the loop, choices bit for bit. Returns the combine weights."""
     logits_GSE, valid_GS = np.float32(logits_GSE), np.float32(valid_GS)
     rnd_GS = np.full(valid_GS.shape, _ALWAYS) if rnd_GS is None else np.float32(rnd_GS)
-    got = _gate(logits_GSE, valid_GS, capacity, rnd_GS)
+    got = _gate(logits_GSE, valid_GS, capacity, rnd_GS, all_counted)
     gates_GSE = tf.nn.softmax(logits_GSE).numpy()  # line 2
     groups = [
-        _algorithm_1(*args)
-        for args in zip(gates_GSE, valid_GS, [capacity] * len(valid_GS), rnd_GS, strict=True)
+        _algorithm_1(*args, capacity, all_counted)
+        for args in zip(gates_GSE, valid_GS, rnd_GS, strict=True)
     ]
     assert _decided(got.first) == [[token.first for token in group] for group, _ in groups]
     assert _decided(got.second) == [[token.second for token in group] for group, _ in groups]
@@ -149,10 +153,12 @@ def _random(num_groups, size, num_experts, seed):
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("capacity", [1, 3, 11])
-@pytest.mark.parametrize("random_second", [False, True])
-def test_random_inputs_equal_literal_loop(seed, capacity, random_second):
+@pytest.mark.parametrize(
+    ("random_second", "all_counted"), [(False, False), (True, False), (True, True)]
+)
+def test_random_inputs_equal_literal_loop(seed, capacity, random_second, all_counted):
     logits, valid, rnd = _random(3, 11, 5, seed)
-    _check(logits, valid, capacity, rnd if random_second else None)
+    _check(logits, valid, capacity, rnd if random_second else None, all_counted)
 
 
 def test_all_tokens_choose_one_expert():
@@ -182,12 +188,15 @@ def test_second_choices_are_counted_after_all_first_ones():
     ]
 
 
-def test_counter_advances_although_token_is_not_dispatched():
-    # All tokens choose expert 1 second. The middle one draws a number above 2 * g2 and is not
-    # dispatched, yet it takes a position: the last one finds the buffer of two full.
+@pytest.mark.parametrize(("all_counted", "taken"), [(False, [[0, 0], [2, 1]]), (True, [[0, 0]])])
+def test_second_choice_that_the_draw_skips_takes_a_place_only_if_all_are_counted(
+    all_counted, taken
+):
+    # All tokens choose expert 1 second, whose buffer has two places. The middle one draws a number
+    # above 2 * g2 and is not dispatched.
     logits = [[[2.0, 1.0, 0.0]] * 3]
-    combine = _check(logits, np.ones((1, 3)), 2, [[0.0, 0.999, 0.0]])
-    assert np.argwhere(combine[0, :, 1] > 0).tolist() == [[0, 0]]
+    combine = _check(logits, np.ones((1, 3)), 2, [[0.0, 0.999, 0.0]], all_counted)
+    assert np.argwhere(combine[0, :, 1] > 0).tolist() == taken
 
 
 def test_single_token_single_expert_and_only_padding():

@@ -14,7 +14,7 @@ from lingvo_gshard.layers import moe
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
-from lingvo_gshard.layers.gating import CapacityBy
+from lingvo_gshard.layers.gating import CapacityBy, SecondExpert
 from lingvo_gshard.layers.moe import MoELayer
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
@@ -155,7 +155,8 @@ def _theta():
 
 def _eager(params, theta, x_BLM, valid_BL, mode=Mode.EVAL):
     layer = params.Instantiate(building.Unannotated(), "moe")
-    y_BLM, routing = layer.FProp(theta, tf.constant(x_BLM), tf.constant(valid_BL), Context(mode))
+    context = Context(mode, tf.constant(_SEED) if mode is Mode.TRAIN else None)
+    y_BLM, routing = layer.FProp(theta, tf.constant(x_BLM), tf.constant(valid_BL), context)
     return y_BLM.numpy(), routing
 
 
@@ -211,6 +212,18 @@ def test_only_training_drops_tokens_beyond_capacity():
     np.testing.assert_allclose(got.routing.overflow, dropped / valid_GS.sum(), rtol=1e-6)
     np.testing.assert_allclose(got.routing.load_E, [E / 2, E / 2] + [0] * (E - 2))
     assert _eager(_params(), theta, arrays.x_BLM, arrays.valid_BL)[1].overflow == 0
+
+
+def test_second_choices_that_do_not_ask_leave_their_places_to_others():
+    theta, arrays = _theta(), _arrays()
+    found = {}
+    for second in SecondExpert:
+        params = _params(second_expert=second)
+        _, routing = _eager(params, theta, arrays.x_BLM, arrays.valid_BL, Mode.TRAIN)
+        found[second] = np.array([routing.second_dispatched, routing.overflow_second])
+    (sent, full), (sent_counted, full_counted), (sent_all, _) = found.values()
+    assert sent + full == pytest.approx(sent_counted + full_counted)  # The same tokens ask.
+    assert full < full_counted and sent_all > sent > sent_counted
 
 
 @pytest.mark.parametrize("dispatch", Dispatch)

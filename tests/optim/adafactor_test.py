@@ -15,6 +15,8 @@ from tests.layers import building
 
 _SPECS = NestedMap(
     experts=base_layer.gaussian((3, 4, 5), "EMH", fan_in=4),
+    heads=base_layer.gaussian((6, 2, 3), "MND", fan_in=6, columns=2),
+    heads_out=base_layer.gaussian((2, 3, 6), "NDM", fan_in=6, rows=2),
     matrix=base_layer.gaussian((6, 2), "ME", fan_in=6),
     stack=[base_layer.constant((7,), "M", 1.0), base_layer.constant((), "", 0.0)],
 )
@@ -35,6 +37,10 @@ def test_slots_have_dims_of_weight_without_the_averaged_one():
     assert {path: (spec.shape, spec.dims) for path, spec in slots.items()} == {
         "experts.column": ((3, 5), "eh"),
         "experts.row": ((3, 4), "em"),
+        "heads.column": ((2, 3), "nd"),
+        "heads.row": ((6,), "m"),
+        "heads_out.column": ((6,), "m"),
+        "heads_out.row": ((2, 3), "nd"),
         "matrix.column": ((2,), "e"),
         "matrix.row": ((6,), "m"),
         "stack[0].full": ((7,), "m"),
@@ -65,22 +71,38 @@ def test_partitions_update_their_own_parts_and_exchange_only_sums():
     assert {op.kind for op in report.collective_ops} == {"all-reduce"}
 
 
+@pytest.mark.parametrize(("beta2", "decay"), [(1.0, 1 - 1000**-0.8), (0.99, 0.99)])
+def test_decay_is_capped_only_on_request(beta2, decay):
+    assert _adafactor().p.beta2 == 1.0
+    optimizer, specs = _adafactor(beta2=beta2), NestedMap(w=base_layer.constant((2,), "M", 1.0))
+    ones, zeros = (NestedMap(w=tf.fill([2], value)) for value in (1.0, 0.0))
+    slots = NestedMap(w=NestedMap(full=ones.w))
+    _, slots = optimizer.update(ones, slots, zeros, tf.constant(999), weight_specs=specs)
+    np.testing.assert_allclose(slots.w.full, [decay] * 2, rtol=1e-6)
+
+
 def test_memory_is_sublinear():
     spec = NestedMap(w=base_layer.gaussian((1024, 8192), "MH", fan_in=1024))
     slots = _adafactor().slot_specs(spec)
     assert sum(np.prod(slot.shape) for slot in slots.Flatten()) == 1024 + 8192
 
 
+_MATRICES = {"heads": (6, 2 * 3), "heads_out": (2 * 3, 6)}
+
+
 class _Oracle:
     """One weight in float64; a weight of rank 3 is a list of matrices with a common scale."""
 
-    def __init__(self, weight, beta2, threshold):
-        self.weight, self.beta2, self.threshold = weight.astype("float64"), beta2, threshold
+    def __init__(self, path, weight, beta2, threshold):
+        self.shape = _MATRICES.get(path, weight.shape)
+        self.weight = weight.astype("float64").reshape(self.shape)
+        self.beta2, self.threshold = beta2, threshold
         self.second = {}
 
     def step(self, gradient, t, rate):
         decay = min(self.beta2, 1 - t**-0.8)
-        squared = gradient.astype("float64") ** 2 + 1e-30
+        gradient = gradient.astype("float64").reshape(self.shape)
+        squared = gradient**2 + 1e-30
         if gradient.ndim < 2:
             v = self._average("v", squared, decay)
         else:
@@ -103,7 +125,7 @@ def test_steps_equal_numpy(beta2, threshold):
     rng = np.random.default_rng(3)
     optimizer = _adafactor(beta2=beta2, clipping_threshold=threshold)
     theta = _SPECS.Transform(lambda s: rng.standard_normal(s.shape).astype("float32"))
-    oracles = [_Oracle(weight, beta2, threshold) for weight in theta.Flatten()]
+    oracles = [_Oracle(*item, beta2, threshold) for item in theta.FlattenItems()]
     slots = _zero_slots(optimizer, _SPECS)
     for step in range(6):
         scale = 30.0 if step == 3 else 1.0  # One burst, which is clipped.
@@ -118,7 +140,8 @@ def test_steps_equal_numpy(beta2, threshold):
             theta.FlattenItems(), oracles, gradients.Flatten(), strict=True
         ):
             oracle.step(gradient, t, rate=0.3 / max(t, 2) ** 0.5)
-            np.testing.assert_allclose(got, oracle.weight, rtol=2e-4, atol=1e-5, err_msg=path)
+            want = oracle.weight.reshape(got.shape)
+            np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-5, err_msg=path)
 
 
 def test_update_is_clipped_to_threshold_times_scale_of_weight():
