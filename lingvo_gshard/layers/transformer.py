@@ -81,7 +81,7 @@ class TransformerLayer(BaseLayer):
             )
             x = self._attend("source", theta, x, h, memory, attended.source_mask, context)
         x, routing = self._feed_forward(theta, x, attended.valid_mask, context)
-        return x, LayerReport(tf.sqrt(tf.reduce_mean(tf.square(tf.cast(x, tf.float32)))), routing)
+        return x, LayerReport(tf.reduce_mean(tf.square(tf.cast(x, tf.float32))) ** 0.5, routing)
 
     def ExtendStep(
         self,

@@ -25,7 +25,7 @@ def gradient_norms(gradients: NestedMap, weight_specs: NestedMap) -> NestedMap:
         else:
             groups[name] = part
     leaves = {name: NestedMap(group=group).Flatten() for name, group in groups.items()}
-    return NestedMap({name: tf.sqrt(tf.add_n(own)) for name, own in leaves.items() if own})
+    return NestedMap({name: tf.add_n(own) ** 0.5 for name, own in leaves.items() if own})
 
 
 def _layers(stack: NestedMap) -> list[NestedMap]:

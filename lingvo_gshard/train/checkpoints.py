@@ -224,7 +224,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
 
         def read() -> tuple[Stored, dict[str, jax.Array]]:
             found = Stored.open(path)
-            specs.check_same(f"{path}, of another model or an earlier version", found.specs, state_spec)
+            specs.check_same(
+                f"{path}, of another model or an earlier version", found.specs, state_spec
+            )
             return found, stored.placed(found.arrays(), dict(shardings.FlattenItems()))
 
         found, arrays = stored.in_all_processes(path, read)
