@@ -4,19 +4,17 @@ A run is in RUNS/MODEL-seedN. A finished run is only read, and an interrupted on
 benchmarks with the same --out share their runs.
 """
 
-import concurrent.futures
 import dataclasses
 import pathlib
 import shlex
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from absl import flags
 
-from bench import curves, families
+from bench import curves, families, parallel
 from bench.families import Family, Model
 from lingvo_gshard.train import launch
 from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
@@ -63,19 +61,7 @@ def runs_of(model: Model, logdirs: Iterable[pathlib.Path]) -> curves.Runs:
 
 def in_parallel(calls: Iterable[Callable[[], _Result]]) -> list[_Result]:
     """Returns what --jobs calls at a time return; after an error no further one begins."""
-    failed = threading.Event()
-
-    def run(call: Callable[[], _Result]) -> _Result:
-        if failed.is_set():
-            raise concurrent.futures.CancelledError
-        try:
-            return call()
-        except BaseException:
-            failed.set()
-            raise
-
-    with concurrent.futures.ThreadPoolExecutor(_JOBS.value) as jobs:
-        return list(jobs.map(run, calls))
+    return parallel.results(calls, _JOBS.value)
 
 
 def trainer(mode: str, *flagged: str) -> None:
