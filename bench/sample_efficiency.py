@@ -35,8 +35,10 @@ def main() -> None:
     out, data = pathlib.Path(_OUT.value), pathlib.Path(_DATA_DIR.value)
     family = multilingual.family()
     family = dataclasses.replace(family, steps=_STEPS.value or family.steps)
-    counts, depths = (list(map(int, flag.value)) for flag in (_EXPERTS, _LAYERS))
-    models = list(family.models(counts, depths, list(map(float, _SHARES.value))))
+    counts, depths, shares = _numbers(_EXPERTS, int), _numbers(_LAYERS, int), _numbers(_SHARES)
+    if not all(0 < share < 1 for share in shares):
+        raise ValueError(f"--shares={','.join(_SHARES.value)}: expected shares between 0 and 1.")
+    models = list(family.models(counts, depths, shares))
     # All models train with one seed before the next, so that finished runs can be compared early.
     logdirs = multilingual.in_parallel(
         functools.partial(multilingual.seeded, out, model, seed, data)
@@ -46,6 +48,14 @@ def main() -> None:
         multilingual.runs_of(model, logdirs[i :: len(models)]) for i, model in enumerate(models)
     )
     print(curves.text(dense, mixtures))
+
+
+def _numbers(flag: flags.FlagHolder[list[str]], number: type = float) -> list:
+    try:
+        return list(map(number, flag.value))
+    except ValueError:
+        given, kind = ",".join(flag.value), "whole numbers" if number is int else "numbers"
+        raise ValueError(f"--{flag.name}={given}: expected {kind} with commas between.") from None
 
 
 if __name__ == "__main__":
