@@ -7,9 +7,9 @@
 
 The second command uses the text and the runs of bench.figure6. --layers adds deeper and shallower
 models with the first number of experts, whose flops per token differ (Table 2's other question).
---shares=0.7 trains that number of experts once more, in this share of the steps: only then is the
-last loss one that the learning rate's fall to zero has lowered, as it has the dense model's. An
-interrupted run continues from its last checkpoint. A finished run is only read.
+--shares=0.7 also trains that number of experts in 0.7 of the steps, with a learning rate that falls
+to zero by then: otherwise only the dense model's last loss benefits from that fall. An interrupted
+run continues from its last checkpoint. A finished run is only read.
 """
 
 import dataclasses
@@ -51,6 +51,7 @@ def main() -> None:
 
 
 def _numbers(flag: flags.FlagHolder[list[str]], number: type = float) -> list:
+    """Returns a flag's items as numbers; ValueError if they are none."""
     try:
         return list(map(number, flag.value))
     except ValueError:

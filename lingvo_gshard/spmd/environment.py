@@ -59,8 +59,6 @@ def prepare(num_devices: int | None = None, platform: str | None = None) -> None
         raise ValueError(f"prepare: num_devices must be 1 or more, got {num_devices}.")
     _disable_constant_folding()
     os.environ.setdefault(_LOG_LEVEL, _ERRORS_ONLY)
-    # TensorFlow would import Keras, which nothing here uses, and which takes a fifth of the time.
-    os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # Its older name; JAX refuses both.
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", str(GPU_MEMORY_SHARE))
     _set_compilation_cache()

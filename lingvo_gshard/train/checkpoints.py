@@ -218,7 +218,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Reads the checkpoint of `step`, which must hold the arrays of `state_spec`.
 
         Raises DamagedCheckpointError, which names the file, or the weight and its experts; and
-        ValueError if there is no such checkpoint, or it is another model's.
+        ValueError if there is no such checkpoint, or it is of another model or an earlier version.
         """
         path = self._whole(step)
 
