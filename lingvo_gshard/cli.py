@@ -131,7 +131,7 @@ def run(program: str, main: Callable[[], None]) -> None:
 
 def load(module: str) -> Any:
     """Imports a module by name, without the greetings that TensorFlow and XLA print."""
-    with environment.quiet_stderr():
+    with environment.quiet_stderr(), environment.without_keras():
         return importlib.import_module(module)
 
 

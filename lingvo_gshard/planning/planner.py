@@ -164,7 +164,7 @@ def in_own_process(function: Callable[[Request], _Result], request: Request) -> 
     """Calls a function in a process of its own. Raises as the function, or if the process died."""
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(1, context, child_process.end_with_parent)
-    with environment.quiet_stderr(), pool:
+    with environment.quiet_stderr(), environment.without_keras(), pool:
         try:
             return pool.submit(function, request).result()
         except BrokenProcessPool as error:

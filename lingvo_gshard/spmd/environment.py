@@ -114,6 +114,23 @@ def quiet_stderr() -> Iterator[None]:
             lines.wait(timeout=1)
 
 
+@contextlib.contextmanager
+def without_keras() -> Iterator[None]:
+    """Spares the import of TensorFlow, inside this context, a second for Keras and Matplotlib.
+
+    `tf.keras` is imported when it is first used, outside.
+    """
+    name = "TF_USE_LEGACY_KERAS"  # TensorFlow would import that older package, which isn't here.
+    if name in os.environ:
+        yield
+        return
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
 def _disable_constant_folding() -> None:
     flags = os.environ.get("TF_XLA_FLAGS", "").split()
     if _NO_CONSTANT_FOLDING in flags:

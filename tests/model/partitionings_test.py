@@ -77,11 +77,11 @@ class _Training:
         model = TranslationModel(params, parts)
         programs = steps.Programs(model.model_fn, params, parts, model.state_spec)
         state = _state(model)
-        self.step = programs.get(ModeKeys.TRAIN, small_task.batch_specs())
+        step = programs.get(ModeKeys.TRAIN, small_task.batch_specs())
         self.losses, self.norms = [], []
         for seed in range(_STEPS):
             batch = small_task.random_batch(seed).Transform(lambda x: x[None])
-            result = self.step(state, batch)
+            result = step(state, batch)
             state = result.state
             self.losses.append(float(np.asarray(result.metrics.loss)[0]))
             self.norms.append(result.metrics.gradient_norms.Transform(np.asarray))

@@ -159,6 +159,19 @@ def test_tensorflow_and_jax_are_imported_without_a_word():
     assert (run.returncode, run.stderr) == (0, "after\n")
 
 
+def test_keras_is_imported_when_it_is_first_used():
+    code = """
+import sys
+from lingvo_gshard.spmd import environment
+with environment.without_keras():
+    import tensorflow as tf
+print("keras" in sys.modules)
+import tensorflow_text
+print(tf.keras.layers.Dense(1)(tf.ones([2, 3])).shape)
+"""
+    assert _run(code).stdout.split("\n") == ["False", "(2, 1)", ""]
+
+
 _LINES = r"""
 I0000 00:00:1795312503.574543    8340 port.cc:153] a greeting
 2026-11-22 01:00:00.123456: W tensorflow/core/x.cc:1] a warning
