@@ -21,7 +21,7 @@ from lingvo_gshard.core import table
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.dispatch import Dispatch
-from lingvo_gshard.spmd import environment
+from lingvo_gshard.spmd import devices, environment
 
 _MODEL = flags.DEFINE_string("model", "toy.MoE8E8L", "A registered experiment.")
 _PARTITIONS = flags.DEFINE_list("partitions", ["1", "2", "4"], "The device counts to try.")
@@ -76,6 +76,7 @@ def compare(title: str, command: str, prepare: Callable[[Params, int], Work]) ->
       prepare: (params, number of devices) -> the Work.
     """
     environment.prepare(max(map(int, _PARTITIONS.value)))
+    devices.start()
     numpy_rate = _NumpyRate()
     settings = itertools.product(_GROUP_SIZES.value, _DISPATCHES.value, _PARTITIONS.value)
     timings = {setting: _time(numpy_rate, command, prepare, *setting) for setting in settings}

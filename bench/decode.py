@@ -30,7 +30,7 @@ from lingvo_gshard.decode import flat_beam_search
 from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.annotator import Annotator
-from lingvo_gshard.spmd import environment, lowering
+from lingvo_gshard.spmd import devices, environment, lowering
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import compile_program
 
@@ -77,6 +77,7 @@ Call = Callable[[], Cost]
 
 def main() -> None:
     environment.prepare(_PARTITIONS.value)
+    devices.start()
     decoders: dict[str, Callable[[Case], Call]] = {
         "flat": functools.partial(_our_decoder, is_flat=True),
         "flat16": functools.partial(_our_decoder, is_flat=True, product_dtype="bfloat16"),

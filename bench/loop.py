@@ -24,7 +24,7 @@ from lingvo_gshard import cli
 from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
-from lingvo_gshard.spmd import environment, specs
+from lingvo_gshard.spmd import devices, environment, specs
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.train import checkpoints
 from lingvo_gshard.train.checkpoints import Checkpoints, Contents
@@ -43,6 +43,7 @@ _SAVES = flags.DEFINE_integer("saves", 5, "The number of timed saves, restores a
 
 def main() -> None:
     environment.prepare(_PARTITIONS.value)
+    devices.start()
     logging.set_verbosity(logging.WARNING)  # Orbax logs every save.
     print(f"{_MODEL.value}; devices: {_PARTITIONS.value}; steps in a call: {_ITERATIONS.value}")
     with tempfile.TemporaryDirectory() as folder:
