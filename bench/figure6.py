@@ -12,6 +12,7 @@ model. Test is decoded once. bench.sample_efficiency compares the multilingual r
 """
 
 import functools
+import itertools
 import json
 import pathlib
 import random
@@ -73,12 +74,11 @@ def _report(
     out: pathlib.Path, runs: dict[str, list[pathlib.Path]], baselines: Sequence[pathlib.Path]
 ) -> None:
     """Writes and prints scores and efforts; `runs` has a folder per seed."""
-    seeds = [(name, seed, d) for name, logdirs in runs.items() for seed, d in enumerate(logdirs, 1)]
-    flagged = [f"--run={name}, seed {seed}={logdir}" for name, seed, logdir in reversed(seeds)]
+    flagged = [f"--run={name}={logdir}" for name in reversed(runs) for logdir in runs[name]]
     flagged += [f"--baseline={logdir}" for logdir in baselines]
     figure = f"--out={out / 'figure6'}"
     print(multilingual.command("lingvo_gshard.compare", *flagged, "--paired", figure))
-    logdirs = [*(logdir for *_, logdir in seeds), *baselines]
+    logdirs = [*itertools.chain.from_iterable(runs.values()), *baselines]
     efforts = _efforts(logdirs)
     _write_results(out / "figure6.json", logdirs, efforts)
     print(f"\n{table.text(efforts)}")

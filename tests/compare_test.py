@@ -55,6 +55,12 @@ def test_table_and_picture_of_runs_over_a_baseline(logdirs, tmp_path):
     assert (tmp_path / "figure6.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_runs_of_a_name_are_a_model(logdirs):
+    done = _compare(f"--run=MoE={logdirs['MoE']}", f"--run=MoE={logdirs['dense']}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[1].split() == ["qa", "8000", "-", "38.00", "-"]
+
+
 def test_paired_bootstrap_of_two_runs(logdirs):
     for name, translated in (("MoE", "rain all day\n"), ("dense", "rain\n")):
         folder = logdirs[name] / "decode_test"
@@ -82,7 +88,7 @@ def test_paired_bootstrap_of_two_runs(logdirs):
     [
         (["--run=MoE"], "--run=MoE: expected NAME=LOGDIR"),
         (["--run=MoE=/nowhere"], "scores.json: holds no scores by language"),
-        (["--run=MoE={MoE}", "--run=MoE={dense}"], "--run: MoE is given twice"),
+        (["--run=MoE={MoE}", "--run=dense={MoE}"], "moe is given twice"),
         (
             ["--run=MoE={MoE}", "--baseline={qb}", "--baseline={qb}"],
             "--baseline: qb is given twice",

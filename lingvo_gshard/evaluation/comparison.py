@@ -1,6 +1,7 @@
 """Figure 6: the gain of multilingual models over bilingual baselines, language by language."""
 
 import dataclasses
+import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
 
@@ -15,33 +16,40 @@ _WINDOW = 10
 class Comparison:
     """A metric of models by name, and that of bilingual baselines by language.
 
-    Raises ValueError unless models agree in languages, the baselines' among them, and their pairs.
+    A model has one or more runs, whose scores are averaged. Raises ValueError unless all runs agree
+    in languages, the baselines' among them, and their pairs.
     """
 
-    models: Mapping[str, Quality]
+    models: Mapping[str, Sequence[Quality]]
     baselines: Mapping[str, float]
     metric: str = "bleu"
 
     def __post_init__(self) -> None:
         first, *_ = self.models
-        sizes = {
-            name: {row.code: row.train_pairs for row in quality.languages}
-            for name, quality in self.models.items()
-        }
-        for name, found in sizes.items():
-            if differing := sorted({code for code, _ in found.items() ^ sizes[first].items()}):
+        sizes = [
+            (name, {row.code: row.train_pairs for row in quality.languages})
+            for name, runs in self.models.items()
+            for quality in runs
+        ]
+        for name, found in sizes:
+            if differing := sorted({code for code, _ in found.items() ^ sizes[0][1].items()}):
                 raise ValueError(
                     f"Comparison: {first} and {name} differ in languages or their training pairs: "
                     f"{', '.join(differing)}."
                 )
-        if unknown := sorted(self.baselines.keys() - sizes[first].keys()):
+        if unknown := sorted(self.baselines.keys() - sizes[0][1].keys()):
             raise ValueError(
                 f"Comparison: there are baselines for {', '.join(unknown)}, which {first} lacks."
             )
 
+    def scores(self, model: str) -> dict[str, float]:
+        """The metric by language, most training pairs first: the mean of the model's runs."""
+        runs = [quality.values(self.metric) for quality in self.models[model]]
+        return {code: sum(each[code] for each in runs) / len(runs) for code in runs[0]}
+
     def gains(self, model: str) -> dict[str, float]:
         """The metric minus the baseline's by language, most training pairs first."""
-        found = self.models[model].values(self.metric).items()
+        found = self.scores(model).items()
         return {code: of - self.baselines[code] for code, of in found if code in self.baselines}
 
     def table(self) -> str:
@@ -50,15 +58,16 @@ class Comparison:
         averages = ["average", "", _mean(self.baselines.values())]
         rows = [
             [row.code, str(row.train_pairs), table.number(self.baselines.get(row.code))]
-            for row in next(iter(self.models.values())).by_size()
+            for row in next(iter(self.models.values()))[0].by_size()
         ]
-        for name, quality in self.models.items():
-            found, gains = quality.values(self.metric), self.gains(name)
+        for name in self.models:
+            found, gains = self.scores(name), self.gains(name)
             header += [name, "gain"]
             averages += [_mean(found.values()), _mean(gains.values(), "+.2f")]
             for row in rows:
                 row += [f"{found[row[0]]:.2f}", table.number(gains.get(row[0]), "+.2f")]
-        signatures = sorted(set().union(*(q.signatures(self.metric) for q in self.models.values())))
+        runs = itertools.chain.from_iterable(self.models.values())
+        signatures = sorted(set().union(*(quality.signatures(self.metric) for quality in runs)))
         return "\n".join([table.text([header, *rows, averages]), *signatures])
 
     def draw(self, path: str | os.PathLike[str]) -> None:
@@ -66,8 +75,8 @@ class Comparison:
         figure = late.figure.Figure(figsize=(8, 4.5), layout="constrained")
         axes = figure.subplots()
         codes, title = list[str](), TITLES[self.metric]
-        for name, quality in self.models.items():
-            values = self.gains(name) if self.baselines else quality.values(self.metric)
+        for name in self.models:
+            values = self.gains(name) if self.baselines else self.scores(name)
             codes, heights = list(values), list(values.values())
             (line,) = axes.plot(smoothed(heights), label=name)
             axes.plot(heights, ".", markersize=4, color=line.get_color(), alpha=0.4)

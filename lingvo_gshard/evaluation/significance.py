@@ -1,12 +1,14 @@
-"""Whether a run is better than another: sacreBLEU's paired bootstrap, also of the average.
+"""Whether a model is better than another: sacreBLEU's paired bootstrap, also of the average.
 
-Both runs' resamplings draw the same sentences, so scores and p values by language are those of
-sacreBLEU's PairedTest, which has neither an average over languages nor the intervals of gains.
+All runs' resamplings draw the same sentences, so scores and p values by language are those of
+sacreBLEU's PairedTest, which has neither an average over languages nor the intervals of gains. A
+model with several runs has the mean of their scores, in each resampling.
 """
 
 import os
 import pathlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from sacrebleu import significance
@@ -16,29 +18,38 @@ from lingvo_gshard.core import table
 from lingvo_gshard.evaluation import quality
 
 
-def tables(folders: Mapping[str, pathlib.Path], codes: Collection[str]) -> Iterator[str]:
-    """Yields tables that compare the first run with each other one, by each available metric.
+def tables(folders: Mapping[str, Sequence[pathlib.Path]], codes: Collection[str]) -> Iterator[str]:
+    """Yields tables that compare the first model with each other one, by each available metric.
 
-    The folders, by the runs' names, are what `--mode=decode` wrote, with the languages `codes`.
-    ValueError for one run only, SACREBLEU_SEED `none`, missing files, or other references.
+    The folders of runs, by the models' names, are what `--mode=decode` wrote, with the languages
+    `codes`. ValueError for one model only, SACREBLEU_SEED `none`, missing files, or other
+    references.
     """
     (first, base), *others = folders.items()
     if not others:
         raise ValueError(f"--paired: {first} is the only run; give another --run to compare with.")
     if os.environ.get("SACREBLEU_SEED", "").lower() == "none":
         raise ValueError("--paired draws the same sentences for both runs; unset SACREBLEU_SEED.")
-    for name, folder in others:
-        texts = {code: _texts(base, folder, code) for code in codes}
+    for name, runs in others:
+        texts = {code: _texts(base, runs, code) for code in codes}
         for metric in quality.available():
             yield _table(metric, (first, name), texts)
 
 
-def _texts(base: pathlib.Path, other: pathlib.Path, code: str) -> list[list[str]]:
-    """The references of a language, and the translations of both runs."""
-    references, others = (_lines(folder / f"{code}.reference.txt") for folder in (base, other))
-    if references != others:
-        raise ValueError(f"--paired: {base} and {other} have other references of {code}.")
-    return [references, *(_lines(folder / f"{code}.txt") for folder in (base, other))]
+class _Texts(NamedTuple):
+    """A language's references, and its translations by each run of both models."""
+
+    references: list[str]
+    translations: tuple[list[list[str]], ...]
+
+
+def _texts(base: Sequence[pathlib.Path], other: Sequence[pathlib.Path], code: str) -> _Texts:
+    references = _lines(base[0] / f"{code}.reference.txt")
+    for folder in (*base, *other):
+        if _lines(folder / f"{code}.reference.txt") != references:
+            raise ValueError(f"--paired: {base[0]} and {folder} have other references of {code}.")
+    both = ([_lines(folder / f"{code}.txt") for folder in runs] for runs in (base, other))
+    return _Texts(references, tuple(both))
 
 
 def _lines(path: pathlib.Path) -> list[str]:
@@ -47,10 +58,13 @@ def _lines(path: pathlib.Path) -> list[str]:
     return path.read_bytes().decode().split("\n")[:-1]
 
 
-def _table(metric: str, names: tuple[str, str], texts: Mapping[str, Sequence[list[str]]]) -> str:
+def _table(metric: str, names: tuple[str, str], texts: Mapping[str, _Texts]) -> str:
     scorer, samples = quality.METRICS[metric](), dict[str, list[np.ndarray]]()
-    for code, (references, *translations) in texts.items():
-        samples[code] = [_samples(scorer, lines, references) for lines in translations]
+    for code, (references, translations) in texts.items():
+        samples[code] = [
+            np.mean([_samples(scorer, lines, references) for lines in runs], axis=0)
+            for runs in translations
+        ]
     samples["average"] = [np.mean(each, axis=0) for each in zip(*samples.values(), strict=True)]
     rows = [["language", *names, "gain", "from", "to", "p"]]
     rows += [[code, *_cells(*both)] for code, both in samples.items()]

@@ -17,7 +17,10 @@ def _quality(**bleu):
     )
 
 
-_MODELS = {"MoE": _quality(qa=40.0, qb=30.0, qc=25.0), "dense": _quality(qa=36.0, qb=29.0, qc=10.0)}
+_MODELS = {
+    "MoE": [_quality(qa=40.0, qb=30.0, qc=25.0)],
+    "dense": [_quality(qa=36.0, qb=29.0, qc=10.0)],
+}
 
 
 def test_table():
@@ -29,6 +32,13 @@ def test_table():
         "average                   25.25  31.67   +7.25  25.00  -2.25\n"
         "sacreBLEU bleu s"
     )
+
+
+def test_a_model_has_the_mean_of_its_runs():
+    runs = [_quality(qa=40.0, qb=30.0), _quality(qa=37.0, qb=33.5)]
+    compared = Comparison({"MoE": runs}, {"qb": 30.5})
+    assert compared.scores("MoE") == {"qa": 38.5, "qb": 31.75}
+    assert compared.gains("MoE") == {"qb": 1.25}
 
 
 def test_table_of_another_metric():
@@ -51,7 +61,9 @@ def test_trend_lines_are_means_of_windows():
 
 def test_models_of_other_languages_are_not_compared():
     with pytest.raises(ValueError, match="MoE and other differ in languages .*: qb, qc"):
-        Comparison({"MoE": _MODELS["MoE"], "other": _quality(qa=1.0)}, {})
+        Comparison({"MoE": _MODELS["MoE"], "other": [_quality(qa=1.0)]}, {})
+    with pytest.raises(ValueError, match="MoE and MoE differ in languages .*: qb, qc"):
+        Comparison({"MoE": [*_MODELS["MoE"], _quality(qa=1.0)]}, {})
     with pytest.raises(ValueError, match="baselines for de, xx, which MoE lacks"):
         Comparison(_MODELS, {"qa": 38.0, "xx": 1.0, "de": 2.0})
 

@@ -52,7 +52,7 @@ _FIRST, _SECOND = {"aa": 2, "br": 3}, {"aa": 4, "br": 5}
 
 @pytest.fixture
 def folders(tmp_path):
-    return {"A": _write(tmp_path / "a", _FIRST), "B": _write(tmp_path / "b", _SECOND)}
+    return {"A": [_write(tmp_path / "a", _FIRST)], "B": [_write(tmp_path / "b", _SECOND)]}
 
 
 def _sacrebleu(code, metric):
@@ -98,6 +98,21 @@ def test_two_languages_settle_what_one_leaves_open(folders):
     assert widths[2] < (widths[0] + widths[1]) / 2
 
 
+def test_a_model_has_the_mean_of_its_runs(folders):
+    """A's runs are those of both models, so that half of the gain remains, and of its interval."""
+    mixed = {"A": [*folders["A"], *folders["B"]], "B": folders["B"]}
+    apart, halved = (
+        [
+            float(cell)
+            for cell in next(significance.tables(each, ["aa"])).splitlines()[1].split()[1:]
+        ]
+        for each in (folders, mixed)
+    )
+    assert halved[0] == pytest.approx((apart[0] + apart[1]) / 2, abs=0.01)
+    assert halved[2:5] == pytest.approx([each / 2 for each in apart[2:5]], abs=0.01)
+    assert halved[5] == apart[5]
+
+
 def test_a_run_does_not_differ_from_itself(folders):
     row = next(significance.tables({"A": folders["A"], "B": folders["A"]}, ["aa"])).splitlines()[1]
     assert row.split()[3:6] == ["+0.00", "+0.00", "+0.00"]
@@ -109,8 +124,8 @@ def test_what_cannot_be_paired_is_refused(folders, tmp_path, monkeypatch):
         list(significance.tables({"A": folders["A"]}, ["aa"]))
     other = _write(tmp_path / "c", _FIRST, {"aa": ["other"] * 30})
     with pytest.raises(ValueError, match=r"a and .*c have other references of aa"):
-        list(significance.tables(folders | {"B": other}, ["aa"]))
-    (folders["B"] / "aa.reference.txt").unlink()
+        list(significance.tables(folders | {"B": [*folders["B"], other]}, ["aa"]))
+    (folders["B"][0] / "aa.reference.txt").unlink()
     with pytest.raises(ValueError, match="aa.reference.txt; write it with --mode=decode"):
         list(significance.tables(folders, ["aa"]))
     monkeypatch.setenv("SACREBLEU_SEED", "none")
