@@ -88,16 +88,16 @@ def test_paired_bootstrap_of_two_runs(logdirs):
     [
         (["--run=MoE"], "--run=MoE: expected NAME=LOGDIR"),
         (["--run=MoE=/nowhere"], "scores.json: holds no scores by language"),
-        (["--run=MoE={MoE}", "--run=dense={MoE}"], "moe is given twice"),
+        (["--run=MoE={MoE}", "--run=dense={MoE}"], "--run: {MoE} is given twice"),
         (
             ["--run=MoE={MoE}", "--baseline={qb}", "--baseline={qb}"],
             "--baseline: qb is given twice",
         ),
-        (["--run=MoE={MoE}", "--paired"], "--paired: MoE is the only run"),
+        (["--run=MoE={MoE}", "--paired"], "--paired: MoE is the only model"),
         (["--run=MoE={MoE}", "--baseline={dense}"], "expected a run of one language, got qa, qb"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(logdirs, flags, message):
     done = _compare(*(flag.format(**logdirs) for flag in flags))
     told = [line for line in done.stderr.splitlines() if line.startswith("compare: ")]
-    assert done.returncode == 1 and len(told) == 1 and message in told[0]
+    assert done.returncode == 1 and len(told) == 1 and message.format(**logdirs) in told[0]

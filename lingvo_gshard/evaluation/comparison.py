@@ -34,8 +34,8 @@ class Comparison:
         for name, found in sizes:
             if differing := sorted({code for code, _ in found.items() ^ sizes[0][1].items()}):
                 raise ValueError(
-                    f"Comparison: {first} and {name} differ in languages or their training pairs: "
-                    f"{', '.join(differing)}."
+                    f"Comparison: the first run of {first} and a run of {name} differ in languages "
+                    f"or their training pairs: {', '.join(differing)}."
                 )
         if unknown := sorted(self.baselines.keys() - sizes[0][1].keys()):
             raise ValueError(

@@ -27,9 +27,11 @@ def tables(folders: Mapping[str, Sequence[pathlib.Path]], codes: Collection[str]
     """
     (first, base), *others = folders.items()
     if not others:
-        raise ValueError(f"--paired: {first} is the only run; give another --run to compare with.")
+        raise ValueError(
+            f"--paired: {first} is the only model; give a --run of another to compare with."
+        )
     if os.environ.get("SACREBLEU_SEED", "").lower() == "none":
-        raise ValueError("--paired draws the same sentences for both runs; unset SACREBLEU_SEED.")
+        raise ValueError("--paired draws the same sentences for all runs; unset SACREBLEU_SEED.")
     for name, runs in others:
         texts = {code: _texts(base, runs, code) for code in codes}
         for metric in quality.available():

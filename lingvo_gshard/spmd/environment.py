@@ -116,9 +116,9 @@ def quiet_stderr() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_keras() -> Iterator[None]:
-    """Spares the import of TensorFlow, inside this context, a second for Keras and Matplotlib.
+    """Keeps Keras and Matplotlib, a second's work, out of an import of TensorFlow in this context.
 
-    `tf.keras` is imported when it is first used, outside.
+    `tf.keras` is imported when it is first used after it.
     """
     name = "TF_USE_LEGACY_KERAS"  # TensorFlow would import that older package, which isn't here.
     if name in os.environ:

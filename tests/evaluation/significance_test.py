@@ -120,7 +120,7 @@ def test_a_run_does_not_differ_from_itself(folders):
 
 
 def test_what_cannot_be_paired_is_refused(folders, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="--paired: A is the only run; give another --run"):
+    with pytest.raises(ValueError, match="--paired: A is the only model; give a --run of another"):
         list(significance.tables({"A": folders["A"]}, ["aa"]))
     other = _write(tmp_path / "c", _FIRST, {"aa": ["other"] * 30})
     with pytest.raises(ValueError, match=r"a and .*c have other references of aa"):
@@ -129,5 +129,5 @@ def test_what_cannot_be_paired_is_refused(folders, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="aa.reference.txt; write it with --mode=decode"):
         list(significance.tables(folders, ["aa"]))
     monkeypatch.setenv("SACREBLEU_SEED", "none")
-    with pytest.raises(ValueError, match="same sentences for both runs; unset SACREBLEU_SEED"):
+    with pytest.raises(ValueError, match="same sentences for all runs; unset SACREBLEU_SEED"):
         list(significance.tables(folders, ["aa"]))
