@@ -1,6 +1,5 @@
 import os
 import re
-import resource
 import subprocess
 import sys
 
@@ -9,16 +8,11 @@ import pytest
 
 def _run(folder, *flags, file_bytes=None):
     """Runs the binary; a limit to the sizes of its files is to it as a full disk."""
-
-    def limit() -> None:
-        if file_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (file_bytes, file_bytes))
-
+    limited = [] if file_bytes is None else ["prlimit", f"--fsize={file_bytes}"]
     return subprocess.run(
-        [sys.executable, "-m", "data_prep.build", "--workers=1", *flags],
+        [*limited, sys.executable, "-m", "data_prep.build", "--workers=1", *flags],
         cwd=folder,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        preexec_fn=limit,
         capture_output=True,
         text=True,
         timeout=100,

@@ -1,5 +1,7 @@
 """Tags of summaries, their writer, and lines that are whole or not there."""
 
+import threading
+
 import numpy as np
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -42,11 +44,11 @@ def test_a_summary_holds_the_means_since_the_last_one(tmp_path):
     assert [(e.step, e.value) for e in events.Scalars("loss")] == [(2, 1.5), (4, 3.5), (5, 5.0)]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_an_error_of_the_writers_thread_reaches_the_training_thread(tmp_path, monkeypatch):
     def failing(writer, data):
         raise OSError("No space left on device")
 
+    monkeypatch.setattr(threading, "excepthook", lambda args: None)
     monkeypatch.setattr(RecordWriter, "write", failing)
     hook = SummaryHook(tmp_path, every_steps=1)
     with pytest.raises(OSError, match="No space left"):
