@@ -1,6 +1,7 @@
 """The recipes on small trees with the layout and names of the corpora."""
 
 import gzip
+import itertools
 import pathlib
 
 import pytest
@@ -139,13 +140,29 @@ def test_ted_multi(tmp_path):
         assert list(sources[1].rows()) == [Row("pt", Pair("uma casa", "a house"))]
 
 
-@pytest.mark.parametrize("name", ["m4bible", "multi30k"])
-def test_a_folder_of_splits(tmp_path, name):
-    codes = {"m4bible": ("acu", "zh"), "multi30k": ("cs", "de", "fr")}[name]
-    splits = ("train", "dev", "test")
-    paths = [f"{split}/{code}-en.tsv.gz" for split in splits for code in codes]
+def test_multi30k(tmp_path):
+    raw = tmp_path / "data/task1/raw"
+    files = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
+    sides = [
+        *itertools.product(files.values(), ("cs", "de", "en", "fr")),
+        ("test_2017_mscoco", "de"),
+    ]
+    _write(raw, {f"{name}.{side}.gz": _lines(f"{name} {side}", 3) for name, side in sides})
+    sources, _ = _load("multi30k", tmp_path)
+    assert sources == tuple(
+        MosesFiles(raw / f"{name}.{code}.gz", raw / f"{name}.en.gz", code, split)
+        for split, name in files.items()
+        for code in ("cs", "de", "fr")
+    )
+    assert next(sources[3].rows()).pair == Pair("val cs 0", "val en 0")
+
+
+def test_m4bible(tmp_path):
+    paths = [
+        f"{split}/{code}-en.tsv.gz" for split in ("train", "dev", "test") for code in ("acu", "zh")
+    ]
     _write(tmp_path, dict.fromkeys(paths, "a\tb\n") | {"README.md": "x"})
-    sources, _ = _load(name, tmp_path)
+    sources, _ = _load("m4bible", tmp_path)
     assert sources == tuple(
         TsvFile(tmp_path / path, path.split("/")[1].split("-")[0], path.split("/")[0])
         for path in paths
