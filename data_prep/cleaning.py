@@ -6,20 +6,14 @@ The first rule that applies counts. Dev and test, which measure, lose only pairs
 import enum
 import hashlib
 import re
-import unicodedata
 
 import ftfy
 
 from data_prep import languages
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
+from lingvo_gshard.input.normalization import normalize
 
-# Control, format and private use characters, without the zero width joiners that scripts of India
-# and Persia need, and without white space, which is collapsed.
-_CONTROL = re.compile(
-    "[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\xad\u061c\u180e\u200b\u200e\u200f\u202a-\u202e"
-    "\u2060-\u2064\u2066-\u206f\ufeff\ufff9-\ufffb\ue000-\uf8ff]"
-)
 # Kana, Han and Hangul, of which a character carries about as much as three of an alphabet.
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _WESTERN = ("latin-1", "windows-1252")
@@ -64,11 +58,6 @@ def repair(text: str, own_scripts: frozenset[str]) -> str:
     repaired = str(ftfy.fix_encoding(text))
     new_scripts = languages.count_scripts(repaired).keys() - languages.count_scripts(text).keys()
     return repaired if new_scripts <= own_scripts else text
-
-
-def normalize(text: str) -> str:
-    """Returns the text in NFKC, without control characters, with single spaces."""
-    return " ".join(_CONTROL.sub("", unicodedata.normalize("NFKC", text)).split())
 
 
 def normalize_pair(pair: Pair) -> Pair:

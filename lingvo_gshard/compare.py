@@ -19,7 +19,7 @@ from typing import Any
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.core import storage
+from lingvo_gshard.core import atomic_file, storage
 from lingvo_gshard.evaluation import quality, significance
 from lingvo_gshard.evaluation.comparison import Comparison
 from lingvo_gshard.evaluation.quality import Quality
@@ -55,7 +55,7 @@ def main() -> None:
     text = "\n\n".join(tables)
     print(text)
     if _OUT.value:
-        pathlib.Path(f"{_OUT.value}.txt").write_text(text + "\n")
+        atomic_file.write(f"{_OUT.value}.txt", text + "\n")
         comparisons[0].draw(f"{_OUT.value}.png")
         print(f"Wrote {_OUT.value}.txt and {_OUT.value}.png.")
 

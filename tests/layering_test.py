@@ -36,6 +36,7 @@ _SHARED = {
     f"{_LIBRARY}.core.storage",
     f"{_LIBRARY}.core.table",
     f"{_LIBRARY}.input.manifest",
+    f"{_LIBRARY}.input.normalization",
     f"{_LIBRARY}.input.example_codec",
     f"{_LIBRARY}.spmd.environment",  # Which cli prepares.
 }

@@ -395,6 +395,8 @@ def test_a_refused_start_leaves_nothing_behind(data_dir, tmp_path):
     for steps in (0, -5):
         with pytest.raises(ValueError, match=f"train.max_steps must be 1 or more, got {steps}"):
             modes.train(_run(data_dir, tmp_path / "run", f"train.max_steps={steps}"))
+    with pytest.raises(ValueError, match="train.max_steps is 2001, but the learning rate falls to"):
+        modes.train(_run(data_dir, tmp_path / "run", "train.max_steps=2001"))
     assert not (tmp_path / "run").exists()
 
 

@@ -1,1 +1,1 @@
-"""Params, NestedMap and BaseLayer."""
+"""Params and layers, and the files, digests, buckets and tables that all rooms use."""

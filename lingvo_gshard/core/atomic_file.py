@@ -19,17 +19,20 @@ def write(path: str | pathlib.Path, content: str | bytes) -> None:
 def replacing(path: str | pathlib.Path, is_shared: bool = False) -> Iterator[pathlib.Path]:
     """Yields the path of a temporary file that replaces `path` once the block succeeds.
 
-    It lies in the same folder; if the block raises, `path` stays as it was. If `is_shared`, several
-    processes may write `path` at the same time, each to a temporary file of its own.
+    It lies in the same folder. If the block raises, it is deleted, and `path` stays as it was. If
+    `is_shared`, several processes may write `path` at the same time, each to a file of its own.
     """
     path = pathlib.Path(path)
     suffix = f".{uuid.uuid4().hex}.partial" if is_shared else ".partial"
     partial = path.with_name(path.name + suffix)
-    with naming(partial):
-        yield partial
-        with partial.open("rb+") as file:
-            os.fsync(file.fileno())
-        partial.replace(path)
+    try:
+        with naming(partial):
+            yield partial
+            with partial.open("rb+") as file:
+                os.fsync(file.fileno())
+            partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

@@ -198,11 +198,14 @@ def apply_setting(params: Params, setting: str) -> None:
         value = members[str(value)]
     optional = owner._optional[name]
     kind = optional or type(old)
-    # An int passes for a float, a bool for no number, and without a type anything does.
-    accepted = {kind, int} if kind is float else {kind}
+    if old is REQUIRED or kind is type(None):
+        raise ValueError(f"--set={setting}: {path} is no setting; the program fills it in.")
+    if kind is float and type(value) is int:
+        value = float(value)
+    accepted = {kind}
     if optional:
         accepted.add(type(None))
-    if type(value) not in accepted and kind is not type(None):
+    if type(value) not in accepted:
         raise ValueError(
             f"--set={setting}: {path} is {old!r}; expected {kind.__name__}"
             f"{' or None' * bool(optional)}, got {type(value).__name__}."

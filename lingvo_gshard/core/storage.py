@@ -93,7 +93,12 @@ def working(folder: _Given, keep: bool = False) -> Iterator[pathlib.Path]:
     here.mkdir(parents=True, exist_ok=True)
     _copies[here] = copy = _Copy(path(folder), here)
     try:
-        copy.fetch()
+        try:
+            copy.fetch()
+        except BaseException:
+            if not keep:
+                shutil.rmtree(here)
+            raise
         try:
             yield here
         except (ValueError, OSError) as error:

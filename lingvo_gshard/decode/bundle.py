@@ -70,7 +70,8 @@ class DecoderSpec:
         if target in self.targets:
             return f"{target_token(target)} "
         if self.targets:
-            raise ValueError(f"target_lang {target}: expected one of {', '.join(self.targets)}")
+            given = "is missing" if target is None else target
+            raise ValueError(f"target_lang {given}: expected one of {', '.join(self.targets)}")
         if target is not None:
             raise ValueError(f"target_lang {target}: the model translates into English alone")
         return ""
@@ -94,7 +95,7 @@ class Decoder:
     # From a source length to that of (state.theta, batch.features).
     program_for: Callable[[int], Program]
     share: Share = WHOLE  # This process's part of a batch's rows.
-    # It differs between decoders of other weights or settings.
+    # Identifies the weights and settings.
     origin: dict[str, str] = dataclasses.field(default_factory=dict)
     _compiled: dict[int, Executable] = dataclasses.field(default_factory=dict, init=False)
     _compiling: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)

@@ -11,15 +11,17 @@ import numpy as np
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.decode.bundle import Decoder
 from lingvo_gshard.input import packing
+from lingvo_gshard.input.normalization import normalize
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.spmd import processes
 
 # This many batches of lines are sorted by length together; with more there is less padding.
 _WINDOW_BATCHES = 16
-# Where to cut long text: after a sentence (and its quotes), at a comma or dash, between words.
+# Where to cut long text: after a sentence (and its quotes), at a comma or dash, between words. Some
+# scripts have no spaces, so marks need none, but 3.500, 12:30 and example.com stay whole.
 _BREAKS = (
-    re.compile(r"[.!?;…。！？；।॥؟۔።]+[\"'»”’)\]]*\s*"),
-    re.compile(r"[,:،、，：]\s*|\s[-–—]\s"),
+    re.compile(r"[.!?;…。！？；।॥؟۔።]++[\"'»”’)\]]*+(?![0-9A-Za-z])\s*"),
+    re.compile(r"[,:،、，：](?![0-9A-Za-z])\s*|\s[-–—]\s"),
     re.compile(r"\s+"),
 )
 
@@ -72,7 +74,7 @@ class Translator:
 
     def num_tokens(self, lines: Sequence[str]) -> list[int]:
         """Returns the number of source tokens of each line, with EOS."""
-        return list(map(len, self._source.encode_lines(lines)))
+        return list(map(len, self._source.encode_lines(list(map(normalize, lines)))))
 
     def translate_together(self, lines: Sequence[str]) -> list[NBest]:
         """Returns the n best translations of each line; that of a blank line is empty.
@@ -100,7 +102,8 @@ class Translator:
                 ids = packing.truncate(ids, longest)
             return Part(ids, next(n for n in lengths if n >= len(ids)))
 
-        texts = split(line.removeprefix(beginning), lambda text: len(encoded(text)) <= longest)
+        text = normalize(line.removeprefix(beginning))
+        texts = split(text, lambda text: len(encoded(text)) <= longest)
         return list(map(made, filter(None, texts)))
 
     def translate_parts(self, parts: Sequence[Part]) -> list[NBest]:

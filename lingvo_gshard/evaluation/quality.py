@@ -13,7 +13,7 @@ from sacrebleu.metrics.base import Metric
 from sacrebleu.metrics.chrf import CHRFScore
 from sacrebleu.utils import SACREBLEU_DIR
 
-from lingvo_gshard.core import json_records, late, storage, table
+from lingvo_gshard.core import atomic_file, json_records, late, storage, table
 
 # Resamplings of the sentences; sacreBLEU's signature contains their number and its seed.
 BOOTSTRAPS = 1000
@@ -110,7 +110,7 @@ class Quality:
         """Writes the averages and the languages as JSON."""
         fields: dict[str, Any] = {f"average_{each}": self.average(each) for each in self.metrics}
         fields["languages"] = [dataclasses.asdict(row) for row in self.by_size()]
-        pathlib.Path(path).write_text(json.dumps(fields, indent=2) + "\n")
+        atomic_file.write(path, json.dumps(fields, indent=2) + "\n")
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Writes a PNG of BLEU and its margin against training pairs, as in Figure 6."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from lingvo_gshard.core import table
+from lingvo_gshard.core import atomic_file, table
 from lingvo_gshard.evaluation import quality
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import flops
@@ -109,7 +109,7 @@ def write(logdir: pathlib.Path, facts: RunFacts) -> pathlib.Path:
         *_speed(logdir, facts, lines),
     ]
     path = logdir / "report.html"
-    path.write_text("\n".join(parts) + "\n")
+    atomic_file.write(path, "\n".join(parts) + "\n")
     return path
 
 

@@ -219,7 +219,7 @@ def _routing(
     totals = tf.reduce_sum(tf.concat(by_group, -1), 0)
     num_experts = sent_GSE.shape[-1]
     sent_E, (num_tokens, *sums) = totals[:num_experts], tf.unstack(totals[num_experts:])
-    load_E = sent_E / tf.maximum(tf.reduce_mean(sent_E), 1.0)
+    load_E = sent_E * num_experts / tf.maximum(tf.reduce_sum(sent_E), 1.0)
     means = [total / tf.maximum(num_tokens, 1.0) for total in sums]
     return Routing(
         aux_loss=aux_loss,

@@ -195,13 +195,16 @@ def default_group_size(p: Params, tokens: int) -> int:
     divisor of `tokens` that is at most H / 10. With so many experts that C would be below 1, and
     be rounded up, the default is the largest divisor that is at most E / factor.
     """
-    most = max(1.0, p.hidden_dim / 10, p.num_experts / p.train_capacity.factor)
+    factor = p.train_capacity.Instantiate().p.factor
+    most = max(1.0, p.hidden_dim / 10, p.num_experts / factor)
     return max(size for size in range(1, min(tokens, int(most)) + 1) if tokens % size == 0)
 
 
 def num_groups(p: Params, name: str, batch: int, length: int) -> int:
-    """G for a batch [B, L]. Raises ValueError if S, called `name`, does not divide the tokens."""
+    """G for a batch [B, L]. Raises ValueError if S, called `name`, does not divide its tokens."""
     tokens = batch * length
+    if tokens < 1:
+        raise ValueError(f"{name}: a batch of {batch} rows of {length} tokens has no groups.")
     size = group_size(p, tokens)
     if size < 1 or tokens % size:
         raise ValueError(

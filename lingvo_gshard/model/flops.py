@@ -1,7 +1,8 @@
 """Model flops: the floating-point operations that a training step mathematically needs.
 
-These are the matrix products alone, with two experts for each token. They leave out what a
-program does besides: unused capacity, dispatch and combine by einsum, softmaxes, the optimizer.
+These are the matrix products alone, with two experts for each token, or the only one. They leave
+out what a program does besides: unused capacity, dispatch and combine by einsum, softmaxes, the
+optimizer.
 """
 
 import math
@@ -17,7 +18,7 @@ def train_step_flops(task: TranslationTask, batch: int, source_len: int, target_
             continue  # It is looked up or added, not multiplied.
         tokens = batch * (source_len if reads_source(path) else target_len)
         experts = dict(zip(spec.dims, spec.shape, strict=True)).get("E")
-        share = 2 / experts if experts else 1.0
+        share = min(2, experts) / experts if experts else 1.0
         products += tokens * math.prod(spec.shape) * share
     products += _attention(task, batch, source_len, target_len)
     # A multiplication and an addition for each weight and token; backward takes twice forward.

@@ -46,7 +46,7 @@ def num_groups(params: Params, name: str = "input") -> dict[str, int]:
     for stack, length in STACKS.items():
         if (p := params.task.Get(stack).moe) is not None:
             parts = params.task.Get(stack).microbatches if name == "input" else 1
-            sizes = batch.batch_size // parts, batch.Get(length)
+            sizes = batch.batch_size // max(parts, 1), batch.Get(length)
             groups[stack] = moe.num_groups(p, f"{name}: task.{stack}.moe.group_size", *sizes)
     return groups
 
@@ -60,7 +60,8 @@ def bubble(params: Params) -> float:
 def check_divisible(params: Params, parts: Partitioning, rows: Collection[str] = _ROWS) -> None:
     """Raises ValueError unless the mesh divides experts, groups, and the batches in `rows`.
 
-    So it does if groups do not make up the tokens of evaluation's batches, of any number.
+    Also raises it if the group size does not divide the tokens of an evaluation batch, which may
+    have any number of groups.
     """
     sizes = {f"{name}.batch_size": ("B", params.Get(name).batch_size) for name in rows}
     if params.task.encoder.moe is not None:

@@ -93,14 +93,14 @@ class TranslationModel:
         self, state: NestedMap, features: NestedMap, labels: NestedMap
     ) -> TPUEstimatorSpec:
         _, m = self.task.Loss(state.theta, features, labels, Context(Mode.EVAL))
-        one = tf.constant(1.0)
-        metrics = {"nll": (m.nll * m.num_tokens, m.num_tokens), "aux_loss": (m.aux_loss, one)}
+        means = {"nll": m.nll, "aux_loss": m.aux_loss}
         for field, values in m.routing.items():
-            metrics |= {f"{field}_{name}": (value, one) for name, value in values.items()}
+            means |= {f"{field}_{name}": value for name, value in values.items()}
+        metrics = {name: (mean * m.num_tokens, m.num_tokens) for name, mean in means.items()}
         return TPUEstimatorSpec(mode=ModeKeys.EVAL, eval_metrics=metrics)
 
     def _predict(self, state: NestedMap, features: NestedMap) -> TPUEstimatorSpec:
-        p = self._params.decode
+        p, requests = self._params.decode, self._requests(features)
         alike = ("beam_size", "length_norm_alpha", "num_best", "coverage_weight", "temperature")
         config = BeamSearch(max_steps=p.max_target_len, **{name: p.Get(name) for name in alike})
         attention_beam = p.beam_size if p.tell_attention or p.coverage_weight else 0
@@ -111,7 +111,7 @@ class TranslationModel:
             config,
             functools.partial(self.task.DecodeStep, state.theta),
             first,
-            self._requests(features),
+            requests,
             self._annotator.annotate,
             self.task.GrowDecode,
         )

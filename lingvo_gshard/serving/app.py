@@ -13,9 +13,9 @@
 
 Errors are answered as {"error": ...}, with status 400 for a wrong request, 408 for a body that does
 not arrive, 413 for one that is too large, 415 for one of another type, 429 if too much of this
-client waits already, and 503 if the queue is full and the client should retry. A client is an
-address, or what a proxy's header names. Every answer has an X-Request-Id, which is the request's
-own if it has one, and which the log names.
+client waits already, 500 if the translation fails, and 503 if the queue is full and the client
+should retry. A client is an address, or what a proxy's header names. Every answer has an
+X-Request-Id, which is the request's own if it has one, and which the log names.
 """
 
 import asyncio

@@ -103,7 +103,7 @@ class Batcher:
             for row in rows:  # If a batch failed or the client hung up, the others are not needed.
                 row.result.cancel()
             for lane in {*lanes}:
-                lane.rows = [row for row in lane.rows if not row.result.done()]
+                lane.drop_cancelled()
 
 
 class _Lane:
@@ -125,12 +125,19 @@ class _Lane:
 
     def put(self, client: str, translator: Translator, part: Part) -> _Row:
         """Adds a row at the client's next turn."""
-        turn = self._turns.get(client, self._now)
+        turn = max(self._now, self._turns.get(client, self._now))
         self._turns[client] = turn + len(part.ids)
         row = _Row(client, turn, part, translator, asyncio.get_running_loop().create_future())
         self.rows.append(row)
         self._arrived.set()
         return row
+
+    def drop_cancelled(self) -> None:
+        """Drops the rows that nobody waits for, with what they cost their clients."""
+        for row in self.rows:
+            if row.result.done() and row.client in self._turns:
+                self._turns[row.client] -= len(row.part.ids)
+        self.rows = [row for row in self.rows if not row.result.done()]
 
     async def work(self) -> None:
         """Translates all that comes, until it is cancelled."""

@@ -74,13 +74,15 @@ async def text_body(request: web.Request, errors: str) -> str:
     try:
         async with asyncio.timeout(_BODY_SECS):
             body = await request.read()
-        return body.decode(request.charset or "utf-8", errors)
+        text = body.decode(request.charset or "utf-8", errors)
+        text.encode()  # Some charsets can spell half of a character.
     except TimeoutError as error:
         raise web.HTTPRequestTimeout(text=f"The body took over {_BODY_SECS:g} s.") from error
     except LookupError as error:
         raise web.HTTPUnsupportedMediaType(text=f"{error}.") from error
-    except web.RequestPayloadError as error:
+    except (web.RequestPayloadError, UnicodeError) as error:
         raise web.HTTPBadRequest(text=f"The body cannot be read: {error}.") from error
+    return text
 
 
 def asked(body: Any, spec: DecoderSpec) -> tuple[list[str], int]:

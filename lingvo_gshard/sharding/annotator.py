@@ -23,7 +23,8 @@ class Annotator:
     """
 
     partitioning: Partitioning
-    scatter_gradients: bool = True  # A weight's is summed only where it is updated.
+    # Whether a weight's gradient is summed only where the weight is updated.
+    scatter_gradients: bool = True
     mapped: str = ""
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:

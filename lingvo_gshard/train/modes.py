@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from lingvo_gshard.core import digests, storage, table
+from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
 from lingvo_gshard.spmd import processes
@@ -98,8 +99,10 @@ def _input_fn(run: Run, name: str, **settings: object) -> InputFn:
 def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
     """Yields the input, which is opened before anything is written, and a hook to train with.
 
-    Draws the experts' loads at the end; raises SystemExit if a signal stopped the run.
+    Draws the experts' loads at the end. Raises SystemExit if a signal stopped the run, and
+    ValueError as `_check_schedule`.
     """
+    _check_schedule(run.params)
     with StopOnSignal() as stop:
         source: Any = _input_fn(run, "input")(run.params)
         with contextlib.closing(source):
@@ -111,6 +114,16 @@ def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
         saved = ", which is saved" if stop.stopped_at else ": nothing was done yet"
         print_once(f"Stopped by a signal after step {stop.stopped_at}{saved}.")
         sys.exit(EXIT_STATUS)
+
+
+def _check_schedule(params: Params) -> None:
+    """Raises ValueError if a learning rate of zero would leave the last steps without effect."""
+    p, steps = params.optimizer.schedule, params.train.max_steps
+    if p.cool_down_steps and p.total_steps < steps:
+        raise ValueError(
+            f"train.max_steps is {steps}, but the learning rate falls to zero at step "
+            f"{p.total_steps}: set optimizer.schedule.total_steps={steps}, too."
+        )
 
 
 def _announce(run: Run) -> None:

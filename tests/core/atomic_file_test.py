@@ -11,7 +11,7 @@ def test_a_block_that_fails_leaves_the_file_as_it_was(tmp_path):
     with pytest.raises(RuntimeError), atomic_file.replacing(path) as partial:
         partial.write_text("half of ")
         raise RuntimeError("stopped")
-    assert path.read_text() == "before"
+    assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
 
 
 def test_content_replaces_the_file_and_leaves_no_other(tmp_path):

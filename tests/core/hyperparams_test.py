@@ -148,13 +148,22 @@ def test_what_may_be_none_says_what_else_it_is():
     p.inner.Define("timeout", None, "", optional=float)
     p.inner.Define("count", 3, "")
     p = p.Copy()
-    for text, value in (("2", 2), ("0.5", 0.5), ("None", None)):
+    for text, value in (("2", 2.0), ("0.5", 0.5), ("None", None)):
         hyperparams.apply_setting(p, f"inner.timeout={text}")
-        assert p.inner.timeout == value
+        assert repr(p.inner.timeout) == repr(value)
     with pytest.raises(ValueError, match="is None; expected float or None, got bool"):
         hyperparams.apply_setting(p, "inner.timeout=True")
     with pytest.raises(ValueError, match="is 3; expected int, got NoneType"):
         hyperparams.apply_setting(p, "inner.count=None")
+
+
+def test_what_the_program_fills_in_is_no_setting():
+    p = Params()
+    p.Define("folder", REQUIRED, "")
+    p.Define("moe", None, "")
+    for setting in ("folder=x", "moe=5"):
+        with pytest.raises(ValueError, match=f"--set={setting}: .* is no setting; the program"):
+            hyperparams.apply_setting(p, setting)
 
 
 @pytest.mark.parametrize(

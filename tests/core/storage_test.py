@@ -3,6 +3,7 @@
 import hashlib
 import os
 import sys
+import tempfile
 
 import fsspec
 import pytest
@@ -100,7 +101,7 @@ def test_files_of_data_are_kept_by_their_digest(bucket, capsys):
         storage.cached(url, "records/c", "11")
 
 
-def test_a_bucket_that_cannot_be_written_loses_nothing(bucket):
+def test_a_bucket_that_cannot_be_written_loses_nothing(bucket, tmp_path, monkeypatch):
     leaving = bucket.replace("bucket", "leaving")
     files, root = fsspec.core.url_to_fs(leaving)
     files.mkdir(root)
@@ -111,8 +112,10 @@ def test_a_bucket_that_cannot_be_written_loses_nothing(bucket):
     assert "\n" not in str(told.value)
     assert str(here) in str(told.value) and (here / "a").read_text() == "work"
     absent = pytest.raises(OSError, match=f"^{leaving}/run cannot be read")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with absent, storage.working(f"{leaving}/run"):
         pytest.fail("a bucket that does not exist is noticed before the work")
+    assert not list(tmp_path.iterdir())
 
 
 def test_mistakes_name_the_bucket_and_not_the_copy(bucket):

@@ -46,7 +46,13 @@ def test_hypotheses_have_scores_and_lengths():
 
 
 def test_blank_lines_stay_blank():
-    assert _texts(["", "ab", "  \t", "cd", "\u2028", ""]) == ["", "ba", "", "dc", "", ""]
+    assert _texts(["", "ab", "  \t", "cd", "\u2028\u200b", ""]) == ["", "ba", "", "dc", "", ""]
+
+
+def test_lines_are_normalized_as_training_text_is():
+    lines = ["\ufeffa\tb", "so\u00adft", "ﬁne", "<2de>\u00a0x", "e\u0301"]
+    assert _texts(lines) == ["b a", "tfos", "enif", "x >ed2<", "é"]
+    assert _translator()[0].num_tokens(lines) == [4, 5, 5, 8, 2]
 
 
 @pytest.mark.parametrize("lines", [[], ["", " "]])
@@ -156,10 +162,18 @@ def test_text_that_fits_is_one_part():
         ("one two three, four five six", ["one two three,", "four five six"]),
         ("one two three four", ["one two", "three four"]),
         ('He said "stop!" and they all went', ['He said "stop!"', "and they all went"]),
+        ("it costs 3.500 or less", ["it costs", "3.500 or less"]),
+        ("look at www.example.com today", ["look at", "www.example.com today"]),
+        ("we met at 12:30 sharp", ["we met at", "12:30 sharp"]),
     ],
 )
 def test_long_text_is_cut_at_the_best_place_near_the_middle(text, want):
     assert split(text, _at_most_words(4 if "said" in text else 3)) == want
+
+
+def test_marks_need_no_space_in_scripts_without_them():
+    text = "我们去公园,他们在家里等我们回来"  # As normalized: the comma was a wide one.
+    assert split(text, lambda part: len(part) <= 12) == ["我们去公园,", "他们在家里等我们回来"]
 
 
 def test_scripts_without_spaces_are_cut_after_sentences():

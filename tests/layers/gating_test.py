@@ -122,7 +122,7 @@ def _check_metrics(routing, tokens, gates_GSE):
     sent_E = np.zeros(num_experts)
     for choice in [c for token in valid for c in (token.first, token.second) if c and c[2]]:
         sent_E[choice[0]] += 1
-    load_E = sent_E / max(1.0, sent_E.mean())
+    load_E = sent_E / (sent_E.mean() or 1.0)
     first = [token.first[2] for token in valid]
     second = [bool(token.second and token.second[2]) for token in valid]
     per_token = 1 / max(1, len(valid))

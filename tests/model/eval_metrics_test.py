@@ -30,3 +30,4 @@ def test_every_field_of_routing_is_reported_by_layer():
     sums = [found[f"aux_loss_{layer}"][0] for layer in layers]
     np.testing.assert_allclose(found["aux_loss"][0], sum(sums), rtol=1e-6)
     assert sums[0] != sums[1]
+    assert {float(weight) for _, weight in found.values()} == {float(found["nll"][1])}

@@ -9,15 +9,21 @@ from tests.model import small_task
 from tests.model.small_task import TARGET_VOCAB, B, D, E, H, L, M, N, T
 
 
-def _flops(layers_as):
+def _flops(layers_as, num_experts=E):
     params = small_task.task_params()
     for stack in (params.encoder, params.decoder):
         stack.Set(num_layers=4, layers_as=layers_as)
+        stack.moe.num_experts = num_experts
     return flops.train_step_flops(params.Instantiate(building.Unannotated()), B, T, L)
 
 
 def test_loop_counts_all_layers():
     assert _flops(Layers.LOOP) == _flops(Layers.UNROLLED)
+
+
+def test_an_only_expert_is_counted_once():
+    saved = _flops(Layers.UNROLLED) - _flops(Layers.UNROLLED, num_experts=1)
+    assert saved == pytest.approx(6 * B * (T + L) * 2 * (2 * M * H + M * (E - 1)))
 
 
 def test_equals_count_by_hand():

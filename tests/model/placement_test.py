@@ -42,3 +42,20 @@ def test_groups_make_up_the_batches_of_evaluation_too():
     message = r"^eval_input: task.encoder.moe.group_size 128 does not divide the batch's 160 tokens"
     with pytest.raises(ValueError, match=message):
         placement.check_divisible(p, placement.partitioning(p, 8))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "input.batch_size=0",
+            "input: task.encoder.moe.group_size: a batch of 0 rows",
+        ),
+        ("input.source_len=0", "a batch of 32 rows of 0 tokens has no groups"),
+        ("task.encoder.moe.train_capacity.factor=0.0", "Capacity: factor must be above 0, got 0.0"),
+    ],
+)
+def test_sizes_without_a_group_are_refused(setting, message):
+    p = _params("task.encoder.moe.group_size=None", setting)
+    with pytest.raises(ValueError, match=message):
+        placement.check_divisible(p, placement.partitioning(p, 8))

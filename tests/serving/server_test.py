@@ -202,7 +202,9 @@ def test_a_model_of_several_targets_needs_to_know_which():
 
     (german, english, *errors), languages = _with_client(act, _Shouter(spec=spec))
     assert '"<2DE> TAG"' in german and english == "<2EN> X\n"
-    assert errors == [f"target_lang {code}: expected one of de, en" for code in (None, "fr")]
+    assert errors == [
+        f"target_lang {code}: expected one of de, en" for code in ("is missing", "fr")
+    ]
     assert languages == {"languages": ["de", "en"], "targets": ["de", "en"]}
 
 
@@ -262,7 +264,9 @@ _ERRORS = [
     (b"[" * 100_000, {"Content-Type": "application/json"}, 400, "not JSON"),
     (b"junk", {"Content-Type": "text/plain", "Content-Encoding": "gzip"}, 400, "gzip"),
     (b"a", {"Content-Type": "text/plain; charset=klingon"}, 415, "unknown encoding: klingon"),
-    (b"\xff", {"Content-Type": "application/json; charset=ascii"}, 400, "not JSON"),
+    (b"\xff", {"Content-Type": "application/json; charset=ascii"}, 400, "cannot be read: 'ascii'"),
+    (b"a", {"Content-Type": "text/plain; charset=undefined"}, 400, "undefined encoding"),
+    (b"\\ud800", {"Content-Type": "text/plain; charset=unicode_escape"}, 400, "surrogates not"),
 ]
 
 
@@ -569,6 +573,28 @@ def test_cancelled_requests_take_no_room():
             return len(await submit(["b"] * 4))
 
     assert asyncio.run(run()) == 4
+
+
+def test_who_hung_up_keeps_the_turn():
+    """What was not translated costs a client nothing."""
+    translator = _Recorder()
+    translator.secs = 0.05
+
+    async def run():
+        async with _batcher(translator) as submit:
+            many = [asyncio.create_task(submit(["a"] * 40, who)) for who in ("x", "y")]
+            while len(translator.lines) < 2:
+                await asyncio.sleep(0.01)
+            cancelled = asyncio.create_task(submit(["b"] * 100, "new"))
+            await asyncio.sleep(0)
+            cancelled.cancel()
+            await asyncio.wait([cancelled])
+            begun = len(translator.lines)
+            await submit(["n"], "new")
+            assert len(translator.lines) <= begun + 2
+            await asyncio.gather(*many)
+
+    asyncio.run(run())
 
 
 def test_closing_cancels_waiting_requests():
