@@ -106,7 +106,7 @@ class Quality:
         """Returns the rows as text, and the signatures below them."""
         return "\n".join([table.text(self.rows()), *self.signatures(*self.metrics)])
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | pathlib.Path) -> None:
         """Writes the averages and the languages as JSON."""
         fields: dict[str, Any] = {f"average_{each}": self.average(each) for each in self.metrics}
         fields["languages"] = [dataclasses.asdict(row) for row in self.by_size()]
