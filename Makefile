@@ -1,7 +1,7 @@
 # Every target first sets up what it needs.
 PY := .venv/bin/python
-# The corpus of the demo: a folder of {train,dev,test}/<lang>-<lang>.tsv[.gz]. By default it is
-# generated, in constructed languages.
+# The corpus of the demo: a folder of {train,dev,test}/<lang>-en.tsv[.gz], or of such files alone.
+# By default it is generated, in constructed languages.
 CORPUS ?=
 DEMO := out/$(if $(CORPUS),demo-$(notdir $(abspath $(CORPUS))),demo)
 DEMO_CORPUS := $(if $(CORPUS),$(CORPUS),$(DEMO)/corpus)

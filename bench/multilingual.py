@@ -17,7 +17,7 @@ from absl import flags
 from bench import curves, families, parallel
 from bench.families import Family, Model
 from lingvo_gshard.train import launch
-from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
+from lingvo_gshard.train.summaries import EVAL_METRICS, read_lines
 
 _FAMILY = flags.DEFINE_enum("family", "small", list(families.BY_NAME), "The models to compare.")
 _EXPERT_DROPOUT = flags.DEFINE_float("expert_dropout", 0.0, "Dropout within experts.", 0.0, 1.0)
@@ -43,8 +43,8 @@ def seeded(runs: pathlib.Path, model: Model, seed: int, data: pathlib.Path) -> p
 
 def train(logdir: pathlib.Path, model: Model, data: pathlib.Path) -> pathlib.Path:
     """Trains a model for its steps unless it is; returns the folder of its run."""
-    lines = read_lines(logdir / TRAIN_METRICS)
-    if not lines or lines[-1]["step"] < model.steps:
+    evaluated = read_lines(logdir / EVAL_METRICS)  # The last one follows the last save.
+    if not any(line["step"] >= model.steps for line in evaluated):
         settings = (*model.settings, f"train.max_steps={model.steps}", *_SET.value)
         flagged = (f"--model={model.experiment}", f"--data_dir={data}", f"--logdir={logdir}")
         trainer("train_and_eval", *flagged, *(f"--set={each}" for each in settings))

@@ -45,14 +45,13 @@ def _make(folder: pathlib.Path) -> None:
     # These modules import TensorFlow, which --run does not need.
     from bench import synthetic
     from lingvo_gshard.model.spec import ModeKeys
-    from lingvo_gshard.train import steps
 
     params = synthetic.experiment(_MODEL.value)
     if _BATCH_SIZE.value is not None:
         params.input.batch_size = _BATCH_SIZE.value
     model = synthetic.partitioned_model(params, 1)
     batch = synthetic.training_batch(params)
-    programs = steps.Programs(model.model_fn, params, model.partitioning, model.state_spec)
+    programs = synthetic.programs(params, model)
     batch_spec, num_steps = synthetic.specs_of(batch), _STEPS_PER_CALL.value
     trainer = programs.export(ModeKeys.TRAIN, batch_spec, num_steps)
     folder.mkdir(parents=True, exist_ok=True)

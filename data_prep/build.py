@@ -38,7 +38,7 @@ _WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "Local processes
 # These override the file.
 _SETTINGS = (
     flags.DEFINE_integer("source_vocab_size", None, "Pieces of the source vocabulary."),
-    flags.DEFINE_integer("target_vocab_size", None, "Pieces of the English vocabulary."),
+    flags.DEFINE_integer("target_vocab_size", None, "Pieces of the target vocabulary."),
     flags.DEFINE_enum("model_type", None, config.MODEL_TYPES, "SentencePiece's algorithm."),
     flags.DEFINE_float("character_coverage", None, "Share of the characters that get pieces."),
     flags.DEFINE_integer("max_vocab_sentences", None, "Sentences that vocabularies learn from."),
@@ -100,7 +100,7 @@ def _report(made: manifest.Manifest, elapsed_secs: float) -> None:
     target = sum(records.num_target_tokens for records in train.values())
     sizes = f"{made.source_vocabulary.size} and {made.target_vocabulary.size}"
     logging.info(
-        f"{_OUT.value}: {pairs} training pairs of {len(train)} languages, {source} source and "
+        f"{_OUT.value}: {pairs} training examples in {len(train)} directions, {source} source and "
         f"{target} target tokens; vocabularies {sizes}; {elapsed_secs:.1f} s; "
         f"tables in {_OUT.value}/report"
     )

@@ -162,7 +162,7 @@ def clean(
     Training text is written normalized, dev and test unchanged. ValueError if it cannot be read.
     """
     made = Cleaned([], collections.Counter(), collections.Counter(), [])
-    writer = Writer(folder, config.pairs_per_chunk)
+    writer, by_language = Writer(folder, config.pairs_per_chunk), dict(scripts)
     for number, row in enumerate(source.rows(span), start=1):
         language, pair = row.language, row.pair
         if not isinstance(pair, Pair):
@@ -170,7 +170,9 @@ def clean(
             if pair and len(made.malformed) < _LOGGED_LINES:
                 made.malformed.append((number, pair))
             continue
-        own_scripts = scripts.get(language, frozenset())
+        if language not in by_language:  # It comes after the rows that were surveyed.
+            by_language[language] = languages.own_scripts(language, {}, config.scripts)
+        own_scripts = by_language[language]
         english = cleaning.repair(pair.english, cleaning.ENGLISH_SCRIPTS)
         fixed = Pair(cleaning.repair(pair.source, own_scripts), english)
         normalized = cleaning.normalize_pair(fixed)

@@ -8,6 +8,8 @@ import math
 import pathlib
 import re
 import tomllib
+import types
+import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -30,6 +32,7 @@ _FORMATS: dict[str, type[Source]] = dict(
 )
 # Two sources with the same text may differ in these fields.
 _CHOICES = ("language", "languages", "language_codes", "score_column", "min_score")
+_PLAIN_TYPES = {bool, int, float, str, types.NoneType}
 _MIN_VOCAB_SIZE = 4 + 256 + 1  # The special ids, a piece for each byte, and one character.
 _Made = TypeVar("_Made")
 
@@ -67,17 +70,13 @@ class BuildConfig:
     seed: int = _number(1, 0)  # Decides which sentences the vocabularies learn from.
 
     def __post_init__(self) -> None:
+        _check_types(self)
         for field in dataclasses.fields(self):
-            value, kind = getattr(self, field.name), field.type
-            given = f"{field.name} {value!r}"
-            fits = type(value) is kind or (kind is float and type(value) is int)
-            if isinstance(kind, type) and not fits:  # `load` checks the scripts.
-                raise ValueError(f"{given}: expected a value of type {kind.__name__}")
             if "range" in field.metadata:
-                least, most = field.metadata["range"]
+                value, (least, most) = getattr(self, field.name), field.metadata["range"]
                 expected = f"at least {least}" if most == math.inf else f"{least} to {most}"
                 if not least <= value <= most:
-                    raise ValueError(f"{given}: expected {expected}")
+                    raise ValueError(f"{field.name} {value!r}: expected {expected}")
         _check_one_of("model_type", self.model_type, MODEL_TYPES)
         _check_one_of("directions", self.directions, tuple(directions.SETTINGS))
 
@@ -95,15 +94,17 @@ def load(
         tables = fields.pop("sources", [])
         if not isinstance(tables, list):
             raise ValueError("sources: expected tables, each under [[sources]]")
+        named = {table.get("language_codes") for table in tables if isinstance(table, dict)}
+        code = str if "source" in named else languages.code
         fields["scripts"] = {
-            languages.code(tag): languages.checked_scripts(codes)
+            code(tag): languages.checked_scripts(codes)
             for tag, codes in fields.get("scripts", {}).items()
         }
         config = _call(BuildConfig, "the file", fields)
         folder = folder or path.parent
         found = tuple(source for table in tables for source in _sources(table, folder))
         _check_distinct(found)
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from error
     if not found:
         raise ValueError(f"{path} has no [[sources]]: expected one or more")
@@ -173,7 +174,21 @@ def _call(function: Callable[..., _Made], owner: str, fields: Mapping[str, Any])
         raise ValueError(f"{owner} has no setting {unknown}, only {', '.join(sorted(known))}")
     if missing := [name for name in required if name not in fields]:
         raise ValueError(f"{owner} needs {', '.join(missing)}")
-    return function(**fields)
+    made = function(**fields)
+    if dataclasses.is_dataclass(made):
+        _check_types(made)
+    return made
+
+
+def _check_types(made: Any) -> None:
+    """Raises ValueError unless each field that has a plain type, or None, has a value of it."""
+    for field in dataclasses.fields(made):
+        value, kinds = getattr(made, field.name), typing.get_args(field.type) or (field.type,)
+        if float in kinds and type(value) is int:
+            continue
+        if {*kinds} <= _PLAIN_TYPES and type(value) not in kinds:
+            expected = " or ".join(kind.__name__ for kind in kinds if kind is not types.NoneType)
+            raise ValueError(f"{field.name} {value!r}: expected a value of type {expected}")
 
 
 def _check_one_of(name: str, value: Any, expected: Sequence[str]) -> None:

@@ -91,7 +91,7 @@ def encode(
         while batch := list(itertools.islice(turned, _PAIRS_PER_BATCH)):
             sides = list(zip(*batch, strict=True))
             both_ids = [
-                _processor(model).encode(list(side), add_eos=True)
+                _vocabulary(model).processor.encode(list(side), add_eos=True)
                 for side, model in zip(sides, models, strict=True)
             ]
             is_short = [max(map(len, ids)) <= limit for ids in zip(*both_ids, strict=True)]
@@ -141,16 +141,25 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
     return num_records
 
 
-@functools.lru_cache(maxsize=2)
-def _processor(model: pathlib.Path) -> sentencepiece.SentencePieceProcessor:
-    return sentencepiece.SentencePieceProcessor(model_file=str(model))
+@dataclasses.dataclass(frozen=True)
+class _Vocabulary:
+    """A SentencePiece model, and whether each id stands for a byte, bool [vocabulary size]."""
+
+    processor: sentencepiece.SentencePieceProcessor
+    is_byte: np.ndarray
+
+
+def _vocabulary(model: pathlib.Path) -> _Vocabulary:
+    # A cluster's worker may have read another build's model under this path.
+    found = model.stat()
+    return _read_vocabulary(str(model), found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 @functools.lru_cache(maxsize=2)
-def _byte_pieces(model: pathlib.Path) -> np.ndarray:
-    """Whether each id stands for a byte, bool [vocabulary size]."""
-    processor = _processor(model)
-    return np.array(processor.is_byte(list(range(processor.get_piece_size()))))
+def _read_vocabulary(model: str, *_: int) -> _Vocabulary:
+    processor = sentencepiece.SentencePieceProcessor(model_file=model)
+    ids = list(range(processor.get_piece_size()))
+    return _Vocabulary(processor, np.array(processor.is_byte(ids)))
 
 
 def _statistics(
@@ -162,6 +171,6 @@ def _statistics(
         lengths=collections.Counter(map(len, ids)),
         num_words=sum(map(len, words)),
         num_characters=sum(len(word) for text in words for word in text),
-        num_byte_pieces=int(_byte_pieces(model)[all_ids].sum()),
+        num_byte_pieces=int(_vocabulary(model).is_byte[all_ids].sum()),
         num_unknown=int((all_ids == example_codec.UNK_ID).sum()),
     )

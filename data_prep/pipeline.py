@@ -53,7 +53,8 @@ def run_through(
     """
     runs.claim(out_dir, runs.plan(found, config), _MADE)
     storage.publish(out_dir)  # Fails before the work is done, not after it.
-    work_dir = out_dir / _UNFINISHED
+    # Results name its files, and a run in another working directory may continue.
+    work_dir = (out_dir / _UNFINISHED).absolute()
     if (out_dir / manifest.FILE_NAME).exists():
         digests.verify(out_dir, manifest.load(out_dir).files(), contents=False)
         logging.info("%s: is prepared already", out_dir)

@@ -117,7 +117,7 @@ def _draw(rows: Sequence[_Row], path: pathlib.Path) -> None:
     low, high = np.log10([max(min(sizes), 1), max(*sizes, 10)])
     axes.set(yscale="log", ylim=(10 ** np.floor(low), 10 ** np.ceil(high)))
     axes.yaxis.set_major_formatter("{x:,.0f}")
-    axes.set(xlabel="language into English, from high to low resource", ylabel="training pairs")
+    axes.set(xlabel="direction, from high to low resource", ylabel="training pairs")
     axes.tick_params(axis="x", labelrotation=90, labelsize=7)
     axes.margins(x=0.01)
     axes.spines[["top", "right"]].set_visible(False)

@@ -21,7 +21,8 @@ from lingvo_gshard.core import atomic_file
 from lingvo_gshard.input import manifest
 
 PLAN_NAME = "plan.txt"
-# Plans list all of these, so a folder made with another list could not be continued.
+# Plans list all of these, so a folder made with another list could not be continued. TensorFlow's
+# two are listed for that reason alone.
 _LIBRARIES = ["array_record", "ftfy", "langcodes", "sentencepiece", "tensorflow", "tensorflow-text"]
 _Key = TypeVar("_Key")
 _Result = TypeVar("_Result")

@@ -167,8 +167,9 @@ def value_at(fields: Any, dotted: str) -> Any:
 
 
 def text_at(fields: Any, dotted: str) -> str:
-    """Returns the text of a field. Raises ValueError if there is none."""
+    """Returns the text of a field. Raises ValueError if there is none, or it is no Unicode."""
     text = value_at(fields, dotted)
     if not isinstance(text, str):
         raise ValueError(f"no text in field {dotted!r}")
+    text.encode()  # Raises ValueError: JSON can spell half of a character.
     return text

@@ -1,4 +1,4 @@
-"""Trains the two SentencePiece vocabularies: one for all source languages, one for English.
+"""Trains the two SentencePiece vocabularies: one for all sources, one for all targets.
 
 After the special ids (example_codec.py) come pieces for the bytes, so that any text can be encoded.
 The models are byte-identical between runs: the text is drawn with a fixed seed, and the number of

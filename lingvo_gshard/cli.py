@@ -84,6 +84,8 @@ def processes() -> Any:
     given = flags.FLAGS
     explicit = given.coordinator, given.num_processes, given.process_id
     if given.cluster == "none" and given.num_processes == 1:
+        if given.process_id or (given.coordinator and not given["num_processes"].present):
+            raise ValueError("--coordinator and --process_id need --num_processes.")
         return None
     spmd, timeout_secs = load("lingvo_gshard.spmd.processes"), given.join_timeout_secs
     if given.cluster == "auto":
@@ -117,11 +119,11 @@ def run(program: str, main: Callable[[], None]) -> None:
             # What is still buffered has no reader.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)
-        except (ValueError, OSError, FloatingPointError, RuntimeError) as error:
+        except (ValueError, OSError, FloatingPointError, MemoryError, RuntimeError) as error:
             is_known = not isinstance(error, RuntimeError) or str(error).startswith(_NO_MEMORY)
             if logging.level_debug() or not is_known:
                 raise
-            sys.exit(f"{program}: {error}")
+            sys.exit(f"{program}: {str(error) or 'out of memory'}")
         except KeyboardInterrupt:
             print(f"{program}: interrupted", file=sys.stderr)
             sys.exit(128 + signal.SIGINT)

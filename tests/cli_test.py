@@ -35,6 +35,10 @@ def run_dir(tmp_path_factory):
     ("command", "message"),
     [
         ("trainer --logdir=/no --mode=trian", "flag --mode=trian: value should be one of"),
+        (
+            "trainer --logdir=/no --coordinator=here:1 --process_id=1",
+            "--coordinator and --process_id need --num_processes.",
+        ),
         ("trainer --logdir=/no --num_partitions=0", "--num_partitions must be 1 or more, got 0;"),
         ("trainer --logdir=/no --model=toy.Dense4L", "/no holds no run yet (no experiment.json)"),
         ("trainer --logdir=/no --data_dir=/none", "no data folder /none: prepare it with"),
@@ -89,6 +93,13 @@ def test_processes_share_the_partitions_equally():
     with flagsaver.flagsaver(**given), refused:
         cli.joined()
     cli.processes.cache_clear()
+
+
+def test_a_lack_of_memory_is_one_line():
+    code = "from lingvo_gshard import cli; cli.run('x', lambda: bytearray(1 << 62))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "x: out of memory\n")
 
 
 def test_a_warning_is_one_line_with_its_place():

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -27,6 +28,8 @@ class Layout:
     @staticmethod
     def parse(text: str) -> Layout:
         """Parses `PARTITIONS` or `PARTITIONS/PROCESSES`; ValueError for anything else."""
+        if not re.fullmatch(r"[1-9]\d*(/[1-9]\d*)?", text):
+            raise ValueError(f"layout {text}: expected PARTITIONS or PARTITIONS/PROCESSES.")
         return Layout(*map(int, text.split("/")))
 
 

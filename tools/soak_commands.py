@@ -152,12 +152,12 @@ def main(argv: list[str]) -> None:
     progress = Progress(whole.parent / "kills.json").read()
     for stage in _STAGES:
         if stage.name not in progress.secs:
-            _check_success(stage, _start(stage, whole).wait(), whole)
+            _check_success(stage, _status(stage, whole), whole)
             wanted = stage.result(whole)
             _delete(stage, whole)
             # Timed the second time, when its programs are compiled.
             began = time.monotonic()
-            _check_success(stage, _start(stage, whole).wait(), whole)
+            _check_success(stage, _status(stage, whole), whole)
             progress.secs[stage.name] = time.monotonic() - began
             _check_result(stage, whole, wanted)
             progress.write()
@@ -180,12 +180,10 @@ def _disturb(
     while progress.kills.get(stage.name, 0) < num_kills:
         number = progress.kills.get(stage.name, 0) + progress.ended.get(stage.name, 0)
         moment = random.Random(f"{_SOAK_SEED.value} {stage.name} {number}").uniform(0.05, 1.05)
-        before, process = Run(folder / "run").saved_step(), _start(stage, folder)
+        before = Run(folder / "run").saved_step()
         try:
-            status = process.wait(timeout=moment * progress.secs[stage.name])
+            status = _status(stage, folder, moment * progress.secs[stage.name])
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
             progress.kills[stage.name] = progress.kills.get(stage.name, 0) + 1
         else:
             _check_success(stage, status, folder)
@@ -196,7 +194,7 @@ def _disturb(
         if Run(folder / "run").saved_step() < before:
             raise app.Error(f"{stage.name}: the checkpoint of step {before} is lost.")
         progress.write()
-    _check_success(stage, _start(stage, folder).wait(), folder)
+    _check_success(stage, _status(stage, folder), folder)
     _check_result(stage, folder, wanted)
 
 
@@ -207,15 +205,24 @@ def _delete(stage: Stage, folder: pathlib.Path) -> None:
         (folder / name).unlink(missing_ok=True)
 
 
-def _start(stage: Stage, folder: pathlib.Path) -> subprocess.Popen[bytes]:
-    """Starts a command as the leader of a group of processes; its output goes to a log."""
+def _status(stage: Stage, folder: pathlib.Path, timeout_secs: float | None = None) -> int:
+    """Runs a command, whose output goes to a log; returns its exit status.
+
+    At TimeoutExpired, and at any other exception, it is killed with all of its processes.
+    """
     with (folder / f"{stage.name}.log").open("ab") as log:
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", stage.module, *stage.flags(folder.absolute())],
             **dict.fromkeys(("stdout", "stderr"), log),
             cwd=_ROOT,
             start_new_session=True,
         )
+    try:
+        return process.wait(timeout_secs)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        raise
 
 
 def _check_success(stage: Stage, status: int, folder: pathlib.Path) -> None:

@@ -51,20 +51,25 @@ def verify(folder: str | os.PathLike[str], files: Sequence[File], *, contents: b
 
     def check_some(start: int) -> None:
         for file in files[start : start + _FILES_PER_TASK]:
-            _check(str(local(folder, file)), file, contents)
+            _check_size(f"{folder}/{file.path}", file)
+            if contents:
+                _check_contents(str(local(folder, file)), file)
 
     # A network's disk answers many threads at once, and hashing releases the interpreter's lock.
     storage.each(check_some, range(0, len(files), _FILES_PER_TASK), num_threads=32)
 
 
-def _check(path: str, file: File, contents: bool) -> None:
+def _check_size(path: str, file: File) -> None:
     try:
-        found = os.stat(path)
+        size = storage.size_bytes(path)
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing; put it back, or make the folder again.") from error
-    if (size := found.st_size) != file.size_bytes:
+    if size != file.size_bytes:
         raise ValueError(f"{path} has {size} bytes, not the {file.size_bytes} written: {_ADVICE}.")
-    if contents and (sha256 := _sha256(path, *_times(found))) != file.sha256:
+
+
+def _check_contents(path: str, file: File) -> None:
+    if (sha256 := _sha256(path, *_times(os.stat(path)))) != file.sha256:
         raise ValueError(f"{path} has SHA-256 {sha256}, not the {file.sha256} written: {_ADVICE}.")
 
 

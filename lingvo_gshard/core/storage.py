@@ -56,6 +56,11 @@ def path(given: _Given) -> Any:
     return importlib.import_module("etils.epath").Path(given)
 
 
+def size_bytes(file: _Given) -> int:
+    """Returns the size of a file."""
+    return path(file).stat().length if is_bucket(file) else os.stat(file).st_size
+
+
 def modified(file: _Given) -> float:
     """Returns the time of a file's last change, in seconds."""
     return path(file).stat().mtime if is_bucket(file) else os.stat(file).st_mtime
@@ -164,6 +169,9 @@ class _Copy:
         with errors(self.source, "read"):
             files, root = self._files()
             names = [name.removeprefix(f"{root}/") for name in files.find(root)]
+        if not names:  # The folder is new, or what was kept of it was deleted in the bucket.
+            shutil.rmtree(self.here)
+            self.here.mkdir()
         if str(self.source).startswith("gs://"):
             names = [name for name in names if not _ORBAX.fullmatch(name)]
         each(self._get, [name for name in names if not (self.here / name).exists()])

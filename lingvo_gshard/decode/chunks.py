@@ -44,7 +44,7 @@ class Parts:
             num_parts += len(some)
             some += [(0, [])] * (share.count - len(some))
             self._write_part(*some[share.index])
-        processes.of_first(0)  # Process 0 waits for the last round's parts.
+        processes.wait_for_all()  # Process 0 joins the last round's parts.
         return num_parts
 
     def lines(self, num_parts: int) -> Iterator[str]:

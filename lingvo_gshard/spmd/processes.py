@@ -52,7 +52,7 @@ class Processes:
 
     def __post_init__(self) -> None:
         host, _, port = self.coordinator.rpartition(":")
-        if not host or not port.isdigit():
+        if not host or not port.isdigit() or not 0 < int(port) < 2**16:
             raise ValueError(
                 f"Processes: the coordinator must be host:port, got {self.coordinator!r}."
             )
@@ -280,6 +280,11 @@ def largest(values: Sequence[int]) -> list[int]:
 def of_first(value: int) -> int:
     """Process 0's value, in every process; all of them must call it, in the same order."""
     return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
+
+
+def wait_for_all() -> None:
+    """Returns once every process has called it."""
+    of_first(0)
 
 
 def to_host(tree: NestedMap) -> NestedMap:

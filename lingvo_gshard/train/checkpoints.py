@@ -123,7 +123,10 @@ def note_best(
     metric: str,
     higher_is_better: bool = False,
 ) -> None:
-    """Notes `step` if its metric, but no NaN, is the best so far; ValueError if it is no number."""
+    """Notes `step` if its metric is the best so far, which NaN never is.
+
+    Raises ValueError if there is no such metric, or it is a list.
+    """
     numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
     if metric not in numbers:
         raise ValueError(f"best by {metric!r}: expected one of {', '.join(sorted(numbers))}.")
@@ -142,7 +145,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
     """The checkpoints of one model_dir; all processes make the same calls. It waits at its end."""
 
     def __init__(self, model_dir: str | pathlib.Path, contents: Contents | None = None) -> None:
-        """Opens the folder, which is created if there are `contents` to save, else for reading."""
+        """Opens the folder to read, or to save `contents`; then it is created."""
         self._model_dir, self._folder, self._contents = model_dir, folder(model_dir), contents
         self._damaged = self._folder.parent / "damaged_checkpoints"
         if contents is not None:
@@ -295,7 +298,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 target, copies = self._damaged / f"{step}.{copies}", copies + 1
             self._path(step).rename(target)
             logging.warning("The damaged checkpoint is kept as %s.", target)
-        processes.of_first(0)  # The others wait until it is moved.
+        processes.wait_for_all()
 
     @contextlib.contextmanager
     def _save_errors(self, step: int) -> Iterator[None]:

@@ -14,7 +14,8 @@ from lingvo_gshard.core.hyperparams import REQUIRED, Params
 from lingvo_gshard.train.hooks import NonFinite
 
 _PARAMS = "params.txt"
-# Settings in which runs of one model may differ: two of earlier versions, a pipeline's, products'.
+# Settings that may differ between runs of one model: two that only earlier versions had, a
+# pipeline's stages and microbatches, and the dtype of products.
 _IGNORED = (
     *(".second_threshold", "_capacity.number"),
     *(".stages", ".microbatches", ".product_dtype"),
@@ -22,11 +23,13 @@ _IGNORED = (
 
 
 def train_params() -> Params:
-    """Returns the settings `params.train`; None disables one, and takes all eval_batches."""
+    """Returns the settings `params.train`. None disables an optional one; all batches are evaluated
+    if eval_batches is None.
+    """
     p = Params()
     p.Define("max_steps", REQUIRED, "The step at which training ends.")
     p.Define("iterations_per_loop", 100, "K, training steps in one call of the device program.")
-    p.Define("save_checkpoints_steps", 1000, "Save at every multiple of this many steps.")
+    p.Define("save_checkpoints_steps", 1000, "Save after a call that reaches a multiple of this.")
     p.Define("save_checkpoints_secs", None, "Save also after this many seconds.", optional=float)
     p.Define("keep_checkpoint_max", 5, "The number of newest checkpoints to keep.")
     p.Define("keep_checkpoint_every_n_hours", None, "Keep also one every N hours.", optional=float)
@@ -52,6 +55,8 @@ def check(p: Params) -> None:
     for name in ("save_checkpoints_secs", "keep_checkpoint_every_n_hours"):
         if p.Get(name) is not None and p.Get(name) <= 0:
             raise ValueError(f"train.{name} must be more than 0, got {p.Get(name)}.")
+    if p.eval_batches is not None and p.eval_batches < 1:
+        raise ValueError(f"train.eval_batches must be 1 or more, or None, got {p.eval_batches}.")
     if not 0 <= p.seed < 2**31:
         raise ValueError(f"train.seed must be from 0 to 2**31 - 1, got {p.seed}.")
 
@@ -66,7 +71,8 @@ def claimed(
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "train.lock").open("w") as lock:
         try:
-            fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with atomic_file.naming(folder / "train.lock"):  # Not all network disks have locks.
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
                 f"{folder}: another process trains in this folder; wait for it, or choose another."

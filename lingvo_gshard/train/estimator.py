@@ -156,18 +156,20 @@ class TPUEstimator:
         """
         _check_steps(f"evaluate {spec.name}", steps=spec.steps)
         began_secs = time.monotonic()
-        found = self._results(ModeKeys.EVAL, state, spec.input_fn, spec.steps)
-        results = [result.Transform(lambda x: np.asarray(x, float)) for result in found]
-        if not results:
+        totals, num_batches = None, 0
+        for found in self._results(ModeKeys.EVAL, state, spec.input_fn, spec.steps):
+            result = found.Transform(lambda x: np.asarray(x, float))
+            totals = result if totals is None else totals.Transform(np.add, result)
+            num_batches += 1
+        if totals is None:
             raise ValueError(f"evaluate {spec.name}: the input holds no batches.")
-        totals = results[0].Transform(lambda *each: sum(each), *results[1:])
         metrics: dict[str, Any] = {}
         for metric, weight in totals.weights.items():
             if weight == 0.0:
                 raise ValueError(f"evaluate {spec.name}: {metric} has weight 0 over all batches.")
             metrics[metric] = (totals.sums[metric] / weight).tolist()
         secs = time.monotonic() - began_secs
-        metrics |= {"step": step, "num_batches": len(results), "secs": secs}
+        metrics |= {"step": step, "num_batches": num_batches, "secs": secs}
         if processes.is_first():
             summaries.write_evaluation(self.model_dir, spec.name, metrics)
             if spec.best_by is not None:
@@ -248,9 +250,10 @@ class TPUEstimator:
         self, mode: ModeKeys, state: NestedMap, input_fn: InputFn, steps: int | None = None
     ) -> Iterator[NestedMap]:
         """Yields the result of each batch, or of the first `steps` ones."""
+        share = self.input_share
         with self._input(input_fn) as source:
             for batch in itertools.islice(source, steps):
-                spec = loop.batch_spec_of(batch, source.specs, self.input_share)
+                spec = loop.batch_spec_of(batch, source.specs, share)
                 executable = self._programs.get(mode, spec)
                 yield executable(state, executable.place("batch", batch))
 
@@ -314,7 +317,8 @@ def train_and_evaluate(
     if evaluator.last is not None:
         return evaluator.last
     # max_steps was reached before this run began.
-    return estimator.evaluate(evaluation.input_fn, steps=evaluation.steps, name=evaluation.name)
+    found = estimator.restore()
+    return estimator.evaluate_state(found.state, found.step, evaluation)
 
 
 def evaluate_continuously(

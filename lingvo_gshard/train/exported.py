@@ -91,13 +91,13 @@ def write(
 
     if processes.is_first():
         _remove(index, path, files)
-    processes.of_first(0)  # The others wait until it is gone.
+    processes.wait_for_all()
     stored.in_all_processes(path, write_own)
     if len(files) == 1:
         return path
     if processes.is_first():
         atomic_file.write(index, _index(files, identity | contents))
-    processes.of_first(0)
+    processes.wait_for_all()
     return index
 
 

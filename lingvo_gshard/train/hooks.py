@@ -189,8 +189,8 @@ class StopOnSignal(TrainHook):
 
     Use it as a context manager around `train`, in the main thread. A thread reads the signals,
     because Python runs no handler while the main thread is inside a device call or a compilation.
-    Then `stopped_at` is the step at which a signal to any of the processes stopped training, which
-    is saved unless it is 0; None if no signal did.
+    Afterwards `stopped_at` is the step at which a signal to any process, or another hook, stopped
+    training; None if it ran to its end. The step is saved unless it is 0.
     """
 
     def __init__(self) -> None:

@@ -31,6 +31,8 @@ def train(run: Run) -> None:
 def train_and_eval(run: Run) -> None:
     """Trains as `train` does and evaluates (a part of) dev at every checkpoint."""
     dev, max_steps = _dev(run), run.params.train.max_steps
+    opened: Any = dev.input_fn(run.params)  # So a split that is missing is noticed at once.
+    opened.close()
     with _training(run) as (input_fn, stop):
         metrics = estimator.train_and_evaluate(
             run.estimator, input_fn, dev, max_steps=max_steps, hooks=[stop]
@@ -54,7 +56,9 @@ def evaluate(run: Run) -> None:
 
 def evaluate_continuously(run: Run) -> None:
     """Evaluates each new checkpoint of a run that another process trains, to its last step."""
-    until = run.params.train.max_steps
+    until, folder = run.params.train.max_steps, storage.origin(run.logdir)
+    if str(folder).startswith("s3://"):
+        raise ValueError(f"{folder}: --mode=continuous_eval follows no run in s3://; use eval.")
     metrics = estimator.evaluate_continuously(run.estimator, _dev(run), until_step=until)
     if metrics is None:
         print_once(f"Every checkpoint up to step {until} was evaluated before.")
@@ -73,7 +77,7 @@ def verify_data(run: Run) -> None:
     data_dir = run.launch.data_dir
     files = manifest.load(data_dir).files()
     digests.verify(data_dir, files[jax.process_index() :: jax.process_count()])
-    processes.of_first(0)  # Process 0 waits for the others.
+    processes.wait_for_all()
     print_once(f"{data_dir}: all {len(files)} files are as the manifest says.")
 
 
@@ -136,9 +140,10 @@ def _announce(run: Run) -> None:
     done = max(whole_steps(run.logdir), default=0)
     wanted, folder = run.params.train.max_steps, storage.origin(run.logdir)
     steps = f"step {done} to {wanted}" if done < wanted else f"step {wanted} is done already"
-    print_once(
+    print(
         f"{run.launch.model}: {table.count(placement.num_weights(run.params))} weights over "
-        f"{run.estimator.partitioning.mesh.num_partitions} partitions, {steps} in {folder}"
+        f"{run.estimator.partitioning.mesh.num_partitions} partitions, {steps} in {folder}",
+        flush=True,
     )
 
 

@@ -114,7 +114,7 @@ def make_estimator(
         # In these settings, the model must agree with the folder's checkpoints.
         model_prefixes=("task", "optimizer.cls"),
         # A run that has checkpoints continues from those.
-        warm_start=None if checkpoints.folder(logdir).is_dir() else _warm_start(params),
+        warm_start=None if checkpoints.whole_steps(logdir) else _warm_start(params),
         executables=executables,
     )
 

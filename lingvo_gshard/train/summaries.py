@@ -23,7 +23,7 @@ _FLUSH_SECS = 5  # A run that is killed loses the summaries since the last flush
 
 
 def scalars(metrics: NestedMap) -> dict[str, float]:
-    """Returns every element of every metric by its TensorBoard tag: `expert_load/encoder_1/3`."""
+    """Returns every element of every metric by its tag, such as `routing/load_E/encoder_1/3`."""
     tagged = {}
     for path, value in metrics.FlattenItems():
         tag, value = path.replace(".", "/"), np.asarray(value)
@@ -119,7 +119,8 @@ def write_evaluation(model_dir: str | pathlib.Path, name: str, result: dict[str,
     """Writes an evaluation to TensorBoard's folder eval_NAME and to eval_metrics.jsonl."""
     model_dir = pathlib.Path(model_dir)
     writer = EventFileWriter(str(model_dir / f"eval_{name}"))
-    _add(writer, scalars(NestedMap(result)), int(result["step"]))
+    values = NestedMap({metric: np.asarray(value) for metric, value in result.items()})
+    _add(writer, scalars(values), int(result["step"]))
     writer.close()
     append_line(model_dir / EVAL_METRICS, {"name": name, **result})
     storage.publish(model_dir)
@@ -136,6 +137,12 @@ def append_line(path: pathlib.Path, line: dict[str, Any]) -> None:
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns a file's JSON lines without an incomplete last one; none if there is no file."""
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    """Returns a file's JSON lines without an incomplete last one; none if there is no file.
+
+    Raises ValueError for a damaged line.
+    """
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    try:
+        return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}; delete the line, or the file.") from error

@@ -8,7 +8,7 @@ import tempfile
 import fsspec
 import pytest
 
-from lingvo_gshard.core import storage
+from lingvo_gshard.core import digests, storage
 from tests import buckets
 
 
@@ -84,7 +84,10 @@ def test_a_kept_copy_is_there_again_until_it_is_finished(bucket):
     assert _there(url) == {"plan": b"p"}
     with storage.working(url, keep=True) as again:
         assert again == here and (here / ".unfinished").exists()
-        (here / ".unfinished").rmdir()
+    files, root = fsspec.core.url_to_fs(url)
+    files.rm(f"{root}/plan")
+    with storage.working(url, keep=True) as again:  # What was deleted there is not kept here.
+        assert again == here and not list(here.iterdir())
     assert not here.exists()
 
 
@@ -99,6 +102,18 @@ def test_files_of_data_are_kept_by_their_digest(bucket, capsys):
         storage.cached(url, "records/b", "00")
     with pytest.raises(OSError, match="records/c cannot be read"):
         storage.cached(url, "records/c", "11")
+
+
+def test_sizes_are_checked_without_a_copy(bucket, monkeypatch):
+    url = f"{bucket}/sizes"
+    with storage.working(url) as here:
+        _write(here, a="text")
+    monkeypatch.setattr(storage, "cached", lambda *_: pytest.fail("it is copied"))
+    files = [digests.File("a", 4, "?"), digests.File("a", 5, "?"), digests.File("b", 4, "?")]
+    digests.verify(url, files[:1], contents=False)
+    for file, message in zip(files[1:], ("a has 4 bytes, not the 5", "b is missing"), strict=True):
+        with pytest.raises(ValueError, match=f"{url}/{message}"):
+            digests.verify(url, [file], contents=False)
 
 
 def test_a_bucket_that_cannot_be_written_loses_nothing(bucket, tmp_path, monkeypatch):

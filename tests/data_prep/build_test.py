@@ -87,4 +87,4 @@ def test_what_was_made_is_told_and_which_language_is_much_in_bytes(folder):
     told = ended.stderr
     assert re.search(r"de: \{'train': 9\d\d, 'dev': \d+, 'test': \d+\}, dropped none", told)
     assert re.search(r"W.* de: \d\d\.\d % of the source's tokens are bytes of characters", told)
-    assert re.search(r"data: 9\d\d training pairs of 1 languages, .*; tables in data/report", told)
+    assert re.search(r"data: 9\d\d training examples in 1 directions, .* in data/report", told)

@@ -102,6 +102,11 @@ def test_the_documented_example(tmp_path):
         ("source_vocab_size = 12", r"source_vocab_size 12: expected at least 261"),
         ("seed = -1", r"seed -1: expected at least 0"),
         ("held_out_share = 0.6", r"held_out_share 0.6: expected 0 to 0.5"),
+        ("scripts = 'Latn'", r"data.toml: "),
+        (
+            "[[sources]]\nformat = 'moses'\nsource = 'x'\nenglish = 'y'\nsplit = 3",
+            r"split 3: expected one of train",
+        ),
         ("scripts = {sr = 'Cyrl'}", r"scripts 'Cyrl': expected a list"),
         ("scripts = {sr = ['Cyrillic']}", r"script 'Cyrillic': expected an ISO 15924 code"),
         ("sources = 'x'", r"expected tables, each under \[\[sources\]\]"),
@@ -218,6 +223,19 @@ def test_languages_have_standard_codes_or_the_sources_names(tmp_path):
     assert [one.language for one in sources] == ["deu_Latn", "fra_Latn", "ger", "old-x1"]
     with pytest.raises(ValueError, match=r"'old-x1' is not a language: expected a BCP-47 code"):
         _load(tmp_path, table)
+    scripts = "scripts = {old-x1 = ['Cyrl', 'Latn']}"
+    _, config = _load(tmp_path, f"{scripts}\n{table}\nlanguage_codes = 'source'")
+    assert config.scripts == {"old-x1": ("Cyrl", "Latn")}
+
+
+def test_a_setting_of_a_source_has_its_type(tmp_path):
+    (tmp_path / "x.tsv").touch()
+    table = "[[sources]]\nformat = 'columns'\nlanguage = 'de'\npath = 'x.tsv'\nenglish_column = 1\n"
+    with pytest.raises(ValueError, match="source_column 'de': expected a value of type int"):
+        _load(tmp_path, f"{table}source_column = 'de'")
+    with pytest.raises(ValueError, match="min_score '1.06': expected a value of type float"):
+        _load(tmp_path, f"{table}source_column = 0\nscore_column = 2\nmin_score = '1.06'")
+    _load(tmp_path, f"{table}source_column = 0\nscore_column = 2\nmin_score = 1")
 
 
 def test_a_path_may_be_absolute(tmp_path):

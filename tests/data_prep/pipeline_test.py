@@ -13,7 +13,8 @@ import time
 import numpy as np
 import pytest
 
-from data_prep import chunks, engines, pipeline, selection, tsv, tsv_folder
+from data_prep import chunks, engines, pipeline, selection, sources, tsv, tsv_folder
+from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from lingvo_gshard.core import digests
@@ -156,10 +157,27 @@ def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
     found = tsv_folder.sources_in(folder / "text")
     for step in pipeline.Step:
         num_workers = 2 if step is pipeline.Step.RECORDS else 1
-        pipeline.run_through(step, found, tmp_path, _CONFIG, engines.pool(num_workers))
+        # The folder may be given in another way when the build is continued.
+        relative = pathlib.Path(os.path.relpath(tmp_path))
+        out_dir = relative if step is pipeline.Step.CLEAN else tmp_path
+        pipeline.run_through(step, found, out_dir, _CONFIG, engines.pool(num_workers))
         assert (tmp_path / "manifest.json").exists() == (step is pipeline.Step.REPORT)
         assert (tmp_path / ".unfinished").exists() == (step is not pipeline.Step.REPORT)
     assert _contents(tmp_path) == _contents(folder / "data")
+
+
+def test_a_language_that_was_not_surveyed_has_its_configured_scripts(tmp_path):
+    class Source(sources.Source):
+        split = "train"
+
+        def rows(self, span=tsv.WHOLE):
+            yield sources.Row("de", Pair("ein Haus", "a house"))
+            yield sources.Row("el", Pair("это дом", "it is a house"))
+            yield sources.Row("el", Pair("ένα σπίτι", "a home"))
+
+    config = dataclasses.replace(_CONFIG, scripts={"el": ("Grek",)})
+    made = chunks.clean(Source(), tsv.WHOLE, tmp_path, {"de": frozenset({"Latn"})}, config)
+    assert made.dropped == {("el", Rule.WRONG_SCRIPT): 1} and made.num_rows == 3
 
 
 def test_another_plan_is_refused_and_nothing_is_lost(built, tmp_path):

@@ -65,6 +65,7 @@ def test_jsonl(tmp_path):
         '{"translation": {"de": "ein Hund"}}\n'
         "{\n"
         '{"translation": {"de": "eins", "en": 1}}\n'
+        '{"translation": {"de": "Hallo \\ud83d", "en": "hello"}}\n'
     )
     source = JsonlFile(tmp_path / "x.jsonl", "de", "translation.de", "translation.en")
     rows = list(source.rows())
@@ -73,6 +74,7 @@ def test_jsonl(tmp_path):
         "no text in field 'translatio",
         "not JSON: Expecting property",
         "no text in field 'translatio",
+        "'utf-8' codec can't encode c",
     ]
 
 

@@ -123,6 +123,7 @@ def test_to_host_gives_whole_arrays_in_one_process_too():
     [
         ("localhost", 0, "must be host:port, got 'localhost'"),
         (":80", 0, "must be host:port, got ':80'"),
+        ("localhost:65536", 0, "must be host:port, got 'localhost:65536'"),
         ("localhost:x", 0, "must be host:port, got 'localhost:x'"),
         ("localhost:80", 2, "process_id must be 0 to 1, got 2"),
         ("localhost:80", -1, "process_id must be 0 to 1, got -1"),

@@ -20,6 +20,9 @@ def _replace_log(folder, steps):
 
 def test_layouts():
     assert [Layout.parse(text) for text in ("4", "4/2")] == [Layout(4, 1), Layout(4, 2)]
+    for text in ("2/2/2", "0", "-1", "4/0", "x"):
+        with pytest.raises(ValueError, match=f"layout {text}: expected PARTITIONS or"):
+            Layout.parse(text)
 
 
 def test_only_calls_after_the_log_was_replaced_are_new(tmp_path):

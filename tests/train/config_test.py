@@ -21,6 +21,7 @@ from tests.train import regression
         ("save_checkpoints_secs", 0.0, "train.save_checkpoints_secs must be more than 0, got 0.0"),
         ("keep_checkpoint_max", -1, "train.keep_checkpoint_max must be 1 or more, got -1"),
         ("keep_checkpoint_every_n_hours", 0.0, "every_n_hours must be more than 0, got 0.0"),
+        ("eval_batches", 0, "train.eval_batches must be 1 or more, or None, got 0"),
         ("seed", 2**31, r"train.seed must be from 0 to 2\*\*31 - 1, got 2147483648"),
     ],
 )

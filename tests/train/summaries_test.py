@@ -9,7 +9,13 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.train.hooks import TrainCall
-from lingvo_gshard.train.summaries import SummaryHook, append_line, read_lines, scalars
+from lingvo_gshard.train.summaries import (
+    SummaryHook,
+    append_line,
+    read_lines,
+    scalars,
+    write_evaluation,
+)
 
 
 def test_scalars_name_every_element():
@@ -25,9 +31,21 @@ def test_a_line_takes_the_place_of_one_cut_short(tmp_path):
         assert read_lines(path) == [{"step": 1}]
         append_line(path, {"step": 2})
         assert read_lines(path) == [{"step": 1}, {"step": 2}]
+    path.write_text('{"step": 1}\n{"step"; 2}\n')
+    with pytest.raises(ValueError, match=f"{path} is damaged: Expecting ':'.*delete the line"):
+        read_lines(path)
     path.write_text('{"cut in the fir')
     append_line(path, {"step": 3})
     assert read_lines(path) == [{"step": 3}]
+
+
+def test_an_evaluation_has_the_tags_of_training(tmp_path):
+    write_evaluation(tmp_path, "dev", {"step": 3, "nll": 2.5, "load_E_encoder_1": [0.5, 1.5]})
+    events = EventAccumulator(str(tmp_path / "eval_dev"))
+    events.Reload()
+    tags = {"step", "nll", "load_E_encoder_1/0", "load_E_encoder_1/1"}
+    assert set(events.Tags()["scalars"]) == tags
+    assert [(e.step, e.value) for e in events.Scalars("load_E_encoder_1/1")] == [(3, 1.5)]
 
 
 def _call(step):

@@ -38,6 +38,10 @@ def test_the_best_checkpoint_is_kept(tmp_path):
     assert checkpoints.read_best(tmp_path).step == best
     with Checkpoints(tmp_path) as saved:
         assert saved.steps() == sorted({best, 12})
+    # Whoever was stopped before the last evaluation notes it later.
+    (tmp_path / "checkpoints/best.json").unlink()
+    train_and_evaluate(estimator, lambda p: regression.Batches(), _DEV, max_steps=12)
+    assert checkpoints.read_best(tmp_path).step == 12
 
 
 class _Slowly(TrainHook):
