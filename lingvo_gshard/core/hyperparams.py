@@ -208,6 +208,6 @@ def apply_setting(params: Params, setting: str) -> None:
     if type(value) not in accepted:
         raise ValueError(
             f"--set={setting}: {path} is {old!r}; expected {kind.__name__}"
-            f"{' or None' * bool(optional)}, got {type(value).__name__}."
+            f"{' or None' * bool(optional)}, got {type(value).__name__}. {owner.Describe(name)}"
         )
     setattr(owner, name, value)

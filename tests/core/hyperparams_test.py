@@ -146,14 +146,14 @@ def test_what_may_be_none_says_what_else_it_is():
     p = Params()
     p.Define("inner", Params(), "")
     p.inner.Define("timeout", None, "", optional=float)
-    p.inner.Define("count", 3, "")
+    p.inner.Define("count", 3, "How many.")
     p = p.Copy()
     for text, value in (("2", 2.0), ("0.5", 0.5), ("None", None)):
         hyperparams.apply_setting(p, f"inner.timeout={text}")
         assert repr(p.inner.timeout) == repr(value)
     with pytest.raises(ValueError, match="is None; expected float or None, got bool"):
         hyperparams.apply_setting(p, "inner.timeout=True")
-    with pytest.raises(ValueError, match="is 3; expected int, got NoneType"):
+    with pytest.raises(ValueError, match="is 3; expected int, got NoneType. How many"):
         hyperparams.apply_setting(p, "inner.count=None")
 
 
