@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import functools
 import itertools
 import math
 import pathlib
@@ -10,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Self
 
 import numpy as np
-import sentencepiece
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
+from sentencepiece import SentencePieceProcessor
 
 from data_prep import chunks, cleaning, languages, tsv
 from data_prep.chunks import Chunk
@@ -83,6 +82,7 @@ def encode(
     is_train = shard.chunks[0].split == "train"  # Other splits were written unchanged.
     limit = max_pieces if is_train else math.inf
     pairs = shard.pairs() if is_train else map(cleaning.normalize_pair, shard.pairs())
+    processors = [SentencePieceProcessor(model_file=str(model)) for model in models]
     parts: list[Encoded] = []
     lengths: list[tuple[int, int]] = []
 
@@ -91,8 +91,8 @@ def encode(
         while batch := list(itertools.islice(turned, _PAIRS_PER_BATCH)):
             sides = list(zip(*batch, strict=True))
             both_ids = [
-                _vocabulary(model).processor.encode(list(side), add_eos=True)
-                for side, model in zip(sides, models, strict=True)
+                processor.encode(list(side), add_eos=True)
+                for side, processor in zip(sides, processors, strict=True)
             ]
             is_short = [max(map(len, ids)) <= limit for ids in zip(*both_ids, strict=True)]
             texts, kept = (
@@ -100,7 +100,7 @@ def encode(
                 for each in (sides, both_ids)
             )
             dropped = {(direction.language, Rule.TOO_MANY_PIECES): is_short.count(False)}
-            of_source, of_target = map(_statistics, texts, kept, models)
+            of_source, of_target = map(_statistics, texts, kept, processors)
             parts.append(Encoded((), of_source, of_target, collections.Counter(dropped)))
             for source, target in zip(*kept, strict=True):
                 lengths.append((len(source), len(target)))
@@ -141,29 +141,8 @@ def write_records(path: pathlib.Path, records: Iterable[bytes]) -> int:
     return num_records
 
 
-@dataclasses.dataclass(frozen=True)
-class _Vocabulary:
-    """A SentencePiece model, and whether each id stands for a byte, bool [vocabulary size]."""
-
-    processor: sentencepiece.SentencePieceProcessor
-    is_byte: np.ndarray
-
-
-def _vocabulary(model: pathlib.Path) -> _Vocabulary:
-    # A cluster's worker may have read another build's model under this path.
-    found = model.stat()
-    return _read_vocabulary(str(model), found.st_size, found.st_mtime_ns, found.st_ino)
-
-
-@functools.lru_cache(maxsize=2)
-def _read_vocabulary(model: str, *_: int) -> _Vocabulary:
-    processor = sentencepiece.SentencePieceProcessor(model_file=model)
-    ids = list(range(processor.get_piece_size()))
-    return _Vocabulary(processor, np.array(processor.is_byte(ids)))
-
-
 def _statistics(
-    texts: Sequence[str], ids: Sequence[Sequence[int]], model: pathlib.Path
+    texts: Sequence[str], ids: Sequence[Sequence[int]], processor: SentencePieceProcessor
 ) -> SideStatistics:
     words = [text.split() for text in texts]
     all_ids = np.fromiter(itertools.chain.from_iterable(ids), np.int64)
@@ -171,6 +150,6 @@ def _statistics(
         lengths=collections.Counter(map(len, ids)),
         num_words=sum(map(len, words)),
         num_characters=sum(len(word) for text in words for word in text),
-        num_byte_pieces=int(_vocabulary(model).is_byte[all_ids].sum()),
+        num_byte_pieces=sum(processor.is_byte(all_ids.tolist())),
         num_unknown=int((all_ids == example_codec.UNK_ID).sum()),
     )

@@ -52,16 +52,6 @@ def parse(line: str) -> Pair:
     return Pair(sides[0].strip(), sides[1].strip())
 
 
-def spans(path: pathlib.Path) -> list[range]:
-    """Splits a file's bytes into spans of about the same size; a gzip file stays whole."""
-    if path.suffix == ".gz":
-        return [WHOLE]
-    size = path.stat().st_size
-    number = max(1, -(-size // BYTES_PER_SPAN))
-    bounds = [i * size // number for i in range(number + 1)]
-    return [range(*each) for each in itertools.pairwise(bounds)]
-
-
 def grouped(items: Sequence[_T], sizes: Iterable[int], per_group: int) -> list[list[_T]]:
     """Divides items, in order, into groups of about the same size, given each item's size."""
     starts = itertools.accumulate(sizes, initial=0)

@@ -8,9 +8,10 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+from sacrebleu import significance
 from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
-from sacrebleu.metrics.chrf import CHRFScore
 from sacrebleu.utils import SACREBLEU_DIR
 
 from lingvo_gshard.core import atomic_file, json_records, late, storage, table
@@ -21,20 +22,11 @@ BOOTSTRAPS = 1000
 SPBLEU_MODEL = pathlib.Path(SACREBLEU_DIR, "models", "flores200sacrebleuspm")
 
 
-class _Chrf(CHRF):
-    """chrF with float scores: sacreBLEU's bootstrap fails if some of them are NumPy scalars."""
-
-    def _compute_score_from_stats(self, stats: list[int]) -> CHRFScore:
-        score = super()._compute_score_from_stats(stats)
-        score.score = float(score.score)
-        return score
-
-
 # The metrics in the order of the columns; the keys are fields of a LanguageQuality.
 METRICS: dict[str, Callable[[], Metric]] = {
     "bleu": BLEU,
-    "chrf": _Chrf,
-    "chrfpp": functools.partial(_Chrf, word_order=2),
+    "chrf": CHRF,
+    "chrfpp": functools.partial(CHRF, word_order=2),
     "spbleu": functools.partial(BLEU, tokenize="flores200"),
 }
 TITLES = {"bleu": "BLEU", "chrf": "chrF", "chrfpp": "chrF++", "spbleu": "spBLEU"}
@@ -149,5 +141,14 @@ def score(metric: str, hypotheses: Sequence[str], references: Sequence[str]) -> 
             "equally many, and at least one."
         )
     scorer = METRICS[metric]()
-    result = scorer.corpus_score(list(hypotheses), [list(references)], n_bootstrap=BOOTSTRAPS)
-    return Score(result.score, result._ci, str(scorer.get_signature()))
+    found = samples(scorer, hypotheses, references)
+    _, margin = significance.estimate_ci(found[1:])
+    return Score(float(found[0]), float(margin), str(scorer.get_signature()))
+
+
+def samples(scorer: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
+    """The score of a corpus, and after it those of its resamplings."""
+    stats = scorer._extract_corpus_statistics(hypotheses, [references])
+    scorer.n_bootstrap = BOOTSTRAPS
+    scorer.seed, resampled = significance._bootstrap_resample(stats, scorer, BOOTSTRAPS)
+    return np.array([each.score for each in (scorer._aggregate_and_compute(stats), *resampled)])

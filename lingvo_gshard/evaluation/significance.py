@@ -8,14 +8,15 @@ model with several runs has the mean of their scores, in each resampling.
 import os
 import pathlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from sacrebleu import significance
-from sacrebleu.metrics.base import Metric
 
 from lingvo_gshard.core import table
 from lingvo_gshard.evaluation import quality
+
+# A language's references, and its translations by each run of both models.
+_Texts = tuple[list[str], list[list[list[str]]]]
 
 
 def tables(folders: Mapping[str, Sequence[pathlib.Path]], codes: Collection[str]) -> Iterator[str]:
@@ -38,20 +39,13 @@ def tables(folders: Mapping[str, Sequence[pathlib.Path]], codes: Collection[str]
             yield _table(metric, (first, name), texts)
 
 
-class _Texts(NamedTuple):
-    """A language's references, and its translations by each run of both models."""
-
-    references: list[str]
-    translations: tuple[list[list[str]], ...]
-
-
 def _texts(base: Sequence[pathlib.Path], other: Sequence[pathlib.Path], code: str) -> _Texts:
     references = _lines(base[0] / f"{code}.reference.txt")
     for folder in (*base, *other):
         if _lines(folder / f"{code}.reference.txt") != references:
             raise ValueError(f"--paired: {base[0]} and {folder} have other references of {code}.")
-    both = ([_lines(folder / f"{code}.txt") for folder in runs] for runs in (base, other))
-    return _Texts(references, tuple(both))
+    both = [[_lines(folder / f"{code}.txt") for folder in runs] for runs in (base, other)]
+    return references, both
 
 
 def _lines(path: pathlib.Path) -> list[str]:
@@ -64,21 +58,13 @@ def _table(metric: str, names: tuple[str, str], texts: Mapping[str, _Texts]) -> 
     scorer, samples = quality.METRICS[metric](), dict[str, list[np.ndarray]]()
     for code, (references, translations) in texts.items():
         samples[code] = [
-            np.mean([_samples(scorer, lines, references) for lines in runs], axis=0)
+            np.mean([quality.samples(scorer, lines, references) for lines in runs], axis=0)
             for runs in translations
         ]
     samples["average"] = [np.mean(each, axis=0) for each in zip(*samples.values(), strict=True)]
     rows = [["language", *names, "gain", "from", "to", "p"]]
     rows += [[code, *_cells(*both)] for code, both in samples.items()]
     return f"{table.text(rows)}\nsacreBLEU paired {metric} {scorer.get_signature()}"
-
-
-def _samples(scorer: Metric, lines: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """The score of a corpus, and after it those of its resamplings."""
-    stats = scorer._extract_corpus_statistics(lines, [references])
-    scorer.n_bootstrap = quality.BOOTSTRAPS
-    scorer.seed, resampled = significance._bootstrap_resample(stats, scorer, scorer.n_bootstrap)
-    return np.array([each.score for each in (scorer._aggregate_and_compute(stats), *resampled)])
 
 
 def _cells(base: np.ndarray, other: np.ndarray) -> list[str]:

@@ -47,13 +47,9 @@ def shard(tensor: tf.Tensor, device_assignment: Sequence | np.ndarray) -> tf.Ten
     The grid has the tensor's rank and holds the device of each slice, a permutation of 0, 1, 2, ...
     A [3, 16, 64] tensor with an assignment of shape [1, 2, 4] has partitions of shape [3, 8, 16].
     """
-    check_in_graph("shard", tensor)
     devices = np.asarray(device_assignment)
-    if devices.ndim != tensor.shape.rank:
-        raise ValueError(
-            f"shard: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, but the "
-            f"device assignment has shape {devices.shape}, rank {devices.ndim}."
-        )
+    given = f"the device assignment has shape {devices.shape}, rank {devices.ndim}"
+    check_rank("shard", tensor, devices.ndim, given)
     if sorted(devices.flat) != list(range(devices.size)):
         raise ValueError(
             f"shard: the device assignment of {tensor.name} must hold 0 to {devices.size - 1} "
@@ -79,6 +75,16 @@ def check_in_graph(what: str, tensor: tf.Tensor) -> None:
         )
 
 
+def check_rank(what: str, tensor: tf.Tensor, rank: int, given: str) -> None:
+    """Raises a ValueError, prefixed by `what`, for a value, or if `given` asks for another rank."""
+    check_in_graph(what, tensor)
+    if tensor.shape.rank != rank:
+        raise ValueError(
+            f"{what}: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, "
+            f"but {given}."
+        )
+
+
 def static_shape(what: str, shape: tf.TensorShape) -> tuple[int, ...]:
     """The sizes of `shape`; ValueError, prefixed by `what`, if one of them is not static."""
     if not shape.is_fully_defined():
@@ -88,12 +94,7 @@ def static_shape(what: str, shape: tf.TensorShape) -> tuple[int, ...]:
 
 def check_axes(what: str, tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> None:
     """Raises ValueError, prefixed by `what`, for a value, another rank, or axes that don't fit."""
-    check_in_graph(what, tensor)
-    if len(axes) != tensor.shape.rank:
-        raise ValueError(
-            f"{what}: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, but "
-            f"{len(axes)} axes {tuple(axes)} were given."
-        )
+    check_rank(what, tensor, len(axes), f"{len(axes)} axes {tuple(axes)} were given")
     mesh.check(f"{what}: {tensor.name} of shape {tensor.shape}", names_of(axes))
 
 

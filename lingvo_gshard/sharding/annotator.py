@@ -32,12 +32,7 @@ class Annotator:
 
         Raises ValueError outside a traced function, and for another rank or a letter twice.
         """
-        annotate.check_in_graph("annotate", tensor)
-        if tensor.shape.rank != len(dims):
-            raise ValueError(
-                f"annotate: {tensor.name} has shape {tensor.shape}, rank {tensor.shape.rank}, "
-                f"but dims {dims!r} name {len(dims)}."
-            )
+        annotate.check_rank("annotate", tensor, len(dims), f"dims {dims!r} name {len(dims)}")
         dims = self.mapped + dims
         check_named_once(f"annotate: {tensor.name} of shape {tensor.shape}", dims)
         return self._annotated(tensor, dims, self.partitioning.axes(dims))

@@ -1,7 +1,6 @@
 import collections
 
-from data_prep import encoding, vocabulary
-from data_prep.config import BuildConfig
+from data_prep import encoding
 
 
 def test_statistics_add_up():
@@ -13,13 +12,3 @@ def test_statistics_add_up():
     assert (both.num_words, both.num_characters) == (13, 49)
     assert (both.num_byte_pieces, both.num_unknown) == (1, 2)
     assert encoding.Encoded(source=one) + encoding.Encoded((), other) == encoding.Encoded((), both)
-
-
-def test_a_new_vocabulary_under_an_old_name_is_read(tmp_path):
-    """As by a cluster's worker that outlives a build."""
-    path, text = tmp_path / "source.model", [f"Satz {i} hier" for i in range(300)]
-    for size in (300, 280):
-        config = BuildConfig(source_vocab_size=size)
-        vocabulary.train(vocabulary.Side.SOURCE, text, config, path)
-        read = encoding._vocabulary(path)
-        assert read.processor.get_piece_size() == len(read.is_byte) == size

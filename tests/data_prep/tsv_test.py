@@ -43,17 +43,17 @@ def test_spans_hold_each_line_once_wherever_they_end(tmp_path, monkeypatch):
     for size in range(1, path.stat().st_size + 2):
         monkeypatch.setattr(tsv, "BYTES_PER_SPAN", size)
         found = []
-        for span in tsv.spans(path):
+        for span in TsvFile(path, "de").spans():
             found += tsv.read_lines(path, tsv.parse, span)
         assert found == whole
-        assert len(tsv.spans(path)) == -(-path.stat().st_size // size)
-    assert tsv.spans(tmp_path / "x.tsv.gz") == [tsv.WHOLE]
+        assert len(TsvFile(path, "de").spans()) == -(-path.stat().st_size // size)
+    assert TsvFile(tmp_path / "x.tsv.gz", "de").spans() == [tsv.WHOLE]
 
 
 def test_a_file_that_became_shorter_is_refused(tmp_path):
     path = tmp_path / "de-en.tsv"
     path.write_text("a\tb\n" * 10)
-    (span,) = tsv.spans(path)
+    (span,) = TsvFile(path, "de").spans()
     path.write_text("a\tb\n" * 9)
     with pytest.raises(ValueError, match=r"de-en.tsv has 36 bytes, fewer than when the run"):
         list(tsv.read_lines(path, tsv.parse, span))
