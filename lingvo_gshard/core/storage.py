@@ -132,15 +132,6 @@ def origin(folder: _Given) -> Any:
     return copy.source / pathlib.Path(folder).relative_to(copy.here) if copy else path(folder)
 
 
-def for_orbax(folder: _Given) -> Any:
-    """Returns an epath.Path of a folder of checkpoints, which Orbax writes in gs:// itself."""
-    there = origin(folder)
-    is_direct = str(there).startswith("gs://")
-    return importlib.import_module("etils.epath").Path(
-        there if is_direct else os.path.abspath(folder)
-    )
-
-
 @contextlib.contextmanager
 def errors(name: Any, done: str) -> Iterator[None]:
     """Raises OSError, one line that names the file, for the many errors of buckets' libraries.

@@ -74,7 +74,7 @@ class Translator:
 
     def num_tokens(self, lines: Sequence[str]) -> list[int]:
         """Returns the number of source tokens of each line, with EOS."""
-        return list(map(len, self._source.encode_lines(list(map(normalize, lines)))))
+        return [len(self._source.encode(normalize(line))) for line in lines]
 
     def translate_together(self, lines: Sequence[str]) -> list[NBest]:
         """Returns the n best translations of each line; that of a blank line is empty.

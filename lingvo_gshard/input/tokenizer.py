@@ -4,7 +4,7 @@ import itertools
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import sentencepiece
 
@@ -45,10 +45,6 @@ class Tokenizer:
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a sentence, EOS last."""
         return [*self._processor.encode(text), EOS_ID]
-
-    def encode_lines(self, lines: Sequence[str]) -> list[list[int]]:
-        """Encodes many sentences at once."""
-        return self._processor.encode(list(lines), add_eos=True)
 
     def pieces(self, ids: Iterable[int]) -> list[str]:
         """Returns the vocabulary's piece for each id."""

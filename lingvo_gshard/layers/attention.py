@@ -87,7 +87,7 @@ class MultiHeadAttention(BaseLayer):
 
 def _arithmetic(context: Context) -> Arithmetic:
     # A step of decoding has few queries: rounding the cache would take longer than its products.
-    return FLOAT32 if context.mode is Mode.DECODE else context.arithmetic
+    return FLOAT32 if context.mode is Mode.PREDICT else context.arithmetic
 
 
 def _swap_heads_and_tokens(x: tf.Tensor) -> tf.Tensor:

@@ -25,11 +25,11 @@ _INDEX_STRIDE = 0x3779B1B5
 
 
 class Mode(enum.Enum):
-    """What the program is for. Only TRAIN is random; DECODE takes any number of tokens."""
+    """What the program is for. Only TRAIN is random; PREDICT takes any number of tokens."""
 
     TRAIN = "train"
     EVAL = "eval"
-    DECODE = "decode"
+    PREDICT = "predict"
 
 
 def computed(dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:

@@ -90,7 +90,7 @@ class MoELayer(BaseLayer):
 
     def _num_groups(self, batch: int, length: int, mode: Mode) -> int:
         """G for a batch [B, L], which may be one step of decoding."""
-        if mode is not Mode.DECODE:
+        if mode is not Mode.PREDICT:
             return num_groups(self.p, f"{self.path}: group_size", batch, length)
         if self.p.eval_capacity.by is not CapacityBy.TOKENS:
             return batch  # So that no example takes the places of another.

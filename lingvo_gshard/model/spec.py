@@ -1,20 +1,12 @@
 """The modes of a model_fn, and its result."""
 
 import dataclasses
-import enum
 from collections.abc import Mapping
 
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-
-
-class ModeKeys(enum.Enum):
-    """The mode in which a model_fn is called."""
-
-    TRAIN = "train"
-    EVAL = "eval"
-    PREDICT = "predict"
+from lingvo_gshard.layers.context import Mode as ModeKeys
 
 
 @dataclasses.dataclass(frozen=True)

@@ -125,8 +125,8 @@ class TranslationTask(BaseLayer):
 
         With `attention_beam`, k, DecodeStep keeps tokens' `attention` [B, k, T] in the state.
         """
-        # DECODE chooses groups that divide the batch: any number and length of sentences will do.
-        context = Context(Mode.DECODE, arithmetic=self._arithmetic)
+        # PREDICT chooses groups that divide the batch: any number and length of sentences will do.
+        context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
         encoded, _ = self._encode(theta, features, context)
         source_real = _valid_mask(features.source_segment_ids)
         cache = self.decoder.InitCache(theta.decoder, encoded, cache_len, context)
@@ -149,7 +149,7 @@ class TranslationTask(BaseLayer):
         scalar. `mask`, float [B, k, P], is 1 at the positions that each one attends to. An all-zero
         row is an absent hypothesis, which takes no expert.
         """
-        context = Context(Mode.DECODE, arithmetic=self._arithmetic)
+        context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
         x = self._embed("target", theta, ids, tf.fill(ids.shape, step), context)
         source_mask = tf.tile(state.source_real[:, None], [1, ids.shape[1], 1])
         attended = Attended(mask, tf.reduce_max(mask, -1), source_mask)

@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import logging
 import math
+import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
@@ -73,7 +74,9 @@ class Restored:
 
 def folder(model_dir: str | pathlib.Path) -> epath.Path:
     """Returns the folder of a run's checkpoints, which Orbax reads and writes in gs:// itself."""
-    return storage.for_orbax(model_dir) / "checkpoints"
+    there = storage.origin(model_dir)
+    is_direct = str(there).startswith("gs://")
+    return epath.Path(there if is_direct else os.path.abspath(model_dir)) / "checkpoints"
 
 
 def whole_steps(model_dir: str | pathlib.Path) -> list[int]:

@@ -19,10 +19,6 @@ class Letters:
         self.encoded.add(text)
         return [ord(letter) - ord("a") + 4 for letter in text.strip()] + [_EOS]
 
-    def encode_lines(self, lines):
-        """The ids of each line."""
-        return [self.encode(line) for line in lines]
-
     def decode(self, ids):
         """The letters before EOS."""
         ids = list(ids)

@@ -18,8 +18,6 @@ def test_round_trip_ends_with_eos(tokenizer):
         assert ids[-1] == 2
         assert not {0, 1, 2, 3} & set(ids[:-1])
         assert tokenizer.decode(ids) == text
-    lines = ["ba ke", "", "li mo nu"]
-    assert tokenizer.encode_lines(lines) == [tokenizer.encode(line) for line in lines]
     assert tokenizer.encode("") == [2]
     assert tokenizer.vocab_size == 420
 

@@ -50,7 +50,7 @@ def test_steps_and_layers_have_independent_masks():
     ("context", "rate"),
     [
         (Context(Mode.EVAL), 0.5),
-        (Context(Mode.DECODE), 0.5),
+        (Context(Mode.PREDICT), 0.5),
         (Context(Mode.TRAIN, tf.constant([1, 2])), 0.0),
     ],
 )

@@ -230,8 +230,8 @@ def test_second_choices_that_do_not_ask_leave_their_places_to_others():
 def test_decoding_routes_each_example_separately(dispatch):
     theta, arrays = _theta(), _arrays()
     params = _params(dispatch=dispatch, **{"eval_capacity.by": CapacityBy.FACTOR})
-    both, _ = _eager(params, theta, arrays.x_BLM, arrays.valid_BL, Mode.DECODE)
-    alone, _ = _eager(params, theta, arrays.x_BLM[3:4], arrays.valid_BL[3:4], Mode.DECODE)
+    both, _ = _eager(params, theta, arrays.x_BLM, arrays.valid_BL, Mode.PREDICT)
+    alone, _ = _eager(params, theta, arrays.x_BLM[3:4], arrays.valid_BL[3:4], Mode.PREDICT)
     np.testing.assert_allclose(both[3:4], alone, rtol=1e-5, atol=1e-6)
 
 

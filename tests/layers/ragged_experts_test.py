@@ -21,7 +21,7 @@ from tests.layers import building
 from tests.spmd import functions
 
 B, L, M, H = 16, 6, 5, 7
-_MODES = (Mode.DECODE, Mode.EVAL, Mode.TRAIN)
+_MODES = (Mode.PREDICT, Mode.EVAL, Mode.TRAIN)
 
 
 @pytest.fixture(params=[8, 0], ids=["ragged", "in rounds"])
@@ -76,15 +76,15 @@ def test_all_tokens_may_choose_the_same_experts(rounds):
     params = _params(8)
     theta, batch = _theta(params), _batch()
     batch.x_BLM = np.tile(batch.x_BLM[:1, :1], (B, L, 1))
-    got, want = (_eager(params, theta, batch, mode) for mode in (Mode.DECODE, Mode.TRAIN))
+    got, want = (_eager(params, theta, batch, mode) for mode in (Mode.PREDICT, Mode.TRAIN))
     np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-5)
 
 
 def test_products_have_dtype_of_tokens(rounds):
     params, batch = _params(4), _batch()
-    theta, want = _theta(params), _eager(params, _theta(params), batch, Mode.DECODE)
+    theta, want = _theta(params), _eager(params, _theta(params), batch, Mode.PREDICT)
     batch.x_BLM = batch.x_BLM.astype(tf.bfloat16.as_numpy_dtype)
-    got = _eager(params, theta, batch, Mode.DECODE)
+    got = _eager(params, theta, batch, Mode.PREDICT)
     assert got.dtype == batch.x_BLM.dtype
     near = np.isclose(got.astype("float32"), want, rtol=0.1, atol=0.1).all(-1)
     assert near.mean() > 0.9  # After rounding, some tokens choose other experts.
@@ -93,7 +93,7 @@ def test_products_have_dtype_of_tokens(rounds):
 def test_only_padding_gives_zeros(rounds):
     params, batch = _params(4), _batch()
     batch.valid_BL = np.zeros_like(batch.valid_BL)
-    assert not _eager(params, _theta(params), batch, Mode.DECODE).any()
+    assert not _eager(params, _theta(params), batch, Mode.PREDICT).any()
 
 
 _DATA = Partitioning.from_dict(Mesh.flat(4), {"B": "d", "G": "d"})
@@ -119,7 +119,7 @@ def test_partitioned_equals_unpartitioned(parts, num_experts, split, rounds, dis
     layer, theta = params.Instantiate(Annotator(parts), "moe"), _theta(params)
 
     def fn(theta, batch):
-        y_BLM, _ = layer.FProp(theta, batch.x_BLM, batch.valid_BL, Context(Mode.DECODE))
+        y_BLM, _ = layer.FProp(theta, batch.x_BLM, batch.valid_BL, Context(Mode.PREDICT))
         return NestedMap(y_BLM=y_BLM)
 
     specs = NestedMap(x_BLM=functions.f32((B, L, M), "BLM"), valid_BL=functions.f32((B, L), "BL"))

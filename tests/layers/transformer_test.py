@@ -110,10 +110,10 @@ def test_decoding_with_stacked_weights_equals_unrolled():
     @tf.function(jit_compile=True, autograph=False)
     def step(x):
         attended = Attended(tf.ones([B, k, cache_len]), tf.ones([B, k]), tf.ones([B, k, T]))
-        rest = (attended, tf.constant(1), Context(Mode.DECODE))
+        rest = (attended, tf.constant(1), Context(Mode.PREDICT))
         found = []
         for stack, weights in ((unrolled, own), (loop, stacks)):
-            cache = stack.InitCache(weights, encoded, cache_len, Context(Mode.DECODE))
+            cache = stack.InitCache(weights, encoded, cache_len, Context(Mode.PREDICT))
             y, cache, attention = stack.ExtendStep(weights, x, cache, *rest)
             found.append([y, attention, *cache.Flatten()])
         return found
