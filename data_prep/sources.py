@@ -172,7 +172,7 @@ def value_at(fields: Any, dotted: str) -> Any:
 
 
 def text_at(fields: Any, dotted: str) -> str:
-    """Returns the text of a field. Raises ValueError if there is none, or it is no Unicode."""
+    """Returns the text of a field. Raises ValueError if it is missing or not valid Unicode."""
     text = value_at(fields, dotted)
     if not isinstance(text, str):
         raise ValueError(f"no text in field {dotted!r}")

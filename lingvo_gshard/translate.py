@@ -223,7 +223,7 @@ def _check_flags() -> None:
     if _BUNDLE.value and _ATTENTION.value:
         raise ValueError("--attention needs --logdir; a bundle has it if it was exported with it.")
     if _SERVE.value is not None and _TARGET_LANG.value:
-        raise ValueError("--target_lang goes not with --serve; ask /translate?target_lang=CODE.")
+        raise ValueError("--serve: requests choose the target, by /translate?target_lang=CODE.")
     source, target = _INPUT.value, _OUTPUT.value
     if source is None or target is None:
         if source or target or cli.processes():

@@ -52,6 +52,11 @@ def run_dir(tmp_path_factory):
         ("plan PLAN --model=toy.Dense4L --set=bogus=1", "No hyperparameter 'bogus'"),
         ("plan --compare=/no,/none", "/no: no plan.json there"),
         ("translate --logdir=/no", "/no: no experiment.json; give the --logdir of a trained model"),
+        ("translate --bundle=/no --attention", "--attention needs --logdir; a bundle has it if"),
+        (
+            "translate --bundle=/no --serve=8080 --target_lang=de",
+            "--serve: requests choose the target, by /translate?target_lang=CODE.",
+        ),
         ("translate --logdir=RUN --source_lang=fr", "fr: the model was trained on de, en."),
         ("compare --run=a=/no", "/no/decode_test/scores.json: holds no scores by language"),
         ("data_prep.build --out=/none --input=/no", "no input folder /no"),

@@ -199,7 +199,7 @@ def apply_setting(params: Params, setting: str) -> None:
     optional = owner._optional[name]
     kind = optional or type(old)
     if old is REQUIRED or kind is type(None):
-        raise ValueError(f"--set={setting}: {path} is no setting; the program fills it in.")
+        raise ValueError(f"--set={setting}: {path} cannot be set; the program fills it in.")
     if kind is float and type(value) is int:
         value = float(value)
     accepted = {kind}

@@ -58,7 +58,7 @@ def evaluate_continuously(run: Run) -> None:
     """Evaluates each new checkpoint of a run that another process trains, to its last step."""
     until, folder = run.params.train.max_steps, storage.origin(run.logdir)
     if str(folder).startswith("s3://"):
-        raise ValueError(f"{folder}: --mode=continuous_eval follows no run in s3://; use eval.")
+        raise ValueError(f"{folder}: --mode=continuous_eval cannot follow a run in s3://.")
     metrics = estimator.evaluate_continuously(run.estimator, _dev(run), until_step=until)
     if metrics is None:
         print_once(f"Every checkpoint up to step {until} was evaluated before.")

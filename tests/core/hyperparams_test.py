@@ -162,7 +162,7 @@ def test_what_the_program_fills_in_is_no_setting():
     p.Define("folder", REQUIRED, "")
     p.Define("moe", None, "")
     for setting in ("folder=x", "moe=5"):
-        with pytest.raises(ValueError, match=f"--set={setting}: .* is no setting; the program"):
+        with pytest.raises(ValueError, match=f"--set={setting}: .* cannot be set; the program"):
             hyperparams.apply_setting(p, setting)
 
 
