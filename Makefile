@@ -3,7 +3,7 @@ PY := .venv/bin/python
 # The corpus of the demo: a folder of {train,dev,test}/<lang>-en.tsv[.gz], or of such files alone.
 # By default it is generated, in constructed languages.
 CORPUS ?=
-DEMO := out/$(if $(CORPUS),demo-$(notdir $(abspath $(CORPUS))),demo)
+DEMO := out/$(if $(CORPUS),demo$(subst /,-,$(abspath $(CORPUS))),demo)
 DEMO_CORPUS := $(if $(CORPUS),$(CORPUS),$(DEMO)/corpus)
 DEMO_MODEL := toy.MoE8E4L
 # Sizes for the constructed languages; another corpus gets data_prep's defaults.

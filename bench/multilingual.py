@@ -17,6 +17,7 @@ from absl import flags
 from bench import curves, families, parallel
 from bench.families import Family, Model
 from lingvo_gshard.train import launch
+from lingvo_gshard.train.checkpoints import whole_steps
 from lingvo_gshard.train.summaries import EVAL_METRICS, read_lines
 
 _FAMILY = flags.DEFINE_enum("family", "small", list(families.BY_NAME), "The models to compare.")
@@ -43,8 +44,8 @@ def seeded(runs: pathlib.Path, model: Model, seed: int, data: pathlib.Path) -> p
 
 def train(logdir: pathlib.Path, model: Model, data: pathlib.Path) -> pathlib.Path:
     """Trains a model for its steps unless it is; returns the folder of its run."""
-    evaluated = read_lines(logdir / EVAL_METRICS)  # The last one follows the last save.
-    if not any(line["step"] >= model.steps for line in evaluated):
+    evaluated = max((line["step"] for line in read_lines(logdir / EVAL_METRICS)), default=0)
+    if min(evaluated, max(whole_steps(logdir), default=0)) < model.steps:  # A save may fail.
         settings = (*model.settings, f"train.max_steps={model.steps}", *_SET.value)
         flagged = (f"--model={model.experiment}", f"--data_dir={data}", f"--logdir={logdir}")
         trainer("train_and_eval", *flagged, *(f"--set={each}" for each in settings))

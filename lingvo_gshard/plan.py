@@ -67,6 +67,8 @@ def _check_flags() -> None:
     given = [_MODEL.value is not None and not machines, bool(_COMPARE.value), bool(_TABLE.value)]
     if sum(given) != 1:
         raise ValueError("give exactly one of --model, --compare and --table; see --help.")
+    if (_SEARCH.value or _TOPOLOGY.value) and not given[0]:
+        raise ValueError("--search and --topology need --model, and exclude --table and --compare.")
     if _SAVE.value and (_SEARCH.value or not given[0]):
         raise ValueError("--save needs --model, --topology and --out, and excludes --search.")
     if _COMPARE.value and len(_COMPARE.value) < 2:

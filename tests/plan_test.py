@@ -51,6 +51,10 @@ def _run(*args, timeout=120):
         (["--table=scaling"], "plan: --out is missing; see --help."),
         (["--compare=/nowhere"], "plan: --compare=/nowhere: expected two or more plans, got one."),
         (["--compare=/nowhere,/no"], "plan: /nowhere: no plan.json there; `plan --out=/nowhere`"),
+        (
+            ["--table=machines", "--model=toy.MoE8E4L", "--search"],
+            "plan: --search and --topology need --model, and exclude --table and --compare.",
+        ),
         (["--model=toy.MoE8E4L"], "plan: --topology is missing; see --help."),
         (["--table=compile", "--save"], "plan: --save needs --model, --topology and --out"),
         (

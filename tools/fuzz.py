@@ -65,6 +65,8 @@ def main(argv: Sequence[str]) -> None:
         for name, flag in {"data_dir": _DATA_DIR, "logdir": _LOGDIR, "bundle_dir": _BUNDLE}.items():
             if flag.value:
                 copies[name] = pathlib.Path(shutil.copytree(flag.value, f"{folder}/{name}"))
+        if not copies:
+            raise app.UsageError("give --data, --run_dir or --bundle_dir.")
         rows = [("kind", *FINE, *FAILURES, "ms")]
         num_failures = 0
         for kind in kinds(**copies):

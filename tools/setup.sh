@@ -15,6 +15,6 @@ if ! has_python; then
   apt-get update
   apt-get install -y python3.11 python3.11-venv
 fi
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+"$python" -m venv .venv
 .venv/bin/python -m pip install --quiet -r requirements-dev.txt -c constraints.txt
 touch .venv/ready

@@ -135,8 +135,7 @@ def _draw_curves(
         line["metrics"] | {name: line[field] / line["secs"] for field, name in rates}
         for line in lines
     ]
-    # The first evaluation of a step is training's own, always over as many batches.
-    dev = {line["step"]: line["nll"] for line in reversed(evaluations) if line["name"] == "dev"}
+    dev = {line["step"]: line["nll"] for line in evaluations if line["name"] == "dev"}
     for axes, (title, names) in zip(grid.flat, _PANELS.items(), strict=True):
         factor = 100 if title.endswith("%") else 1
         for name in names:

@@ -8,7 +8,7 @@ from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.spmd import topology
 
 # The most devices of a pod.
-_TPUS = {"v3": 2048, "v4": 8192, "v5p": 8192, "v6e": 256, "tpu7x": 16384}
+_TPUS = {"v3": 2048, "v4": 8192, "v5e": 256, "v5p": 8192, "v6e": 256, "tpu7x": 16384}
 _GPUS_PER_HOST = {"a100": 8, "h100": 8, "h200": 8, "b200": 8, "gb200": 64}
 # The figures of a plan that compare machines, and their names here.
 _ROWS = {

@@ -3,6 +3,7 @@
 A plan is made again only if the experiment, the code or the compilers have changed.
 """
 
+import contextlib
 import dataclasses
 import multiprocessing
 import pathlib
@@ -17,7 +18,7 @@ from lingvo_gshard.core import child_process, digests, hyperparams
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.planning import plan, programs, report
+from lingvo_gshard.planning import hardware, plan, programs, report
 from lingvo_gshard.planning.memory import GIB
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.sharding.layout import Partitioning
@@ -90,7 +91,9 @@ def planned(request: Request, folder: pathlib.Path) -> Plan:
     check(request)
     fingerprint, kept = _fingerprint(request), folder / "fingerprint"
     is_kept = kept.is_file() and kept.read_text() == fingerprint
-    found = plan.load(folder) if is_kept else None
+    found = None
+    with contextlib.suppress(ValueError):  # What is damaged or missing is planned again.
+        found = plan.load(folder) if is_kept else None
     for name in request.programs:
         before = found.programs if found else {}
         if name not in before:
@@ -135,10 +138,14 @@ def save_training(request: Request, folder: pathlib.Path) -> str:
     Raises ValueError if one needs more memory than a device has or cannot be serialized.
     """
     model, p = TranslationModel(request.params, request.partitioning), request.params.train
-    names = []
+    machine, names = hardware.generation(request.topology), []
     for num_steps in dict.fromkeys(group_sizes(0, p.max_steps, p.iterations_per_loop)):
         program = programs.export(plan.TRAIN, model, request.params, num_steps)
-        saved_executable.save(topology.compile_program(program, request.topology), folder)
+        compiled = topology.compile_program(program, request.topology)
+        needed, capacity = compiled.report().peak_bytes / GIB, machine.capacity_gib
+        if needed > capacity:  # The compiler for GPUs accepts programs of any size.
+            raise ValueError(f"{program.name} needs {needed:.2f} of {capacity:.2f} GiB: not saved.")
+        saved_executable.save(compiled, folder)
         names.append(program.name)
     what, them = ("program", "it") if len(names) == 1 else ("programs", "them")
     return (

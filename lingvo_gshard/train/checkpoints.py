@@ -12,6 +12,7 @@ The state is one flat dict from dotted paths to arrays, so that files and progra
 import contextlib
 import dataclasses
 import functools
+import json
 import logging
 import math
 import os
@@ -85,6 +86,15 @@ def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
     return sorted(int(path.parent.name) for path in whole if path.parent.name.isdigit())
 
 
+def _committed_secs(path: epath.Path) -> float:
+    """Returns when a checkpoint was complete, by what it says itself; 0 if it cannot be read."""
+    try:
+        about = json.loads((path / "_CHECKPOINT_METADATA").read_text())
+        return about["commit_timestamp_nsecs"] / 1e9
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0.0
+
+
 def steps_to_keep(times: Mapping[int, float], best: int | None, train_params: Params) -> set[int]:
     """Returns the steps to keep, by the settings of training, of those in `times` (seconds)."""
     steps, hours = sorted(times), train_params.keep_checkpoint_every_n_hours
@@ -134,7 +144,9 @@ def note_best(
     if metric not in numbers:
         raise ValueError(f"best by {metric!r}: expected one of {', '.join(sorted(numbers))}.")
     value, before = numbers[metric], read_best(model_dir)
-    if before is not None and before.metric == metric:
+    # A save that failed, or a deletion, may have left a note of a checkpoint that is not there.
+    known = before is not None and before.metric == metric and before.step in whole_steps(model_dir)
+    if before is not None and known:
         is_better = value > before.value if higher_is_better else value < before.value
     else:
         is_better = not math.isnan(value)
@@ -215,7 +227,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             self._checkpointer.wait_until_finished()
         if processes.is_first():
             best, p = read_best(self._model_dir), self._contents.params.train
-            times = {s: storage.modified(self._path(s) / _COMMITTED) for s in self.steps()}
+            times = {s: _committed_secs(self._path(s)) for s in self.steps()}
             for old in times.keys() - steps_to_keep(times, best.step if best else None, p):
                 (self._path(old) / _COMMITTED).unlink()
                 self._path(old).rmtree()

@@ -49,8 +49,9 @@ class EvalSpec:
 class TPUEstimator:
     """Trains, evaluates and predicts with a model_fn.
 
-    `model_fn(state, features, labels, mode, params) -> TPUEstimatorSpec` is traced once per mode;
-    `state` is a NestedMap that holds at least `step`, an int32 scalar.
+    `model_fn(state, features, labels, mode, params) -> TPUEstimatorSpec` is traced for each mode,
+    shape of a batch, and number of steps in a call; `state` is a NestedMap that holds at least
+    `step`, an int32 scalar.
     """
 
     def __init__(

@@ -157,8 +157,9 @@ class NonFiniteHook(TrainHook):
         if layers := _first_bad_layers(call.metrics, k):
             message += f", first in {' and '.join(layers)}"
         if self._policy is NonFinite.STOP:
+            last = f"the last checkpoint is of step {self._step_saved}"
             raise NonFiniteLossError(
-                f"{message}; the last checkpoint is of step {self._step_saved}."
+                f"{message}; {last if self._step_saved else 'nothing was saved'}."
             )
         if _SKIPPED not in call.metrics:
             raise ValueError(

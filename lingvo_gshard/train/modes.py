@@ -45,7 +45,7 @@ def evaluate(run: Run) -> None:
     """Evaluates the weights that decode on dev, then on each language; prints the metrics."""
     found = run.estimator.restore(**run.averaged)
     evaluated = functools.partial(run.estimator.evaluate_state, found.state, found.step)
-    _print_metrics(evaluated(EvalSpec(_input_fn(run, "eval_input"), name="dev")))
+    _print_metrics(evaluated(EvalSpec(_input_fn(run, "eval_input"), name="whole_dev")))
     data = manifest.load(run.params.eval_input.data_dir)
     for code in run.launch.facts.languages:
         if data.language(code).num_examples("dev"):

@@ -125,6 +125,11 @@ def _warm_start(params: Params) -> WarmStart | None:
     start = WarmStart(params.train.warm_start_from, params.train.warm_start_rules)
     if Rule.BY_PIECE not in dict(start.rules).values():
         return start
+    if not storage.path(start.source).is_dir():
+        raise ValueError(
+            f"train.warm_start_from={start.source}: BY_PIECE needs a run's folder, which records "
+            "the vocabularies of its weights."
+        )
     patterns = (r"theta\.source_embedding\..*", r"theta\.(target_embedding\..*|softmax)")
     old = map(Tokenizer, vocabularies(start.source))
     new = load_pair(params.input.data_dir)

@@ -471,10 +471,17 @@ def exported(monkeypatch):
     return numbers
 
 
+def _compiled(program, peak_gib):
+    peak_bytes = peak_gib * 2**30
+    return types.SimpleNamespace(
+        name=program.name, report=lambda: types.SimpleNamespace(peak_bytes=peak_bytes)
+    )
+
+
 def test_a_program_is_saved_for_each_number_of_steps(training, exported, tmp_path, monkeypatch):
     training.params.train.max_steps = 7
     names = []
-    monkeypatch.setattr(topology, "compile_program", lambda program, name: program)
+    monkeypatch.setattr(topology, "compile_program", lambda program, _: _compiled(program, 1))
     monkeypatch.setattr(saved_executable, "save", lambda made, folder: names.append(made.name))
     text = planner.save_training(training, tmp_path)
     assert exported == [2, 1] and names == ["train_2", "train_1"]
@@ -491,6 +498,25 @@ def test_a_program_that_is_too_large_is_not_saved(training, exported, tmp_path, 
     sent = pickle.loads(pickle.dumps(caught.value))  # As from the process that compiles.
     assert (str(sent), sent.details) == ("topology v3:2x2: too large", "details")
     assert not (tmp_path / "executables").exists()
+
+
+def test_a_program_that_is_compiled_and_does_not_fit_is_not_saved(
+    training, exported, tmp_path, monkeypatch
+):
+    """As for GPUs, whose compiler takes programs of any size."""
+    monkeypatch.setattr(topology, "compile_program", lambda program, _: _compiled(program, 17))
+    with pytest.raises(ValueError, match=r"^train_2 needs 17\.00 of 15\.48 GiB: not saved\.$"):
+        planner.save_training(training, tmp_path / "executables")
+    assert not (tmp_path / "executables").exists()
+
+
+@pytest.mark.parametrize("damage", ["missing", "cut"])
+def test_a_kept_plan_that_is_damaged_is_made_again(asked, tmp_path, damage):
+    whole = planner.planned(_request(), tmp_path)
+    file = tmp_path / "plan.json"
+    file.unlink() if damage == "missing" else file.write_text(file.read_text()[:-9])
+    assert planner.planned(_request(), tmp_path) == whole == plan.load(tmp_path)
+    assert len(asked) == 2
 
 
 def test_an_interrupted_plan_is_made_again_and_others_are_kept(asked, monkeypatch, tmp_path):

@@ -87,6 +87,19 @@ def test_keeps_the_newest(tmp_path):
         assert saved.steps() == [12, 100] and saved.latest() == 100
 
 
+def test_the_age_of_a_checkpoint_is_not_that_of_its_files(tmp_path):
+    """Which a copy, as from a bucket, makes new."""
+    _saved(tmp_path, (1, 2, 3))
+    for step in (1, 2, 3):
+        about = tmp_path / "checkpoints" / str(step) / "_CHECKPOINT_METADATA"
+        fields = json.loads(about.read_text())
+        fields["commit_timestamp_nsecs"] -= int((3 - step) * 3 * 3600e9)
+        about.write_text(json.dumps(fields))
+    with _open(tmp_path, keep_checkpoint_max=1, keep_checkpoint_every_n_hours=2.0) as saved:
+        saved.save(4, _state(4), {})
+    assert saved.steps() == [1, 2, 3, 4]
+
+
 def test_a_checkpoint_cut_short_is_no_checkpoint(tmp_path):
     _saved(tmp_path, (1, 2, 3))
     folder = tmp_path / "checkpoints"

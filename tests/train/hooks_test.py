@@ -79,6 +79,13 @@ def test_stop_names_the_first_step_and_the_first_layer_of_each_stack():
         hook.after_call(_nonfinite_call([1.0, 2.0, nan, nan], activation_norms=norms))
 
 
+def test_a_loss_that_is_no_number_before_the_first_save():
+    hook = NonFiniteHook(NonFinite.STOP)
+    hook.begin(0)
+    with pytest.raises(NonFiniteLossError, match="loss of step 12 is nan; nothing was saved.$"):
+        hook.after_call(_nonfinite_call([1.0, np.nan]))
+
+
 def test_gradients_alone_may_be_bad():
     metrics = {
         "activation_norms": _norms(encoder_0=[1, 1]),

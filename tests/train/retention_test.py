@@ -50,22 +50,30 @@ def test_a_clock_that_jumps_deletes_nothing_new_and_keeping_goes_on():
     assert sorted(held) == [1, 9, 13, 21, 29, 37, 40]
 
 
+def _note(model_dir, step, *args):
+    """Notes a checkpoint, which is there."""
+    folder = model_dir / "checkpoints" / str(step)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "commit_success.txt").touch()
+    checkpoints.note_best(model_dir, step, *args)
+
+
 @pytest.mark.parametrize(("higher", "want"), [(False, 4), (True, 2)])
 def test_the_best_is_noted(tmp_path, higher, want):
     assert checkpoints.read_best(tmp_path) is None
     for step, value in ((1, 3.0), (2, 5.0), (3, 3.0), (4, 1.0), (5, 2.0)):
-        checkpoints.note_best(tmp_path, step, {"nll": value, "step": step}, "nll", higher)
+        _note(tmp_path, step, {"nll": value, "step": step}, "nll", higher)
     assert checkpoints.read_best(tmp_path).step == want
 
 
 def test_another_metric_starts_anew_and_an_unknown_one_is_refused(tmp_path):
-    checkpoints.note_best(tmp_path, 1, {"nll": 3.0}, "nll")
-    checkpoints.note_best(tmp_path, 2, {"error": 9.0}, "error")
+    _note(tmp_path, 1, {"nll": 3.0}, "nll")
+    _note(tmp_path, 2, {"error": 9.0}, "error")
     assert checkpoints.read_best(tmp_path) == Best(2, "error", 9.0)
     with pytest.raises(ValueError, match="best by 'bleu': expected one of error, nll"):
-        checkpoints.note_best(tmp_path, 3, {"nll": 3.0, "error": 1.0, "load_E": [1.0]}, "bleu")
+        _note(tmp_path, 3, {"nll": 3.0, "error": 1.0, "load_E": [1.0]}, "bleu")
     with pytest.raises(ValueError, match="best by 'load_E': expected one of nll"):
-        checkpoints.note_best(tmp_path, 3, {"nll": 3.0, "load_E": [1.0]}, "load_E")
+        _note(tmp_path, 3, {"nll": 3.0, "load_E": [1.0]}, "load_E")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"step": 3}', "\x00"])
@@ -73,12 +81,21 @@ def test_a_note_that_cannot_be_read_counts_as_absent(tmp_path, content):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints/best.json").write_text(content)
     assert checkpoints.read_best(tmp_path) is None
-    checkpoints.note_best(tmp_path, 3, {"nll": 1.0}, "nll")
+    _note(tmp_path, 3, {"nll": 1.0}, "nll")
     assert checkpoints.read_best(tmp_path).step == 3
 
 
 @pytest.mark.parametrize("higher", [False, True])
 def test_what_is_no_number_is_never_the_best(tmp_path, higher):
     for step, value in ((1, math.nan), (2, 3.0), (3, math.nan)):
-        checkpoints.note_best(tmp_path, step, {"nll": value}, "nll", higher)
+        _note(tmp_path, step, {"nll": value}, "nll", higher)
     assert checkpoints.read_best(tmp_path) == Best(2, "nll", 3.0)
+
+
+def test_a_note_without_its_checkpoint_is_written_over(tmp_path):
+    """As after a save that failed, or a deletion while another process evaluates."""
+    _note(tmp_path, 2, {"nll": 3.0}, "nll")
+    checkpoints.note_best(tmp_path, 5, {"nll": 1.0}, "nll")
+    assert checkpoints.read_best(tmp_path).step == 5
+    _note(tmp_path, 7, {"nll": 2.0}, "nll")
+    assert checkpoints.read_best(tmp_path) == Best(7, "nll", 2.0)

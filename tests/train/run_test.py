@@ -38,6 +38,16 @@ def test_a_run_without_a_whole_checkpoint_is_started_warm(tmp_path, monkeypatch)
     assert made[0].source == "/old" and made[1] is None
 
 
+def test_exported_weights_lack_the_vocabularies_that_pieces_are_found_by(tmp_path):
+    source = tmp_path / "weights.safetensors"
+    rules = "(('.*', 'BY_PIECE'),)"
+    p = _params(f"train.warm_start_from={source}", f"train.warm_start_rules={rules}")
+    with pytest.raises(
+        ValueError, match=f"^train.warm_start_from={source}: BY_PIECE needs a run's"
+    ):
+        run.make_estimator(p, str(tmp_path), 1)
+
+
 @pytest.mark.parametrize(
     ("num_partitions", "overrides", "message"),
     [
