@@ -78,7 +78,7 @@ class _Frame:
     def value(self, instruction: Instruction) -> _Value:
         if instruction not in self._values:
             value = None
-            if instruction.is_tuple or instruction.arrays[0] in _RANGES:
+            if instruction.is_tuple or _RANGES.keys() & instruction.arrays:
                 value = self._compute(instruction)
             if isinstance(value, int) and value not in _RANGES[instruction.arrays[0]]:
                 value = None

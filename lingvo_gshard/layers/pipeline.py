@@ -175,8 +175,10 @@ def _register_mapped_product() -> None:
     @pfor.RegisterPFor("BatchMatMulV3")
     def mapped_product(inputs: pfor._PforInput) -> pfor.WrappedTensor:
         inputs.stack_inputs()
-        product = tf.custom_gradient(_product)
-        return pfor.wrap(product(inputs.stacked_input(0), inputs.stacked_input(1)), True)
+        a, b = inputs.stacked_input(0), inputs.stacked_input(1)
+        if inputs.get_attr("adj_y"):
+            b = tf.linalg.matrix_transpose(b)
+        return pfor.wrap(tf.custom_gradient(_product)(a, b), True)
 
 
 def _product(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[tf.Tensor]]]:

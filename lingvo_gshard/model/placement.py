@@ -15,9 +15,9 @@ _ROWS = ("input", "eval_input", "decode")
 def partitioning(params: Params, num_partitions: int) -> Partitioning:
     """Returns the experiment's table over its mesh of `num_partitions` devices.
 
-    On a mesh of one axis and with fewer experts than devices, the experts are replicated along a
-    second axis, `r`, which every other letter is split over, too. Raises ValueError if mesh or
-    table make no sense or do not fit the devices.
+    On a mesh of one axis and with fewer experts (the encoder's) than devices, the experts are
+    replicated along a second axis, `r`, which every other letter is split over, too. Raises
+    ValueError if mesh or table make no sense or do not fit the devices.
     """
     mesh = Mesh.parse(params.mesh, num_partitions, params.device_assignment)
     parts, p = Partitioning.parse(mesh, params.sharding), params.task.encoder.moe
@@ -64,12 +64,12 @@ def check_divisible(params: Params, parts: Partitioning, rows: Collection[str] =
     have any number of groups.
     """
     sizes = {f"{name}.batch_size": ("B", params.Get(name).batch_size) for name in rows}
-    if params.task.encoder.moe is not None:
-        sizes["task.encoder.moe.num_experts"] = ("E", params.task.encoder.moe.num_experts)
-        if "eval_input" in rows:
-            num_groups(params, "eval_input")
-        for stack, count in num_groups(params).items():
-            sizes[f"the {stack}'s groups (tokens / task.{stack}.moe.group_size)"] = ("G", count)
+    if "eval_input" in rows:
+        num_groups(params, "eval_input")
+    for stack, count in num_groups(params).items():
+        experts = params.task.Get(stack).moe.num_experts
+        sizes[f"task.{stack}.moe.num_experts"] = ("E", experts)
+        sizes[f"the {stack}'s groups (tokens / task.{stack}.moe.group_size)"] = ("G", count)
     for name, (letter, size) in sizes.items():
         (ways,) = parts.factor(letter)
         if size < 1 or size % ways:

@@ -24,7 +24,10 @@ def replicate(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Tensor:
-    """Annotates `tensor` as split along one dimension; partition i is placed on device i."""
+    """Annotates `tensor` as split along one dimension, slice i on device i.
+
+    `num_partitions` must be 1 or the number of the program's devices.
+    """
     check_in_graph("split", tensor)
     rank = tensor.shape.rank
     if rank is None:
@@ -44,8 +47,9 @@ def split(tensor: tf.Tensor, split_dimension: int, num_partitions: int) -> tf.Te
 def shard(tensor: tf.Tensor, device_assignment: Sequence | np.ndarray) -> tf.Tensor:
     """Annotates `tensor` as split over the grid `device_assignment` (appendix A.3).
 
-    The grid has the tensor's rank and holds the device of each slice, a permutation of 0, 1, 2, ...
-    A [3, 16, 64] tensor with an assignment of shape [1, 2, 4] has partitions of shape [3, 8, 16].
+    The grid has the tensor's rank and holds the device of each slice: 0 alone, or a permutation of
+    the numbers of all devices of the program. A [3, 16, 64] tensor with an assignment of shape
+    [1, 2, 4] has partitions of shape [3, 8, 16].
     """
     devices = np.asarray(device_assignment)
     given = f"the device assignment has shape {devices.shape}, rank {devices.ndim}"

@@ -32,8 +32,9 @@ from lingvo_gshard.sharding.mesh import Axes, Mesh, names_of
 _ENTRY, _EXIT = "XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape"
 # fmt: off
 _REDUCTIONS_AND_PADS = frozenset([
-    "All", "Any", "ArgMax", "ArgMin", "AvgPool", "Cumprod", "Cumsum", "LogSoftmax", "Max",
-    "MaxPool", "Mean", "Min", "Pad", "PadV2", "Prod", "Softmax", "StridedSlice", "Sum",
+    "All", "Any", "ArgMax", "ArgMin", "AvgPool", "Cumprod", "Cumsum", "EuclideanNorm", "L2Loss",
+    "LogSoftmax", "Max", "MaxPool", "Mean", "Min", "MirrorPad", "Pad", "PadV2", "Prod", "Softmax",
+    "StridedSlice", "Sum",
 ])
 # fmt: on
 
@@ -45,8 +46,8 @@ def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> 
     all other axes, every partition gets a copy.
     """
     what = "auto_to_manual_spmd_partition"
-    shape = annotate.static_shape(f"{what}: {tensor.name}", tensor.shape)
     annotate.check_axes(what, tensor, mesh, axes)
+    shape = annotate.static_shape(f"{what}: {tensor.name}", tensor.shape)
     ways = list(map(mesh.size, axes))
     for i, (size, way) in enumerate(zip(shape, ways, strict=True)):
         # Manual code could not distinguish an uneven part's padding from its data.
@@ -75,8 +76,8 @@ def manual_to_auto_spmd_partition(part: tf.Tensor, mesh: Mesh, axes: Axes) -> tf
     the parts must be equal.
     """
     what = "manual_to_auto_spmd_partition"
-    shape = annotate.static_shape(f"{what}: {part.name}", part.shape)
     annotate.check_axes(what, part, mesh, axes)
+    shape = annotate.static_shape(f"{what}: {part.name}", part.shape)
     if mesh.num_partitions == 1:
         return tf.identity(part)
     _check_operations(part)
@@ -112,7 +113,7 @@ def _copied(mesh: Mesh, axes: Axes) -> list[str]:
 
 
 def _check_operations(part: tf.Tensor) -> None:
-    """Raises a ValueError if the region holds an operation that it must not hold."""
+    """Raises a ValueError if `part` is not computed as a manual region demands."""
     what = f"manual_to_auto_spmd_partition: {part.name}: "
     inside, constant = set[str](), set[str]()
     for op in _upstream(part.op):
@@ -136,6 +137,8 @@ def _check_operations(part: tf.Tensor) -> None:
                         f"{what}{op.name} computes with {tensor.name} of shape {tensor.shape}, "
                         "which has not entered the manual region."
                     )
+    if part.op.name not in inside | constant:
+        raise ValueError(f"{what}it has not entered the manual region.")
 
 
 def _upstream(op: tf.Operation) -> list[tf.Operation]:

@@ -145,7 +145,7 @@ def _read_sharding(serialized: bytes, rank: int, mesh: Mesh) -> tuple[str, tuple
         (axes,) = parse_flatten_op_sharding(
             sharding, AbstractMesh(mesh.axis_sizes, mesh.axis_names)
         )
-    except NotImplementedError:  # No axes of the mesh fit.
+    except (NotImplementedError, AssertionError):  # No axes of the mesh fit.
         text = ",".join("-" if way == 1 else str(way) for way in ways)
         devices = ",".join(map(str, sharding.tile_assignment_devices()))
         return f"{text} ways on {devices}", ways

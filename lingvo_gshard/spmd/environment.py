@@ -3,8 +3,9 @@
 from lingvo_gshard.spmd import environment
 environment.prepare(num_devices=8)
 
-Compiled programs are cached in ~/.cache/lingvo_gshard, which may be deleted at any time. Set
-LINGVO_GSHARD_COMPILATION_CACHE to another folder, or to `off`. JAX_COMPILATION_CACHE_DIR wins.
+Compiled programs are cached in ~/.cache/lingvo_gshard, which may be deleted at any time.
+LINGVO_GSHARD_COMPILATION_CACHE=off caches nothing. Otherwise JAX_COMPILATION_CACHE_DIR or, if that
+is not set, LINGVO_GSHARD_COMPILATION_CACHE names another folder.
 """
 
 import contextlib
@@ -52,8 +53,8 @@ def prepare(num_devices: int | None = None, platform: str | None = None) -> None
     device has one thread, unless PJRT_NPROC is set. On a GPU, XLA takes GPU_MEMORY_SHARE of the
     memory, unless XLA_CLIENT_MEM_FRACTION is set.
 
-    Raises RuntimeError if TensorFlow was imported earlier without the flag that it needs, or if JAX
-    has started with fewer devices.
+    Raises ValueError for fewer than one device; and RuntimeError if TensorFlow was imported earlier
+    without the flag that it needs, or if JAX has started with fewer devices.
     """
     if num_devices is not None and num_devices < 1:
         raise ValueError(f"prepare: num_devices must be 1 or more, got {num_devices}.")

@@ -115,7 +115,8 @@ def test_a_pipeline_equals_the_loop():
     assert _counts(parts, **settings)["collective-permute", 4 + 2 - 1] == 3
 
 
-def test_16_bit_products_and_their_gradients_are_mapped():
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_16_bit_products_and_their_gradients_are_mapped(transpose_b):
     """All numbers are small integers, which bfloat16 holds."""
     rng = np.random.default_rng(4)
     a, b = (rng.integers(-3, 4, shape) for shape in ((2, 3, 4), (2, 4, 5)))
@@ -124,10 +125,12 @@ def test_16_bit_products_and_their_gradients_are_mapped():
     def fn(a, b):
         with tf.GradientTape() as tape:
             tape.watch([a, b])
-            (y,) = pipeline._mapped(lambda a, b: [dot(a, b)], [a, b])
+            (y,) = pipeline._mapped(lambda a, b: [dot(a, b, transpose_b=transpose_b)], [a, b])
         return y, *(tf.cast(d, tf.float32) for d in tape.gradient(y, [a, b]))
 
-    y, d_a, d_b = fn(*(tf.cast(x, tf.bfloat16) for x in (a, b)))
+    given = b.transpose(0, 2, 1) if transpose_b else b
+    y, d_a, d_b = fn(*(tf.cast(x, tf.bfloat16) for x in (a, given)))
+    d_b = tf.linalg.matrix_transpose(d_b) if transpose_b else d_b
     np.testing.assert_array_equal(y, a @ b)
     np.testing.assert_array_equal(d_a, np.ones([2, 3, 5]) @ b.transpose(0, 2, 1))
     np.testing.assert_array_equal(d_b, a.transpose(0, 2, 1) @ np.ones([2, 3, 5]))

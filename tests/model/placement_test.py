@@ -44,6 +44,14 @@ def test_groups_make_up_the_batches_of_evaluation_too():
         placement.check_divisible(p, placement.partitioning(p, 8))
 
 
+def test_either_stack_may_have_the_experts_alone():
+    p = _params("task.decoder.moe.num_experts=6")
+    for encoder in (p.task.encoder.moe, None):
+        p.task.encoder.moe = encoder
+        with pytest.raises(ValueError, match="4 .* do not divide task.decoder.moe.num_experts = 6"):
+            placement.check_divisible(p, placement.partitioning(p, 4))
+
+
 @pytest.mark.parametrize(
     ("setting", "message"),
     [

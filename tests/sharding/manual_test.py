@@ -193,12 +193,21 @@ def test_a_dynamic_shape_is_refused(graph_tensor):
         manual.manual_to_auto_spmd_partition(dynamic, _MESH, ("x", None))
 
 
-def test_a_reduction_inside_is_refused(graph_tensor):
+@pytest.mark.parametrize(
+    ("operation", "kind"),
+    [
+        (lambda part: tf.reduce_sum(part, 1), "Sum"),
+        (lambda part: part * tf.nn.l2_loss(part), "L2Loss"),
+        (lambda part: tf.pad(part, [[0, 0], [1, 1]], "REFLECT"), "MirrorPad"),
+        (lambda part: part * tf.math.reduce_euclidean_norm(part), "EuclideanNorm"),
+    ],
+)
+def test_a_reduction_or_pad_inside_is_refused(graph_tensor, operation, kind):
     """XLA would end the process."""
-    part = manual.auto_to_manual_spmd_partition(graph_tensor, _MESH, ("x", None))
-    message = r"the Sum Sum may not stand in a manual region; use an einsum"
+    part = 2.0 * operation(manual.auto_to_manual_spmd_partition(graph_tensor, _MESH, ("x", None)))
+    message = rf"the {kind} {kind} may not stand in a manual region; use an einsum"
     with pytest.raises(ValueError, match=message):
-        manual.manual_to_auto_spmd_partition(2.0 * tf.reduce_sum(part, 1), _MESH, ("x",))
+        manual.manual_to_auto_spmd_partition(part, _MESH, ("x", *[None] * (part.shape.rank - 1)))
 
 
 def test_what_has_not_entered_is_refused(graph_tensor):
@@ -212,6 +221,15 @@ def test_what_has_not_entered_is_refused(graph_tensor):
         manual.manual_to_auto_spmd_partition(part + outside, _MESH, ("x", None))
     with pytest.raises(ValueError, match="which has not entered the manual region"):
         manual.manual_to_auto_spmd_partition(part + whole[:2], _MESH, ("x", None))
+    for tensor, axes in ((whole, ("x", None)), (2.0 * outside, ("x",))):
+        with pytest.raises(ValueError, match=": it has not entered the manual region"):
+            manual.manual_to_auto_spmd_partition(tensor, _MESH, axes)
+
+
+def test_a_value_is_refused():
+    for function in (manual.auto_to_manual_spmd_partition, manual.manual_to_auto_spmd_partition):
+        with pytest.raises(ValueError, match=function.__name__):
+            function(tf.ones([4, 6]), _MESH, ("x", None))
 
 
 def test_an_annotation_inside_is_refused(graph_tensor):

@@ -125,6 +125,18 @@ print(annotations.describe_program(program.load(sys.argv[1])).table())
     assert run.stdout == annotations.describe_program(saved).table() + "\n"
 
 
+def test_a_split_over_other_devices_is_described():
+    parts = functions.partitioning(4)
+
+    def halved(state):
+        return NestedMap(y=2.0 * annotate.split(tf.abs(state.x), 0, 2))
+
+    args = (NestedMap(x=functions.f32((8, 6), "__")),)
+    fn = AnnotatedFn("halved", halved, ("state",), args)
+    *_, inside = annotations.describe(fn, parts).tensors
+    assert (inside.sharding, inside.shard_shape) == ("2,- ways on 0,1", (4, 6))
+
+
 def test_an_argument_that_cannot_be_divided_is_named():
     with pytest.raises(ValueError, match=r"B=16 is not divisible by the 3"):
         annotations.describe(functions.sgd_step(), functions.partitioning(3))
