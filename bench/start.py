@@ -67,7 +67,7 @@ def write(data_dir: pathlib.Path, num_files: int) -> None:
         for index in range(int(np.ceil(num_files * share))):
             name = f"records/train/{code}-{index:05d}"
             shards.append(_linked(data_dir, contents[index % _CONTENTS], name))
-        records = manifest.Records(tuple(shards), 1, 1, 0, 0)
+        records = manifest.Records(tuple(shards), 1, 1, 0)
         languages.append(manifest.Language(code, {"train": records}, {}, {}))
     vocabulary = manifest.Vocabulary(contents[0].lengths, 32_000)  # Any file will do.
     manifest.save(manifest.Manifest(tuple(languages), vocabulary, vocabulary, {}, {}), data_dir)

@@ -63,8 +63,7 @@ class Encoded(_Summable):
     def records(self) -> manifest.Records:
         """The files and numbers of tokens."""
         tokens = (self.source.num_pieces, self.target.num_pieces)
-        byte_tokens = (self.source.num_byte_pieces, self.target.num_byte_pieces)
-        return manifest.Records(self.shards, *tokens, *byte_tokens)
+        return manifest.Records(self.shards, *tokens, self.source.num_byte_pieces)
 
 
 def encode(

@@ -53,14 +53,14 @@ class ParquetFile(sources.File):
         try:
             with parquet.ParquetFile(self.path) as file:
                 yield file
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             reason = " ".join(str(error).split())
             raise ValueError(f"{self.path} is not a whole Parquet file: {reason}") from error
 
     def _pair(self, record: dict[str, Any]) -> Pair | None:
         if self.score_column is not None:
             score = sources.value_at(record, self.score_column)
-            if score is None or score < self.min_score:
+            if score is None or not float(score) >= self.min_score:  # NaN is no score.
                 return None
         sides = (self.source_column, self.english_column)
         return Pair.of(*(sources.text_at(record, side) for side in sides))

@@ -19,7 +19,7 @@ def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any
     Raises ValueError if there is none, or a pair is not one with English.
     """
     found: dict[tuple[str, ...], dict[str, Any]] = {}
-    field = "path" if "path" in table else "source"
+    field = "path" if "{" in str(table.get("path")) else "source"
     pattern, english = str(table[field]), languages.ENGLISH
     for path, values in _matches(pattern, folder):
         side = values.pop("side", None)
@@ -51,7 +51,7 @@ def _filled(value: Any, values: Mapping[str, str]) -> Any:
 
 def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields the files that match a pattern, and what each placeholder stands for."""
-    expression = re.escape(pattern).replace(r"\*", "[^/]*")
+    expression = re.escape(pattern).replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
     for part in dict.fromkeys(re.findall(r"\{\w+\}", pattern)):
         name, escaped = part[1:-1], re.escape(part)
         if name not in _MATCHES:

@@ -87,7 +87,7 @@ def _page(rows: Sequence[_Row]) -> str:
         "Tokens of a training pair, as the mixture of temperature T draws them": table.markdown(
             drawn + [_drawn(rows, temperature) for temperature in (1, 5)]
         ),
-        "Training pairs dropped, by rule": by_language(
+        "Pairs dropped, by rule": by_language(
             lambda row: no_drops | row["dropped"] | {"(repaired)": row["repaired"]}
         ),
         **{f"Lengths in pieces, {side}": of_side(side, *lengths) for side in _SIDES},

@@ -97,7 +97,8 @@ class ColumnsFile(_LineFile):
     def _parse(self, line: str) -> Pair | None:
         columns = line.split("\t")
         try:
-            if self.score_column is not None and float(columns[self.score_column]) < self.min_score:
+            score = self.min_score if self.score_column is None else columns[self.score_column]
+            if not float(score) >= self.min_score:  # NaN is no score.
                 return None
             return Pair.of(columns[self.source_column], columns[self.english_column])
         except IndexError as error:

@@ -71,8 +71,8 @@ def main() -> None:
     if _EXPORT.value:
         with _launched() as launched:
             _open_run(*launched).export_bundle(_EXPORT.value)
-        command = "python -m lingvo_gshard.translate --bundle=. < in.txt > out.txt"
-        print(f"Wrote {_EXPORT.value}: cd {_EXPORT.value} && {command}")
+        command = f"python -m lingvo_gshard.translate --bundle={_EXPORT.value} < in.txt > out.txt"
+        print(f"Wrote {_EXPORT.value}: {command}")
         return
     spec = _bundle().load_spec(_BUNDLE.value) if _BUNDLE.value else None
     with cli.joined(spec and spec.num_partitions):
@@ -171,7 +171,7 @@ def _launched() -> Iterator[tuple[Launch, str, int]]:
     launches = cli.load("lingvo_gshard.train.launch")
     with storage.working(str(_LOGDIR.value)) as logdir:
         launch = launches.recorded(str(logdir))
-        _check_language(launch.facts.languages)
+        _check_language(launch.trained_on)
         launch = launch.changed(f"decode.{name}={value}" for name, value in decode.items())
         yield launch, str(logdir), _start_devices(launch.model)
 

@@ -24,8 +24,16 @@ def run_dir(tmp_path_factory):
     (folder / "train").mkdir()
     (folder / "train/de-en.tsv").write_text("ja\tyes\n")
     record = {
-        "launch": {"model": "toy.Dense4L", "overrides": [], "data_dir": "/data"},
-        "data": {"source_vocab_size": 30, "target_vocab_size": 40, "languages": ["de", "en-fr"]},
+        "launch": {
+            "model": "toy.Dense4L",
+            "overrides": ["input.languages=('de', 'en-fr')"],
+            "data_dir": "/data",
+        },
+        "data": {
+            "source_vocab_size": 30,
+            "target_vocab_size": 40,
+            "languages": ["de", "en-fr", "fr"],  # Of the data.
+        },
     }
     (folder / "experiment.json").write_text(json.dumps(record))
     return folder

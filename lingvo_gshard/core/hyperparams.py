@@ -174,7 +174,7 @@ def parse_setting(setting: str) -> tuple[str, object]:
         raise ValueError(f"--set={setting}: expected path=value, such as train.max_steps=500.")
     try:
         return path, ast.literal_eval(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, TypeError, ValueError):
         return path, text
 
 

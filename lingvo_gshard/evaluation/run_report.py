@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from lingvo_gshard.core import atomic_file, table
+from lingvo_gshard.core import atomic_file, storage, table
 from lingvo_gshard.evaluation import quality
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import flops
@@ -97,7 +97,7 @@ def write(logdir: pathlib.Path, facts: RunFacts) -> pathlib.Path:
     if not lines:
         raise ValueError(f"{logdir}: no {TRAIN_METRICS}, so there is nothing to report yet.")
     evaluations = read_lines(logdir / EVAL_METRICS)
-    title = html.escape(f"{facts.model} in {logdir.name}")
+    title = html.escape(f"{facts.model} in {storage.origin(logdir).name}")
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>",
         f"<meta name=viewport content='width=device-width'><style>{_STYLE}</style>",
@@ -204,7 +204,8 @@ def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]
             rates = (f"{planned.tokens_per_sec(share):,.0f}", f"{gflop * steps:,.0f}")
             rows.append((f"plan for {planned.topology}, {name}", secs, *rates))
     else:
-        command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={folder}"
+        out = storage.origin(folder)
+        command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={out}"
         yield f"<p>{html.escape(command)} adds a plan.</p>"
     yield _table(rows)
 

@@ -41,11 +41,11 @@ class Example:
 
 
 def encode(source_ids: Sequence[int] | np.ndarray, target_ids: Sequence[int] | np.ndarray) -> bytes:
-    """Returns the bytes of a record. Raises ValueError for an id outside [0, 2**32)."""
+    """Returns the bytes of a record. Raises ValueError for an id outside [0, 2**31)."""
     ids = np.asarray([*source_ids, *target_ids], np.int64)
     largest = int(ids.max(initial=0))
-    if ids.min(initial=0) < 0 or largest >= 2**32:
-        raise ValueError(f"token ids must be in [0, 2**32), given {ids.min()} to {largest}")
+    if ids.min(initial=0) < 0 or largest >= 2**31:
+        raise ValueError(f"token ids must be in [0, 2**31), given {ids.min()} to {largest}")
     width = 2 if largest < 2**16 else 4
     return _HEADER.pack(width, len(source_ids)) + ids.astype(_DTYPES[width]).tobytes()
 

@@ -7,7 +7,7 @@ it has a manifest. The library finds everything in a data folder through the man
         vocab/{source,target}.model                      SentencePiece models
         records/{split}/{language}-I-of-N.array_record   token ids, see example_codec.py
         records/{split}/{language}-I-of-N.lengths.npy    [n, 2]: tokens of each source and target
-        text/{split}/{language}-en.tsv.gz                the raw text of dev, test and others
+        text/{split}/{pair}.tsv.gz                       the raw text of dev, test and others
         report/                                          for people: what the preparation did
 """
 
@@ -50,7 +50,6 @@ class Records:
     num_source_tokens: int
     num_target_tokens: int
     num_source_byte_tokens: int  # Each is a byte of a character without a piece.
-    num_target_byte_tokens: int
 
     @property
     def num_examples(self) -> int:
@@ -64,7 +63,7 @@ class Language:
     code: str  # A BCP-47 code, or the source's name for it; en-de for German from English.
     records: dict[str, Records]  # By split.
     text: dict[str, File]  # By split, also those not in SPLITS.
-    dropped: dict[str, int]  # How many training pairs each cleaning rule dropped.
+    dropped: dict[str, int]  # How many pairs each cleaning rule dropped.
     repaired: int = 0  # How many training pairs had a broken encoding that was repaired.
     scripts: tuple[str, ...] = ()  # The ISO 15924 codes of the scripts of its sources.
 

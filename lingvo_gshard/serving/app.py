@@ -135,7 +135,8 @@ class Server:
 
     async def _ready(self, request: web.Request) -> web.StreamResponse:
         if not self._is_ready:
-            raise web.HTTPServiceUnavailable(text="The programs are not yet compiled.")
+            reason = "The programs are not yet compiled."
+            raise web.HTTPServiceUnavailable(text=reason, headers=_RETRY_AFTER)
         if self._batcher.queued_tokens >= self._limits.queued_tokens:
             raise web.HTTPServiceUnavailable(text="The queue is full.", headers=_RETRY_AFTER)
         return web.json_response({"ready": True})

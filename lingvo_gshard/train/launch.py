@@ -41,6 +41,11 @@ class Launch:
     data_dir: str
     facts: DataFacts
 
+    @property
+    def trained_on(self) -> tuple[str, ...]:
+        """The languages of the training text."""
+        return experiment_params(self).input.languages or self.facts.languages
+
     def changed(self, overrides: Iterable[str]) -> Self:
         """The launch with more settings; only the last one of each path stays."""
         last = {parse_setting(each)[0]: each for each in (*self.overrides, *overrides)}

@@ -57,7 +57,7 @@ class Run:
         source, target = map(Tokenizer, vocabularies(self.logdir))
         spec = DecoderSpec(
             model=self.launch.model,
-            languages=self.launch.facts.languages,
+            languages=self.launch.trained_on,
             batch_size=p.decode.batch_size,
             source_lengths=sentences.lengths(p.decode.max_source_len),
             num_best=p.decode.num_best,

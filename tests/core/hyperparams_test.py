@@ -177,6 +177,7 @@ def test_what_the_program_fills_in_is_no_setting():
         ("a=x=y", "a", "x=y"),
         ("a={'B': 'd'}", "a", {"B": "d"}),
         ("a=", "a", ""),
+        ("a={[]: 1}", "a", "{[]: 1}"),
     ],
 )
 def test_a_setting_is_a_literal_or_a_string(override, path, value):

@@ -13,6 +13,7 @@ def _rule(pair, language="de", own_scripts=_LATIN, **limits):
 
 
 def test_normalize():
+    assert cleaning.normalize("e\u200b\u0301") == "é"
     assert cleaning.normalize("\u00a0ﬁne \t１２\u200bx\u202e\u2028y\x07 ") == "fine 12x y"
     assert cleaning.normalize("e\u0301") == "é"
     # The zero width non-joiner is spelling in Persian.

@@ -155,6 +155,21 @@ def test_placeholders(tmp_path, path, expected):
             _load(tmp_path, text)
 
 
+@pytest.mark.parametrize("path", ["x*/{language}.tsv", "x?/{language}.tsv"])
+def test_wildcards_beside_placeholders(tmp_path, path):
+    for name in ("x1", "x23"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "de.tsv").touch()
+    sources, _ = _load(tmp_path, f"[[sources]]\nformat = 'tsv'\npath = '{path}'")
+    assert len(sources) == (2 if "*" in path else 1)
+    assert sources[0] == TsvFile(tmp_path / "x1/de.tsv", "de")
+
+
+def test_a_placeholder_beside_a_plain_path(tmp_path):
+    with pytest.raises(ValueError, match="no file in .* matches path '{language}.txt'"):
+        _load(tmp_path, "[[sources]]\nformat = 'tsv'\npath = 'x'\nsource = '{language}.txt'")
+
+
 def test_a_file_that_is_there_twice_is_refused(tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "de-en.tsv").touch()

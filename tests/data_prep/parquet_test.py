@@ -34,6 +34,23 @@ def test_named_columns_and_a_threshold(path):
     assert scored[5] == rows[5]
 
 
+@pytest.mark.parametrize("score", [float("nan"), "low"])
+def test_a_score_that_is_no_number_keeps_nothing(tmp_path, score):
+    record = {"de": "Satz", "en": "sentence", "score": score}
+    parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "x.parquet")
+    source = ParquetFile(tmp_path / "x.parquet", "de", "de", "en", score_column="score")
+    (row,) = source.rows()
+    assert row.pair is None or isinstance(row.pair, Malformed)
+
+
+def test_text_that_is_not_utf_8_names_the_file(tmp_path):
+    text = pyarrow.array([b"\xff"]).cast(pyarrow.string(), safe=False)
+    table = pyarrow.table({"de": text, "en": ["sentence"]})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match="x.parquet is not a whole Parquet file: .*utf-8"):
+        list(ParquetFile(tmp_path / "x.parquet", "de", "de", "en").rows())
+
+
 def test_spans_are_even_ranges_of_row_groups(path, monkeypatch):
     source = ParquetFile(path, "de", **_COLUMNS)
     whole = list(source.rows())

@@ -2,7 +2,7 @@ import gzip
 
 import pytest
 
-from data_prep.sources import JsonlFile, MosesFiles, PoFile, Row, TsvFile
+from data_prep.sources import ColumnsFile, JsonlFile, MosesFiles, PoFile, Row, TsvFile
 from data_prep.tsv import Malformed, Pair
 
 _PO = """
@@ -37,6 +37,12 @@ def test_tsv(tmp_path):
         Row("de", Pair("ein Haus", "a house")),
         Row("de", Malformed("expected 1 tab, got 0")),
     ]
+
+
+def test_a_score_that_is_no_number_keeps_nothing(tmp_path):
+    (tmp_path / "x.txt").write_text("nan\ta\tb\n0.5\tc\td\n2\te\tf\n")
+    rows = ColumnsFile(tmp_path / "x.txt", "de", 1, 2, score_column=0, min_score=1.0).rows()
+    assert [row.pair for row in rows] == [None, None, Pair("e", "f")]
 
 
 def test_moses(tmp_path):

@@ -28,7 +28,7 @@ def written(tmp_path_factory):
         np.save(folder / f"x/{start}.npy", [[len(s), len(t)] for s, t in examples[start:end]])
         files = (digests.describe(folder, name) for name in (path, f"x/{start}.npy"))
         shards.append(manifest.Shard(*files, number))
-    return folder, manifest.Records(tuple(shards), 1, 1, 0, 0), examples
+    return folder, manifest.Records(tuple(shards), 1, 1, 0), examples
 
 
 def test_reads_what_was_written_in_any_order(written):
@@ -116,7 +116,7 @@ def test_only_the_files_used_last_stay_open(tmp_path, monkeypatch):
         encoding.write_records(tmp_path / str(number), [example_codec.encode([number], [2])] * 4)
         file = digests.describe(tmp_path, str(number))
         shards.append(manifest.Shard(file, file, 4))
-    halves = (manifest.Records(tuple(half), 1, 1, 0, 0) for half in (shards[:9], shards[9:]))
+    halves = (manifest.Records(tuple(half), 1, 1, 0) for half in (shards[:9], shards[9:]))
     source = records.RecordSource(tmp_path, *halves)
     assert source.sizes == [36, 44]
     before = len(os.listdir("/proc/self/fd"))

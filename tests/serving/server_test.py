@@ -264,6 +264,7 @@ _ERRORS = [
     (b"[" * 100_000, {"Content-Type": "application/json"}, 400, "not JSON"),
     (b"junk", {"Content-Type": "text/plain", "Content-Encoding": "gzip"}, 400, "gzip"),
     (b"a", {"Content-Type": "text/plain; charset=klingon"}, 415, "unknown encoding: klingon"),
+    (b"a-", {"Content-Type": "text/plain; charset=Punycode"}, 415, "unknown encoding: punycode"),
     (b"\xff", {"Content-Type": "application/json; charset=ascii"}, 400, "cannot be read: 'ascii'"),
     (b"a", {"Content-Type": "text/plain; charset=undefined"}, 400, "undefined encoding"),
     (b"\\ud800", {"Content-Type": "text/plain; charset=unicode_escape"}, 400, "surrogates not"),
