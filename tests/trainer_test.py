@@ -180,7 +180,7 @@ def test_a_layer_whose_weights_are_no_numbers_is_named(data_dir, run_dir, tmp_pa
     run = _run(data_dir, tmp_path / "run", f"train.warm_start_from={tmp_path}/nan.safetensors")
     with pytest.raises(
         NonFiniteLossError,
-        match=r"loss of step 1 is nan, first in decoder_1 \(activation_norms\); .*; nothing was ",
+        match=r"loss of step 1 is nan, first in decoder_1 \(activation_norms\); nothing was saved",
     ):
         modes.train(run)
     assert whole_steps(run.logdir) == []
