@@ -1,7 +1,7 @@
 """Cleaning of parallel text: both sides are repaired and normalized, then a pair may be dropped.
 
-The first rule that applies counts. Dev and test, which measure, lose only pairs with an empty side,
-of malformed rows, or of a low score.
+The first rule that applies counts. Dev and test, which measure, lose only malformed rows, and pairs
+with an empty side or a low score.
 """
 
 import enum

@@ -1,12 +1,10 @@
 """The one table: from the letters of logical dims to the axes of the mesh.
 
-Letters are the paper's: B batch, L length, T that of the source or of what is attended to, S tokens
-of a group, M model, H hidden, N heads, D head size, V vocabulary, G groups, E experts, C capacity.
-K counts the steps of one call, R the blocks that share a stack of weights; U is the batch at the
-softmax; `_` is never split. A lowercase letter is the same dim in the optimizer: of slots, and of
-gradients and weights in their update.
-
-This file holds numbers only: a compiled program reads its table without TensorFlow.
+Letters are the paper's: B batch, L length, T length of the source or of what is attended to, S
+tokens of a group, M model, H hidden, N heads, D head size, V vocabulary, G groups, E experts,
+C capacity. K counts the steps of one call, R the blocks that share a stack of weights; U is the
+batch at the softmax; `_` is never split. A lowercase letter is the same dim in the optimizer: of
+slots, and of gradients and weights in their update.
 """
 
 import dataclasses

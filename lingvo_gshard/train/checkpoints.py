@@ -145,8 +145,7 @@ def note_best(
         raise ValueError(f"best by {metric!r}: expected one of {', '.join(sorted(numbers))}.")
     value, before = numbers[metric], read_best(model_dir)
     # A save that failed, or a deletion, may have left a note of a checkpoint that is not there.
-    known = before is not None and before.metric == metric and before.step in whole_steps(model_dir)
-    if before is not None and known:
+    if before is not None and before.metric == metric and before.step in whole_steps(model_dir):
         is_better = value > before.value if higher_is_better else value < before.value
     else:
         is_better = not math.isnan(value)

@@ -34,13 +34,15 @@ def test_named_columns_and_a_threshold(path):
     assert scored[5] == rows[5]
 
 
-@pytest.mark.parametrize("score", [float("nan"), "low"])
-def test_a_score_that_is_no_number_keeps_nothing(tmp_path, score):
+@pytest.mark.parametrize(
+    ("score", "pair"),
+    [(float("nan"), None), ("low", Malformed("could not convert string to float: 'low'"))],
+)
+def test_a_score_that_is_no_number_keeps_nothing(tmp_path, score, pair):
     record = {"de": "Satz", "en": "sentence", "score": score}
     parquet.write_table(pyarrow.Table.from_pylist([record]), tmp_path / "x.parquet")
     source = ParquetFile(tmp_path / "x.parquet", "de", "de", "en", score_column="score")
-    (row,) = source.rows()
-    assert row.pair is None or isinstance(row.pair, Malformed)
+    assert list(source.rows()) == [Row("de", pair)]
 
 
 def test_text_that_is_not_utf_8_names_the_file(tmp_path):
