@@ -24,7 +24,7 @@ setup: .venv/ready
 .venv/ready: requirements.txt requirements-serve.txt requirements-dask.txt requirements-gcs.txt requirements-s3.txt requirements-dev.txt constraints.txt tools/setup.sh
 	tools/setup.sh
 
-# Needed only to compile for TPU topologies.
+# Needed to compute on TPUs, and to compile for TPU topologies without one.
 setup-tpu: setup
 	$(PY) -m pip install --quiet -r requirements-tpu.txt -c constraints.txt
 
@@ -48,7 +48,7 @@ test: setup setup-chromium
 test-slow: setup-tpu setup-plan-gpu
 	grep -rl --include='*_test.py' 'mark.slow' tests | sort | xargs -P 2 -n 1 $(PY) -m pytest -q -m slow
 
-# Afterwards, `bazel test --config=offline //...` runs all tests.
+# Afterwards, `PATH=$PWD/.venv/bin:$PATH bazel test --config=offline //...` runs all quick tests.
 bazel-test: setup
 	tools/setup_bazel.sh
 	PATH=$(CURDIR)/.venv/bin:$$PATH bazel test --config=offline $(BAZEL_TESTS)

@@ -120,8 +120,11 @@ class SavedArray:
         by_expert = np.moveaxis(part, axis, 0) if axis >= 0 else part[None]
         here = NamedSharding(Mesh(jax.local_devices()[:1], ("here",)), PartitionSpec())
         rest = dims.replace("E", "")
-        # One expert at a time needs less memory, and JAX keeps what it is given for a while.
-        found = [fingerprint(jax.device_put(one.copy(), here), rest)[0] for one in by_expert]
+        found = []
+        for one in by_expert:  # One expert at a time needs less memory.
+            on_device = jax.device_put(one.copy(), here)
+            found += fingerprint(on_device, rest)
+            on_device.delete()  # Otherwise JAX keeps it for a while.
         experts = own[axis] if axis >= 0 else slice(None)
         if reason := _difference(self.name, self.fingerprints, found, experts):
             raise self.damaged(reason)
