@@ -67,7 +67,7 @@ class BuildConfig:
     pairs_per_chunk: int = _number(32_768, 1)  # A process holds one chunk in memory.
     # Most pairs in a file of records, if no chunk has more. Its writer takes 200 bytes for each.
     pairs_per_shard: int = _number(32_768, 1)
-    seed: int = _number(1, 0)  # Decides which sentences the vocabularies learn from.
+    seed: int = _number(1, 0, 2**64 - 1)  # Decides which sentences the vocabularies learn from.
 
     def __post_init__(self) -> None:
         _check_types(self)
@@ -147,7 +147,8 @@ def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
     if name in ("moses", "tfds"):
         paths = {"source", "english", "data_dir"} & fields.keys()
         return [_call(_FORMATS[name], name, fields | {key: folder / fields[key] for key in paths})]
-    found = sorted(glob.glob(str(folder / str(fields.get("path", ""))), recursive=True))
+    pattern = pathlib.Path(glob.escape(str(folder)), str(fields.get("path", "")))
+    found = sorted(glob.glob(str(pattern), recursive=True))
     files = [file for file in map(pathlib.Path, found) if file.is_file()]
     if not files:
         raise ValueError(f"sources: no file in {folder} matches path {fields.get('path')!r}")

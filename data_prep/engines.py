@@ -9,6 +9,7 @@ import contextlib
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import process
 
 from lingvo_gshard import cli
 from lingvo_gshard.core import child_process
@@ -35,6 +36,11 @@ def pool(num_workers: int) -> Engine:
             try:
                 for future in concurrent.futures.as_completed(futures):
                     yield future.result()
+            except process.BrokenProcessPool as error:
+                raise ValueError(
+                    "a worker has died, perhaps for lack of memory: repeat the command with fewer "
+                    "--workers, and it goes on"
+                ) from error
             finally:  # If one fails, the others need not begin.
                 executor.shutdown(wait=False, cancel_futures=True)
 

@@ -137,7 +137,7 @@ class JsonlFile(_LineFile):
     def _parse(self, line: str) -> Pair:
         try:
             fields = json.loads(line)
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, RecursionError) as error:
             raise ValueError(f"not JSON: {error}") from error
         return Pair.of(text_at(fields, self.source_field), text_at(fields, self.english_field))
 

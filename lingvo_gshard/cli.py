@@ -84,8 +84,10 @@ def processes() -> Any:
     given = flags.FLAGS
     explicit = given.coordinator, given.num_processes, given.process_id
     if given.cluster == "none" and given.num_processes == 1:
-        if given.process_id or (given.coordinator and not given["num_processes"].present):
+        if (given.process_id or given.coordinator) and not given["num_processes"].present:
             raise ValueError("--coordinator and --process_id need --num_processes.")
+        if given.process_id:
+            raise ValueError(f"--process_id={given.process_id}: expected 0 for --num_processes=1.")
         return None
     spmd, timeout_secs = load("lingvo_gshard.spmd.processes"), given.join_timeout_secs
     if given.cluster == "auto":
@@ -123,7 +125,8 @@ def run(program: str, main: Callable[[], None]) -> None:
             is_known = not isinstance(error, RuntimeError) or str(error).startswith(_NO_MEMORY)
             if logging.level_debug() or not is_known:
                 raise
-            sys.exit(f"{program}: {str(error) or 'out of memory'}")
+            reason = "out of memory" if isinstance(error, MemoryError) else repr(error)
+            sys.exit(f"{program}: {str(error) or reason}")
         except KeyboardInterrupt:
             print(f"{program}: interrupted", file=sys.stderr)
             sys.exit(128 + signal.SIGINT)

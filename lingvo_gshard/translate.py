@@ -224,6 +224,9 @@ def _check_flags() -> None:
         raise ValueError("--attention needs --logdir; a bundle has it if it was exported with it.")
     if _SERVE.value is not None and _TARGET_LANG.value:
         raise ValueError("--serve: requests choose the target, by /translate?target_lang=CODE.")
+    for flag in (_SERVE, _TARGET_LANG, _SCORES):
+        if _EXPORT.value and flag.present:
+            raise ValueError(f"--{flag.name} does not go with --export.")
     source, target = _INPUT.value, _OUTPUT.value
     if source is None or target is None:
         if source or target or cli.processes():
@@ -234,7 +237,9 @@ def _check_flags() -> None:
         raise ValueError("--input goes with neither --serve nor --export.")
     elif not pathlib.Path(source).is_file():
         raise ValueError(f"--input={source}: there is no such file.")
-    elif pathlib.Path(target).is_dir() or not pathlib.Path(target).parent.is_dir():
+    elif not (file := pathlib.Path(target)).is_file() and (
+        file.exists() or not file.parent.is_dir()
+    ):
         raise ValueError(f"--output={target}: expected a file in a folder that exists.")
 
 

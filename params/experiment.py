@@ -106,7 +106,6 @@ class TranslationExperiment:
     @classmethod
     def _stack(cls) -> Params:
         p = TransformerStack.Params().Set(
-            dim=cls.MODEL_DIM,
             num_layers=cls.NUM_LAYERS // 2,
             layers_as=cls.LAYERS_AS,
             remat=cls.REMAT,

@@ -47,6 +47,10 @@ def run_dir(tmp_path_factory):
             "trainer --logdir=/no --coordinator=here:1 --process_id=1",
             "--coordinator and --process_id need --num_processes.",
         ),
+        (
+            "trainer --logdir=/no --num_processes=1 --process_id=1",
+            "--process_id=1: expected 0 for --num_processes=1.",
+        ),
         ("trainer --logdir=/no --num_partitions=0", "--num_partitions must be 1 or more, got 0;"),
         ("trainer --logdir=/no --model=toy.Dense4L", "/no holds no run yet (no experiment.json)"),
         ("trainer --logdir=/no --data_dir=/none", "no data folder /none: prepare it with"),
@@ -69,7 +73,10 @@ def run_dir(tmp_path_factory):
         ("compare --run=a=/no", "/no/decode_test/scores.json: holds no scores by language"),
         ("data_prep.build --out=/none --input=/no", "no input folder /no"),
         ("data_prep.build --out=/none --config=/no", "/no: [Errno 2] No such file"),
-        ("data_prep.build --out=/none --input=RUN --seed=-1", "seed -1: expected at least 0"),
+        (
+            "data_prep.build --out=/none --input=RUN --seed=-1",
+            "seed -1: expected 0 to 18446744073709551615",
+        ),
     ],
 )
 def test_a_mistake_is_reported_before_anything_slow_is_imported(run_dir, command, message):
@@ -113,6 +120,13 @@ def test_a_lack_of_memory_is_one_line():
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
     assert (done.returncode, done.stderr) == (1, "x: out of memory\n")
+
+
+def test_an_error_without_a_message_is_told_by_its_name():
+    code = "from lingvo_gshard import cli\ndef main(): raise TimeoutError\ncli.run('x', main)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "x: TimeoutError()\n")
 
 
 def test_a_warning_is_one_line_with_its_place():

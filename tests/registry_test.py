@@ -51,3 +51,8 @@ def test_the_library_knows_no_experiment_until_it_is_asked():
         "assert registry.registered_names() and 'params.toy' in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_stacks_width_is_that_of_the_task():
+    with pytest.raises(ValueError, match=r"task.encoder.dim cannot be set; the program fills it"):
+        registry.get_params("toy.MoE8E4L", ["task.encoder.dim=256"])

@@ -1,6 +1,7 @@
 """What `translate` reads and writes; trainer_test.py and decode/bundle_test.py run it whole."""
 
 import io
+import os
 import pathlib
 import subprocess
 import sys
@@ -55,6 +56,8 @@ def test_translations_of_a_line_stand_between_tabs():
         (["--bundle=b", "--export=c"], "--export needs --logdir"),
         (["--bundle=b", "--average_checkpoints=2"], "--average_checkpoints needs --logdir"),
         (["--bundle=b", "--batch_size=2"], "--batch_size needs --logdir"),
+        (["--logdir=a", "--export=b", "--serve=1"], "--serve does not go with --export"),
+        (["--logdir=a", "--export=b", "--scores"], "--scores does not go with --export"),
         (["--logdir=a", "--nbest=many"], "flag --nbest=many: invalid literal"),
         (["--bundle=b", "--nbest=0"], "translate: --nbest must be 1 or more, got 0; see"),
         (["--bundle=b", "--beam_size=0"], "translate: --beam_size must be 1 or more, got 0; see"),
@@ -119,3 +122,14 @@ def test_serving_without_its_packages_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     with pytest.raises(ValueError, match=r"aiohttp: pip install 'lingvo_gshard\[serve\]'"):
         translate._server()
+
+
+def test_what_is_no_file_is_not_replaced_by_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("here.txt").touch()
+    os.mkfifo("pipe")
+    flags.FLAGS.mark_as_parsed()
+    cli.processes.cache_clear()
+    refused = pytest.raises(ValueError, match="--output=pipe: expected a file")
+    with flagsaver.flagsaver(bundle="b", input="here.txt", output="pipe"), refused:
+        translate._check_flags()

@@ -187,10 +187,10 @@ def _parameter_bytes(inner: Computation) -> dict[int, int]:
 
 def _read_bytes(value: Instruction, users: _Users, whole: int) -> int:
     """Bytes that the users of `value` read of a parameter of `whole` bytes."""
-    read = 0
+    read = 0 if users[value] else whole  # A fusion within another one passes its root on.
     for user, index in users[value]:
         if user.opcode in ("dynamic-slice", "gather", "slice") and index == 0:
-            read += user.num_bytes
+            read += _bytes_as(value, user)  # A dynamic-slice may convert what it reads.
         elif user.opcode == "dynamic-update-slice" and index == 0:
             continue  # Overwritten in place.
         elif user.opcode == "bitcast":
@@ -202,6 +202,11 @@ def _read_bytes(value: Instruction, users: _Users, whole: int) -> int:
     return min(read, whole)
 
 
+def _bytes_as(typed: Instruction, shaped: Instruction) -> int:
+    """Bytes of an array of one's dtype and the other's shape."""
+    return num_bytes([Array(typed.arrays[0].dtype, shaped.arrays[0].shape)])
+
+
 def _written_bytes(result: Instruction) -> int:
     """Bytes that are written to make `result`."""
     match result.opcode:
@@ -210,7 +215,9 @@ def _written_bytes(result: Instruction) -> int:
         case "bitcast":
             return _written_bytes(result.operands[0])
         case "dynamic-update-slice":
-            return result.operands[1].num_bytes
+            return _bytes_as(result, result.operands[1])
+        case "custom-call" if result.proto.custom_call_target == "AllocateBuffer":
+            return 0
         case "fusion":
             return _written_bytes(result.called[0].root)
         case "custom-call" if _is_cublas(result):

@@ -121,6 +121,8 @@ def _apply(instruction: Instruction, operands: tuple[_Value, ...]) -> _Value:
     if opcode == "compare":  # Its direction is the name of Python's operator, in upper case.
         compare = getattr(operator, instruction.proto.comparison_direction.lower())
         return int(compare(*operands))
+    if opcode == "not" and instruction.arrays[0].dtype == "pred":
+        return 1 - operands[0]
     return _ARITHMETIC[opcode](*operands) if opcode in _ARITHMETIC else None
 
 

@@ -66,10 +66,9 @@ class TranslationInput:
         self.p = p = params.Copy().Freeze()
         if p.repeat and p.rows is Rows.BUCKETED:
             raise ValueError("rows BUCKETED needs repeat=False: training batches have one shape")
-        if p.batch_size < 1:
-            raise ValueError(f"batch_size {p.batch_size}: expected at least 1")
-        if p.seed < 0:
-            raise ValueError(f"seed {p.seed}: expected at least 0")
+        for name, least in (("batch_size", 1), ("seed", 0)):
+            if p.Get(name) < least:
+                raise ValueError(f"{name} {p.Get(name)}: expected at least {least}")
         if p.batch_size % num_processes:
             raise ValueError(
                 f"num_processes {num_processes}: expected a divisor of batch_size {p.batch_size}"

@@ -31,10 +31,9 @@ def sampling_weights(
     than `max_repeats` times in sum(counts) draws, it is lowered to that limit, and the other
     languages share the rest in their proportions.
     """
-    if temperature < 1:
-        raise ValueError(f"temperature {temperature}: expected at least 1")
-    if max_repeats is not None and max_repeats < 1:
-        raise ValueError(f"max_repeats {max_repeats}: expected at least 1")
+    for name, value in (("temperature", temperature), ("max_repeats", max_repeats)):
+        if value is not None and value < 1:
+            raise ValueError(f"{name} {value}: expected at least 1")
     sizes = np.asarray(counts, np.float64)
     weights = sizes ** (1 / temperature)
     limits = (math.inf if max_repeats is None else max_repeats) * sizes / sizes.sum()
@@ -56,6 +55,8 @@ def languages_of(
         raise ValueError(f"split {split!r}: expected one of {', '.join(manifest.SPLITS)}")
     if codes is None:
         codes = [language.code for language in data.languages if language.num_examples(split)]
+    if len(set(codes)) < len(codes):
+        raise ValueError(f"languages {tuple(codes)}: one is given twice")
     found = tuple(map(data.language, codes))
     if not found:
         raise ValueError(f"no language has examples in split {split!r}")

@@ -62,7 +62,7 @@ class MoELayer(BaseLayer):
 
         `valid_mask` is float32 [B, L], 1 for a token, 0 for padding. The result, [B, L, M], is zero
         where a token overflowed. Raises ValueError if the group size does not divide the batch's
-        tokens, or if dispatch is GATHER and the partitions do not divide the number of groups.
+        tokens, or if in training the partitions do not divide the number of GATHER's groups.
         """
         batch, length, _ = x.shape
         count = self._num_groups(batch, length, context.mode)
@@ -135,7 +135,8 @@ class MoELayer(BaseLayer):
     ) -> tf.Tensor:
         """Algorithm 2: dispatches the tokens, applies the experts and combines; [G, S, M]."""
         (count, *_), (ways,) = x_GSM.shape, self._annotator.factor("G")
-        if self.p.dispatch is Dispatch.GATHER and count % ways:
+        is_even = count % ways == 0  # An evaluation of any groups goes by EINSUM.
+        if self.p.dispatch is Dispatch.GATHER and context.training and not is_even:
             raise ValueError(
                 f"{self.path}: dispatch GATHER needs the same number of groups on each of {ways} "
                 f"partitions, got {count} groups in all; choose a smaller group_size, a larger "
@@ -143,7 +144,7 @@ class MoELayer(BaseLayer):
             )
         dispatcher: IndexedDispatcher | OneHotDispatcher
         with tf.name_scope("gate"):
-            if self.p.dispatch is Dispatch.GATHER:
+            if self.p.dispatch is Dispatch.GATHER and is_even:
                 dispatcher = IndexedDispatcher(gates, capacity, self._annotator)
             else:
                 dispatcher = OneHotDispatcher(gates, capacity, self._annotator, context.arithmetic)

@@ -182,11 +182,11 @@ def _register_mapped_product() -> None:
 
 
 def _product(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[tf.Tensor]]]:
-    """a times b, both bfloat16, in float32; TensorFlow has no gradient of it."""
+    """a times b, both bfloat16, and its gradients, in float32; TensorFlow has none of them."""
 
     def gradient(d: tf.Tensor) -> list[tf.Tensor]:
         d = tf.cast(d, tf.bfloat16)
-        return [tf.cast(x, tf.bfloat16) for x in (dot(d, moved(b)), dot(moved(a), d))]
+        return [dot(d, moved(b)), dot(moved(a), d)]
 
     return dot(a, b), gradient
 

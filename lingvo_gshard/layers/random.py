@@ -41,7 +41,7 @@ def _random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
     keys = tf.cast(seed, tf.uint32)  # Negative numbers wrap around.
     high = tf.reshape(_flat_index(before), [*before, *[1] * len(last)])
     mixed = _finalize(_flat_index(last) ^ _finalize(keys[0] + 0x9E3779B9))
-    return _finalize(mixed + _finalize(keys[1] + 0x7F4A7C15 + high))
+    return _finalize(mixed + (_finalize(keys[1] + 0x7F4A7C15) ^ _finalize(high)))
 
 
 def random_uniform(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:

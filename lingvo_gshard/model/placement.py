@@ -25,10 +25,9 @@ def partitioning(params: Params, num_partitions: int) -> Partitioning:
     if len(mesh.axis_names) > 1 or copies < 2 or copies * p.num_experts != num_partitions:
         return parts
     (axis,) = mesh.axis_names
-    split = Mesh(("r", axis), (copies, p.num_experts), mesh.device_assignment)
-    table = {
-        letter: row if letter in "Ee" or not row else ("r", axis) for letter, row in parts.table
-    }
+    axes = ("r" if axis != "r" else "copies", axis)
+    split = Mesh(axes, (copies, p.num_experts), mesh.device_assignment)
+    table = {letter: row if letter in "Ee" or not row else axes for letter, row in parts.table}
     return Partitioning.from_dict(split, table)
 
 

@@ -182,8 +182,10 @@ class TranslationTask(BaseLayer):
 
     def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         with tf.name_scope("softmax"):
-            logits = self._arithmetic.project(x, theta.softmax)
-        return self.annotate(tf.cast(logits, tf.float32), "ULV")
+            # The sums of products of 16-bit activations stay float32.
+            arithmetic = Arithmetic("bfloat16") if x.dtype == tf.bfloat16 else self._arithmetic
+            logits = arithmetic.project(tf.cast(x, tf.float32), theta.softmax)
+        return self.annotate(logits, "ULV")
 
 
 def _valid_mask(segment_ids: tf.Tensor) -> tf.Tensor:

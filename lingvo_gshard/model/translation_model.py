@@ -127,6 +127,8 @@ class TranslationModel:
                 f"decode.min_target_len must be 1 to max_target_len {p.max_target_len}, got "
                 f"{p.min_target_len}."
             )
+        if not 0 <= p.seed < 2**31:
+            raise ValueError(f"decode.seed must be from 0 to 2**31 - 1, got {p.seed}.")
         shortest, longest = tf.fill(shape, p.min_target_len), tf.fill(shape, p.max_target_len)
         has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
         return Requests(shortest, longest * has_source, tf.constant((p.seed, 0)))

@@ -36,7 +36,11 @@ class Adafactor:
         return p
 
     def __init__(self, params: InstantiableParams) -> None:
-        self.p = params.Copy().Freeze()
+        self.p = p = params.Copy().Freeze()
+        for name in ("clipping_threshold", "decay_exponent", "beta2"):
+            if not 0 < p.Get(name) <= (1 if name == "beta2" else math.inf):
+                expected = "in (0, 1]" if name == "beta2" else "above 0"
+                raise ValueError(f"Adafactor: {name} must be {expected}, got {p.Get(name)}.")
         self._schedule = self.p.schedule.Instantiate()
 
     def slot_specs(self, weight_specs: NestedMap) -> NestedMap:

@@ -24,6 +24,9 @@ class SqrtDecay:
 
     def __init__(self, params: InstantiableParams) -> None:
         self.p = p = params.Copy().Freeze()
+        for name in ("multiplier", "decay_start", "ramp_up_steps", "cool_down_steps"):
+            if p.Get(name) < 0:
+                raise ValueError(f"SqrtDecay: {name} must not be negative, got {p.Get(name)}.")
         if p.cool_down_steps > p.total_steps:
             raise ValueError(
                 f"SqrtDecay: cool_down_steps {p.cool_down_steps} must not exceed total_steps "

@@ -45,7 +45,7 @@ def make(name: str, model: TranslationModel, params: Params, topology_name: str)
     try:
         compiled = topology.compile_program(exported, topology_name)
     except topology.OutOfMemoryError as error:
-        compiled = memory.parse_refusal(error.details)
+        compiled = memory.parse_refusal(str(error.__cause__))
     compile_secs, compile_cpu_secs = time.monotonic() - lowered, time.process_time() - lowered_cpu
     outcome = compiled if isinstance(compiled, Refusal) else compiled_step.read(compiled)
     slots = NestedMap() if name == DECODE else model.state_spec.slots

@@ -72,7 +72,8 @@ def _keeping_the_batch(params: Params) -> dict[str, list[str]]:
     halves = {}
     for stack, length in placement.STACKS.items():
         if (moe := stacks[stack].moe) is not None:
-            tokens = params.input.batch_size * params.input.Get(length)
+            rows = params.input.batch_size // max(1, stacks[stack].microbatches)
+            tokens = rows * params.input.Get(length)
             halves[stack] = group_size(moe, tokens) // 2
     if 0 not in halves.values():
         changes["groups of half as many tokens"] = [

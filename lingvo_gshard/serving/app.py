@@ -19,6 +19,7 @@ X-Request-Id, which is the request's own if it has one, and which the log names.
 """
 
 import asyncio
+import contextlib
 import dataclasses
 import itertools
 import logging
@@ -117,7 +118,8 @@ class Server:
             else:
                 self._translator, self._is_ready = translator, True
                 self._loads.labels("loaded").inc()
-                print(f"Loaded {translator.spec.model}", flush=True)
+                with contextlib.suppress(OSError):  # Nobody may read it any longer.
+                    print(f"Loaded {translator.spec.model}", flush=True)
             await hangup.wait()
             hangup.clear()
 

@@ -41,14 +41,7 @@ _LIBTPU = {
 
 
 class OutOfMemoryError(ValueError):
-    """A program needs more memory than a device has; `details` is the compiler's whole message."""
-
-    def __init__(self, message: str, details: str) -> None:
-        super().__init__(message, details)  # All arguments, so that it can be pickled.
-        self.details = details
-
-    def __str__(self) -> str:
-        return self.args[0]
+    """A program needs more memory than a device has; its cause has the compiler's whole message."""
 
 
 class TopologyExecutable(executable.Executable):
@@ -140,8 +133,6 @@ def compile_program(
         compiled = executable.lower(program, mesh).compile(compiler_options=options)
         return TopologyExecutable(program, mesh, compiled)
     except jax.errors.JaxRuntimeError as error:
-        details = str(error)
-        message = f"{what}: {details.splitlines()[0]}"
-        if details.startswith("RESOURCE_EXHAUSTED"):
-            raise OutOfMemoryError(message, details) from error
-        raise ValueError(message) from error
+        message = f"{what}: {str(error).splitlines()[0]}"
+        kind = OutOfMemoryError if str(error).startswith("RESOURCE_EXHAUSTED") else ValueError
+        raise kind(message) from error

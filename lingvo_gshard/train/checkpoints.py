@@ -17,6 +17,7 @@ import logging
 import math
 import os
 import pathlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -34,6 +35,7 @@ from lingvo_gshard.train.stored import DamagedCheckpointError, SavedArray, Store
 
 _BEST = "checkpoints/best.json"
 _COMMITTED = "commit_success.txt"
+_WRITTEN = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")
 _Result = TypeVar("_Result")
 
 
@@ -168,7 +170,7 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             if processes.is_first():
                 whole = set(map(str, self.steps()))
                 for partial in self._folder.glob("[0-9]*"):
-                    if partial.name not in whole:
+                    if partial.name not in whole and _WRITTEN.fullmatch(partial.name):
                         partial.rmtree()  # A save or a deletion that was cut short.
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
@@ -262,6 +264,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
             try:
                 return stored.in_all_processes(self._path(step), functools.partial(read, step))
             except DamagedCheckpointError as error:
+                if not processes.of_first(step in self.steps()):  # Training has deleted it.
+                    step = self.latest()
+                    continue
                 logging.warning("%s Falling back to the checkpoint before it.", error)
                 damaged = error
             if self._contents is not None:
@@ -288,7 +293,10 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 f"{max(average, 1)} keeps more while training."
             )
         paths = list(map(self._path, steps[-average:]))
-        found = [stored.in_all_processes(path, Stored.open(path).arrays) for path in paths]
+        found = [
+            stored.in_all_processes(path, lambda path=path: Stored.open(path).arrays())
+            for path in paths
+        ]
         if average == 1:
             return found[0]
         return {name: stored.mean([arrays[name] for arrays in found]) for name in found[-1]}

@@ -19,6 +19,7 @@ _PARAMS = "params.txt"
 _IGNORED = (
     *(".second_threshold", "_capacity.number"),
     *(".stages", ".microbatches", ".product_dtype"),
+    *(".encoder.dim", ".decoder.dim"),  # task.dim counts.
 )
 
 

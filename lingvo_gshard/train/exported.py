@@ -11,7 +11,6 @@ The metadata of the index, or of the only file, hold all arrays' specs and finge
 
 import collections
 import contextlib
-import dataclasses
 import functools
 import itertools
 import json
@@ -36,29 +35,7 @@ INDEX_SUFFIX = ".index.json"
 _FORMAT = "lingvo_gshard weights 1"
 _RANGE = re.compile(r"(.+)\[((?::,)*)(\d+):(\d+)\]")
 _Entries = list[tuple[Index, str]]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Entry:
-    """A part of a saved array, which np.asarray reads; `shape` is that of array[index]."""
-
-    array: SavedArray
-    index: Index
-    shape: tuple[int, ...]
-
-    @property
-    def dtype(self) -> np.dtype:
-        return self.array.dtype
-
-    @property
-    def num_bytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self.array[self.index]
-
-
-_Part = dict[str, _Entry]
+_Part = dict[str, SavedArray]  # By the names of entries.
 
 
 def write(
@@ -91,6 +68,7 @@ def write(
 
     if processes.is_first():
         _remove(index, path, files)
+        storage.publish(path)  # In a bucket, too, before another process writes a part.
     processes.wait_for_all()
     stored.in_all_processes(path, write_own)
     if len(files) == 1:
@@ -103,34 +81,31 @@ def write(
 
 def _parts(weights: Mapping[str, SavedArray], part_bytes: int) -> list[tuple[int, _Part]]:
     """Returns the parts and the process that writes each; a single part is process 0's."""
-    total = sum(_Entry(array, (), array.shape).num_bytes for array in weights.values())
+    total = sum(array.num_bytes for array in weights.values())
     num_writers = jax.process_count() if total > part_bytes else 1
     own: dict[int, _Part] = collections.defaultdict(dict)
     for number, (name, array) in enumerate(sorted(weights.items())):
         entries = _cut(array, num_writers, part_bytes)
         first = 0 if "E" in array.spec.dims else number
-        for i, entry in enumerate(entries):
+        for i, (index, entry) in enumerate(entries):
             writer = (first + i * num_writers // len(entries)) % num_writers
-            own[writer][_entry_name(name, entry.index)] = entry
+            own[writer][_entry_name(name, index)] = entry
     return [(writer, part) for writer in sorted(own) for part in _packed(own[writer], part_bytes)]
 
 
-def _cut(array: SavedArray, num_writers: int, part_bytes: int) -> list[_Entry]:
+def _cut(array: SavedArray, num_writers: int, part_bytes: int) -> list[tuple[Index, SavedArray]]:
     """Returns an array's entries: ranges of experts, or of the longest dim if it does not fit."""
-    whole, shape, axis = _Entry(array, (), array.shape), array.shape, array.spec.dims.find("E")
+    shape, axis = array.shape, array.spec.dims.find("E")
     if axis < 0:
         axis, num_writers = int(np.argmax([*shape, 0])), 1
-    if whole.num_bytes <= part_bytes and num_writers == 1:
-        return [whole]
+    if array.num_bytes <= part_bytes and num_writers == 1:
+        return [((), array)]
     size = shape[axis]
-    per_part = max(1, part_bytes * size // whole.num_bytes)
+    per_part = max(1, part_bytes * size // array.num_bytes)
     count = max(min(num_writers, size), math.ceil(size / per_part))
     ends = [i * size // count for i in range(count + 1)]
-    before, after = (slice(None),) * axis, shape[axis + 1 :]
-    return [
-        _Entry(array, (*before, slice(begin, end)), (*shape[:axis], end - begin, *after))
-        for begin, end in itertools.pairwise(ends)
-    ]
+    ranges = [(*[slice(None)] * axis, slice(*pair)) for pair in itertools.pairwise(ends)]
+    return [(index, array.part(index)) for index in ranges]
 
 
 def _packed(entries: _Part, part_bytes: int) -> Iterator[_Part]:

@@ -8,6 +8,7 @@ DIGEST covers the experiment's settings, checkpoints, number of partitions, code
 import dataclasses
 import logging
 import pathlib
+import re
 import shutil
 
 from lingvo_gshard.core import digests
@@ -51,5 +52,6 @@ def delete_older(kept: pathlib.Path) -> None:
     """Deletes the bundles of other checkpoints than that of `kept`."""
     step, _, _ = kept.name.partition("-")
     for other in kept.parent.iterdir():
-        if not other.name.startswith(f"{step}-"):
+        of = re.fullmatch(r"(\d+)-[0-9a-f]+.*", other.name)
+        if of and of[1] != step:
             shutil.rmtree(other, ignore_errors=True)

@@ -55,7 +55,7 @@ class Launch:
 def data_facts(data_dir: str) -> DataFacts:
     """Reads the facts of a prepared folder. Raises as manifest.load."""
     data = manifest.load(data_dir)
-    codes = tuple(language.code for language in data.languages if language.records)
+    codes = tuple(language.code for language in data.languages if language.num_examples("train"))
     return DataFacts(data.source_vocabulary.size, data.target_vocabulary.size, codes)
 
 
@@ -108,17 +108,22 @@ def experiment_params(launch: Launch) -> Params:
     return params
 
 
-def record(launch: Launch, logdir: str) -> None:
-    """Writes what `translate` needs to logdir; ValueError if it has other vocabularies."""
-    data, folder = manifest.load(launch.data_dir), pathlib.Path(logdir)
-    digests.verify(launch.data_dir, data.vocabulary_files)
-    contents = {}
-    for file, copy in zip(data.vocabulary_files, tokenizer.vocabulary_files(folder), strict=True):
-        source = digests.local(launch.data_dir, file)
+def check_vocabularies(data_dir: str, logdir: str) -> dict[pathlib.Path, bytes]:
+    """Returns the data's vocabularies by their paths in a run; ValueError if it has others."""
+    files, contents = manifest.load(data_dir).vocabulary_files, {}
+    digests.verify(data_dir, files)
+    for file, copy in zip(files, tokenizer.vocabulary_files(logdir), strict=True):
+        source = digests.local(data_dir, file)
         contents[copy] = source.read_bytes()
         if copy.exists() and copy.read_bytes() != contents[copy]:
             problem = f"{copy}: this folder's model has another vocabulary than {source}"
             raise ValueError(f"{problem}; choose another --logdir, or the data it was trained on.")
+    return contents
+
+
+def record(launch: Launch, logdir: str) -> None:
+    """Writes what `translate` needs to logdir; raises as `check_vocabularies`."""
+    folder, contents = pathlib.Path(logdir), check_vocabularies(launch.data_dir, logdir)
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
     for copy, content in contents.items():
         atomic_file.write(copy, content)

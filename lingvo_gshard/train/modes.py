@@ -18,7 +18,7 @@ from lingvo_gshard.train import estimator, expert_load
 from lingvo_gshard.train.checkpoints import whole_steps
 from lingvo_gshard.train.estimator import EvalSpec, InputFn
 from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal
-from lingvo_gshard.train.launch import record
+from lingvo_gshard.train.launch import check_vocabularies, record
 from lingvo_gshard.train.run import Run
 
 
@@ -43,19 +43,20 @@ def train_and_eval(run: Run) -> None:
 
 def evaluate(run: Run) -> None:
     """Evaluates the weights that decode on dev, then on each language; prints the metrics."""
+    check_vocabularies(run.launch.data_dir, run.logdir)
     found = run.estimator.restore(**run.averaged)
     evaluated = functools.partial(run.estimator.evaluate_state, found.state, found.step)
     _print_metrics(evaluated(EvalSpec(_input_fn(run, "eval_input"), name="whole_dev")))
-    data = manifest.load(run.params.eval_input.data_dir)
-    for code in run.launch.facts.languages:
-        if data.language(code).num_examples("dev"):
-            input_fn = _input_fn(run, "eval_input", languages=(code,))
-            metrics = evaluated(EvalSpec(input_fn, name=f"dev_{code}"))
-            print_once(f"nll of {code}: {metrics['nll']:.6g}")
+    for language in manifest.load(run.params.eval_input.data_dir).languages:
+        if language.num_examples("dev"):
+            input_fn = _input_fn(run, "eval_input", languages=(language.code,))
+            metrics = evaluated(EvalSpec(input_fn, name=f"dev_{language.code}"))
+            print_once(f"nll of {language.code}: {metrics['nll']:.6g}")
 
 
 def evaluate_continuously(run: Run) -> None:
     """Evaluates each new checkpoint of a run that another process trains, to its last step."""
+    check_vocabularies(run.launch.data_dir, run.logdir)
     until, folder = run.params.train.max_steps, storage.origin(run.logdir)
     if str(folder).startswith("s3://"):
         raise ValueError(f"{folder}: --mode=continuous_eval cannot follow a run in s3://.")

@@ -123,9 +123,9 @@ def _warm_start(params: Params) -> WarmStart | None:
     if params.train.warm_start_from is None:
         return None
     start = WarmStart(params.train.warm_start_from, params.train.warm_start_rules)
-    if Rule.BY_PIECE not in dict(start.rules).values():
-        return start
-    if not storage.path(start.source).is_dir():
+    if not pathlib.Path(start.source).is_dir():
+        if Rule.BY_PIECE not in dict(start.rules).values():
+            return start
         raise ValueError(
             f"train.warm_start_from={start.source}: BY_PIECE needs a run's folder, which records "
             "the vocabularies of its weights."

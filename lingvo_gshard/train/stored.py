@@ -107,6 +107,20 @@ class SavedArray:
     def dtype(self) -> np.dtype:
         return np.dtype(self.spec.dtype)
 
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def part(self, index: Index) -> "SavedArray":
+        """Returns [index] as an array, which np.asarray reads; `index` ends in its only range."""
+        axis, size = len(index) - 1, index[-1].stop - index[-1].start
+        shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
+        spec = dataclasses.replace(self.spec, shape=shape)
+        return dataclasses.replace(self, spec=spec, fingerprints=None, read=lambda _: self[index])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self[()]
+
     def __getitem__(self, index: Index) -> np.ndarray:
         dims = self.spec.dims.upper()
         given = (*index, *[slice(None)] * (len(dims) - len(index)))

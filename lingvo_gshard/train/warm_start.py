@@ -1,7 +1,7 @@
 r"""Runs that start from another run's weights by explicit rules.
 
 rules = (
-    (r"theta\..*_embedding\..*", "BY_PIECE"),
+    (r"theta\.(.*_embedding\..*|softmax)", "BY_PIECE"),
     (r"theta\..*\.feed_forward\..*", "COPY_EXPERTS"),
     (r"theta\..*", "SAME"),
 )
@@ -110,8 +110,8 @@ class WarmStart:
         mismatch = f"{self.source}: {path} is {specs.describe(before)}, this model's {shape}"
         if before.dtype != new.dtype or len(before.shape) != new.ndim:
             raise ValueError(f"{mismatch}.")
+        old_ids = _first_match(self.old_pieces, path)
         if rule is Rule.BY_PIECE:
-            old_ids = _first_match(self.old_pieces, path)
             if old_ids is None or "V" not in dims:
                 raise ValueError(f"{path}: rule BY_PIECE, but no vocabulary is known for it.")
             axis, known = dims.index("V"), np.count_nonzero(old_ids >= 0)
@@ -123,6 +123,8 @@ class WarmStart:
             raise ValueError(
                 f"{mismatch}; rule SAME needs the same shape: COPY_EXPERTS, BY_PIECE or NEW may do."
             )
+        if old_ids is not None and not np.array_equal(old_ids, np.arange(len(old_ids))):
+            raise ValueError(f"{mismatch}, of another vocabulary: BY_PIECE or NEW may do.")
         if np.mod(new.shape, before.shape).any():
             raise ValueError(f"{mismatch}; rule COPY_EXPERTS needs a multiple of each dim.")
         how = "restored," if rule is Rule.SAME else f"{specs.describe(before)} copied to"

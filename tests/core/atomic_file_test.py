@@ -36,3 +36,12 @@ def test_an_error_without_a_number_keeps_its_message(tmp_path):
     ):
         raise OSError("800 requested and 0 written")
     assert raised.value.errno == errno.EIO
+
+
+def test_where_a_link_leads_the_folder_is_replaced(tmp_path):
+    (tmp_path / "link").symlink_to("first")
+    for content in ("old", "new"):
+        with atomic_file.replacing_folder(tmp_path / "link") as partial:
+            (partial / "a").write_text(content)
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "first/a").read_text() == "new"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first", "link"]

@@ -100,7 +100,8 @@ def test_the_documented_example(tmp_path):
         ("model_type = 3", r"model_type 3: expected a value of type str"),
         ("max_pieces = 3.5", r"max_pieces 3.5: expected a value of type int"),
         ("source_vocab_size = 12", r"source_vocab_size 12: expected at least 261"),
-        ("seed = -1", r"seed -1: expected at least 0"),
+        ("seed = -1", r"seed -1: expected 0 to 18446744073709551615"),
+        ("seed = 18446744073709551616", r"seed 18446744073709551616: expected 0 to 184467"),
         ("held_out_share = 0.6", r"held_out_share 0.6: expected 0 to 0.5"),
         ("scripts = 'Latn'", r"data.toml: "),
         (
@@ -266,3 +267,12 @@ def test_a_path_may_be_absolute(tmp_path):
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"none.toml"):
         config.load(pathlib.Path(tmp_path, "none.toml"), {})
+
+
+def test_a_folders_name_is_no_pattern(tmp_path):
+    folder = tmp_path / "a[1]"
+    folder.mkdir()
+    (folder / "x.tsv").write_text("ja\tyes\n")
+    text = '[[sources]]\nformat = "tsv"\nlanguage = "de"\npath = "*.tsv"\n'
+    (source,), _ = _load(folder, text)
+    assert source.path == folder / "x.tsv"

@@ -185,3 +185,9 @@ def test_local_workers_of_dask_and_what_a_task_raises(tmp_path):
             run("two", {i: functools.partial(_fail, pathlib.Path("/a/b")) for i in range(3)})
     run = functools.partial(runs.run_tasks, tmp_path / "results", engines.pool(1))
     assert run("one", {i: os.getpid for i in range(4)}) == pids
+
+
+def test_a_worker_that_dies_is_told():
+    calls = [functools.partial(os._exit, 9)] * 2
+    with pytest.raises(ValueError, match=r"a worker has died, .* with fewer --workers"):
+        list(engines.pool(2)(calls))

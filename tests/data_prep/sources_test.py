@@ -69,7 +69,7 @@ def test_jsonl(tmp_path):
     (tmp_path / "x.jsonl").write_text(
         '{"translation": {"de": "ein\\nHaus", "en": "a house"}, "id": 3}\n'
         '{"translation": {"de": "ein Hund"}}\n'
-        "{\n"
+        "{\n" + "[" * 10**5 + "\n"
         '{"translation": {"de": "eins", "en": 1}}\n'
         '{"translation": {"de": "Hallo \\ud83d", "en": "hello"}}\n'
     )
@@ -79,6 +79,7 @@ def test_jsonl(tmp_path):
     assert [row.pair[:28] for row in rows[1:]] == [
         "no text in field 'translatio",
         "not JSON: Expecting property",
+        "not JSON: maximum recursion ",
         "no text in field 'translatio",
         "'utf-8' codec can't encode c",
     ]

@@ -187,3 +187,19 @@ def test_a_loop_of_unknown_length_counts_as_one_trip():
 
     costs = hlo_cost.costs(programs.lowered(fn, 9))
     assert {cost.opcode: cost.times for cost in costs}["add"] == 1
+
+
+def test_a_product_in_a_fusion_reads_what_an_inner_fusion_passes_on():
+    """Its factors are bfloat16, and its result float32."""
+    found = {cost.name: cost for cost in hlo_cost.costs(programs.kept("tpu_split"))}
+    product = found["fusion.20"]
+    fusion = next(
+        each for each in programs.kept("tpu_split").entry.instructions if each.name == "fusion.20"
+    )
+    factors = sum(operand.num_bytes for operand in fusion.operands)
+    assert product.flops and product.accessed_bytes >= factors
+
+
+def test_memory_that_is_only_reserved_is_not_accessed():
+    costs = [c for c in hlo_cost.costs(programs.kept("tpu_step")) if c.opcode == "custom-call"]
+    assert costs and all(cost.accessed_bytes == 0 and cost.arrays for cost in costs)

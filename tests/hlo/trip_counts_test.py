@@ -63,6 +63,7 @@ def _until_n(i, n, _):
         (lambda i, n: i, lambda i, n, x: x[0] > 0, 0, None),
         (_next, lambda i, n, x: (i < n) & (x[0] > 0), 12, 0),
         (lambda i, n: jnp.where(i > 1, n, 1), _until_n, 2, 1),
+        (_next, lambda i, n, x: ~(i >= 7), 0, 7),
         # A branch without operands.
         (lambda i, n: i + lax.cond(i > 3, lambda: 1, lambda: 2), _until_n, 0, None),
         # Endless, and past what a counter can hold.

@@ -89,7 +89,9 @@ def test_each_epoch_of_a_language_has_each_example_once_in_another_order(data_di
 
 
 def test_languages_of_equal_size_are_shuffled_differently(data_dir):
-    mixed = _mixture(data_dir, ["br", "br"], temperature=1.0, seed=1)
+    records = manifest.load(data_dir).language("br").records["train"]
+    params = TranslationInput.Params().Set(temperature=1.0, max_repeats=None, shuffle=True, seed=1)
+    mixed = Mixture(RecordSource(data_dir, records, records), params)
     ids = _ids(mixed.read(0, 180))
     assert set(collections.Counter(ids).values()) == {2}
     assert ids[0::2] != ids[1::2]
@@ -107,6 +109,7 @@ def test_unknown_splits_and_empty_languages_are_refused(data_dir):
         ("test", None, "no language has examples in split 'test'"),
         ("dev", ["aa", "br"], "language br has no examples in split 'dev'"),
         ("train", ["xx"], "language 'xx' is not in the data"),
+        ("train", ["aa", "br", "aa"], "one is given twice"),
     ):
         with pytest.raises(ValueError, match=message):
             mixture.languages_of(data, split, codes)

@@ -288,3 +288,8 @@ def test_auxiliary_loss_gradient_lowers_gate_of_busiest_expert():
         aux = gating.top2_gating(logits, tf.ones([1, 3]), 3).routing.aux_loss
     gradient = tape.gradient(aux, logits).numpy()
     assert (gradient[..., 0] > 0).all() and (gradient[..., 1] < 0).all()
+
+
+def test_capacity_is_not_rounded_up_by_the_noise_of_a_product():
+    assert 1.1 * 100 > 110
+    assert Capacity.Params().Set(factor=1.1).Instantiate().even_places(100, 10) == 11

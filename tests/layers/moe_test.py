@@ -308,3 +308,20 @@ def test_gradients_agree_with_finite_differences(dispatch, name, which):
     slope = (loss(width) - loss(-width)) / (2 * width)
     assert abs(slope) > 1e-4
     np.testing.assert_allclose(tf.reduce_sum(gradient * direction), slope, rtol=0.02)
+
+
+def test_an_evaluation_with_uneven_groups_dispatches_by_masks(monkeypatch):
+    monkeypatch.setattr(moe, "moves_less", lambda *_: False)
+    arrays, found = _arrays(), []
+    for partitions, dispatch in ((1, Dispatch.EINSUM), (2, Dispatch.GATHER)):
+        params = _params(group_size=32, dispatch=dispatch)
+        layer = params.Instantiate(Annotator(functions.partitioning(partitions)), "moe")
+
+        def fn(theta, batch, layer=layer):
+            y_BLM, _ = layer.FProp(theta, batch.x_BLM, batch.valid_BL, Context(Mode.EVAL))
+            return NestedMap(y_BLM=y_BLM)
+
+        args = {"theta": building.theta_specs(layer), "batch": _SPECS}
+        program = building.compile_fn(fn, partitions, {"y_BLM": "BLM"}, **args)
+        found.append(np.asarray(program(building.random_theta(layer), arrays).y_BLM))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-5, atol=1e-6)

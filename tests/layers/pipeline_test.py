@@ -136,6 +136,20 @@ def test_16_bit_products_and_their_gradients_are_mapped(transpose_b):
     np.testing.assert_array_equal(d_b, a.transpose(0, 2, 1) @ np.ones([2, 3, 5]))
 
 
+def test_gradients_of_mapped_16_bit_products_are_not_rounded():
+    @tf.function(autograph=False, jit_compile=True)
+    def fn(a, b):
+        with tf.GradientTape() as tape:
+            tape.watch(b)
+            (y,) = pipeline._mapped(
+                lambda *factors: [dot(*(tf.cast(x, tf.bfloat16) for x in factors))], [a, b]
+            )
+        return tape.gradient(y, b)
+
+    rows = 257  # bfloat16 has 256 and 258.
+    np.testing.assert_array_equal(fn(tf.ones([1, rows, 2]), tf.ones([1, 2, 3])), rows)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("parts", "settings"),

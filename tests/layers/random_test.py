@@ -144,3 +144,14 @@ def test_dims_beyond_32_bit_indices_get_independent_numbers(monkeypatch):
 def test_shape_beyond_two_32_bit_indices_is_refused():
     with pytest.raises(ValueError, match=r"random_bits: \(65537, 65537, 65536\) has too many elem"):
         random.random_bits((2**16 + 1, 2**16 + 1, 2**16), tf.constant([0, 0]))
+
+
+def test_beyond_32_bits_no_row_is_that_of_another_step(monkeypatch):
+    monkeypatch.setattr(random, "_MAX_INDICES", 2**8)
+    shape = (16, 2**8)
+    rows = [
+        row.tobytes()
+        for step in range(4)
+        for row in random._random_bits(shape, tf.constant([1, step])).numpy()
+    ]
+    assert len(set(rows)) == 4 * 16

@@ -1,9 +1,12 @@
 """bfloat16 activations: the dtypes of tensors, and how close loss and gradients stay."""
 
+from unittest import mock
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.layers import products
 from lingvo_gshard.layers.context import Context, Mode
 from tests.layers import building
 from tests.model import small_task
@@ -20,6 +23,15 @@ class _Dtypes(building.Unannotated):
         return super().annotate(tensor, dims)
 
 
+def _eager_dot():
+    """TensorFlow multiplies 16-bit factors in float32 only where XLA compiles."""
+
+    def dot(a, b, *, transpose_b=False):
+        return tf.matmul(*(tf.cast(x, tf.float32) for x in (a, b)), transpose_b=transpose_b)
+
+    return mock.patch.object(products, "dot", dot)
+
+
 def _run(activation_dtype):
     """(loss, metrics, gradients by path, dtypes by dims) of a training step."""
     dtypes = _Dtypes()
@@ -27,11 +39,12 @@ def _run(activation_dtype):
     task = params.Instantiate(dtypes)
     theta = building.random_theta(task).Transform(tf.constant)
     batch = small_task.random_batch(3).Transform(tf.constant)
-    with tf.GradientTape() as tape:
-        tape.watch(theta.Flatten())
-        context = Context(Mode.TRAIN, tf.constant([1, 5]))
-        loss, metrics = task.Loss(theta, batch.features, batch.labels, context)
-    gradients = tape.gradient(loss, theta.Flatten())
+    with _eager_dot():
+        with tf.GradientTape() as tape:
+            tape.watch(theta.Flatten())
+            context = Context(Mode.TRAIN, tf.constant([1, 5]))
+            loss, metrics = task.Loss(theta, batch.features, batch.labels, context)
+        gradients = tape.gradient(loss, theta.Flatten())
     return loss, metrics, dict(theta.Pack(gradients).FlattenItems()), dtypes.seen
 
 
@@ -77,3 +90,13 @@ def test_other_dtype_is_refused():
     params = small_task.task_params().Set(activation_dtype="float16")
     with pytest.raises(ValueError, match="must be float32 or bfloat16, got 'float16'"):
         params.Instantiate(building.Unannotated())
+
+
+def test_logits_are_not_rounded_to_16_bits():
+    params = small_task.task_params().Set(activation_dtype="bfloat16")
+    task = params.Instantiate(building.Unannotated())
+    theta = building.random_theta(task).Transform(tf.constant)
+    x = tf.cast(tf.random.stateless_normal([2, 3, params.dim], (1, 2)), tf.bfloat16)
+    logits = tf.function(task._logits, autograph=False, jit_compile=True)(theta, x)
+    rounded = tf.cast(tf.cast(logits, tf.bfloat16), tf.float32)
+    assert logits.dtype == tf.float32 and np.mean(logits != rounded) > 0.9

@@ -24,6 +24,8 @@ def test_of_fewer_experts_than_partitions_there_are_copies():
     assert (parts.factor("EMH"), parts.factor("BLM")) == ((4, 1, 1), (8, 1, 1))
     assert parts.factor("EGCM") == (4, 2, 1, 1)
     assert placement.partitioning(p, 4).mesh == Mesh.flat(4)
+    parts = placement.partitioning(p.Set(mesh="r:*", sharding="BGE:r"), 8)
+    assert parts.mesh.axis_names == ("copies", "r") and parts.factor("EGCM") == (4, 2, 1, 1)
 
 
 def test_num_weights_needs_no_memory():

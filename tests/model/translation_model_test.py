@@ -62,6 +62,14 @@ def test_a_minimum_length_above_the_maximum_is_refused():
         model._requests(small_task.random_batch(0).features)
 
 
+def test_a_seed_of_more_than_31_bits_is_refused():
+    p = _params()
+    p.decode.seed = 2**31
+    model = TranslationModel(p, functions.partitioning(1))
+    with pytest.raises(ValueError, match=r"decode.seed must be from 0 to 2\*\*31 - 1, got 2147"):
+        model._requests(small_task.random_batch(0).features)
+
+
 def _train(estimator, max_steps):
     return estimator.train(lambda _: _Batches(), max_steps=max_steps)
 

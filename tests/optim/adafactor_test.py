@@ -175,3 +175,16 @@ def test_zero_gradient_changes_nothing_and_stays_finite():
     for tensor in new.Flatten():
         np.testing.assert_array_equal(tensor, np.ones(tensor.shape))
     assert all(np.isfinite(slot).all() for slot in slots.Flatten())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("clipping_threshold", 0.0, "above 0, got 0.0"),
+        ("decay_exponent", -0.8, "above 0, got -0.8"),
+        ("beta2", 1.5, r"in \(0, 1\], got 1.5"),
+    ],
+)
+def test_settings_that_would_stop_learning_are_refused(name, value, expected):
+    with pytest.raises(ValueError, match=f"Adafactor: {name} must be {expected}"):
+        _adafactor(**{name: value})

@@ -39,6 +39,12 @@ def test_cool_down_longer_than_run_is_refused():
         SqrtDecay.Params().Set(cool_down_steps=30, total_steps=20).Instantiate()
 
 
+@pytest.mark.parametrize("name", ["multiplier", "decay_start", "ramp_up_steps", "cool_down_steps"])
+def test_negative_settings_are_refused(name):
+    with pytest.raises(ValueError, match=f"SqrtDecay: {name} must not be negative, got -1"):
+        SqrtDecay.Params().Set(**{name: -1}).Instantiate()
+
+
 def test_optimizer_counts_steps_from_one():
     optimizer = Adafactor.Params()
     optimizer.schedule.Set(decay_start=1)

@@ -6,7 +6,6 @@ can be compared with arrays and with the compiled program.
 
 import collections
 import dataclasses
-import pickle
 import types
 
 import jax
@@ -253,7 +252,7 @@ def test_a_program_that_is_too_large_gives_a_plan_that_does_not_fit(
     made, monkeypatch, details, peak, besides_the_state
 ):
     def refuse(exported, name):
-        raise topology.OutOfMemoryError("too large", details)
+        raise topology.OutOfMemoryError("too large") from RuntimeError(details)
 
     monkeypatch.setattr(lowering, "export", lambda *_: made[1].program)
     monkeypatch.setattr(topology, "compile_program", refuse)
@@ -490,13 +489,11 @@ def test_a_program_is_saved_for_each_number_of_steps(training, exported, tmp_pat
 
 def test_a_program_that_is_too_large_is_not_saved(training, exported, tmp_path, monkeypatch):
     def refuse(program, name):
-        raise topology.OutOfMemoryError(f"topology {name}: too large", "details")
+        raise topology.OutOfMemoryError(f"topology {name}: too large")
 
     monkeypatch.setattr(topology, "compile_program", refuse)
-    with pytest.raises(ValueError, match="^topology v3:2x2: too large$") as caught:
+    with pytest.raises(ValueError, match="^topology v3:2x2: too large$"):
         planner.save_training(training, tmp_path / "executables")
-    sent = pickle.loads(pickle.dumps(caught.value))  # As from the process that compiles.
-    assert (str(sent), sent.details) == ("topology v3:2x2: too large", "details")
     assert not (tmp_path / "executables").exists()
 
 

@@ -137,3 +137,11 @@ def test_nothing_is_left_to_try(monkeypatch, tmp_path, num_experts):
         else:
             stack.moe.group_size = 1
     assert not _remedies(request, tmp_path)
+
+
+def test_a_pipelines_groups_are_those_of_a_microbatch():
+    """Its one row has 64 tokens, fewer than a group by default, a tenth of H."""
+    pipeline = {"task.encoder.stages": 2, "task.encoder.microbatches": 32}
+    groups = {"task.encoder.moe.group_size": None, "task.encoder.moe.hidden_dim": 2560}
+    changes = remedies._keeping_the_batch(_request(**pipeline, **groups).params)
+    assert changes["groups of half as many tokens"][0] == "task.encoder.moe.group_size=32"

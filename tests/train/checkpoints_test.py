@@ -388,3 +388,40 @@ def test_an_unwritable_folder_is_told(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         _open(tmp_path / "file")
+
+
+def test_a_folder_that_no_save_has_made_stays(tmp_path):
+    _saved(tmp_path, (1,))
+    (tmp_path / "checkpoints/1").rename(tmp_path / "checkpoints/1_good")
+    (tmp_path / "checkpoints/2.tar").touch()
+    with _open(tmp_path) as saved:
+        assert not saved.steps()
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["1_good", "2.tar"]
+
+
+def test_a_checkpoint_that_training_deletes_while_it_is_read_is_not_damaged(tmp_path, caplog):
+    """The next one is read, not the one before."""
+    _saved(tmp_path, (3, 6))
+
+    def read(step):
+        if step == 6:
+            (tmp_path / "checkpoints/6").rename(tmp_path / "checkpoints/9")
+            raise DamagedCheckpointError("no such file")
+        return step
+
+    with Checkpoints(tmp_path) as saved:
+        assert saved.newest(read) == 9
+    assert not caplog.messages
+
+
+def test_processes_learn_of_damage_that_one_of_them_finds_at_once(tmp_path, monkeypatch):
+    _saved(tmp_path, (3,))
+    (tmp_path / "checkpoints/3/about/metadata").write_text("{")
+    told = []
+    monkeypatch.setattr(
+        stored.processes, "largest", lambda found: told.append(found) or np.array(found)
+    )
+    with Checkpoints(tmp_path) as saved, pytest.raises(DamagedCheckpointError):
+        saved.arrays(3)
+    assert told == [[1]]

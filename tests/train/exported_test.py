@@ -276,3 +276,11 @@ def test_a_run_begins_from_parts_as_from_one_file(tmp_path):
         found, _ = start.first_value("theta.layers[1].wi", "EMH", start.arrays(), new)
         assert found.sharding == split
         np.testing.assert_array_equal(found, np.tile(values["theta.layers[1].wi"], (2, 1, 1)))
+
+
+def test_in_a_bucket_the_old_parts_are_gone_before_a_new_one_is_written(tmp_path, monkeypatch):
+    _write(tmp_path, seed=1)
+    found = []
+    monkeypatch.setattr(exported.storage, "publish", lambda _: found.append(_names(tmp_path)))
+    _write(tmp_path)
+    assert found[0] == [] and len(found[-1]) > 1

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import pytest
 
@@ -9,6 +10,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.core import digests
 from lingvo_gshard.input import manifest, tokenizer
 from lingvo_gshard.train import launch as launches
+from lingvo_gshard.train import modes
 from lingvo_gshard.train.hooks import NonFinite
 from lingvo_gshard.train.launch import DataFacts, Launch
 
@@ -192,3 +194,25 @@ def test_a_run_keeps_its_products_on_another_machine(
     for here in (True, False):
         has_units(here)
         assert _product_dtype(tmp_path, model=model) == expected
+
+
+@pytest.mark.parametrize("evaluate", [modes.evaluate, modes.evaluate_continuously])
+def test_nothing_is_evaluated_on_data_of_another_vocabulary(tmp_path, evaluate):
+    launches.record(_prepared(tmp_path / "a", b"ours", b"english"), str(tmp_path / "run"))
+    other = _prepared(tmp_path / "b", b"ours", b"other")
+    run = types.SimpleNamespace(launch=other, logdir=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
+        evaluate(run)
+
+
+def test_a_language_without_training_text_is_none_of_the_model(monkeypatch):
+    file = digests.File("a", 1, "0")
+    records = manifest.Records((manifest.Shard(file, file, 1),), 3, 3, 0)
+    given = [("de", {"train": records, "dev": records}), ("fr", {"dev": records})]
+    languages = tuple(manifest.Language(code, each, {}, {}) for code, each in given)
+    side = types.SimpleNamespace(size=8)
+    data = types.SimpleNamespace(
+        languages=languages, source_vocabulary=side, target_vocabulary=side
+    )
+    monkeypatch.setattr(manifest, "load", lambda _: data)
+    assert launches.data_facts("data").languages == ("de",)
