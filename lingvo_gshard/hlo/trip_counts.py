@@ -122,7 +122,7 @@ def _apply(instruction: Instruction, operands: tuple[_Value, ...]) -> _Value:
         compare = getattr(operator, instruction.proto.comparison_direction.lower())
         return int(compare(*operands))
     if opcode == "not" and instruction.arrays[0].dtype == "pred":
-        return 1 - operands[0]
+        return int(not operands[0])
     return _ARITHMETIC[opcode](*operands) if opcode in _ARITHMETIC else None
 
 

@@ -40,7 +40,9 @@ class TranslationTask(BaseLayer):
         p.Define("activation_dtype", "float32", "Or bfloat16. Weights and router stay float32.")
         rounded = "What products round float32 factors to; auto: bfloat16 in runs on CPUs with AMX."
         p.Define("product_dtype", "float32", rounded)
-        p.Define("aux_loss_weight", REQUIRED, "k, the weight of the sum of all l_aux.")
+        p.Define(
+            "aux_loss_weight", REQUIRED, "k, the weight of the sum of all l_aux; 0.01 E^2 is even."
+        )
         return p
 
     def __init__(self, params: InstantiableParams, *args) -> None:

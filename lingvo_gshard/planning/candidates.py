@@ -112,10 +112,9 @@ def _token_rows(batch: Sequence[str], staged: bool) -> list[str]:
 
 def _tensor_parallel(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
     """The possible rows of the axis `model`, if there is one: H, and what else it divides."""
-    ways = axes.get("model", 1)
-    letters = "".join(letter for letter in "HNV" if sizes[letter] % ways == 0)
-    if ways == 1:
+    if (ways := axes.get("model", 1)) == 1:
         return [""]
+    letters = "".join(letter for letter in "HNV" if sizes[letter] % ways == 0)
     with_experts = "experts" not in axes and sizes["E"] % ways == 0
     rows = [letters, f"E{letters}"] if with_experts else [letters]
     return [f"{row}:model" for row in rows if "H" in row]

@@ -292,11 +292,12 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 f"for, and there are {steps}: give 1 to {len(steps)}; train.keep_checkpoint_max="
                 f"{max(average, 1)} keeps more while training."
             )
+
+        def arrays(path: epath.Path) -> dict[str, SavedArray]:
+            return Stored.open(path).arrays()
+
         paths = list(map(self._path, steps[-average:]))
-        found = [
-            stored.in_all_processes(path, lambda path=path: Stored.open(path).arrays())
-            for path in paths
-        ]
+        found = [stored.in_all_processes(path, functools.partial(arrays, path)) for path in paths]
         if average == 1:
             return found[0]
         return {name: stored.mean([arrays[name] for arrays in found]) for name in found[-1]}
