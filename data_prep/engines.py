@@ -37,10 +37,8 @@ def pool(num_workers: int) -> Engine:
                 for future in concurrent.futures.as_completed(futures):
                     yield future.result()
             except process.BrokenProcessPool as error:
-                raise ValueError(
-                    "a worker has died, perhaps for lack of memory: repeat the command with fewer "
-                    "--workers, and it goes on"
-                ) from error
+                died = "a worker has died, perhaps for lack of memory: repeat with fewer --workers"
+                raise ValueError(died) from error
             finally:  # If one fails, the others need not begin.
                 executor.shutdown(wait=False, cancel_futures=True)
 

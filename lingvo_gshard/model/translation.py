@@ -41,7 +41,7 @@ class TranslationTask(BaseLayer):
         rounded = "What products round float32 factors to; auto: bfloat16 in runs on CPUs with AMX."
         p.Define("product_dtype", "float32", rounded)
         p.Define(
-            "aux_loss_weight", REQUIRED, "k, the weight of the sum of all l_aux; 0.01 E^2 is even."
+            "aux_loss_weight", REQUIRED, "k, the weight of the sum of all l_aux; it goes with E^2."
         )
         return p
 

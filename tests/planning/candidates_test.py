@@ -123,7 +123,8 @@ def test_a_loop_of_dense_layers_may_be_a_pipeline():
         params = request.changed(each.settings).params
         placement.check_divisible(params, request.changed(each.settings).partitioning)
         for stack in map(params.task.Get, _STACKS):
-            stack.Instantiate(Partitioning(Mesh.flat(1), ()))  # It refuses wrong stages.
+            one = Partitioning(Mesh.flat(1), ())
+            stack.Copy().Set(dim=params.task.dim).Instantiate(one)  # It refuses wrong stages.
             assert stack.stages == 2 <= stack.microbatches and 32 % stack.microbatches == 0
 
 
