@@ -47,7 +47,7 @@ _SENTENCES = flags.DEFINE_integer("sentences", 200, "The test sentences of each 
 _BASELINE_SIZES = ((2, 128, 512, 0.3), (1, 64, 256, 0.2))
 # Short runs learn more from larger steps.
 _BASELINE_LEARNING = ("optimizer.schedule.multiplier=1.6", *families.BATCHES)
-# Sizes of source and target; others have 2000 pieces. Chinese has 3,263 characters here.
+# Pieces of source and target, 2000 each for other groups. Chinese text has 3,263 characters.
 _VOCABULARIES = {"all": (12000, 6000), "zh": (6000, 2000)}
 _SCORES = "decode_test/scores.json"
 

@@ -9,7 +9,6 @@ import contextlib
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import process
 
 from lingvo_gshard import cli
 from lingvo_gshard.core import child_process
@@ -32,11 +31,11 @@ def pool(num_workers: int) -> Engine:
             mp_context=multiprocessing.get_context("spawn"),
             initializer=child_process.end_with_parent,
         ) as executor:
-            futures = [executor.submit(call) for call in calls]
             try:
+                futures = [executor.submit(call) for call in calls]
                 for future in concurrent.futures.as_completed(futures):
                     yield future.result()
-            except process.BrokenProcessPool as error:
+            except concurrent.futures.BrokenExecutor as error:
                 died = "a worker has died, perhaps for lack of memory: repeat with fewer --workers"
                 raise ValueError(died) from error
             finally:  # If one fails, the others need not begin.

@@ -237,9 +237,7 @@ def _check_flags() -> None:
         raise ValueError("--input goes with neither --serve nor --export.")
     elif not pathlib.Path(source).is_file():
         raise ValueError(f"--input={source}: there is no such file.")
-    elif not (file := pathlib.Path(target)).is_file() and (
-        file.exists() or not file.parent.is_dir()
-    ):
+    elif (file := pathlib.Path(target)).exists() != file.is_file() or not file.parent.is_dir():
         raise ValueError(f"--output={target}: expected a file in a folder that exists.")
 
 

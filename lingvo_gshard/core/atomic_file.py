@@ -41,7 +41,7 @@ def replacing_folder(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
 
     It lies beside `path`. If the block raises, it is deleted, and `path` stays as it was.
     """
-    path = pathlib.Path(path).resolve()  # Not a link, which may be renamed, but its target.
+    path = pathlib.Path(path).resolve()  # So that a link stays, and its target is replaced.
     partial, before = (path.with_name(path.name + suffix) for suffix in (".partial", ".before"))
     shutil.rmtree(partial, ignore_errors=True)  # Left by a process that was killed.
     partial.mkdir(parents=True)

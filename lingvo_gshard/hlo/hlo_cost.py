@@ -187,7 +187,7 @@ def _parameter_bytes(inner: Computation) -> dict[int, int]:
 
 def _read_bytes(value: Instruction, users: _Users, whole: int) -> int:
     """Bytes that the users of `value` read of a parameter of `whole` bytes."""
-    read = 0 if users[value] else whole  # A fusion within another one passes its root on.
+    read = 0 if users[value] else whole  # The root of a fusion within another one.
     for user, index in users[value]:
         if user.opcode in ("dynamic-slice", "gather", "slice") and index == 0:
             read += _bytes_as(value, user)  # A dynamic-slice may convert what it reads.
@@ -203,7 +203,7 @@ def _read_bytes(value: Instruction, users: _Users, whole: int) -> int:
 
 
 def _bytes_as(typed: Instruction, shaped: Instruction) -> int:
-    """Bytes of an array of one's dtype and the other's shape."""
+    """Bytes of an array with the dtype of `typed` and the shape of `shaped`."""
     return num_bytes([Array(typed.arrays[0].dtype, shaped.arrays[0].shape)])
 
 

@@ -55,7 +55,7 @@ class Capacity:
 
     def even_places(self, group_size: int, num_experts: int) -> int:
         """C by FACTOR, and of each round in which an MoE layer dispatches by TOKENS."""
-        return min(group_size, math.ceil(self.p.factor * group_size / num_experts - 1e-9))
+        return min(group_size, math.ceil(round(self.p.factor * group_size / num_experts, 9)))
 
 
 @dataclasses.dataclass(frozen=True)

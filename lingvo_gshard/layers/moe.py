@@ -62,7 +62,7 @@ class MoELayer(BaseLayer):
 
         `valid_mask` is float32 [B, L], 1 for a token, 0 for padding. The result, [B, L, M], is zero
         where a token overflowed. Raises ValueError if the group size does not divide the batch's
-        tokens, or if in training the partitions do not divide the number of GATHER's groups.
+        tokens, or the partitions do not divide the number of groups that GATHER trains on.
         """
         batch, length, _ = x.shape
         count = self._num_groups(batch, length, context.mode)
@@ -135,7 +135,7 @@ class MoELayer(BaseLayer):
     ) -> tf.Tensor:
         """Algorithm 2: dispatches the tokens, applies the experts and combines; [G, S, M]."""
         (count, *_), (ways,) = x_GSM.shape, self._annotator.factor("G")
-        is_even = count % ways == 0  # An evaluation of any groups goes by EINSUM.
+        is_even = count % ways == 0  # Otherwise an evaluation dispatches by EINSUM.
         if self.p.dispatch is Dispatch.GATHER and context.training and not is_even:
             raise ValueError(
                 f"{self.path}: dispatch GATHER needs the same number of groups on each of {ways} "

@@ -182,7 +182,7 @@ def _register_mapped_product() -> None:
 
 
 def _product(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[tf.Tensor]]]:
-    """a times b, both bfloat16, and its gradients, in float32; TensorFlow has none of them."""
+    """a times b, both bfloat16, and the gradients, all float32; TensorFlow defines none."""
 
     def gradient(d: tf.Tensor) -> list[tf.Tensor]:
         d = tf.cast(d, tf.bfloat16)

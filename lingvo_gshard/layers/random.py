@@ -20,8 +20,8 @@ def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
 
     The index goes through murmur3's finalizer twice, keyed by one half of the seed each time. That
     is good enough for dropout, at a third of the cost of a cryptographic generator. The index
-    counts as many last dims as fit 32 bits; that of the dims before is added to the second key. The
-    seed is int32 [2]. Raises ValueError if both are of more than 2^32 elements.
+    counts as many last dims as fit 32 bits; the hash of that of the dims before is XORed to the
+    second key's. The seed is int32 [2]. Raises ValueError if both are of more than 2^32 elements.
     """
     return _traced()(shape, seed)
 

@@ -40,9 +40,7 @@ class TranslationTask(BaseLayer):
         p.Define("activation_dtype", "float32", "Or bfloat16. Weights and router stay float32.")
         rounded = "What products round float32 factors to; auto: bfloat16 in runs on CPUs with AMX."
         p.Define("product_dtype", "float32", rounded)
-        p.Define(
-            "aux_loss_weight", REQUIRED, "k, the weight of the sum of all l_aux; it goes with E^2."
-        )
+        p.Define("aux_loss_weight", REQUIRED, "k, the weight of the summed l_aux; it grows as E^2.")
         return p
 
     def __init__(self, params: InstantiableParams, *args) -> None:

@@ -118,7 +118,7 @@ class Server:
             else:
                 self._translator, self._is_ready = translator, True
                 self._loads.labels("loaded").inc()
-                with contextlib.suppress(OSError):  # Nobody may read it any longer.
+                with contextlib.suppress(OSError):  # It may have no reader any longer.
                     print(f"Loaded {translator.spec.model}", flush=True)
             await hangup.wait()
             hangup.clear()

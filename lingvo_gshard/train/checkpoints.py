@@ -261,10 +261,11 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """
         step, damaged = self.latest(), None
         while step is not None:
+            there = {*self.steps()}
             try:
                 return stored.in_all_processes(self._path(step), functools.partial(read, step))
             except DamagedCheckpointError as error:
-                if not processes.of_first(step in self.steps()):  # Training has deleted it.
+                if processes.of_first(bool(there - {*self.steps()})):  # Training has deleted some.
                     step = self.latest()
                     continue
                 logging.warning("%s Falling back to the checkpoint before it.", error)
@@ -292,12 +293,9 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 f"for, and there are {steps}: give 1 to {len(steps)}; train.keep_checkpoint_max="
                 f"{max(average, 1)} keeps more while training."
             )
-
-        def arrays(path: epath.Path) -> dict[str, SavedArray]:
-            return Stored.open(path).arrays()
-
-        paths = list(map(self._path, steps[-average:]))
-        found = [stored.in_all_processes(path, functools.partial(arrays, path)) for path in paths]
+        paths = map(self._path, steps[-average:])
+        opened = [stored.in_all_processes(p, functools.partial(Stored.open, p)) for p in paths]
+        found = [each.arrays() for each in opened]
         if average == 1:
             return found[0]
         return {name: stored.mean([arrays[name] for arrays in found]) for name in found[-1]}

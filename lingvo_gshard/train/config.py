@@ -14,12 +14,12 @@ from lingvo_gshard.core.hyperparams import REQUIRED, Params
 from lingvo_gshard.train.hooks import NonFinite
 
 _PARAMS = "params.txt"
-# Settings that may differ between runs of one model: two that only earlier versions had, a
+# Settings that may differ between runs of one model: what earlier versions had or set, a
 # pipeline's stages and microbatches, and the dtype of products.
 _IGNORED = (
     *(".second_threshold", "_capacity.number"),
     *(".stages", ".microbatches", ".product_dtype"),
-    *(".encoder.dim", ".decoder.dim"),  # task.dim counts.
+    *("task.encoder.dim", "task.decoder.dim"),  # task.dim counts.
 )
 
 

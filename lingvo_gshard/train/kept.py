@@ -52,6 +52,5 @@ def delete_older(kept: pathlib.Path) -> None:
     """Deletes the bundles of other checkpoints than that of `kept`."""
     step, _, _ = kept.name.partition("-")
     for other in kept.parent.iterdir():
-        of = re.fullmatch(r"(\d+)-[0-9a-f]+.*", other.name)
-        if of and of[1] != step:
+        if re.fullmatch(rf"(?!{step}-)\d+-[0-9a-f]{{16}}(\.\w+)?", other.name):
             shutil.rmtree(other, ignore_errors=True)

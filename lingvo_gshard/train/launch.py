@@ -109,7 +109,7 @@ def experiment_params(launch: Launch) -> Params:
 
 
 def check_vocabularies(data_dir: str, logdir: str) -> dict[pathlib.Path, bytes]:
-    """Returns the data's vocabularies by their paths in a run; ValueError if it has others."""
+    """Returns the data's vocabularies by their paths in a run; ValueError if the run's differ."""
     files, contents = manifest.load(data_dir).vocabulary_files, {}
     digests.verify(data_dir, files)
     for file, copy in zip(files, tokenizer.vocabulary_files(logdir), strict=True):

@@ -123,7 +123,7 @@ def _warm_start(params: Params) -> WarmStart | None:
     if params.train.warm_start_from is None:
         return None
     start = WarmStart(params.train.warm_start_from, params.train.warm_start_rules)
-    if not pathlib.Path(start.source).is_dir():
+    if not pathlib.Path(start.source, "vocab").is_dir():
         if Rule.BY_PIECE not in dict(start.rules).values():
             return start
         raise ValueError(

@@ -124,7 +124,7 @@ class WarmStart:
                 f"{mismatch}; rule SAME needs the same shape: COPY_EXPERTS, BY_PIECE or NEW may do."
             )
         if old_ids is not None and not np.array_equal(old_ids, np.arange(len(old_ids))):
-            raise ValueError(f"{mismatch}, of another vocabulary: BY_PIECE or NEW may do.")
+            raise ValueError(f"{path}: the source has another vocabulary: BY_PIECE or NEW may do.")
         if np.mod(new.shape, before.shape).any():
             raise ValueError(f"{mismatch}; rule COPY_EXPERTS needs a multiple of each dim.")
         how = "restored," if rule is Rule.SAME else f"{specs.describe(before)} copied to"

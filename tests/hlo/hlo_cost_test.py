@@ -190,7 +190,7 @@ def test_a_loop_of_unknown_length_counts_as_one_trip():
 
 
 def test_a_product_in_a_fusion_reads_what_an_inner_fusion_passes_on():
-    """Its factors are bfloat16, and its result float32."""
+    """Its factors are parameters that inner fusions only pass on."""
     found = {cost.name: cost for cost in hlo_cost.costs(programs.kept("tpu_split"))}
     product = found["fusion.20"]
     fusion = next(

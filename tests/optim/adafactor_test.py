@@ -185,6 +185,6 @@ def test_zero_gradient_changes_nothing_and_stays_finite():
         ("beta2", 1.5, r"in \(0, 1\], got 1.5"),
     ],
 )
-def test_settings_that_would_stop_learning_are_refused(name, value, expected):
+def test_settings_out_of_range_are_refused(name, value, expected):
     with pytest.raises(ValueError, match=f"Adafactor: {name} must be {expected}"):
         _adafactor(**{name: value})

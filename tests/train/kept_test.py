@@ -40,11 +40,12 @@ def test_a_bundle_is_named_after_the_newest_checkpoint_and_all_that_it_depends_o
 
 
 def test_bundles_of_older_checkpoints_are_deleted(tmp_path):
-    for name in ("4-ab", "6-ab", "6-cd", "60-ab", "mine"):
+    old, new = "0123456789abcdef", "abcdef0123456789"
+    for name in (f"4-{old}", f"6-{old}", f"6-{new}", f"60-{old}", "4-best"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "bundle.json").touch()
-    kept.delete_older(tmp_path / "6-cd")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["6-ab", "6-cd", "mine"]
+    kept.delete_older(tmp_path / f"6-{new}")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["4-best", f"6-{old}", f"6-{new}"]
 
 
 def test_a_bundle_that_is_missing_or_damaged_counts_as_none(tmp_path, caplog):
