@@ -43,12 +43,16 @@ def main() -> None:
         if _VERIFY_DATA.value:
             modes.verify_data(run)
         match _MODE.value:
-            case "train" | "train_and_eval" | "export" as mode:
-                getattr(modes, mode)(run)
+            case "train":
+                modes.train(run)
+            case "train_and_eval":
+                modes.train_and_eval(run)
             case "eval":
                 modes.evaluate(run)
             case "continuous_eval":
                 modes.evaluate_continuously(run)
+            case "export":
+                modes.export(run)
             case "decode":
                 cli.load("lingvo_gshard.evaluation.decode_split").decode_split(run, _SPLIT.value)
             case "report":

@@ -122,7 +122,7 @@ def test_a_lack_of_memory_is_one_line():
     assert (done.returncode, done.stderr) == (1, "x: out of memory\n")
 
 
-def test_an_error_without_a_message_is_told_by_its_name():
+def test_an_error_without_a_message_is_reported_by_name():
     code = "from lingvo_gshard import cli\ndef main(): raise TimeoutError\ncli.run('x', main)"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, cwd=_ROOT, timeout=60)

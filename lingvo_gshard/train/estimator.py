@@ -313,8 +313,10 @@ def train_and_evaluate(
     """Trains and evaluates each checkpoint; returns the last metrics, None if a hook stopped it."""
     evaluator = _EvaluationHook(estimator, evaluation)
     estimator.train(input_fn, max_steps=max_steps, hooks=[*hooks, evaluator])
-    if evaluator.stopped or evaluator.last is not None:
-        return None if evaluator.stopped else evaluator.last
+    if evaluator.stopped:
+        return None
+    if evaluator.last is not None:
+        return evaluator.last
     # max_steps was reached before this run began.
     found = estimator.restore()
     return estimator.evaluate_state(found.state, found.step, evaluation)

@@ -415,6 +415,22 @@ def test_a_checkpoint_that_training_deletes_while_it_is_read_is_not_damaged(tmp_
     assert not caplog.messages
 
 
+def test_a_mean_of_checkpoints_of_which_training_deletes_one_is_read_again(tmp_path, caplog):
+    _saved(tmp_path, (3, 6))
+    steps = []
+
+    def read(step):
+        steps.append(step)
+        if len(steps) == 1:
+            shutil.rmtree(tmp_path / "checkpoints/3")
+            raise DamagedCheckpointError("checkpoints/3 is not there")
+        return step
+
+    with Checkpoints(tmp_path) as saved:
+        assert saved.newest(read) == 6 and steps == [6, 6]
+    assert not caplog.messages
+
+
 def test_processes_learn_of_damage_that_one_of_them_finds_at_once(tmp_path, monkeypatch):
     _saved(tmp_path, (3,))
     (tmp_path / "checkpoints/3/about/metadata").write_text("{")
