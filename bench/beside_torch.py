@@ -17,9 +17,9 @@ import numpy as np
 from absl import flags
 
 from bench import peer, synthetic
-from lingvo_gshard.core import table
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import table
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.spmd import devices, environment
 

@@ -7,9 +7,9 @@ B batch, k beam, T steps, P = T * k places of the flat sequence.
 
 import tensorflow as tf
 
+from lingvo_gshard.beam_search.beam import BeamSearch
+from lingvo_gshard.beam_search.flat_beam_search import DecodeStep, Grow
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decode.beam import BeamSearch
-from lingvo_gshard.decode.flat_beam_search import DecodeStep, Grow
 from lingvo_gshard.model.translation import TranslationTask
 
 _REORDERED = ("self_keys", "self_values")

@@ -5,8 +5,8 @@ import math
 import pathlib
 from collections.abc import Sequence
 
-from lingvo_gshard.core import table
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.files import table
 from lingvo_gshard.model import flops
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import Partitioning

@@ -19,7 +19,7 @@ from bench import corpus
 from data_prep import config, engines, pipeline, tsv_folder
 from data_prep.pipeline import Step
 from lingvo_gshard import cli
-from lingvo_gshard.core import table
+from lingvo_gshard.files import table
 
 _CONFIG = config.BuildConfig(source_vocab_size=8000, target_vocab_size=4000)
 _BATCH_LINES = 2048

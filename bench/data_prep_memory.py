@@ -29,7 +29,7 @@ from bench import corpus
 from data_prep import tsv, tsv_folder
 from data_prep.pipeline import Step
 from lingvo_gshard import cli
-from lingvo_gshard.core import table
+from lingvo_gshard.files import table
 
 _TEXT = flags.DEFINE_string("text", None, "A folder of split text; by default a synthetic one.")
 _TIMES = flags.DEFINE_integer("times", 10, "The larger corpus' size relative to the smaller one's.")

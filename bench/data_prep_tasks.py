@@ -23,7 +23,7 @@ from data_prep import config, pipeline, selection, tsv_folder
 from data_prep.chunks import Chunk
 from data_prep.engines import Call
 from lingvo_gshard import cli
-from lingvo_gshard.core import table
+from lingvo_gshard.files import table
 
 _TIMED = flags.DEFINE_bool("timed", True, "Also build the larger corpus with 1 and 2 workers.")
 _CONFIG = config.BuildConfig(max_vocab_sentences=30_000)

@@ -25,9 +25,9 @@ from absl import flags
 
 from bench import classic_beam, peer, synthetic
 from lingvo_gshard import cli
+from lingvo_gshard.beam_search import flat_beam_search
+from lingvo_gshard.beam_search.beam import BeamSearch, Requests
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decode import flat_beam_search
-from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.spmd import devices, environment, lowering

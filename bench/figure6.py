@@ -25,9 +25,9 @@ from bench import families, multilingual
 from bench.families import Model
 from data_prep import tsv
 from lingvo_gshard import cli
-from lingvo_gshard.core import atomic_file, table
+from lingvo_gshard.checkpoints.checkpoints import Best, read_best
+from lingvo_gshard.files import atomic_file, table
 from lingvo_gshard.input import manifest
-from lingvo_gshard.train.checkpoints import Best, read_best
 from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 
 SIZES: dict[str, int | None] = {

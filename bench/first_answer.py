@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.core import table
+from lingvo_gshard.files import table
 
 _LOGDIR = flags.DEFINE_string("logdir", None, "A run with a checkpoint.", required=True)
 _LINE = flags.DEFINE_string("line", "a line to translate", "What is translated.")

@@ -22,8 +22,8 @@ from absl import flags, logging
 from bench import corpus, synthetic
 from data_prep import config, engines, pipeline, tsv_folder
 from lingvo_gshard import cli
-from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import table
 from lingvo_gshard.input import manifest, mixture
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.input.records import RecordSource

@@ -21,13 +21,13 @@ from absl import flags, logging
 
 from bench import synthetic
 from lingvo_gshard import cli
-from lingvo_gshard.core import table
+from lingvo_gshard.checkpoints import checkpoints
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints, Contents
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import table
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.spmd import devices, environment, specs
 from lingvo_gshard.spmd.executable import Executable
-from lingvo_gshard.train import checkpoints
-from lingvo_gshard.train.checkpoints import Checkpoints, Contents
 from lingvo_gshard.train.estimator import TPUEstimator
 from lingvo_gshard.train.hooks import TrainCall, TrainHook
 

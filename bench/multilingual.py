@@ -16,8 +16,8 @@ from absl import flags
 
 from bench import curves, families, parallel
 from bench.families import Family, Model
-from lingvo_gshard.train import launch
-from lingvo_gshard.train.checkpoints import whole_steps
+from lingvo_gshard.checkpoints.checkpoints import whole_steps
+from lingvo_gshard.runs import launch
 from lingvo_gshard.train.summaries import EVAL_METRICS, read_lines
 
 _FAMILY = flags.DEFINE_enum("family", "small", list(families.BY_NAME), "The models to compare.")

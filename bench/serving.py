@@ -35,10 +35,10 @@ import numpy as np
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.core import table
-from lingvo_gshard.decode import bundle
+from lingvo_gshard.files import table
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.serving.batcher import Limits
+from lingvo_gshard.translation import bundle
 
 _SERVED = flags.DEFINE_string("served", None, "A bundle.", required=True)
 _LINES = flags.DEFINE_string("lines", None, "A file of text to translate.", required=True)

@@ -28,7 +28,7 @@ from array_record.python import array_record_module  # pyright: ignore[reportAtt
 
 from data_prep import encoding
 from lingvo_gshard import cli
-from lingvo_gshard.core import digests, table
+from lingvo_gshard.files import digests, table
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.batches import TranslationInput
 

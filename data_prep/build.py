@@ -25,7 +25,7 @@ from absl import flags, logging
 from data_prep import config, engines, pipeline, tsv_folder
 from data_prep.sources import Source
 from lingvo_gshard import cli
-from lingvo_gshard.core import atomic_file, storage
+from lingvo_gshard.files import atomic_file, storage
 from lingvo_gshard.input import manifest
 
 _INPUT = flags.DEFINE_string("input", None, "A folder of parallel text.")

@@ -24,7 +24,7 @@ from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
 from data_prep.sources import Source
 from data_prep.tsv import Pair
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.files import atomic_file
 
 PAIR, ENGLISH, SOURCE = range(3)  # The digests' columns.
 _SURVEYED_ROWS = 2000

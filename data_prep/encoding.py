@@ -17,7 +17,7 @@ from data_prep.chunks import Chunk
 from data_prep.cleaning import Rule
 from data_prep.directions import Direction
 from data_prep.shards import Shard
-from lingvo_gshard.core import atomic_file, digests
+from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import example_codec, manifest
 
 _PAIRS_PER_BATCH = 2048

@@ -11,7 +11,7 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 
 from lingvo_gshard import cli
-from lingvo_gshard.core import child_process
+from lingvo_gshard.files import child_process
 
 Call = Callable[[], None]
 Engine = Callable[[Sequence[Call]], Iterator[None]]

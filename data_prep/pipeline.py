@@ -30,7 +30,7 @@ from data_prep.config import BuildConfig
 from data_prep.directions import Direction
 from data_prep.engines import Engine
 from data_prep.sources import Source
-from lingvo_gshard.core import digests, storage
+from lingvo_gshard.files import digests, storage
 from lingvo_gshard.input import manifest
 
 # In order; see above.

@@ -14,7 +14,7 @@ import numpy as np
 
 from data_prep.encoding import Encoded, SideStatistics
 from lingvo_gshard import cli
-from lingvo_gshard.core import table
+from lingvo_gshard.files import table
 from lingvo_gshard.input import manifest
 
 _QUANTILES = {"median": 0.5, "95 %": 0.95, "99 %": 0.99}

@@ -17,7 +17,7 @@ import tqdm
 from data_prep.config import BuildConfig
 from data_prep.engines import Engine
 from data_prep.sources import Source
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.files import atomic_file
 from lingvo_gshard.input import manifest
 
 PLAN_NAME = "plan.txt"

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, BinaryIO, TypeVar
 
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.files import atomic_file
 
 WHOLE = range(sys.maxsize)  # The span of a whole file.
 BYTES_PER_SPAN = 1 << 26

@@ -18,7 +18,7 @@ from absl import logging
 from data_prep import chunks, directions, tsv
 from data_prep.chunks import Chunk
 from data_prep.config import BuildConfig
-from lingvo_gshard.core import atomic_file, digests
+from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 

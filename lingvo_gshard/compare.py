@@ -19,10 +19,10 @@ from typing import Any
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.core import atomic_file, storage
 from lingvo_gshard.evaluation import quality, significance
 from lingvo_gshard.evaluation.comparison import Comparison
 from lingvo_gshard.evaluation.quality import Quality
+from lingvo_gshard.files import atomic_file, storage
 
 _RUNS = flags.DEFINE_multi_string(
     "run", None, "NAME=LOGDIR; repeatable, also with the same name.", required=True

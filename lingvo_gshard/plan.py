@@ -18,7 +18,7 @@ from typing import Any
 from absl import flags
 
 from lingvo_gshard import cli, registry
-from lingvo_gshard.core import storage
+from lingvo_gshard.files import storage
 from lingvo_gshard.spmd import environment
 
 _MODEL = flags.DEFINE_string("model", None, "A registered experiment, such as m4.MoE2048E36L.")

@@ -16,8 +16,8 @@ with status 69; started again, all of them continue.
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.core import storage
-from lingvo_gshard.train import launch as launches
+from lingvo_gshard.files import storage
+from lingvo_gshard.runs import launch as launches
 
 _MODES = ("train", "eval", "decode", "train_and_eval", "continuous_eval", "export", "report")
 
@@ -37,7 +37,7 @@ def main() -> None:
     with cli.joined(), storage.working(_LOGDIR.value) as logdir:
         launch = launches.launch_of(_MODEL.value, tuple(_SET.value), _DATA_DIR.value, str(logdir))
         num_partitions, devices = cli.start_devices(launch.model)
-        runs, modes = cli.load("lingvo_gshard.train.run"), cli.load("lingvo_gshard.train.modes")
+        runs, modes = cli.load("lingvo_gshard.runs.run"), cli.load("lingvo_gshard.runs.modes")
         run = runs.open_run(launch, str(logdir), num_partitions, _EXECUTABLES.value)
         modes.print_once(f"{devices}, {run.product_dtype} products")
         if _VERIFY_DATA.value:

@@ -32,15 +32,15 @@ from typing import TYPE_CHECKING, Any, cast
 from absl import flags
 
 from lingvo_gshard import cli
-from lingvo_gshard.core import atomic_file, storage
+from lingvo_gshard.files import atomic_file, storage
 from lingvo_gshard.input import example_codec
 
 if TYPE_CHECKING:
-    from lingvo_gshard.decode.bundle import Decoder, DecoderSpec
-    from lingvo_gshard.decode.translator import NBest, Translator
     from lingvo_gshard.input.tokenizer import Tokenizer
-    from lingvo_gshard.train.launch import Launch
-    from lingvo_gshard.train.run import Run
+    from lingvo_gshard.runs.launch import Launch
+    from lingvo_gshard.runs.run import Run
+    from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
+    from lingvo_gshard.translation.translator import NBest, Translator
 
 _LOGDIR = flags.DEFINE_string("logdir", None, "The folder of a trained run.")
 _BUNDLE = flags.DEFINE_string("bundle", None, "A folder that --export wrote.")
@@ -77,7 +77,9 @@ def main() -> None:
     spec = _bundle().load_spec(_BUNDLE.value) if _BUNDLE.value else None
     with cli.joined(spec and spec.num_partitions):
         decoder, source, target = _of_bundle(spec) if spec else _of_run()
-        translator = cli.load("lingvo_gshard.decode.translator").Translator(decoder, source, target)
+        translator = cli.load("lingvo_gshard.translation.translator").Translator(
+            decoder, source, target
+        )
         if _INPUT.value and _OUTPUT.value:
             _translate_file(translator, pathlib.Path(_INPUT.value), pathlib.Path(_OUTPUT.value))
         elif _SERVE.value is not None:
@@ -94,7 +96,7 @@ def main() -> None:
 
 
 def _translate_file(translator: Translator, source: pathlib.Path, target: pathlib.Path) -> None:
-    chunks, folder = cli.load("lingvo_gshard.decode.chunks"), pathlib.Path(f"{target}.parts")
+    chunks, folder = cli.load("lingvo_gshard.translation.chunks"), pathlib.Path(f"{target}.parts")
     beginning = translator.decoder.spec.beginning(_TARGET_LANG.value)
     with source.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -125,7 +127,7 @@ def read_lines(stream: io.BufferedIOBase) -> Iterator[list[str]]:
 
 
 def _bundle() -> Any:
-    return cli.load("lingvo_gshard.decode.bundle")
+    return cli.load("lingvo_gshard.translation.bundle")
 
 
 def _of_bundle(spec: DecoderSpec) -> tuple[Decoder, Tokenizer, Tokenizer]:
@@ -147,7 +149,7 @@ def _of_run() -> tuple[Decoder, Tokenizer, Tokenizer]:
     with _launched() as launched:
         if cli.processes():
             return _open_run(*launched).decoder()
-        kept = cli.load("lingvo_gshard.train.kept")
+        kept = cli.load("lingvo_gshard.runs.kept")
         folder = kept.folder(*launched)
         if found := kept.load(folder):
             return found
@@ -168,7 +170,7 @@ def _launched() -> Iterator[tuple[Launch, str, int]]:
     decode = {"num_best": _NBEST.value, "tell_attention": _ATTENTION.value}
     for flag in (_BEAM_SIZE, _BATCH_SIZE, _AVERAGE):
         decode |= {flag.name: flag.value} if flag.value is not None else {}
-    launches = cli.load("lingvo_gshard.train.launch")
+    launches = cli.load("lingvo_gshard.runs.launch")
     with storage.working(str(_LOGDIR.value)) as logdir:
         launch = launches.recorded(str(logdir))
         _check_language(launch.trained_on)
@@ -177,7 +179,7 @@ def _launched() -> Iterator[tuple[Launch, str, int]]:
 
 
 def _open_run(launch: Launch, logdir: str, num_partitions: int) -> Run:
-    return cli.load("lingvo_gshard.train.run").open_run(launch, logdir, num_partitions)
+    return cli.load("lingvo_gshard.runs.run").open_run(launch, logdir, num_partitions)
 
 
 def _start_devices(model: str, partitions: int | None = None) -> int:

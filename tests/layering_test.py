@@ -12,29 +12,33 @@ _LIBRARY = "lingvo_gshard"
 # which imports core alone, if it says so. A new folder needs a line.
 _ALLOWED = {
     "core": "",
+    "files": "core",
     "sharding": "core",
     "layers": "core sharding",
     "optim": "core sharding",
-    "hlo": "core",
-    "spmd": "core sharding hlo",
-    "input": "core sharding",
-    "decode": "core sharding layers spmd input",
-    "serving": "core decode",
-    "model": "core sharding layers optim decode",
-    "train": "core sharding layers spmd input decode model registry",
-    "planning": "core sharding layers optim hlo spmd input model train registry",
-    "evaluation": "core sharding spmd input decode model train planning",
+    "beam_search": "core layers",
+    "hlo": "core files",
+    "spmd": "core files sharding hlo",
+    "input": "core files sharding",
+    "translation": "core files spmd input",
+    "serving": "files translation",
+    "model": "core sharding layers optim beam_search",
+    "checkpoints": "core files sharding spmd",
+    "train": "core files sharding spmd checkpoints model",
+    "runs": "core files sharding spmd input translation model checkpoints train registry",
+    "planning": "core files sharding layers optim hlo spmd input model train runs registry",
+    "evaluation": "core files sharding spmd input translation model train runs planning",
 }
-_JAX = {"spmd", "train", "input"}
+_JAX = {"spmd", "checkpoints", "train", "runs"}
 # What data_prep shares with the library: the formats of files, and what has no room of its own.
 _SHARED = {
     f"{_LIBRARY}.cli",
-    f"{_LIBRARY}.core.atomic_file",
-    f"{_LIBRARY}.core.child_process",
-    f"{_LIBRARY}.core.digests",
-    f"{_LIBRARY}.core.json_records",
-    f"{_LIBRARY}.core.storage",
-    f"{_LIBRARY}.core.table",
+    f"{_LIBRARY}.files.atomic_file",
+    f"{_LIBRARY}.files.child_process",
+    f"{_LIBRARY}.files.digests",
+    f"{_LIBRARY}.files.json_records",
+    f"{_LIBRARY}.files.storage",
+    f"{_LIBRARY}.files.table",
     f"{_LIBRARY}.input.manifest",
     f"{_LIBRARY}.input.normalization",
     f"{_LIBRARY}.input.example_codec",
@@ -104,7 +108,7 @@ _SOURCE = _files(_LIBRARY, "data_prep", "params")
 def test_the_walk_sees_imports():
     assert "tensorflow" in _imports(f"{_LIBRARY}/spmd/lowering.py")
     assert f"{_LIBRARY}.core.nested_map.NestedMap" in _imports(f"{_LIBRARY}/layers/moe.py")
-    assert f"{_LIBRARY}.train.modes" in _loaded_by_name(f"{_LIBRARY}/trainer.py")
+    assert f"{_LIBRARY}.runs.modes" in _loaded_by_name(f"{_LIBRARY}/trainer.py")
 
 
 def test_the_folders_stand_in_order():

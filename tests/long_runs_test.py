@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 from data_prep import constructed, pipeline
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints
+from lingvo_gshard.runs import launch, run
+from lingvo_gshard.runs.launch import Launch
 from lingvo_gshard.spmd import specs
-from lingvo_gshard.train import launch, run
-from lingvo_gshard.train.checkpoints import Checkpoints
-from lingvo_gshard.train.launch import Launch
 from tests.data_prep import prepared
 from tools.disturbed_run import Layout, Run
 

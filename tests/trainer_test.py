@@ -14,14 +14,15 @@ import numpy as np
 import pytest
 
 from data_prep import pipeline, tsv
+from lingvo_gshard.checkpoints import exported
+from lingvo_gshard.checkpoints.checkpoints import whole_steps
 from lingvo_gshard.evaluation import decode_split, run_report
 from lingvo_gshard.input import manifest, sentences
-from lingvo_gshard.train import exported, modes
-from lingvo_gshard.train import launch as launches
-from lingvo_gshard.train import run as runs
-from lingvo_gshard.train.checkpoints import whole_steps
+from lingvo_gshard.runs import launch as launches
+from lingvo_gshard.runs import modes
+from lingvo_gshard.runs import run as runs
+from lingvo_gshard.runs.launch import Launch
 from lingvo_gshard.train.hooks import NonFiniteLossError
-from lingvo_gshard.train.launch import Launch
 from tests import ports, without
 from tests.data_prep import prepared
 from tools import fuzz

@@ -1,4 +1,4 @@
-"""What `translate` reads and writes; trainer_test.py and decode/bundle_test.py run it whole."""
+"""What `translate` reads and writes; trainer_test and bundle_test run it whole."""
 
 import io
 import os
@@ -11,7 +11,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from lingvo_gshard import cli, translate
-from lingvo_gshard.decode.translator import Translation
+from lingvo_gshard.translation.translator import Translation
 
 _ROOT = pathlib.Path(__file__).parent.parent
 

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from lingvo_gshard.checkpoints import checkpoints
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import checkpoints, hooks, summaries
+from lingvo_gshard.train import hooks, summaries
 
 
 @dataclasses.dataclass(frozen=True)

@@ -24,14 +24,15 @@ from typing import Any
 import numpy as np
 from absl import app, flags, logging
 
-from lingvo_gshard.core import digests, table
-from lingvo_gshard.decode import bundle
+from lingvo_gshard.checkpoints import checkpoints, exported
+from lingvo_gshard.checkpoints.stored import Stored
+from lingvo_gshard.files import digests, table
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
-from lingvo_gshard.train import checkpoints, config, exported
-from lingvo_gshard.train import launch as launches
-from lingvo_gshard.train.stored import Stored
+from lingvo_gshard.runs import launch as launches
+from lingvo_gshard.train import config
+from lingvo_gshard.translation import bundle
 
 _DATA_DIR = flags.DEFINE_string("data", None, "A prepared data folder.")
 _LOGDIR = flags.DEFINE_string("run_dir", None, "A finished run.")

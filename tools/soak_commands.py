@@ -26,7 +26,7 @@ from typing import Any
 
 from absl import app, flags
 
-from lingvo_gshard.core import atomic_file, table
+from lingvo_gshard.files import atomic_file, table
 from lingvo_gshard.train import summaries
 from tools.disturbed_run import Run
 

@@ -1,1 +1,1 @@
-"""Params and layers, and the files, digests, buckets and tables that all rooms use."""
+"""Params, trees of tensors, and the base of all layers."""

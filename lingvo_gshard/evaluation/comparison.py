@@ -5,8 +5,9 @@ import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
 
-from lingvo_gshard.core import late, table
+from lingvo_gshard.core import late
 from lingvo_gshard.evaluation.quality import TITLES, Quality
+from lingvo_gshard.files import table
 
 # The trend lines are means over this many languages, as in the paper.
 _WINDOW = 10

@@ -5,16 +5,16 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
-from lingvo_gshard.core import atomic_file, digests, storage
-from lingvo_gshard.decode.chunks import Parts
-from lingvo_gshard.decode.translator import Translator
 from lingvo_gshard.evaluation import quality
 from lingvo_gshard.evaluation.quality import LanguageQuality, Quality
+from lingvo_gshard.files import atomic_file, digests, storage
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.manifest import Language
+from lingvo_gshard.runs.launch import recorded
+from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train.launch import recorded
-from lingvo_gshard.train.run import Run
+from lingvo_gshard.translation.chunks import Parts
+from lingvo_gshard.translation.translator import Translator
 
 
 def decode_split(run: Run, split: str) -> None:

@@ -14,7 +14,8 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from sacrebleu.utils import SACREBLEU_DIR
 
-from lingvo_gshard.core import atomic_file, json_records, late, storage, table
+from lingvo_gshard.core import late
+from lingvo_gshard.files import atomic_file, json_records, storage, table
 
 # Resamplings of the sentences; sacreBLEU's signature contains their number and its seed.
 BOOTSTRAPS = 1000

@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from lingvo_gshard.core import atomic_file, storage, table
 from lingvo_gshard.evaluation import quality
+from lingvo_gshard.files import atomic_file, storage, table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import flops
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import plan
-from lingvo_gshard.train import expert_load
-from lingvo_gshard.train.run import Run
+from lingvo_gshard.runs import expert_load
+from lingvo_gshard.runs.run import Run
 from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
 
 # What is wider than the window scrolls by itself, and so the page never does.

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 from sacrebleu import significance
 
-from lingvo_gshard.core import table
 from lingvo_gshard.evaluation import quality
+from lingvo_gshard.files import table
 
 # A language's references, and its translations by each run of both models.
 _Texts = tuple[list[str], list[list[list[str]]]]

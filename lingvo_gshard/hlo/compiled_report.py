@@ -4,7 +4,7 @@ import collections
 import dataclasses
 from typing import Any
 
-from lingvo_gshard.core import table
+from lingvo_gshard.files import table
 from lingvo_gshard.hlo import collectives, trip_counts
 from lingvo_gshard.hlo.collectives import COLLECTIVES, Collective
 from lingvo_gshard.hlo.hlo_module import Module

@@ -5,9 +5,10 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
-from lingvo_gshard.core import digests, hyperparams
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.late import grain
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, mixture, packing
 from lingvo_gshard.input.one_pass import OnePassBatches
 from lingvo_gshard.input.packing import Rows

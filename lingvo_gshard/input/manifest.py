@@ -17,8 +17,8 @@ import os
 import pathlib
 from typing import Any
 
-from lingvo_gshard.core import digests, json_records, storage
-from lingvo_gshard.core.digests import File
+from lingvo_gshard.files import digests, json_records, storage
+from lingvo_gshard.files.digests import File
 
 FILE_NAME = "manifest.json"
 VERSION = 4

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 from array_record.python import array_record_module  # pyright: ignore[reportAttributeAccessIssue]
 
-from lingvo_gshard.core import digests
+from lingvo_gshard.files import digests
 from lingvo_gshard.input import example_codec, manifest
 from lingvo_gshard.input.example_codec import Example
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import sentencepiece
 
-from lingvo_gshard.core import digests
+from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest
 from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from lingvo_gshard.beam_search import flat_beam_search
+from lingvo_gshard.beam_search.beam import BeamSearch, Requests
 from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decode import flat_beam_search
-from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.model.gradient_norms import gradient_norms
 from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec

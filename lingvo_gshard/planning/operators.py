@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
-from lingvo_gshard.core import table
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import table
 from lingvo_gshard.hlo.collectives import COLLECTIVES
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec

@@ -6,7 +6,7 @@ import operator
 import pathlib
 from typing import Self
 
-from lingvo_gshard.core import atomic_file, json_records
+from lingvo_gshard.files import atomic_file, json_records
 from lingvo_gshard.planning.memory import Buffer, Memory
 
 PLAN_JSON = "plan.json"

@@ -14,8 +14,9 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Self, TypeVar
 
 from lingvo_gshard import registry
-from lingvo_gshard.core import child_process, digests, hyperparams
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.files import child_process, digests
 from lingvo_gshard.model import flops, placement
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import hardware, plan, programs, report

@@ -16,11 +16,12 @@ from lingvo_gshard.planning import compiled_step, hardware, memory
 from lingvo_gshard.planning.compiled_step import CompiledStep
 from lingvo_gshard.planning.memory import GIB, Buffer, Memory, Refusal
 from lingvo_gshard.planning.plan import DECODE, INITIALIZE, TRAIN, Batch, ProgramPlan
+from lingvo_gshard.runs import run
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import topology
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.spmd.topology import TopologyExecutable
-from lingvo_gshard.train import run, steps
+from lingvo_gshard.train import steps
 
 
 def export(name: str, model: TranslationModel, params: Params, num_steps: int = 1) -> Program:

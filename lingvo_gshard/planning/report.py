@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 from matplotlib.figure import Figure
 
-from lingvo_gshard.core import table
+from lingvo_gshard.files import table
 from lingvo_gshard.planning.categories import Category
 from lingvo_gshard.planning.memory import Memory
 from lingvo_gshard.planning.plan import DECODE, PAPERS_SHARE, TRAIN, Plan, ProgramPlan, StepCost

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from lingvo_gshard.core import table
+from lingvo_gshard.files import table
 from lingvo_gshard.planning import planner, report
 from lingvo_gshard.planning.candidates import candidates
 from lingvo_gshard.planning.plan import Plan, Times

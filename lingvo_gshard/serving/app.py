@@ -34,9 +34,9 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.aiohttp import make_aiohttp_handler
 
-from lingvo_gshard.decode.translator import Part, Translator, joined
 from lingvo_gshard.serving import messages
 from lingvo_gshard.serving.batcher import Batcher, Limits, ShareFull
+from lingvo_gshard.translation.translator import Part, Translator, joined
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _OPENAPI = _PAGE.with_name("openapi.json")

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from lingvo_gshard.decode.bundle import DecoderSpec
-from lingvo_gshard.decode.translator import NBest, Part, Translator
+from lingvo_gshard.translation.bundle import DecoderSpec
+from lingvo_gshard.translation.translator import NBest, Part, Translator
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from aiohttp import web
 
-from lingvo_gshard.decode.bundle import DecoderSpec
+from lingvo_gshard.translation.bundle import DecoderSpec
 
 REQUEST_ID = "X-Request-Id"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

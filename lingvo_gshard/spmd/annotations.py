@@ -10,9 +10,9 @@ from jax._src.lib import xla_client  # JAX has no public reader of XLA's shardin
 from jax._src.sharding_impls import parse_flatten_op_sharding
 from jax.sharding import AbstractMesh
 
-from lingvo_gshard.core import table
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import table
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.annotator import DIMS_ATTRIBUTE
 from lingvo_gshard.sharding.layout import Partitioning

@@ -28,8 +28,8 @@ import numpy as np
 from jax._src import clusters, distributed  # JAX has no public way to either.
 from jax.experimental import multihost_utils
 
-from lingvo_gshard.core import storage
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import storage
 from lingvo_gshard.spmd import environment, relay
 
 # The exit status of a process that ends because another one has (sysexits.h: unavailable).

@@ -5,8 +5,8 @@ import hashlib
 import json
 import pathlib
 
-from lingvo_gshard.core import atomic_file
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import atomic_file
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import specs

@@ -21,7 +21,7 @@ from typing import Any
 import jax
 from jax.experimental import serialize_executable
 
-from lingvo_gshard.core import atomic_file
+from lingvo_gshard.files import atomic_file
 from lingvo_gshard.spmd import executable, specs
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.spmd.program import Program

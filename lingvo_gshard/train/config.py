@@ -9,8 +9,9 @@ import fcntl
 import pathlib
 from collections.abc import Iterator
 
-from lingvo_gshard.core import atomic_file, hyperparams
+from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.hyperparams import REQUIRED, Params
+from lingvo_gshard.files import atomic_file
 from lingvo_gshard.train.hooks import NonFinite
 
 _PARAMS = "params.txt"

@@ -16,20 +16,21 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from lingvo_gshard.core import digests, storage, table
+from lingvo_gshard.checkpoints import checkpoints, exported, stored
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints, Contents, Restored, whole_steps
+from lingvo_gshard.checkpoints.stored import DamagedCheckpointError
+from lingvo_gshard.checkpoints.warm_start import WarmStart
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import digests, storage, table
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.saved_executable import SavedExecutables
-from lingvo_gshard.train import checkpoints, config, exported, loop, stored, summaries
-from lingvo_gshard.train.checkpoints import Checkpoints, Contents, Restored, whole_steps
+from lingvo_gshard.train import config, loop, summaries
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import Input, TrainLoop, group_sizes
 from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
-from lingvo_gshard.train.stored import DamagedCheckpointError
-from lingvo_gshard.train.warm_start import WarmStart
 
 InputFn = Callable[[Any], Input]
 _Found = TypeVar("_Found")

@@ -14,13 +14,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import processes
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.spmd.specs import ROWS, Share
-from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.hooks import TrainCall, TrainHook
 
 _GROUPS_AHEAD = 2

@@ -13,8 +13,8 @@ from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from lingvo_gshard.core import atomic_file, storage
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import atomic_file, storage
 from lingvo_gshard.train.hooks import TrainCall, TrainHook, joined
 
 TRAIN_METRICS = "train_metrics.jsonl"

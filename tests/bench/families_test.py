@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from bench import curves, families
-from lingvo_gshard.train import launch
+from lingvo_gshard.runs import launch
 
 _FACTS = launch.DataFacts(12000, 6000, ("aa",))
 

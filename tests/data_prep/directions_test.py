@@ -6,7 +6,7 @@ import pytest
 from data_prep import directions, tsv
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
-from lingvo_gshard.core import digests
+from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, records, sentences
 from lingvo_gshard.input.tokenizer import load_pair
 from tests.data_prep import prepared

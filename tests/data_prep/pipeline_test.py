@@ -17,7 +17,7 @@ from data_prep import chunks, engines, pipeline, selection, sources, tsv, tsv_fo
 from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
-from lingvo_gshard.core import digests
+from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, records
 from lingvo_gshard.input.tokenizer import load_pair
 from tests.data_prep import prepared

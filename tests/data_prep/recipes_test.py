@@ -12,7 +12,7 @@ from data_prep import config, engines, pipeline
 from data_prep.sources import ColumnsFile, MosesFiles, Row, TsvFile
 from data_prep.tsv import Malformed, Pair
 from lingvo_gshard.input import manifest, sentences
-from lingvo_gshard.train.launch import data_facts
+from lingvo_gshard.runs.launch import data_facts
 
 _RECIPES = pathlib.Path(config.__file__).parent / "recipes"
 

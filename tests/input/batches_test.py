@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from lingvo_gshard.core import digests
+from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, mixture, one_pass, packing, records
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.input.packing import Rows

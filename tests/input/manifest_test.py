@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from lingvo_gshard.core import json_records
+from lingvo_gshard.files import json_records
 from lingvo_gshard.input import manifest
 
 

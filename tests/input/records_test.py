@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from data_prep import encoding
-from lingvo_gshard.core import atomic_file, digests
+from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import example_codec, manifest, records
 
 

@@ -5,9 +5,9 @@ import pytest
 import tensorflow as tf
 
 from bench import classic_beam
+from lingvo_gshard.beam_search import flat_beam_search
+from lingvo_gshard.beam_search.beam import BeamSearch, Requests
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decode import flat_beam_search
-from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
 from tests.layers import building

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from lingvo_gshard.beam_search import flat_beam_search
+from lingvo_gshard.beam_search.beam import BeamSearch, Requests
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.decode import flat_beam_search
-from lingvo_gshard.decode.beam import BeamSearch, Requests
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.gating import CapacityBy
 from lingvo_gshard.layers.repeat import Layers

@@ -13,8 +13,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.runs import run
 from lingvo_gshard.spmd.executable import compile_program
-from lingvo_gshard.train import run, steps
+from lingvo_gshard.train import steps
 from tests.layers import building
 from tests.model import small_task
 

@@ -6,11 +6,11 @@ import shutil
 import numpy as np
 import pytest
 
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.runs import run
 from lingvo_gshard.spmd import specs
-from lingvo_gshard.train import run
-from lingvo_gshard.train.checkpoints import Checkpoints
 from tests.layers import building
 from tests.model import small_task
 from tests.spmd import functions

@@ -27,11 +27,11 @@ from lingvo_gshard.planning.compiled_step import CompiledStep
 from lingvo_gshard.planning.memory import GIB
 from lingvo_gshard.planning.plan import Batch
 from lingvo_gshard.planning.planner import Request
+from lingvo_gshard.runs import run
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, saved_executable, topology
 from lingvo_gshard.spmd.executable import compile_program
-from lingvo_gshard.train import run
 from tests.planning import plans
 from tests.spmd import compilers
 

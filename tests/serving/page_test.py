@@ -8,9 +8,9 @@ import urllib.parse
 import numpy as np
 from aiohttp.test_utils import TestServer
 
-from lingvo_gshard.decode.bundle import DecoderSpec
-from lingvo_gshard.decode.translator import Attention, Part, Translation
 from lingvo_gshard.serving.app import Server
+from lingvo_gshard.translation.bundle import DecoderSpec
+from lingvo_gshard.translation.translator import Attention, Part, Translation
 
 _SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 3, 1)
 

@@ -14,9 +14,9 @@ import urllib.request
 import numpy as np
 import pytest
 
-from lingvo_gshard.decode import bundle
-from lingvo_gshard.decode.translator import Translator
-from tests.decode.conftest import made  # noqa: F401  (a fixture)
+from lingvo_gshard.translation import bundle
+from lingvo_gshard.translation.translator import Translator
+from tests.translation.conftest import made  # noqa: F401  (a fixture)
 
 _LINES = ["ba ke li mo", "x", "mo li ke ba " * 9]
 

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from lingvo_gshard.decode.bundle import DecoderSpec
-from lingvo_gshard.decode.translator import Attention, Part, Translation
 from lingvo_gshard.serving import app, messages
 from lingvo_gshard.serving.app import Server
 from lingvo_gshard.serving.batcher import Batcher, Limits, ShareFull
+from lingvo_gshard.translation.bundle import DecoderSpec
+from lingvo_gshard.translation.translator import Attention, Part, Translation
 
 _SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 2, 1)
 

@@ -81,7 +81,7 @@ from tensorflow.python.eager import context
 def hiding(devices, kind):
     print(devices, kind, context.context()._initialized)
 tf.config.set_visible_devices = hiding
-import lingvo_gshard.train.run
+import lingvo_gshard.runs.run
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout == "[] GPU False\n", run.stderr

@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from lingvo_gshard.checkpoints import exported
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints, whole_steps
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.spmd import specs
-from lingvo_gshard.train import exported
-from lingvo_gshard.train.checkpoints import Checkpoints, whole_steps
 from lingvo_gshard.train.estimator import EvalSpec, train_and_evaluate
 from lingvo_gshard.train.hooks import NonFinite, NonFiniteLossError, TrainHook
 from lingvo_gshard.train.summaries import TRAIN_METRICS

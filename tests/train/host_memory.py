@@ -52,9 +52,9 @@ def main(folder):
     environment.prepare()
     import tensorflow as tf
 
+    from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart
     from lingvo_gshard.core.nested_map import NestedMap
     from lingvo_gshard.model.spec import TPUEstimatorSpec
-    from lingvo_gshard.train.warm_start import Rule, WarmStart
     from tests.train import regression
 
     shape = (_ROWS, _MODEL)

@@ -48,11 +48,11 @@ class _Member:
     """What each action does; all processes do the same."""
 
     def __init__(self, folder):
+        from lingvo_gshard.checkpoints.checkpoints import Contents
         from lingvo_gshard.core.hyperparams import Params
         from lingvo_gshard.sharding.layout import Partitioning
         from lingvo_gshard.sharding.mesh import Mesh
         from lingvo_gshard.spmd import specs
-        from lingvo_gshard.train.checkpoints import Contents
         from lingvo_gshard.train.config import train_params
 
         self._folder = pathlib.Path(folder)
@@ -84,7 +84,7 @@ class _Member:
         return self._spec.Pack([value(spec, sharding) for spec, sharding in pairs])
 
     def _checkpoints(self):
-        from lingvo_gshard.train.checkpoints import Checkpoints
+        from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 
         return Checkpoints(self._folder / "run", self._contents)
 
@@ -119,8 +119,8 @@ class _Member:
 
     def export(self):
         """Exports the weights of step 1."""
-        from lingvo_gshard.train import exported
-        from lingvo_gshard.train.checkpoints import Checkpoints
+        from lingvo_gshard.checkpoints import exported
+        from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 
         with Checkpoints(self._folder / "run") as saved:
             arrays = saved.arrays(1)
@@ -136,7 +136,7 @@ class _Member:
         self._begin("w.safetensors.index.json")
 
     def _begin(self, source):
-        from lingvo_gshard.train.warm_start import WarmStart
+        from lingvo_gshard.checkpoints.warm_start import WarmStart
 
         with contextlib.redirect_stdout(sys.stderr):
             start = WarmStart(str(self._folder / source), (("theta.*", "SAME"),))

@@ -20,8 +20,8 @@ _PARTITIONS = 4
 
 
 def _train(folder, max_steps, dies_at):
+    from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart
     from lingvo_gshard.train.hooks import TrainHook
-    from lingvo_gshard.train.warm_start import Rule, WarmStart
     from tests.train import regression
 
     class _Losses(TrainHook):

@@ -11,11 +11,11 @@ import time
 import numpy as np
 import pytest
 
+from lingvo_gshard.checkpoints import exported
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints
+from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart
 from lingvo_gshard.spmd.processes import EXIT_STATUS
-from lingvo_gshard.train import exported
-from lingvo_gshard.train.checkpoints import Checkpoints
 from lingvo_gshard.train.hooks import TrainHook
-from lingvo_gshard.train.warm_start import Rule, WarmStart
 from tests import ports
 from tests.train import regression
 

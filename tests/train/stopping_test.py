@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 
-from lingvo_gshard.train.checkpoints import whole_steps
+from lingvo_gshard.checkpoints.checkpoints import whole_steps
 from lingvo_gshard.train.estimator import EvalSpec, train_and_evaluate
 from lingvo_gshard.train.hooks import StopOnSignal, TrainHook
 from tests.train import regression

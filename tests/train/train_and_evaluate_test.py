@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from lingvo_gshard.train import checkpoints
-from lingvo_gshard.train.checkpoints import Checkpoints
+from lingvo_gshard.checkpoints import checkpoints
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints
 from lingvo_gshard.train.estimator import EvalSpec, evaluate_continuously, train_and_evaluate
 from lingvo_gshard.train.hooks import TrainHook
 from tests.train import regression

@@ -1,0 +1,1 @@
+"""Checkpoints of a partitioned state: saving, restoring, exporting, warm starts."""

@@ -1,1 +1,0 @@
-"""Decoding: flat beam search, translation of text, and bundles."""

@@ -1,0 +1,1 @@
+"""Files that a program leaves whole: atomic writes, digests, buckets, safetensors, tables."""

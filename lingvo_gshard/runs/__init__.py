@@ -1,0 +1,1 @@
+"""What a run's folder is: its launch record, its modes, its kept bundle."""

@@ -1,0 +1,154 @@
+"""The trainer's modes that train, evaluate and export a run, and what they print."""
+
+import contextlib
+import functools
+import pathlib
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+
+from lingvo_gshard.checkpoints.checkpoints import whole_steps
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.files import digests, storage, table
+from lingvo_gshard.input import manifest
+from lingvo_gshard.model import placement
+from lingvo_gshard.runs import expert_load
+from lingvo_gshard.runs.launch import check_vocabularies, record
+from lingvo_gshard.runs.run import Run
+from lingvo_gshard.spmd import processes
+from lingvo_gshard.train import estimator
+from lingvo_gshard.train.estimator import EvalSpec, InputFn
+from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal
+
+
+def train(run: Run) -> None:
+    """Trains to the experiment's max_steps; raises SystemExit if a signal stops it before."""
+    with _training(run) as (input_fn, stop):
+        run.estimator.train(input_fn, max_steps=run.params.train.max_steps, hooks=[stop])
+
+
+def train_and_eval(run: Run) -> None:
+    """Trains as `train` does and evaluates (a part of) dev at every checkpoint."""
+    dev, max_steps = _dev(run), run.params.train.max_steps
+    opened: Any = dev.input_fn(run.params)  # So a split that is missing is noticed at once.
+    opened.close()
+    with _training(run) as (input_fn, stop):
+        metrics = estimator.train_and_evaluate(
+            run.estimator, input_fn, dev, max_steps=max_steps, hooks=[stop]
+        )
+        if metrics is not None:
+            _print_metrics(metrics)
+
+
+def evaluate(run: Run) -> None:
+    """Evaluates the weights that decode on dev, then on each language; prints the metrics."""
+    check_vocabularies(run.launch.data_dir, run.logdir)
+    found = run.estimator.restore(**run.averaged)
+    evaluated = functools.partial(run.estimator.evaluate_state, found.state, found.step)
+    _print_metrics(evaluated(EvalSpec(_input_fn(run, "eval_input"), name="whole_dev")))
+    for language in manifest.load(run.params.eval_input.data_dir).languages:
+        if language.num_examples("dev"):
+            input_fn = _input_fn(run, "eval_input", languages=(language.code,))
+            metrics = evaluated(EvalSpec(input_fn, name=f"dev_{language.code}"))
+            print_once(f"nll of {language.code}: {metrics['nll']:.6g}")
+
+
+def evaluate_continuously(run: Run) -> None:
+    """Evaluates each new checkpoint of a run that another process trains, to its last step."""
+    check_vocabularies(run.launch.data_dir, run.logdir)
+    until, folder = run.params.train.max_steps, storage.origin(run.logdir)
+    if str(folder).startswith("s3://"):
+        raise ValueError(f"{folder}: --mode=continuous_eval cannot follow a run in s3://.")
+    metrics = estimator.evaluate_continuously(run.estimator, _dev(run), until_step=until)
+    if metrics is None:
+        print_once(f"Every checkpoint up to step {until} was evaluated before.")
+    else:
+        _print_metrics(metrics)
+
+
+def export(run: Run) -> None:
+    """Writes the weights to logdir/weights.safetensors, or parts of it; prints their shapes."""
+    path = pathlib.Path(run.logdir, "weights.safetensors")
+    print_once(run.estimator.export_weights(path, **run.averaged))
+
+
+def verify_data(run: Run) -> None:
+    """Hashes all files of the data, each process its share. Raises as digests.verify."""
+    data_dir = run.launch.data_dir
+    files = manifest.load(data_dir).files()
+    digests.verify(data_dir, files[jax.process_index() :: jax.process_count()])
+    processes.wait_for_all()
+    print_once(f"{data_dir}: all {len(files)} files are as the manifest says.")
+
+
+def print_once(line: str) -> None:
+    """Prints a line in the first process alone."""
+    if processes.is_first():
+        print(line, flush=True)
+
+
+def _dev(run: Run) -> EvalSpec:
+    p = run.params.train
+    return EvalSpec(_input_fn(run, "eval_input"), p.eval_batches, "dev", p.keep_best_by)
+
+
+def _input_fn(run: Run, name: str, **settings: object) -> InputFn:
+    """Returns this process's part of an experiment's input, with some of its settings changed."""
+    share = run.estimator.input_share
+    mine = {"process_index": share.index, "num_processes": share.count}
+    return lambda p: p.Get(name).Copy().Set(**settings).Instantiate(**mine)
+
+
+@contextlib.contextmanager
+def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
+    """Yields the input, which is opened before anything is written, and a hook to train with.
+
+    Draws the experts' loads at the end. Raises SystemExit if a signal stopped the run, and
+    ValueError as `_check_schedule`.
+    """
+    _check_schedule(run.params)
+    with StopOnSignal() as stop:
+        source: Any = _input_fn(run, "input")(run.params)
+        with contextlib.closing(source):
+            _announce(run)
+            yield lambda _: source, stop
+    if processes.is_first():
+        expert_load.draw(run.logdir)
+    if stop.stopped_at is not None:
+        saved = ", which is saved" if stop.stopped_at else ": nothing was done yet"
+        print_once(f"Stopped by a signal after step {stop.stopped_at}{saved}.")
+        sys.exit(EXIT_STATUS)
+
+
+def _check_schedule(params: Params) -> None:
+    """Raises ValueError if a learning rate of zero would leave the last steps without effect."""
+    p, steps = params.optimizer.schedule, params.train.max_steps
+    if p.cool_down_steps and p.total_steps < steps:
+        raise ValueError(
+            f"train.max_steps is {steps}, but the learning rate falls to zero at step "
+            f"{p.total_steps}: set optimizer.schedule.total_steps={steps}, too."
+        )
+
+
+def _announce(run: Run) -> None:
+    """Claims the folder and prints what will be trained."""
+    if not processes.is_first():
+        return
+    # Before anything in a folder of another model, or of another process, is written over.
+    with run.estimator.claimed():
+        record(run.launch, run.logdir)
+    done = max(whole_steps(run.logdir), default=0)
+    wanted, folder = run.params.train.max_steps, storage.origin(run.logdir)
+    steps = f"step {done} to {wanted}" if done < wanted else f"step {wanted} is done already"
+    print(
+        f"{run.launch.model}: {table.count(placement.num_weights(run.params))} weights over "
+        f"{run.estimator.partitioning.mesh.num_partitions} partitions, {steps} in {folder}",
+        flush=True,
+    )
+
+
+def _print_metrics(metrics: dict[str, Any]) -> None:
+    scalars = {name: value for name, value in metrics.items() if not isinstance(value, list)}
+    print_once(table.text((name, f"{value:.6g}") for name, value in sorted(scalars.items())))

@@ -1,0 +1,395 @@
+"""The flat beam against a textbook beam that reorders histories, and against exhaustive search.
+
+B batch, k beam, V vocabulary, T steps, P places.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lingvo_gshard.beam_search import flat_beam_search
+from lingvo_gshard.beam_search.beam import BeamSearch, Requests
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.slices import write_at
+from lingvo_gshard.sharding.annotator import Annotator
+from lingvo_gshard.sharding.layout import TensorSpec
+from tests.beam_search import textbook
+from tests.beam_search.textbook import BOS, EOS, RandomModel
+from tests.layers import building
+from tests.spmd import functions
+
+
+def _decode_step(config, next_logits):
+    """Returns a model whose only memory is a flat sequence from which the mask selects.
+
+    `next_logits(model, history)` gets the tokens [B, k, T] of each hypothesis: BOS first, and -1
+    for tokens that are not yet written.
+    """
+    k, steps = config.beam_size, config.max_steps
+
+    def step(model, ids, mask, index):
+        flat = write_at(model.flat, tf.cast(ids, tf.float32) + 1.0, index * k)
+        model = NestedMap(model, flat=flat)
+        by_step = tf.reshape(mask * flat[:, None], [*ids.shape, steps, k])
+        return next_logits(model, tf.cast(tf.reduce_sum(by_step, -1), tf.int32) - 1), model
+
+    return step
+
+
+def _search(config, next_logits, batch_size, min_steps=1, **extra):
+    """Returns ids, lengths and scores as numpy arrays; `extra` is added to the model's state."""
+
+    @tf.function(jit_compile=True, autograph=False)
+    def run():
+        model = NestedMap(extra, flat=tf.zeros([batch_size, config.max_steps * config.beam_size]))
+        limits = (tf.fill([batch_size], n) for n in (min_steps, config.max_steps))
+        requests = Requests(*limits, tf.constant([0, 0]))
+        step = _decode_step(config, next_logits)
+        # Searches this short have one stage, and so never grow.
+        found = flat_beam_search.search(config, step, model, requests, lambda x, _: x, None)
+        return found.ids, found.lengths, found.scores
+
+    return [x.numpy() for x in run()]
+
+
+def _peaked(tokens, vocab_size):
+    """Returns logits [..., V] that are nearly certain of one token."""
+    return 20.0 * tf.one_hot(tokens, vocab_size)
+
+
+def _best(ids_BKT, lengths_BK):
+    return [row[0, : n[0]].tolist() for row, n in zip(ids_BKT, lengths_BK, strict=True)]
+
+
+def test_plus_one():
+    config = BeamSearch(3, 9)
+
+    def rule(model, history):
+        newest = tf.reduce_max(history, -1)
+        after_bos = tf.where(newest == BOS, model.first[:, None], newest + 1)
+        return _peaked(tf.where(newest == 9, EOS, after_bos), 12)
+
+    ids, lengths, scores = _search(config, rule, 2, first=tf.constant([4, 7]))
+    assert _best(ids, lengths) == [[4, 5, 6, 7, 8, 9, EOS], [7, 8, 9, EOS]]
+    assert (scores[:, 0] > -1e-3).all() and (scores[:, 1] < -1).all()
+
+
+def test_sum_of_all_previous_tokens():
+    def rule(model, history):
+        total = tf.reduce_sum(tf.maximum(history, 0), -1)
+        return _peaked(tf.where(total > 40, EOS, 3 + total % 20), 23)
+
+    ids, lengths, _ = _search(BeamSearch(2, 12), rule, 1)
+    want, total = [], 1
+    while total <= 40:
+        want.append(3 + total % 20)
+        total += want[-1]
+    assert _best(ids, lengths) == [[*want, EOS]]
+
+
+def test_fibonacci():
+    def rule(model, history):
+        count = tf.reduce_sum(tf.cast(history >= 0, tf.int32), -1, keepdims=True)
+        last = tf.gather(history, count - 1, batch_dims=2)[..., 0]
+        before = tf.gather(history, tf.maximum(count - 2, 0), batch_dims=2)[..., 0]
+        following = tf.where(count[..., 0] == 1, 3, last + before)  # 1 3 4 7 11 18
+        return _peaked(tf.where(following > 40, EOS, following), 41)
+
+    ids, lengths, _ = _search(BeamSearch(4, 9), rule, 1)
+    assert _best(ids, lengths) == [[3, 4, 7, 11, 18, 29, EOS]]
+
+
+@pytest.mark.parametrize(("alpha", "want"), [(0.0, [EOS]), (2.0, [4, 4, 4, EOS])])
+def test_length_normalization_prefers_a_longer_hypothesis(alpha, want):
+    """EOS at once has probability 0.3; three 4s and EOS have 0.6 * 0.6 * 0.6 * 0.96."""
+    probabilities = np.full((2, 5), 0.01)
+    probabilities[0, [EOS, 4]] = 0.3, 0.6
+    probabilities[1, EOS] = 0.96
+    log_p = tf.constant(np.log(probabilities), tf.float32)
+
+    def rule(model, history):
+        count = tf.reduce_sum(tf.cast(history >= 0, tf.int32), -1)
+        return tf.gather(log_p, tf.cast(count > 3, tf.int32))
+
+    ids, lengths, _ = _search(BeamSearch(2, 6, alpha), rule, 1)
+    assert _best(ids, lengths) == [want]
+
+
+def test_an_ending_counts_only_among_the_best_continuations():
+    """EOS at once would score best, but two other tokens are more probable."""
+    start = np.log([0.001, 0.001, 0.098, 0.3, 0.3, 0.3])
+    after = np.log([0.2, 0.2, 0.2, 0.1, 0.1, 0.2])
+
+    def rule(model, history):
+        count = tf.reduce_sum(tf.cast(history >= 0, tf.int32), -1)
+        return tf.gather(
+            tf.constant(np.stack([start, after]), tf.float32), tf.cast(count > 1, tf.int32)
+        )
+
+    ids, lengths, scores = _search(BeamSearch(2, 3, 0.0), rule, 1)
+    assert _best(ids, lengths) == [[3, EOS]]
+    assert scores[0, 0] == pytest.approx(np.log(0.3 * 0.2), rel=1e-5)
+    assert scores[0, 0] < np.log(0.098)
+
+
+def test_hypotheses_have_the_minimum_length():
+    def rule(model, history):
+        return tf.tile(tf.constant(np.log([[[0.1, 0.1, 0.7, 0.1]]]), tf.float32), [1, 2, 1])
+
+    for shortest in (1, 2, 4):
+        _, lengths, _ = _search(BeamSearch(2, 4, 0.0), rule, 1, min_steps=shortest)
+        assert lengths[0, 0] == shortest
+
+
+def test_the_search_goes_on_while_a_longer_hypothesis_can_win():
+    """The active hypothesis trails a finished one until its length makes it the best."""
+    start = np.array([0.149, 0.0, 0.55, 0.0, 0.301])
+    later = np.array([[0.001, 0.001, 0.001, 0.001, 0.996], [0.001, 0.001, 0.996, 0.001, 0.001]])
+    log_p = tf.constant(np.log(np.maximum([start, *later], 1e-9)), tf.float32)
+
+    def rule(model, history):
+        count = tf.reduce_sum(tf.cast(history >= 0, tf.int32), -1)
+        state = tf.cast(count > 1, tf.int32) + tf.cast(count > 3, tf.int32)
+        return tf.gather(log_p, state)
+
+    ids, lengths, scores = _search(BeamSearch(1, 6, 2.0), rule, 1)
+    assert _best(ids, lengths) == [[4, 4, 4, EOS]]
+    # Above log 0.55, although log 0.301 / (7 / 6)^2 is below it.
+    want = np.log(0.301 * 0.996**3) / (9 / 6) ** 2
+    assert scores[0, 0] == pytest.approx(want, rel=1e-4)
+
+
+def test_a_hypothesis_without_eos_is_cut_at_the_last_step():
+    def rule(model, history):
+        return _peaked(tf.reduce_max(history, -1) + 3, 15) - 2e9 * tf.one_hot(EOS, 15)
+
+    ids, lengths, scores = _search(BeamSearch(3, 4), rule, 1)
+    assert ids.tolist() == [[[4, 7, 10, 13], [0] * 4, [0] * 4]]
+    assert lengths.tolist() == [[4, 0, 0]]
+    assert abs(scores[0, 0]) < 1e-3 and (scores[0, 1:] < -1e8).all()
+
+
+# --- against other searches ---
+
+_VOCAB, _STEPS = 7, 6
+_LENGTHS = [5, 3, 1, 4, 2, 5, 4, 1]  # The sources' lengths.
+_B = len(_LENGTHS)
+# Every beam size from 1 to 8, each with different options.
+_CONFIGS = {
+    1: BeamSearch(1, _STEPS),
+    2: BeamSearch(2, _STEPS, 0.0),
+    3: BeamSearch(3, _STEPS, 1.0, coverage_weight=0.4, min_stage_places=6),
+    4: BeamSearch(4, _STEPS, num_best=1),
+    5: BeamSearch(5, _STEPS, 1.5),
+    6: BeamSearch(6, _STEPS, num_best=3, coverage_weight=0.2, min_stage_places=12),
+    7: BeamSearch(7, _STEPS, 0.3, num_best=2),
+    8: BeamSearch(8, _STEPS, min_stage_places=1),
+}
+
+
+def _random_model(seed, vocab_size=_VOCAB, steps=_STEPS):
+    return RandomModel.make(seed, _LENGTHS, vocab_size, steps)
+
+
+def _asked(seed, free=False):
+    """Returns the limits of every example as arrays; `free` sets none."""
+    rng = np.random.default_rng(seed)
+    if free:
+        return NestedMap(
+            min_steps=np.ones(_B, np.int32),
+            max_steps=np.full(_B, _STEPS, np.int32),
+            seed=np.array([seed, 0], np.int32),
+        )
+    longest = rng.integers(1, _STEPS + 1, _B).astype(np.int32)
+    shortest = rng.integers(1, longest + 1).astype(np.int32)
+    return NestedMap(min_steps=shortest, max_steps=longest, seed=np.array([seed, 1], np.int32))
+
+
+def _program(config, num_partitions, vocab_size=_VOCAB):
+    """Compiles the search of a RandomModel; takes its arrays and the requests."""
+    parts = functions.partitioning(num_partitions)
+
+    def fn(model, asked):
+        state = textbook.flat_state(config, model)
+        state.flat = Annotator(parts).annotate(state.flat, "B__")
+        step = textbook.flat_step(config, model)
+        found = flat_beam_search.search(
+            config, step, state, Requests(**asked), Annotator(parts).annotate, textbook.flat_grow
+        )
+        return NestedMap({f.name: getattr(found, f.name) for f in dataclasses.fields(found)})
+
+    model = _random_model(0, vocab_size, config.max_steps).tensors()
+    rows = ("source_BSD", "real_BS")
+    specs = NestedMap(
+        {
+            name: functions.f32(x.shape, "B__"[: x.ndim] if name in rows else "___"[: x.ndim])
+            for name, x in model.items()
+        }
+    )
+    asked = NestedMap(
+        {
+            name: TensorSpec(x.shape, "int32", "B_"[: x.ndim] if name != "seed" else "_")
+            for name, x in _asked(0).items()
+        }
+    )
+    dims = {"ids": "B__", "lengths": "B_", "scores": "B_", "token_log_probs": "B__"}
+    dims["attention"] = "B___"
+    return building.compile_fn(fn, num_partitions, dims, model=specs, asked=asked)
+
+
+_one_device = functools.cache(lambda config: _program(config, 1))
+
+
+def _textbook(config, toy, asked):
+    return [
+        textbook.search(config, toy, b, asked.min_steps[b], asked.max_steps[b]) for b in range(_B)
+    ]
+
+
+def _check(found, wanted):
+    """Compares n-best lists: ids, lengths, scores, tokens' log-probabilities, attention."""
+    found = found.Transform(np.asarray)
+    for b, want in enumerate(wanted):
+        assert (found.lengths[b] > 0).sum() == len(want)
+        assert (found.scores[b, len(want) :] < -1e8).all() and not found.ids[b, len(want) :].any()
+        for i, hypothesis in enumerate(want):
+            length = found.lengths[b, i]
+            assert tuple(found.ids[b, i, :length]) == hypothesis.tokens
+            assert not found.ids[b, i, length:].any()
+            assert not found.token_log_probs[b, i, length:].any()
+            np.testing.assert_allclose(found.scores[b, i], hypothesis.score, rtol=1e-5, atol=1e-5)
+            np.testing.assert_allclose(
+                found.token_log_probs[b, i, :length], hypothesis.token_log_probs, 1e-4, 1e-4
+            )
+            np.testing.assert_allclose(
+                found.attention[b, i, :length], hypothesis.attention, 1e-4, 1e-5
+            )
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.sampled_from([3, 6, 8]), st.integers(0, 10**6), st.booleans())
+def test_equals_a_textbook_beam(beam_size, seed, free):
+    _check_against_the_textbook(beam_size, seed, free)
+
+
+@pytest.mark.slow
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(1, 8), st.integers(0, 10**6), st.booleans())
+def test_every_beam_size_equals_a_textbook_beam(beam_size, seed, free):
+    _check_against_the_textbook(beam_size, seed, free)
+
+
+def _check_against_the_textbook(beam_size, seed, free):
+    config, toy, asked = _CONFIGS[beam_size], _random_model(seed), _asked(seed, free)
+    found = _one_device(config)(toy.tensors(), asked)
+    _check(found, _textbook(config, toy, asked))
+
+
+def test_the_random_models_make_beams_branch_and_end_early():
+    """Some hypotheses share their first tokens, so masks are copied; their lengths differ."""
+    asked = _asked(4, free=True)
+    wanted = _textbook(_CONFIGS[8], _random_model(4), asked)
+    starts = [{h.tokens[0] for h in want if len(h.tokens) > 2} for want in wanted]
+    assert any(0 < len(s) < 8 for s in starts)
+    assert {len(h.tokens) for want in wanted for h in want} >= {3, 4, 5, 6}
+
+
+def test_a_wide_beam_is_exhaustive():
+    vocab_size, config = 4, BeamSearch(13, 3)  # 1 + 3 + 9 sequences
+    run = _program(config, 1, vocab_size)
+    for seed in range(3):
+        toy, asked = _random_model(seed, vocab_size, 3), _asked(0, free=True)
+        asked.max_steps = np.full(_B, 3, np.int32)
+        found = run(toy.tensors(), asked).Transform(np.asarray)
+        for b in range(_B):
+            want = textbook.exhaustive(config, toy, b)
+            assert len(want) == 13
+            got = [tuple(row[:n]) for row, n in zip(found.ids[b], found.lengths[b], strict=True)]
+            assert got == [tokens for _, tokens in want]
+            np.testing.assert_allclose(found.scores[b], [score for score, _ in want], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "num_partitions", [8, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 4))]
+)
+def test_partitioned_search_equals_the_textbook(num_partitions):
+    config, toy, asked = _CONFIGS[3], _random_model(9), _asked(9)
+    run = _program(config, num_partitions)
+    _check(run(toy.tensors(), asked), _textbook(config, toy, asked))
+    report = run.report()  # Partitions exchange only whether to go on.
+    assert report.count("all-to-all") == report.count("all-gather") == 0
+    assert report.count("all-reduce") == len(config.stage_ends)
+
+
+def test_an_example_with_max_steps_0_gets_no_hypothesis():
+    toy, asked = _random_model(3), _asked(3, free=True)
+    asked.max_steps[[0, 5]] = 0
+    found = _one_device(_CONFIGS[8])(toy.tensors(), asked).Transform(np.asarray)
+    assert not found.lengths[[0, 5]].any() and not found.ids[[0, 5]].any()
+    assert (found.lengths[[1, 2, 3, 4]] > 0).all()
+
+
+# --- beams of one ---
+
+
+def _log_probs(toy, b, tokens):
+    cache, found = 0.0, []
+    for step, token in enumerate([BOS, *tokens]):
+        cache = cache + toy.table_TVD[step, [token]]
+        found.append(toy.step(b, cache)[0][0])
+    return found
+
+
+def test_a_beam_of_one_without_length_normalization_is_greedy():
+    toy, asked = _random_model(11), _asked(11, free=True)
+    found = _program(BeamSearch(1, _STEPS, 0.0), 1)(toy.tensors(), asked).Transform(np.asarray)
+    ended = 0
+    for b in range(_B):
+        tokens = []
+        while len(tokens) < _STEPS - 1 and EOS not in tokens:
+            tokens.append(int(_log_probs(toy, b, tokens)[-1].argmax()))
+        tokens = tokens if EOS in tokens else [*tokens, EOS]
+        ended += len(tokens) < _STEPS
+        assert tuple(found.ids[b, 0, : found.lengths[b, 0]]) == tuple(tokens)
+    assert ended
+
+
+def test_samples_are_drawn_from_the_models_distribution():
+    """Compares first tokens of many seeds to softmax(logits / temperature) by chi-square."""
+    temperature, draws = 0.7, 400
+    toy, asked = _random_model(5), _asked(5, free=True)
+    run = _program(BeamSearch(1, _STEPS, temperature=temperature), 1)
+    counts = np.zeros((_B, _VOCAB))
+    for seed in range(draws):
+        asked.seed = np.array([7, seed], np.int32)
+        ids = np.asarray(run(toy.tensors(), asked).ids)
+        counts[np.arange(_B), ids[:, 0, 0]] += 1
+    for b in range(_B):
+        scaled = np.exp(_log_probs(toy, b, [])[0] / temperature)
+        expected = draws * scaled / scaled.sum()
+        assert (((counts[b] - expected) ** 2 / expected).sum()) < 27.9  # p = 0.0001 at 6 degrees
+    again = np.asarray(run(toy.tensors(), asked).ids)
+    np.testing.assert_array_equal(again, ids)
+
+
+def test_a_sample_ends_at_its_first_eos_and_has_its_own_score():
+    toy, asked = _random_model(6), _asked(6, free=True)
+    run = _program(BeamSearch(1, _STEPS, 0.0, temperature=2.0), 1)
+    found = run(toy.tensors(), asked).Transform(np.asarray)
+    for b in range(_B):
+        tokens = found.ids[b, 0, : found.lengths[b, 0]].tolist()
+        assert tokens.index(EOS) == len(tokens) - 1
+        forced = _log_probs(toy, b, tokens[:-1])
+        want = sum(row[token] for row, token in zip(forced, tokens, strict=True))
+        assert found.scores[b, 0] == pytest.approx(want, rel=1e-4)
+
+
+def test_a_coverage_penalty_needs_the_models_attention():
+    config = BeamSearch(2, 3, coverage_weight=0.1)
+    with pytest.raises(ValueError, match="coverage_weight 0.1 needs attention .* has only flat"):
+        _search(config, lambda *_: None, 1)

@@ -1,0 +1,445 @@
+"""Whole, cut short, damaged, and another model's checkpoints."""
+
+import json
+import pathlib
+import resource
+import shutil
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tensorstore
+
+from lingvo_gshard.checkpoints import stored
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints, Contents, SaveError
+from lingvo_gshard.checkpoints.stored import DamagedCheckpointError
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd import specs
+from lingvo_gshard.train.config import train_params
+
+_SPEC = NestedMap(
+    step=TensorSpec((), "int32", ""),
+    layers=[
+        NestedMap(w=TensorSpec((8, 640), "float32", "EM")),
+        NestedMap(w=TensorSpec((5, 3), "bfloat16", "HM")),
+    ],
+)
+
+
+def _shardings(num_partitions):
+    parts = Partitioning.from_dict(Mesh.flat(num_partitions), {"E": "d"})
+    return specs.shardings(parts, _SPEC, specs.device_mesh(parts))
+
+
+def _state(step, num_partitions=4):
+    rng = np.random.default_rng(step)
+    placed = zip(_SPEC.Flatten(), _shardings(num_partitions).Flatten(), strict=True)
+    return _SPEC.Pack(
+        jax.device_put((9 * rng.random(spec.shape)).astype(spec.dtype), sharding)
+        for spec, sharding in placed
+    )
+
+
+def _open(folder, num_partitions=4, **settings):
+    """The checkpoints of a folder, to save in."""
+    parts = Partitioning.from_dict(Mesh.flat(num_partitions), {"E": "d"})
+    p = Params()
+    p.Define("dim", 3, "")
+    p.Define("train", train_params().Set(**settings), "")
+    return Checkpoints(folder, Contents(p, parts, _SPEC))
+
+
+def _restore_newest(saved, num_partitions):
+    shardings = _shardings(num_partitions)
+    return saved.newest(lambda step: saved.restore(step, _SPEC, shardings))
+
+
+def _same(a, b):
+    for (path, x), y in zip(a.FlattenItems(), b.Flatten(), strict=True):
+        assert x.dtype == y.dtype, path
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(y), err_msg=path)
+
+
+def test_restores_what_was_saved_on_any_number_of_devices(tmp_path):
+    with _open(tmp_path) as saved:
+        saved.save(7, _state(7), {"index": 70, "names": ["a"]})
+    for num_partitions in (1, 2, 8):
+        with _open(tmp_path) as saved:
+            restored = saved.restore(7, _SPEC, _shardings(num_partitions))
+        state = restored.state
+        _same(state, _state(7))
+        assert restored.input_state == {"index": 70, "names": ["a"]}
+        assert len(state.layers[0].w.addressable_shards) == num_partitions
+        assert state.layers[0].w.addressable_shards[0].data.shape == (8 // num_partitions, 640)
+
+
+def test_keeps_the_newest(tmp_path):
+    with _open(tmp_path, keep_checkpoint_max=2) as saved:
+        assert saved.latest() is None
+        for step in (3, 5, 12, 100):
+            saved.save(step, _state(step), {})
+        saved.wait()
+        assert saved.steps() == [12, 100] and saved.latest() == 100
+
+
+def test_the_age_of_a_checkpoint_is_not_that_of_its_files(tmp_path):
+    """Which a copy, as from a bucket, makes new."""
+    _saved(tmp_path, (1, 2, 3))
+    for step in (1, 2, 3):
+        about = tmp_path / "checkpoints" / str(step) / "_CHECKPOINT_METADATA"
+        fields = json.loads(about.read_text())
+        fields["commit_timestamp_nsecs"] -= int((3 - step) * 3 * 3600e9)
+        about.write_text(json.dumps(fields))
+    with _open(tmp_path, keep_checkpoint_max=1, keep_checkpoint_every_n_hours=2.0) as saved:
+        saved.save(4, _state(4), {})
+    assert saved.steps() == [1, 2, 3, 4]
+
+
+def test_a_checkpoint_cut_short_is_no_checkpoint(tmp_path):
+    _saved(tmp_path, (1, 2, 3))
+    folder = tmp_path / "checkpoints"
+    # As kills during a save and during a deletion leave them.
+    (folder / "2").rename(folder / "2.orbax-checkpoint-tmp")
+    (folder / "3/commit_success.txt").unlink()
+    with Checkpoints(tmp_path) as reader:
+        assert reader.steps() == [1] and len(list(folder.iterdir())) == 3
+    with _open(tmp_path) as saved:
+        assert [path.name for path in folder.iterdir()] == ["1"]
+        assert saved.steps() == [1]
+        with pytest.raises(ValueError, match="checkpoints/2: no whole checkpoint"):
+            saved.restore(2, _SPEC, _shardings(1))
+        saved.save(2, _state(20), {"again": 1})
+        saved.wait()
+        restored = saved.restore(2, _SPEC, _shardings(1))
+    assert restored.input_state == {"again": 1}
+    _same(restored.state, _state(20))
+
+
+def _largest_file(folder):
+    files = [file for file in (folder / "state").rglob("*") if file.is_file()]
+    return max(files, key=lambda file: file.stat().st_size)
+
+
+def _flip_a_bit(file):
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+
+
+def _cut(file):
+    file.write_bytes(file.read_bytes()[:100])
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda folder: _flip_a_bit(_largest_file(folder)), r"layers\[0\].w is not what was saved"),
+        (
+            lambda folder: _cut(_largest_file(folder)),
+            r'reading "layers\[0\].w/.*Requested byte range',
+        ),
+        (lambda folder: _largest_file(folder).unlink(), r"reading .layers\[0\].w/"),
+        (lambda folder: shutil.rmtree(folder / "state"), "state"),
+        (lambda folder: (folder / "about/metadata").write_text("{"), "Expecting property name"),
+        (lambda folder: (folder / "about/metadata").write_text("{}"), "metadata was changed"),
+        (lambda folder: _flip_a_bit(folder / "about/metadata"), "."),
+        (lambda folder: (folder / "about/metadata").unlink(), "No such file .*about/metadata"),
+        (
+            lambda folder: (folder / "input_state/metadata").write_text('{"index": 5}'),
+            "about/metadata or input_state/metadata was changed",
+        ),
+    ],
+)
+def test_damage_is_told_in_a_line_and_passed_over(tmp_path, capfd, damage, message):
+    _saved(tmp_path, (3, 4))
+    damage(tmp_path / "checkpoints/4")
+    with Checkpoints(tmp_path) as reader:
+        with pytest.raises(DamagedCheckpointError, match=message) as error:
+            reader.restore(4, _SPEC, _shardings(4))
+        assert "\n" not in str(error.value) and "4: the checkpoint is damaged: " in str(error.value)
+        assert capfd.readouterr().err == ""
+        restored = _restore_newest(reader, 4)
+    assert restored.step == 3 and restored.input_state == {"index": 3}
+
+
+def test_an_unreadable_file_is_not_damage(tmp_path, monkeypatch):
+    """A reader that lacks a permission, or memory, puts nothing aside."""
+    _saved(tmp_path, (3, 4))
+    for error in (
+        PermissionError(13, "Permission denied", "4/about"),
+        ValueError('PERMISSION_DENIED: Error reading local file "d/0"'),
+    ):
+
+        def failing(*_, error=error, **__):
+            raise RuntimeError("Encountered error while reading") from error
+
+        monkeypatch.setattr(tensorstore, "open", failing)
+        with pytest.raises(RuntimeError, match="Encountered"), _open(tmp_path) as saved:
+            _restore_newest(saved, 1)
+        assert saved.steps() == [3, 4]
+
+
+def test_a_checkpoint_of_an_earlier_version_is_restored(tmp_path):
+    """It has no digest of its description, but digests of all files."""
+    _saved(tmp_path, (3,))
+    path = tmp_path / "checkpoints/3/about/metadata"
+    about = json.loads(path.read_text())
+    del about["digest"]
+    path.write_text(json.dumps(about))
+    (tmp_path / "checkpoints/3/digests.json").write_text('{"time": 1.0, "files": {}}')
+    restored = _newest(tmp_path)
+    assert restored.input_state == {"index": 3}
+    _same(restored.state, _state(3))
+
+
+def _with_first_layer(spec):
+    return NestedMap(_SPEC, layers=[NestedMap(w=spec), _SPEC.layers[1]])
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (
+            _with_first_layer(TensorSpec((8, 641), "float32", "EM")),
+            r"layers\[0\].w is float32\[8, 640\], expected float32\[8, 641\]",
+        ),
+        (
+            _with_first_layer(TensorSpec((8, 640), "bfloat16", "EM")),
+            r"layers\[0\].w is float32\[8, 640\], expected bfloat16\[8, 640\]",
+        ),
+        (
+            NestedMap(_SPEC, bias=TensorSpec((2,), "float32", "M")),
+            r"bias is absent, expected float32\[2\]",
+        ),
+        (
+            NestedMap(step=_SPEC.step, layers=_SPEC.layers[:1]),
+            r"layers\[1\].w is bfloat16\[5, 3\], expected absent",
+        ),
+    ],
+)
+def test_another_models_checkpoint_names_the_weight(tmp_path, spec, message):
+    parts = Partitioning.from_dict(Mesh.flat(2), {"E": "d"})
+    with _open(tmp_path) as saved:
+        saved.save(4, _state(4), {})
+        saved.wait()
+        with pytest.raises(ValueError, match=message):
+            saved.restore(4, spec, specs.shardings(parts, spec, specs.device_mesh(parts)))
+
+
+def _saved(folder, steps):
+    """A folder with checkpoints of these steps."""
+    with _open(folder) as saved:
+        for step in steps:
+            saved.save(step, _state(step), {"index": step})
+
+
+def _newest(folder):
+    with _open(folder) as saved:
+        return _restore_newest(saved, 2)
+
+
+def test_a_damaged_newest_is_told_passed_over_and_kept(tmp_path, caplog):
+    _saved(tmp_path, (3, 6, 9))
+    for step in (6, 9):
+        _flip_a_bit(_largest_file(tmp_path / f"checkpoints/{step}"))
+    with Checkpoints(tmp_path) as reader:  # One who only reads moves nothing.
+        assert _restore_newest(reader, 1).step == 3
+        assert reader.steps() == [3, 6, 9]
+    restored = _newest(tmp_path)
+    assert restored.step == 3 and restored.input_state == {"index": 3}
+    _same(restored.state, _state(3))
+    assert "checkpoints/9: the checkpoint is damaged: layers[0].w is not what was" in caplog.text
+    assert sorted(path.name for path in (tmp_path / "damaged_checkpoints").iterdir()) == ["6", "9"]
+
+    _saved(tmp_path, (6,))  # Trained again, and damaged again.
+    _flip_a_bit(_largest_file(tmp_path / "checkpoints/6"))
+    assert _newest(tmp_path).step == 3
+    kept = sorted(path.name for path in (tmp_path / "damaged_checkpoints").iterdir())
+    assert kept == ["6", "6.1", "9"]
+
+
+def test_a_damaged_state_is_not_in_memory_while_the_one_before_is_read(tmp_path):
+    _saved(tmp_path, (3, 6))
+    _flip_a_bit(_largest_file(tmp_path / "checkpoints/6"))
+    held = []
+
+    def read(step):
+        held.append(sum(array.nbytes for array in jax.live_arrays()))
+        return saved.restore(step, _SPEC, _shardings(2))
+
+    with Checkpoints(tmp_path) as saved:
+        assert saved.newest(read).step == 3
+    assert len(held) == 2 and held[1] - held[0] < 1000
+
+
+def test_training_never_begins_anew_where_all_are_damaged(tmp_path):
+    _saved(tmp_path, (3,))
+    _flip_a_bit(_largest_file(tmp_path / "checkpoints/3"))
+    with pytest.raises(DamagedCheckpointError, match="no undamaged checkpoint is left.*/3: "):
+        _newest(tmp_path)
+    with pytest.raises(DamagedCheckpointError, match="Damaged ones are in .*damaged_checkpoints"):
+        _newest(tmp_path)
+
+
+def test_no_byte_changed_in_any_file_changes_what_is_restored(tmp_path):
+    """Each file of the newest checkpoint cut short, overwritten, grown or with a bit flipped."""
+    num_noticed = 0
+    _saved(tmp_path / "whole", (3, 6))
+    files = [p for p in (tmp_path / "whole/checkpoints/6").rglob("*") if p.is_file()]
+    assert len(files) > 8
+    rng = np.random.default_rng(5)
+    for number, file in enumerate(files):
+        run = tmp_path / str(number)
+        shutil.copytree(tmp_path / "whole", run)
+        damaged = run / file.relative_to(tmp_path / "whole")
+        data = bytearray(damaged.read_bytes())
+        place = int(rng.integers(max(len(data), 1)))
+        match number % 4:
+            case 0 if data:
+                data[place] ^= 1 << int(rng.integers(8))
+            case 1 if data:
+                data = data[:place]
+            case 2:
+                data[place : place + 8] = rng.bytes(8)
+            case _:
+                data += b"more"
+        damaged.write_bytes(data)
+        restored = _newest(run)
+        assert restored.input_state == {"index": restored.step}, damaged
+        _same(restored.state, _state(restored.step))
+        num_noticed += restored.step == 3
+    assert num_noticed >= 4
+
+
+def fill_disk(folder):
+    """The limit on a file's size stands for the disk's."""
+    with _open(pathlib.Path(folder)) as saved:
+        saved.save(3, _state(3), {"index": 3})
+        saved.wait()
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+        with pytest.raises(SaveError, match="step 6 could not be written; the last .* step 3"):
+            saved.save(6, _state(6), {})
+            saved.wait()
+
+
+def test_a_full_disk_is_told_and_loses_nothing(tmp_path):
+    """Orbax goes on writing other files after the first failure, until the process ends.
+
+    Its own reports of errors go through a pipe, which has no limit.
+    """
+    program = (
+        "import sys; from tests.checkpoints import checkpoints_test as t; t.fill_disk(sys.argv[1])"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert _newest(tmp_path).step == 3
+    _saved(tmp_path, (6,))
+    _same(_newest(tmp_path).state, _state(6))
+    kept = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["3", "6"]  # The next save deletes what is left of one that failed.
+
+
+def test_the_state_may_be_written_over_while_it_is_saved(tmp_path):
+    """The next call donates its arrays."""
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    with _open(tmp_path) as saved:
+        for step in (1, 2):
+            state = _state(step)
+            saved.save(step, state, {})
+            state.Transform(add)
+        for step in (1, 2):
+            saved.wait()
+            _same(saved.restore(step, _SPEC, _shardings(4)).state, _state(step))
+
+
+def test_a_checkpoint_says_what_it_is_of(tmp_path):
+    _saved(tmp_path, (3,))
+    about = json.loads((tmp_path / "checkpoints/3/about/metadata").read_text())
+    assert about["params"].startswith("dim : 3\ntrain.")
+    assert about["mesh"] == [["d"], [4], [0, 1, 2, 3]]
+    assert about["arrays"]["layers[0].w"] == "float32|8,640|EM" and about["table"] == {"E": "d"}
+    assert len(about["fingerprints"]["layers[0].w"]) == 8 and about["num_processes"] == 1
+
+
+def test_an_expert_that_is_not_what_was_saved_is_named(tmp_path, monkeypatch):
+    """Whatever goes wrong between the files and the devices."""
+    _saved(tmp_path, (3,))
+    placed = stored.placed
+
+    def swapping(arrays, shardings):
+        state = placed(arrays, shardings)
+        w, order = state["layers[0].w"], np.array([0, 1, 6, 3, 4, 5, 2, 7])
+        return {**state, "layers[0].w": jax.device_put(np.asarray(w)[order], w.sharding)}
+
+    monkeypatch.setattr(stored, "placed", swapping)
+    with (
+        Checkpoints(tmp_path) as saved,
+        pytest.raises(DamagedCheckpointError, match=r"layers\[0\].w is not .* experts \[2, 6\]"),
+    ):
+        saved.restore(3, _SPEC, _shardings(8))
+
+
+def test_an_unwritable_folder_is_told(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError, match="file"):
+        _open(tmp_path / "file")
+
+
+def test_a_folder_that_no_save_has_made_stays(tmp_path):
+    _saved(tmp_path, (1,))
+    (tmp_path / "checkpoints/1").rename(tmp_path / "checkpoints/1_good")
+    (tmp_path / "checkpoints/2.tar").touch()
+    with _open(tmp_path) as saved:
+        assert not saved.steps()
+    names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert names == ["1_good", "2.tar"]
+
+
+def test_a_checkpoint_that_training_deletes_while_it_is_read_is_not_damaged(tmp_path, caplog):
+    """The next one is read, not the one before."""
+    _saved(tmp_path, (3, 6))
+
+    def read(step):
+        if step == 6:
+            (tmp_path / "checkpoints/6").rename(tmp_path / "checkpoints/9")
+            raise DamagedCheckpointError("no such file")
+        return step
+
+    with Checkpoints(tmp_path) as saved:
+        assert saved.newest(read) == 9
+    assert not caplog.messages
+
+
+def test_a_mean_of_checkpoints_of_which_training_deletes_one_is_read_again(tmp_path, caplog):
+    _saved(tmp_path, (3, 6))
+    steps = []
+
+    def read(step):
+        steps.append(step)
+        if len(steps) == 1:
+            shutil.rmtree(tmp_path / "checkpoints/3")
+            raise DamagedCheckpointError("checkpoints/3 is not there")
+        return step
+
+    with Checkpoints(tmp_path) as saved:
+        assert saved.newest(read) == 6 and steps == [6, 6]
+    assert not caplog.messages
+
+
+def test_processes_learn_of_damage_that_one_of_them_finds_at_once(tmp_path, monkeypatch):
+    _saved(tmp_path, (3,))
+    (tmp_path / "checkpoints/3/about/metadata").write_text("{")
+    told = []
+    monkeypatch.setattr(
+        stored.processes, "largest", lambda found: told.append(found) or np.array(found)
+    )
+    with Checkpoints(tmp_path) as saved, pytest.raises(DamagedCheckpointError):
+        saved.arrays(3)
+    assert told == [[1]]

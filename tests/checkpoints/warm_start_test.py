@@ -1,0 +1,152 @@
+"""Weights of another run: each rule, what it refuses, what is printed."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from lingvo_gshard.checkpoints import warm_start
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints
+from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart
+from tests.train import regression
+from tests.train.regression import H, V
+
+
+def _random(*shape, seed=0):
+    return np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+
+
+def _begin(rule, before, new, dims, **options):
+    start = WarmStart("old", ((r"a\..*", rule),), **options)
+    value, line = start.first_value("a.w", dims, {"a.w": before}, jnp.asarray(new))
+    return np.asarray(value), line
+
+
+def test_the_first_rule_that_matches_the_whole_path_holds():
+    start = WarmStart("old", ((r"theta\.x", Rule.SAME), (r"theta\..*", Rule.COPY_EXPERTS)))
+    value = jnp.zeros(2)
+    old = dict.fromkeys(("theta.x", "theta.xy", "step", "slots.theta.x"), np.zeros(2, np.float32))
+    assert [start.first_value(path, "_", old, value)[1] for path in old] == [
+        "theta.x: restored, float32[2]",
+        "theta.xy: float32[2] copied to float32[2]",
+        "step: new, float32[2]",
+        "slots.theta.x: new, float32[2]",
+    ]
+
+
+def test_experts_grow_by_copies():
+    before, new = _random(2, 3, 5), _random(6, 3, 5, seed=1)
+    value, line = _begin(Rule.COPY_EXPERTS, before, new, "EMH")
+    for expert in range(6):
+        np.testing.assert_array_equal(value[expert], before[expert % 2])
+    assert line == "a.w: float32[2, 3, 5] copied to float32[6, 3, 5]"
+    # The gate's columns follow their experts.
+    gate, _ = _begin(Rule.COPY_EXPERTS, before[0, :, :2], new[0, :, :4], "M_")
+    np.testing.assert_array_equal(gate[:, 3], before[0, :, 1])
+
+
+def test_what_several_devices_need_is_read_once():
+    reads = []
+
+    class Saved:
+        array = _random(2, 3)
+        shape, dtype = array.shape, array.dtype
+
+        def __getitem__(self, index):
+            reads.append(index)
+            return self.array[index]
+
+    mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("experts", "copies"))
+    new = jax.device_put(_random(4, 3), NamedSharding(mesh, PartitionSpec("experts")))
+    start = WarmStart("old", ((".*", Rule.COPY_EXPERTS),))
+    value, _ = start.first_value("a.w", "EM", {"a.w": Saved()}, new)
+    np.testing.assert_array_equal(value, np.tile(Saved.array, (2, 1)))
+    assert [index[0] for index in reads] == [slice(0, 1), slice(1, 2)]
+
+
+@pytest.mark.parametrize("dims", ["VM", "MV"])
+def test_a_vocabulary_changes_piece_by_piece(dims):
+    ids = warm_start.old_ids(["<pad>", "a", "b", "c"], ["<pad>", "c", "x", "a", "y"])
+    assert ids.tolist() == [0, 3, -1, 1, -1]
+    before, new = _random(4, 3), _random(5, 3, seed=1)
+    transpose = np.transpose if dims == "MV" else np.asarray
+    value, line = _begin(
+        Rule.BY_PIECE, transpose(before), transpose(new), dims, old_pieces=((r"a\..*", ids),)
+    )
+    want = np.stack([before[0], before[3], new[2], before[1], new[4]])
+    np.testing.assert_array_equal(transpose(value), want)
+    assert "restored 3 of 5 pieces, the others new" in line
+
+
+@pytest.mark.parametrize(
+    ("rule", "shape", "dims", "message"),
+    [
+        (Rule.SAME, (4, 3), "EM", r"a.w is float32\[2, 3\], .*\[4, 3\]; rule SAME needs the same"),
+        (Rule.COPY_EXPERTS, (3, 3), "EM", r"float32\[3, 3\]; rule COPY_EXPERTS needs a multiple"),
+        (Rule.COPY_EXPERTS, (2, 3, 1), "EMH", r"this model's float32\[2, 3, 1\]"),
+        (Rule.BY_PIECE, (4, 3), "VM", "a.w: rule BY_PIECE, but no vocabulary is known"),
+    ],
+)
+def test_shapes_that_do_not_suit_the_rule_are_refused(rule, shape, dims, message):
+    with pytest.raises(ValueError, match=message):
+        _begin(rule, _random(2, 3), _random(*shape), dims)
+
+
+def test_a_missing_array_is_named():
+    start = WarmStart("old", ((".*", Rule.SAME),))
+    with pytest.raises(ValueError, match="old has no a.w, which rule SAME needs"):
+        start.first_value("a.w", "M", {}, jnp.zeros(3))
+
+
+def _train(folder, max_steps, **options):
+    estimator = regression.make(folder, 2, **options)
+    return estimator.train(lambda p: regression.Batches(), max_steps=max_steps)
+
+
+def _arrays(folder, step):
+    with Checkpoints(folder) as saved:
+        return {path: array[()] for path, array in saved.arrays(step).items()}
+
+
+_RULES = (("theta.*", Rule.SAME),)
+
+
+def test_a_run_begins_from_another_ones_folder_or_file(tmp_path, capsys):
+    old = _train(tmp_path / "old", 4)
+    printed = old.export_weights(tmp_path / "old.safetensors")
+    assert f"theta.w_HV    float32[{H}, {V}]" in printed and "2 tensors, 27 weights" in printed
+    for name in ("old", "old.safetensors"):
+        begun = tmp_path / f"from_{name}"
+        _train(begun, 1, warm_start=WarmStart(str(tmp_path / name), _RULES))
+    assert "theta.w_HV: restored, float32[8, 3]" in capsys.readouterr().out
+    from_folder = _arrays(tmp_path / "from_old", 1)
+    from_file = _arrays(tmp_path / "from_old.safetensors", 1)
+    for path, array in from_folder.items():
+        np.testing.assert_array_equal(array, from_file[path], err_msg=path)
+    # It is the old run's fifth step, but for the batch and the momentum: both were new.
+    assert from_folder["step"] == 1
+    moved = from_folder["theta.w_HV"] - _arrays(tmp_path / "old", 4)["theta.w_HV"]
+    np.testing.assert_allclose(moved, -0.05 * from_folder["momentum.w_HV"], rtol=1e-3, atol=1e-6)
+
+
+def test_a_run_with_checkpoints_goes_on_from_them(tmp_path, capsys):
+    _train(tmp_path / "old", 2)
+    _train(tmp_path / "new", 2)
+    _train(tmp_path / "new", 3, warm_start=WarmStart(str(tmp_path / "old"), _RULES))
+    assert "restored" not in capsys.readouterr().out
+
+
+def test_a_source_that_is_none_is_refused(tmp_path):
+    for name in ("nothing", "nothing.safetensors"):
+        with pytest.raises((ValueError, FileNotFoundError), match=name):
+            _train(tmp_path / "new", 1, warm_start=WarmStart(str(tmp_path / name), _RULES))
+
+
+@pytest.mark.parametrize("rule", [Rule.SAME, Rule.COPY_EXPERTS])
+def test_another_vocabulary_of_the_same_size_is_refused(rule):
+    given = (rule, _random(2, 3), _random(2, 3, seed=1), "VM")
+    with pytest.raises(ValueError, match="a.w: the source has another vocabulary: BY_PIECE"):
+        _begin(*given, old_pieces=((r"a\..*", np.array([1, 0])),))
+    value, _ = _begin(*given, old_pieces=((r"a\..*", np.array([0, 1])),))
+    np.testing.assert_array_equal(value, given[1])

@@ -1,0 +1,218 @@
+"""What is launched: settings, and the record in a run's folder."""
+
+import dataclasses
+import json
+import types
+
+import pytest
+
+from lingvo_gshard import registry
+from lingvo_gshard.files import digests
+from lingvo_gshard.input import manifest, tokenizer
+from lingvo_gshard.runs import launch as launches
+from lingvo_gshard.runs import modes
+from lingvo_gshard.runs.launch import DataFacts, Launch
+from lingvo_gshard.train.hooks import NonFinite
+
+_FACTS = DataFacts(4000, 2000, ("de", "fr", "qta"))
+_LAUNCH = Launch("toy.Dense4L", (), "/data", _FACTS)
+
+
+def _params(*overrides, model="toy.MoE8E4L"):
+    return launches.experiment_params(Launch(model, overrides, "/data", _FACTS))
+
+
+def test_settings_apply_in_order_and_the_data_binds_the_vocabularies():
+    p = _params("train.max_steps=5", "train.max_steps=7", "optimizer.beta2=0.9")
+    assert (p.train.max_steps, p.optimizer.beta2) == (7, 0.9)
+    assert (p.task.source_vocab_size, p.task.target_vocab_size) == (4000, 2000)
+    assert p.input.data_dir == p.eval_input.data_dir == "/data"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.max_stps=5", "No hyperparameter 'max_stps'; did you mean max_steps"),
+        ("trian.max_steps=5", "No hyperparameter 'trian'; did you mean train"),
+        ("train.max_steps=many", r"train.max_steps is \d+; expected int, got str"),
+        ("train.max_steps=None", "expected int, got NoneType"),
+        ("train.max_steps=2.5", "expected int, got float"),
+        ("train.max_steps=True", "expected int, got bool"),
+        ("decode.tell_attention=1", "expected bool, got int"),
+        ("train.save_checkpoints_secs=soon", "is None; expected float or None, got str"),
+        ("train.warm_start_from=3", "is None; expected str or None, got int"),
+        ("task.encoder.moe.group_size=64.0", "expected int or None, got float"),
+        ("task=3", "task is a group of settings; set one of them, such as task."),
+        ("sharding=3", "sharding is 'BGE:d'; expected str, got int"),
+        ("train.max_steps.x=3", "'max_steps' is .*, no group of settings"),
+    ],
+)
+def test_a_wrong_setting_is_refused_in_one_line(override, message):
+    with pytest.raises(ValueError, match=f"--set={override}: .*{message}") as error:
+        _params(override)
+    assert "\n" not in str(error.value)
+
+
+def test_what_may_be_none_is_set_to_none_and_an_int_is_a_float():
+    p = _params("train.eval_batches=None", "train.save_checkpoints_secs=60", "optimizer.beta2=1")
+    assert (p.train.eval_batches, p.train.save_checkpoints_secs) == (None, 60)
+    assert p.optimizer.beta2 == 1
+
+
+def test_settings_that_go_on_from_a_run_take_the_place_of_its_own(tmp_path):
+    """The same command again and again records each of them once."""
+    launch = dataclasses.replace(_LAUNCH, overrides=("train.max_steps=5", "train.seed=2"))
+    launches.record(_prepared(tmp_path / "data", b"ours", b"english", launch), str(tmp_path))
+    for _ in range(2):
+        launch = launches.launch_of(None, ("train.max_steps=9",), None, str(tmp_path))
+        launch = launches.with_product_dtype(launch, str(tmp_path))
+        assert launch.overrides[:2] == ("train.max_steps=9", "train.seed=2")
+        assert launch.overrides[2:] == ("task.product_dtype=float32",)  # As it was before.
+        launches.record(launch, str(tmp_path))
+
+
+def test_an_enum_is_set_by_name():
+    assert _params("train.on_nonfinite=SKIP").train.on_nonfinite is NonFinite.SKIP
+    with pytest.raises(ValueError, match="train.on_nonfinite is one of STOP, SKIP"):
+        _params("train.on_nonfinite=skip")
+
+
+def test_neither_a_model_nor_a_run_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="holds no run yet .*: give both --model and --data_dir"):
+        launches.launch_of("toy.MoE8E4L", (), None, str(tmp_path))
+
+
+def test_an_unknown_model_names_the_nearest():
+    with pytest.raises(ValueError, match="No model 'toy.Dense'. Did you mean toy.Dense4L"):
+        _params(model="toy.Dense")
+
+
+def test_data_of_another_vocabulary_is_refused():
+    with pytest.raises(ValueError, match=r"task.source_vocab_size is 512, but .* 4000 pieces"):
+        _params("task.source_vocab_size=512")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "no experiment.json; give the --logdir of a trained model"),
+        ("{", "experiment.json is damaged"),
+        ("{}", "experiment.json has no 'launch'"),
+        ('{"launch": {"model": "m"}, "data": {}}', "experiment.json has no '"),
+    ],
+)
+def test_a_folder_that_is_no_run_is_refused(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "experiment.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        launches.recorded(str(tmp_path))
+
+
+def test_a_record_reads_back(tmp_path):
+    fields = {
+        "launch": {"model": "toy.Dense4L", "overrides": ["a=1"], "data_dir": "/data"},
+        "data": {"source_vocab_size": 3, "target_vocab_size": 4, "languages": ["de"]},
+    }
+    (tmp_path / "experiment.json").write_text(json.dumps(fields))
+    want = Launch("toy.Dense4L", ("a=1",), "/data", DataFacts(3, 4, ("de",)))
+    assert launches.recorded(str(tmp_path)) == want
+
+
+def _prepared(folder, source, target, launch=_LAUNCH):
+    """A data folder as far as `record` reads it: a manifest and two vocabularies."""
+    vocabularies = []
+    for name, content in (("source", source), ("target", target)):
+        (folder / "vocab").mkdir(parents=True, exist_ok=True)
+        (folder / "vocab" / f"{name}.model").write_bytes(content)
+        file = digests.describe(folder, f"vocab/{name}.model")
+        vocabularies.append(manifest.Vocabulary(file, 8))
+    manifest.save(manifest.Manifest((), *vocabularies, {}, {}), folder)
+    return dataclasses.replace(launch, data_dir=str(folder))
+
+
+def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
+    logdir = str(tmp_path / "run")
+    launch = _prepared(tmp_path / "a", b"ours", b"english")
+    launches.record(launch, logdir)
+    launches.record(launch, logdir)  # As when a run goes on.
+    assert [p.read_bytes() for p in tokenizer.vocabulary_files(logdir)] == [b"ours", b"english"]
+    with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
+        launches.record(_prepared(tmp_path / "b", b"ours", b"other"), logdir)
+    assert launches.recorded(logdir) == launch
+    assert [p.read_bytes() for p in launches.vocabularies(logdir)] == [b"ours", b"english"]
+    (tmp_path / "run/vocab/source.model").write_bytes(b"0urs")
+    with pytest.raises(ValueError, match=r"run/vocab/source.model has SHA-256"):
+        launches.vocabularies(logdir)
+
+
+def test_a_damaged_vocabulary_is_not_recorded(tmp_path):
+    launch = _prepared(tmp_path / "data", b"ours", b"english")
+    (tmp_path / "data/vocab/source.model").write_bytes(b"0urs")
+    with pytest.raises(ValueError, match=r"vocab/source.model has SHA-256"):
+        launches.record(launch, str(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture
+def has_units(monkeypatch):
+    """Sets whether the CPU has units for bfloat16 products."""
+
+    def set_units(here):
+        monkeypatch.setattr(launches.environment, "has_bfloat16_units", lambda: here)
+
+    return set_units
+
+
+def _product_dtype(folder, *overrides, model="toy.MoE8E4L"):
+    asked = model, overrides, model and str(folder / "data"), str(folder / "run")
+    launch = launches.with_product_dtype(launches.launch_of(*asked), asked[-1])
+    return registry.get_params(launch.model, launch.overrides).task.product_dtype
+
+
+def test_a_new_run_rounds_factors_where_the_cpu_has_units_for_it(tmp_path, has_units):
+    _prepared(tmp_path / "data", b"ours", b"english")
+    sizes = "task.source_vocab_size=8", "task.target_vocab_size=8"
+    for here, expected in ((True, "bfloat16"), (False, "float32")):
+        has_units(here)
+        assert _product_dtype(tmp_path) == expected
+        assert _product_dtype(tmp_path, *sizes, model="m4.MoE128E12L") == "float32"
+        assert _product_dtype(tmp_path, "task.product_dtype=float32") == "float32"
+
+
+@pytest.mark.parametrize("model", ["toy.Dense4L", None])
+@pytest.mark.parametrize(
+    ("recorded", "expected"), [((), "float32"), (("task.product_dtype=bfloat16",), "bfloat16")]
+)
+def test_a_run_keeps_its_products_on_another_machine(
+    tmp_path, has_units, model, recorded, expected
+):
+    """One that recorded no dtype is from before there were several."""
+    launch = dataclasses.replace(_LAUNCH, overrides=recorded)
+    launches.record(
+        _prepared(tmp_path / "data", b"ours", b"english", launch), str(tmp_path / "run")
+    )
+    for here in (True, False):
+        has_units(here)
+        assert _product_dtype(tmp_path, model=model) == expected
+
+
+@pytest.mark.parametrize("evaluate", [modes.evaluate, modes.evaluate_continuously])
+def test_nothing_is_evaluated_on_data_of_another_vocabulary(tmp_path, evaluate):
+    launches.record(_prepared(tmp_path / "a", b"ours", b"english"), str(tmp_path / "run"))
+    other = _prepared(tmp_path / "b", b"ours", b"other")
+    run = types.SimpleNamespace(launch=other, logdir=str(tmp_path / "run"))
+    with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
+        evaluate(run)
+
+
+def test_a_language_without_training_text_is_none_of_the_model(monkeypatch):
+    file = digests.File("a", 1, "0")
+    records = manifest.Records((manifest.Shard(file, file, 1),), 3, 3, 0)
+    given = [("de", {"train": records, "dev": records}), ("fr", {"dev": records})]
+    languages = tuple(manifest.Language(code, each, {}, {}) for code, each in given)
+    side = types.SimpleNamespace(size=8)
+    data = types.SimpleNamespace(
+        languages=languages, source_vocabulary=side, target_vocabulary=side
+    )
+    monkeypatch.setattr(manifest, "load", lambda _: data)
+    assert launches.data_facts("data").languages == ("de",)

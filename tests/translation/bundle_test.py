@@ -1,0 +1,205 @@
+"""A bundle translates in a process that has jax, numpy, sentencepiece and flatbuffers alone."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.files import safetensors_file
+from lingvo_gshard.translation import bundle
+
+_LINES = [
+    "ba ke lixmo",
+    "",
+    "a line that is longer than sixteen pieces, in parts: ba ke li mo",
+    "x",
+]
+_TEXT = "\n".join(_LINES).encode()
+
+# Only these packages and the standard library can be imported.
+_ALONE = """
+import importlib.metadata, sys
+owners = importlib.metadata.packages_distributions()
+allowed = {"jax", "jaxlib", "numpy", "ml_dtypes", "opt_einsum", "scipy"}
+allowed |= {"absl", "sentencepiece", "flatbuffers"}
+allowed |= {name for name in owners if name.startswith(("jax_", "libtpu", "nvidia"))}  # Plugins.
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        root = name.split(".")[0]
+        if root in owners and root not in allowed:
+            raise ImportError(f"{name} is not on this machine")
+
+sys.meta_path.insert(0, Refuse())
+try:
+    import tensorflow
+    sys.exit("tensorflow was found")
+except ImportError:
+    pass
+import runpy
+sys.argv = ["translate", *sys.argv[1:]]
+runpy.run_module("lingvo_gshard.translate", run_name="__main__")
+"""
+
+
+def _translate(folder, *flags, text=_TEXT):
+    return subprocess.run(
+        [sys.executable, "-c", _ALONE, "--bundle=.", *flags],
+        input=text,
+        capture_output=True,
+        cwd=folder,
+        timeout=300,
+    )
+
+
+def test_a_bundle_translates_like_the_model(made):
+    folder, translator = made
+    done = _translate(folder, "--nbest=2", "--scores")
+    assert done.returncode == 0, done.stderr.decode()
+    assert re.fullmatch(rb"2 virtual CPU devices on \d+ cores?\n", done.stderr)
+    lines = done.stdout.decode().removesuffix("\n").split("\n")
+    wanted = list(translator.translate(_LINES))
+    assert len(lines) == len(wanted) == 4 and lines[1] == "0.0000\t"
+    for line, want in zip(lines, wanted, strict=True):
+        fields = line.split("\t")
+        assert fields[1::2] == [t.text for t in want]
+        np.testing.assert_allclose(
+            [float(score) for score in fields[::2]], [t.score for t in want], atol=2e-4
+        )
+    assert len(wanted[0]) == 2 and any(want[0].text for want in wanted)
+
+
+def test_a_file_is_translated_like_standard_input(made, tmp_path):
+    source, target = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_bytes(_TEXT)
+    target.write_text("old")
+    done = _translate(made[0], f"--input={source}", f"--output={target}", "--nbest=2")
+    assert done.returncode == 0, done.stderr.decode()
+    wanted = ["\t".join(each.text for each in found) for found in made[1].translate(_LINES)]
+    assert target.read_text() == "".join(f"{line}\n" for line in wanted)
+    assert sorted(tmp_path.iterdir()) == [source, target] and not done.stdout
+
+
+def test_any_input_bytes_give_one_output_line_per_line(made):
+    """Random bytes, many line breaks, incomplete characters, and no final newline."""
+    rng = np.random.default_rng(8)
+    junk = rng.integers(0, 256, 900, np.uint8).tobytes()
+    junk += rng.choice(np.frombuffer(b"\n\r\0\t \x85\x0c\xff.a", np.uint8), 150).tobytes()
+    junk += "\u2028ж\U0001f600漢\n".encode()[:-2] * 9 + b"\xed\xa0\x80\n\xf4\x90"
+    done = _translate(made[0], text=junk)
+    assert done.returncode == 0, done.stderr.decode()
+    assert done.stdout.count(b"\n") == junk.count(b"\n") + 1 > 15
+    assert done.stdout.endswith(b"\n") and done.stdout.decode()
+
+
+def test_the_modules_come_from_the_bundle(made):
+    folder, _ = made
+    held = {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
+    assert "lingvo_gshard/translate.py" in held and "lingvo_gshard/translation/__init__.py" in held
+    assert not any("layers" in path or "model/" in path for path in held)
+    assert "lingvo_gshard/trainer.py" not in held
+    assert (folder / "lingvo_gshard/serving/page.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--source_lang=dee"], "the model was trained on de, fr. Did you mean de?"),
+        (["--nbest=3"], "gives 2 translations of a line; export it again"),
+        (["--beam_size=2"], "its beam is fixed"),
+    ],
+)
+def test_unsupported_flags_are_refused_in_one_line(made, flags, message):
+    done = _translate(made[0], *flags)
+    assert done.returncode == 1
+    assert message in done.stderr.decode() and len(done.stderr.splitlines()) == 1
+
+
+def test_weights_read_back(made):
+    folder, translator = made
+    held = safetensors_file.read(folder / "weights.safetensors").arrays
+    for path, array in translator.decoder.theta.FlattenItems():
+        np.testing.assert_array_equal(held[path], array)
+
+
+def _damaged(made, tmp_path, name, content):
+    folder = tmp_path / "copy"
+    shutil.copytree(made[0], folder)
+    (folder / name).write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("weights.safetensors", b"no tensors", "weights.safetensors has 10 bytes, not the "),
+        ("bundle.json", b"{", "bundle.json is damaged"),
+        ("bundle.json", b'{"version": 9}', "bundle.json has version 9, expected 2"),
+        ("programs/source_16.program", b"", "source_16.program has 0 bytes, not the "),
+        ("vocab/target.model", b"", "target.model has 0 bytes, not the "),
+    ],
+)
+def test_a_damaged_bundle_is_refused(made, tmp_path, name, content, message):
+    with pytest.raises(ValueError, match=message):
+        bundle.load(_damaged(made, tmp_path, name, content))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("weights.safetensors", lambda data: data[:-4000] + bytes(4000), "has SHA-256"),
+        ("vocab/target.model", lambda data: data[:-1] + bytes([data[-1] ^ 1]), "has SHA-256"),
+        ("bundle.json", lambda data: data.replace(b'size": 2', b'size": 0'), "not what was writ"),
+        ("bundle.json", lambda data: data.replace(b'best": 2', b'best": 7'), "not what was writ"),
+    ],
+)
+def test_a_change_that_keeps_the_size_is_found(made, tmp_path, name, change, message):
+    data = (made[0] / name).read_bytes()
+    assert change(data) != data
+    with pytest.raises(ValueError, match=f"{name} .*{message}"):
+        bundle.load(_damaged(made, tmp_path, name, change(data)))
+
+
+def test_an_interrupted_export_leaves_the_bundle_before(made, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(made[0], folder)
+    spec = bundle.load_spec(folder)
+
+    def cut_short(source_len):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bundle.save(folder, bundle.Decoder(spec, NestedMap(), cut_short), (folder, folder))
+    assert bundle.load(folder)[0].spec == spec and list(tmp_path.iterdir()) == [folder]
+
+
+def test_an_export_replaces_a_bundle_and_refuses_a_folder_of_anything_else(made, tmp_path):
+    folder, decoder = tmp_path / "copy", made[1].decoder
+    shutil.copytree(made[0], folder)
+    (folder / "programs/old").touch()
+    bundle.save(folder, decoder, bundle.vocabulary_files(made[0]))
+    assert not (folder / "programs/old").exists()
+    modes = {path.stat().st_mode & 0o777 for path in folder.rglob("*") if path.is_file()}
+    assert modes == {0o644}
+    (folder / "mine.txt").touch()
+    with pytest.raises(ValueError, match="copy holds mine.txt, which is no part of a bundle"):
+        bundle.save(folder, decoder, bundle.vocabulary_files(made[0]))
+
+
+def test_other_folders_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no bundle.json; give a folder that"):
+        bundle.load_spec(tmp_path)
+
+
+def test_a_spec_reads_back(made):
+    spec = bundle.load_spec(made[0])
+    assert json.loads((made[0] / "bundle.json").read_text())["version"] == 2
+    assert spec == dataclasses.replace(made[1].decoder.spec) and isinstance(spec.languages, tuple)
+    assert pathlib.Path(made[0], "programs", "source_16.program").stat().st_size > 1000

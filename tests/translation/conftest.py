@@ -1,0 +1,71 @@
+"""A bundle of a small model with random weights."""
+
+import io
+
+import pytest
+import sentencepiece
+
+from lingvo_gshard import registry
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.train import steps
+from lingvo_gshard.translation import bundle
+from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
+from lingvo_gshard.translation.translator import Translator
+from tests.layers import building
+from tests.spmd import functions
+
+
+def _vocabulary(path):
+    """Trains a SentencePiece model with this project's special ids, a few words and all bytes."""
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(["ba ke li mo", "ke li mo ba", "a line of words, in parts"] * 9),
+        model_writer=model,
+        vocab_size=300,
+        model_type="bpe",
+        byte_fallback=True,
+        hard_vocab_limit=False,
+        pad_id=0,
+        bos_id=1,
+        eos_id=2,
+        unk_id=3,
+        minloglevel=2,
+    )
+    path.write_bytes(model.getvalue())
+    return Tokenizer(path)
+
+
+def _model(vocab_size):
+    params = registry.get_params("toy.MoE8E4L")
+    params.task.Set(source_vocab_size=vocab_size, target_vocab_size=vocab_size, dim=16)
+    for stack in (params.task.encoder, params.task.decoder):
+        stack.num_layers = 2
+    params.decode.Set(batch_size=2, beam_size=3, num_best=2, max_target_len=8)
+    return TranslationModel(params, functions.partitioning(2)), params
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """Returns the folder of a bundle and the same translator in this process."""
+    folder = tmp_path_factory.mktemp("made")
+    path = folder / "made.model"
+    tokenizer = _vocabulary(path)
+    model, params = _model(tokenizer.vocab_size)
+    spec = DecoderSpec("toy.MoE8E4L", ("de", "fr"), 2, (16,), 2, 2)
+
+    def program_for(source_len):
+        rows = TensorSpec((2, source_len), "int32", "BL")
+        names = ("source_ids", "source_positions", "source_segment_ids")
+        batch = NestedMap(features=NestedMap({name: rows for name in names}))
+        state = NestedMap(theta=model.state_spec.theta)
+        programs = steps.Programs(model.model_fn, params, model.partitioning, state)
+        return programs.export(ModeKeys.PREDICT, batch)
+
+    theta = building.random_theta(model.task)
+    decoder = Decoder(spec, theta, program_for)
+    bundle.save(folder / "bundle", decoder, (path, path))
+    return folder / "bundle", Translator(decoder, tokenizer, tokenizer)

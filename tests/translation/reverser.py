@@ -1,0 +1,49 @@
+"""A toy decoder, which reverses words, and the tokenizer of its letters."""
+
+import numpy as np
+
+from lingvo_gshard.spmd.specs import WHOLE
+from lingvo_gshard.translation.bundle import DecoderSpec
+
+_EOS = 2
+
+
+class Letters:
+    """A letter is a piece: `a` is 4, `b` is 5, ... It records the texts that it encodes."""
+
+    def __init__(self):
+        self.encoded = set()
+
+    def encode(self, text):
+        """The letters' ids, and that of EOS."""
+        self.encoded.add(text)
+        return [ord(letter) - ord("a") + 4 for letter in text.strip()] + [_EOS]
+
+    def decode(self, ids):
+        """The letters before EOS."""
+        ids = list(ids)
+        return "".join(chr(i - 4 + ord("a")) for i in ids[: ids.index(_EOS)])
+
+
+class Reverser:
+    """A decoder that reverses each source; its second best is `a` for each letter.
+
+    The third hypothesis is missing. It records the shapes of its batches.
+    """
+
+    def __init__(self, batch_size, source_lengths, share=WHOLE):
+        self.spec = DecoderSpec("reverser", ("de",), batch_size, source_lengths, 3, 1)
+        self.share, self.origin, self.shapes = share, {"weights": "reversed"}, []
+
+    def __call__(self, features):
+        shape = features.source_ids.shape
+        self.shapes.append(shape)
+        ids, lengths = np.zeros((shape[0], 3, shape[1]), np.int32), np.zeros((shape[0], 3), int)
+        for row, (source, segments) in enumerate(
+            zip(features.source_ids, features.source_segment_ids, strict=True)
+        ):
+            words = source[segments > 0][:-1]
+            ids[row, 0, : len(words) + 1] = [*words[::-1], _EOS]
+            ids[row, 1, : len(words) + 1] = [4] * len(words) + [_EOS]
+            lengths[row, :2] = len(words) + 1
+        return {"ids": ids, "lengths": lengths, "scores": lengths * [-0.25, -2.0, -1e9]}

@@ -1,0 +1,200 @@
+"""Translating lines: their order, blank and long lines, n-best lists, and splitting."""
+
+import dataclasses
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lingvo_gshard.spmd import processes
+from lingvo_gshard.translation.translator import Translation, Translator, split
+from tests.translation.reverser import Letters, Reverser
+
+
+def _translator(batch_size=3, source_lengths=(16, 20)):
+    decoder = Reverser(batch_size, source_lengths)
+    return Translator(decoder, Letters(), Letters()), decoder
+
+
+def _texts(lines, *sizes):
+    return [best.text for best, *_ in _translator(*sizes)[0].translate(lines)]
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3, 7])
+def test_each_line_gets_its_translation_in_order(batch_size):
+    lines = ["abc", "z", "abcdefghijklmnopqr", "hello", "b", "qq", "yes"] * 20
+    assert _texts(lines, batch_size) == [line[::-1] for line in lines]
+
+
+def test_the_tokens_of_a_line_include_its_end():
+    assert _translator()[0].num_tokens(["abc", ""]) == [4, 1]
+
+
+def test_a_part_knows_the_shortest_rows_that_hold_it():
+    translator, _ = _translator(3, (4, 16, 20))
+    long = "abcdefghijklmnopqrstuvwx"
+    for line, want in {"abc": [(4, 4)], "abcd": [(5, 16)], " ": [], long: [(13, 16)] * 2}.items():
+        parts = translator.parts(line)
+        assert [(len(part.ids), part.row_length) for part in parts] == want
+        assert "".join(Letters().decode(part.ids) for part in parts) == line.strip()
+
+
+def test_hypotheses_have_scores_and_lengths():
+    (found,) = _translator()[0].translate(["abc"])
+    assert found == (Translation("cba", -1.0, 4), Translation("aaa", -8.0, 4))
+
+
+def test_blank_lines_stay_blank():
+    assert _texts(["", "ab", "  \t", "cd", "\u2028\u200b", ""]) == ["", "ba", "", "dc", "", ""]
+
+
+def test_lines_are_normalized_as_training_text_is():
+    lines = ["\ufeffa\tb", "so\u00adft", "ﬁne", "<2de>\u00a0x", "e\u0301"]
+    assert _texts(lines) == ["b a", "tfos", "enif", "x >ed2<", "é"]
+    assert _translator()[0].num_tokens(lines) == [4, 5, 5, 8, 2]
+
+
+@pytest.mark.parametrize("lines", [[], ["", " "]])
+def test_blank_lines_do_not_reach_the_decoder(lines):
+    translator, decoder = _translator()
+    assert list(translator.translate(lines)) == [(Translation("", 0.0, 0),)] * len(lines)
+    assert not decoder.shapes
+
+
+def test_a_long_line_is_translated_in_parts():
+    translator, decoder = _translator(3, (5,))
+    found = list(translator.translate(["abcdefg", "ab"]))
+    # Parts of 3 and 4 letters, each followed by EOS.
+    assert found[0] == (
+        Translation("cba gfed", (4 * -1.0 + 5 * -1.25) / 9, 9),
+        Translation("aaa aaaa", (4 * -8.0 + 5 * -10.0) / 9, 9),
+    )
+    assert found[1][0].text == "ba" and {shape[0] for shape in decoder.shapes} == {3}
+
+
+def test_a_character_that_is_too_long_is_truncated_with_a_warning_and_keeps_eos(caplog):
+    class Bytes(Letters):
+        def encode(self, text):
+            return [7, 8, 9, 10, 2]
+
+    translator = Translator(Reverser(3, (2, 4)), Bytes(), Letters())
+    assert [part.ids.tolist() for part in translator.parts("a")] == [[7, 8, 9, 2]]
+    assert "Truncated 'a' from 5 to 4 pieces." in caplog.text
+
+
+def test_lines_of_similar_length_share_a_batch():
+    translator, decoder = _translator(batch_size=2)
+    list(translator.translate(["a" * 18, "b", "c" * 19, "d"]))
+    assert decoder.shapes == [(2, 16), (2, 20)]
+
+
+def test_each_part_of_a_line_begins_with_its_target():
+    class Marked(Letters):
+        def encode(self, text):
+            assert text.startswith(("<2de> ", "<2fr> "))
+            return super().encode(text[2] + text[6:])
+
+    decoder = Reverser(3, (16, 20))
+    decoder.spec = dataclasses.replace(decoder.spec, targets=("de", "fr"))
+    lines = ["<2de> bc", "<2fr> ", "", f"<2fr> {'k' * 25}"]
+    found = Translator(decoder, Marked(), Letters()).translate(lines)
+    halves = "k" * 13 + "f", "k" * 12 + "f"
+    assert [best.text for best, *_ in found] == ["cbd", "", "", " ".join(sorted(halves))]
+
+
+def test_every_part_has_a_row_of_the_shortest_length_that_holds_it():
+    translator, _ = _translator(5, (4, 8, 16))
+    parts = [part for n in (9, 3, 4, 1, 15, 7, 3, 8, 2) for part in translator.parts("a" * n)]
+    rows = {}
+    for indices, features in translator._batches(parts):
+        ids = features.source_ids
+        assert ids.shape[0] == 5 and {array.dtype.name for array in features.values()} == {"int32"}
+        assert not any(array[len(indices) :].any() for array in features.values())
+        for row, index in enumerate(indices):
+            size = int(features.source_segment_ids[row].sum())
+            assert {4: 0, 8: 4, 16: 8}[ids.shape[1]] < size <= ids.shape[1] and index not in rows
+            rows[index] = ids[row, :size].tolist()
+            assert features.source_positions[row, :size].tolist() == list(range(size))
+            assert not ids[row, size:].any()
+    assert rows == {index: part.ids.tolist() for index, part in enumerate(parts)}
+
+
+def test_processes_have_equally_many_batches_of_each_length(monkeypatch):
+    monkeypatch.setattr(processes, "largest", lambda own: [3, own[1] + 1])
+    translator, _ = _translator(2, (4, 8))
+    parts = [part for line in ("ab", "a", "b") for part in translator.parts(line)]
+    found = [(rows, features.source_ids.shape) for rows, features in translator._batches(parts)]
+    assert found == [([1, 2], (2, 4)), ([0], (2, 4)), ([], (2, 4)), ([], (2, 8))]
+
+
+def test_translations_are_returned_before_all_lines_are_read():
+    translator, _ = _translator(batch_size=1)
+    endless = translator.translate(itertools.cycle(["ab", "cde"]))
+    assert [next(endless)[0].text for _ in range(40)] == ["ba", "edc"] * 20
+
+
+def test_line_breaks_and_tabs_in_a_translation_become_spaces():
+    class Breaking(Letters):
+        def decode(self, ids):
+            text = super().decode(ids).replace("x", "\n").replace("y", "\r\n")
+            return text.replace("z", "\u2028").replace("w", "\t")
+
+    translator = Translator(_translator()[1], Letters(), Breaking())
+    assert [best.text for best, *_ in translator.translate(["dxcybzawa"])] == ["a a b c d"]
+
+
+# --- splitting ---
+
+
+def _at_most_words(most):
+    return lambda text: len(text.split()) <= most
+
+
+def test_text_that_fits_is_one_part():
+    assert split("  one two three ", _at_most_words(3)) == ["one two three"]
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("One two. Three four five. Six", ["One two.", "Three four five.", "Six"]),
+        ("one two three, four five six", ["one two three,", "four five six"]),
+        ("one two three four", ["one two", "three four"]),
+        ('He said "stop!" and they all went', ['He said "stop!"', "and they all went"]),
+        ("it costs 3.500 or less", ["it costs", "3.500 or less"]),
+        ("look at www.example.com today", ["look at", "www.example.com today"]),
+        ("we met at 12:30 sharp", ["we met at", "12:30 sharp"]),
+    ],
+)
+def test_long_text_is_cut_at_the_best_place_near_the_middle(text, want):
+    assert split(text, _at_most_words(4 if "said" in text else 3)) == want
+
+
+def test_marks_need_no_space_in_scripts_without_them():
+    text = "我们去公园,他们在家里等我们回来"  # As normalized: the comma was a wide one.
+    assert split(text, lambda part: len(part) <= 12) == ["我们去公园,", "他们在家里等我们回来"]
+
+
+def test_scripts_without_spaces_are_cut_after_sentences():
+    text = "我们去公园。他们在家里等我们回来。天气很好"
+    assert split(text, lambda part: len(part) <= 12) == [
+        "我们去公园。",
+        "他们在家里等我们回来。",
+        "天气很好",
+    ]
+
+
+def test_a_long_word_is_cut():
+    assert split("abcdefgh", lambda part: len(part) <= 3) == ["ab", "cd", "ef", "gh"]
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(st.text(alphabet="ab.!? ,。\u3000é", min_size=1, max_size=80), st.integers(0, 9))
+def test_every_part_fits_and_only_space_is_lost(text, most):
+    def fits(part):
+        return len(part) <= most
+
+    parts = split(text, fits)
+    assert "".join("".join(parts).split()) == "".join(text.split())
+    assert all(fits(part) or len(part) <= 1 for part in parts)
