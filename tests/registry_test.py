@@ -46,7 +46,7 @@ def test_a_name_is_taken_once():
 def test_the_library_knows_no_experiment_until_it_is_asked():
     code = (
         "from lingvo_gshard.spmd import environment; environment.prepare()\n"
-        "import sys; from lingvo_gshard import registry; from lingvo_gshard.train import run\n"
+        "import sys; from lingvo_gshard import registry; from lingvo_gshard.runs import run\n"
         "assert not [name for name in sys.modules if name.startswith('params')]\n"
         "assert registry.registered_names() and 'params.toy' in sys.modules"
     )
