@@ -53,9 +53,9 @@ def _make(folder: pathlib.Path) -> None:
     batch = synthetic.training_batch(params)
     programs = synthetic.programs(params, model)
     batch_spec, num_steps = synthetic.specs_of(batch), _STEPS_PER_CALL.value
-    trainer = programs.export(ModeKeys.TRAIN, batch_spec, num_steps)
+    trainer = programs.source.step(ModeKeys.TRAIN, batch_spec, num_steps)
     folder.mkdir(parents=True, exist_ok=True)
-    programs.export_initializer(model.init_state).save(folder / _INITIALIZE)
+    programs.source.initializer().save(folder / _INITIALIZE)
     trainer.save(folder / _TRAIN)
     # Every step sees the same batch, so the loss shows whether the step learns.
     repeated = batch.Transform(lambda x: np.stack([x] * num_steps))

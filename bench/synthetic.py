@@ -11,8 +11,9 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.train.steps import Programs
+from lingvo_gshard.train.programs import Programs
 
 SOURCE_VOCAB_SIZE, TARGET_VOCAB_SIZE = 8000, 4000
 
@@ -30,14 +31,14 @@ def partitioned_model(params: Params, num_partitions: int) -> TranslationModel:
 
 
 def programs(params: Params, model: TranslationModel) -> Programs:
-    """Returns the programs of the experiment's model."""
-    return Programs(model.model_fn, params, model.partitioning, model.state_spec)
+    """Returns the programs of the experiment's model, traced in this process."""
+    return Programs(experiment_programs.in_process(params, model.partitioning))
 
 
 def model_and_state(params: Params, num_partitions: int) -> tuple[TranslationModel, NestedMap]:
     """Returns the experiment's partitioned model and its initial state on the devices."""
     model = partitioned_model(params, num_partitions)
-    return model, programs(params, model).initialize(model.init_state, seed=1)
+    return model, programs(params, model).initialize(seed=1)
 
 
 def source_features(batch: int, length: int, seed: int = 0) -> NestedMap:

@@ -1,9 +1,10 @@
 """The norms of a step's gradients by layer."""
 
+from __future__ import annotations
+
 from typing import Any
 
-import tensorflow as tf
-
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 
 

@@ -1,10 +1,11 @@
 """The modes of a model_fn, and its result."""
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Mapping
 
-import tensorflow as tf
-
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Mode as ModeKeys
 

@@ -1,14 +1,15 @@
 """The translation task in the estimator's terms: a state, its initializer and a model_fn."""
 
+from __future__ import annotations
+
 import functools
 from typing import Any
-
-import tensorflow as tf
 
 from lingvo_gshard.beam_search import flat_beam_search
 from lingvo_gshard.beam_search.beam import BeamSearch, Requests
 from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.model.gradient_norms import gradient_norms

@@ -184,7 +184,7 @@ def in_own_process(function: Callable[[Request], _Result], request: Request) -> 
 
 def _fingerprint(request: Request) -> str:
     """A digest of all that a plan depends on: the request, our code, the compilers."""
-    versions = saved_executable.versions([*saved_executable.PACKAGES, "tensorflow"])
+    versions = environment.versions([*saved_executable.PACKAGES, "tensorflow"])
     asked = (request.model, request.params.ToText(), request.topology, request.partitioning)
     return digests.of_json(repr((asked, versions)), digests.of_library())
 

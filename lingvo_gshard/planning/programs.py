@@ -16,24 +16,24 @@ from lingvo_gshard.planning import compiled_step, hardware, memory
 from lingvo_gshard.planning.compiled_step import CompiledStep
 from lingvo_gshard.planning.memory import GIB, Buffer, Memory, Refusal
 from lingvo_gshard.planning.plan import DECODE, INITIALIZE, TRAIN, Batch, ProgramPlan
-from lingvo_gshard.runs import run
+from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import topology
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.spmd.topology import TopologyExecutable
-from lingvo_gshard.train import steps
 
 
 def export(name: str, model: TranslationModel, params: Params, num_steps: int = 1) -> Program:
     """Exports a program, in training one of `num_steps`. Raises ValueError if the trainer can't."""
-    batch, parts = _batch(name, params), model.partitioning
-    programs = steps.Programs(model.model_fn, params, parts, model.state_spec)
+    batch = _batch(name, params)
+    programs = ExperimentPrograms(params, model.partitioning)
     if name == INITIALIZE:
-        return programs.export_initializer(model.init_state)
+        return programs.initializer()
     if name == DECODE:
-        return run.predict_program(params, parts, batch.source_len)
+        return programs.decoder(batch.source_len)
+
     rows = packing.batch_specs(batch.rows, packing.RowShape(batch.source_len, batch.target_len))
-    return programs.export(ModeKeys.TRAIN if name == TRAIN else ModeKeys.EVAL, rows, num_steps)
+    return programs.step(ModeKeys.TRAIN if name == TRAIN else ModeKeys.EVAL, rows, num_steps)
 
 
 def make(name: str, model: TranslationModel, params: Params, topology_name: str) -> ProgramPlan:

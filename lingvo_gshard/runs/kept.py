@@ -15,7 +15,7 @@ from lingvo_gshard.checkpoints import checkpoints
 from lingvo_gshard.files import digests
 from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.runs.launch import Launch, experiment_params
-from lingvo_gshard.spmd import saved_executable
+from lingvo_gshard.spmd import environment, saved_executable
 from lingvo_gshard.translation import bundle
 from lingvo_gshard.translation.bundle import Decoder
 
@@ -25,7 +25,7 @@ def folder(launch: Launch, logdir: str, num_partitions: int) -> pathlib.Path:
     saved = checkpoints.folder(logdir)
     found = {each: saved / f"{each}/about/metadata" for each in checkpoints.whole_steps(logdir)}
     described = {step: path.read_text() if path.exists() else "" for step, path in found.items()}
-    versions = saved_executable.versions([*saved_executable.PACKAGES, "tensorflow"])
+    versions = environment.versions([*saved_executable.PACKAGES, "tensorflow"])
     digest = digests.of_json(
         experiment_params(launch).ToText(),
         dataclasses.asdict(launch),

@@ -1,25 +1,20 @@
 """A run: a registered experiment bound to its data, a folder and a number of devices."""
 
 import dataclasses
-import functools
 import pathlib
 from typing import Any
 
 from lingvo_gshard.checkpoints import checkpoints
 from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart, old_ids
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import storage
-from lingvo_gshard.input import packing, sentences
+from lingvo_gshard.input import sentences
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 from lingvo_gshard.model import placement
-from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.runs.launch import Launch, experiment_params, vocabularies, with_product_dtype
-from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
-from lingvo_gshard.spmd.program import Program
-from lingvo_gshard.train import steps
-from lingvo_gshard.train.estimator import TPUEstimator
+from lingvo_gshard.train.estimator import Estimator
 from lingvo_gshard.translation import bundle
 from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
 
@@ -29,7 +24,7 @@ class Run:
     """A launch and the estimator that carries it out."""
 
     launch: Launch
-    estimator: TPUEstimator
+    estimator: Estimator
 
     @property
     def params(self) -> Params:
@@ -52,7 +47,7 @@ class Run:
         return {"checkpoint_step": p.checkpoint_step, "average": p.average_checkpoints}
 
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
-        """Returns a decoder of the weights, and its tokenizers; raises as TPUEstimator.restore."""
+        """Returns a decoder of the weights, and its tokenizers; raises as Estimator.restore."""
         partitioning, p = self.estimator.partitioning, self.params
         found = self.estimator.restore(**self.averaged)
         source, target = map(Tokenizer, vocabularies(self.logdir))
@@ -65,7 +60,7 @@ class Run:
             num_partitions=partitioning.mesh.num_partitions,
             targets=source.targets,
         )
-        program_for = functools.partial(predict_program, p, partitioning)
+        program_for = ExperimentPrograms(p, partitioning).decoder
         origin = {"weights": found.digest, "params": p.ToText()}
         share = self.estimator.input_share
         return Decoder(spec, found.state.theta, program_for, share, origin), source, target
@@ -74,16 +69,6 @@ class Run:
         """Writes a bundle of the decoder. Raises as `decoder`."""
         with storage.working(folder) as here:
             bundle.save(here, self.decoder()[0], vocabularies(self.logdir))
-
-
-def predict_program(params: Params, partitioning: Partitioning, source_len: int) -> Program:
-    """Exports the program that decodes sources of one length; its state is theta alone."""
-    model = TranslationModel(params, partitioning)
-    rows = TensorSpec((params.decode.batch_size, source_len), "int32", "BL")
-    batch = NestedMap(features=NestedMap({name: rows for name in packing.SOURCE}))
-    state = NestedMap(theta=model.state_spec.theta)
-    programs = steps.Programs(model.model_fn, params, partitioning, state)
-    return programs.export(ModeKeys.PREDICT, batch)
 
 
 def open_run(
@@ -97,7 +82,7 @@ def open_run(
 
 def make_estimator(
     params: Params, logdir: str, num_partitions: int, executables: str | None = None
-) -> TPUEstimator:
+) -> Estimator:
     """Returns the estimator of a run; ValueError for a size that does not fit the devices."""
     partitioning = placement.partitioning(params, num_partitions)
     placement.check_divisible(params, partitioning)
@@ -105,13 +90,12 @@ def make_estimator(
     weights, slots = model.state_spec.theta, model.state_spec.slots
     for path, spec in [*weights.FlattenItems(), *slots.FlattenItems()]:
         partitioning.check(path, spec)
-    return TPUEstimator(
-        model.model_fn,
+    return Estimator(
+        ExperimentPrograms(params, partitioning),
         logdir,
         params=params,
         partitioning=partitioning,
         state_spec=model.state_spec,
-        init_fn=model.init_state,
         # In these settings, the model must agree with the folder's checkpoints.
         model_prefixes=("task", "optimizer.cls"),
         # A run that has checkpoints continues from those.

@@ -11,13 +11,14 @@ is not set, LINGVO_GSHARD_COMPILATION_CACHE names another folder.
 import contextlib
 import ctypes
 import hashlib
+import importlib.metadata
 import os
 import pathlib
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # Without this flag, TensorFlow's constant folding, which finds no device, crashes the process when
 # jax2tf.call_tf lowers a function that holds anything foldable.
@@ -165,15 +166,42 @@ def _keep_freed_memory() -> None:
         libc.free(ctypes.c_void_p(block))
 
 
-def _set_compilation_cache() -> None:
+def cache_folder() -> pathlib.Path | None:
+    """Returns the folder of what is kept between starts on this machine; None if that is off."""
     folder = os.environ.get("LINGVO_GSHARD_COMPILATION_CACHE", "~/.cache/lingvo_gshard")
-    if folder == "off":
+    return None if folder == "off" else pathlib.Path(folder).expanduser()
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Returns the versions of those packages that are installed."""
+    found = {}
+    for package in packages:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found
+
+
+def prepare_tracing() -> None:
+    """Prepares a process that traces and lowers alone, with TensorFlow and JAX on the CPU.
+
+    Accelerators are the parent's. XLA_FLAGS are those of JAX's XLA: TensorFlow has one of its own,
+    which would end the process at a flag that it does not know.
+    """
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    os.environ["XLA_FLAGS"] = ""
+    _set_jax("jax_platforms", "cpu")
+    _disable_constant_folding()
+
+
+def _set_compilation_cache() -> None:
+    folder = cache_folder()
+    if folder is None:
         _set_jax("jax_enable_compilation_cache", False)
         return
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         # A program that was compiled for another instruction set would crash here.
         digest = hashlib.sha256("\n".join(_cpu_features()).encode()).hexdigest()
-        path = pathlib.Path(folder).expanduser() / f"{platform.machine()}-{digest[:12]}"
+        path = folder / f"{platform.machine()}-{digest[:12]}"
         _set_jax("jax_compilation_cache_dir", str(path))
     # By default JAX leaves out programs that compile within a second, of which a start has many.
     _set_jax("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -9,20 +9,19 @@ An executable for CPUs needs the instruction set of the CPU that it was compiled
 
 import contextlib
 import hashlib
-import importlib.metadata
 import json
 import logging
 import pathlib
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 from jax.experimental import serialize_executable
 
 from lingvo_gshard.files import atomic_file
-from lingvo_gshard.spmd import executable, specs
+from lingvo_gshard.spmd import environment, executable, specs
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.spmd.program import Program
 
@@ -77,12 +76,6 @@ class SavedExecutables:
         return Executable(program, mesh, lowered.compile())
 
 
-def versions(packages: Iterable[str]) -> dict[str, str]:
-    """The versions of those packages that are installed."""
-    installed = {each: list(importlib.metadata.distributions(name=each)) for each in packages}
-    return {package: found[0].version for package, found in installed.items() if found}
-
-
 def _files(folder: pathlib.Path, program: Program) -> tuple[pathlib.Path, pathlib.Path]:
     return folder / f"{program.name}.executable", folder / f"{program.name}.json"
 
@@ -95,7 +88,7 @@ def _machine(mesh: jax.sharding.Mesh) -> dict[str, Any]:
         "device_kind": devices[0].device_kind,
         "num_devices": len(devices),
         "device_ids": [device.id for device in devices],
-        "versions": versions([*_JAX, *_COMPILERS.get(devices[0].platform, ())]),
+        "versions": environment.versions([*_JAX, *_COMPILERS.get(devices[0].platform, ())]),
     }
 
 

@@ -1,6 +1,7 @@
 """TPUEstimator (sections 3 and A): train, evaluate and predict with one partitioned program each.
 
 It holds no variables: a tree of arrays, the state, is an argument and result of training calls.
+Estimator takes its programs from any ProgramSource; TPUEstimator traces a model_fn for them.
 """
 
 import contextlib
@@ -30,7 +31,8 @@ from lingvo_gshard.spmd.saved_executable import SavedExecutables
 from lingvo_gshard.train import config, loop, summaries
 from lingvo_gshard.train.hooks import NonFiniteHook, ProgressHook, TrainHook
 from lingvo_gshard.train.loop import Input, TrainLoop, group_sizes
-from lingvo_gshard.train.steps import InitFn, ModelFn, Programs
+from lingvo_gshard.train.programs import Programs, ProgramSource
+from lingvo_gshard.train.steps import InitFn, ModelFn, ModelPrograms
 
 InputFn = Callable[[Any], Input]
 _Found = TypeVar("_Found")
@@ -47,23 +49,17 @@ class EvalSpec:
     higher_is_better: bool = False
 
 
-class TPUEstimator:
-    """Trains, evaluates and predicts with a model_fn.
-
-    `model_fn(state, features, labels, mode, params) -> TPUEstimatorSpec` is traced for each mode,
-    shape of a batch, and number of steps in a call; `state` is a NestedMap that holds at least
-    `step`, an int32 scalar.
-    """
+class Estimator:
+    """Trains, evaluates and predicts with the programs of a source."""
 
     def __init__(
         self,
-        model_fn: ModelFn,
+        source: ProgramSource,
         model_dir: str,
         *,
         params: Params,
         partitioning: Partitioning,
         state_spec: NestedMap,
-        init_fn: InitFn,
         model_prefixes: tuple[str, ...] = (),
         warm_start: WarmStart | None = None,
         executables: str | None = None,
@@ -74,10 +70,10 @@ class TPUEstimator:
 
         `model_dir` is refused if it was trained with other `params` at the dotted paths
         `model_prefixes`, by default all but `train`, which has the settings of config.train_params.
-        `init_fn` returns a state of the TensorSpecs `state_spec`, given an int32 [2] seed tensor.
-        A folder without checkpoints starts from `warm_start`, if given. `executables` is a folder
-        of saved executables to train with, instead of compiling. TensorBoard gets a summary at each
-        multiple of `log_step_count_steps`. ValueError for a wrong setting, a state without step, or
+        `state_spec` has the TensorSpecs of the state, among them `step`, an int32 scalar. A folder
+        without checkpoints starts from `warm_start`, if given. `executables` is a folder of saved
+        executables to train with, instead of compiling. TensorBoard gets a summary at each multiple
+        of `log_step_count_steps`. ValueError for a wrong setting, a state without step, or
         `executables` without any.
         """
         if "train" not in params:
@@ -87,12 +83,17 @@ class TPUEstimator:
         step = state_spec.get("step")
         if step is None or (step.shape, step.dtype) != ((), "int32"):
             raise ValueError(f"TPUEstimator: the state needs `step`, an int32 scalar, got {step}.")
-        self.model_dir, self.params, self.partitioning = model_dir, params, partitioning
-        self.state_spec, self._init_fn = state_spec, init_fn
-        self._model_prefixes, self._warm_start = model_prefixes, warm_start
-        self._log_steps, self._show_progress = log_step_count_steps, show_progress
+
+        self.model_dir = model_dir
+        self.params = params
+        self.partitioning = partitioning
+        self.state_spec = state_spec
+        self._model_prefixes = model_prefixes
+        self._warm_start = warm_start
+        self._log_steps = log_step_count_steps
+        self._show_progress = show_progress
         saved = None if executables is None else SavedExecutables(executables)
-        self._programs = Programs(model_fn, params, partitioning, state_spec, saved)
+        self._programs = Programs(source, saved)
 
     @property
     def input_share(self) -> specs.Share:
@@ -282,7 +283,7 @@ class TPUEstimator:
             source.set_state(restored.input_state)
             logging.info("train: continues after step %d", restored.step)
             return restored.state
-        state = self._programs.initialize(self._init_fn, self.params.train.seed)
+        state = self._programs.initialize(self.params.train.seed)
         if self._warm_start is not None:
             state = self._warm_start.apply(state, self.state_spec)
         return state
@@ -303,8 +304,39 @@ class TPUEstimator:
         return specs.shardings(self.partitioning, self.state_spec, mesh)
 
 
+class TPUEstimator(Estimator):
+    """Trains, evaluates and predicts with a model_fn, which is traced in this process.
+
+    `model_fn(state, features, labels, mode, params) -> TPUEstimatorSpec` is traced for each mode,
+    shape of a batch, and number of steps in a call; `state` is a NestedMap that holds at least
+    `step`, an int32 scalar. `init_fn` returns a state of the TensorSpecs `state_spec`, given an
+    int32 [2] seed tensor.
+    """
+
+    def __init__(
+        self,
+        model_fn: ModelFn,
+        model_dir: str,
+        *,
+        params: Params,
+        partitioning: Partitioning,
+        state_spec: NestedMap,
+        init_fn: InitFn,
+        **settings: Any,
+    ) -> None:
+        """Compiles nothing yet; `settings` are those of Estimator. Raises as Estimator."""
+        super().__init__(
+            ModelPrograms(model_fn, init_fn, params, partitioning, state_spec),
+            model_dir,
+            params=params,
+            partitioning=partitioning,
+            state_spec=state_spec,
+            **settings,
+        )
+
+
 def train_and_evaluate(
-    estimator: TPUEstimator,
+    estimator: Estimator,
     input_fn: InputFn,
     evaluation: EvalSpec,
     *,
@@ -324,7 +356,7 @@ def train_and_evaluate(
 
 
 def evaluate_continuously(
-    estimator: TPUEstimator, spec: EvalSpec, *, until_step: int, poll_secs: float = 5.0
+    estimator: Estimator, spec: EvalSpec, *, until_step: int, poll_secs: float = 5.0
 ) -> dict[str, Any] | None:
     """Evaluates the newest checkpoint again and again while another process trains.
 
@@ -354,7 +386,7 @@ def evaluate_continuously(
 class _EvaluationHook(TrainHook):
     """Evaluates each state that is saved, while it is still on the devices."""
 
-    def __init__(self, estimator: TPUEstimator, spec: EvalSpec) -> None:
+    def __init__(self, estimator: Estimator, spec: EvalSpec) -> None:
         self._estimator, self._spec = estimator, spec
         self.last: dict[str, Any] | None = None
         self.stopped = False

@@ -32,12 +32,11 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import ModeKeys
-from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import lowering, program, specs, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
-from lingvo_gshard.train import steps
 from tests.hlo import programs
 
 _KEPT = (
@@ -63,10 +62,9 @@ def training_step(num_partitions: int) -> program.Program:
     """A step of a small mixture of experts whose layers are loops."""
     params = registry.get_params(programs.MODEL, programs.SETTINGS)
     parts = placement.partitioning(params, num_partitions)
-    model, p = TranslationModel(params, parts), params.input
+    p = params.input
     batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
-    made = steps.Programs(model.model_fn, params, parts, model.state_spec)
-    return made.export(ModeKeys.TRAIN, batch)
+    return experiment_programs.in_process(params, parts).step(ModeKeys.TRAIN, batch)
 
 
 def split_weights(num_partitions: int) -> program.Program:

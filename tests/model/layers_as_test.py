@@ -14,7 +14,9 @@ from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.train import steps
+from lingvo_gshard.train.programs import Programs
 from tests.layers import building, stacking
 from tests.model import small_task
 from tests.spmd import functions
@@ -146,8 +148,8 @@ def test_gather_dispatch_equals_einsum_dispatch(step_of):
 @pytest.mark.slow
 def test_loop_of_two_steps_equals_two_single_steps(step_of):
     params, parts = _params(*_LOOP), functions.partitioning(2)
-    model, specs = TranslationModel(params, parts), small_task.batch_specs()
-    programs = steps.Programs(model.model_fn, params, parts, model.state_spec)
+    specs = small_task.batch_specs()
+    programs = Programs(experiment_programs.in_process(params, parts))
     both = programs.get(ModeKeys.TRAIN, specs, 2)
     batch = small_task.random_batch(3)
     got = both(stacking.stacked(_start(), 2), batch.Transform(lambda x: np.stack([x, x])))

@@ -9,8 +9,8 @@ import math
 import numpy as np
 
 from lingvo_gshard.model.spec import ModeKeys
-from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.train import steps
+from lingvo_gshard.runs import experiment_programs
+from lingvo_gshard.train.programs import Programs
 from params.experiment import TranslationExperiment
 from tests.model import small_task
 from tests.spmd import functions
@@ -40,9 +40,8 @@ def test_the_loss_falls_far_below_the_entropy_of_the_words():
     p = _Experiment.params()
     p.task.encoder.num_layers = 1  # Dense, which halves the compilation. The decoder's has experts.
     parts = functions.partitioning(1)
-    model = TranslationModel(p, parts)
-    programs = steps.Programs(model.model_fn, p, parts, model.state_spec)
-    state = programs.initialize(model.init_state, seed=1)
+    programs = Programs(experiment_programs.in_process(p, parts))
+    state = programs.initialize(seed=1)
 
     batch_spec = _batch(0).Transform(lambda x: functions.TensorSpec(x.shape, x.dtype.name, "BL"))
     train, nll = programs.get(ModeKeys.TRAIN, batch_spec, _STEPS_PER_CALL), []

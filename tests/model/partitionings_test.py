@@ -13,9 +13,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
-from lingvo_gshard.runs import run
+from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.spmd.executable import compile_program
-from lingvo_gshard.train import steps
+from lingvo_gshard.train.programs import Programs
 from tests.layers import building
 from tests.model import small_task
 
@@ -76,7 +76,7 @@ class _Training:
         parts = placement.partitioning(params, num_partitions)
         placement.check_divisible(params, parts)
         model = TranslationModel(params, parts)
-        programs = steps.Programs(model.model_fn, params, parts, model.state_spec)
+        programs = Programs(experiment_programs.in_process(params, parts))
         state = _state(model)
         step = programs.get(ModeKeys.TRAIN, small_task.batch_specs())
         self.losses, self.norms = [], []
@@ -147,10 +147,10 @@ def _answers(num_partitions, *settings):
     parts = placement.partitioning(params, num_partitions)
     model = TranslationModel(params, parts)
     state = _state(model)
-    programs = steps.Programs(model.model_fn, params, parts, model.state_spec)
+    programs = Programs(experiment_programs.in_process(params, parts))
     evaluate = programs.get(ModeKeys.EVAL, small_task.batch_specs())
     metrics = evaluate(state, small_task.random_batch(1))
-    decode = compile_program(run.predict_program(params, parts, small_task.T))
+    decode = compile_program(experiment_programs.decoder(params, parts, small_task.T))
     features = small_task.source_batch(2)
     found = decode(NestedMap(theta=state.theta), NestedMap(features=features))
     return metrics.Transform(np.asarray), np.asarray(found.predictions.ids)

@@ -30,7 +30,7 @@ from lingvo_gshard.planning.planner import Request
 from lingvo_gshard.runs import run
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import lowering, saved_executable, topology
+from lingvo_gshard.spmd import lowering, saved_executable, topology, tracer
 from lingvo_gshard.spmd.executable import compile_program
 from tests.planning import plans
 from tests.spmd import compilers
@@ -451,7 +451,7 @@ def test_the_trainers_program_is_saved(training, tmp_path, monkeypatch):
 
 
 def test_the_longest_search_of_a_run_is_planned(training, model, monkeypatch):
-    monkeypatch.setattr(run, "predict_program", lambda params, parts, source_len: source_len)
+    monkeypatch.setattr(tracer, "traced", lambda function, *args: args[-1])
     params = training.params
     longest = max(sentences.lengths(params.decode.max_source_len))
     assert programs.export(plan.DECODE, model, params) == longest

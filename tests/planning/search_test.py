@@ -14,7 +14,8 @@ from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import plan, planner, search
 from lingvo_gshard.planning.candidates import Candidate
 from lingvo_gshard.planning.planner import Request
-from lingvo_gshard.train import steps
+from lingvo_gshard.runs import experiment_programs
+from lingvo_gshard.train.programs import Programs
 from tests.layers import building
 from tests.planning import plans
 
@@ -113,7 +114,7 @@ def test_the_printed_settings_train(searched):
     parts = placement.partitioning(params, 8)
     model = TranslationModel(params, parts)
     p = params.input
-    made = steps.Programs(model.model_fn, params, parts, model.state_spec)
+    made = Programs(experiment_programs.in_process(params, parts))
     rows = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
     batch = rows.Transform(lambda spec: np.ones((1, *spec.shape), spec.dtype))
     state = NestedMap(

@@ -5,13 +5,18 @@ import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
-from lingvo_gshard.train import steps
+from lingvo_gshard.train.programs import Programs
+from lingvo_gshard.train.steps import ModelPrograms
 from tests.train import regression
 from tests.train.regression import STATE, Batches
 
 
+def _source(model_fn, parts):
+    return ModelPrograms(model_fn, None, regression.model_params(), parts, STATE)
+
+
 def _executable(num_steps, parts):
-    programs = steps.Programs(regression.model_fn, regression.model_params(), parts, STATE)
+    programs = Programs(_source(regression.model_fn, parts))
     return programs.get(ModeKeys.TRAIN, Batches.specs, num_steps)
 
 
@@ -53,7 +58,7 @@ def test_a_spec_of_another_mode_is_refused(tmp_path):
 
     parts = regression.make(tmp_path, 2).partitioning
     with pytest.raises(ValueError, match="called with mode EVAL, returned PREDICT"):
-        steps.Programs(confused, None, parts, STATE).export(ModeKeys.EVAL, Batches.specs)
+        _source(confused, parts).step(ModeKeys.EVAL, Batches.specs)
 
 
 def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
@@ -63,6 +68,5 @@ def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
         return TPUEstimatorSpec(mode, loss=spec.loss, train_op=NestedMap(state, momentum=momentum))
 
     parts = regression.make(tmp_path, 2).partitioning
-    programs = steps.Programs(grows, regression.model_params(), parts, STATE)
     with pytest.raises(ValueError, match=r"state.momentum.extra is None but comes back as Tens"):
-        programs.export(ModeKeys.TRAIN, Batches.specs)
+        _source(grows, parts).step(ModeKeys.TRAIN, Batches.specs)

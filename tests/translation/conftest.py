@@ -11,7 +11,7 @@ from lingvo_gshard.input.tokenizer import Tokenizer
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.train import steps
+from lingvo_gshard.train.steps import ModelPrograms
 from lingvo_gshard.translation import bundle
 from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
 from lingvo_gshard.translation.translator import Translator
@@ -62,8 +62,8 @@ def made(tmp_path_factory):
         names = ("source_ids", "source_positions", "source_segment_ids")
         batch = NestedMap(features=NestedMap({name: rows for name in names}))
         state = NestedMap(theta=model.state_spec.theta)
-        programs = steps.Programs(model.model_fn, params, model.partitioning, state)
-        return programs.export(ModeKeys.PREDICT, batch)
+        programs = ModelPrograms(model.model_fn, None, params, model.partitioning, state)
+        return programs.step(ModeKeys.PREDICT, batch)
 
     theta = building.random_theta(model.task)
     decoder = Decoder(spec, theta, program_for)

@@ -1,0 +1,71 @@
+"""The programs of a registered experiment, made by the process that traces with TensorFlow.
+
+The functions below run in that process (spmd/tracer.py), which builds the model again from its
+Params. In a process that only compiles and runs, TensorFlow is never imported.
+"""
+
+import dataclasses
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.input import packing
+from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.spmd import tracer
+from lingvo_gshard.spmd.program import Program
+from lingvo_gshard.train.steps import ModelPrograms
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentPrograms:
+    """A ProgramSource (train/programs.py): an experiment's programs on a partitioning."""
+
+    params: Params
+    partitioning: Partitioning
+
+    def initializer(self) -> Program:
+        """Returns the program that makes a new state."""
+        return tracer.traced(initializer, self.params, self.partitioning)
+
+    def step(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Program:
+        """Returns the program of a mode; see ProgramSource.step."""
+        return tracer.traced(step, self.params, self.partitioning, mode, batch_spec, num_steps)
+
+    def decoder(self, source_len: int) -> Program:
+        """Returns the program that decodes sources of one length; its state is theta alone."""
+        return tracer.traced(decoder, self.params, self.partitioning, source_len)
+
+
+def initializer(params: Params, partitioning: Partitioning) -> Program:
+    """Traces the program that makes a new state of an experiment."""
+    return in_process(params, partitioning).initializer()
+
+
+def step(
+    params: Params,
+    partitioning: Partitioning,
+    mode: ModeKeys,
+    batch_spec: NestedMap,
+    num_steps: int,
+) -> Program:
+    """Traces the program of a mode of an experiment; see ProgramSource.step."""
+    return in_process(params, partitioning).step(mode, batch_spec, num_steps)
+
+
+def decoder(params: Params, partitioning: Partitioning, source_len: int) -> Program:
+    """Traces the program that decodes sources of one length; its state is theta alone."""
+    rows = TensorSpec((params.decode.batch_size, source_len), "int32", "BL")
+    features = NestedMap({name: rows for name in packing.SOURCE})
+
+    programs = in_process(params, partitioning)
+    weights_alone = dataclasses.replace(
+        programs, init_fn=None, state_spec=NestedMap(theta=programs.state_spec.theta)
+    )
+    return weights_alone.step(ModeKeys.PREDICT, NestedMap(features=features))
+
+
+def in_process(params: Params, partitioning: Partitioning) -> ModelPrograms:
+    """Returns the source that traces an experiment's programs in this process."""
+    model = TranslationModel(params, partitioning)
+    return ModelPrograms(model.model_fn, model.init_state, params, partitioning, model.state_spec)

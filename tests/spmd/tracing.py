@@ -1,0 +1,31 @@
+"""Functions that the tracing process runs for tracer_test.py."""
+
+import os
+import sys
+
+from lingvo_gshard.spmd import lowering
+from lingvo_gshard.spmd.program import Program
+from tests.spmd import functions
+
+
+def sgd(num_partitions: int) -> Program:
+    return lowering.export(functions.sgd_step(), functions.partitioning(num_partitions))
+
+
+def pid(name: str) -> Program:
+    """A program whose name has the number of the process that made it."""
+    made = sgd(1)
+    return Program(**{**vars(made), "name": f"{name}_{os.getpid()}"})
+
+
+def refuses(what: str) -> Program:
+    raise ValueError(f"{what} was refused.")
+
+
+def fails() -> Program:
+    return {}["a program"]
+
+
+def dies(status: int) -> Program:
+    print("a last word", file=sys.stderr, flush=True)
+    os._exit(status)
