@@ -1,4 +1,4 @@
-"""How `translate --serve` bears load: a real server in a process of its own, and many clients.
+"""How `serve` bears load: a real server in a process of its own, and many clients.
 
     python -m bench.serving --served=BUNDLE --lines=FILE [--connections=500] [--secs=60]
 
@@ -143,7 +143,7 @@ async def neighbour(url: str, lines: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _server(folder: str) -> Iterator[Server]:
-    command = [sys.executable, "-m", "lingvo_gshard.translate", f"--bundle={folder}", "--serve=0"]
+    command = [sys.executable, "-m", "lingvo_gshard.serve", f"--bundle={folder}", "--port=0"]
     process = subprocess.Popen(
         [*command, "--platform=cpu"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

@@ -1,8 +1,10 @@
-"""What the binaries share: they parse and check flags, prepare the devices, and then import.
+"""What the binaries share: they parse and check flags, prepare the devices, and report mistakes.
 
-Mistakes are reported before TensorFlow and JAX are imported, which takes seconds. JAX reads the
-environment when it is imported, so binaries `load` the modules that need it.
+A binary checks what it can before it imports JAX, which takes a second; so the modules that compute
+are imported in its main(). No binary imports TensorFlow: spmd/tracer.py has a process for that.
 """
+
+from __future__ import annotations
 
 import contextlib
 import functools
@@ -12,17 +14,24 @@ import re
 import signal
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from absl import app, flags, logging
 
 from lingvo_gshard.spmd import environment
+
+if TYPE_CHECKING:
+    from lingvo_gshard.spmd.processes import Processes
 
 _NO_MEMORY = "RESOURCE_EXHAUSTED: "  # XLA's errors begin with a status code.
 # What absl says of a wrong flag, and the same in plain words.
 _PLAIN = {
     r"flag --(\w+)=None: Flag .* must have a value other than None": r"--\1 is missing",
     r"flag --(\w+)=.*: (.*) is not a positive integer": r"--\1 must be 1 or more, got \2",
+    r"Unknown command line flag 'serve'.*": "--serve: serving is a program, lingvo_gshard.serve",
+    r"Unknown command line flag 'export'.*": (
+        "--export: exporting is a program, lingvo_gshard.export_bundle"
+    ),
 }
 
 
@@ -49,9 +58,11 @@ def start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
 
     `partitions` replaces --num_partitions. Raises ValueError as devices.start and check_model.
     """
+    from lingvo_gshard.spmd import devices
+
     if processes() is None:  # Otherwise `joined` has done it.
         _prepare_devices(partitions)
-    devices = load("lingvo_gshard.spmd.devices")
+
     started = devices.start(partitions or flags.FLAGS.num_partitions)
     devices.check_model(model, flags.FLAGS.platform)
     return started
@@ -59,45 +70,61 @@ def start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
 
 def _prepare_devices(partitions: int | None) -> None:
     """Prepares the platform, and this process's part of `partitions`, or of --num_partitions."""
-    count = processes().num_processes if processes() else 1
+    from lingvo_gshard.spmd import devices
+
+    several = processes()
+    count = several.num_processes if several else 1
     what = "a bundle of" if partitions else "--num_partitions of"
     partitions = partitions or flags.FLAGS.num_partitions or count
     if partitions % count:
         raise ValueError(f"{count} processes need {what} {count} or a multiple, got {partitions}.")
+
     platform = flags.FLAGS.platform
     if platform == "auto":  # It becomes None if JAX_PLATFORMS decides.
-        platform = load("lingvo_gshard.spmd.devices").find()
+        platform = devices.find()
     environment.prepare(partitions // count, platform)
 
 
 def joined(partitions: int | None = None) -> contextlib.AbstractContextManager[None]:
     """Prepares the devices and joins the other processes, if there are any."""
-    if (found := processes()) is None:
+    several = processes()
+    if several is None:
         return contextlib.nullcontext()
+
+    from lingvo_gshard.spmd import processes as spmd_processes
+
     _prepare_devices(partitions)
-    return load("lingvo_gshard.spmd.processes").joined(found)
+    return spmd_processes.joined(several)
 
 
 @functools.cache
-def processes() -> Any:
-    """The Processes that work together; None if this one works alone."""
+def processes() -> Processes | None:
+    """Returns the processes that work together; None if this one works alone.
+
+    Raises ValueError for flags that do not go together, and as spmd.processes.detected.
+    """
     given = flags.FLAGS
-    explicit = given.coordinator, given.num_processes, given.process_id
     if given.cluster == "none" and given.num_processes == 1:
         if (given.process_id or given.coordinator) and not given["num_processes"].present:
             raise ValueError("--coordinator and --process_id need --num_processes.")
         if given.process_id:
             raise ValueError(f"--process_id={given.process_id}: expected 0 for --num_processes=1.")
         return None
-    spmd, timeout_secs = load("lingvo_gshard.spmd.processes"), given.join_timeout_secs
+
+    from lingvo_gshard.spmd import processes as spmd_processes
+
+    timeout_secs = given.join_timeout_secs
     if given.cluster == "auto":
-        if explicit != (None, 1, 0):
+        if given.coordinator is not None or given.num_processes != 1 or given.process_id:
             raise ValueError("--cluster=auto: omit --coordinator, --num_processes, --process_id.")
-        found = spmd.detected(given.coordinator_port, timeout_secs)
-        return found if found.num_processes > 1 else None
+        detected = spmd_processes.detected(given.coordinator_port, timeout_secs)
+        return detected if detected.num_processes > 1 else None
+
     if given.coordinator is None:
         raise ValueError("--num_processes needs --coordinator=HOST:PORT, the address of process 0.")
-    return spmd.Processes(*explicit, timeout_secs=timeout_secs)
+    return spmd_processes.Processes(
+        given.coordinator, given.num_processes, given.process_id, timeout_secs=timeout_secs
+    )
 
 
 def run(program: str, main: Callable[[], None]) -> None:
@@ -135,9 +162,8 @@ def run(program: str, main: Callable[[], None]) -> None:
 
 
 def load(module: str) -> Any:
-    """Imports a module by name, without the greetings that TensorFlow and XLA print."""
-    with environment.quiet_stderr(), environment.without_keras():
-        return importlib.import_module(module)
+    """Imports a module by name."""
+    return importlib.import_module(module)
 
 
 def _parse(program: str, argv: list[str]) -> list[str]:

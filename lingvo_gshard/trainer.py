@@ -37,11 +37,17 @@ def main() -> None:
     with cli.joined(), storage.working(_LOGDIR.value) as logdir:
         launch = launches.launch_of(_MODEL.value, tuple(_SET.value), _DATA_DIR.value, str(logdir))
         num_partitions, devices = cli.start_devices(launch.model)
-        runs, modes = cli.load("lingvo_gshard.runs.run"), cli.load("lingvo_gshard.runs.modes")
-        run = runs.open_run(launch, str(logdir), num_partitions, _EXECUTABLES.value)
+
+        # A wrong model or setting has been reported by now, without waiting for these.
+        from lingvo_gshard.evaluation import decode_split, run_report
+        from lingvo_gshard.runs import modes
+        from lingvo_gshard.runs.run import open_run
+
+        run = open_run(launch, str(logdir), num_partitions, _EXECUTABLES.value)
         modes.print_once(f"{devices}, {run.product_dtype} products")
         if _VERIFY_DATA.value:
             modes.verify_data(run)
+
         match _MODE.value:
             case "train":
                 modes.train(run)
@@ -54,9 +60,9 @@ def main() -> None:
             case "export":
                 modes.export(run)
             case "decode":
-                cli.load("lingvo_gshard.evaluation.decode_split").decode_split(run, _SPLIT.value)
+                decode_split.decode_split(run, _SPLIT.value)
             case "report":
-                path = cli.load("lingvo_gshard.evaluation.run_report").report(run)
+                path = run_report.report(run)
                 modes.print_once(f"Wrote {storage.origin(path)}.")
 
 

@@ -106,7 +106,7 @@ def test_the_whole_circle_in_a_bucket(server, tmp_path):
         )
         translate = "lingvo_gshard.translate"
         wanted = _run(translate, run, *devices, text="der eno\nowt\n")
-        _run(translate, run, *devices, f"--export={bundle}")
+        _run("lingvo_gshard.export_bundle", run, *devices, f"--bundle={bundle}")
         assert _run(translate, f"--bundle={bundle}", text="der eno\nowt\n") == wanted
 
 

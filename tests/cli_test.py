@@ -66,8 +66,8 @@ def run_dir(tmp_path_factory):
         ("translate --logdir=/no", "/no: no experiment.json; give the --logdir of a trained model"),
         ("translate --bundle=/no --attention", "--attention needs --logdir; a bundle has it if"),
         (
-            "translate --bundle=/no --serve=8080 --target_lang=de",
-            "--serve: requests choose the target, by /translate?target_lang=CODE.",
+            "translate --bundle=/no --serve=8080",
+            "--serve: serving is a program, lingvo_gshard.serve; see --help.",
         ),
         ("translate --logdir=RUN --source_lang=fr", "fr: the model was trained on de, en."),
         ("compare --run=a=/no", "/no/decode_test/scores.json: holds no scores by language"),
@@ -93,7 +93,10 @@ def test_a_mistake_is_reported_before_anything_slow_is_imported(run_dir, command
     assert done.stderr.startswith(f"{name}: ") and message in done.stderr
 
 
-@pytest.mark.parametrize("name", ["trainer", "plan", "compare", "translate", "data_prep.build"])
+@pytest.mark.parametrize(
+    "name",
+    ["trainer", "plan", "compare", "translate", "export_bundle", "serve", "data_prep.build"],
+)
 def test_help_succeeds(name):
     module = _module(name)
     command = [sys.executable, "-m", module, "--help"]

@@ -114,7 +114,7 @@ def _prepare(folder: pathlib.Path) -> list[str]:
 
 
 def _bundle(folder: pathlib.Path) -> list[str]:
-    return [f"--logdir={folder / 'run'}", f"--export={folder / 'bundle'}", "--platform=cpu"]
+    return [f"--logdir={folder / 'run'}", f"--bundle={folder / 'bundle'}", "--platform=cpu"]
 
 
 def _translate(folder: pathlib.Path) -> list[str]:
@@ -134,7 +134,7 @@ _STAGES = (
     ),
     Stage(*("export", "lingvo_gshard.trainer", _trainer("export"), (_WEIGHTS,)), _hashes(_WEIGHTS)),
     Stage(
-        *("bundle", "lingvo_gshard.translate", _bundle, ("bundle",)),
+        *("bundle", "lingvo_gshard.export_bundle", _bundle, ("bundle",)),
         _hashes("bundle/*.safetensors", "bundle/**/*.model"),
     ),
     Stage(

@@ -24,10 +24,10 @@ from lingvo_gshard.layers.slices import lengthened, write_at
 _NEVER = -1e9
 
 # (model state, ids [B, k], mask [B, k, P], step) -> (logits [B, k, V], model state)
-DecodeStep = Callable[[NestedMap, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, NestedMap]]
+DecodeStep = Callable[..., "tuple[tf.Tensor, NestedMap]"]
 # (model state, P) -> the same state with room for P places
 Grow = Callable[[NestedMap, int], NestedMap]
-Annotate = Callable[[tf.Tensor, str], tf.Tensor]
+Annotate = Callable[["tf.Tensor", str], "tf.Tensor"]
 
 
 def search(

@@ -44,7 +44,7 @@ _TRAINING = (
     *("beam_search", "checkpoints", "evaluation", "layers", "model", "optim", "planning", "runs"),
     "train",
 )
-_BINARIES = ("compare.py", "plan.py", "registry.py", "trainer.py")
+_BINARIES = ("compare.py", "export_bundle.py", "plan.py", "registry.py", "trainer.py")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ def _contents(folder: str | pathlib.Path) -> _Contents:
             return digests.read_json(
                 path, _VERSION, functools.partial(json_records.read, _Contents)
             )
-    raise ValueError(f"{folder}: no {_SPEC}; give a folder that `translate --export` wrote.")
+    raise ValueError(f"{folder}: no {_SPEC}; give a folder that lingvo_gshard.export_bundle wrote.")
 
 
 def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:

@@ -24,7 +24,7 @@ _LINES = ["ba ke li mo", "x", "mo li ke ba " * 9]
 @contextlib.contextmanager
 def _server(folder, log):
     """Yields a server's process and address; the log has what it writes to standard error."""
-    command = [sys.executable, "-m", "lingvo_gshard.translate", f"--bundle={folder}", "--serve=0"]
+    command = [sys.executable, "-m", "lingvo_gshard.serve", f"--bundle={folder}", "--port=0"]
     with log.open("w") as stderr:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True)
     try:

@@ -1,0 +1,43 @@
+"""One command for all programs: `gshard NAME FLAGS` is `python -m MODULE FLAGS`.
+
+gshard prepare --input=CORPUS --out=DATA
+gshard train --model=toy.MoE8E4L --data_dir=DATA --logdir=RUN
+gshard translate --logdir=RUN < in.txt > out.txt
+"""
+
+import runpy
+import sys
+
+_PROGRAMS = {
+    "prepare": "data_prep.build",
+    "train": "lingvo_gshard.trainer",
+    "translate": "lingvo_gshard.translate",
+    "export": "lingvo_gshard.export_bundle",
+    "serve": "lingvo_gshard.serve",
+    "compare": "lingvo_gshard.compare",
+    "plan": "lingvo_gshard.plan",
+}
+
+
+def run() -> None:
+    """The console entry."""
+    name = sys.argv[1] if len(sys.argv) > 1 else ""
+    if name in ("", "-h", "--help", "help"):
+        print(_usage())
+        return
+    if name not in _PROGRAMS:
+        sys.exit(f"gshard: no program {name!r}; expected one of {', '.join(_PROGRAMS)}.")
+
+    del sys.argv[1]
+    runpy.run_module(_PROGRAMS[name], run_name="__main__", alter_sys=True)
+
+
+def _usage() -> str:
+    lines = ["usage: gshard PROGRAM FLAGS; gshard PROGRAM --help lists a program's flags.", ""]
+    for name, module in _PROGRAMS.items():
+        lines.append(f"  gshard {name:<10} python -m {module}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,49 @@
+"""Serves translations over HTTP, with a page to type in, for any number of people.
+
+    python -m lingvo_gshard.serve --bundle=DIR --port=8080
+
+POST /translate takes lines, and /openapi.json describes it. The target is English; if the data was
+prepared with other directions, requests choose it by target_lang. SIGHUP loads a bundle again.
+"""
+
+from absl import flags
+
+from lingvo_gshard import cli, decoder_flags
+
+_PORT = flags.DEFINE_integer("port", 8080, "The port; 0 chooses a free one.", 0, 65535)
+_HOST = flags.DEFINE_string("host", "127.0.0.1", "The address to listen on.")
+_CLIENT_HEADER = flags.DEFINE_string("client_header", None, "Set by a proxy: names the client.")
+cli.define_devices()
+flags.adopt_module_key_flags(cli)
+flags.adopt_module_key_flags(decoder_flags)
+
+
+def main() -> None:
+    """Serves until it is stopped; raises ValueError for a user's mistake."""
+    decoder_flags.check()
+    if cli.processes():
+        raise ValueError("one process serves; start it without the others.")
+
+    try:
+        from lingvo_gshard.serving import app
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"serving needs {error.name}: pip install 'lingvo_gshard[serve]', or -r "
+            "requirements-serve.txt."
+        ) from error
+
+    with decoder_flags.translator() as translator:
+        # A run has no bundle to load again.
+        load = decoder_flags.reloaded if decoder_flags.BUNDLE.value else None
+        app.serve(
+            translator, _HOST.value, _PORT.value, load=load, client_header=_CLIENT_HEADER.value
+        )
+
+
+def run() -> None:
+    """The console entry."""
+    cli.run("serve", main)
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,43 @@
+"""The one command: it starts each program with its flags, and names them all."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def _gshard(*args):
+    command = [sys.executable, "-m", "lingvo_gshard.gshard", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+@pytest.mark.parametrize("args", [(), ("--help",)])
+def test_it_names_its_programs(args):
+    done = _gshard(*args)
+    assert done.returncode == 0 and not done.stderr
+    for name in ("prepare", "train", "translate", "export", "serve", "compare", "plan"):
+        assert f"  gshard {name} " in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("prepare", "--out=/none", "--input=/no"), "data_prep.build: no input folder /no"),
+        (("train", "--logdir=/no", "--mode=trian"), "trainer: flag --mode=trian: value should be"),
+        (("translate", "--logdir=/no"), "translate: /no: no experiment.json"),
+        (("export", "--logdir=/no"), "export_bundle: give --logdir, a run, and --bundle, the"),
+        (("serve", "--bundle=/no", "--port=99999"), "serve: flag --port=99999: 99999 is not an"),
+        (("compare", "--run=a"), "compare: --run=a: expected NAME=LOGDIR."),
+        (("plan", "--compare=/no,/none"), "plan: /no: no plan.json there"),
+        (("fly",), "gshard: no program 'fly'; expected one of prepare, train, translate, exp"),
+    ],
+)
+def test_a_program_gets_its_flags_and_tells_mistakes_in_one_line(args, message):
+    done = _gshard(*args)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith(message)
+
+
+def test_help_is_that_of_the_program():
+    done = _gshard("serve", "--help")
+    assert done.returncode == 0 and "python -m lingvo_gshard.serve --bundle=DIR" in done.stdout
