@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
-from jax._src.lib import xla_client  # JAX has no public reader of XLA's shardings.
-from jax._src.sharding_impls import parse_flatten_op_sharding
 from jax.sharding import AbstractMesh
 
 from lingvo_gshard.core.late import tf
@@ -17,7 +15,7 @@ from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.annotator import DIMS_ATTRIBUTE
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Axis, Mesh, names_of
-from lingvo_gshard.spmd import annotated_fn, specs
+from lingvo_gshard.spmd import annotated_fn, jax_private, specs
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.program import Program
 
@@ -135,14 +133,12 @@ def _annotation(node: Any, prefix: str, mesh: Mesh) -> TensorDescription:
 
 def _read_sharding(serialized: bytes, rank: int, mesh: Mesh) -> tuple[str, tuple[int, ...]]:
     """The `sharding` of a TensorDescription, and how many ways each dim is split."""
-    proto = xla_client.OpSharding()
-    proto.ParseFromString(serialized)
-    if proto.type != xla_client.OpSharding.Type.OTHER:
-        return proto.type.name.lower(), (1,) * rank
-    sharding = xla_client.HloSharding.from_proto(proto)
+    kind, sharding = jax_private.hlo_sharding(serialized)
+    if kind != "other":
+        return kind, (1,) * rank
     ways = tuple(sharding.tile_assignment_dimensions())[:rank]
     try:
-        (axes,) = parse_flatten_op_sharding(
+        (axes,) = jax_private.parse_flatten_op_sharding(
             sharding, AbstractMesh(mesh.axis_sizes, mesh.axis_names)
         )
     except (NotImplementedError, AssertionError):  # No axes of the mesh fit.

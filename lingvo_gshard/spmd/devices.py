@@ -4,9 +4,8 @@ import collections
 import os
 
 import jax
-from jax._src import hardware_utils  # JAX has no public way to ask before it starts.
 
-from lingvo_gshard.spmd import environment
+from lingvo_gshard.spmd import environment, jax_private
 
 _SETUP = "`make setup-cuda12`, `setup-cuda13` and `setup-tpu` install what JAX needs for one"
 
@@ -15,13 +14,9 @@ def find() -> str | None:
     """This machine's accelerators, `tpu` or `cuda`, else `cpu`; None if JAX_PLATFORMS decides."""
     if os.environ.get("JAX_PLATFORMS"):
         return None
-    if _num_tpu_chips():
+    if jax_private.num_tpu_chips():
         return "tpu"
-    return "cuda" if hardware_utils.has_visible_nvidia_gpu() else "cpu"
-
-
-def _num_tpu_chips() -> int:
-    return hardware_utils.num_available_tpu_chips_and_device_id()[0]
+    return "cuda" if jax_private.has_nvidia_gpu() else "cpu"
 
 
 def start(num_partitions: int | None = None) -> tuple[int, str]:
@@ -31,7 +26,7 @@ def start(num_partitions: int | None = None) -> tuple[int, str]:
     of the platform, or has fewer than partitions or, in several processes, more.
     """
     wanted = os.environ.get("JAX_PLATFORMS", "cpu").split(",")[0]
-    if wanted == "tpu" and not _num_tpu_chips():  # libtpu would log many lines.
+    if wanted == "tpu" and not jax_private.num_tpu_chips():  # libtpu would log many lines.
         raise _missing(wanted, "none is attached")
     try:
         with environment.quiet_stderr():  # A plugin logs that there is no driver.

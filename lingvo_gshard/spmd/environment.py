@@ -235,9 +235,15 @@ def _set_cpu_devices(num_devices: int) -> None:
     # Where devices keep all cores busy, more threads would cost 8 to 14 % of a decoding step.
     if num_devices >= num_cores():
         os.environ.setdefault("PJRT_NPROC", "1")
-    jax = sys.modules.get("jax")
-    # device_count() would start JAX, which must not start before jax.distributed.
-    if jax and jax._src.xla_bridge.backends_are_initialized() and jax.device_count() < num_devices:
+    if "jax" not in sys.modules:
+        return
+
+    import jax
+
+    from lingvo_gshard.spmd import jax_private
+
+    # device_count() would start JAX, which must not start before the processes have joined.
+    if jax_private.has_started() and jax.device_count() < num_devices:
         raise RuntimeError(
             f"prepare: JAX has started already with {jax.device_count()} devices, "
             f"{num_devices} are wanted. Call environment.prepare() first."

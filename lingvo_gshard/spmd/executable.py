@@ -9,12 +9,11 @@ from typing import Any
 import jax
 import numpy as np
 from jax import export as jax_export
-from jax._src.sharding_impls import num_addressable_indices  # JAX has no public name for it.
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import compiled_report, hlo_module
 from lingvo_gshard.sharding.layout import TensorSpec
-from lingvo_gshard.spmd import specs
+from lingvo_gshard.spmd import jax_private, specs
 from lingvo_gshard.spmd.program import Program
 
 # The CPU devices of one process share a thread pool, and at each collective every device of a
@@ -143,7 +142,9 @@ def _check(what: str, leaf: Any, spec: TensorSpec, sharding: jax.sharding.Shardi
     if shape == spec.shape and leaf.dtype == spec.dtype:
         return
     # The shape of what the devices of this process hold together.
-    own = tuple(num_addressable_indices(sharding, i, spec.shape) for i in range(len(spec.shape)))
+    own = tuple(
+        jax_private.num_addressable_indices(sharding, i, spec.shape) for i in range(len(spec.shape))
+    )
     if shape == own and leaf.dtype == spec.dtype:
         return
     given = f"a {type(leaf).__name__}" if shape is None else specs.describe(leaf)

@@ -1,13 +1,14 @@
 """Several processes, each with its own devices, run one program.
 
-Every process joins the others before JAX starts, then exports, compiles and calls the same
-programs in the same order, each with the same batch or with its own rows of it.
+Every process joins the others before JAX starts, then makes, compiles and calls the same programs
+in the same order, each with the same batch or with its own rows of it.
 
-JAX's coordination service runs in process 0. Left to itself, JAX aborts a process as soon as its
-connection to process 0 ends. Here each process names the one that is gone in one line, and exits
-with EXIT_STATUS. The processes reach the service through relays (relay.py), which see the
-connection of a dead one end. If its host can't end it, heartbeats are missed.
+Left to itself, JAX aborts a process when another one is gone. Here each process names the one that
+is gone in one line, and exits with EXIT_STATUS. coordination.py says how it learns of a death; if a
+host is gone that cannot even end its connections, heartbeats are missed.
 """
+
+from __future__ import annotations
 
 import contextlib
 import dataclasses
@@ -20,24 +21,26 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import numpy as np
-from jax._src import clusters, distributed  # JAX has no public way to either.
 from jax.experimental import multihost_utils
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import storage
-from lingvo_gshard.spmd import environment, relay
+from lingvo_gshard.spmd import coordination, environment, jax_private
 
 # The exit status of a process that ends because another one has (sysexits.h: unavailable).
 EXIT_STATUS = 69
 _PREFIX = "lingvo_gshard/"  # Of keys and barriers in JAX's coordination service.
-_FAILURES, _DEVICES = f"{_PREFIX}failures/", f"{_PREFIX}devices/"
+_FAILURES = f"{_PREFIX}failures/"
+_DEVICES = f"{_PREFIX}devices/"
+_WATCH_PORT = f"{_PREFIX}watch_port"
 _POLL_SECS = 1.0
-_MINUTE_MS, _DAY_MS = 60_000, 86_400_000
+_MINUTE_MS = 60_000
+_DAY_MS = 86_400_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +75,7 @@ def detected(port: int | None, timeout_secs: int) -> Processes:
     if port is not None:
         os.environ["JAX_COORDINATOR_PORT"] = str(port)
     try:
-        detect = clusters.ClusterEnv.auto_detect_unset_distributed_params
-        coordinator, count, index, _ = detect(None, None, None, None, None, timeout_secs)
+        coordinator, count, index = jax_private.detected_processes(timeout_secs)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         print(f"--cluster=auto: the cluster did not answer: {reason}", file=sys.stderr)
@@ -128,8 +130,10 @@ class _Watch:
     """Ends this process when another one dies or fails."""
 
     def __init__(self, processes: Processes) -> None:
-        self._processes, self._id = processes, processes.process_id
+        self._processes = processes
+        self._id = processes.process_id
         self._client: Any = None
+        self._service: subprocess.Popen[str] | None = None  # Process 0 has one.
         self._leaves = False
         self._exits = threading.Lock()  # Only one thread ends this process.
 
@@ -140,22 +144,27 @@ class _Watch:
         timer = threading.Timer(timeout_secs, self._end, [f"{late}{timeout_secs} s"])
         timer.daemon = True
         timer.start()
-        address = self._start_relay()
+
+        watch_port = self._start_service() if self._id == 0 else None
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
-        # The service then lists the live processes and does not abort them when one dies.
-        jax.config.update("jax_enable_recoverability", True)
-        jax.distributed.initialize(
-            address,
-            num_processes=self._processes.num_processes,
-            process_id=self._id,
-            initialization_timeout=2 * timeout_secs,  # JAX would abort; the timer comes first.
-            heartbeat_timeout_seconds=self._processes.heartbeat_timeout_secs,
-            coordinator_bind_address=address,
+        self._client = jax_private.join(
+            coordinator,
+            self._processes.num_processes,
+            self._id,
+            init_timeout_secs=2 * timeout_secs,  # JAX would abort; the timer comes first.
+            heartbeat_timeout_secs=self._processes.heartbeat_timeout_secs,
         )
+        if watch_port is not None:
+            self._client.key_value_set(_WATCH_PORT, watch_port)
+
+        host = coordinator.rpartition(":")[0].strip("[]")
+        port = int(self._client.blocking_key_value_get(_WATCH_PORT, timeout_secs * 1000))
+        connection = coordination.watch(host, port, self._id)
         timer.cancel()
-        self._client = distributed.global_state.client
-        relay.start(self._watch_heartbeats)
-        relay.start(self._watch_failures)
+
+        _start_thread(self._watch_deaths, connection)
+        _start_thread(self._watch_heartbeats)
+        _start_thread(self._watch_failures)
 
     def check_devices(self) -> None:
         """Ends every process with one line unless all have the same number of devices."""
@@ -182,10 +191,17 @@ class _Watch:
         while self._id == 0 and len(self._live()) > 1:
             time.sleep(0.01)
         jax.distributed.shutdown()
+        if self._service is not None:
+            self._service.communicate("done\n")
 
     def _live(self) -> dict[int, int]:
         """The live processes' incarnation numbers; waits until each of them calls this."""
         return self._client.get_live_nodes(list(range(self._processes.num_processes)))
+
+    def _watch_deaths(self, connection: socket.socket) -> None:
+        while (process := coordination.read_death(connection)) is not None:
+            self._end(f"process {process} has died")
+        self._end("the host of process 0 is gone")
 
     def _watch_failures(self) -> None:
         while not self._leaves:
@@ -198,7 +214,7 @@ class _Watch:
     def _watch_heartbeats(self) -> None:
         first: dict[int, int] = {}
         while not self._leaves:
-            # An error means that process 0 is gone, which the relay notices, or this one leaves.
+            # An error means that the service is gone, which ends the watch, or this one leaves.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 live = self._live()
                 first = first or live
@@ -223,35 +239,34 @@ class _Watch:
             time.sleep(3)  # The others read why it ends, and do not take its end for the cause.
         os._exit(status)
 
-    def _start_relay(self) -> str:
-        """Starts the relay; returns the address at which this process reaches JAX's service."""
-        host, _, port = self._processes.coordinator.rpartition(":")
-        arguments = [host.strip("[]"), port]
-        if self._id == 0:
-            self._reserved = socket.socket()  # Keeps a port for JAX's service, which reuses it.
-            self._reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            self._reserved.bind(("127.0.0.1", 0))
-            service_port = str(self._reserved.getsockname()[1])
-            arguments = ["127.0.0.1", service_port, port]
-        command, pipe = [sys.executable, "-IS", relay.__file__, str(self._id)], subprocess.PIPE
-        started = subprocess.Popen(
-            [*command, *arguments], stdin=pipe, stdout=pipe, text=True, start_new_session=True
-        )
-        assert started.stdout is not None
-        if not (own_port := started.stdout.readline().strip()).isdigit():
-            raise ValueError(f"--coordinator={self._processes.coordinator}: {own_port}.")
-        relay.start(self._await_death, started)
-        return f"127.0.0.1:{own_port if self._id else service_port}"
+    def _start_service(self) -> str:
+        """Starts JAX's coordination service; returns the port of its watches.
 
-    def _await_death(self, started: subprocess.Popen) -> None:
-        """Reads a relay's numbers of the dead; keeps the relay, whose input must stay open."""
-        assert started.stdout is not None
-        for number in started.stdout:
-            if self._client is not None and not self._leaves:  # Before, it may be started again.
-                death = f"process {int(number)} has died"
-                if self._id == 0:
-                    self._tell(death)
-                self._end(death)
+        Raises ValueError if it cannot listen on the coordinator's port.
+        """
+        _, _, port = self._processes.coordinator.rpartition(":")
+        numbers = (port, self._processes.num_processes, self._processes.heartbeat_timeout_secs)
+        self._service = subprocess.Popen(
+            [sys.executable, "-m", coordination.__name__, *map(str, numbers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            # gRPC and JAX warn of what is meant: that processes may leave and come.
+            stderr=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
+        )
+        assert self._service.stdout is not None
+        answer = self._service.stdout.readline().strip()
+        if not answer.isdigit():
+            reason = answer or "the coordination service has ended"
+            raise ValueError(f"--coordinator={self._processes.coordinator}: {reason}.")
+        return answer
+
+
+def _start_thread(target: Callable[..., None], *args: Any) -> None:
+    """Runs a function in a thread that ends with the process."""
+    threading.Thread(target=target, args=args, daemon=True).start()
 
 
 def index() -> int:

@@ -1,0 +1,140 @@
+"""JAX's coordination service, in a process of its own beside process 0.
+
+    coordination.py PORT NUM_PROCESSES HEARTBEAT_TIMEOUT_SECS
+
+JAX would run the service in process 0, and aborts every process that loses its connection to it.
+Here the service outlives process 0 for as long as the others need to say in one line what has
+happened, and to exit with a status of their own.
+
+Each process also keeps a connection open to this one, a watch. When a watch ends, the process at
+its other end has died, and the others are sent its number. So a death is known at once, where JAX
+would miss heartbeats for some time.
+
+The first line of standard output is the port for the watches, or what kept the service from
+starting. This process ignores the signals that stop a training. It ends with process 0's end of the
+pipe that is its standard input: at once after the line `done`, else after _GRACE_SECS.
+"""
+
+import errno
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+
+_GREETING = b"lingvo_gshard"  # The number of the process follows, in _NUMBER_BYTES.
+_NUMBER_BYTES = 4
+_GRACE_SECS = 3.0
+# How long a port may still be held by the service of a run that has just ended.
+_BIND_SECS = 2 * _GRACE_SECS
+
+
+def watch(host: str, port: int, process: int) -> socket.socket:
+    """Connects a process to the watch at HOST:PORT; reads of it end with this process's service."""
+    connection = socket.create_connection((host, port))
+    connection.sendall(_GREETING + process.to_bytes(_NUMBER_BYTES))
+    return connection
+
+
+def read_death(connection: socket.socket) -> int | None:
+    """Waits for the next death; returns the number of the process, None if the service is gone."""
+    try:
+        number = connection.recv(_NUMBER_BYTES, socket.MSG_WAITALL)
+    except OSError:
+        return None
+    return int.from_bytes(number) if len(number) == _NUMBER_BYTES else None
+
+
+class _Watches:
+    """The connections of all processes."""
+
+    def __init__(self) -> None:
+        self._connections: dict[int, socket.socket] = {}
+        self._lock = threading.Lock()
+
+    def serve(self, listener: socket.socket) -> None:
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=self._await_end, args=[connection], daemon=True).start()
+
+    def _await_end(self, connection: socket.socket) -> None:
+        """Sends the others the number of a process when its connection ends."""
+        with connection:
+            greeting = _received(connection, len(_GREETING) + _NUMBER_BYTES)
+            if not greeting.startswith(_GREETING) or greeting == _GREETING:
+                return  # A stranger.
+            process = int.from_bytes(greeting[len(_GREETING) :])
+            with self._lock:
+                self._connections[process] = connection
+            _received(connection, 1)  # Nothing more is sent, so this returns at the end.
+
+        with self._lock:
+            del self._connections[process]
+            for other in self._connections.values():
+                try:
+                    other.sendall(process.to_bytes(_NUMBER_BYTES))
+                except OSError:
+                    continue  # It has died, too, and its own thread will find out.
+
+
+def _received(connection: socket.socket, num_bytes: int) -> bytes:
+    try:
+        return connection.recv(num_bytes, socket.MSG_WAITALL)
+    except OSError:  # The other end was reset.
+        return b""
+
+
+def _listen(port: int) -> socket.socket:
+    """Listens on a port of all addresses, IPv4 and IPv6 where there are both."""
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", port))
+
+
+def _await_free(port: int) -> None:
+    """Waits a little for a port that is taken; raises OSError if it stays so.
+
+    The service itself could not tell: its library shares a port with any other that allows it.
+    """
+    deadline = time.monotonic() + _BIND_SECS
+    while True:
+        try:
+            _listen(port).close()
+            return
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+        time.sleep(0.1)
+
+
+def main(port: int, num_processes: int, heartbeat_timeout_secs: int) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+    try:
+        _await_free(port)
+        listener = _listen(0)
+    except OSError as error:
+        print(error.strerror, flush=True)
+        return
+
+    # JAX is imported here alone: the processes import this module for their ends of the watches.
+    from lingvo_gshard.spmd import jax_private
+
+    any_address = "[::]" if socket.has_dualstack_ipv6() else "0.0.0.0"
+    service = jax_private.coordination_service(
+        f"{any_address}:{port}", num_processes, heartbeat_timeout_secs
+    )
+    threading.Thread(target=_Watches().serve, args=[listener], daemon=True).start()
+    print(listener.getsockname()[1], flush=True)
+
+    said = sys.stdin.read()
+    if said != "done\n":
+        time.sleep(_GRACE_SECS)
+    del service
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))
