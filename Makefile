@@ -8,33 +8,34 @@ DEMO_CORPUS := $(if $(CORPUS),$(CORPUS),$(DEMO)/corpus)
 DEMO_MODEL := toy.MoE8E4L
 # Sizes for the constructed languages; another corpus gets data_prep's defaults.
 DEMO_VOCABULARIES := $(if $(CORPUS),,--source_vocab_size=8000 --target_vocab_size=2000)
+OLDEST_PYTHON ?= $(firstword $(shell command -v python3.11) $(wildcard $(HOME)/.pyenv/versions/3.11.*/bin/python3.11))
 # More devices than cores slow each other down.
 DEMO_DEVICES := $(shell if [ $$(nproc) -lt 4 ]; then echo 2; else echo 4; fi)
 DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$(DEMO)/data \
 	--logdir=$(DEMO)/run --platform=cpu --num_partitions=$(DEMO_DEVICES) \
 	--set=decode.max_sentences=100
 
-.PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-slow bazel-test wheel-test check bench clean-demo
+.PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-oldest test-slow bazel-test wheel-test check bench clean-demo
 # The tests that bazel-test runs: one of each kind.
 BAZEL_TESTS := //tests:core/hyperparams_test //tests:sharding/mesh_test //tests:layers/gating_test \
 	//tests:params/experiments_test //tests:layering_test //tests:tools/disturbed_run_test
 
 setup: .venv/ready
 
-.venv/ready: requirements.txt requirements-serve.txt requirements-dask.txt requirements-gcs.txt requirements-s3.txt requirements-dev.txt constraints.txt tools/setup.sh
+.venv/ready: $(wildcard requirements*.txt constraints/*.txt) tools/setup.sh
 	tools/setup.sh
 
 # Needed to compute on TPUs, and to compile for TPU topologies without one.
 setup-tpu: setup
-	$(PY) -m pip install --quiet -r requirements-tpu.txt -c constraints.txt
+	$(PY) -m pip install --quiet -r requirements-tpu.txt -c .venv/constraints.txt
 
 # Needed to compute on NVIDIA GPUs, by the CUDA version of their driver.
 setup-cuda12 setup-cuda13: setup-%: setup
-	$(PY) -m pip install --quiet -r requirements-$*.txt -c constraints.txt
+	$(PY) -m pip install --quiet -r requirements-$*.txt -c .venv/constraints.txt
 
 # Needed only to compile for GPU topologies without a GPU.
 setup-plan-gpu: setup
-	$(PY) -m pip install --quiet -r requirements-plan-gpu.txt -c constraints.txt
+	$(PY) -m pip install --quiet -r requirements-plan-gpu.txt -c .venv/constraints.txt
 
 # The tests of the server's page run in Chromium.
 setup-chromium:
@@ -42,6 +43,11 @@ setup-chromium:
 
 test: setup setup-chromium
 	$(PY) -m pytest -q -n 2
+
+# The quick tests on the oldest Python that is supported.
+test-oldest: setup-chromium
+	PYTHON=$(OLDEST_PYTHON) VENV=.venv-oldest tools/setup.sh
+	.venv-oldest/bin/python -m pytest -q -n 2
 
 # Without the compilers some slow tests would be skipped. Each file has a process of its own, since
 # compilers keep memory; two run at a time.

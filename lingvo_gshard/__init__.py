@@ -1,1 +1,65 @@
-"""GShard on XLA's SPMD partitioner: annotated layers, MoE Transformers, flat beam search."""
+"""GShard on XLA's SPMD partitioner: annotated layers, MoE Transformers, flat beam search.
+
+The names below are the library's public interface; each is imported when it is first used, and
+TensorFlow when one of them first computes.
+"""
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lingvo_gshard.core.nested_map import NestedMap as NestedMap
+    from lingvo_gshard.sharding.annotate import replicate as replicate
+    from lingvo_gshard.sharding.annotate import shard as shard
+    from lingvo_gshard.sharding.annotate import split as split
+    from lingvo_gshard.sharding.annotator import Annotator as Annotator
+    from lingvo_gshard.sharding.layout import Partitioning as Partitioning
+    from lingvo_gshard.sharding.layout import TensorSpec as TensorSpec
+    from lingvo_gshard.sharding.mesh import Mesh as Mesh
+    from lingvo_gshard.spmd.annotated_fn import AnnotatedFn as AnnotatedFn
+    from lingvo_gshard.spmd.executable import compile_program as compile_program
+    from lingvo_gshard.spmd.lowering import export as export
+    from lingvo_gshard.train.estimator import TPUEstimator as TPUEstimator
+
+_HOMES = {
+    "AnnotatedFn": "spmd.annotated_fn",
+    "Annotator": "sharding.annotator",
+    "Mesh": "sharding.mesh",
+    "NestedMap": "core.nested_map",
+    "Partitioning": "sharding.layout",
+    "TPUEstimator": "train.estimator",
+    "TensorSpec": "sharding.layout",
+    "compile_program": "spmd.executable",
+    "export": "spmd.lowering",
+    "replicate": "sharding.annotate",
+    "shard": "sharding.annotate",
+    "split": "sharding.annotate",
+}
+
+__all__ = sorted(_HOMES)
+
+if not (3, 11) <= sys.version_info[:2] <= (3, 13):
+    _MESSAGE = (
+        "lingvo_gshard needs Python 3.11 to 3.13 (3.14 as soon as TensorFlow has a release for "
+        f"it), and this is {sys.version_info[0]}.{sys.version_info[1]}; `make setup` in a checkout "
+        "finds or installs one."
+    )
+    if sys.argv[:1] == ["-m"]:  # `python -m` imports this before the program.
+        sys.exit(_MESSAGE)
+    raise ImportError(_MESSAGE)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+    # The environment must be as TensorFlow and JAX need it before either is imported.
+    importlib.import_module(f"{__name__}.spmd.environment").prepare()
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOMES])

@@ -4,4 +4,14 @@ XLA plans and partitions the programs as always, but hardly optimizes their mach
 that tests start inherit the flags.
 """
 
-FLAGS = "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+from lingvo_gshard.spmd import versions
+
+FLAGS = " ".join(
+    versions.known_xla_flags(
+        {
+            "--xla_backend_optimization_level": "0",
+            "--xla_cpu_use_fusion_emitters": "false",
+            "--xla_cpu_parallel_codegen_split_count": "1",
+        }
+    )
+)

@@ -24,7 +24,7 @@ from lingvo_gshard.planning.memory import GIB
 from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import names_of
-from lingvo_gshard.spmd import environment, saved_executable, topology
+from lingvo_gshard.spmd import environment, saved_executable, topology, versions
 from lingvo_gshard.train.loop import group_sizes
 
 # The settings of the batches that programs take.
@@ -172,7 +172,7 @@ def in_own_process(function: Callable[[Request], _Result], request: Request) -> 
     """Calls a function in a process of its own. Raises as the function, or if the process died."""
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(1, context, child_process.end_with_parent)
-    with environment.quiet_stderr(), environment.without_keras(), pool:
+    with environment.quiet_stderr(), pool:
         try:
             return pool.submit(function, request).result()
         except BrokenProcessPool as error:
@@ -184,9 +184,9 @@ def in_own_process(function: Callable[[Request], _Result], request: Request) -> 
 
 def _fingerprint(request: Request) -> str:
     """A digest of all that a plan depends on: the request, our code, the compilers."""
-    versions = environment.versions([*saved_executable.PACKAGES, "tensorflow"])
+    compilers = versions.installed([*saved_executable.PACKAGES, "tensorflow"])
     asked = (request.model, request.params.ToText(), request.topology, request.partitioning)
-    return digests.of_json(repr((asked, versions)), digests.of_library())
+    return digests.of_json(repr((asked, compilers)), digests.of_library())
 
 
 def check(request: Request) -> None:

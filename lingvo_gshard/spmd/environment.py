@@ -11,14 +11,15 @@ is not set, LINGVO_GSHARD_COMPILATION_CACHE names another folder.
 import contextlib
 import ctypes
 import hashlib
-import importlib.metadata
 import os
 import pathlib
 import platform
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+
+from lingvo_gshard.spmd import versions
 
 # Without this flag, TensorFlow's constant folding, which finds no device, crashes the process when
 # jax2tf.call_tf lowers a function that holds anything foldable.
@@ -54,11 +55,13 @@ def prepare(num_devices: int | None = None, platform: str | None = None) -> None
     device has one thread, unless PJRT_NPROC is set. On a GPU, XLA takes GPU_MEMORY_SHARE of the
     memory, unless XLA_CLIENT_MEM_FRACTION is set.
 
-    Raises ValueError for fewer than one device; and RuntimeError if TensorFlow was imported earlier
-    without the flag that it needs, or if JAX has started with fewer devices.
+    Raises ValueError for fewer than one device, or another JAX than was tested; and RuntimeError if
+    TensorFlow was imported earlier without the flag that it needs, or if JAX has started with fewer
+    devices.
     """
     if num_devices is not None and num_devices < 1:
         raise ValueError(f"prepare: num_devices must be 1 or more, got {num_devices}.")
+    versions.check_jax()
     _disable_constant_folding()
     os.environ.setdefault(_LOG_LEVEL, _ERRORS_ONLY)
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # Its older name; JAX refuses both.
@@ -172,15 +175,6 @@ def cache_folder() -> pathlib.Path | None:
     return None if folder == "off" else pathlib.Path(folder).expanduser()
 
 
-def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Returns the versions of those packages that are installed."""
-    found = {}
-    for package in packages:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[package] = importlib.metadata.version(package)
-    return found
-
-
 def prepare_tracing() -> None:
     """Prepares a process that traces and lowers alone, with TensorFlow and JAX on the CPU.
 
@@ -225,7 +219,8 @@ def _set_jax(option: str, value: object) -> None:
 def _set_xla_flags() -> None:
     flags = os.environ.get("XLA_FLAGS", "").split()
     given = {flag.partition("=")[0] for flag in flags}
-    flags += [f"{flag}={value}" for flag, value in _XLA_FLAGS.items() if flag not in given]
+    ours = {flag: value for flag, value in _XLA_FLAGS.items() if flag not in given}
+    flags += versions.known_xla_flags(ours)
     os.environ["XLA_FLAGS"] = " ".join(flags)
 
 

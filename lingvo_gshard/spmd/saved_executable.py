@@ -21,7 +21,7 @@ import jax
 from jax.experimental import serialize_executable
 
 from lingvo_gshard.files import atomic_file
-from lingvo_gshard.spmd import environment, executable, specs
+from lingvo_gshard.spmd import executable, specs, versions
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.spmd.program import Program
 
@@ -88,7 +88,7 @@ def _machine(mesh: jax.sharding.Mesh) -> dict[str, Any]:
         "device_kind": devices[0].device_kind,
         "num_devices": len(devices),
         "device_ids": [device.id for device in devices],
-        "versions": environment.versions([*_JAX, *_COMPILERS.get(devices[0].platform, ())]),
+        "versions": versions.installed([*_JAX, *_COMPILERS.get(devices[0].platform, ())]),
     }
 
 

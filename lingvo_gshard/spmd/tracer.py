@@ -30,7 +30,7 @@ from typing import Any
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import child_process, digests
-from lingvo_gshard.spmd import environment, program
+from lingvo_gshard.spmd import environment, program, versions
 from lingvo_gshard.spmd.program import Program
 
 # After so long without a request the child ends, and its memory (0.7 GiB and more) is free.
@@ -83,7 +83,7 @@ def _kept_file(function: Callable[..., Program], args: tuple[Any, ...]) -> pathl
         [_identity(arg) for arg in args],
         sorted(set().union(*(_own_sources(arg) for arg in args))),
         digests.of_library(),
-        environment.versions(_PACKAGES),
+        versions.installed(_PACKAGES),
     )
     return folder / "programs" / f"{function.__name__}-{digest[:32]}.program"
 

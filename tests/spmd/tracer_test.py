@@ -55,7 +55,7 @@ def test_a_program_is_kept_by_its_arguments(cache, monkeypatch):
 
 def test_code_and_versions_of_another_kind_are_not_taken(cache, monkeypatch):
     tracer.traced(tracing.pid, "a")
-    monkeypatch.setattr(tracer.environment, "versions", lambda packages: {"jax": "0.0.1"})
+    monkeypatch.setattr(tracer.versions, "installed", lambda packages: {"jax": "0.0.1"})
     tracer.traced(tracing.pid, "a")
     monkeypatch.setattr(tracer.digests, "of_library", lambda: "other code")
     tracer.traced(tracing.pid, "a")
