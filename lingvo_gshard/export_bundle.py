@@ -5,13 +5,16 @@
 
 A bundle holds programs, weights, vocabularies and the code that runs them. Its number of devices
 and its beam are fixed. JAX promises to read its programs for six months after the release that
-wrote them; this command exports them again.
+wrote them. A newer release makes them again from the bundle itself:
+
+    python -m lingvo_gshard.export_bundle --from_bundle=DIR --bundle=NEW
 """
 
 from absl import flags
 
 from lingvo_gshard import cli, decoder_flags
 
+_FROM_BUNDLE = flags.DEFINE_string("from_bundle", None, "An older bundle, in place of --logdir.")
 cli.define_devices()
 flags.adopt_module_key_flags(cli)
 flags.adopt_module_key_flags(decoder_flags)
@@ -19,14 +22,23 @@ flags.adopt_module_key_flags(decoder_flags)
 
 def main() -> None:
     """Writes the bundle; raises ValueError for a user's mistake."""
-    logdir, folder = decoder_flags.LOGDIR.value, decoder_flags.BUNDLE.value
-    if logdir is None or folder is None:
-        raise ValueError("give --logdir, a run, and --bundle, the folder to write; see --help.")
+    logdir, older = decoder_flags.LOGDIR.value, _FROM_BUNDLE.value
+    folder = decoder_flags.BUNDLE.value
+    if folder is None or (logdir is None) == (older is None):
+        raise ValueError(
+            "give --bundle, the folder to write, and either --logdir, a run, or --from_bundle, an "
+            "older bundle; see --help."
+        )
     if cli.processes():
         raise ValueError("one process exports a bundle; start it without the others.")
 
-    with decoder_flags.opened_run() as run:
-        run.export_bundle(folder)
+    if older is not None:
+        from lingvo_gshard.runs.run import export_again
+
+        export_again(older, folder)
+    else:
+        with decoder_flags.opened_run() as run:
+            run.export_bundle(folder)
 
     command = f"python -m lingvo_gshard.translate --bundle={folder} < in.txt > out.txt"
     print(f"Wrote {folder}: {command}")

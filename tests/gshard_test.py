@@ -25,7 +25,7 @@ def test_it_names_its_programs(args):
         (("prepare", "--out=/none", "--input=/no"), "data_prep.build: no input folder /no"),
         (("train", "--logdir=/no", "--mode=trian"), "trainer: flag --mode=trian: value should be"),
         (("translate", "--logdir=/no"), "translate: /no: no experiment.json"),
-        (("export", "--logdir=/no"), "export_bundle: give --logdir, a run, and --bundle, the"),
+        (("export", "--logdir=/no"), "export_bundle: give --bundle, the folder to write, and"),
         (("serve", "--bundle=/no", "--port=99999"), "serve: flag --port=99999: 99999 is not an"),
         (("compare", "--run=a"), "compare: --run=a: expected NAME=LOGDIR."),
         (("plan", "--compare=/no,/none"), "plan: /no: no plan.json there"),

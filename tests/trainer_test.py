@@ -242,6 +242,18 @@ def bundle_dir(run_dir, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
+def test_a_bundle_is_exported_again_from_its_own_folder(bundle_dir, tmp_path):
+    again = tmp_path / "again"
+    done = _binary("export_bundle", f"--from_bundle={bundle_dir}", f"--bundle={again}")
+    assert done.returncode == 0, done.stderr.decode()
+    texts = [
+        _binary("translate", f"--bundle={folder}", "--scores", text="aa bake\nba ke\n").stdout
+        for folder in (bundle_dir, again)
+    ]
+    assert texts[0] == texts[1] and texts[0].count(b"\n") == 2
+
+
 def test_translate_writes_one_line_for_each(bundle_dir):
     """Blank lines, a mark that is no line's end, bytes that are no UTF-8, no newline at the end."""
     text = "aa bake\n\nba\u2028ke\x85li\r\nzzz"

@@ -1,15 +1,16 @@
 """A run: a registered experiment bound to its data, a folder and a number of devices."""
 
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
 from lingvo_gshard.checkpoints import checkpoints
 from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart, old_ids
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.files import storage
+from lingvo_gshard.files import json_records, storage
 from lingvo_gshard.input import sentences
-from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
+from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
@@ -17,6 +18,8 @@ from lingvo_gshard.runs.launch import Launch, experiment_params, vocabularies, w
 from lingvo_gshard.train.estimator import Estimator
 from lingvo_gshard.translation import bundle
 from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
+
+_LAUNCH = "launch"  # Of a decoder's origin: what a newer bundle is made from.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +64,11 @@ class Run:
             targets=source.targets,
         )
         program_for = ExperimentPrograms(p, partitioning).decoder
-        origin = {"weights": found.digest, "params": p.ToText()}
+        origin = {
+            "weights": found.digest,
+            "params": p.ToText(),
+            _LAUNCH: json.dumps(dataclasses.asdict(self.launch)),
+        }
         share = self.estimator.input_share
         return Decoder(spec, found.state.theta, program_for, share, origin), source, target
 
@@ -69,6 +76,27 @@ class Run:
         """Writes a bundle of the decoder. Raises as `decoder`."""
         with storage.working(folder) as here:
             bundle.save(here, self.decoder()[0], vocabularies(self.logdir))
+
+
+def export_again(older: str | pathlib.Path, newer: str | pathlib.Path) -> None:
+    """Writes a bundle with the weights, settings and vocabularies of an older one.
+
+    Its programs are made anew, by the TensorFlow and JAX that are installed. Raises ValueError if
+    the older one is damaged, or does not record its experiment.
+    """
+    with storage.working(older) as source, storage.working(newer) as target:
+        decoder, _, _ = bundle.load(source)
+        if _LAUNCH not in decoder.origin:
+            raise ValueError(
+                f"{older} does not record its experiment; export it again with --logdir."
+            )
+        launch = json_records.read(Launch, json.loads(decoder.origin[_LAUNCH]))
+        params = experiment_params(launch)
+        partitioning = placement.partitioning(params, decoder.spec.num_partitions)
+        program_for = ExperimentPrograms(params, partitioning).decoder
+
+        again = dataclasses.replace(decoder, program_for=program_for)
+        bundle.save(target, again, vocabulary_files(source))
 
 
 def open_run(
