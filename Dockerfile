@@ -28,8 +28,8 @@ RUN set -eu; \
     python -m pip install --no-cache-dir -c /tmp/constraints.txt \
         "$(ls /tmp/wheels/*.whl)[${extras}]" kubernetes; \
     rm -r /tmp/wheels
-RUN useradd --create-home gshard
-USER gshard
+RUN useradd --create-home --uid=1000 gshard
+USER 1000
 WORKDIR /home/gshard
 # Not a shell: SIGTERM, which stops a training after the call under way, must reach the program.
 ENTRYPOINT ["gshard"]
