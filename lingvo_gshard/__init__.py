@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from lingvo_gshard.sharding.layout import TensorSpec as TensorSpec
     from lingvo_gshard.sharding.mesh import Mesh as Mesh
     from lingvo_gshard.spmd.annotated_fn import AnnotatedFn as AnnotatedFn
+    from lingvo_gshard.spmd.annotations import describe as describe
+    from lingvo_gshard.spmd.environment import prepare as prepare
     from lingvo_gshard.spmd.executable import compile_program as compile_program
     from lingvo_gshard.spmd.lowering import export as export
     from lingvo_gshard.train.estimator import TPUEstimator as TPUEstimator
@@ -31,7 +33,9 @@ _HOMES = {
     "TPUEstimator": "train.estimator",
     "TensorSpec": "sharding.layout",
     "compile_program": "spmd.executable",
+    "describe": "spmd.annotations",
     "export": "spmd.lowering",
+    "prepare": "spmd.environment",
     "replicate": "sharding.annotate",
     "shard": "sharding.annotate",
     "split": "sharding.annotate",
