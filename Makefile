@@ -15,7 +15,7 @@ DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$
 	--logdir=$(DEMO)/run --platform=cpu --num_partitions=$(DEMO_DEVICES) \
 	--set=decode.max_sentences=100
 
-.PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-oldest test-slow bazel-test wheel-test check bench clean-demo
+.PHONY: setup setup-tpu setup-cuda12 setup-cuda13 setup-plan-gpu setup-chromium demo test test-oldest test-slow bazel-test wheel-test check docs bench clean-demo
 # The tests that bazel-test runs: one of each kind.
 BAZEL_TESTS := //tests:core/hyperparams_test //tests:sharding/mesh_test //tests:layers/gating_test \
 	//tests:params/experiments_test //tests:layering_test //tests:tools/disturbed_run_test
@@ -72,6 +72,15 @@ check: setup
 	.venv/bin/python -m venv .venv-torch
 	.venv-torch/bin/pip install --quiet -r $<
 	touch $@
+
+# The documentation site, in site/: docs/ and the docstrings. Every warning is an error.
+.venv-docs/ready: requirements-docs.txt | setup
+	.venv/bin/python -m venv .venv-docs
+	.venv-docs/bin/pip install --quiet -r $<
+	touch $@
+
+docs: .venv-docs/ready
+	.venv-docs/bin/mkdocs build --quiet
 
 bench: setup .venv-torch/ready
 	$(PY) -m bench.step
