@@ -226,6 +226,7 @@ def _routing(
     aux_loss: tf.Tensor, entropy_GS: tf.Tensor, first: Choice, second: Choice, valid_GS: tf.Tensor
 ) -> Routing:
     """Returns the statistics of one layer's routing over the tokens of all groups."""
+    # 1 where a token was dispatched to an expert.
     sent_GSE = first.mask_GSE * first.kept_GS[..., None]
     sent_GSE += second.mask_GSE * second.kept_GS[..., None]
     sent_E, total = _sums_over_all_tokens(
@@ -238,10 +239,12 @@ def _routing(
         entropy=valid_GS * entropy_GS,
     )
 
+    # Relative to the mean load, which is 1 for all experts in perfect balance.
     num_experts = sent_E.shape[0]
     load_E = sent_E * num_experts / tf.maximum(tf.reduce_sum(sent_E), 1.0)
 
     def mean(sum_over_tokens: tf.Tensor) -> tf.Tensor:
+        # A batch of padding alone has means of 0.
         return sum_over_tokens / tf.maximum(total.tokens, 1.0)
 
     return Routing(

@@ -187,6 +187,7 @@ class MoELayer(BaseLayer):
         refused, and an evaluation dispatches by EINSUM.
         """
         count = gates.first.gate_GS.shape[0]
+        # Gathers are manually partitioned, which needs equal parts.
         (num_partitions,) = self._annotator.factor("G")
         is_gather = self.p.dispatch is Dispatch.GATHER
         is_even = count % num_partitions == 0

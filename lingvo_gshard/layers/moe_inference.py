@@ -51,6 +51,7 @@ def without_overflow(
     num_experts = theta.wi.shape[0]
     round_capacity = capacity.Instantiate().even_places(group_size, num_experts)
 
+    # A round moves whole buffers, however few tokens are left for it.
     num_tokens = num_groups * group_size
     buffer_rows = num_experts * num_groups * round_capacity
     if not gathering_moves_less(num_tokens, buffer_rows, annotator):
@@ -89,8 +90,9 @@ def _in_rounds(
     unrecorded = context.unrecorded()  # What a loop computes can't be kept outside it.
 
     def next_round(start: tf.Tensor, y_GSM: tf.Tensor) -> list[tf.Tensor]:
-        # A token's two choices may have their turns in different rounds, so outputs are summed.
         window = gates.window(start, capacity)
+
+        # A token's two choices may have their turns in different rounds.
         y_GSM += through_experts(window, capacity, unrecorded)
         return [start + capacity, annotator.annotate(y_GSM, "GSM")]
 

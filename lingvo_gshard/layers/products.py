@@ -238,7 +238,7 @@ def _rounded(
         a = tf.cast(wide_a, tf.bfloat16)
         b = tf.cast(wide_b, tf.bfloat16)
 
-        # The gradients' products are rounded as well; only their sums are float32.
+        # The factors of the gradients are rounded, too.
         def gradient(d_wide: tf.Tensor) -> list[tf.Tensor]:
             d = tf.cast(d_wide, tf.bfloat16)
             if transpose_a:  # y = a^T b: d_a = b d^T, d_b = a d
