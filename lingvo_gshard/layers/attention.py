@@ -6,7 +6,7 @@ B batch, L queries, T keys, M model, N heads, D head size.
 from __future__ import annotations
 
 import dataclasses
-import functools
+from typing import Any
 
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
@@ -15,6 +15,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.products import FLOAT32, Arithmetic
+
+# Makes a masked key's probability exactly 0, yet is well within float32's range.
+_MASKED_LOGIT = -1e9
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +46,11 @@ class MultiHeadAttention(BaseLayer):
         p.Define("dropout", DropoutLayer.Params(), "Dropout of the attention probabilities.")
         return p
 
-    def __init__(self, params: InstantiableParams, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args: Any) -> None:
         super().__init__(params, *args)
-        m, n, d = self.p.dim, self.p.num_heads, self.p.head_dim
+        m = self.p.dim
+        n = self.p.num_heads
+        d = self.p.head_dim
         for name in ("wq", "wk", "wv"):
             self.CreateVariable(name, gaussian((m, n, d), "MND", fan_in=m, columns=2))
         self.CreateVariable("wo", gaussian((n, d, m), "NDM", fan_in=n * d, rows=2))
@@ -54,8 +59,9 @@ class MultiHeadAttention(BaseLayer):
     def Project(self, theta: NestedMap, x: tf.Tensor, context: Context) -> KeysValues:
         """Projects x [B, T, M] to its keys and values."""
         project = context.arithmetic.project
-        keys, values = (_swap_heads_and_tokens(project(x, w)) for w in (theta.wk, theta.wv))
-        return KeysValues(self.annotate(keys, "BNTD"), self.annotate(values, "BNTD"))
+        keys_BNTD = _swap_heads_and_tokens(project("BTM,MND->BTND", x, theta.wk))
+        values_BNTD = _swap_heads_and_tokens(project("BTM,MND->BTND", x, theta.wv))
+        return KeysValues(self.annotate(keys_BNTD, "BNTD"), self.annotate(values_BNTD, "BNTD"))
 
     def FProp(
         self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor, context: Context
@@ -65,27 +71,35 @@ class MultiHeadAttention(BaseLayer):
         `mask` is float32 [B, L, T], 1 where the query may attend to the key, else 0. A query that
         may attend to no key gets the mean of all values.
         """
-        weights = tf.cast(self.Weights(theta, x, memory, mask, context), x.dtype)
-        weights = self.dropout.FProp(theta.dropout, weights, "BNLT", context)
-        mixed = _arithmetic(context).matmul(weights, memory.values, "mixed")
-        mixed = self.annotate(_swap_heads_and_tokens(mixed), "BLND")
-        project_heads = functools.partial(context.arithmetic.project, num_axes=2)
-        return self.annotate(context.product("BLM", project_heads, mixed, theta.wo), "BLM")
+        weights_BNLT = tf.cast(self.Weights(theta, x, memory, mask, context), x.dtype)
+        weights_BNLT = self.dropout.FProp(theta.dropout, weights_BNLT, "BNLT", context)
+
+        # Each query's mean of the values, by head.
+        mixed_BNLD = _activation_arithmetic(context).einsum(
+            "BNLT,BNTD->BNLD", weights_BNLT, memory.values, name="mixed"
+        )
+        mixed_BLND = self.annotate(_swap_heads_and_tokens(mixed_BNLD), "BLND")
+
+        y_BLM = context.einsum("BLND,NDM->BLM", mixed_BLND, theta.wo)
+        return self.annotate(y_BLM, "BLM")
 
     def Weights(
         self, theta: NestedMap, x: tf.Tensor, memory: KeysValues, mask: tf.Tensor, context: Context
     ) -> tf.Tensor:
-        """The attention probabilities before dropout, float32 [B, N, L, T]."""
-        q = _swap_heads_and_tokens(context.arithmetic.project(x, theta.wq))
-        q = self.annotate(q, "BNLD")
-        q *= self.p.head_dim**-0.5
-        logits = _arithmetic(context).matmul(q, memory.keys, "logits", transpose_b=True)
-        # So negative that a masked key's probability is exactly 0, yet well within float32's range.
-        logits = tf.cast(logits, tf.float32) + (1.0 - mask[:, None]) * -1e9
-        return tf.nn.softmax(logits)
+        """Returns the attention probabilities before dropout, float32 [B, N, L, T]."""
+        q_BNLD = _swap_heads_and_tokens(context.arithmetic.project("BLM,MND->BLND", x, theta.wq))
+        q_BNLD = self.annotate(q_BNLD, "BNLD")
+        q_BNLD *= self.p.head_dim**-0.5
+
+        logits_BNLT = _activation_arithmetic(context).einsum(
+            "BNLD,BNTD->BNLT", q_BNLD, memory.keys, name="logits"
+        )
+        logits_BNLT = tf.cast(logits_BNLT, tf.float32) + (1.0 - mask[:, None]) * _MASKED_LOGIT
+        return tf.nn.softmax(logits_BNLT)
 
 
-def _arithmetic(context: Context) -> Arithmetic:
+def _activation_arithmetic(context: Context) -> Arithmetic:
+    """Returns the arithmetic of products of queries, keys and values."""
     # A step of decoding has few queries: rounding the cache would take longer than its products.
     return FLOAT32 if context.mode is Mode.PREDICT else context.arithmetic
 
@@ -96,11 +110,11 @@ def _swap_heads_and_tokens(x: tf.Tensor) -> tf.Tensor:
 
 
 def segment_mask(queries: tf.Tensor, keys: tf.Tensor) -> tf.Tensor:
-    """float32 [B, L, T]: 1 where the segment ids [B, L] and [B, T] are equal, else 0."""
+    """Returns float32 [B, L, T]: 1 where the segment ids [B, L] and [B, T] are equal, else 0."""
     return tf.cast(queries[:, :, None] == keys[:, None, :], tf.float32)
 
 
 def causal_mask(length: int) -> tf.Tensor:
-    """float32 [1, L, L]: 1 where the key is not after the query, else 0."""
+    """Returns float32 [1, L, L]: 1 where the key is not after the query, else 0."""
     index = tf.range(length)
     return tf.cast(index[None, :, None] >= index[None, None, :], tf.float32)

@@ -1,22 +1,25 @@
 """What FProp takes besides weights and inputs, and what it reports besides its output.
 
-A layer computes a product with a large weight by `context.product("BLH",
-context.arithmetic.project, x, weight)`: the dims of the result, a function that is linear in each
-of its factors, so that its gradients don't need its result, and all factors that have gradients. A
-pass computes the product, computes and records it, or replays the record.
+Layers compute large products through the context, so that rematerialization can keep the result of
+a product and recompute everything else (section 5.1). A pass over a layer computes its products,
+computes and records them, or replays what an earlier pass has recorded: `context.product` is one
+of the three functions below. It takes the equation of the product, a function that computes it, and
+the factors that have gradients. The function must be linear in each of them, so that the gradients
+do not need its result.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
 from lingvo_gshard.core.base_layer import fold_seed
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.layers.gating import Routing
-from lingvo_gshard.layers.products import FLOAT32, Arithmetic
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic, result_dims
 
 Products = Callable[..., "tf.Tensor"]
 
@@ -32,18 +35,21 @@ class Mode(enum.Enum):
     PREDICT = "predict"
 
 
-def computed(dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:
+def computed(equation: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:
     """Computes the product and records nothing."""
-    del dims
+    del equation
     return product(*factors)
 
 
 def recording(results: list[tuple[str, tf.Tensor]]) -> Products:
-    """Computes products and appends the (dims, tensor) of each to `results`."""
+    """Computes products and appends the dims and the value of each result to `results`."""
 
-    def recorded(dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:
-        results.append((dims, product(*factors)))
-        return results[-1][1]
+    def recorded(
+        equation: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor
+    ) -> tf.Tensor:
+        result = product(*factors)
+        results.append((result_dims(equation), result))
+        return result
 
     return recorded
 
@@ -52,18 +58,23 @@ def replaying(results: Sequence[tf.Tensor]) -> Products:
     """Returns recorded results in the same order, with the gradients of the products."""
     remaining = list(results)
 
-    def replay(dims: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:
-        del dims
-        result, scope = remaining.pop(0), tf.get_current_name_scope()
+    def replay(equation: str, product: Callable[..., tf.Tensor], *factors: tf.Tensor) -> tf.Tensor:
+        del equation
+        result = remaining.pop(0)
+        # Where the product would be computed, and where its gradients are then named.
+        scope = tf.get_current_name_scope()
 
         @tf.custom_gradient
-        def replayed(*factors: tf.Tensor):
+        def replayed(
+            *factors: tf.Tensor,
+        ) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
             def gradient(d_result: tf.Tensor) -> list[tf.Tensor]:
                 with tf.name_scope(scope and f"{scope}/"), tf.GradientTape() as tape:
                     tape.watch(factors)
                     again = product(*factors)  # The value is unused, so it is never computed.
                     return tape.gradient(again, factors, d_result)
 
+            # The value doesn't depend on the factors; only the gradient connects them.
             return tf.identity(result), gradient
 
         return replayed(*factors)
@@ -78,7 +89,7 @@ class Context:
     mode: Mode  # What the program is for.
     seed: tf.Tensor | None = None  # int32 [2], different at every step; None unless training.
     scope: str = ""  # The path of the layer that the seed belongs to; empty: the whole model's.
-    product: Products = computed  # Computes products with large weights, or replays them.
+    product: Products = computed  # Computes, records or replays a product; see above.
     arithmetic: Arithmetic = FLOAT32  # The numbers that products are made of.
 
     def __post_init__(self) -> None:
@@ -93,26 +104,37 @@ class Context:
         """Whether dropout and random routing are on."""
         return self.mode is Mode.TRAIN
 
+    def einsum(self, equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        """Returns the product of x and a weight, which is recorded: see Arithmetic.project."""
+        project = functools.partial(self.arithmetic.project, equation)
+        return self.product(equation, project, x, weight)
+
+    def unrecorded(self) -> Self:
+        """Returns a context that records no products, for a loop that has no gradient."""
+        return dataclasses.replace(self, product=computed)
+
     def in_layer(self, stack: str, index: int | tf.Tensor, path: str) -> Self:
-        """The context of layer `index` (an int or an int32 scalar) of the stack at path `stack`.
+        """Returns the context of layer `index`, an int or int32 scalar, of the stack at `stack`.
 
         The seed depends on the layer's index in the stack, not on its path. So a layer draws the
         same numbers whether the stack is unrolled or a loop, in which layers share one path.
         """
         if self.seed is None:
             return self
+
+        # By index + 1, so that no layer has the key of the stack itself.
         key, salt = tf.unstack(fold_seed(self.seed, stack))
-        seed = tf.stack([key + tf.convert_to_tensor(index + 1) * _INDEX_STRIDE, salt])
-        return dataclasses.replace(self, seed=seed, scope=path)
+        layer_key = key + tf.convert_to_tensor(index + 1) * _INDEX_STRIDE
+        return dataclasses.replace(self, seed=tf.stack([layer_key, salt]), scope=path)
 
     def in_microbatch(self, index: tf.Tensor) -> Self:
-        """The context of microbatch `index`; the first one has the seed of a whole batch."""
+        """Returns the context of microbatch `index`; the first has the seed of a whole batch."""
         assert self.seed is not None
         step = tf.stack([0, index * _INDEX_STRIDE])
         return dataclasses.replace(self, seed=self.seed + step)
 
     def seed_for(self, path: str) -> tf.Tensor:
-        """The seed, int32 [2], for the layer at `path`; only when training."""
+        """Returns the seed, int32 [2], for the layer at `path`; only when training."""
         assert self.seed is not None and path.startswith(self.scope), (path, self.scope)
         return fold_seed(self.seed, path.removeprefix(self.scope))
 
@@ -125,12 +147,21 @@ class LayerReport:
     routing: Routing | None  # How an MoE layer routed its tokens; None for others.
 
     def tensors(self) -> list[tf.Tensor]:
-        """All fields as a flat list. Only l_aux has a gradient; the others are metrics."""
-        fields = {"rms": self.rms, **(vars(self.routing) if self.routing else {})}
-        return [x if name == "aux_loss" else tf.stop_gradient(x) for name, x in fields.items()]
+        """Returns all fields as a flat list. Only l_aux has a gradient; the others are metrics."""
+        tensors = [tf.stop_gradient(self.rms)]
+        if self.routing is None:
+            return tensors
+
+        for name, value in vars(self.routing).items():
+            tensors.append(value if name == "aux_loss" else tf.stop_gradient(value))
+        return tensors
 
     @classmethod
     def from_tensors(cls, tensors: Iterator[tf.Tensor], *, has_experts: bool) -> Self:
         """Rebuilds a report from the next tensors of the iterator; the inverse of `tensors`."""
-        rms, fields = next(tensors), dataclasses.fields(Routing)
-        return cls(rms, Routing(*(next(tensors) for _ in fields)) if has_experts else None)
+        rms = next(tensors)
+        if not has_experts:
+            return cls(rms, None)
+
+        fields = {field.name: next(tensors) for field in dataclasses.fields(Routing)}
+        return cls(rms, Routing(**fields))

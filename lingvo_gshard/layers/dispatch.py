@@ -1,14 +1,15 @@
 """Moves tokens to the buffers of their experts and back, in either of two equivalent ways.
 
-G groups, S tokens of a group, E experts, C capacity, M model. Two flat dims of a group:
-P = E * C buffer positions, and J = 2 * S assignments of a token to an expert, those of all first
-choices before those of all second ones.
+G groups, S tokens of a group, E experts, C capacity, M model: the letters of sharding/layout.py.
+Two more are local. F = E * C are the positions of all buffers of a group. J = 2 * S are its
+assignments of a token to an expert, those of all first choices before those of all second ones.
 """
 
 from __future__ import annotations
 
 import enum
 import functools
+from collections.abc import Callable
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.layers.gating import Choice, Gating
@@ -24,14 +25,17 @@ class Dispatch(enum.Enum):
 
 
 def combine_weights(gates: Gating, capacity: int) -> tf.Tensor:
-    """[G, S, E, C]: the gate where token S is at position C in the buffer of expert E, else 0."""
+    """Returns [G, S, E, C]: the gate where token S is at position C of expert E's buffer, else 0.
 
-    def part(choice: Choice) -> tf.Tensor:  # lines 9 and 20 of Algorithm 1
+    These are the G of Algorithm 1, lines 9 and 20, with a dim for the position.
+    """
+
+    def of_choice(choice: Choice) -> tf.Tensor:
         weight_GSE = choice.mask_GSE * (choice.gate_GS * choice.kept_GS)[..., None]
         position_GSC = tf.one_hot(choice.position_GS, capacity)
         return weight_GSE[..., None] * position_GSC[:, :, None, :]
 
-    return part(gates.first) + part(gates.second)
+    return of_choice(gates.first) + of_choice(gates.second)
 
 
 class OneHotDispatcher:
@@ -44,14 +48,14 @@ class OneHotDispatcher:
         self._arithmetic = arithmetic
 
     def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
-        """[E, G, C, M]: the tokens in expert buffers. Unused positions hold arbitrary values."""
+        """Returns the tokens in expert buffers, [E, G, C, M]; unused positions are arbitrary."""
         mask_GSEC = tf.cast(self._combine_GSEC > 0.0, x_GSM.dtype)
-        return self._arithmetic.dispatch(mask_GSEC, x_GSM)
+        return self._arithmetic.einsum("GSEC,GSM->EGCM", mask_GSEC, x_GSM, name="dispatch")
 
     def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
-        """[G, S, M]: each token's expert outputs, summed with its gates as weights."""
+        """Returns each token's expert outputs, summed with its gates as weights: [G, S, M]."""
         weights_GSEC = tf.cast(self._combine_GSEC, y_GECM.dtype)
-        return self._arithmetic.combine(weights_GSEC, y_GECM)
+        return self._arithmetic.einsum("GSEC,GECM->GSM", weights_GSEC, y_GECM, name="combine")
 
 
 class IndexedDispatcher:
@@ -62,53 +66,70 @@ class IndexedDispatcher:
     """
 
     def __init__(self, gates: Gating, capacity: int, annotator: Annotator) -> None:
-        self._annotator, num_experts = annotator, gates.first.mask_GSE.shape[-1]
+        num_experts = gates.first.mask_GSE.shape[-1]
+        self._annotator = annotator
         self._buffer_shape = [num_experts, capacity]
-        choices = (gates.first, gates.second)
-        self._kept_GJ = tf.concat([choice.kept_GS for choice in choices], 1)
-        self._gate_GJ = tf.concat([choice.gate_GS for choice in choices], 1)
-        position_GJ = tf.concat(
-            [choice.expert_GS * capacity + choice.position_GS for choice in choices], 1
-        )
+
+        self._kept_GJ = tf.concat([gates.first.kept_GS, gates.second.kept_GS], 1)
+        self._gate_GJ = tf.concat([gates.first.gate_GS, gates.second.gate_GS], 1)
+
+        # From an assignment to its buffer position; 0 if it was dropped.
+        first_position_GS = gates.first.expert_GS * capacity + gates.first.position_GS
+        second_position_GS = gates.second.expert_GS * capacity + gates.second.position_GS
+        position_GJ = tf.concat([first_position_GS, second_position_GS], 1)
         self._position_GJ = position_GJ * tf.cast(self._kept_GJ, tf.int32)
-        assigned_GP = self._assigned(num_experts * capacity)
-        self._assignment_GP = tf.maximum(assigned_GP - 1, 0)
-        self._occupied_GP = tf.cast(assigned_GP > 0, tf.float32)
+
+        # The inverse, from a buffer position to its assignment; 0 if it is empty.
+        assigned_GF = self._assigned(num_experts * capacity)
+        self._assignment_GF = tf.maximum(assigned_GF - 1, 0)
+        self._occupied_GF = tf.cast(assigned_GF > 0, tf.float32)
 
     def dispatch(self, x_GSM: tf.Tensor) -> tf.Tensor:
         """As OneHotDispatcher.dispatch."""
 
-        def gradient(d_GPM: tf.Tensor) -> tf.Tensor:
-            return _sum_choices(self._rows(d_GPM, self._position_GJ, self._kept_GJ))
+        def gradient(d_GFM: tf.Tensor) -> tf.Tensor:
+            return _sum_choices(self._gather(d_GFM, self._position_GJ, self._kept_GJ))
+
+        @tf.custom_gradient
+        def gather_tokens(x_GSM: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            return self._gather(x_GSM, token_GF), gradient
 
         with tf.name_scope("dispatch"):
-            token_GP = self._assignment_GP % x_GSM.shape[1]
-            x_GPM = tf.custom_gradient(lambda x: (self._rows(x, token_GP), gradient))(x_GSM)
-            num_groups, _, dim = x_GPM.shape
-            x_GECM = tf.reshape(x_GPM, [num_groups, *self._buffer_shape, dim])
+            # Assignments S to 2 * S - 1 are the second choices of the same tokens.
+            token_GF = self._assignment_GF % x_GSM.shape[1]
+            x_GFM = gather_tokens(x_GSM)
+
+            num_groups, _, dim = x_GFM.shape
+            x_GECM = tf.reshape(x_GFM, [num_groups, *self._buffer_shape, dim])
             return tf.transpose(x_GECM, [1, 0, 2, 3])
 
     def combine(self, y_GECM: tf.Tensor) -> tf.Tensor:
         """As OneHotDispatcher.combine."""
 
         def gradient(d_GJM: tf.Tensor) -> tf.Tensor:
-            return self._rows(d_GJM, self._assignment_GP, self._occupied_GP)
+            return self._gather(d_GJM, self._assignment_GF, self._occupied_GF)
+
+        @tf.custom_gradient
+        def gather_outputs(y_GFM: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            return self._gather(y_GFM, self._position_GJ), gradient
 
         with tf.name_scope("combine"):
             num_groups, *_, dim = y_GECM.shape
-            y_GPM = tf.reshape(y_GECM, [num_groups, -1, dim])
-            rows = tf.custom_gradient(lambda y: (self._rows(y, self._position_GJ), gradient))
-            y_GJM = rows(y_GPM)
+            y_GFM = tf.reshape(y_GECM, [num_groups, -1, dim])
+            y_GJM = gather_outputs(y_GFM)
+
             weight_GJ = tf.cast(self._gate_GJ * self._kept_GJ, y_GJM.dtype)
             return _sum_choices(y_GJM * weight_GJ[..., None])
 
     def _assigned(self, num_positions: int) -> tf.Tensor:
-        """int32 [G, P]: 1 + the assignment at each buffer position, 0 where there is none."""
+        """Returns 1 + the assignment at each buffer position, 0 where it is empty: int32 [G, F]."""
 
         def local(position_GJ: tf.Tensor, kept_GJ: tf.Tensor) -> tf.Tensor:
+            # For each assignment: its group, and 1 + its index in the group.
             num_groups, num_assignments = position_GJ.shape
             group_GJ = tf.repeat(tf.range(num_groups)[:, None], num_assignments, 1)
             assignment_GJ = tf.tile(tf.range(1, num_assignments + 1)[None], [num_groups, 1])
+
             # Dropped assignments have position 0 and add 0 there.
             return tf.scatter_nd(
                 tf.stack([group_GJ, position_GJ], -1),
@@ -119,18 +140,20 @@ class IndexedDispatcher:
         kept_GJ = tf.cast(self._kept_GJ, tf.int32)
         return self._annotator.locally(local, [(self._position_GJ, "G_"), (kept_GJ, "G_")], "G_")
 
-    def _rows(
-        self, x_GAM: tf.Tensor, index_GQ: tf.Tensor, weight_GQ: tf.Tensor | None = None
-    ) -> tf.Tensor:
-        """[G, Q, M]: the rows of x_GAM at these indices, within each group, times the weights."""
-        local = functools.partial(tf.gather, batch_dims=1)
-        rows_GQM = self._annotator.locally(local, [(x_GAM, "G_M"), (index_GQ, "G_")], "G_M")
-        if weight_GQ is None:
-            return rows_GQM
-        return rows_GQM * tf.cast(weight_GQ, rows_GQM.dtype)[..., None]
+    def _gather(self, x: tf.Tensor, index: tf.Tensor, weight: tf.Tensor | None = None) -> tf.Tensor:
+        """Returns rows of x within each group, times their weights if any: [G, number, M].
+
+        `x` is [G, rows, M]; `index` and `weight` are [G, number].
+        """
+        gather = functools.partial(tf.gather, batch_dims=1)
+        rows = self._annotator.locally(gather, [(x, "G_M"), (index, "G_")], "G_M")
+        if weight is None:
+            return rows
+        return rows * tf.cast(weight, rows.dtype)[..., None]
 
 
 def _sum_choices(x_GJM: tf.Tensor) -> tf.Tensor:
-    """[G, S, M]: the sum of the tokens' first and second choices."""
+    """Returns the sums of the tokens' first and second choices: [G, S, M]."""
     num_groups, num_assignments, dim = x_GJM.shape
-    return tf.reduce_sum(tf.reshape(x_GJM, [num_groups, 2, num_assignments // 2, dim]), 1)
+    by_choice = tf.reshape(x_GJM, [num_groups, 2, num_assignments // 2, dim])
+    return tf.reduce_sum(by_choice, 1)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from lingvo_gshard.core.base_layer import BaseLayer
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.context import Context
 from lingvo_gshard.layers.random import random_mask
 
@@ -18,16 +21,18 @@ class DropoutLayer(BaseLayer):
         p.Define("rate", 0.1, "The share of elements that are zeroed, in [0, 1).")
         return p
 
-    def __init__(self, params: InstantiableParams, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args: Any) -> None:
         super().__init__(params, *args)
         if not 0 <= self.p.rate < 1:
             raise ValueError(f"{self.path}: rate must be in [0, 1), got {self.p.rate}.")
 
-    def FProp(self, theta, x: tf.Tensor, dims: str, context: Context) -> tf.Tensor:
+    def FProp(self, theta: NestedMap, x: tf.Tensor, dims: str, context: Context) -> tf.Tensor:
         """Drops elements of `x`; the mask is partitioned by the same `dims`."""
         del theta
         if not context.training or not self.p.rate:
             return x
-        keep = 1.0 - self.p.rate
-        kept = random_mask(tuple(x.shape), context.seed_for(self.path), keep)
-        return tf.where(self.annotate(kept, dims), x * (1.0 / keep), 0.0)
+
+        keep_rate = 1.0 - self.p.rate
+        is_kept = random_mask(tuple(x.shape), context.seed_for(self.path), keep_rate)
+        # Scaled up, so that the expected value of an element stays the same.
+        return tf.where(self.annotate(is_kept, dims), x * (1.0 / keep_rate), 0.0)

@@ -13,6 +13,7 @@ from typing import Self
 
 from lingvo_gshard.core.hyperparams import InstantiableParams
 from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.nested_map import NestedMap
 
 ALWAYS = -1.0  # Below any gate: every token asks for its second expert.
 
@@ -48,14 +49,17 @@ class Capacity:
             raise ValueError(f"Capacity: factor must be above 0, got {self.p.factor}.")
 
     def places(self, group_size: int, num_experts: int) -> int:
-        """C of each expert in a group of `group_size` tokens."""
+        """Returns C of each expert in a group of `group_size` tokens."""
         if self.p.by is CapacityBy.TOKENS:
             return group_size
         return self.even_places(group_size, num_experts)
 
     def even_places(self, group_size: int, num_experts: int) -> int:
-        """C by FACTOR, and of each round in which an MoE layer dispatches by TOKENS."""
-        return min(group_size, math.ceil(round(self.p.factor * group_size / num_experts, 9)))
+        """Returns C by FACTOR, and of each round in which an MoE layer dispatches by TOKENS."""
+        share = self.p.factor * group_size / num_experts
+        # Rounded first, so that 1.1 * 100 / 10 is 11 and not 12.
+        places = math.ceil(round(share, 9))
+        return min(group_size, places)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,18 +98,18 @@ class Gating:
     routing: Routing
 
     def occupied(self) -> tf.Tensor:
-        """The number of positions that the fullest buffer of an expert needs: an int32 scalar."""
-        choices = (self.first, self.second)
-        ends = [(c.position_GS + 1) * tf.cast(c.kept_GS, tf.int32) for c in choices]
-        return tf.reduce_max(tf.maximum(*ends))
+        """Returns how many positions the fullest buffer of an expert needs: an int32 scalar."""
+        first_end_GS = (self.first.position_GS + 1) * tf.cast(self.first.kept_GS, tf.int32)
+        second_end_GS = (self.second.position_GS + 1) * tf.cast(self.second.kept_GS, tf.int32)
+        return tf.reduce_max(tf.maximum(first_end_GS, second_end_GS))
 
-    def window(self, first: tf.Tensor, size: int) -> Self:
-        """Keeps only the tokens at `size` positions from `first` on, which become 0 to size - 1."""
+    def window(self, start: tf.Tensor, size: int) -> Self:
+        """Keeps only the tokens at `size` positions from `start` on, which become 0 to size - 1."""
 
         def inside(choice: Choice) -> Choice:
-            position_GS = choice.position_GS - first
-            inside_GS = (position_GS >= 0) & (position_GS < size)
-            kept_GS = choice.kept_GS * tf.cast(inside_GS, tf.float32)
+            position_GS = choice.position_GS - start
+            is_inside_GS = (position_GS >= 0) & (position_GS < size)
+            kept_GS = choice.kept_GS * tf.cast(is_inside_GS, tf.float32)
             return dataclasses.replace(choice, position_GS=position_GS, kept_GS=kept_GS)
 
         return dataclasses.replace(self, first=inside(self.first), second=inside(self.second))
@@ -119,46 +123,61 @@ def top2_gating(
     second_above: tf.Tensor | float = ALWAYS,
     all_counted: bool = False,
 ) -> Gating:
-    """Algorithm 1. Padding, where `valid_GS` is 0, chooses no expert and takes no capacity.
+    """Applies Algorithm 1 to all groups at once.
 
-    The logits are wg * x. A token asks for its second expert where g2 exceeds `second_above`:
-    [G, S], the rnd / 2 of lines 17 and 19; or ALWAYS. One that does not ask takes no place, to
-    "conserve the overall expert capacity" (2.2), as in Lingvo. Line 22 counts it all the same,
-    and so does `all_counted`.
+    Args:
+      logits_GSE: wg * x.
+      valid_GS: 0 for padding, which chooses no expert and takes no capacity, else 1.
+      capacity: C.
+      second_above: a token asks for its second expert where g2 exceeds this number: [G, S], the
+        rnd / 2 of lines 17 and 19; or ALWAYS.
+      all_counted: whether a token that does not ask takes a place all the same, as in line 22. If
+        not, it takes none, to "conserve the overall expert capacity" (2.2), as in Lingvo.
     """
+    num_experts = logits_GSE.shape[-1]
     gates_GSE = tf.nn.softmax(logits_GSE)  # line 2
-    first_GS, second_GS = experts = top2(gates_GSE)
-    num_experts = gates_GSE.shape[-1]
-    first_GSE, second_GSE = (tf.one_hot(e, num_experts) * valid_GS[..., None] for e in experts)
+
+    # Lines 5 and 15: the two choices, as indices and as one-hot masks.
+    first_GS, second_GS = top2(gates_GSE)
+    first_GSE = tf.one_hot(first_GS, num_experts) * valid_GS[..., None]
+    second_GSE = tf.one_hot(second_GS, num_experts) * valid_GS[..., None]
     if num_experts == 1:  # A single expert leaves no second choice.
         second_GSE = tf.zeros_like(second_GSE)
+
+    # Lines 6 and 16: their gates, normalized.
     g1_GS = tf.reduce_sum(gates_GSE * first_GSE, -1)
     g2_GS = tf.reduce_sum(gates_GSE * second_GSE, -1)
     total_GS = g1_GS + g2_GS + (1.0 - valid_GS)  # 0 / 1 for padding, not 0 / 0.
-    g1_GS, g2_GS = g1_GS / total_GS, g2_GS / total_GS  # lines 6 and 16
+    g1_GS = g1_GS / total_GS
+    g2_GS = g2_GS / total_GS
 
+    # Lines 7 to 11: the first choices of all tokens take their places, in order.
     count_GE = tf.reduce_sum(first_GSE, 1)  # c_E after line 12
-    asked_GS = tf.cast(g2_GS > second_above, tf.float32)  # line 19
-    counted_GSE = second_GSE if all_counted else second_GSE * asked_GS[..., None]
     first_positions_GS = positions(first_GSE, first_GSE, tf.zeros_like(count_GE))
-    second_positions_GS = positions(second_GSE, counted_GSE, count_GE)
     first = _choice(first_GSE, first_GS, g1_GS, first_positions_GS, 1.0, capacity)
+
+    # Lines 17 to 22: the second choices, where a token asks for it, take the places after them.
+    asked_GS = tf.cast(g2_GS > second_above, tf.float32)
+    counted_GSE = second_GSE if all_counted else second_GSE * asked_GS[..., None]
+    second_positions_GS = positions(second_GSE, counted_GSE, count_GE)
     second = _choice(second_GSE, second_GS, g2_GS, second_positions_GS, asked_GS, capacity)
+
     aux_loss = auxiliary_loss(gates_GSE, first_GSE, valid_GS)
     entropy_GS = entropy(logits_GSE, gates_GSE)
     return Gating(first, second, _routing(aux_loss, entropy_GS, first, second, valid_GS))
 
 
 def top2(gates_GSE: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """First and second experts, int32 [G, S] (lines 5 and 15); the lower index wins a tie."""
+    """Returns first and second experts, int32 [G, S] (lines 5 and 15); lower indices win ties."""
     first_GS = tf.argmax(gates_GSE, -1, output_type=tf.int32)
+
     # The first choice falls below every gate, even one that underflowed to 0.
     rest_GSE = gates_GSE - 2.0 * tf.one_hot(first_GS, gates_GSE.shape[-1])
     return first_GS, tf.argmax(rest_GSE, -1, output_type=tf.int32)
 
 
 def positions(mask_GSE: tf.Tensor, counted_GSE: tf.Tensor, taken_GE: tf.Tensor) -> tf.Tensor:
-    """Positions in the buffers of the experts that the mask chooses, int32 [G, S].
+    """Returns positions in the buffers of the experts that the mask chooses, int32 [G, S].
 
     These are the counters c_E of lines 7 to 11 and 18 to 22, which start at `taken_GE` and count,
     in the order of the sequence, the choices in `counted_GSE`.
@@ -168,7 +187,7 @@ def positions(mask_GSE: tf.Tensor, counted_GSE: tf.Tensor, taken_GE: tf.Tensor) 
 
 
 def auxiliary_loss(gates_GSE: tf.Tensor, first_GSE: tf.Tensor, valid_GS: tf.Tensor) -> tf.Tensor:
-    """l_aux = 1/E * sum_e c_e/S * m_e (line 13), averaged over the groups.
+    """Returns l_aux = 1/E * sum_e c_e/S * m_e (line 13), averaged over the groups.
 
     c_e counts the first choices of expert e, and m_e is its mean gate (line 3). Padding counts
     neither in these nor in S. Perfect balance gives 1 / E^2, so the weight k of the loss must
@@ -176,12 +195,13 @@ def auxiliary_loss(gates_GSE: tf.Tensor, first_GSE: tf.Tensor, valid_GS: tf.Tens
     """
     size_G = tf.maximum(tf.reduce_sum(valid_GS, 1), 1.0)
     m_GE = tf.reduce_sum(gates_GSE * valid_GS[..., None], 1) / size_G[:, None]
-    c_GE = tf.reduce_sum(first_GSE, 1) / size_G[:, None]
+    c_GE = tf.reduce_sum(first_GSE, 1) / size_G[:, None]  # c_e / S
     return tf.reduce_mean(c_GE * m_GE)
 
 
 def entropy(logits_GSE: tf.Tensor, gates_GSE: tf.Tensor) -> tf.Tensor:
-    """[G, S]: the entropy of gates = softmax(logits) in nats, log sum exp z - sum g * z."""
+    """Returns the entropy of gates g = softmax(z) in nats, log sum exp z - sum g * z: [G, S]."""
+    # The largest gate is exp(max z) / sum exp z.
     log_sum_exp_GS = tf.reduce_max(logits_GSE, -1) - tf.math.log(tf.reduce_max(gates_GSE, -1))
     return log_sum_exp_GS - tf.reduce_sum(gates_GSE * logits_GSE, -1)
 
@@ -194,37 +214,63 @@ def _choice(
     asked: tf.Tensor | float,
     capacity: int,
 ) -> Choice:
-    """The Choice of tokens that ask for an expert where `asked` is 1; see positions."""
-    wanted_GS = kept_GS = tf.reduce_sum(mask_GSE, -1) * asked
+    """Returns the Choice of tokens that ask for an expert where `asked` is 1; see positions."""
+    wanted_GS = tf.reduce_sum(mask_GSE, -1) * asked
+    kept_GS = wanted_GS
     if capacity < mask_GSE.shape[1]:  # Else all fit, and XLA drops the unused positions.
-        kept_GS = wanted_GS * tf.cast(position_GS < capacity, tf.float32)
+        kept_GS = wanted_GS * tf.cast(position_GS < capacity, tf.float32)  # lines 8 and 19
     return Choice(mask_GSE, expert_GS, gate_GS, position_GS, wanted_GS, kept_GS)
 
 
 def _routing(
     aux_loss: tf.Tensor, entropy_GS: tf.Tensor, first: Choice, second: Choice, valid_GS: tf.Tensor
 ) -> Routing:
+    """Returns the statistics of one layer's routing over the tokens of all groups."""
+    # 1 where a token was dispatched to an expert.
     sent_GSE = first.mask_GSE * first.kept_GS[..., None]
     sent_GSE += second.mask_GSE * second.kept_GS[..., None]
-    by_token = {
-        "overflow": valid_GS * (1.0 - first.kept_GS) * (1.0 - second.kept_GS),
-        "overflow_first": first.wanted_GS - first.kept_GS,
-        "overflow_second": second.wanted_GS - second.kept_GS,
-        "second_dispatched": second.kept_GS,
-        "entropy": valid_GS * entropy_GS,
-    }
-    stacked_GSK = tf.stack([valid_GS, *by_token.values()], -1)
-    by_group = [tf.reduce_sum(sent_GSE, 1), tf.reduce_sum(stacked_GSK, 1)]
-    # One tensor, so that groups on several devices are summed by a single all-reduce.
-    totals = tf.reduce_sum(tf.concat(by_group, -1), 0)
-    num_experts = sent_GSE.shape[-1]
-    sent_E, (num_tokens, *sums) = totals[:num_experts], tf.unstack(totals[num_experts:])
+    sent_E, total = _sums_over_all_tokens(
+        sent_GSE,
+        tokens=valid_GS,
+        overflow=valid_GS * (1.0 - first.kept_GS) * (1.0 - second.kept_GS),
+        overflow_first=first.wanted_GS - first.kept_GS,
+        overflow_second=second.wanted_GS - second.kept_GS,
+        second_dispatched=second.kept_GS,
+        entropy=valid_GS * entropy_GS,
+    )
+
+    # Relative to the mean load, which is 1 for all experts in perfect balance.
+    num_experts = sent_E.shape[0]
     load_E = sent_E * num_experts / tf.maximum(tf.reduce_sum(sent_E), 1.0)
-    means = [total / tf.maximum(num_tokens, 1.0) for total in sums]
+
+    def mean(sum_over_tokens: tf.Tensor) -> tf.Tensor:
+        # A batch of padding alone has means of 0.
+        return sum_over_tokens / tf.maximum(total.tokens, 1.0)
+
     return Routing(
         aux_loss=aux_loss,
         load_E=load_E,
+        overflow=mean(total.overflow),
+        overflow_first=mean(total.overflow_first),
+        overflow_second=mean(total.overflow_second),
+        second_dispatched=mean(total.second_dispatched),
+        entropy=mean(total.entropy),
         max_load=tf.reduce_max(load_E),
         idle_experts=tf.reduce_sum(tf.cast(sent_E == 0.0, tf.float32)),
-        **dict(zip(by_token, means, strict=True)),
     )
+
+
+def _sums_over_all_tokens(
+    sent_GSE: tf.Tensor, **by_name_GS: tf.Tensor
+) -> tuple[tf.Tensor, NestedMap]:
+    """Returns the sums over the tokens of all groups: of `sent_GSE`, [E], and by name, scalars."""
+    num_experts = sent_GSE.shape[-1]
+    named = tf.stack(list(by_name_GS.values()), -1)
+    by_group = tf.concat([tf.reduce_sum(sent_GSE, 1), tf.reduce_sum(named, 1)], -1)
+
+    # One tensor, so that groups on several devices are summed by a single all-reduce.
+    totals = tf.reduce_sum(by_group, 0)
+
+    sent_E = totals[:num_experts]
+    scalars = tf.unstack(totals[num_experts:])
+    return sent_E, NestedMap(zip(by_name_GS, scalars, strict=True))

@@ -1,18 +1,32 @@
-"""Products of large factors: rows with weights, queries with keys, tokens with one-hot masks.
+"""Products of two large factors, written as einsum equations.
 
 A CPU with matrix units, a TPU and a GPU multiply bfloat16 numbers several times as fast as float32
 ones, and add up the results in float32. So float32 factors may be rounded for their product alone.
 
-R rows, K contracted, N columns. G groups, S tokens of a group, E experts, C capacity, M model.
+The letters of equations are those of sharding/layout.py. Letters in parentheses are dims that are
+merged into one: a tensor `E(GC)H` has the shape [E, G * C, H].
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
+from typing import Self
 
 from lingvo_gshard.core.late import tf, xla
+
+_MERGED_DIMS = re.compile(r"\((\w)\w*\)")
+
+
+def result_dims(equation: str) -> str:
+    """Returns the letters by which an equation's result is annotated.
+
+    Merged dims are split as the first of them is: "EGH" for `EGCM,EMH->E(GC)H`.
+    """
+    result = equation.rpartition("->")[2]
+    return _MERGED_DIMS.sub(r"\1", result)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,60 +39,71 @@ class Arithmetic:
 
     dtype: str = "float32"
 
-    def project(self, x: tf.Tensor, weight: tf.Tensor, num_axes: int = 1) -> tf.Tensor:
-        """Contracts x's last dims with the weight's first ones: `BLM,MH->BLH`, `BLND,NDM->BLM`.
+    def project(self, equation: str, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        """Returns the product of an activation and a float32 weight, such as `BLM,MH->BLH`.
 
-        `num_axes` dims are contracted. This is one matrix product for all tokens. The gradient of
-        the einsum would contract two dims, B and L, for which XLA transposes both operands on a
-        CPU: a tenth of the time of a train step.
+        The last dims of x are contracted with the first ones of the weight, for each element of
+        their common first dims: E in `EGCM,EMH->E(GC)H`, none in `BLND,NDM->BLM`. The dims in
+        between are the rows, which may be merged in the result, and must be if they are in x.
+
+        This is one matrix product of all rows. The gradient of an einsum would contract several
+        dims, such as B and L, for which XLA transposes both operands on a CPU: a tenth of the time
+        of a train step.
         """
-        depth = math.prod(weight.shape[:num_axes])
+        letters = _Equation.parse(equation)
+        if letters.batch:  # The experts, whose layer has a scope of their own.
+            return self._project(letters, x, weight)
         with tf.name_scope("project"):
-            rows = tf.reshape(x, [-1, depth])
-            result = self.matmul_weight(rows, tf.reshape(weight, [depth, -1]))
-            return tf.reshape(result, [*x.shape[:-num_axes], *weight.shape[num_axes:]])
+            return self._project(letters, x, weight)
 
-    def matmul_weight(self, rows: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
-        """rows [..., R, K] times a float32 weight [..., K, N]: [..., R, N].
+    def _project(self, letters: _Equation, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        num_batch = len(letters.batch)
+        first_column = num_batch + len(letters.contracted)
+        batch = weight.shape[:num_batch]
+        depth = math.prod(weight.shape[num_batch:first_column])
+        columns = weight.shape[first_column:]
+        rows = x.shape[num_batch : len(x.shape) - len(letters.contracted)]
+
+        # Both factors as matrices. With a batch, the weight is a stack of matrices already.
+        if "(" not in letters.left:
+            x = tf.reshape(x, [*batch, -1, depth])
+        if not letters.batch:
+            weight = tf.reshape(weight, [depth, -1])
+
+        result = self.matmul_weight(x, weight)
+        if "(" in letters.result:
+            return result
+        return tf.reshape(result, [*batch, *rows, *columns])
+
+    def einsum(self, equation: str, a: tf.Tensor, b: tf.Tensor, *, name: str) -> tf.Tensor:
+        """Returns the product of two activations, such as `BNLD,BNTD->BNLT`, in scope `name`.
+
+        Letters that both factors and the result have must come first in the factors.
+        """
+        letters = _Equation.parse(equation)
+        if self._rounds(a):
+            with tf.name_scope(name):
+                return _rounded_einsum(letters, a, b)
+
+        if letters.is_matmul:
+            return tf.matmul(a, b, transpose_b=letters.transposes_right, name=name)
+        return tf.einsum(equation, a, b, name=name)
+
+    def matmul_weight(self, x: tf.Tensor, weight: tf.Tensor) -> tf.Tensor:
+        """Returns x [..., rows, depth] times a float32 weight [..., depth, columns].
 
         The weight's gradient contracts all rows, with one factor transposed: x^T d_y, or
         (d_y^T x)^T. A CPU copies the transposed factor element by element, so it should be the
         narrower one. That makes a train step 4 % faster than always transposing x.
         """
-        if self._rounds(rows):
-            return _rounded(rows, weight)
-        weight = tf.cast(weight, rows.dtype)
-        if weight.shape[-2] <= weight.shape[-1]:
-            return tf.matmul(rows, weight)
-        return tf.matmul(rows, tf.custom_gradient(_transposed)(weight), transpose_b=True)
+        if self._rounds(x):
+            return _rounded(x, weight)
 
-    def matmul(
-        self, a: tf.Tensor, b: tf.Tensor, name: str, *, transpose_b: bool = False
-    ) -> tf.Tensor:
-        """a [..., R, K] times b [..., K, N], or [..., N, K] with `transpose_b`: [..., R, N]."""
-        if not self._rounds(a):
-            return tf.matmul(a, b, transpose_b=transpose_b, name=name)
-        with tf.name_scope(name):
-            return _rounded(a, b, transpose_b=transpose_b)
-
-    def dispatch(self, mask_GSEC: tf.Tensor, x_GSM: tf.Tensor) -> tf.Tensor:
-        """Sums the tokens of each group by a mask, group by group: [E, G, C, M]."""
-        if not self._rounds(x_GSM):
-            return tf.einsum("GSEC,GSM->EGCM", mask_GSEC, x_GSM, name="dispatch")
-        (count, size, *buffers), dim = mask_GSEC.shape, x_GSM.shape[-1]
-        with tf.name_scope("dispatch"):
-            mask = tf.reshape(mask_GSEC, [count, size, -1])
-            x_GECM = tf.reshape(_rounded(mask, x_GSM, transpose_a=True), [count, *buffers, dim])
-            return tf.transpose(x_GECM, [1, 0, 2, 3])
-
-    def combine(self, weights_GSEC: tf.Tensor, y_GECM: tf.Tensor) -> tf.Tensor:
-        """Sums the experts' outputs of each group by the weights: [G, S, M]."""
-        if not self._rounds(y_GECM):
-            return tf.einsum("GSEC,GECM->GSM", weights_GSEC, y_GECM, name="combine")
-        (count, size, *_), dim = weights_GSEC.shape, y_GECM.shape[-1]
-        with tf.name_scope("combine"):
-            weights = tf.reshape(weights_GSEC, [count, size, -1])
-            return _rounded(weights, tf.reshape(y_GECM, [count, -1, dim]))
+        weight = tf.cast(weight, x.dtype)
+        depth, columns = weight.shape[-2:]
+        if depth <= columns:
+            return tf.matmul(x, weight)
+        return tf.matmul(x, tf.custom_gradient(_transposed)(weight), transpose_b=True)
 
     def _rounds(self, factor: tf.Tensor) -> bool:
         return self.dtype == "bfloat16" and factor.dtype == tf.float32
@@ -87,42 +112,165 @@ class Arithmetic:
 FLOAT32 = Arithmetic()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Equation:
+    """The letters of an einsum equation, by their role in a batch of matrix products.
+
+    In `GSEC,GSM->EGCM` the batch is G, the rows are EC, S is contracted, and the columns are M.
+    Each of the three parts keeps its parentheses, which mark merged dims.
+    """
+
+    left: str
+    right: str
+    result: str
+
+    @classmethod
+    def parse(cls, equation: str) -> Self:
+        """Reads an equation of two factors."""
+        factors, result = equation.split("->")
+        left, right = factors.split(",")
+        parsed = cls(left, right, result)
+        assert left.startswith(parsed.batch) and right.startswith(parsed.batch), equation
+        return parsed
+
+    @property
+    def batch(self) -> str:
+        """The letters of both factors and of the result."""
+        return self._letters(in_left=True, in_right=True, in_result=True)
+
+    @property
+    def contracted(self) -> str:
+        """The letters of both factors over which products are summed."""
+        return self._letters(in_left=True, in_right=True, in_result=False)
+
+    @property
+    def rows(self) -> str:
+        """The letters of the left factor alone."""
+        return self._letters(in_left=True, in_right=False, in_result=True)
+
+    @property
+    def columns(self) -> str:
+        """The letters of the right factor alone."""
+        return self._letters(in_left=False, in_right=True, in_result=True)
+
+    def _letters(self, *, in_left: bool, in_right: bool, in_result: bool) -> str:
+        """Returns the letters that are in exactly these parts, in the order of a factor."""
+        factor = self.left if in_left else self.right
+        return "".join(
+            letter
+            for letter in factor
+            if letter.isalpha()
+            and (letter in self.left) == in_left
+            and (letter in self.right) == in_right
+            and (letter in self.result) == in_result
+        )
+
+    @property
+    def transposes_left(self) -> bool:
+        """Whether the left factor's rows are its last dims."""
+        return self.left == self.batch + self.contracted + self.rows
+
+    @property
+    def transposes_right(self) -> bool:
+        """Whether the right factor's columns come before the contracted dims."""
+        return self.right == self.batch + self.columns + self.contracted
+
+    @property
+    def is_matmul(self) -> bool:
+        """Whether this is a product of matrices as they are, or with the right one transposed."""
+        has_single_dims = len(self.rows) == len(self.contracted) == len(self.columns) == 1
+        in_order = self.result == self.batch + self.rows + self.columns
+        return has_single_dims and in_order and not self.transposes_left
+
+
+def _rounded_einsum(letters: _Equation, a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    """Returns the einsum of a and b as a product of bfloat16 matrices, in float32."""
+    sizes = dict(zip(letters.left, a.shape, strict=True))
+    sizes |= zip(letters.right, b.shape, strict=True)
+
+    # Each factor becomes a matrix for each element of the batch, either way round.
+    left_dims = [letters.rows, letters.contracted]
+    if letters.transposes_left:
+        left_dims.reverse()
+    right_dims = [letters.contracted, letters.columns]
+    if letters.transposes_right:
+        right_dims.reverse()
+    batch = _sizes_of(letters.batch, sizes)
+    a = _reshaped(a, [*batch, *_merged_sizes(left_dims, sizes)])
+    b = _reshaped(b, [*batch, *_merged_sizes(right_dims, sizes)])
+
+    product = _rounded(
+        a, b, transpose_a=letters.transposes_left, transpose_b=letters.transposes_right
+    )
+
+    # The matrices of the result, in the order of its own letters.
+    computed = letters.batch + letters.rows + letters.columns
+    result = _reshaped(product, _sizes_of(computed, sizes))
+    if letters.result == computed:
+        return result
+    return tf.transpose(result, [computed.index(letter) for letter in letters.result])
+
+
+def _sizes_of(dims: str, sizes: dict[str, int]) -> list[int]:
+    return [sizes[letter] for letter in dims]
+
+
+def _merged_sizes(dims: Sequence[str], sizes: dict[str, int]) -> list[int]:
+    return [math.prod(_sizes_of(merged, sizes)) for merged in dims]
+
+
+def _reshaped(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    return x if x.shape == shape else tf.reshape(x, shape)
+
+
 def _rounded(
     a: tf.Tensor, b: tf.Tensor, *, transpose_a: bool = False, transpose_b: bool = False
 ) -> tf.Tensor:
-    """The product of a [..., R, K] and b [..., K, N] in bfloat16; [..., R, N], float32."""
+    """Returns the product of a [..., rows, depth] and b [..., depth, columns] in bfloat16.
+
+    The last two dims of a factor are swapped if it is to be transposed. The result is float32.
+    """
 
     @tf.custom_gradient
-    def product(*wide: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
-        a, b = (tf.cast(factor, tf.bfloat16) for factor in wide)
+    def product(
+        wide_a: tf.Tensor, wide_b: tf.Tensor
+    ) -> tuple[tf.Tensor, Callable[[tf.Tensor], list[tf.Tensor]]]:
+        a = tf.cast(wide_a, tf.bfloat16)
+        b = tf.cast(wide_b, tf.bfloat16)
 
+        # The factors of the gradients are rounded, too.
         def gradient(d_wide: tf.Tensor) -> list[tf.Tensor]:
             d = tf.cast(d_wide, tf.bfloat16)
-            if transpose_a:
+            if transpose_a:  # y = a^T b: d_a = b d^T, d_b = a d
                 return [dot(b, d, transpose_b=True), dot(a, d)]
-            if transpose_b:
+            if transpose_b:  # y = a b^T: d_a = d b, d_b = d^T a
                 return [dot(d, b), _columns_times(d, a)]
+            # y = a b: d_a = d b^T, d_b = a^T d
             return [dot(d, b, transpose_b=True), _columns_times(a, d)]
 
-        return dot(moved(a) if transpose_a else a, b, transpose_b=transpose_b), gradient
+        result = dot(moved(a) if transpose_a else a, b, transpose_b=transpose_b)
+        return result, gradient
 
     return product(a, b)
 
 
 def _columns_times(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-    """a^T b of a [..., R, K] and b [..., R, N]; the narrower one is transposed."""
+    """Returns a^T b for two factors [..., rows, columns]; the narrower one is transposed."""
     if a.shape[-1] <= b.shape[-1]:
         return dot(moved(a), b)
     return moved(dot(moved(b), a))
 
 
 def dot(a: tf.Tensor, b: tf.Tensor, *, transpose_b: bool = False) -> tf.Tensor:
-    """bfloat16 [..., R, K] times [..., K, N], or [..., N, K] to transpose: float32 [..., R, N]."""
+    """Multiplies bfloat16 [..., rows, depth] with [..., depth, columns]; the result is float32.
+
+    With `transpose_b`, the second factor is [..., columns, depth].
+    """
     return tf.raw_ops.BatchMatMulV3(x=a, y=b, adj_y=transpose_b, Tout=tf.float32)
 
 
 def moved(x: tf.Tensor) -> tf.Tensor:
-    """[..., R, K] as [..., K, R], before the product that takes it.
+    """Swaps the last two dims, [..., rows, columns], before the product that takes the result.
 
     A plain transpose would become part of the product. XLA's CPU compiler then finds that its
     library can't do it, and multiplies in float32 after all.
@@ -130,13 +278,16 @@ def moved(x: tf.Tensor) -> tf.Tensor:
     *batch, rows, columns = x.shape
     if columns % 2:
         return tf.linalg.matrix_transpose(x)
-    k = len(batch)
+
+    # With the columns in pairs this is a transpose of three dims, which stays on its own.
     pairs = tf.reshape(x, [*batch, rows, columns // 2, 2])
-    return tf.reshape(tf.transpose(pairs, [*range(k), k + 1, k + 2, k]), [*batch, columns, rows])
+    axis = len(batch)
+    swapped = tf.transpose(pairs, [*range(axis), axis + 1, axis + 2, axis])
+    return tf.reshape(swapped, [*batch, columns, rows])
 
 
 def _transposed(weight: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Transposes [..., K, N]; the gradient is computed as [..., N, K] and then transposed back."""
+    """Transposes [..., depth, columns]; its gradient is transposed only once it is computed."""
 
     def gradient(d_transposed: tf.Tensor) -> tf.Tensor:
         # The barrier keeps the compiler from transposing the factors instead.

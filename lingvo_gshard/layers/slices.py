@@ -6,8 +6,9 @@ from lingvo_gshard.core.late import tf, xla
 
 
 def read_at(tensor: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:
-    """tensor[start : start + size], for an int32 scalar `start` and a static size."""
-    return xla.dynamic_slice(tensor, _starts(tensor, start, 0), [size, *tensor.shape[1:]])
+    """Returns tensor[start : start + size], for an int32 scalar `start` and a static size."""
+    starts = _starts(tensor, start, axis=0)
+    return xla.dynamic_slice(tensor, starts, [size, *tensor.shape[1:]])
 
 
 def write_at(tensor: tf.Tensor, update: tf.Tensor, start: tf.Tensor, *, axis: int = 1) -> tf.Tensor:
@@ -20,11 +21,14 @@ def write_at(tensor: tf.Tensor, update: tf.Tensor, start: tf.Tensor, *, axis: in
 
 
 def lengthened(tensor: tf.Tensor, size: int, *, axis: int = 1) -> tf.Tensor:
-    """Pads `tensor` with zeros at the end of `axis`, to `size` in all."""
-    shape = tensor.shape.as_list()
-    shape[axis] = size - shape[axis]
-    return tf.concat([tensor, tf.zeros(shape, tensor.dtype)], axis)
+    """Returns `tensor` with zeros at the end of `axis`, which then has `size` elements."""
+    padding_shape = tensor.shape.as_list()
+    padding_shape[axis] = size - padding_shape[axis]
+    return tf.concat([tensor, tf.zeros(padding_shape, tensor.dtype)], axis)
 
 
 def _starts(tensor: tf.Tensor, start: tf.Tensor, axis: int) -> tf.Tensor:
-    return tf.stack([0] * axis + [start] + [0] * (len(tensor.shape) - axis - 1))
+    """Returns the first index of a slice in each dim: `start` along `axis`, 0 along others."""
+    starts: list[tf.Tensor | int] = [0] * len(tensor.shape)
+    starts[axis] = start
+    return tf.stack(starts)

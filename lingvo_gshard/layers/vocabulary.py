@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
+
+# The longest wavelength of the sinusoids, over 2 pi.
+_MAX_TIMESCALE = 10000.0
 
 
 class EmbeddingLayer(BaseLayer):
@@ -20,7 +25,7 @@ class EmbeddingLayer(BaseLayer):
         p.Define("dim", REQUIRED, "M, the model dimension, which must be even.")
         return p
 
-    def __init__(self, params: InstantiableParams, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
         if p.dim % 2:
@@ -29,40 +34,52 @@ class EmbeddingLayer(BaseLayer):
 
     def FProp(self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         """Embeds ids at positions, both int32 [B, L]; returns [B, L, M]."""
-        rows = self.annotate(tf.gather(theta.table, ids), "BLM")
-        return rows * math.sqrt(self.p.dim) + sinusoids(positions, self.p.dim)
+        rows_BLM = self.annotate(tf.gather(theta.table, ids), "BLM")
+        return rows_BLM * math.sqrt(self.p.dim) + sinusoids(positions, self.p.dim)
 
 
 def sinusoids(positions: tf.Tensor, dim: int) -> tf.Tensor:
-    """Sines, then cosines, of int32 positions [...], wavelengths 2 pi to 20000 pi: [..., dim]."""
-    count = dim // 2
-    rates = tf.constant([10000.0 ** (-i / max(1, count - 1)) for i in range(count)], tf.float32)
+    """Returns the sines, then the cosines, of int32 positions [...]: [..., dim].
+
+    The wavelengths are a geometric series from 2 pi to 20000 pi.
+    """
+    num_rates = dim // 2
+    last = max(1, num_rates - 1)  # A single rate is 1.
+    rates = tf.constant([_MAX_TIMESCALE ** (-i / last) for i in range(num_rates)], tf.float32)
+
     angles = tf.cast(positions, tf.float32)[..., None] * rates
     return tf.concat([tf.sin(angles), tf.cos(angles)], axis=-1)
 
 
 def cross_entropies(logits: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Cross entropy of softmax(logits) with the labels, and with the uniform distribution.
+    """Returns softmax(logits)'s cross entropy with the labels, and with the uniform distribution.
 
     `logits` are float32 [B, L, V], `labels` int32 [B, L], and both results float32 [B, L], in nats.
     The loss with label smoothing e is (1 - e) times the first plus e times the second.
     """
 
+    # A comparison, because it is split just as the logits are; a gather would not be.
     def is_label(logits: tf.Tensor) -> tf.Tensor:
         return labels[..., None] == tf.range(logits.shape[-1])
 
     # TensorFlow's own gradient would keep three more [B, L, V] tensors in memory.
     @tf.custom_gradient
-    def compute(logits: tf.Tensor):
-        normalizer = tf.reduce_logsumexp(logits, -1)
-        target = tf.reduce_sum(tf.where(is_label(logits), logits, 0.0), -1)
+    def compute(
+        logits: tf.Tensor,
+    ) -> tuple[tuple[tf.Tensor, tf.Tensor], Callable[[tf.Tensor, tf.Tensor], tf.Tensor]]:
+        # -log softmax(z)_v is log sum exp z - z_v.
+        normalizer_BL = tf.reduce_logsumexp(logits, -1)
+        label_logit_BL = tf.reduce_sum(tf.where(is_label(logits), logits, 0.0), -1)
 
         def gradient(d_label: tf.Tensor, d_uniform: tf.Tensor) -> tf.Tensor:
-            probability = tf.exp(logits - normalizer[..., None])
-            both = (d_label + d_uniform)[..., None] * probability
+            # The gradient of a cross entropy is softmax(z) minus the target distribution.
+            probability_BLV = tf.exp(logits - normalizer_BL[..., None])
+            towards_both = (d_label + d_uniform)[..., None] * probability_BLV
             at_label = tf.where(is_label(logits), d_label[..., None], 0.0)
-            return both - at_label - d_uniform[..., None] / logits.shape[-1]
+            return towards_both - at_label - d_uniform[..., None] / logits.shape[-1]
 
-        return (normalizer - target, normalizer - tf.reduce_mean(logits, -1)), gradient
+        with_label_BL = normalizer_BL - label_logit_BL
+        with_uniform_BL = normalizer_BL - tf.reduce_mean(logits, -1)
+        return (with_label_BL, with_uniform_BL), gradient
 
     return compute(logits)

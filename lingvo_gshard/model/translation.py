@@ -184,7 +184,7 @@ class TranslationTask(BaseLayer):
         with tf.name_scope("softmax"):
             # The sums of products of 16-bit activations stay float32.
             arithmetic = Arithmetic("bfloat16") if x.dtype == tf.bfloat16 else self._arithmetic
-            logits = arithmetic.project(tf.cast(x, tf.float32), theta.softmax)
+            logits = arithmetic.project("BLM,MV->BLV", tf.cast(x, tf.float32), theta.softmax)
         return self.annotate(logits, "ULV")
 
 

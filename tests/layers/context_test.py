@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.layers.context import computed, recording, replaying
+from lingvo_gshard.layers.context import Context, Mode, computed, recording, replaying
 
 _X, _W = tf.constant([[1.0, 2.0]]), tf.constant([[3.0], [4.0]])
 
@@ -12,11 +12,11 @@ _X, _W = tf.constant([[1.0, 2.0]]), tf.constant([[3.0], [4.0]])
 def test_recorded_results_equal_computed_ones_in_order():
     results = []
     recorded = recording(results)
-    for dims, product, *factors in [("BH", tf.matmul, _X, _W), ("MM", tf.matmul, _W, _X)]:
+    for equation, left, right in [("BM,MH->BH", _X, _W), ("MB,BM->M(BM)", _W, _X)]:
         np.testing.assert_array_equal(
-            recorded(dims, product, *factors), computed(dims, product, *factors)
+            recorded(equation, tf.matmul, left, right), computed(equation, tf.matmul, left, right)
         )
-    assert [dims for dims, _ in results] == ["BH", "MM"]
+    assert [dims for dims, _ in results] == ["BH", "MB"]
     assert [result.numpy().tolist() for _, result in results] == [
         [[11.0]],
         [[3.0, 6.0], [4.0, 8.0]],
@@ -38,3 +38,13 @@ def test_replayed_result_has_recorded_value_and_product_gradients():
 def test_replaying_beyond_recorded_results_fails():
     with pytest.raises(IndexError):
         replaying([])("BH", tf.matmul, _X, _W)
+
+
+def test_einsum_records_the_product_with_a_weight():
+    results = []
+    context = Context(Mode.EVAL, product=recording(results))
+    y = context.einsum("BM,MH->BH", _X, _W)
+    assert y.numpy().tolist() == [[11.0]]
+    assert [dims for dims, _ in results] == ["BH"]
+    context.unrecorded().einsum("BM,MH->BH", _X, _W)
+    assert len(results) == 1

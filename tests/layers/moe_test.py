@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers import moe
+from lingvo_gshard.layers import moe, moe_inference
 from lingvo_gshard.layers.context import Context, Mode
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.feed_forward import FeedForwardLayer
@@ -311,7 +311,7 @@ def test_gradients_agree_with_finite_differences(dispatch, name, which):
 
 
 def test_an_evaluation_with_uneven_groups_dispatches_by_masks(monkeypatch):
-    monkeypatch.setattr(moe, "moves_less", lambda *_: False)
+    monkeypatch.setattr(moe_inference, "gathering_moves_less", lambda *_: False)
     arrays, found = _arrays(), []
     for partitions, dispatch in ((1, Dispatch.EINSUM), (2, Dispatch.GATHER)):
         params = _params(group_size=32, dispatch=dispatch)

@@ -1,6 +1,7 @@
 """Products of rows with weights: values, gradients, and how a CPU computes the gradients."""
 
 import collections
+import functools
 import re
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.products import FLOAT32, Arithmetic
+from lingvo_gshard.layers.products import FLOAT32, Arithmetic, result_dims
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import lowering, topology
@@ -33,33 +34,54 @@ def _with_gradients(product, x, weight):
 
 
 @pytest.mark.parametrize(
-    ("product", "equation", "x_shape", "weight_shape"),
+    ("equation", "x_shape", "weight_shape"),
     [
-        (FLOAT32.project, "BLM,MH->BLH", (2, 3, 4), (4, 7)),
-        (FLOAT32.project, "BLH,HM->BLM", (2, 3, 7), (7, 4)),
-        (FLOAT32.project, "BLM,MND->BLND", (2, 3, 5), (5, 4, 6)),
-        (lambda x, w: FLOAT32.project(x, w, 2), "BLND,NDM->BLM", (2, 3, 4, 6), (4, 6, 5)),
-        (FLOAT32.matmul_weight, "ERM,EMH->ERH", (2, 3, 4), (2, 4, 7)),
-        (FLOAT32.matmul_weight, "ERH,EHM->ERM", (2, 3, 7), (2, 7, 4)),
+        ("BLM,MH->BLH", (2, 3, 4), (4, 7)),
+        ("BLH,HM->BLM", (2, 3, 7), (7, 4)),
+        ("BLM,MND->BLND", (2, 3, 5), (5, 4, 6)),
+        ("BLND,NDM->BLM", (2, 3, 4, 6), (4, 6, 5)),
+        ("EGCM,EMH->EGCH", (2, 5, 3, 4), (2, 4, 7)),
+        ("EGCH,EHM->EGCM", (2, 5, 3, 7), (2, 7, 4)),
     ],
 )
-def test_values_and_gradients_equal_einsum(product, equation, x_shape, weight_shape):
+def test_values_and_gradients_equal_einsum(equation, x_shape, weight_shape):
     x, weight = _normal(*x_shape), _normal(*weight_shape)
-    expected = _with_gradients(lambda x, w: tf.einsum(equation, x, w), x, weight)
-    for got, wanted in zip(_with_gradients(product, x, weight), expected, strict=True):
+    expected = _with_einsum(equation, x, weight)
+    results = _with_gradients(functools.partial(FLOAT32.project, equation), x, weight)
+    for got, wanted in zip(results, expected, strict=True):
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_may_be_merged():
+    x_EGCM, wi_EMH, wo_EHM = _normal(2, 5, 3, 4), _normal(2, 4, 7), _normal(2, 7, 4)
+    h_EGH = FLOAT32.project("EGCM,EMH->E(GC)H", x_EGCM, wi_EMH)
+    y_EGM = FLOAT32.project("E(GC)H,EHM->E(GC)M", h_EGH, wo_EHM)
+    want_EGCH = tf.einsum("EGCM,EMH->EGCH", x_EGCM, wi_EMH)
+    want_EGCM = tf.einsum("EGCH,EHM->EGCM", want_EGCH, wo_EHM)
+    np.testing.assert_allclose(h_EGH, tf.reshape(want_EGCH, [2, 15, 7]), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(y_EGM, tf.reshape(want_EGCM, [2, 15, 4]), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("equation", "want"), [("BLM,MH->BLH", "BLH"), ("EGCM,EMH->E(GC)H", "EGH"), ("BM", "BM")]
+)
+def test_merged_dims_are_split_as_the_first_of_them(equation, want):
+    assert result_dims(equation) == want
 
 
 def test_products_have_dtype_of_rows():
     x = tf.cast(_normal(2, 3, 7), tf.bfloat16)
-    y, d_x, d_weight = _with_gradients(FLOAT32.project, x, _normal(7, 4))
+    y, d_x, d_weight = _with_gradients(
+        functools.partial(FLOAT32.project, "BLH,HM->BLM"), x, _normal(7, 4)
+    )
     assert (y.dtype, d_x.dtype, d_weight.dtype) == (tf.bfloat16, tf.bfloat16, tf.float32)
 
 
 @pytest.mark.parametrize(("depth", "width"), [(4, 7), (7, 4)])
 def test_weight_gradient_transposes_narrower_factor(depth, width):
     def fn(args):
-        _, _, d_weight = _with_gradients(FLOAT32.project, args.x, args.weight)
+        project = functools.partial(FLOAT32.project, "BM,MH->BH")
+        _, _, d_weight = _with_gradients(project, args.x, args.weight)
         return NestedMap(d_weight=d_weight)
 
     shapes = NestedMap(x=(3, depth), weight=(depth, width))
@@ -73,29 +95,32 @@ def _in_16_bits(x):
     return tf.cast(tf.cast(x, tf.bfloat16), tf.float32)
 
 
+def _rounded_project(equation, a, b):
+    return _ROUNDED.project(equation, a, b)
+
+
+def _rounded_einsum(equation, a, b):
+    return _ROUNDED.einsum(equation, a, b, name="y")
+
+
 @pytest.mark.parametrize(
     ("product", "equation", "a_shape", "b_shape"),
     [
-        (_ROUNDED.project, "BLM,MH->BLH", (2, 3, 4), (4, 8)),
-        (lambda a, b: _ROUNDED.project(a, b, 2), "BLND,NDM->BLM", (2, 3, 4, 6), (4, 6, 5)),
-        (_ROUNDED.matmul_weight, "ERM,EMH->ERH", (2, 3, 4), (2, 4, 7)),
-        (_ROUNDED.matmul_weight, "ERH,EHM->ERM", (2, 3, 8), (2, 8, 4)),
-        (lambda a, b: _ROUNDED.matmul(a, b, "y"), "BNLT,BNTD->BNLD", (2, 3, 4, 6), (2, 3, 6, 8)),
-        (
-            lambda a, b: _ROUNDED.matmul(a, b, "y", transpose_b=True),
-            "BNLD,BNTD->BNLT",
-            (2, 3, 4, 6),
-            (2, 3, 8, 6),
-        ),
-        (_ROUNDED.dispatch, "GSEC,GSM->EGCM", (2, 3, 4, 6), (2, 3, 8)),
-        (_ROUNDED.combine, "GSEC,GECM->GSM", (2, 3, 4, 6), (2, 4, 6, 8)),
+        (_rounded_project, "BLM,MH->BLH", (2, 3, 4), (4, 8)),
+        (_rounded_project, "BLND,NDM->BLM", (2, 3, 4, 6), (4, 6, 5)),
+        (_rounded_project, "EGCM,EMH->EGCH", (2, 3, 5, 4), (2, 4, 7)),
+        (_rounded_project, "EGCH,EHM->EGCM", (2, 3, 5, 8), (2, 8, 4)),
+        (_rounded_einsum, "BNLT,BNTD->BNLD", (2, 3, 4, 6), (2, 3, 6, 8)),
+        (_rounded_einsum, "BNLD,BNTD->BNLT", (2, 3, 4, 6), (2, 3, 8, 6)),
+        (_rounded_einsum, "GSEC,GSM->EGCM", (2, 3, 4, 6), (2, 3, 8)),
+        (_rounded_einsum, "GSEC,GECM->GSM", (2, 3, 4, 6), (2, 4, 6, 8)),
     ],
 )
 def test_bfloat16_rounds_each_factor_and_nothing_else(product, equation, a_shape, b_shape):
     a, b = _normal(*a_shape), _normal(*b_shape)
 
     def fn(args):
-        y, d_a, d_b = _with_gradients(product, args.a, args.b)
+        y, d_a, d_b = _with_gradients(functools.partial(product, equation), args.a, args.b)
         return NestedMap(y=y, d_a=d_a, d_b=d_b)
 
     specs = NestedMap(a=a_shape, b=b_shape).Transform(lambda s: functions.f32(s, "_" * len(s)))
@@ -119,11 +144,9 @@ def _with_einsum(equation, a, b):
 
 def test_bfloat16_activations_are_multiplied_as_ever():
     x, weight = tf.cast(_normal(2, 3, 7), tf.bfloat16), _normal(7, 4)
-    for got, want in zip(
-        _with_gradients(_ROUNDED.project, x, weight),
-        _with_gradients(FLOAT32.project, x, weight),
-        strict=True,
-    ):
+    got_tensors = _with_gradients(functools.partial(_ROUNDED.project, "BLH,HM->BLM"), x, weight)
+    want_tensors = _with_gradients(functools.partial(FLOAT32.project, "BLH,HM->BLM"), x, weight)
+    for got, want in zip(got_tensors, want_tensors, strict=True):
         assert got.dtype == want.dtype
         np.testing.assert_array_equal(got, want)
 
@@ -145,14 +168,16 @@ def _exported_experts(arithmetic, num_partitions):
         leaves = args.Flatten()
         with tf.GradientTape() as tape:
             tape.watch(leaves)
-            x_EGCM = annotate(arithmetic.dispatch(args.mask, args.x), "EGCM")
-            x_ERM = tf.reshape(x_EGCM, [8, -1, 16])
-            hidden = annotate(tf.nn.relu(arithmetic.matmul_weight(x_ERM, args.wi)), "EGH")
-            y_ERM = arithmetic.matmul_weight(hidden, args.wo)
-            y_EGCM = annotate(tf.reshape(y_ERM, x_EGCM.shape), "EGCM")
+            x_EGCM = arithmetic.einsum("GSEC,GSM->EGCM", args.mask, args.x, name="dispatch")
+            x_EGCM = annotate(x_EGCM, "EGCM")
+            h_EGH = tf.nn.relu(arithmetic.project("EGCM,EMH->E(GC)H", x_EGCM, args.wi))
+            h_EGH = annotate(h_EGH, "EGH")
+            y_EGM = arithmetic.project("E(GC)H,EHM->E(GC)M", h_EGH, args.wo)
+            y_EGCM = annotate(tf.reshape(y_EGM, x_EGCM.shape), "EGCM")
             y_GECM = annotate(tf.transpose(y_EGCM, [1, 0, 2, 3]), "GECM")
-            y_GSM = annotate(arithmetic.combine(args.mask, y_GECM), "GSM")
-            y_GSH = arithmetic.project(y_GSM, args.dense)
+            y_GSM = arithmetic.einsum("GSEC,GECM->GSM", args.mask, y_GECM, name="combine")
+            y_GSM = annotate(y_GSM, "GSM")
+            y_GSH = arithmetic.project("GSM,MH->GSH", y_GSM, args.dense)
             loss = tf.reduce_sum(tf.square(y_GSH))
         return NestedMap(y=y_GSH, d=args.Pack(tape.gradient(loss, leaves)))
 
