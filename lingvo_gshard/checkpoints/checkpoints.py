@@ -18,7 +18,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, TypeVar
 
 import jax
@@ -26,7 +26,8 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from lingvo_gshard.checkpoints import stored
-from lingvo_gshard.checkpoints.stored import DamagedCheckpointError, SavedArray, Stored, fingerprint
+from lingvo_gshard.checkpoints.fingerprints import fingerprint
+from lingvo_gshard.checkpoints.stored import DamagedCheckpointError, SavedArray, Stored
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import digests, json_records, storage
@@ -34,8 +35,10 @@ from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 
 _BEST = "checkpoints/best.json"
-_COMMITTED = "commit_success.txt"
-_WRITTEN = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")
+_COMMITTED = "commit_success.txt"  # The name is Orbax's.
+# The folder that a save writes, or leaves behind if it is killed.
+_OF_A_SAVE = re.compile(r"\d+(\.orbax-checkpoint-tmp.*)?")
+_SECS_PER_HOUR = 3600
 _Result = TypeVar("_Result")
 
 
@@ -45,51 +48,60 @@ class SaveError(OSError):
 
 @dataclasses.dataclass(frozen=True)
 class Contents:
-    """What a run's checkpoints hold; the settings in `params.train` decide which of them stay."""
+    """What a run's checkpoints are of; the settings in `params.train` decide which of them stay."""
 
     params: Params
     partitioning: Partitioning
-    state_spec: NestedMap
+    state_spec: NestedMap  # TensorSpecs.
 
     def to_json(self, state: NestedMap) -> dict[str, Any]:
         """Returns these facts and the state's fingerprints; all processes must call it."""
-        mesh, items = self.partitioning.mesh, self.state_spec.FlattenItems()
-        arrays = dict(state.FlattenItems())
+        mesh = self.partitioning.mesh
+        spec_of = dict(self.state_spec.FlattenItems())
+        array_of = dict(state.FlattenItems())
+        # Programs read `arrays` and `fingerprints` back; the rest is for people.
         return {
             "params": self.params.ToText(),
             "mesh": [list(mesh.axis_names), list(mesh.axis_sizes), list(mesh.devices)],
             "table": dict(self.partitioning.table),
-            "arrays": {path: specs.to_json(spec) for path, spec in items},
+            "arrays": {path: specs.to_json(spec) for path, spec in spec_of.items()},
             "num_processes": jax.process_count(),
-            "fingerprints": {path: fingerprint(arrays[path], spec.dims) for path, spec in items},
+            "fingerprints": {
+                path: fingerprint(array_of[path], spec.dims) for path, spec in spec_of.items()
+            },
         }
 
 
 @dataclasses.dataclass(frozen=True)
 class Restored:
-    """A checkpoint: its step, its state on the devices, the input's state, and a digest."""
+    """A checkpoint that was read."""
 
     step: int
-    state: NestedMap
+    state: NestedMap  # On the devices.
     input_state: dict[str, Any]
-    digest: str
+    digest: str  # Of the state's fingerprints.
 
 
 def folder(model_dir: str | pathlib.Path) -> epath.Path:
     """Returns the folder of a run's checkpoints, which Orbax reads and writes in gs:// itself."""
-    there = storage.origin(model_dir)
-    is_direct = str(there).startswith("gs://")
-    return epath.Path(there if is_direct else os.path.abspath(model_dir)) / "checkpoints"
+    origin = storage.origin(model_dir)
+    is_direct = str(origin).startswith("gs://")
+    return epath.Path(origin if is_direct else os.path.abspath(model_dir)) / "checkpoints"
 
 
 def whole_steps(model_dir: str | pathlib.Path) -> list[int]:
     """Returns the steps of complete checkpoints, oldest first; empty before the first."""
-    whole = folder(model_dir).glob(f"*/{_COMMITTED}")
-    return sorted(int(path.parent.name) for path in whole if path.parent.name.isdigit())
+    committed = folder(model_dir).glob(f"*/{_COMMITTED}")
+    names = [path.parent.name for path in committed]
+    # A checkpoint that somebody renamed, such as 100_good, does not count.
+    return sorted(int(name) for name in names if name.isdigit())
 
 
 def _committed_secs(path: epath.Path) -> float:
-    """Returns when a checkpoint was complete, by what it says itself; 0 if it cannot be read."""
+    """Returns when a checkpoint was complete, as noted in it; 0 if that cannot be read.
+
+    The times of its files are no guide, since copying a checkpoint changes them.
+    """
     try:
         about = json.loads((path / "_CHECKPOINT_METADATA").read_text())
         return about["commit_timestamp_nsecs"] / 1e9
@@ -98,16 +110,28 @@ def _committed_secs(path: epath.Path) -> float:
 
 
 def steps_to_keep(times: Mapping[int, float], best: int | None, train_params: Params) -> set[int]:
-    """Returns the steps to keep, by the settings of training, of those in `times` (seconds)."""
-    steps, hours = sorted(times), train_params.keep_checkpoint_every_n_hours
-    stay = {*steps[-train_params.keep_checkpoint_max :], *(times.keys() & {best})}
+    """Returns which steps' checkpoints stay, by the settings of training.
+
+    `times` has the time of each checkpoint in seconds, by step; `best` is the best one's step.
+    """
+    # The newest, and the best one as long as it is there.
+    steps = sorted(times)
+    kept = set(steps[-train_params.keep_checkpoint_max :])
+    if best is not None and best in times:
+        kept.add(best)
+
+    hours = train_params.keep_checkpoint_every_n_hours
+    if hours is None:
+        return kept
+
+    # The first one, and each that is so many hours from the last one kept by this rule.
     last = None
-    for step in steps if hours is not None else ():
+    for step in steps:
         # A clock that was set back counts as elapsed time, or it would have to catch up first.
-        if last is None or abs(times[step] - times[last]) >= hours * 3600:
-            stay.add(step)
+        if last is None or abs(times[step] - times[last]) >= hours * _SECS_PER_HOUR:
+            kept.add(step)
             last = step
-    return stay
+    return kept
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,8 +149,9 @@ def read_best(model_dir: str | pathlib.Path) -> Best | None:
     if not path.exists():
         return None
     try:
-        return digests.read_json(path, 1, functools.partial(json_records.read, Best), older=(None,))
+        return digests.read_json(path, 1, functools.partial(json_records.read, Best))
     except ValueError as error:
+        # Training goes on without it: the next evaluation writes another.
         logging.warning("%s It counts as absent.", error)
         return None
 
@@ -145,33 +170,47 @@ def note_best(
     numbers = {name: value for name, value in metrics.items() if not isinstance(value, list)}
     if metric not in numbers:
         raise ValueError(f"best by {metric!r}: expected one of {', '.join(sorted(numbers))}.")
-    value, before = numbers[metric], read_best(model_dir)
+
+    value = numbers[metric]
+    before = read_best(model_dir)
     # A save that failed, or a deletion, may have left a note of a checkpoint that is not there.
-    if before is not None and before.metric == metric and before.step in whole_steps(model_dir):
-        is_better = value > before.value if higher_is_better else value < before.value
+    if before is None or before.metric != metric or before.step not in whole_steps(model_dir):
+        is_best = not math.isnan(value)
+    elif higher_is_better:
+        is_best = value > before.value
     else:
-        is_better = not math.isnan(value)
-    if is_better:
+        is_best = value < before.value
+
+    if is_best:
         path = pathlib.Path(model_dir, _BEST)
         path.parent.mkdir(parents=True, exist_ok=True)
         digests.write_json(path, 1, dataclasses.asdict(Best(step, metric, value)))
 
 
 class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
-    """The checkpoints of one model_dir; all processes make the same calls. It waits at its end."""
+    """The checkpoints of one model_dir, as a context manager, which waits for the last save.
+
+    All processes must make the same calls.
+    """
 
     def __init__(self, model_dir: str | pathlib.Path, contents: Contents | None = None) -> None:
-        """Opens the folder to read, or to save `contents`; then it is created."""
-        self._model_dir, self._folder, self._contents = model_dir, folder(model_dir), contents
+        """Opens the folder: to read if `contents` is None, else to save what `contents` describes.
+
+        To save, the folder is created, and what a killed save left in it is deleted.
+        """
+        self._model_dir = model_dir
+        self._folder = folder(model_dir)
         self._damaged = self._folder.parent / "damaged_checkpoints"
+        self._contents = contents
+        self._saving: int | None = None  # The step of the save in progress.
+
         if contents is not None:
+            # Each process writes the arrays of its own devices into this folder.
             processes.check_shared(self._folder)
             self._folder.mkdir(parents=True, exist_ok=True)
             if processes.is_first():
-                whole = set(map(str, self.steps()))
-                for partial in self._folder.glob("[0-9]*"):
-                    if partial.name not in whole and _WRITTEN.fullmatch(partial.name):
-                        partial.rmtree()  # A save or a deletion that was cut short.
+                self._delete_incomplete()
+
         self._checkpointer = ocp.AsyncCheckpointer(
             ocp.CompositeCheckpointHandler(
                 # Weights hardly compress; without compression saving takes half the time.
@@ -180,7 +219,6 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
                 about=ocp.JsonCheckpointHandler(),
             )
         )
-        self._saving: int | None = None
 
     def __exit__(self, *_: object) -> None:
         try:
@@ -193,9 +231,14 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         """Returns the steps of complete checkpoints, oldest first."""
         return whole_steps(self._model_dir)
 
-    def latest(self, before: float = math.inf) -> int | None:
-        """Returns the last step below `before` with a complete checkpoint, as process 0 sees it."""
-        newest = processes.of_first(max((s for s in self.steps() if s < before), default=-1))
+    def latest(self, passed_over: Collection[int] = ()) -> int | None:
+        """Returns the last step with a complete checkpoint, as process 0 sees it; None without one.
+
+        The steps in `passed_over` do not count.
+        """
+        steps = set(self.steps()).difference(passed_over)
+        # Machines may list a folder of a network disk differently for a while.
+        newest = processes.of_first(max(steps, default=-1))
         return None if newest < 0 else newest
 
     def save(self, step: int, state: NestedMap, input_state: dict[str, Any]) -> None:
@@ -205,33 +248,35 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         is complete after `wait`. Raises SaveError if it, or the one before, could not be written.
         """
         assert self._contents is not None, "opened for reading only"
-        self.wait()
-        contents = self._contents.to_json(state)
+        self.wait()  # One save at a time.
+
+        # Fingerprints are computed now, before the next call reuses the memory of the arrays.
+        about = self._contents.to_json(state)
+        about["digest"] = digests.of_json(about, input_state)
         items = ocp.args.Composite(
             state=ocp.args.PyTreeSave(dict(state.FlattenItems())),
             input_state=ocp.args.JsonSave(input_state),
-            about=ocp.args.JsonSave(contents | {"digest": digests.of_json(contents, input_state)}),
+            about=ocp.args.JsonSave(about),
         )
         with self._save_errors(step):
             self._checkpointer.save(self._path(step), args=items)
         self._saving = step
 
     def wait(self) -> None:
-        """Returns when the last save is complete; then deletes the checkpoints that need not stay.
+        """Waits until the last save is complete, then deletes the checkpoints that need not stay.
 
         Raises SaveError if it could not be written, and OSError if one could not be deleted.
         """
-        if self._contents is None or self._saving is None:
+        if self._saving is None:
             return
-        step, self._saving = self._saving, None
+        step = self._saving
+        self._saving = None  # A save that failed is not waited for again.
         with self._save_errors(step):
             self._checkpointer.wait_until_finished()
+
+        # Only now is there one more checkpoint, and another one may go.
         if processes.is_first():
-            best, p = read_best(self._model_dir), self._contents.params.train
-            times = {s: _committed_secs(self._path(s)) for s in self.steps()}
-            for old in times.keys() - steps_to_keep(times, best.step if best else None, p):
-                (self._path(old) / _COMMITTED).unlink()
-                self._path(old).rmtree()
+            self._delete_older()
 
     def restore(self, step: int, state_spec: NestedMap, shardings: NestedMap) -> Restored:
         """Reads the checkpoint of `step`, which must hold the arrays of `state_spec`.
@@ -242,16 +287,22 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         path = self._whole(step)
 
         def read() -> tuple[Stored, dict[str, jax.Array]]:
-            found = Stored.open(path)
+            checkpoint = Stored.open(path)
             specs.check_same(
-                f"{path}, of another model or an earlier version", found.specs, state_spec
+                f"{path}, of another model or an earlier version", checkpoint.specs, state_spec
             )
-            return found, stored.placed(found.arrays(), dict(shardings.FlattenItems()))
+            return checkpoint, stored.placed(checkpoint.arrays(), dict(shardings.FlattenItems()))
 
-        found, arrays = stored.in_all_processes(path, read)
-        found.check(arrays)
-        state = state_spec.Pack(arrays.values())
-        return Restored(step, state, found.input_state, digests.of_json(found.fingerprints))
+        checkpoint, arrays = stored.in_all_processes(path, read)
+
+        # On the devices, so that whatever went wrong between the files and them is found, too.
+        checkpoint.check(arrays)
+        return Restored(
+            step=step,
+            state=state_spec.Pack(arrays.values()),
+            input_state=checkpoint.input_state,
+            digest=digests.of_json(checkpoint.fingerprints),
+        )
 
     def newest(self, read: Callable[[int], _Result]) -> _Result | None:
         """Returns read(step) of the newest undamaged checkpoint; None if there is none at all.
@@ -259,75 +310,116 @@ class Checkpoints(contextlib.AbstractContextManager["Checkpoints"]):
         Logs damaged ones. If opened for saving, it also moves them to damaged_checkpoints, so that
         their steps can be saved again. Raises DamagedCheckpointError if all are damaged.
         """
-        step, damaged = self.latest(), None
-        while step is not None:
-            there = {*self.steps()}
+        damaged: set[int] = set()
+        # The reason if there are only checkpoints that were moved away earlier.
+        reason = f"Damaged ones are in {self._damaged}; move it away to start anew."
+        while (step := self.latest(passed_over=damaged)) is not None:
+            steps_before = set(self.steps())
             try:
                 return stored.in_all_processes(self._path(step), functools.partial(read, step))
             except DamagedCheckpointError as error:
-                if processes.of_first(bool(there - {*self.steps()})):  # Training has deleted some.
-                    step = self.latest()
+                # Training, in another process, may have deleted what could not be read.
+                were_deleted = bool(steps_before - set(self.steps()))
+                if processes.of_first(were_deleted):
                     continue
-                logging.warning("%s Falling back to the checkpoint before it.", error)
-                damaged = error
+                reason = str(error)  # The error itself would keep what was read in memory.
+                logging.warning("%s Falling back to the checkpoint before it.", reason)
+
+            damaged.add(step)
             if self._contents is not None:
                 self._put_aside(step)
-            step = self.latest(before=step)
-        if damaged is None and not self._damaged.exists():
+
+        if not damaged and not self._damaged.exists():
             return None
-        reason = damaged or f"Damaged ones are in {self._damaged}; move it away to start anew."
         raise DamagedCheckpointError(f"{self._folder}: no undamaged checkpoint is left. {reason}")
 
     def arrays(self, step: int, average: int = 1) -> dict[str, SavedArray]:
-        """Returns the arrays of `step` by path, of any model, parts of which are read when used.
+        """Returns the arrays of `step` by path, of any model; parts are read when they are used.
 
-        With `average` above 1, each is the mean over so many checkpoints, of which `step` is the
+        With `average` above 1, each is the mean over that many checkpoints, of which `step` is the
         last. All processes must call it. Raises DamagedCheckpointError, as reading them does, and
         ValueError for no such checkpoint, or if there are too few.
         """
         self._whole(step)
-        steps = [each for each in self.steps() if each <= step]
+        steps = [saved for saved in self.steps() if saved <= step]
         if not 1 <= average <= len(steps):
             raise ValueError(
                 f"{self._folder}: the mean of {average} checkpoints up to step {step} was asked "
                 f"for, and there are {steps}: give 1 to {len(steps)}; train.keep_checkpoint_max="
                 f"{max(average, 1)} keeps more while training."
             )
-        paths = map(self._path, steps[-average:])
-        opened = [stored.in_all_processes(p, functools.partial(Stored.open, p)) for p in paths]
-        found = [each.arrays() for each in opened]
+
+        # Only descriptions are read here, no arrays.
+        checkpoints = []
+        for averaged in steps[-average:]:
+            path = self._path(averaged)
+            checkpoint = stored.in_all_processes(path, functools.partial(Stored.open, path))
+            checkpoints.append(checkpoint.arrays())
+
+        last = checkpoints[-1]
         if average == 1:
-            return found[0]
-        return {name: stored.mean([arrays[name] for arrays in found]) for name in found[-1]}
+            return last  # With its fingerprints, which a mean has not.
+        means = {}
+        for name in last:
+            means[name] = stored.mean([arrays[name] for arrays in checkpoints])
+        return means
 
     def _path(self, step: int) -> epath.Path:
         return self._folder / str(step)
 
     def _whole(self, step: int) -> epath.Path:
-        """Returns the folder of a complete checkpoint, once a save in progress is complete."""
+        """Returns the folder of a complete checkpoint, once a save in progress is complete.
+
+        Raises ValueError, which lists the steps, if there is none of `step`.
+        """
         self.wait()
-        if step not in self.steps():
-            there = self.steps() or "none"
+        steps = self.steps()
+        if step not in steps:
+            there = steps or "none"
             raise ValueError(f"{self._path(step)}: no whole checkpoint; there are {there}.")
         return self._path(step)
 
+    def _delete_incomplete(self) -> None:
+        """Deletes what saves and deletions have left that were cut short, and nothing else."""
+        complete = {str(step) for step in self.steps()}
+        for path in self._folder.glob("[0-9]*"):
+            if path.name not in complete and _OF_A_SAVE.fullmatch(path.name):
+                path.rmtree()
+
+    def _delete_older(self) -> None:
+        """Deletes the checkpoints that need not stay, now that a newer one is complete."""
+        assert self._contents is not None
+        best = read_best(self._model_dir)
+        best_step = None if best is None else best.step
+        times = {step: _committed_secs(self._path(step)) for step in self.steps()}
+        kept = steps_to_keep(times, best_step, self._contents.params.train)
+        for step in times.keys() - kept:
+            # Without this file it is incomplete, so that no one reads what is being deleted.
+            (self._path(step) / _COMMITTED).unlink()
+            self._path(step).rmtree()
+
     def _put_aside(self, step: int) -> None:
+        """Moves a checkpoint to damaged_checkpoints, as STEP, or STEP.1 if there is one already."""
         if processes.is_first():
+            # A step that was trained again may be damaged again: nothing is written over.
             self._damaged.mkdir(exist_ok=True)
-            target, copies = self._damaged / str(step), 1
+            target = self._damaged / str(step)
+            num_earlier = 0
             while target.exists():
-                target, copies = self._damaged / f"{step}.{copies}", copies + 1
+                num_earlier += 1
+                target = self._damaged / f"{step}.{num_earlier}"
             self._path(step).rename(target)
             logging.warning("The damaged checkpoint is kept as %s.", target)
-        processes.wait_for_all()
+        processes.wait_for_all()  # Otherwise others might still list the step.
 
     @contextlib.contextmanager
     def _save_errors(self, step: int) -> Iterator[None]:
-        """Raises SaveError for the errors of file systems and libraries, which are of all kinds."""
+        """Raises SaveError for an error of any kind: libraries wrap those of file systems."""
         try:
             yield
         except Exception as error:
-            whole = self.steps()
-            kept = f"the last whole one is of step {whole[-1]}" if whole else "there is no other"
+            # A user wants to know what is left.
+            steps = self.steps()
+            kept = f"the last whole one is of step {steps[-1]}" if steps else "there is no other"
             problem = f"{self._folder}: the checkpoint of step {step} could not be written"
             raise SaveError(f"{problem}; {kept}. ({stored.first_line(error)})") from error

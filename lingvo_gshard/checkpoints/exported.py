@@ -11,8 +11,8 @@ The metadata of the index, or of the only file, hold all arrays' specs and finge
 
 import collections
 import contextlib
+import dataclasses
 import functools
-import itertools
 import json
 import math
 import pathlib
@@ -32,10 +32,25 @@ from lingvo_gshard.spmd import processes, specs
 
 PART_BYTES = 5 * 10**9
 INDEX_SUFFIX = ".index.json"
-_FORMAT = "lingvo_gshard weights 1"
-_RANGE = re.compile(r"(.+)\[((?::,)*)(\d+):(\d+)\]")
-_Entries = list[tuple[Index, str]]
-_Part = dict[str, SavedArray]  # By the names of entries.
+_FORMAT = "lingvo_gshard weights 1"  # In every file, to tell it from another program's.
+_RANGE_ENTRY = re.compile(r"(.+)\[((?::,)*)(\d+):(\d+)\]")  # NAME[:,:,START:STOP]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Range:
+    """The indices start:stop along one axis of an array."""
+
+    axis: int
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+    """A file to be written: its entries by name, and the process that writes it."""
+
+    writer: int
+    entries: dict[str, SavedArray]
 
 
 def write(
@@ -48,195 +63,289 @@ def write(
     deleted before any part of it is. Raises DamagedCheckpointError in all processes.
     """
     parts = _parts(weights, part_bytes)
+    files = dict(zip(_file_names(path, len(parts)), parts, strict=True))
+    has_index = len(parts) > 1
+
+    # Every file names the export that it belongs to; the index or only file describes the arrays.
     arrays = {name: specs.to_json(array.spec) for name, array in weights.items()}
     fingerprints = {name: array.fingerprints for name, array in weights.items()}
-    export = _identity(step, arrays, fingerprints, (part for _, part in parts))
+    entry_names = [part.entries.keys() for part in parts]
+    export = _identity(step, arrays, fingerprints, entry_names)
     identity = {"format": _FORMAT, "step": str(step), "export": export}
     contents = {"arrays": json.dumps(arrays), "fingerprints": json.dumps(fingerprints)}
-    count, names = len(parts), [path.name]
-    if count > 1:
-        names = [f"{path.stem}-{i:05d}-of-{count:05d}{path.suffix}" for i in range(1, count + 1)]
-    files = dict(zip(names, parts, strict=True))
-    metadata = identity | contents if len(files) == 1 else identity
-    index = path.with_name(path.name + INDEX_SUFFIX)
+    metadata = identity if has_index else identity | contents
+    index_path = path.with_name(path.name + INDEX_SUFFIX)
 
-    def write_own() -> None:
-        for file, (process, part) in files.items():
-            if process == jax.process_index():
-                safetensors_file.write(path.with_name(file), part, metadata)
+    # The earlier export is gone before any process writes a part, so that a program never finds
+    # parts of both. Hence it is published, too: a bucket may be read at any time.
+    if processes.is_first():
+        _remove_earlier(index_path, path, files)
+        storage.publish(path)
+    processes.wait_for_all()
+
+    def write_own_parts() -> None:
+        for file, part in files.items():
+            if part.writer == jax.process_index():
+                safetensors_file.write(path.with_name(file), part.entries, metadata)
         storage.publish(path)  # Before process 0 writes the index.
 
-    if processes.is_first():
-        _remove(index, path, files)
-        storage.publish(path)  # In a bucket, too, before another process writes a part.
-    processes.wait_for_all()
-    stored.in_all_processes(path, write_own)
-    if len(files) == 1:
+    stored.in_all_processes(path, write_own_parts)
+    if not has_index:
         return path
+
+    # With the index, the export is complete.
     if processes.is_first():
-        atomic_file.write(index, _index(files, identity | contents))
+        atomic_file.write(index_path, _index(files, identity | contents))
     processes.wait_for_all()
-    return index
+    return index_path
 
 
-def _parts(weights: Mapping[str, SavedArray], part_bytes: int) -> list[tuple[int, _Part]]:
-    """Returns the parts and the process that writes each; a single part is process 0's."""
-    total = sum(array.num_bytes for array in weights.values())
-    num_writers = jax.process_count() if total > part_bytes else 1
-    own: dict[int, _Part] = collections.defaultdict(dict)
+def _file_names(path: pathlib.Path, count: int) -> list[str]:
+    """Returns the names of `count` parts; that of a single one is `path`'s."""
+    if count == 1:
+        return [path.name]
+    return [f"{path.stem}-{i:05d}-of-{count:05d}{path.suffix}" for i in range(1, count + 1)]
+
+
+def _parts(weights: Mapping[str, SavedArray], part_bytes: int) -> list[_Part]:
+    """Returns the parts in the order of the files; a single one is written by process 0."""
+    total_bytes = sum(array.num_bytes for array in weights.values())
+    num_writers = jax.process_count() if total_bytes > part_bytes else 1
+
+    entries_by_writer: dict[int, dict[str, SavedArray]] = collections.defaultdict(dict)
     for number, (name, array) in enumerate(sorted(weights.items())):
-        entries = _cut(array, num_writers, part_bytes)
-        first = 0 if "E" in array.spec.dims else number
-        for i, (index, entry) in enumerate(entries):
-            writer = (first + i * num_writers // len(entries)) % num_writers
-            own[writer][_entry_name(name, index)] = entry
-    return [(writer, part) for writer in sorted(own) for part in _packed(own[writer], part_bytes)]
+        # Each process writes its range of all arrays' experts; others begin at the next process.
+        first_writer = 0 if "E" in array.spec.dims else number
+        ranges = _ranges(array, num_writers, part_bytes)
+        for i, indices in enumerate(ranges):
+            writer = _writer(first_writer, i, len(ranges), num_writers)
+            entry = array
+            if indices is not None:
+                entry = array.part(indices.axis, indices.start, indices.stop)
+            entries_by_writer[writer][_entry_name(name, indices)] = entry
+
+    # What a process writes is in files of its own.
+    parts = []
+    for writer, entries in sorted(entries_by_writer.items()):
+        for packed in _packed(entries, part_bytes):
+            parts.append(_Part(writer, packed))
+    return parts
 
 
-def _cut(array: SavedArray, num_writers: int, part_bytes: int) -> list[tuple[Index, SavedArray]]:
-    """Returns an array's entries: ranges of experts, or of the longest dim if it does not fit."""
-    shape, axis = array.shape, array.spec.dims.find("E")
+def _writer(first_writer: int, i: int, num_entries: int, num_writers: int) -> int:
+    """Returns the process that writes entry `i` of an array; neighbors go to the same one.
+
+    From writer 1 of 3, the six entries of an array are written by 1, 1, 2, 2, 0, 0.
+    """
+    return (first_writer + i * num_writers // num_entries) % num_writers
+
+
+def _ranges(array: SavedArray, num_writers: int, part_bytes: int) -> list[_Range | None]:
+    """Returns the range of each entry of an array; None stands for the whole array.
+
+    Experts are divided among the writers. Another array is cut, along its longest dim, only if it
+    does not fit in a part. A single index is never cut, so such an entry may exceed `part_bytes`.
+    """
+    axis = array.spec.dims.find("E")
     if axis < 0:
-        axis, num_writers = int(np.argmax([*shape, 0])), 1
+        num_writers = 1
+        axis = int(np.argmax([*array.shape, 0]))
     if array.num_bytes <= part_bytes and num_writers == 1:
-        return [((), array)]
-    size = shape[axis]
-    per_part = max(1, part_bytes * size // array.num_bytes)
-    count = max(min(num_writers, size), math.ceil(size / per_part))
-    ends = [i * size // count for i in range(count + 1)]
-    ranges = [(*[slice(None)] * axis, slice(*pair)) for pair in itertools.pairwise(ends)]
-    return [(index, array.part(index)) for index in ranges]
+        return [None]
+
+    # So many ranges that each fits in a part, and that each writer has one.
+    size = array.shape[axis]
+    indices_per_part = max(1, part_bytes * size // array.num_bytes)
+    count = max(min(num_writers, size), math.ceil(size / indices_per_part))
+    return [_Range(axis, start, stop) for start, stop in _even_ends(size, count)]
 
 
-def _packed(entries: _Part, part_bytes: int) -> Iterator[_Part]:
-    """Yields the entries in parts, in order."""
-    part: _Part = {}
-    free = part_bytes
+def _even_ends(size: int, count: int) -> list[tuple[int, int]]:
+    """Returns the ends of `count` ranges of `size` indices: of 8 in 3, (0, 2), (2, 5), (5, 8)."""
+    return [(i * size // count, (i + 1) * size // count) for i in range(count)]
+
+
+def _packed(entries: Mapping[str, SavedArray], part_bytes: int) -> Iterator[dict[str, SavedArray]]:
+    """Yields the entries of each part, in order. An entry above `part_bytes` has its own part."""
+    part: dict[str, SavedArray] = {}
+    free_bytes = part_bytes
     for name, entry in entries.items():
-        free -= entry.num_bytes
-        if part and free < 0:
+        # An empty part is filled in any case.
+        if part and entry.num_bytes > free_bytes:
             yield part
-            part, free = {}, part_bytes - entry.num_bytes
+            part = {}
+            free_bytes = part_bytes
         part[name] = entry
+        free_bytes -= entry.num_bytes
     yield part
 
 
-def _remove(index: pathlib.Path, path: pathlib.Path, files: Mapping[str, Any]) -> None:
+def _remove_earlier(
+    index_path: pathlib.Path, path: pathlib.Path, files: Mapping[str, _Part]
+) -> None:
     """Deletes an earlier export, its index first. A single file that will be replaced stays."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    # The "*" at the end is for a part that a killed export did not finish, *.partial.
     parts = path.parent.glob(f"{path.stem}-?????-of-?????{path.suffix}*")
-    for old in (index, path, *parts):
-        if old.name not in files or len(files) > 1:
+    for old in (index_path, path, *parts):
+        # Writing a file replaces it whole, so a single one need not be missing for a while.
+        is_replaced = len(files) == 1 and old.name in files
+        if not is_replaced:
             old.unlink(missing_ok=True)
 
 
-def _index(files: Mapping[str, tuple[int, _Part]], metadata: Mapping[str, str]) -> str:
-    total = sum(entry.num_bytes for _, part in files.values() for entry in part.values())
-    weight_map = {name: file for file, (_, part) in files.items() for name in part}
-    index = {"metadata": {"total_size": total, **metadata}, "weight_map": weight_map}
+def _index(files: Mapping[str, _Part], metadata: Mapping[str, str]) -> str:
+    """Returns the text of the index: the total size, and the file of each entry."""
+    total_size = 0
+    weight_map: dict[str, str] = {}
+    for file, part in files.items():
+        total_size += sum(entry.num_bytes for entry in part.entries.values())
+        weight_map |= dict.fromkeys(part.entries, file)
+    index = {"metadata": {"total_size": total_size, **metadata}, "weight_map": weight_map}
     return json.dumps(index, indent=2) + "\n"
 
 
-def _entry_name(path: str, index: Index) -> str:
-    """Returns the name of the entry that holds [index] of an array; `index` ends in its range."""
-    if not index:
+def _entry_name(path: str, indices: _Range | None) -> str:
+    """Returns an entry's name: `wo[:,:,0:4]` for indices 0:4 along axis 2, `wo` for the whole."""
+    if indices is None:
         return path
-    return f"{path}[{':,' * (len(index) - 1)}{index[-1].start}:{index[-1].stop}]"
+    axes_before = ":," * indices.axis
+    return f"{path}[{axes_before}{indices.start}:{indices.stop}]"
+
+
+def _parsed(entry: str) -> tuple[str, _Range | None]:
+    """Returns the path and range of an entry's name; the inverse of `_entry_name`."""
+    match = _RANGE_ENTRY.fullmatch(entry)
+    if match is None:
+        return entry, None
+    name, axes_before, start, stop = match.groups()
+    return name, _Range(axes_before.count(":"), int(start), int(stop))
 
 
 def read(path: str | pathlib.Path) -> dict[str, SavedArray]:
-    """Returns the arrays of an exported file or index by path, parts of which are read when used.
+    """Returns the arrays of an exported file or index by path; parts are read when they are used.
 
-    Only the files that hold a part are opened; it is checked as by SavedArray, an entry of a mean
-    by its SHA-256. Raises FileNotFoundError for no such index, and ValueError, then or when a part
-    is read, for another program's file and for files damaged, missing, or of another export.
+    Only the files that hold what is used are opened. It is checked by its fingerprints, or without
+    them, as in an exported mean, by the SHA-256 of its entries. Raises FileNotFoundError for no
+    such index, and ValueError, then or when a part is read, for another program's file and for
+    files damaged, missing, or of another export.
     """
     path = pathlib.Path(path)
-    metadata, files = _header(path)
+    metadata, file_of_entry = _header(path)
     if metadata.get("format") != _FORMAT:
         raise ValueError(
             f"{path}: another program's file: its format is {metadata.get('format')!r}, not "
-            f"{_FORMAT!r}; it holds {', '.join(sorted(files)[:3]) or 'nothing'}, ..."
+            f"{_FORMAT!r}; it holds {', '.join(sorted(file_of_entry)[:3]) or 'nothing'}, ..."
         )
     if "arrays" not in metadata:
         raise ValueError(f"{path} is only a part of an export; give its index, *{INDEX_SUFFIX}.")
-    opened = _Files(path, metadata.get("export"), files)
+
+    opened = _Files(path, metadata.get("export"), file_of_entry)
     with _parsing(path):
-        arrays, fingerprints = (json.loads(metadata[key]) for key in ("arrays", "fingerprints"))
+        step = int(metadata["step"])
+        arrays = json.loads(metadata["arrays"])
+        fingerprints = json.loads(metadata["fingerprints"])
+
+        # The digest that `write` noted must be that of what is described here.
         parts = collections.defaultdict(list)
-        for entry, file in sorted(files.items(), key=lambda item: item[1]):
+        for entry, file in file_of_entry.items():
             parts[file].append(entry)
-        step, written = int(metadata["step"]), metadata["export"]
-        if written != _identity(step, arrays, fingerprints, parts.values()):
+        entry_names = [parts[file] for file in sorted(parts)]
+        if metadata["export"] != _identity(step, arrays, fingerprints, entry_names):
             raise ValueError("it is not what was written")
+
         return {
             name: opened.array(name, specs.from_json(text), fingerprints[name])
             for name, text in arrays.items()
         }
 
 
-def _identity(step: int, arrays: Any, fingerprints: Any, parts: Iterable[Iterable[str]]) -> str:
-    """Returns a digest of an export: specs and fingerprints of its arrays, each part's entries."""
-    return digests.of_json(step, arrays, fingerprints, list(map(sorted, parts)))
+def _identity(
+    step: int, arrays: Any, fingerprints: Any, entry_names: Iterable[Iterable[str]]
+) -> str:
+    """Returns a digest of an export: its arrays' specs and fingerprints, each part's entries."""
+    return digests.of_json(step, arrays, fingerprints, list(map(sorted, entry_names)))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+    """An entry's name in its file, and the range of its array that it holds; None is all of it."""
+
+    name: str
+    indices: _Range | None
 
 
 class _Files:
     """The files of an export, each of which is opened when it is first read from."""
 
-    def __init__(self, path: pathlib.Path, export: str | None, files: dict[str, str]) -> None:
-        """`path` is the index or the only file, and `files` has the file of each entry."""
-        self._path, self._export, self._files = path, export, files
+    def __init__(
+        self, path: pathlib.Path, export: str | None, file_of_entry: dict[str, str]
+    ) -> None:
+        """`path` is the index or the only file; `export` is the digest that all files must name."""
+        self._path = path
+        self._export = export
+        self._file_of_entry = file_of_entry
         self._opened: dict[pathlib.Path, Contents] = {}
-        self._entries: dict[str, _Entries] = collections.defaultdict(list)
-        for entry in files:
-            name, index = _parsed(entry)
-            self._entries[name].append((index, entry))
+        self._entries: dict[str, list[_Entry]] = collections.defaultdict(list)  # By array.
+        for entry_name in file_of_entry:
+            name, indices = _parsed(entry_name)
+            self._entries[name].append(_Entry(entry_name, indices))
 
     def array(self, name: str, spec: TensorSpec, fingerprints: list[str] | None) -> SavedArray:
+        """Returns the array `name`; its entries are hashed when read if it has no fingerprints."""
         # Processes may have written the ranges in any order.
-        entries = sorted(self._entries[name], key=lambda held: [s.start for s in held[0][-1:]])
-        return SavedArray(
-            name,
-            spec,
-            fingerprints,
-            functools.partial(self._read, entries, fingerprints is None),
-            lambda reason: ValueError(f"{self._path} is damaged: {reason}."),
-        )
+        entries = sorted(self._entries[name], key=_first_index)
+        is_hashed = fingerprints is None
+        read = functools.partial(self._read, entries, is_hashed)
+        return SavedArray(name, spec, fingerprints, read, self._damage_error)
 
-    def _read(self, entries: _Entries, hashed: bool, wanted: Index) -> np.ndarray:
-        """Returns a copy of [wanted] of an array, which holds a slice of each dim."""
-        if not entries[0][0]:
-            return np.array(self._part(entries[0][1], hashed, wanted))
-        axis, parts = len(entries[0][0]) - 1, []
-        for index, entry in entries:
-            held, asked = index[axis], wanted[axis]
-            begin, end = max(held.start, asked.start), min(held.stop, asked.stop)
-            if begin < end:
-                here = slice(begin - held.start, end - held.start)
-                parts.append(self._part(entry, hashed, (*wanted[:axis], here, *wanted[axis + 1 :])))
-        return np.concatenate(parts, axis)
+    def _damage_error(self, reason: str) -> ValueError:
+        return ValueError(f"{self._path} is damaged: {reason}.")
 
-    def _part(self, entry: str, hashed: bool, index: Index) -> np.ndarray:
-        path = self._path.parent / self._files[entry]
+    def _read(self, entries: list[_Entry], is_hashed: bool, wanted: Index) -> np.ndarray:
+        """Returns a copy of [wanted] of an array, a slice for each dim, from its sorted entries."""
+        # An array that was not cut.
+        if entries[0].indices is None:
+            return np.array(self._read_entry(entries[0].name, is_hashed, wanted))
+
+        # What each entry has of the wanted range; most have nothing, and stay closed.
+        axis = entries[0].indices.axis
+        pieces = []
+        for entry in entries:
+            held = entry.indices
+            assert held is not None
+            start = max(held.start, wanted[axis].start)
+            stop = min(held.stop, wanted[axis].stop)
+            if start < stop:
+                within = slice(start - held.start, stop - held.start)
+                index = (*wanted[:axis], within, *wanted[axis + 1 :])
+                pieces.append(self._read_entry(entry.name, is_hashed, index))
+        return np.concatenate(pieces, axis)
+
+    def _read_entry(self, entry: str, is_hashed: bool, index: Index) -> np.ndarray:
+        """Returns [index] of an entry, as a view of its file; checks the entry if `is_hashed`."""
+        path = self._path.parent / self._file_of_entry[entry]
         if path not in self._opened:
             self._opened[path] = safetensors_file.read(path)
-        found = self._opened[path]
-        if found.metadata.get("export") != self._export:
+        contents = self._opened[path]
+
+        # Parts of two exports have the same names.
+        if contents.metadata.get("export") != self._export:
             raise ValueError(f"{path} is a part of another export than {self._path}; export again.")
-        if entry not in found.arrays:
+        if entry not in contents.arrays:
             raise ValueError(f"{path} is damaged: it lacks {entry}.")
-        listed = json.loads(found.metadata.get("sha256", "{}"))
-        if hashed and listed.get(entry) != safetensors_file.sha256(found.arrays[entry]):
-            raise ValueError(f"{path} is damaged: {entry} is not what was written.")
-        return found.arrays[entry][index]
+
+        # Mapped from the file, and not read yet.
+        values = contents.arrays[entry]
+        if is_hashed:
+            sha256_of_entry = json.loads(contents.metadata.get("sha256", "{}"))
+            if sha256_of_entry.get(entry) != safetensors_file.sha256(values):
+                raise ValueError(f"{path} is damaged: {entry} is not what was written.")
+        return values[index]
 
 
-def _parsed(entry: str) -> tuple[str, Index]:
-    """The inverse of `_entry_name`."""
-    if not (match := _RANGE.fullmatch(entry)):
-        return entry, ()
-    name, dims_before, begin, end = match.groups()
-    return name, (*[slice(None)] * (len(dims_before) // 2), slice(int(begin), int(end)))
+def _first_index(entry: _Entry) -> int:
+    return 0 if entry.indices is None else entry.indices.start
 
 
 def _header(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
@@ -245,12 +354,14 @@ def _header(path: pathlib.Path) -> tuple[dict[str, str], dict[str, str]]:
         with _parsing(path):
             index = json.loads(path.read_bytes())
             return dict(index["metadata"]), dict(index["weight_map"])
-    found = safetensors_file.read(path)
-    return found.metadata, dict.fromkeys(found.arrays, path.name)
+    # Without an index, the file is its own.
+    contents = safetensors_file.read(path)
+    return contents.metadata, dict.fromkeys(contents.arrays, path.name)
 
 
 @contextlib.contextmanager
 def _parsing(path: pathlib.Path) -> Iterator[None]:
+    """Raises ValueError, which names the file, for the errors of a description that is damaged."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:

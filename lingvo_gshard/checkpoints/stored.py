@@ -1,9 +1,7 @@
 """One checkpoint's folder: what it holds, read back and checked.
 
-about/metadata holds the fingerprints of the arrays that were saved, which the devices compute again
-for those that are read. A fingerprint is the sum, modulo 2**32, of a hash of each element's bits
-and position in an expert. Sums of parts add up to the sum of the whole, so every partitioning gives
-the same one. It detects elements that were changed, moved or lost; it does not detect forgery.
+about/metadata holds the fingerprints of the arrays that were saved, which are computed again for
+the arrays that are read; see fingerprints.py.
 """
 
 import contextlib
@@ -18,22 +16,22 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Self, TypeVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from lingvo_gshard.checkpoints.fingerprints import difference, fingerprint
 from lingvo_gshard.files import digests
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.spmd import processes, specs
-from lingvo_gshard.spmd.executable import ONE_AT_A_TIME
 
 Index = tuple[slice, ...]
 _Result = TypeVar("_Result")
-_SEEDS = (0x9E3779B9, 0x7F4A7C15)  # Two independent sums make 64 bits.
 # TensorStore's status codes for damaged files; the others are failures of the machine.
 _DAMAGE = ("DATA_LOSS", "NOT_FOUND", "OUT_OF_RANGE", "INVALID_ARGUMENT", "FAILED_PRECONDITION")
+# A file that only versions without a digest of the description wrote.
+_OF_EARLIER_VERSIONS = "digests.json"
 
 
 class DamagedCheckpointError(ValueError):
@@ -42,45 +40,68 @@ class DamagedCheckpointError(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class Stored:
-    """A complete checkpoint of any model: its arrays, and their fingerprints for each expert."""
+    """A complete checkpoint of any model: its arrays' specs, and their fingerprints by expert."""
 
     path: pathlib.Path
-    specs: dict[str, TensorSpec]
-    fingerprints: dict[str, list[str]]
+    specs: dict[str, TensorSpec]  # By the arrays' dotted paths.
+    fingerprints: dict[str, list[str]]  # By the same paths.
     input_state: dict[str, Any]
 
     @classmethod
     def open(cls, path: pathlib.Path) -> Self:
-        """Reads the description. Raises DamagedCheckpointError, as all methods do."""
+        """Reads a checkpoint's description, but no array yet.
+
+        Raises DamagedCheckpointError, as all methods do, and ValueError for a checkpoint of an
+        earlier version.
+        """
         with _read_errors(path):
-            contents, input_state = _fields(path, "about"), _fields(path, "input_state")
-            written = contents.pop("digest", None)  # Earlier versions wrote none.
-            expected = None, digests.of_json(contents, input_state)
-            if "arrays" not in contents or written not in expected:
+            about = _json_object(path, "about")
+            input_state = _json_object(path, "input_state")
+            digest = about.pop("digest", None)
+            is_earlier = digest is None and (path / _OF_EARLIER_VERSIONS).exists()
+
+        # It is whole, so it is neither reported as damaged nor moved away.
+        if is_earlier:
+            raise ValueError(
+                f"{path}: an earlier version wrote this checkpoint. Continue with that version, or "
+                f"export the weights with it and set train.warm_start_from to the exported file."
+            )
+
+        # The digest is of everything that is not checked by a fingerprint.
+        with _read_errors(path):
+            if "arrays" not in about or digest != digests.of_json(about, input_state):
                 raise ValueError("about/metadata or input_state/metadata was changed")
-            arrays = {name: specs.from_json(text) for name, text in contents["arrays"].items()}
-            return cls(path, arrays, contents["fingerprints"], input_state)
+            arrays = {name: specs.from_json(text) for name, text in about["arrays"].items()}
+            return cls(path, arrays, about["fingerprints"], input_state)
 
     def check(self, arrays: Mapping[str, jax.Array]) -> None:
-        """Compares fingerprints; an error names the array and the experts that differ."""
+        """Compares the fingerprints of restored arrays with the saved ones.
+
+        Raises DamagedCheckpointError, which names the array and the experts that differ.
+        """
         for name, array in arrays.items():
-            found = fingerprint(array, self.specs[name].dims)
-            if reason := _difference(name, self.fingerprints[name], found):
+            computed = fingerprint(array, self.specs[name].dims)
+            reason = difference(name, self.fingerprints[name], computed)
+            if reason:
                 raise damaged(self.path, reason)
 
     def arrays(self) -> dict[str, "SavedArray"]:
-        """Returns the arrays by path, parts of which are read when they are used."""
+        """Returns the arrays by path; a part of one is read when it is used."""
+        # The arrays share a context, and so its cache and threads.
         context = ocp.type_handlers.get_ts_context(use_ocdbt=True)
-        here = functools.partial(damaged, self.path)
-        return {
-            name: SavedArray(name, spec, self.fingerprints[name], read, here)
-            for name, spec in self.specs.items()
-            for read in [functools.partial(self._part, name, context)]
-        }
+        damage_error = functools.partial(damaged, self.path)
+        arrays = {}
+        for name, spec in self.specs.items():
+            read = functools.partial(self._read, name, context)
+            arrays[name] = SavedArray(name, spec, self.fingerprints[name], read, damage_error)
+        return arrays
 
-    def _part(self, name: str, context: tensorstore.Context, index: Index) -> np.ndarray:
-        folder = self.path / "state"
-        info = ocp.type_handlers.ParamInfo(name=name, parent_dir=folder, ts_context=context)
+    def _read(self, name: str, context: tensorstore.Context, index: Index) -> np.ndarray:
+        """Reads [index] of an array, unchecked."""
+        # TensorStore, in which Orbax stores the arrays, reads any part of one.
+        info = ocp.type_handlers.ParamInfo(
+            name=name, parent_dir=self.path / "state", ts_context=context
+        )
         spec = tensorstore.Spec(ocp.type_handlers.get_json_tspec_read(info, use_ocdbt=True))
         with _read_errors(self.path):
             return tensorstore.open(spec, context=context).result()[index].read().result()
@@ -88,16 +109,17 @@ class Stored:
 
 @dataclasses.dataclass(frozen=True)
 class SavedArray:
-    """An array of a checkpoint or of exported files; an index of slices reads a part of it.
+    """An array of a checkpoint or of exported files, read when it is indexed with slices.
 
-    With fingerprints, whole experts, or the whole array without any, are read and compared.
+    If there are fingerprints, every expert that an index touches is read whole and checked, and an
+    array without dim E is read whole. Damage is raised as the error that `damaged` makes.
     """
 
     name: str
     spec: TensorSpec
-    fingerprints: list[str] | None
-    read: Callable[[Any], np.ndarray]  # Given a slice for each dim.
-    damaged: Callable[[str], ValueError]  # Makes the error.
+    fingerprints: list[str] | None  # One for each expert, or one in all without dim E.
+    read: Callable[[Any], np.ndarray]  # Takes a slice for each dim; what it returns is unchecked.
+    damaged: Callable[[str], ValueError]  # Makes the error, given the reason.
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -111,46 +133,91 @@ class SavedArray:
     def num_bytes(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def part(self, index: Index) -> "SavedArray":
-        """Returns [index] as an array, which np.asarray reads; `index` ends in its only range."""
-        axis, size = len(index) - 1, index[-1].stop - index[-1].start
-        shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
+    def part(self, axis: int, start: int, stop: int) -> "SavedArray":
+        """Returns [start:stop] along `axis` as an array of its own, which reads from this one."""
+        index = (*[slice(None)] * axis, slice(start, stop))
+        shape = (*self.shape[:axis], stop - start, *self.shape[axis + 1 :])
         spec = dataclasses.replace(self.spec, shape=shape)
+        # It needs no fingerprints, since reading from this array checks.
         return dataclasses.replace(self, spec=spec, fingerprints=None, read=lambda _: self[index])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self[()]
+        return self[()]  # So np.asarray reads it.
 
     def __getitem__(self, index: Index) -> np.ndarray:
-        dims = self.spec.dims.upper()
-        given = (*index, *[slice(None)] * (len(dims) - len(index)))
-        slices = [slice(*s.indices(n)) for s, n in zip(given, self.shape, strict=True)]
+        """Returns [index], checked; dims behind those of `index` are whole."""
+        wanted = whole_slices(index, self.shape)
         if self.fingerprints is None:
-            return self.read(tuple(slices))
-        axis, own = dims.find("E"), [slice(0, n, 1) for n in self.shape]
-        if axis >= 0:
-            own[axis], slices[axis] = slices[axis], own[axis]
-        part = np.asarray(self.read(tuple(own)))
-        by_expert = np.moveaxis(part, axis, 0) if axis >= 0 else part[None]
+            return self.read(wanted)
+
+        read_range, within = whole_experts(wanted, self.spec.dims, self.shape)
+        values = np.asarray(self.read(read_range))
+        self._check(values, read_range)
+        return np.asarray(values[within])
+
+    def _check(self, values: np.ndarray, read_range: Index) -> None:
+        """Raises the error of `damaged` unless [read_range], whole experts, is what was saved."""
+        assert self.fingerprints is not None
+        # A lowercase letter is the same dim, in the optimizer.
+        dims = self.spec.dims.upper()
+        if "E" in dims:
+            expert_axis = dims.index("E")
+            by_expert = np.moveaxis(values, expert_axis, 0)
+            experts = read_range[expert_axis]
+        else:
+            by_expert = values[None]
+            experts = slice(None)
+
+        # On one device, and one expert at a time, which needs less memory.
         here = NamedSharding(Mesh(jax.local_devices()[:1], ("here",)), PartitionSpec())
-        rest = dims.replace("E", "")
-        found = []
-        for one in by_expert:  # One expert at a time needs less memory.
-            on_device = jax.device_put(one.copy(), here)
-            found += fingerprint(on_device, rest)
+        computed: list[str] = []
+        for expert in by_expert:
+            on_device = jax.device_put(expert.copy(), here)
+            computed += fingerprint(on_device, dims.replace("E", ""))
             on_device.delete()  # Otherwise JAX keeps it for a while.
-        experts = own[axis] if axis >= 0 else slice(None)
-        if reason := _difference(self.name, self.fingerprints, found, experts):
+
+        reason = difference(self.name, self.fingerprints, computed, experts)
+        if reason:
             raise self.damaged(reason)
-        return np.asarray(part[tuple(slices)])
+
+
+def whole_slices(index: Index, shape: tuple[int, ...]) -> Index:
+    """Returns an index with a slice for each dim, and with numbers for its ends and steps.
+
+    [2:] of shape (8, 4) is [2:8:1, 0:4:1].
+    """
+    missing = [slice(None)] * (len(shape) - len(index))
+    pairs = zip((*index, *missing), shape, strict=True)
+    return tuple(slice(*given.indices(size)) for given, size in pairs)
+
+
+def whole_experts(wanted: Index, dims: str, shape: tuple[int, ...]) -> tuple[Index, Index]:
+    """Returns the range to read so that experts are whole, and what is wanted within that range.
+
+    `wanted` has a slice for each dim. Of dims EMH and shape (8, 4, 6), [2:5, 1:3, 0:6] is read as
+    [2:5, 0:4, 0:6], of which it is [:, 1:3, 0:6]. Without dim E, the whole array is read.
+    """
+    read_range = [slice(0, size, 1) for size in shape]
+    within = list(wanted)
+    expert_axis = dims.upper().find("E")
+    if expert_axis >= 0:
+        # Along E only what is wanted is read, hence all of what is read is wanted.
+        read_range[expert_axis] = wanted[expert_axis]
+        within[expert_axis] = slice(None)
+    return tuple(read_range), tuple(within)
 
 
 def mean(arrays: Sequence[SavedArray]) -> SavedArray:
-    """Returns the mean, in float64, of arrays alike, whose parts are checked when they are read."""
+    """Returns the mean of arrays of one shape and dtype, computed in float64 part by part.
+
+    Each array's part is checked when it is read.
+    """
     last = arrays[-1]
 
     def read(index: Index) -> np.ndarray:
-        total = functools.reduce(np.add, (array[index].astype(np.float64) for array in arrays))
+        total = arrays[0][index].astype(np.float64)
+        for array in arrays[1:]:
+            total += array[index].astype(np.float64)
         return np.asarray(total / len(arrays), last.dtype)
 
     return dataclasses.replace(last, fingerprints=None, read=read)
@@ -159,11 +226,12 @@ def mean(arrays: Sequence[SavedArray]) -> SavedArray:
 def placed(
     arrays: Mapping[str, SavedArray], shardings: Mapping[str, NamedSharding]
 ) -> dict[str, jax.Array]:
-    """Reads arrays onto the devices, each at the sharding that is given for its name."""
+    """Reads arrays onto the devices, each at the sharding of its name, unchecked."""
 
     def place(name: str) -> jax.Array:
         return jax.make_array_from_callback(arrays[name].shape, shardings[name], arrays[name].read)
 
+    # Reading waits for disks and networks: threads do so for several arrays at once.
     with ThreadPoolExecutor() as threads:
         return dict(zip(shardings, threads.map(place, shardings), strict=True))
 
@@ -174,62 +242,34 @@ def damaged(path: pathlib.Path, reason: str) -> DamagedCheckpointError:
 
 
 def in_all_processes(path: pathlib.Path, read: Callable[[], _Result]) -> _Result:
-    """Returns read(), or raises DamagedCheckpointError in all processes if it does so in one."""
+    """Returns read(), or raises DamagedCheckpointError in all processes if one process does.
+
+    So no process waits for another that has given up. All processes must call it.
+    """
     damage = ""
     try:
         result = read()
     except DamagedCheckpointError as error:
         damage = str(error)  # Without its traceback, which keeps the arrays that were read.
-    finder = processes.largest([jax.process_index() + 1 if damage else 0])[0] - 1
-    if finder >= 0:
-        elsewhere = str(damaged(path, f"process {finder} names the file"))
-        raise DamagedCheckpointError(damage or elsewhere)
+
+    # Process i counts as i + 1, so that 0 is left for "none".
+    vote = jax.process_index() + 1 if damage else 0
+    largest_vote = processes.largest([vote])[0]
+    if largest_vote > 0:
+        elsewhere = damaged(path, f"process {largest_vote - 1} names the file")
+        raise DamagedCheckpointError(damage or str(elsewhere))
     return result
 
 
 def first_line(error: BaseException) -> str:
     """Returns the first line of an error, without TensorStore's specs."""
-    line = str(error).strip().partition("\n")[0].partition(" [tensorstore_spec")[0]
+    line, _, _ = str(error).strip().partition("\n")
+    line, _, _ = line.partition(" [tensorstore_spec")
     return line or repr(error)
 
 
-def fingerprint(array: Any, dims: str) -> list[str]:
-    """Returns 16 hex digits for each expert, or in all without dim E; all processes call it."""
-    with ONE_AT_A_TIME:
-        sums = np.asarray(_program(dims.upper(), array.sharding.mesh)(array))
-    return [f"{high:08x}{low:08x}" for high, low in sums.tolist()]
-
-
-@functools.cache
-def _program(dims: str, mesh: Mesh):
-    """Returns `_sums` jitted; JAX keeps a program for each shape, which many arrays share."""
-    everywhere = NamedSharding(mesh, PartitionSpec())
-    return jax.jit(functools.partial(_sums, dims=dims), out_shardings=everywhere)
-
-
-def _sums(x: jax.Array, dims: str) -> jax.Array:
-    """Returns uint32 [E, 2]."""
-    by_expert = jnp.moveaxis(x, dims.index("E"), 0) if "E" in dims else x[None]
-    unsigned = jnp.dtype(f"uint{8 * x.dtype.itemsize}")
-    bits = jax.lax.bitcast_convert_type(by_expert, unsigned).astype(jnp.uint32)
-    position = jnp.zeros(by_expert.shape, jnp.uint32)  # Row-major within the expert.
-    for axis in range(1, by_expert.ndim):
-        stride = math.prod(by_expert.shape[axis + 1 :]) % 2**32
-        index = jax.lax.broadcasted_iota(jnp.uint32, by_expert.shape, axis)
-        position += index * jnp.uint32(stride)
-    hashes = [_mixed(bits ^ _mixed(position + jnp.uint32(seed))) for seed in _SEEDS]
-    rest = tuple(range(1, by_expert.ndim))
-    return jnp.stack([jnp.sum(h, rest, dtype=jnp.uint32) for h in hashes], axis=1)
-
-
-def _mixed(x: jax.Array) -> jax.Array:
-    """MurmurHash3's finalizer: a bijection of 32 bits in which every bit depends on all."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
-    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
-    return x ^ (x >> 16)
-
-
-def _fields(path: pathlib.Path, item: str) -> dict[str, Any]:
+def _json_object(path: pathlib.Path, item: str) -> dict[str, Any]:
+    """Reads what Orbax's JsonCheckpointHandler wrote as `item`."""
     try:
         return dict(json.loads((path / item / "metadata").read_bytes()))
     except (TypeError, ValueError) as error:
@@ -242,19 +282,21 @@ def _read_errors(path: pathlib.Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+        # Orbax and TensorStore wrap the error that says what happened.
         cause: BaseException = error
         while cause.__cause__ is not None:
             cause = cause.__cause__
-        code = re.match("([A-Z_]+): ", str(cause))
-        if code and code[1] not in _DAMAGE:
-            raise
-        if isinstance(cause, OSError | MemoryError) and not isinstance(cause, FileNotFoundError):
+
+        if not _is_damage(cause):
             raise
         raise damaged(path, first_line(cause)) from error
 
 
-def _difference(name: str, saved: list[str], found: list[str], experts: slice = slice(None)) -> str:
-    """Describes which of the experts' fingerprints differ; empty if none do."""
-    pairs = zip(range(len(saved))[experts], saved[experts], found, strict=True)
-    differing = [expert for expert, before, after in pairs if before != after]
-    return f"{name} is not what was saved, in experts {differing}" if differing else ""
+def _is_damage(error: BaseException) -> bool:
+    """Returns whether an error is due to a file, not to this machine or a missing permission."""
+    status = re.match("([A-Z_]+): ", str(error))  # TensorStore's messages begin with its code.
+    if status is not None and status[1] not in _DAMAGE:
+        return False
+    if isinstance(error, FileNotFoundError):
+        return True
+    return not isinstance(error, OSError | MemoryError)

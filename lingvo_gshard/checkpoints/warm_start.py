@@ -49,12 +49,13 @@ class WarmStart:
     old_pieces: tuple[tuple[str, np.ndarray], ...] = ()
 
     def __post_init__(self) -> None:
-        for given in self.rules:
+        for pair in self.rules:
             try:
-                pattern, rule = given
-                re.compile(pattern), Rule(rule)
+                pattern, rule = pair
+                re.compile(pattern)
+                Rule(rule)
             except (TypeError, ValueError, re.error) as error:
-                problem = f"Warm start: expected (pattern, rule), got {given!r}"
+                problem = f"Warm start: expected (pattern, rule), got {pair!r}"
                 raise ValueError(f"{problem}; rules are {', '.join(Rule)} ({error}).") from error
 
     def apply(self, state: NestedMap, state_spec: NestedMap) -> NestedMap:
@@ -63,23 +64,26 @@ class WarmStart:
         All processes must call it. Each reads only what its devices need, one array at a time, and
         deletes the arrays of `state` that it replaces. Raises as `arrays` and `first_value`.
         """
-        old, leaves = self.arrays(), []
+        old = self.arrays()
+        leaves = []
         for (path, leaf), spec in zip(state.FlattenItems(), state_spec.Flatten(), strict=True):
             value, line = self.first_value(path, spec.dims, old, leaf)
             leaves.append(value)
             if value is not leaf:
-                leaf.delete()
+                leaf.delete()  # Otherwise the devices would hold two states in the end.
             if processes.is_first():
                 print(line)
         return state.Pack(leaves)
 
     def arrays(self) -> Mapping[str, Any]:
-        """Returns the source's arrays by path, parts of which are read when they are used.
+        """Returns the source's arrays by path; parts of them are read when they are used.
 
         Raises as `exported.read`, and ValueError if there is no checkpoint or it is damaged.
         """
         if self.source.endswith((".safetensors", exported.INDEX_SUFFIX)):
             return exported.read(self.source)
+
+        # The arrays can be read after `saved` is closed.
         with Checkpoints(self.source) as saved:
             step = saved.latest()
             if step is not None:
@@ -91,44 +95,81 @@ class WarmStart:
     ) -> tuple[jax.Array, str]:
         """Returns the first value of the array at `path`, and a line that describes it.
 
-        `old` are the old run's arrays; `new` is the value without a warm start, itself returned by
-        rule NEW. Raises ValueError if the old array is missing, does not fit, or is damaged.
+        `old` has the old run's arrays by path. `new` is the initialized array, with a letter of
+        `dims` for each dim; with rule NEW, the result is `new` itself. Raises ValueError if the old
+        array is missing, does not fit, or is damaged.
         """
         rule = Rule(_first_match(self.rules, path) or Rule.NEW)
         if rule is Rule.NEW:
             return new, f"{path}: new, {specs.describe(new)}"
         if path not in old:
             raise ValueError(f"{self.source} has no {path}, which rule {rule} needs.")
-        ids, line = self._ids(rule, path, dims, old[path], new)
-        return _taken(old[path], ids, new), f"{path}: {line}"
 
-    def _ids(
-        self, rule: Rule, path: str, dims: str, before: Any, new: jax.Array
-    ) -> tuple[list[np.ndarray], str]:
-        """Returns, along each dim, each new index's old one, or -1; and how the rule is applied."""
-        ids, shape = [np.arange(size) for size in new.shape], specs.describe(new)
-        mismatch = f"{self.source}: {path} is {specs.describe(before)}, this model's {shape}"
+        # Rules change sizes, but neither dtypes nor the number of dims.
+        before = old[path]
         if before.dtype != new.dtype or len(before.shape) != new.ndim:
-            raise ValueError(f"{mismatch}.")
-        old_ids = _first_match(self.old_pieces, path)
+            raise ValueError(f"{self._mismatch(path, before, new)}.")
         if rule is Rule.BY_PIECE:
-            if old_ids is None or "V" not in dims:
-                raise ValueError(f"{path}: rule BY_PIECE, but no vocabulary is known for it.")
-            axis, known = dims.index("V"), np.count_nonzero(old_ids >= 0)
-            if np.delete(before.shape, axis).tolist() != np.delete(new.shape, axis).tolist():
-                raise ValueError(f"{mismatch}.")
-            ids[axis] = old_ids
-            return ids, f"restored {known} of {len(old_ids)} pieces, the others new, {shape}"
+            ids, description = self._ids_by_piece(path, dims, before, new)
+        else:
+            ids, description = self._ids_of_copies(rule, path, before, new)
+        return _gathered(before, ids, new), f"{path}: {description}"
+
+    def _ids_by_piece(
+        self, path: str, dims: str, before: Any, new: jax.Array
+    ) -> tuple[list[np.ndarray], str]:
+        """Returns each new index's old one along each dim, -1 for new pieces; and a description."""
+        old_ids = _first_match(self.old_pieces, path)
+        if old_ids is None or "V" not in dims:
+            raise ValueError(f"{path}: rule BY_PIECE, but no vocabulary is known for it.")
+
+        # Only the vocabulary's size may differ.
+        vocabulary_axis = dims.index("V")
+        other_sizes_before = np.delete(before.shape, vocabulary_axis)
+        other_sizes = np.delete(new.shape, vocabulary_axis)
+        if not np.array_equal(other_sizes_before, other_sizes):
+            raise ValueError(f"{self._mismatch(path, before, new)}.")
+
+        ids = [np.arange(size) for size in new.shape]
+        ids[vocabulary_axis] = old_ids
+        num_known = np.count_nonzero(old_ids >= 0)
+        return ids, (
+            f"restored {num_known} of {len(old_ids)} pieces, the others new, {specs.describe(new)}"
+        )
+
+    def _ids_of_copies(
+        self, rule: Rule, path: str, before: Any, new: jax.Array
+    ) -> tuple[list[np.ndarray], str]:
+        """Returns each new index's old one along each dim, and a description, for the other rules.
+
+        Rule SAME is the case in which each dim has one copy.
+        """
         if rule is Rule.SAME and before.shape != new.shape:
             raise ValueError(
-                f"{mismatch}; rule SAME needs the same shape: COPY_EXPERTS, BY_PIECE or NEW may do."
+                f"{self._mismatch(path, before, new)}; rule SAME needs the same shape: "
+                f"COPY_EXPERTS, BY_PIECE or NEW may do."
             )
+        # A vocabulary of the same size, but with other pieces, would fit without being right.
+        old_ids = _first_match(self.old_pieces, path)
         if old_ids is not None and not np.array_equal(old_ids, np.arange(len(old_ids))):
             raise ValueError(f"{path}: the source has another vocabulary: BY_PIECE or NEW may do.")
         if np.mod(new.shape, before.shape).any():
-            raise ValueError(f"{mismatch}; rule COPY_EXPERTS needs a multiple of each dim.")
-        how = "restored," if rule is Rule.SAME else f"{specs.describe(before)} copied to"
-        return [each % size for each, size in zip(ids, before.shape, strict=True)], f"{how} {shape}"
+            raise ValueError(
+                f"{self._mismatch(path, before, new)}; rule COPY_EXPERTS needs a multiple of each "
+                f"dim."
+            )
+
+        # New expert i is old expert i mod E, and so along every dim.
+        sizes = zip(new.shape, before.shape, strict=True)
+        ids = [np.arange(size) % size_before for size, size_before in sizes]
+        if rule is Rule.SAME:
+            return ids, f"restored, {specs.describe(new)}"
+        return ids, f"{specs.describe(before)} copied to {specs.describe(new)}"
+
+    def _mismatch(self, path: str, before: Any, new: jax.Array) -> str:
+        """Returns the beginning of an error, with both arrays' dtypes and shapes."""
+        shapes = f"{specs.describe(before)}, this model's {specs.describe(new)}"
+        return f"{self.source}: {path} is {shapes}"
 
 
 def old_ids(old_pieces: Sequence[str], new_pieces: Sequence[str]) -> np.ndarray:
@@ -137,34 +178,68 @@ def old_ids(old_pieces: Sequence[str], new_pieces: Sequence[str]) -> np.ndarray:
     return np.array([ids.get(piece, -1) for piece in new_pieces], np.int64)
 
 
-def _taken(before: Any, ids: Sequence[np.ndarray], new: jax.Array) -> jax.Array:
+def _gathered(before: Any, ids: Sequence[np.ndarray], new: jax.Array) -> jax.Array:
     """Returns an array like `new` whose [i, j, ...] is before[ids[0][i], ids[1][j], ...].
 
     Where an id is -1, it keeps what `new` has. Only what this process's devices need is read, once.
     """
-    shards = {str(shard.index): shard.data for shard in new.addressable_shards}
+    new_shards = {str(shard.index): shard.data for shard in new.addressable_shards}
     read: dict[str, np.ndarray] = {}
 
-    def part(index: Index | None) -> np.ndarray:
+    def shard(index: Index | None) -> np.ndarray:
         assert index is not None
-        kept, own = shards[str(index)], [x[i] for x, i in zip(ids, index, strict=True)]
-        known = [x[x >= 0] for x in own]
-        if not all(map(len, known)):
-            return np.asarray(kept)
-        wanted = tuple(slice(x.min(), x.max() + 1) for x in known)
-        if str(wanted) not in read:
-            read[str(wanted)] = before[wanted]
-        found = read[str(wanted)]
-        for axis, x in enumerate(own):
-            if len(x) != found.shape[axis] or (np.diff(x) != 1).any():
-                found = np.take(found, x - known[axis].min(), axis, mode="clip")
-            if len(known[axis]) < len(x):
-                is_new = np.expand_dims(x < 0, [i for i in range(new.ndim) if i != axis])
-                found = np.where(is_new, kept, found)
-        return found
+        initialized = new_shards[str(index)]
+        ids_here = [dim_ids[part] for dim_ids, part in zip(ids, index, strict=True)]
+        old_range = _covering(ids_here)
+        if old_range is None:
+            return np.asarray(initialized)  # A part of the vocabulary without an old piece.
 
-    return jax.make_array_from_callback(new.shape, new.sharding, part)
+        # Devices that hold copies of the same experts share what was read.
+        if str(old_range) not in read:
+            read[str(old_range)] = before[old_range]
+        return _selected(read[str(old_range)], old_range, ids_here, initialized)
+
+    return jax.make_array_from_callback(new.shape, new.sharding, shard)
+
+
+def _covering(ids: Sequence[np.ndarray]) -> Index | None:
+    """Returns the smallest range with all ids but -1; None if a dim has no others.
+
+    Ids [3, -1, 1] and [0, 1] are covered by [1:4, 0:2].
+    """
+    slices = []
+    for dim_ids in ids:
+        known = dim_ids[dim_ids >= 0]
+        if not known.size:
+            return None
+        slices.append(slice(known.min(), known.max() + 1))
+    return tuple(slices)
+
+
+def _selected(
+    values: np.ndarray, old_range: Index, ids: Sequence[np.ndarray], initialized: jax.Array
+) -> np.ndarray:
+    """Returns the ids of each dim from `values`, which are [old_range] of the old array.
+
+    Where an id is -1, the result has what `initialized` has.
+    """
+    for axis, dim_ids in enumerate(ids):
+        # Most dims are taken as they are; a copy of them would double the memory.
+        within = dim_ids - old_range[axis].start
+        if not np.array_equal(within, np.arange(values.shape[axis])):
+            values = np.take(values, within, axis, mode="clip")
+
+        # For id -1, a new piece, np.take has clipped the id and taken a wrong row.
+        is_new = dim_ids < 0
+        if is_new.any():
+            other_axes = [other for other in range(len(ids)) if other != axis]
+            values = np.where(np.expand_dims(is_new, other_axes), initialized, values)
+    return values
 
 
 def _first_match(patterns: Sequence[tuple[str, Any]], path: str) -> Any:
-    return next((found for pattern, found in patterns if re.fullmatch(pattern, path)), None)
+    """Returns the value of the first pattern that matches the whole path; None if none does."""
+    for pattern, value in patterns:
+        if re.fullmatch(pattern, path):
+            return value
+    return None

@@ -1,6 +1,9 @@
-"""Pictures of how a run routed its tokens: the load of every expert, every statistic by layer."""
+"""Pictures of how a run routed its tokens: the load of every expert, every statistic by layer.
 
-import itertools
+L is the number of MoE layers, E that of a layer's experts.
+"""
+
+import math
 import pathlib
 import string
 from collections.abc import Iterable, Sequence
@@ -15,7 +18,8 @@ from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
 # Metrics are named routing.FIELD.LAYER, with the fields of layers/gating.Routing.
 _ROUTING = "routing."
 _LOAD = "load_E"
-_PANELS_A_ROW = 3
+_PANELS_PER_ROW = 3
+_WIDTH_INCHES = 10.0  # In a wider picture, letters are smaller on a screen.
 # The title of each field and a factor; other fields are shown as they are.
 _TITLES = {
     "overflow": ("tokens dropped by all their experts, %", 100),
@@ -31,6 +35,7 @@ _TITLES = {
 
 def by_layer(line: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """Returns {layer: {field: value}} for a line of metrics, decoder_2 before decoder_11."""
+    # From routing.overflow.decoder_2 to layers["decoder_2"]["overflow"].
     layers: dict[str, dict[str, Any]] = {}
     for path, value in line["metrics"].items():
         if path.startswith(_ROUTING):
@@ -43,27 +48,44 @@ def rows(line: dict[str, Any]) -> list[list[str]]:
     """Returns a table of a line's statistics, with a row for each MoE layer, after the header."""
     layers = by_layer(line)
     fields = _fields(layers)
-    found = [["layer", *(_title(field)[0] for field in fields)]]
+
+    header = ["layer"]
+    for field in fields:
+        title, _ = _title(field)
+        header.append(title)
+
+    table = [header]
     for layer, values in layers.items():
-        numbers = (_title(field)[1] * values.get(field, np.nan) for field in fields)
-        found.append([layer, *(f"{number:.3g}" for number in numbers)])
-    return found
+        row = [layer]
+        for field in fields:
+            _, factor = _title(field)
+            row.append(f"{factor * values.get(field, np.nan):.3g}")
+        table.append(row)
+    return table
 
 
 def _fields(layers: dict[str, dict[str, Any]]) -> list[str]:
-    given = {field for values in layers.values() for field in values} - {_LOAD}
-    return [*(field for field in _TITLES if field in given), *sorted(given - _TITLES.keys())]
+    """Returns all layers' fields but the load, in the order of _TITLES; those without come last."""
+    present: set[str] = set().union(*layers.values()) - {_LOAD}
+    titled = [field for field in _TITLES if field in present]
+    return titled + sorted(present - _TITLES.keys())
 
 
 def _title(field: str) -> tuple[str, int]:
+    """Returns a field's title, and the factor by which its values are multiplied."""
     return _TITLES.get(field, (field, 1))
 
 
 def by_language(
     evaluations: Iterable[dict[str, Any]], codes: Iterable[str]
 ) -> dict[str, dict[str, list[float]]]:
-    """Returns {layer: {language: load by expert}} of the last evaluations, ordered as `codes`."""
-    latest = {line["name"]: line for line in evaluations}
+    """Returns {layer: {language: load by expert}}, ordered as `codes`.
+
+    `evaluations` are the lines of eval_metrics.jsonl; each language's last one counts.
+    """
+    latest = {line["name"]: line for line in evaluations}  # Later lines replace earlier ones.
+
+    # An evaluation is named dev_CODE, and its metrics load_E_LAYER.
     layers: dict[str, dict[str, list[float]]] = {}
     for code in codes:
         for metric, value in latest.get(f"dev_{code}", {}).items():
@@ -74,8 +96,10 @@ def by_language(
 
 def draw_by_language(figure: Figure, layers: dict[str, dict[str, list[float]]]) -> None:
     """Draws what `by_language` returns: a panel for each layer, with a row for each language."""
-    height = 1 + 0.17 * max(map(len, layers.values()))
-    panels = _panels(figure, len(layers), max(height, 2.5))
+    num_languages = max(len(loads) for loads in layers.values())
+    # A row's label needs 0.17 inches; the title and the axis need the rest.
+    height_inches = max(1 + 0.17 * num_languages, 2.5)
+    panels = _panels(figure, len(layers), height_inches)
     for panel, (layer, loads) in zip(panels, layers.items(), strict=True):
         _draw_loads(figure, panel, loads, layer)
 
@@ -85,6 +109,7 @@ def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
     lines = read_lines(pathlib.Path(logdir, TRAIN_METRICS))
     if not lines or not by_layer(lines[-1]):
         return None
+
     figure = Figure(layout="constrained")
     draw_on(figure, lines)
     path = pathlib.Path(logdir, "expert_load.png")
@@ -94,13 +119,17 @@ def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
 
 def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
     """Draws the last line's loads, and its other fields over all lines of train_metrics.jsonl."""
-    layers = by_layer(lines[-1])
+    last = lines[-1]
+    layers = by_layer(last)
     fields = _fields(layers)
-    panels = _panels(figure, 1 + len(fields), 2.7)
+    load_panel, *field_panels = _panels(figure, 1 + len(fields), 2.7)
+
     loads = {layer: values[_LOAD] for layer, values in layers.items() if _LOAD in values}
-    _draw_loads(figure, panels[0], loads, f"load over its mean, step {lines[-1]['step']}")
+    _draw_loads(figure, load_panel, loads, f"load over its mean, step {last['step']}")
+
+    # A panel for each field, with a curve for each layer.
     steps = [line["step"] for line in lines]
-    for panel, field in zip(panels[1:], fields, strict=True):
+    for panel, field in zip(field_panels, fields, strict=True):
         title, factor = _title(field)
         for layer in layers:
             path = f"{_ROUTING}{field}.{layer}"  # A curve has gaps where it is missing.
@@ -109,23 +138,30 @@ def draw_on(figure: Figure, lines: Sequence[dict[str, Any]]) -> None:
         panel.set_title(title, fontsize=9)
         panel.set_xlabel("step", fontsize=8)
         panel.set_ylim(0, None)
-    handles, labels = panels[1].get_legend_handles_labels()
+
+    # The colors of the layers are the same in all of these panels: one legend is enough.
+    handles, labels = field_panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=8, fontsize=8)
 
 
-def _panels(figure: Figure, count: int, height: float) -> list[Axes]:
-    """Returns `count` panels, each as many inches high; a wider picture has smaller letters."""
-    num_rows = -(-count // _PANELS_A_ROW)
-    figure.set_size_inches(10.0, num_rows * height)
-    return [figure.add_subplot(num_rows, _PANELS_A_ROW, i + 1) for i in range(count)]
+def _panels(figure: Figure, count: int, height_inches: float) -> list[Axes]:
+    """Returns `count` panels of a height, three in a row, and sets the figure's size to match."""
+    num_rows = math.ceil(count / _PANELS_PER_ROW)
+    figure.set_size_inches(_WIDTH_INCHES, num_rows * height_inches)
+    return [figure.add_subplot(num_rows, _PANELS_PER_ROW, i + 1) for i in range(count)]
 
 
 def _draw_loads(figure: Figure, panel: Axes, loads: dict[str, list[float]], title: str) -> None:
-    """Draws a row for each entry; layers with fewer experts have shorter rows."""
-    load_LE = np.array(list(itertools.zip_longest(*loads.values(), fillvalue=np.nan))).T
-    image = panel.imshow(
-        load_LE, aspect="auto", vmin=0, vmax=max(2.0, np.nanmax(load_LE)), cmap="viridis"
-    )
+    """Draws a row for each entry of `loads`, with a cell for each expert."""
+    # Layers with fewer experts have shorter rows: NaN is left white.
+    num_experts = max(len(load_E) for load_E in loads.values())
+    load_LE = np.full((len(loads), num_experts), np.nan)
+    for row_E, load_E in zip(load_LE, loads.values(), strict=True):
+        row_E[: len(load_E)] = load_E
+
+    # The scale is the same in all pictures without a load above twice the mean.
+    largest = max(2.0, np.nanmax(load_LE))
+    image = panel.imshow(load_LE, aspect="auto", vmin=0, vmax=largest, cmap="viridis")
     panel.set_yticks(range(len(loads)), list(loads), fontsize=8)
     panel.set_title(title, fontsize=9)
     panel.set_xlabel("expert", fontsize=8)

@@ -15,48 +15,62 @@ from lingvo_gshard.files import atomic_file
 from lingvo_gshard.train.hooks import NonFinite
 
 _PARAMS = "params.txt"
-# Settings that may differ between runs of one model: what earlier versions had or set, a
-# pipeline's stages and microbatches, and the dtype of products.
+_LOCK = "train.lock"
+# Settings that may differ between runs of one model, by the ends of their paths.
 _IGNORED = (
-    *(".second_threshold", "_capacity.number"),
-    *(".stages", ".microbatches", ".product_dtype"),
-    *("task.encoder.dim", "task.decoder.dim"),  # task.dim counts.
+    ".stages",  # Of a pipeline: where layers are computed, not what.
+    ".microbatches",  # How a batch is divided for the pipeline.
+    ".product_dtype",  # How products are rounded: the machine decides if it is `auto`.
 )
 
 
 def train_params() -> Params:
-    """Returns the settings `params.train`. None disables an optional one; all batches are evaluated
-    if eval_batches is None.
+    """Returns the settings `params.train`.
+
+    None disables an optional one; with eval_batches=None, all batches are evaluated.
     """
     p = Params()
     p.Define("max_steps", REQUIRED, "The step at which training ends.")
     p.Define("iterations_per_loop", 100, "K, training steps in one call of the device program.")
+    scatter = "Whether gradients are summed only where the optimizer's lowercase letters put them."
+    p.Define("scatter_gradients", True, scatter)
+    p.Define("on_nonfinite", NonFinite.STOP, "STOP or SKIP when a loss or gradient is not finite.")
+    p.Define("seed", 1, "The seed of the initial weights, of dropout and of random routing.")
+
+    # When to save, and which checkpoints stay.
     p.Define("save_checkpoints_steps", 1000, "Save after a call that reaches a multiple of this.")
     p.Define("save_checkpoints_secs", None, "Save also after this many seconds.", optional=float)
     p.Define("keep_checkpoint_max", 5, "The number of newest checkpoints to keep.")
     p.Define("keep_checkpoint_every_n_hours", None, "Keep also one every N hours.", optional=float)
     best = "Keep also the checkpoint with the lowest value of this dev metric."
     p.Define("keep_best_by", "nll", best, optional=str)
-    p.Define("on_nonfinite", NonFinite.STOP, "STOP or SKIP when a loss or gradient is not finite.")
+    p.Define("eval_batches", 100, "Batches of an evaluation during training.", optional=int)
+
+    # What to start from; see checkpoints/warm_start.py.
     p.Define("warm_start_from", None, "A run's folder, exported file or index.", optional=str)
     rules = "Pairs (pattern of a weight's path, rule); the first pattern that matches applies."
     p.Define("warm_start_rules", ((r"theta\..*", "SAME"),), rules)
-    p.Define("eval_batches", 100, "Batches of an evaluation during training.", optional=int)
-    scatter = "Whether gradients are summed only where the optimizer's lowercase letters put them."
-    p.Define("scatter_gradients", True, scatter)
-    p.Define("seed", 1, "The seed of the initial weights, of dropout and of random routing.")
     return p
 
 
 def check(p: Params) -> None:
     """Raises ValueError, which names the setting, if one of `train_params` is out of range."""
-    counts = "iterations_per_loop", "save_checkpoints_steps", "keep_checkpoint_max", "max_steps"
-    for name in counts:
-        if p.Get(name) is not REQUIRED and p.Get(name) < 1:
-            raise ValueError(f"train.{name} must be 1 or more, got {p.Get(name)}.")
+    for name in (
+        "iterations_per_loop",
+        "save_checkpoints_steps",
+        "keep_checkpoint_max",
+        "max_steps",
+    ):
+        # max_steps may still be missing: `train` can be told how many steps instead.
+        count = p.Get(name)
+        if count is not REQUIRED and count < 1:
+            raise ValueError(f"train.{name} must be 1 or more, got {count}.")
+
     for name in ("save_checkpoints_secs", "keep_checkpoint_every_n_hours"):
-        if p.Get(name) is not None and p.Get(name) <= 0:
-            raise ValueError(f"train.{name} must be more than 0, got {p.Get(name)}.")
+        duration = p.Get(name)
+        if duration is not None and duration <= 0:
+            raise ValueError(f"train.{name} must be more than 0, got {duration}.")
+
     if p.eval_batches is not None and p.eval_batches < 1:
         raise ValueError(f"train.eval_batches must be 1 or more, or None, got {p.eval_batches}.")
     if not 0 <= p.seed < 2**31:
@@ -67,18 +81,24 @@ def check(p: Params) -> None:
 def claimed(
     model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]
 ) -> Iterator[None]:
-    """Locks a folder and writes params.txt; ValueError as `check_folder`, or if it is locked."""
+    """Locks a folder, and writes `text`, its Params.ToText(), to params.txt.
+
+    Raises ValueError as `check_folder`, or if another process has locked the folder.
+    """
     check_folder(model_dir, text, model_prefixes)
     folder = pathlib.Path(model_dir)
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "train.lock").open("w") as lock:
+
+    # The system releases the lock when this process ends, however it ends.
+    with (folder / _LOCK).open("w") as lock:
         try:
-            with atomic_file.naming(folder / "train.lock"):  # Not all network disks have locks.
+            with atomic_file.naming(folder / _LOCK):  # Not all network disks have locks.
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ValueError(
                 f"{folder}: another process trains in this folder; wait for it, or choose another."
             ) from None
+
         atomic_file.write(folder / _PARAMS, text)
         yield
 
@@ -86,8 +106,9 @@ def claimed(
 def check_folder(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple[str, ...]) -> None:
     """Raises ValueError, which lists the differences, if model_dir holds another model.
 
-    Entries of `text`, its Params.ToText(), must agree under the dotted paths `model_prefixes`; all
-    others may change between runs. Without prefixes, all must agree but those under `train`.
+    Settings in `text`, a Params.ToText(), must agree with those of params.txt if they are under one
+    of the dotted paths `model_prefixes`; others may change between runs. Without prefixes, all must
+    agree but those under `train`.
     """
     path = pathlib.Path(model_dir) / _PARAMS
     if not path.exists():
@@ -96,15 +117,23 @@ def check_folder(model_dir: str | pathlib.Path, text: str, model_prefixes: tuple
         lines = hyperparams.differences(text, path.read_text())
     except ValueError as error:
         raise ValueError(f"{path} is damaged: {error}.") from error
-    differing = [line for line in lines if _counts(line.partition(":")[0], model_prefixes)]
+
+    # A line is `PATH: VALUE, not VALUE`.
+    differing = []
+    for line in lines:
+        setting, _, _ = line.partition(":")
+        if _must_agree(setting, model_prefixes):
+            differing.append(line)
     if differing:
         problem = f"{path}: this folder holds another model; choose another model_dir"
         raise ValueError(f"{problem}. It differs in {'; '.join(differing)}.")
 
 
-def _counts(path: str, prefixes: tuple[str, ...]) -> bool:
-    if path.endswith(_IGNORED):
+def _must_agree(setting: str, prefixes: tuple[str, ...]) -> bool:
+    """Returns whether the setting at a dotted path is one of the model, as in `check_folder`."""
+    if setting.endswith(_IGNORED):
         return False
     if not prefixes:
-        return not path.startswith("train.")
-    return f"{path}.".startswith(tuple(f"{prefix}." for prefix in prefixes))
+        return not setting.startswith("train.")
+    # With a dot at the end, `task` is a prefix of `task.dim`, but not of `tasks.dim`.
+    return f"{setting}.".startswith(tuple(f"{prefix}." for prefix in prefixes))

@@ -16,10 +16,10 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 # The exit status of a process that StopOnSignal stopped; in sysexits.h it means "try again later".
 EXIT_STATUS = 75
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Optional metrics of a step: 1.0 if it left the weights unchanged, and norms by layer.
-_SKIPPED = "skipped"
-_NORMS_BY_LAYER = ("activation_norms", "gradient_norms")
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)  # Of a scheduler, and of Ctrl-C.
+# Optional metrics of a step.
+_SKIPPED = "skipped"  # 1.0 if the step left the weights unchanged.
+_NORMS_BY_LAYER = ("activation_norms", "gradient_norms")  # Each has [K] by layer.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +29,8 @@ class TrainCall:
     step: int  # The number of steps done after the call.
     num_steps: int  # K, the number of steps in the call.
     metrics: NestedMap  # numpy arrays [K, ...], `loss` among them.
-    # Since the previous call ended, with the wait for input; the first call, and the first one
-    # after a checkpoint, count from their own start.
+    # From the end of the previous call, so that it includes the wait for input. The first call, and
+    # the first one after a checkpoint, count from their own start.
     secs: float
     input_wait_secs: float = 0.0  # The part of `secs` in which the devices waited for input.
 
@@ -55,7 +55,7 @@ class TrainCall:
 
 
 def joined(calls: Sequence[TrainCall]) -> TrainCall:
-    """Returns consecutive calls as one."""
+    """Returns consecutive calls as one, whose metrics are those of all their steps."""
     first, *others = (call.metrics for call in calls)
     return dataclasses.replace(
         calls[-1],
@@ -70,23 +70,23 @@ class TrainHook:
     """The base class of hooks, which do nothing by default. The estimator's own come first."""
 
     def begin(self, step: int) -> None:
-        """Called before the first call; `step` steps are done."""
+        """Runs before the first call; `step` steps are done."""
 
     def after_call(self, call: TrainCall) -> None:
-        """Called after every call."""
+        """Runs after every call."""
 
     def after_save(self, step: int, state: NestedMap) -> None:
-        """Called once a save has begun, unless training stops; arrays last until the next call."""
+        """Runs once a save has begun, unless training stops; `state` lasts until the next call."""
 
     def wants_to_stop(self) -> bool:
         """Returns whether training should save and end; asked before and after calls and saves."""
         return False
 
     def on_stop(self, step: int) -> None:
-        """Called after the last save if a hook, in any process, asked training to stop."""
+        """Runs after the last save if a hook, in any process, asked training to stop."""
 
     def end(self) -> None:
-        """Called after the last call, also when an error ends the loop."""
+        """Runs after the last call, also when an error ends the loop."""
 
 
 class ProgressHook(TrainHook):
@@ -94,7 +94,7 @@ class ProgressHook(TrainHook):
 
     def __init__(self, max_steps: int | None) -> None:
         self._max_steps = max_steps
-        self._bar = tqdm.tqdm(disable=True)
+        self._bar = tqdm.tqdm(disable=True)  # Until `begin`, which knows the step.
         self._num_skipped = 0
 
     def begin(self, step: int) -> None:
@@ -106,13 +106,17 @@ class ProgressHook(TrainHook):
         shown = {"loss": f"{call.metrics.loss[-1]:.4f}", "steps/s": f"{call.steps_per_sec:.2f}"}
         if call.tokens_per_sec is not None:
             shown["tokens/s"] = f"{call.tokens_per_sec:.0f}"
+
+        # The mean share of dropped tokens over the MoE layers; a dense model has none.
         means = call.mean().FlattenItems()
         overflows = [value for path, value in means if "overflow" in path.split(".")]
         if overflows:
             shown["overflow"] = f"{np.mean(overflows):.1%}"
+
         self._num_skipped += int(np.sum(call.metrics.get(_SKIPPED, 0)))
         if self._num_skipped:
             shown["skipped"] = str(self._num_skipped)
+
         self._bar.set_postfix(shown, refresh=False)
         self._bar.update(call.num_steps)
 
@@ -137,7 +141,7 @@ class NonFiniteHook(TrainHook):
     def __init__(self, policy: NonFinite) -> None:
         self._policy = policy
         self._num_skipped = 0
-        self._step_saved = 0
+        self._step_saved = 0  # The last checkpoint's step; 0 if there is none.
 
     def begin(self, step: int) -> None:
         self._step_saved = step
@@ -146,21 +150,29 @@ class NonFiniteHook(TrainHook):
         self._step_saved = step
 
     def after_call(self, call: TrainCall) -> None:
-        """Raises NonFiniteLossError or logs the first step that is not finite, with its layers."""
+        """Raises NonFiniteLossError or logs the first step that is not finite, with its layers.
+
+        Raises ValueError if steps should be skipped, but the model does not skip them.
+        """
+        # A step may also be skipped because of its gradients, with a finite loss.
         skipped = np.asarray(call.metrics.get(_SKIPPED, 0.0)) > 0.0
         bad = np.flatnonzero(~np.isfinite(call.metrics.loss) | skipped)
         if not bad.size:
             return
-        k = int(bad[0])
-        step = call.step - call.num_steps + 1 + k
-        message = f"The loss of step {step} is {call.metrics.loss[k]}"
-        if layers := _first_bad_layers(call.metrics, k):
+
+        # Only the first step is of interest: what follows it is a consequence.
+        first_bad = int(bad[0])
+        step = call.step - call.num_steps + 1 + first_bad
+        message = f"The loss of step {step} is {call.metrics.loss[first_bad]}"
+        layers = _first_bad_layers(call.metrics, first_bad)
+        if layers:
             message += f", first in {' and '.join(layers)}"
+
         if self._policy is NonFinite.STOP:
-            last = f"the last checkpoint is of step {self._step_saved}"
-            raise NonFiniteLossError(
-                f"{message}; {last if self._step_saved else 'nothing was saved'}."
-            )
+            saved = "nothing was saved"
+            if self._step_saved:
+                saved = f"the last checkpoint is of step {self._step_saved}"
+            raise NonFiniteLossError(f"{message}; {saved}.")
         if _SKIPPED not in call.metrics:
             raise ValueError(
                 f"{message}; to skip such steps, model_fn must leave the state unchanged and set "
@@ -171,46 +183,58 @@ class NonFiniteHook(TrainHook):
 
 
 def _first_bad_layers(metrics: NestedMap, k: int) -> list[str]:
-    """Returns the first bad layer of each stack, such as `encoder_1 (activation_norms)`."""
+    """Returns the first bad layer of each stack in step k, as `encoder_1 (activation_norms)`."""
+    # Activations come first: a loss that is not finite makes all layers' gradients bad.
     for name in _NORMS_BY_LAYER:
         first: dict[str, tuple[int, str]] = {}
         for layer, norms in metrics.get(name, NestedMap()).items():
-            stack, _, index = layer.rpartition("_")
-            # A layer without an index, such as `softmax`, is a stack of its own.
-            stack, position = (stack, int(index)) if index.isdigit() else (layer, 0)
-            if not np.isfinite(norms[k]):
-                first[stack] = min((position, layer), first.get(stack, (position, layer)))
+            if np.isfinite(norms[k]):
+                continue
+            stack, position = _stack_and_position(layer)
+            if stack not in first or (position, layer) < first[stack]:
+                first[stack] = (position, layer)
         if first:
             return [f"{layer} ({name})" for _, layer in first.values()]
     return []
 
 
+def _stack_and_position(layer: str) -> tuple[str, int]:
+    """Returns ("encoder", 1) for encoder_1; a layer without an index is a stack of its own."""
+    stack, _, index = layer.rpartition("_")
+    if index.isdigit():
+        return stack, int(index)
+    return layer, 0
+
+
 class StopOnSignal(TrainHook):
     """Stops training after the call in which SIGTERM or SIGINT arrives; a second one exits at once.
 
-    Use it as a context manager around `train`, in the main thread. A thread reads the signals,
-    because Python runs no handler while the main thread is inside a device call or a compilation.
-    Afterwards `stopped_at` is the step at which a signal to any process, or another hook, stopped
-    training; None if it ran to its end. The step is saved unless it is 0.
+    Use it as a context manager around `train`, in the main thread. Another thread reads the
+    signals, because Python runs no handler while the main thread is inside a device call or a
+    compilation. Afterwards `stopped_at` is the step at which a signal to any process, or another
+    hook, stopped training; None if it ran to its end. The step is saved unless it is 0.
     """
 
     def __init__(self) -> None:
         self.stopped_at: int | None = None
-        self._requested = False
+        self._requested = False  # Set by a signal, in this thread or the other.
 
     def __enter__(self) -> Self:
         reader, self._writer = os.pipe()
-        os.set_blocking(self._writer, False)
+        os.set_blocking(self._writer, False)  # As signal.set_wakeup_fd demands.
         threading.Thread(target=self._listen, args=(reader,), name="signals", daemon=True).start()
+
+        # Python's handler in C writes the number of each signal to the pipe, at any time.
         self._handlers = {number: signal.signal(number, self._request) for number in _SIGNALS}
         self._writer_before = signal.set_wakeup_fd(self._writer)
         return self
 
     def __exit__(self, *_: object) -> None:
+        # In the reverse order, so that no signal is written to a closed pipe.
         signal.set_wakeup_fd(self._writer_before)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
-        os.close(self._writer)
+        os.close(self._writer)  # Ends the other thread.
 
     def wants_to_stop(self) -> bool:
         return self._requested
@@ -223,14 +247,17 @@ class StopOnSignal(TrainHook):
 
     def _listen(self, reader: int) -> None:
         """Reads the number of each signal until __exit__; exits at the second signal."""
-        first = None
+        is_second = False
         with os.fdopen(reader, "rb", buffering=0) as numbers:
-            while number := numbers.read(1):
-                if number[0] not in _SIGNALS:
+            while byte := numbers.read(1):
+                number = byte[0]
+                if number not in _SIGNALS:
                     continue
-                if first is not None:
-                    os._exit(128 + number[0])  # A shell's status for that signal.
-                first = signal.Signals(number[0])
+                if is_second:
+                    os._exit(128 + number)  # A shell's status for that signal.
+
                 self._request()
-                what = "training stops after this call; a second signal ends it at once."
-                os.write(2, f"\n{first.name}: {what}\n".encode())
+                name = signal.Signals(number).name
+                notice = "training stops after this call; a second signal ends it at once."
+                os.write(2, f"\n{name}: {notice}\n".encode())
+                is_second = True

@@ -23,35 +23,34 @@ from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.spmd.specs import ROWS, Share
 from lingvo_gshard.train.hooks import TrainCall, TrainHook
 
-_GROUPS_AHEAD = 2
+_GROUPS_AHEAD = 2  # One that is on the devices in time, and one that is being read.
 
 
 class Input(Protocol):
-    """What an input_fn returns; it may also have a method `close`.
-
-    Iterating yields NestedMap(features, labels) of numpy arrays, which hold this process's rows;
-    `specs` are the TensorSpecs of the rows of all processes. `get_state` returns a JSON-able dict
-    from which `set_state` continues with the batch after the last one yielded.
-    """
+    """What an input_fn returns; it may also have a method `close`."""
 
     @property
-    def specs(self) -> NestedMap: ...
+    def specs(self) -> NestedMap:
+        """The TensorSpecs of a batch with the rows of all processes."""
 
-    def __iter__(self) -> Iterator[NestedMap]: ...
+    def __iter__(self) -> Iterator[NestedMap]:
+        """Yields batches NestedMap(features, labels) of numpy arrays, with this process's rows."""
 
-    def get_state(self) -> dict[str, Any]: ...
+    def get_state(self) -> dict[str, Any]:
+        """Returns a JSON-able dict that stands for the batches yielded so far."""
 
-    def set_state(self, state: dict[str, Any]) -> None: ...
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continues with the batch after the last one yielded when `get_state` was called."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The batches of one call, arrays [K, B, ...] on their devices; their program and end state."""
+    """The batches of one call, and what it takes to run and save it."""
 
-    executable: Executable
-    batches: NestedMap
-    num_steps: int
-    input_state: dict[str, Any]
+    executable: Executable  # The program of K steps.
+    batches: NestedMap  # Arrays [K, B, ...] on their devices.
+    num_steps: int  # K.
+    input_state: dict[str, Any]  # The input's state after these batches.
 
 
 def groups(
@@ -64,15 +63,23 @@ def groups(
     batches = iter(source)
 
     def next_group() -> Group | None:
-        taken = list(itertools.islice(batches, next(sizes, 0)))
-        if not taken:
+        size = next(sizes, 0)
+        group = list(itertools.islice(batches, size))
+        if not group:
             return None
-        stacked = taken[0].Transform(lambda *leaf: np.stack(leaf), *taken[1:])
-        state, executable = source.get_state(), program(len(taken))
-        return Group(executable, executable.place("batches", stacked), len(taken), state)
 
+        # [B, ...] of each batch to [K, B, ...].
+        stacked = group[0].Transform(lambda *leaves: np.stack(leaves), *group[1:])
+        input_state = source.get_state()  # Before the next group is read.
+        num_steps = len(group)
+        executable = program(num_steps)
+        placed = executable.place("batches", stacked)
+        return Group(executable, placed, num_steps, input_state)
+
+    # A single thread, since the source must be read in order.
     thread = ThreadPoolExecutor(1, thread_name_prefix="feed")
     try:
+        # The next group is read when one is taken, so that at most these wait in memory.
         ahead = collections.deque(thread.submit(next_group) for _ in range(_GROUPS_AHEAD))
         while (group := ahead.popleft().result()) is not None:
             ahead.append(thread.submit(next_group))
@@ -82,11 +89,16 @@ def groups(
 
 
 def batch_spec_of(batch: NestedMap, specs: NestedMap, share: Share) -> NestedMap:
-    """Returns the specs of a whole batch, given a share of rows; sizes may differ from `specs`."""
+    """Returns the specs of a whole batch, given this process's share of its rows.
+
+    Sizes are those of `batch`, which may differ from the ones in `specs`.
+    """
 
     def whole(array: np.ndarray, spec: TensorSpec) -> TensorSpec:
-        sizes = zip(array.shape, spec.dims, strict=True)
-        shape = tuple(size * (share.count if dim == ROWS else 1) for size, dim in sizes)
+        shape = tuple(
+            size * share.count if dim == ROWS else size
+            for size, dim in zip(array.shape, spec.dims, strict=True)
+        )
         return dataclasses.replace(spec, shape=shape)
 
     return batch.Transform(whole, specs)
@@ -95,7 +107,9 @@ def batch_spec_of(batch: NestedMap, specs: NestedMap, share: Share) -> NestedMap
 def group_sizes(step: int, max_steps: int | None, steps_per_call: int) -> Iterator[int]:
     """Yields the number of steps in each call after `step`; the last call may do fewer."""
     while max_steps is None or step < max_steps:
-        size = steps_per_call if max_steps is None else min(steps_per_call, max_steps - step)
+        size = steps_per_call
+        if max_steps is not None:
+            size = min(size, max_steps - step)
         yield size
         step += size
 
@@ -106,12 +120,15 @@ class TrainLoop:
     def __init__(
         self, checkpoints: Checkpoints, hooks: Sequence[TrainHook], train_params: Params
     ) -> None:
-        self._checkpoints, self._hooks, self._params = checkpoints, hooks, train_params
+        self._checkpoints = checkpoints
+        self._hooks = hooks
+        self._params = train_params
         self._last_save_secs = time.monotonic()
 
     def run(self, state: NestedMap, groups: Iterable[Group]) -> None:
         """Trains, and returns once the last checkpoint is complete; raises as Checkpoints.save."""
         step = int(state.step)
+        # Hooks whose `begin` is not reached are ended, too.
         with contextlib.ExitStack() as at_end:
             for hook in reversed(self._hooks):  # An ExitStack calls the last one pushed first.
                 at_end.callback(hook.end)
@@ -120,30 +137,46 @@ class TrainLoop:
             self._run(state, groups, step)
 
     def _run(self, state: NestedMap, groups: Iterable[Group], step: int) -> None:
-        call_ended = unsaved = None
+        """Trains from `state`, after `step` steps; `run` adds the hooks' begin and end."""
+        previous_end: float | None = None  # When the previous call ended; None after a save.
+        unsaved: Group | None = None  # The last group, unless its state was saved.
         stop, _ = self._requests()
-        ahead = iter(groups)
+        upcoming = iter(groups)
+
         while not stop:
-            wait_began = time.monotonic()
-            if (group := next(ahead, None)) is None:
+            wait_start = time.monotonic()
+            group = next(upcoming, None)
+            if group is None:
                 break
-            wait_secs = time.monotonic() - wait_began
-            if call_ended is None:
-                call_ended, wait_secs = time.monotonic(), 0.0
+            wait_end = time.monotonic()
+
+            # The call is given the state's arrays to reuse: from here on, only its result exists.
             result = group.executable(state, group.batches)
-            state, step, unsaved = result.state, step + group.num_steps, group
-            metrics = result.metrics.Transform(np.asarray)  # Waits for the devices.
-            now = time.monotonic()
-            call = TrainCall(step, group.num_steps, metrics, now - call_ended, wait_secs)
-            call_ended = now
+            state = result.state
+            step += group.num_steps
+            unsaved = group
+
+            # Copying the metrics to the host waits for the devices, which ends the call.
+            metrics = result.metrics.Transform(np.asarray)
+            call_end = time.monotonic()
+            if previous_end is None:
+                call = TrainCall(step, group.num_steps, metrics, call_end - wait_end)
+            else:
+                secs = call_end - previous_end
+                call = TrainCall(step, group.num_steps, metrics, secs, wait_end - wait_start)
+            previous_end = call_end
             for hook in self._hooks:
                 hook.after_call(call)
+
             stop, save_now = self._requests()
-            due = save_now or call.reaches_multiple_of(self._params.save_checkpoints_steps)
-            if due and not stop:
+            is_due = save_now or call.reaches_multiple_of(self._params.save_checkpoints_steps)
+            if is_due and not stop:
                 self._save(step, state, group, notify=True)
-                call_ended = unsaved = None
+                unsaved = None
+                previous_end = None  # The next call's time is without the save.
                 stop, _ = self._requests()  # A hook may have taken long.
+
+        # Hooks are not told of a save at a stop, which must be quick: one of them evaluates then.
         if unsaved is not None:
             self._save(step, state, unsaved, notify=not stop)
         self._checkpoints.wait()
@@ -152,16 +185,23 @@ class TrainLoop:
                 hook.on_stop(step)
 
     def _requests(self) -> tuple[bool, bool]:
-        """Returns whether any process wants to stop, and whether any wants to save by time."""
+        """Returns whether any process wants to stop, and whether any wants to save by time.
+
+        All processes must call it.
+        """
+        # Signals and clocks differ between processes, and programs must not: the maximum decides.
+        wants_to_stop = any(hook.wants_to_stop() for hook in self._hooks)
         limit_secs = self._params.save_checkpoints_secs
         elapsed_secs = time.monotonic() - self._last_save_secs
-        wants_to_stop = any(hook.wants_to_stop() for hook in self._hooks)
         save_now = limit_secs is not None and elapsed_secs >= limit_secs
-        stop, save_now = processes.largest([wants_to_stop, save_now])
-        return bool(stop), bool(save_now)
+
+        stop_anywhere, save_anywhere = processes.largest([wants_to_stop, save_now])
+        return bool(stop_anywhere), bool(save_anywhere)
 
     def _save(self, step: int, state: NestedMap, group: Group, *, notify: bool) -> None:
+        """Begins to save the state after `group`, and tells the hooks if `notify`."""
         self._checkpoints.save(step, state, group.input_state)
         self._last_save_secs = time.monotonic()
-        for hook in self._hooks if notify else ():
-            hook.after_save(step, state)
+        if notify:
+            for hook in self._hooks:
+                hook.after_save(step, state)

@@ -17,30 +17,33 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import atomic_file, storage
 from lingvo_gshard.train.hooks import TrainCall, TrainHook, joined
 
-TRAIN_METRICS = "train_metrics.jsonl"
-EVAL_METRICS = "eval_metrics.jsonl"
+TRAIN_METRICS = "train_metrics.jsonl"  # A line for each call; see MetricsLog.
+EVAL_METRICS = "eval_metrics.jsonl"  # A line for each evaluation; see write_evaluation.
 _FLUSH_SECS = 5  # A run that is killed loses the summaries since the last flush.
 
 
 def scalars(metrics: NestedMap) -> dict[str, float]:
     """Returns every element of every metric by its tag, such as `routing/load_E/encoder_1/3`."""
-    tagged = {}
+    by_tag = {}
     for path, value in metrics.FlattenItems():
-        tag, value = path.replace(".", "/"), np.asarray(value)
-        for index in np.ndindex(value.shape):
-            tagged["/".join([tag, *map(str, index)])] = float(value[index])
-    return tagged
+        tag = path.replace(".", "/")
+        array = np.asarray(value)
+        # A scalar has one index, (), which adds nothing to the tag.
+        for index in np.ndindex(array.shape):
+            by_tag["/".join([tag, *map(str, index)])] = float(array[index])
+    return by_tag
 
 
 class SummaryHook(TrainHook):
     """Writes the metrics' means since the last summary, every `every_steps` steps.
 
-    TensorBoard's writer has a thread of its own, whose error the next summary raises.
+    TensorBoard's writer has its own thread; an error in it is raised by the next summary.
     """
 
     def __init__(self, folder: str | pathlib.Path, every_steps: int) -> None:
-        self._folder, self._every_steps = folder, every_steps
-        self._calls: list[TrainCall] = []
+        self._folder = folder
+        self._every_steps = every_steps
+        self._calls: list[TrainCall] = []  # Since the last summary.
         self._writer: EventFileWriter | None = None
 
     def after_call(self, call: TrainCall) -> None:
@@ -49,52 +52,63 @@ class SummaryHook(TrainHook):
             self._write()
 
     def end(self) -> None:
-        if self._calls:
+        if self._calls:  # Steps since the last multiple.
             self._write()
         if self._writer is not None:
             self._writer.close()
 
     def _write(self) -> None:
-        call, self._calls = joined(self._calls), []
+        call = joined(self._calls)
+        self._calls = []
         speeds = {
             "speed/steps_per_sec": call.steps_per_sec,
             "speed/input_wait_share": call.input_wait_secs / call.secs,
         }
         if call.tokens_per_sec is not None:
             speeds["speed/tokens_per_sec"] = call.tokens_per_sec
-        self._writer = self._writer or EventFileWriter(str(self._folder), flush_secs=_FLUSH_SECS)
+
+        # Not in __init__: a run that ends before its first summary leaves no file.
+        if self._writer is None:
+            self._writer = EventFileWriter(str(self._folder), flush_secs=_FLUSH_SECS)
         _add(self._writer, {**scalars(call.mean()), **speeds, **_memory_gib()}, call.step)
 
 
 def _add(writer: EventFileWriter, values: dict[str, float], step: int) -> None:
     """Adds all values of a step as one event; an event for each would take 30 times as long."""
-    summary = Summary(value=[Summary.Value(tag=k, simple_value=v) for k, v in values.items()])
-    writer.add_event(Event(step=step, wall_time=time.time(), summary=summary))
+    tagged = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
+    writer.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=tagged)))
 
 
 def _memory_gib() -> dict[str, float]:
     """Returns the peak memory of this process, and of its fullest device if devices report it."""
-    peaks = {"memory/host_peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20}
-    stats = [device.memory_stats() or {} for device in jax.local_devices()]
-    if in_bytes := max(stat.get("peak_bytes_in_use", 0) for stat in stats):
-        peaks["memory/device_peak_gib"] = in_bytes / 2**30
+    host_peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peaks = {"memory/host_peak_gib": host_peak_kib / 2**20}
+
+    device_peak_bytes = 0
+    for device in jax.local_devices():
+        stats = device.memory_stats() or {}  # CPUs have none.
+        device_peak_bytes = max(device_peak_bytes, stats.get("peak_bytes_in_use", 0))
+    if device_peak_bytes:
+        peaks["memory/device_peak_gib"] = device_peak_bytes / 2**30
     return peaks
 
 
 class MetricsLog(TrainHook):
     """Appends a line to train_metrics.jsonl after each call.
 
-    wall_secs is the time of all runs in this folder so far, with compilation and saving; this run
-    began at `began_secs` by time.monotonic. `metrics` has each metric's mean, by dotted path.
+    A line's wall_secs are those of all runs in this folder so far, with compilation and saving; its
+    `metrics` are each metric's mean over the call's steps, by dotted path.
     """
 
     def __init__(self, model_dir: str | pathlib.Path, began_secs: float) -> None:
+        """This run began at `began_secs`, by time.monotonic."""
         self._path = pathlib.Path(model_dir) / TRAIN_METRICS
         self._began_secs = began_secs
-        self._earlier_secs = 0.0
+        self._earlier_secs = 0.0  # The wall_secs of earlier runs.
 
     def begin(self, step: int) -> None:
         """Drops the lines after `step`, because those steps will be repeated."""
+        # Published at once: a bucket's copy must not have lines that this run repeats.
         kept = [line for line in read_lines(self._path) if line["step"] <= step]
         self._earlier_secs = kept[-1]["wall_secs"] if kept else 0.0
         atomic_file.write(self._path, "".join(json.dumps(line) + "\n" for line in kept))
@@ -112,16 +126,21 @@ class MetricsLog(TrainHook):
             "wall_secs": round(self._earlier_secs + time.monotonic() - self._began_secs, 3),
             "metrics": {path: mean.tolist() for path, mean in call.mean().FlattenItems()},
         }
-        append_line(self._path, line)
+        append_line(self._path, line)  # Published with the next checkpoint.
 
 
 def write_evaluation(model_dir: str | pathlib.Path, name: str, result: dict[str, Any]) -> None:
-    """Writes an evaluation to TensorBoard's folder eval_NAME and to eval_metrics.jsonl."""
+    """Writes an evaluation to TensorBoard's folder eval_NAME and to eval_metrics.jsonl.
+
+    `result` has each metric, a number or nested lists of them, and `step`.
+    """
     model_dir = pathlib.Path(model_dir)
-    writer = EventFileWriter(str(model_dir / f"eval_{name}"))
+    # Tags are as in training: `load_E/3` is an element of a list.
     values = NestedMap({metric: np.asarray(value) for metric, value in result.items()})
+    writer = EventFileWriter(str(model_dir / f"eval_{name}"))
     _add(writer, scalars(values), int(result["step"]))
     writer.close()
+
     append_line(model_dir / EVAL_METRICS, {"name": name, **result})
     storage.publish(model_dir)
 
@@ -129,19 +148,26 @@ def write_evaluation(model_dir: str | pathlib.Path, name: str, result: dict[str,
 def append_line(path: pathlib.Path, line: dict[str, Any]) -> None:
     """Appends a JSON line, and replaces an incomplete last one; an OSError names the file."""
     with atomic_file.naming(path), path.open("ab+") as file:
-        file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
-        if file.read(1) not in (b"", b"\n"):
+        # A full disk or a power cut may have left a line without its end.
+        size_bytes = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size_bytes - 1))
+        last_byte = file.read(1)
+        if last_byte not in (b"", b"\n"):
             file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
+            end_of_whole_lines = file.read().rfind(b"\n") + 1
+            file.truncate(end_of_whole_lines)
+
         file.write(json.dumps(line).encode() + b"\n")
 
 
 def read_lines(path: pathlib.Path) -> list[dict[str, Any]]:
-    """Returns a file's JSON lines without an incomplete last one; none if there is no file.
+    """Returns a file's JSON lines, [] if there is no file. An incomplete last line is left out.
 
     Raises ValueError for a damaged line.
     """
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    if not path.exists():
+        return []
+    lines = path.read_bytes().splitlines(keepends=True)
     try:
         return [json.loads(line) for line in lines if line.endswith(b"\n")]
     except ValueError as error:

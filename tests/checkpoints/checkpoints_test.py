@@ -184,7 +184,7 @@ def test_an_unreadable_file_is_not_damage(tmp_path, monkeypatch):
         assert saved.steps() == [3, 4]
 
 
-def test_a_checkpoint_of_an_earlier_version_is_restored(tmp_path):
+def test_a_checkpoint_of_an_earlier_version_is_refused_and_stays(tmp_path):
     """It has no digest of its description, but digests of all files."""
     _saved(tmp_path, (3,))
     path = tmp_path / "checkpoints/3/about/metadata"
@@ -192,9 +192,17 @@ def test_a_checkpoint_of_an_earlier_version_is_restored(tmp_path):
     del about["digest"]
     path.write_text(json.dumps(about))
     (tmp_path / "checkpoints/3/digests.json").write_text('{"time": 1.0, "files": {}}')
-    restored = _newest(tmp_path)
-    assert restored.input_state == {"index": 3}
-    _same(restored.state, _state(3))
+    with pytest.raises(ValueError, match="an earlier version wrote this .* export the weights"):
+        _newest(tmp_path)
+    assert path.exists() and not (tmp_path / "damaged_checkpoints").exists()
+
+
+def test_a_lost_digest_is_damage(tmp_path):
+    """As one changed letter of its key would make it."""
+    _saved(tmp_path, (3, 6))
+    path = tmp_path / "checkpoints/6/about/metadata"
+    path.write_text(path.read_text().replace('"digest"', '"digess"'))
+    assert _newest(tmp_path).step == 3
 
 
 def _with_first_layer(spec):

@@ -11,7 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from safetensors.numpy import load_file, save_file
 
 from lingvo_gshard.checkpoints import exported, stored
-from lingvo_gshard.checkpoints.stored import SavedArray, fingerprint
+from lingvo_gshard.checkpoints.fingerprints import fingerprint
+from lingvo_gshard.checkpoints.stored import SavedArray
 from lingvo_gshard.checkpoints.warm_start import Rule, WarmStart
 from lingvo_gshard.files import safetensors_file
 from lingvo_gshard.sharding.layout import TensorSpec

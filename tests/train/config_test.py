@@ -73,10 +73,10 @@ def test_the_stages_of_a_pipeline_may_change(tmp_path):
     config.check_folder(tmp_path, "task.dim : 4\n" + stages, ("task",))
 
 
-def test_settings_of_earlier_versions_are_ignored(tmp_path):
-    removed = "task.moe.second_threshold : 0.2\ntask.moe.train_capacity.number : 1\n"
-    (tmp_path / "params.txt").write_text("task.dim : 4\n" + removed)
-    config.check_folder(tmp_path, "task.dim : 4\n", ("task",))
+def test_settings_that_are_gone_make_it_another_model(tmp_path):
+    (tmp_path / "params.txt").write_text("task.dim : 4\ntask.moe.threshold : 0.2\n")
+    with pytest.raises(ValueError, match=r"choose another .* task.moe.threshold: absent, not 0.2"):
+        config.check_folder(tmp_path, "task.dim : 4\n", ("task",))
 
 
 _CLAIMS = """

@@ -1,0 +1,80 @@
+"""Fingerprints: the same however an array is split, another for every change."""
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lingvo_gshard.checkpoints.fingerprints import difference, fingerprint
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.sharding.layout import TensorSpec
+
+_E, _M, _H = 8, 4, 6
+_SPEC = NestedMap(
+    step=TensorSpec((), "int32", ""),
+    wg=TensorSpec((_M, _E), "bfloat16", "M_"),
+    wi=TensorSpec((_E, _M, _H), "float32", "EMH"),
+    wo=TensorSpec((_H, _E, _M), "float32", "HEM"),  # Experts need not come first.
+)
+
+
+def _arrays(seed=0):
+    random = np.random.default_rng(seed)
+    return _SPEC.Transform(lambda s: np.asarray(9 * random.random(s.shape)).astype(s.dtype))
+
+
+def _fingerprints(arrays, mesh_shape=(1, 1)):
+    mesh = jax.make_mesh(mesh_shape, ("x", "y"))
+    axes = {"E": "x", "M": "y"}
+    placed = [
+        jax.device_put(a, NamedSharding(mesh, PartitionSpec(*(axes.get(d) for d in s.dims))))
+        for a, s in zip(arrays.Flatten(), _SPEC.Flatten(), strict=True)
+    ]
+    pairs = zip(placed, _SPEC.FlattenItems(), strict=True)
+    return {path: fingerprint(array, spec.dims) for array, (path, spec) in pairs}
+
+
+def test_one_for_each_expert_whatever_the_mesh():
+    whole = _fingerprints(_arrays())
+    counts = {path: len(digits) for path, digits in whole.items()}
+    assert counts == {"step": 1, "wg": 1, "wi": _E, "wo": _E}
+    assert len(set().union(*whole.values())) == 2 + 2 * _E
+    for mesh_shape in ((8, 1), (2, 4), (1, 2)):
+        assert _fingerprints(_arrays(), mesh_shape) == whole
+
+
+@pytest.mark.parametrize("path", ["wi", "wo"])
+def test_a_changed_bit_and_swapped_experts_show(path):
+    dim = _SPEC[path].dims.index("E")
+    before = _fingerprints(_arrays())[path]
+
+    changed = _arrays()
+    expert = np.moveaxis(changed[path], dim, 0)[3]
+    expert.view(np.uint32)[1, 2] ^= 1
+    after = _fingerprints(changed)[path]
+    assert [i for i in range(_E) if before[i] != after[i]] == [3]
+
+    swapped = _arrays()
+    swapped[path] = np.take(swapped[path], [1, 0, *range(2, _E)], axis=dim)
+    assert _fingerprints(swapped)[path] == [before[1], before[0], *before[2:]]
+
+
+def test_elements_that_change_places_show():
+    arrays = _arrays()
+    before = _fingerprints(arrays)["wi"]
+    arrays.wi[5] = arrays.wi[5, :, ::-1]
+    assert [a == b for a, b in zip(before, _fingerprints(arrays)["wi"], strict=True)] == [
+        i != 5 for i in range(_E)
+    ]
+
+
+def test_a_difference_names_the_experts_of_the_range_that_was_read():
+    saved = ["a", "b", "c", "d"]
+    assert difference("wi", saved, ["a", "b", "c", "d"]) == ""
+    assert difference("wi", saved, ["a", "x", "c", "y"]) == (
+        "wi is not what was saved, in experts [1, 3]"
+    )
+    assert difference("wi", saved, ["c", "d"], slice(2, 4)) == ""
+    assert difference("wi", saved, ["c", "x"], slice(2, 4)) == (
+        "wi is not what was saved, in experts [3]"
+    )
