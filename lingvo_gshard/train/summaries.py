@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import resource
+import socket
 import time
 from typing import Any
 
@@ -11,7 +12,7 @@ import jax
 import numpy as np
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.proto.summary_pb2 import Summary
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import atomic_file, storage
@@ -19,7 +20,6 @@ from lingvo_gshard.train.hooks import TrainCall, TrainHook, joined
 
 TRAIN_METRICS = "train_metrics.jsonl"  # A line for each call; see MetricsLog.
 EVAL_METRICS = "eval_metrics.jsonl"  # A line for each evaluation; see write_evaluation.
-_FLUSH_SECS = 5  # A run that is killed loses the summaries since the last flush.
 
 
 def scalars(metrics: NestedMap) -> dict[str, float]:
@@ -35,16 +35,13 @@ def scalars(metrics: NestedMap) -> dict[str, float]:
 
 
 class SummaryHook(TrainHook):
-    """Writes the metrics' means since the last summary, every `every_steps` steps.
-
-    TensorBoard's writer has its own thread; an error in it is raised by the next summary.
-    """
+    """Writes the metrics' means since the last summary, every `every_steps` steps."""
 
     def __init__(self, folder: str | pathlib.Path, every_steps: int) -> None:
         self._folder = folder
         self._every_steps = every_steps
         self._calls: list[TrainCall] = []  # Since the last summary.
-        self._writer: EventFileWriter | None = None
+        self._writer: RecordWriter | None = None
 
     def after_call(self, call: TrainCall) -> None:
         self._calls.append(call)
@@ -69,14 +66,30 @@ class SummaryHook(TrainHook):
 
         # Not in __init__: a run that ends before its first summary leaves no file.
         if self._writer is None:
-            self._writer = EventFileWriter(str(self._folder), flush_secs=_FLUSH_SECS)
+            self._writer = _new_file(self._folder)
         _add(self._writer, {**scalars(call.mean()), **speeds, **_memory_gib()}, call.step)
 
 
-def _add(writer: EventFileWriter, values: dict[str, float], step: int) -> None:
+def _new_file(folder: str | pathlib.Path) -> RecordWriter:
+    """Opens a file of events, with the first event that TensorBoard expects in each.
+
+    TensorBoard's own EventFileWriter would import TensorFlow, to write to buckets.
+    """
+    folder = pathlib.Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    # The name begins as TensorBoard looks for it, and no two runs have the same one.
+    name = f"events.out.tfevents.{time.time_ns()}.{socket.gethostname()}.{os.getpid()}"
+    writer = RecordWriter((folder / name).open("xb"))
+    writer.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+    return writer
+
+
+def _add(writer: RecordWriter, values: dict[str, float], step: int) -> None:
     """Adds all values of a step as one event; an event for each would take 30 times as long."""
     tagged = [Summary.Value(tag=tag, simple_value=value) for tag, value in values.items()]
-    writer.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=tagged)))
+    event = Event(step=step, wall_time=time.time(), summary=Summary(value=tagged))
+    writer.write(event.SerializeToString())
+    writer.flush()  # A run that is killed keeps it.
 
 
 def _memory_gib() -> dict[str, float]:
@@ -137,7 +150,7 @@ def write_evaluation(model_dir: str | pathlib.Path, name: str, result: dict[str,
     model_dir = pathlib.Path(model_dir)
     # Tags are as in training: `load_E/3` is an element of a list.
     values = NestedMap({metric: np.asarray(value) for metric, value in result.items()})
-    writer = EventFileWriter(str(model_dir / f"eval_{name}"))
+    writer = _new_file(model_dir / f"eval_{name}")
     _add(writer, scalars(values), int(result["step"]))
     writer.close()
 
