@@ -2,6 +2,9 @@
 
 The functions below run in that process (spmd/tracer.py), which builds the model again from its
 Params. In a process that only compiles and runs, TensorFlow is never imported.
+
+The other process is given no setting that programs do not depend on: with another max_steps or
+data_dir, the Program that was kept is found again.
 """
 
 import dataclasses
@@ -26,15 +29,27 @@ class ExperimentPrograms:
 
     def initializer(self) -> Program:
         """Returns the program that makes a new state."""
-        return tracer.traced(initializer, self.params, self.partitioning)
+        return tracer.traced(initializer, self._settings(), self.partitioning)
 
     def step(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Program:
         """Returns the program of a mode; see ProgramSource.step."""
-        return tracer.traced(step, self.params, self.partitioning, mode, batch_spec, num_steps)
+        return tracer.traced(step, self._settings(), self.partitioning, mode, batch_spec, num_steps)
 
     def decoder(self, source_len: int) -> Program:
         """Returns the program that decodes sources of one length; its state is theta alone."""
-        return tracer.traced(decoder, self.params, self.partitioning, source_len)
+        return tracer.traced(decoder, self._settings("decode"), self.partitioning, source_len)
+
+    def _settings(self, *groups: str) -> Params:
+        """Returns the settings that programs depend on, and these groups besides."""
+        settings = Params()
+        for group in ("task", "optimizer", *groups):
+            settings.Define(group, self.params.Get(group), self.params.Describe(group))
+
+        train = Params()
+        for name in ("seed", "scatter_gradients"):
+            train.Define(name, self.params.train.Get(name), self.params.train.Describe(name))
+        settings.Define("train", train, self.params.Describe("train"))
+        return settings
 
 
 def initializer(params: Params, partitioning: Partitioning) -> Program:
