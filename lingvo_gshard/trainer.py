@@ -39,7 +39,6 @@ def main() -> None:
         num_partitions, devices = cli.start_devices(launch.model)
 
         # A wrong model or setting has been reported by now, without waiting for these.
-        from lingvo_gshard.evaluation import decode_split, run_report
         from lingvo_gshard.runs import modes
         from lingvo_gshard.runs.run import open_run
 
@@ -60,8 +59,12 @@ def main() -> None:
             case "export":
                 modes.export(run)
             case "decode":
+                from lingvo_gshard.evaluation import decode_split
+
                 decode_split.decode_split(run, _SPLIT.value)
             case "report":
+                from lingvo_gshard.evaluation import run_report
+
                 path = run_report.report(run)
                 modes.print_once(f"Wrote {storage.origin(path)}.")
 

@@ -14,7 +14,6 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import digests, storage, table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
-from lingvo_gshard.runs import expert_load
 from lingvo_gshard.runs.launch import check_vocabularies, record
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
@@ -115,6 +114,9 @@ def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
             _announce(run)
             yield lambda _: source, stop
     if processes.is_first():
+        # Matplotlib would hold up the start by half a second.
+        from lingvo_gshard.runs import expert_load
+
         expert_load.draw(run.logdir)
     if stop.stopped_at is not None:
         saved = ", which is saved" if stop.stopped_at else ": nothing was done yet"
