@@ -52,7 +52,7 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class _Record:
-    """What a run's folder says of it: the launch, and the vocabularies beside it."""
+    """The record in a run's folder: its launch, and the files of its vocabularies."""
 
     launch: Launch
     files: tuple[File, ...]
@@ -99,8 +99,8 @@ def launch_of(
 def with_product_dtype(launch: Launch, logdir: str) -> tuple[Launch, Params]:
     """Returns the launch and its Params, with a dtype in place of `task.product_dtype=auto`.
 
-    It is the one of the folder's run, which so keeps its program on every machine, or else what
-    suits this machine. Raises ValueError as `experiment_params`.
+    A run that the folder holds keeps its dtype, and so its program, on every machine. A new one
+    gets what suits this machine. Raises ValueError as `experiment_params`.
     """
     params = experiment_params(launch)
     if params.task.product_dtype != "auto":

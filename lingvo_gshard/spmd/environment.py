@@ -73,7 +73,7 @@ def prepare(num_devices: int | None = None, platform: str | None = None) -> None
         raise ValueError(f"prepare: num_devices must be 1 or more, got {num_devices}.")
     versions.check_jax()
 
-    # For whatever JAX will run on.
+    # What both libraries need, whatever they run on.
     _disable_constant_folding()
     os.environ.setdefault(_LOG_LEVEL, _ERRORS_ONLY)
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # Its older name; JAX refuses both.

@@ -30,13 +30,16 @@ class _Leaf:
     sharding: jax.sharding.NamedSharding
 
     def check(self, what: str, array: Any) -> None:
-        """Raises ValueError, prefixed by `what`, unless `array` is the whole or this process's."""
+        """Raises ValueError, prefixed by `what`, unless `array` is as expected.
+
+        It is either the whole, or what the devices of this process hold of it.
+        """
         whole_shape = self.spec.shape
         shape = getattr(array, "shape", None)
         if shape == whole_shape and array.dtype == self.spec.dtype:
             return
 
-        # The shape of what the devices of this process hold together.
+        # Along each dim, this process's devices hold some of the parts.
         own_shape = tuple(
             jax_private.num_addressable_indices(self.sharding, dim, whole_shape)
             for dim in range(len(whole_shape))
@@ -56,7 +59,7 @@ class _Leaf:
         may_alias = False if is_donated else None
 
         if isinstance(array, jax.Array) and array.shape == self.spec.shape:
-            # Equality is quick, and holds for what a call returned to be passed to the next.
+            # Equality is quick to find, and holds for a state that the last call returned.
             if array.sharding == self.sharding:
                 return array
             if array.sharding.is_equivalent_to(self.sharding, array.ndim):

@@ -119,7 +119,7 @@ def joined(processes: Processes) -> Iterator[None]:
         if logging.getLogger().isEnabledFor(logging.DEBUG):
             traceback.print_exc()
         if _is_from_xla(error):
-            # Another process may be the cause; this one is then ended in the meantime.
+            # If another process is the cause, a thread that watches ends this one meanwhile.
             time.sleep(processes.heartbeat_timeout_secs + 5)
         membership.fail(" ".join((str(error) or repr(error)).split()))
     finally:
@@ -137,7 +137,7 @@ def _is_from_xla(error: BaseException | None) -> bool:
 
 
 class _Membership:
-    """This process's part in the others' work: it ends when another one dies or fails."""
+    """This process among the others: it watches them, and ends when one of them dies or fails."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
@@ -151,7 +151,7 @@ class _Membership:
         """Starts JAX's distributed runtime, and watches the others from then on."""
         coordinator = self._processes.coordinator
         timeout_secs = self._processes.timeout_secs
-        # Until all have joined, nobody can be told why; so each process waits for itself.
+        # Before all have joined, no service could spread a reason: each has a timer of its own.
         late = (
             f"not all {self._processes.num_processes} processes came to {coordinator} within "
             f"{timeout_secs} s"

@@ -62,7 +62,7 @@ class DecoderSpec:
 
     @property
     def source_languages(self) -> tuple[str, ...]:
-        """The codes of the languages to translate from."""
+        """Returns the codes of the languages to translate from."""
         return source_languages(self.languages)
 
     def beginning(self, target: str | None) -> str:

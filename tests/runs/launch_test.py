@@ -9,9 +9,9 @@ from lingvo_gshard import registry
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, tokenizer
 from lingvo_gshard.runs import launch as launches
-from lingvo_gshard.runs import modes
 from lingvo_gshard.runs.launch import DataFacts, Launch
 from lingvo_gshard.train.hooks import NonFinite
+from tests.runs import data_folder
 
 _FACTS = DataFacts(4000, 2000, ("de", "fr", "qta"))
 _LAUNCH = Launch("toy.Dense4L", (), "/data", _FACTS)
@@ -62,7 +62,9 @@ def test_settings_that_go_on_from_a_run_take_the_place_of_its_own(tmp_path, has_
     """The same command again and again records each of them once."""
     has_units(False)
     launch = dataclasses.replace(_LAUNCH, overrides=("train.max_steps=5", "train.seed=2"))
-    launches.record(_prepared(tmp_path / "data", b"ours", b"english", launch), str(tmp_path))
+    launches.record(
+        data_folder.prepare(tmp_path / "data", b"ours", b"english", launch), str(tmp_path)
+    )
     for _ in range(2):
         launch = launches.launch_of(None, ("train.max_steps=9",), None, str(tmp_path))
         launch, _ = launches.with_product_dtype(launch, str(tmp_path))
@@ -124,31 +126,19 @@ def test_a_record_that_lacks_something_is_refused(tmp_path, fields, message):
 
 def test_a_record_reads_back(tmp_path):
     want = Launch("toy.Dense4L", ("a=1",), "/data", DataFacts(3, 4, ("de",)))
-    want = _prepared(tmp_path / "data", b"ours", b"english", want)
+    want = data_folder.prepare(tmp_path / "data", b"ours", b"english", want)
     launches.record(want, str(tmp_path))
     assert launches.recorded(str(tmp_path)) == want
 
 
-def _prepared(folder, source, target, launch=_LAUNCH):
-    """A data folder as far as `record` reads it: a manifest and two vocabularies."""
-    vocabularies = []
-    for name, content in (("source", source), ("target", target)):
-        (folder / "vocab").mkdir(parents=True, exist_ok=True)
-        (folder / "vocab" / f"{name}.model").write_bytes(content)
-        file = digests.describe(folder, f"vocab/{name}.model")
-        vocabularies.append(manifest.Vocabulary(file, 8))
-    manifest.save(manifest.Manifest((), *vocabularies, {}, {}), folder)
-    return dataclasses.replace(launch, data_dir=str(folder))
-
-
 def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
     logdir = str(tmp_path / "run")
-    launch = _prepared(tmp_path / "a", b"ours", b"english")
+    launch = data_folder.prepare(tmp_path / "a", b"ours", b"english", _LAUNCH)
     launches.record(launch, logdir)
     launches.record(launch, logdir)  # As when a run goes on.
     assert [p.read_bytes() for p in tokenizer.vocabulary_files(logdir)] == [b"ours", b"english"]
     with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
-        launches.record(_prepared(tmp_path / "b", b"ours", b"other"), logdir)
+        launches.record(data_folder.prepare(tmp_path / "b", b"ours", b"other", _LAUNCH), logdir)
     assert launches.recorded(logdir) == launch
     assert [p.read_bytes() for p in launches.vocabularies(logdir)] == [b"ours", b"english"]
     (tmp_path / "run/vocab/source.model").write_bytes(b"0urs")
@@ -157,7 +147,7 @@ def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
 
 
 def test_a_damaged_vocabulary_is_not_recorded(tmp_path):
-    launch = _prepared(tmp_path / "data", b"ours", b"english")
+    launch = data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH)
     (tmp_path / "data/vocab/source.model").write_bytes(b"0urs")
     with pytest.raises(ValueError, match=r"vocab/source.model has SHA-256"):
         launches.record(launch, str(tmp_path / "run"))
@@ -184,7 +174,7 @@ def _product_dtype(folder, *overrides, model="toy.MoE8E4L"):
 
 
 def test_a_new_run_rounds_factors_where_the_cpu_has_units_for_it(tmp_path, has_units):
-    _prepared(tmp_path / "data", b"ours", b"english")
+    data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH)
     sizes = "task.source_vocab_size=8", "task.target_vocab_size=8"
     for here, expected in ((True, "bfloat16"), (False, "float32")):
         has_units(here)
@@ -198,20 +188,11 @@ def test_a_new_run_rounds_factors_where_the_cpu_has_units_for_it(tmp_path, has_u
 def test_a_run_keeps_its_products_on_another_machine(tmp_path, has_units, model, recorded):
     launch = dataclasses.replace(_LAUNCH, overrides=(f"task.product_dtype={recorded}",))
     launches.record(
-        _prepared(tmp_path / "data", b"ours", b"english", launch), str(tmp_path / "run")
+        data_folder.prepare(tmp_path / "data", b"ours", b"english", launch), str(tmp_path / "run")
     )
     for here in (True, False):
         has_units(here)
         assert _product_dtype(tmp_path, model=model) == recorded
-
-
-@pytest.mark.parametrize("evaluate", [modes.evaluate, modes.evaluate_continuously])
-def test_nothing_is_evaluated_on_data_of_another_vocabulary(tmp_path, evaluate):
-    launches.record(_prepared(tmp_path / "a", b"ours", b"english"), str(tmp_path / "run"))
-    other = _prepared(tmp_path / "b", b"ours", b"other")
-    run = types.SimpleNamespace(launch=other, logdir=str(tmp_path / "run"))
-    with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
-        evaluate(run)
 
 
 def test_a_language_without_training_text_is_none_of_the_model(monkeypatch):
