@@ -125,12 +125,9 @@ def _imported(path):
 
 
 def test_it_holds_what_translate_and_serve_import_and_no_other_room(made):
-    remaining = [
-        "lingvo_gshard/__init__.py",
-        "lingvo_gshard/translate.py",
-        "lingvo_gshard/serve.py",
-    ]
-    reached = set()
+    remaining = ["lingvo_gshard/translate.py", "lingvo_gshard/serve.py"]
+    # The package's public names are imported when they are used, and these programs use none.
+    reached = {"lingvo_gshard/__init__.py"}
     while remaining:
         path = remaining.pop()
         # A run is opened for --logdir alone.
