@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from lingvo_gshard.spmd.lowering import export as export
     from lingvo_gshard.train.estimator import TPUEstimator as TPUEstimator
 
+# Where each name is defined. A type checker reads the imports above, Python reads this.
 _HOMES = {
     "AnnotatedFn": "spmd.annotated_fn",
     "Annotator": "sharding.annotator",
@@ -43,6 +44,7 @@ _HOMES = {
 
 __all__ = sorted(_HOMES)
 
+# pip refuses another Python; this is for a checkout, and for a bundle's copy.
 if not (3, 11) <= sys.version_info[:2] <= (3, 13):
     _MESSAGE = (
         "lingvo_gshard needs Python 3.11 to 3.13 (3.14 as soon as TensorFlow has a release for "
@@ -60,6 +62,8 @@ def __getattr__(name: str) -> Any:
 
     # The environment must be as TensorFlow and JAX need it before either is imported.
     importlib.import_module(f"{__name__}.spmd.environment").prepare()
+
+    # Once set, the name is found without this function.
     value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
     globals()[name] = value
     return value

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from lingvo_gshard.spmd.processes import Processes
 
 _NO_MEMORY = "RESOURCE_EXHAUSTED: "  # XLA's errors begin with a status code.
-# What absl says of a wrong flag, and the same in plain words.
+# absl's messages about a wrong flag, and plain ones in their place.
 _PLAIN = {
     r"flag --(\w+)=None: Flag .* must have a value other than None": r"--\1 is missing",
     r"flag --(\w+)=.*: (.*) is not a positive integer": r"--\1 must be 1 or more, got \2",
@@ -38,19 +38,42 @@ _PLAIN = {
 @functools.cache  # Tests import several binaries into one process.
 def define_devices() -> None:
     """Defines the flags of a binary that computes: on which devices, and in how many processes."""
-    platform = "What to compute on; auto: accelerators if there are any, else virtual CPU devices."
-    partitions = "Devices to split the model over: by default all accelerators, or one CPU device."
-    cluster = "auto: what Slurm, Open MPI, Kubernetes or Cloud TPU say."
-    port = "The port of process 0, with --cluster=auto."
-    timeout = "Seconds to wait for the other processes at the start."
-    flags.DEFINE_enum("platform", "auto", ["auto", "cpu", "cuda", "tpu"], platform)
-    flags.DEFINE_integer("num_partitions", None, partitions, lower_bound=1)
-    flags.DEFINE_enum("cluster", "none", ["auto", "none"], cluster)
+    flags.DEFINE_enum(
+        "platform",
+        "auto",
+        ["auto", "cpu", "cuda", "tpu"],
+        "What to compute on; auto: accelerators if there are any, else virtual CPU devices.",
+    )
+    flags.DEFINE_integer(
+        "num_partitions",
+        None,
+        "Devices to split the model over: by default all accelerators, or one CPU device.",
+        lower_bound=1,
+    )
+
+    # A cluster tells the processes of each other, or the next flags do.
+    flags.DEFINE_enum(
+        "cluster",
+        "none",
+        ["auto", "none"],
+        "auto: what Slurm, Open MPI, Kubernetes or Cloud TPU say.",
+    )
+    flags.DEFINE_integer(
+        "coordinator_port",
+        None,
+        "The port of process 0, with --cluster=auto.",
+        lower_bound=1,
+        upper_bound=65535,
+    )
     flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0, if several.")
-    flags.DEFINE_integer("coordinator_port", None, port, 1, 65535)
     flags.DEFINE_integer("num_processes", 1, "Processes that work together.", lower_bound=1)
     flags.DEFINE_integer("process_id", 0, "This process's number among them.")
-    flags.DEFINE_integer("join_timeout_secs", 300, timeout, lower_bound=1)
+    flags.DEFINE_integer(
+        "join_timeout_secs",
+        300,
+        "Seconds to wait for the other processes at the start.",
+        lower_bound=1,
+    )
 
 
 def start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
@@ -60,7 +83,8 @@ def start_devices(model: str, partitions: int | None = None) -> tuple[int, str]:
     """
     from lingvo_gshard.spmd import devices
 
-    if processes() is None:  # Otherwise `joined` has done it.
+    # With several processes, `joined` has done it, before JAX could start.
+    if processes() is None:
         _prepare_devices(partitions)
 
     started = devices.start(partitions or flags.FLAGS.num_partitions)
@@ -72,17 +96,21 @@ def _prepare_devices(partitions: int | None) -> None:
     """Prepares the platform, and this process's part of `partitions`, or of --num_partitions."""
     from lingvo_gshard.spmd import devices
 
+    # Each process has as many devices as the others.
     several = processes()
-    count = several.num_processes if several else 1
+    num_processes = several.num_processes if several else 1
     what = "a bundle of" if partitions else "--num_partitions of"
-    partitions = partitions or flags.FLAGS.num_partitions or count
-    if partitions % count:
-        raise ValueError(f"{count} processes need {what} {count} or a multiple, got {partitions}.")
+    partitions = partitions or flags.FLAGS.num_partitions or num_processes
+    if partitions % num_processes:
+        raise ValueError(
+            f"{num_processes} processes need {what} {num_processes} or a multiple, got "
+            f"{partitions}."
+        )
 
     platform = flags.FLAGS.platform
     if platform == "auto":  # It becomes None if JAX_PLATFORMS decides.
         platform = devices.find()
-    environment.prepare(partitions // count, platform)
+    environment.prepare(partitions // num_processes, platform)
 
 
 def joined(partitions: int | None = None) -> contextlib.AbstractContextManager[None]:
@@ -103,27 +131,30 @@ def processes() -> Processes | None:
 
     Raises ValueError for flags that do not go together, and as spmd.processes.detected.
     """
-    given = flags.FLAGS
-    if given.cluster == "none" and given.num_processes == 1:
-        if (given.process_id or given.coordinator) and not given["num_processes"].present:
+    # One process, unless flags speak of others.
+    values = flags.FLAGS
+    if values.cluster == "none" and values.num_processes == 1:
+        has_others = values.process_id or values.coordinator
+        if has_others and not values["num_processes"].present:
             raise ValueError("--coordinator and --process_id need --num_processes.")
-        if given.process_id:
-            raise ValueError(f"--process_id={given.process_id}: expected 0 for --num_processes=1.")
+        if values.process_id:
+            raise ValueError(f"--process_id={values.process_id}: expected 0 for --num_processes=1.")
         return None
 
     from lingvo_gshard.spmd import processes as spmd_processes
 
-    timeout_secs = given.join_timeout_secs
-    if given.cluster == "auto":
-        if given.coordinator is not None or given.num_processes != 1 or given.process_id:
+    # The cluster knows all of it, and may have started this process alone.
+    timeout_secs = values.join_timeout_secs
+    if values.cluster == "auto":
+        if values.coordinator is not None or values.num_processes != 1 or values.process_id:
             raise ValueError("--cluster=auto: omit --coordinator, --num_processes, --process_id.")
-        detected = spmd_processes.detected(given.coordinator_port, timeout_secs)
+        detected = spmd_processes.detected(values.coordinator_port, timeout_secs)
         return detected if detected.num_processes > 1 else None
 
-    if given.coordinator is None:
+    if values.coordinator is None:
         raise ValueError("--num_processes needs --coordinator=HOST:PORT, the address of process 0.")
     return spmd_processes.Processes(
-        given.coordinator, given.num_processes, given.process_id, timeout_secs=timeout_secs
+        values.coordinator, values.num_processes, values.process_id, timeout_secs=timeout_secs
     )
 
 
@@ -140,20 +171,25 @@ def run(program: str, main: Callable[[], None]) -> None:
         try:
             if len(argv) > 1:
                 raise ValueError(f"unexpected arguments {argv[1:]}; see --help.")
+            # Before `main` imports what reads the environment when it is loaded.
             environment.prepare()
             if not logging.level_debug():
                 logging.set_verbosity(logging.WARNING)  # Hides the libraries' news.
             main()
+
         except BrokenPipeError:
-            # What is still buffered has no reader.
+            # Python writes what is still buffered when it exits, and nobody reads it any more.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(128 + signal.SIGPIPE)
+
         except (ValueError, OSError, FloatingPointError, MemoryError, RuntimeError) as error:
+            # A RuntimeError is a mistake of ours, unless XLA lacks memory.
             is_known = not isinstance(error, RuntimeError) or str(error).startswith(_NO_MEMORY)
             if logging.level_debug() or not is_known:
                 raise
             reason = "out of memory" if isinstance(error, MemoryError) else repr(error)
             sys.exit(f"{program}: {str(error) or reason}")
+
         except KeyboardInterrupt:
             print(f"{program}: interrupted", file=sys.stderr)
             sys.exit(128 + signal.SIGINT)
@@ -172,8 +208,8 @@ def _parse(program: str, argv: list[str]) -> list[str]:
         return flags.FLAGS(argv)
     except flags.Error as error:
         reason = str(error).rstrip(".")
-        for theirs, plain in _PLAIN.items():
-            reason = re.sub(theirs, plain, reason)
+        for absls, plain in _PLAIN.items():
+            reason = re.sub(absls, plain, reason)
         sys.exit(f"{program}: {reason}; see --help.")
     except SystemExit:  # absl exits with status 1 after --help.
         sys.exit(0)

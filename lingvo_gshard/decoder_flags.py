@@ -36,6 +36,7 @@ def check() -> None:
     if BUNDLE.value is None:
         return
 
+    # A bundle's programs and weights are made; only a run has the choice.
     for flag in (_BATCH_SIZE, _AVERAGE):
         if flag.value is not None:
             raise ValueError(f"--{flag.name} needs --logdir.")
@@ -54,11 +55,13 @@ def translator() -> Iterator[Translator]:
         with cli.joined(), opened_run() as run:
             from lingvo_gshard.translation.translator import Translator
 
-            yield Translator(*run.decoder())
+            decoder, source, target = run.decoder()
+            yield Translator(decoder, source, target)
         return
 
     from lingvo_gshard.translation import bundle
 
+    # The spec alone tells how many devices to start; weights and programs are read after that.
     spec = bundle.load_spec(BUNDLE.value)
     with cli.joined(spec.num_partitions):
         yield from_bundle(spec)
@@ -82,7 +85,8 @@ def reloaded() -> Translator:
     from lingvo_gshard.translation.translator import Translator
 
     assert BUNDLE.value is not None
-    return Translator(*bundle.load(BUNDLE.value))
+    decoder, source, target = bundle.load(BUNDLE.value)
+    return Translator(decoder, source, target)
 
 
 @contextlib.contextmanager
@@ -96,8 +100,9 @@ def opened_run() -> Iterator[Run]:
     assert LOGDIR.value is not None
     with storage.working(LOGDIR.value) as logdir:
         launch = launches.recorded(str(logdir))
-        _check_language(launch.trained_on)
+        _check_language(launches.trained_on(launch, launches.experiment_params(launch)))
 
+        # Flags are settings of the experiment; what is not given is as it was in training.
         settings = {"num_best": NBEST.value, "tell_attention": ATTENTION.value}
         for flag in (_BEAM_SIZE, _BATCH_SIZE, _AVERAGE):
             if flag.value is not None:
@@ -119,10 +124,13 @@ def _start_devices(model: str, partitions: int | None = None) -> int:
 
 
 def _check_language(trained_on: Sequence[str]) -> None:
-    code, languages = _SOURCE_LANG.value, example_codec.source_languages(trained_on)
+    """Raises ValueError if --source_lang is none of the model's languages."""
+    code = _SOURCE_LANG.value
+    languages = example_codec.source_languages(trained_on)
     if code is None or code in languages:
         return
 
+    # Codes such as `dee` are mostly slips.
     near = difflib.get_close_matches(code, languages, n=1)
     hint = f" Did you mean {near[0]}?" if near else ""
     raise ValueError(

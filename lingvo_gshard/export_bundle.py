@@ -13,6 +13,7 @@ wrote them. A newer release makes them again from the bundle itself:
 from absl import flags
 
 from lingvo_gshard import cli, decoder_flags
+from lingvo_gshard.spmd import environment
 
 _FROM_BUNDLE = flags.DEFINE_string("from_bundle", None, "An older bundle, in place of --logdir.")
 cli.define_devices()
@@ -22,7 +23,9 @@ flags.adopt_module_key_flags(decoder_flags)
 
 def main() -> None:
     """Writes the bundle; raises ValueError for a user's mistake."""
-    logdir, older = decoder_flags.LOGDIR.value, _FROM_BUNDLE.value
+    # One source, a run or an older bundle, and one folder to write.
+    logdir = decoder_flags.LOGDIR.value
+    older = _FROM_BUNDLE.value
     folder = decoder_flags.BUNDLE.value
     if folder is None or (logdir is None) == (older is None):
         raise ValueError(
@@ -34,7 +37,10 @@ def main() -> None:
 
     if older is not None:
         from lingvo_gshard.runs.run import export_again
+        from lingvo_gshard.translation import bundle
 
+        # Nothing is computed, so CPU devices may stand for those that the bundle is for.
+        environment.prepare(bundle.load_spec(older).num_partitions, "cpu")
         export_again(older, folder)
     else:
         with decoder_flags.opened_run() as run:
@@ -45,7 +51,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """The console entry."""
+    """Runs `main` with the flags of the command line."""
     cli.run("export_bundle", main)
 
 

@@ -8,6 +8,7 @@ gshard translate --logdir=RUN < in.txt > out.txt
 import runpy
 import sys
 
+# Each is a program of its own, with its own flags: `python -m MODULE --help` lists them.
 _PROGRAMS = {
     "prepare": "data_prep.build",
     "train": "lingvo_gshard.trainer",
@@ -20,7 +21,7 @@ _PROGRAMS = {
 
 
 def run() -> None:
-    """The console entry."""
+    """Runs the program that the first argument names, with the others as its flags."""
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name in ("", "-h", "--help", "help"):
         print(_usage())
@@ -28,11 +29,13 @@ def run() -> None:
     if name not in _PROGRAMS:
         sys.exit(f"gshard: no program {name!r}; expected one of {', '.join(_PROGRAMS)}.")
 
+    # The program sees its own flags alone.
     del sys.argv[1]
     runpy.run_module(_PROGRAMS[name], run_name="__main__", alter_sys=True)
 
 
 def _usage() -> str:
+    """Returns the names of all programs, and the module that each one is."""
     lines = ["usage: gshard PROGRAM FLAGS; gshard PROGRAM --help lists a program's flags.", ""]
     for name, module in _PROGRAMS.items():
         lines.append(f"  gshard {name:<10} python -m {module}")

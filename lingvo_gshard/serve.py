@@ -24,6 +24,7 @@ def main() -> None:
     if cli.processes():
         raise ValueError("one process serves; start it without the others.")
 
+    # The packages of a server are optional.
     try:
         from lingvo_gshard.serving import app
     except ModuleNotFoundError as error:
@@ -41,7 +42,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """The console entry."""
+    """Runs `main` with the flags of the command line."""
     cli.run("serve", main)
 
 

@@ -34,6 +34,7 @@ flags.adopt_module_key_flags(cli)
 
 
 def main() -> None:
+    """Does what --mode says; raises ValueError for a user's mistake."""
     with cli.joined(), storage.working(_LOGDIR.value) as logdir:
         launch = launches.launch_of(_MODEL.value, tuple(_SET.value), _DATA_DIR.value, str(logdir))
         num_partitions, devices = cli.start_devices(launch.model)
@@ -42,6 +43,7 @@ def main() -> None:
         from lingvo_gshard.runs import modes
         from lingvo_gshard.runs.run import open_run
 
+        # Everything is checked once more, now against the devices.
         run = open_run(launch, str(logdir), num_partitions, _EXECUTABLES.value)
         modes.print_once(f"{devices}, {run.product_dtype} products")
         if _VERIFY_DATA.value:
@@ -70,7 +72,7 @@ def main() -> None:
 
 
 def run() -> None:
-    """The console entry."""
+    """Runs `main` with the flags of the command line."""
     cli.run("trainer", main)
 
 

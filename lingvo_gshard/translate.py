@@ -38,7 +38,7 @@ cli.define_devices()
 flags.adopt_module_key_flags(cli)
 flags.adopt_module_key_flags(decoder_flags)
 
-# At most; a pipe returns what it holds.
+# How much is read at a time at most; a pipe returns what it holds.
 _READ_BYTES = 1 << 20
 
 
@@ -55,6 +55,7 @@ def main() -> None:
 
 
 def _translate_stdin(translator: Translator) -> None:
+    """Writes each line's translations as soon as it has come."""
     beginning = translator.decoder.spec.beginning(_TARGET_LANG.value)
     for lines in read_lines(cast(io.BufferedReader, sys.stdin.buffer)):
         for translations in translator.translate(beginning + line for line in lines):
@@ -64,12 +65,13 @@ def _translate_stdin(translator: Translator) -> None:
 
 
 def _translate_file(translator: Translator, source: pathlib.Path, target: pathlib.Path) -> None:
+    """Translates `source` in parts, of which each process does some, and joins them to `target`."""
     from lingvo_gshard.spmd import processes
     from lingvo_gshard.translation import chunks
 
     beginning = translator.decoder.spec.beginning(_TARGET_LANG.value)
     with source.open("rb") as file:
-        # What was done for other text, or with other flags, is not taken for this.
+        # Parts of other text, or made with other flags, are not taken for these.
         identity = {
             "text": hashlib.file_digest(file, "sha256").hexdigest(),
             "nbest": decoder_flags.NBEST.value,
@@ -79,10 +81,12 @@ def _translate_file(translator: Translator, source: pathlib.Path, target: pathli
             identity["beginning"] = beginning
         parts = chunks.Parts(pathlib.Path(f"{target}.parts"), translator, _line, identity)
 
+        # The hash has read the file to its end.
         file.seek(0)
         lines = itertools.chain.from_iterable(read_lines(file))
         num_parts = parts.write(beginning + line for line in lines)
 
+    # Every part is on the disk by now, whichever process wrote it.
     if processes.is_first():
         with atomic_file.replacing(target) as path, path.open("w", encoding="utf-8") as file:
             file.writelines(parts.lines(num_parts))
@@ -99,6 +103,7 @@ def read_lines(stream: io.BufferedIOBase) -> Iterator[list[str]]:
         *lines, unfinished = (unfinished + data).split(b"\n")
         if lines:
             yield [line.decode("utf-8", errors="replace") for line in lines]
+
     if unfinished:
         yield [unfinished.decode("utf-8", errors="replace")]
 
@@ -125,6 +130,7 @@ def _check_files() -> None:
             raise ValueError("standard input is closed; give --input and --output.")
         return
 
+    # Before the model is loaded, which may take a minute.
     if not pathlib.Path(_INPUT.value).is_file():
         raise ValueError(f"--input={_INPUT.value}: there is no such file.")
     output = pathlib.Path(_OUTPUT.value)
@@ -135,7 +141,7 @@ def _check_files() -> None:
 
 
 def run() -> None:
-    """The console entry."""
+    """Runs `main` with the flags of the command line."""
     cli.run("translate", main)
 
 

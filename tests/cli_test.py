@@ -1,6 +1,5 @@
 """Mistakes are reported in one line by processes that can import neither TensorFlow nor JAX."""
 
-import json
 import pathlib
 import re
 import subprocess
@@ -11,6 +10,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from lingvo_gshard import cli
+from lingvo_gshard.files import digests
 from tests import without
 
 _ROOT = pathlib.Path(__file__).parent.parent
@@ -34,8 +34,9 @@ def run_dir(tmp_path_factory):
             "target_vocab_size": 40,
             "languages": ["de", "en-fr", "fr"],  # Of the data.
         },
+        "files": [],
     }
-    (folder / "experiment.json").write_text(json.dumps(record))
+    digests.write_json(folder / "experiment.json", 1, record)
     return folder
 
 

@@ -73,6 +73,7 @@ def decoder(params: Params, partitioning: Partitioning, source_len: int) -> Prog
     rows = TensorSpec((params.decode.batch_size, source_len), "int32", "BL")
     features = NestedMap({name: rows for name in packing.SOURCE})
 
+    # A decoder has no use for the optimizer's slots.
     programs = in_process(params, partitioning)
     weights_alone = dataclasses.replace(
         programs, init_fn=None, state_spec=NestedMap(theta=programs.state_spec.theta)

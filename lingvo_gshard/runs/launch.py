@@ -19,8 +19,8 @@ from lingvo_gshard.input import manifest, tokenizer
 from lingvo_gshard.spmd import environment
 
 _EXPERIMENT = "experiment.json"
-_VERSION, _WITHOUT_VERSION = 1, None
-_PRODUCTS = "task.product_dtype"
+_VERSION = 1
+_PRODUCT_DTYPE = "task.product_dtype"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,15 +41,21 @@ class Launch:
     data_dir: str
     facts: DataFacts
 
-    @property
-    def trained_on(self) -> tuple[str, ...]:
-        """The languages of the training text."""
-        return experiment_params(self).input.languages or self.facts.languages
-
     def changed(self, overrides: Iterable[str]) -> Self:
-        """The launch with more settings; only the last one of each path stays."""
-        last = {parse_setting(each)[0]: each for each in (*self.overrides, *overrides)}
+        """Returns the launch with more settings; only the last one of each path stays."""
+        last = {}
+        for setting in (*self.overrides, *overrides):
+            path, _ = parse_setting(setting)
+            last[path] = setting
         return dataclasses.replace(self, overrides=tuple(last.values()))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Record:
+    """The record in a run's folder: its launch, and the files of its vocabularies."""
+
+    launch: Launch
+    files: tuple[File, ...]
 
 
 def data_facts(data_dir: str) -> DataFacts:
@@ -67,91 +73,135 @@ def launch_of(
     The recorded settings hold unless the model is named again. Raises ValueError if model or
     data_dir is missing and logdir holds no run; and as `data_facts` and `experiment_params`.
     """
-    given = None if data_dir is None else (data_dir, data_facts(data_dir))
-    if model is None or given is None:
+    facts = None if data_dir is None else data_facts(data_dir)
+
+    # What is not given is as it was in this folder.
+    if model is None or data_dir is None:
         if not pathlib.Path(logdir, _EXPERIMENT).is_file():
-            problem = f"{logdir} holds no run yet (no {_EXPERIMENT})"
-            raise ValueError(f"{problem}: give both --model and --data_dir.")
+            raise ValueError(
+                f"{logdir} holds no run yet (no {_EXPERIMENT}): give both --model and --data_dir."
+            )
         before = recorded(logdir)
-        given = given or (before.data_dir, before.facts)
         if model is None:
-            model, overrides = before.model, before.changed(overrides).overrides
-    launch = Launch(model, overrides, *given)
+            model = before.model
+            overrides = before.changed(overrides).overrides
+        if data_dir is None:
+            data_dir = before.data_dir
+            facts = before.facts
+
+    # A wrong setting is reported now, before JAX starts.
+    assert facts is not None
+    launch = Launch(model, overrides, data_dir, facts)
     experiment_params(launch)
     return launch
 
 
-def with_product_dtype(launch: Launch, logdir: str) -> Launch:
-    """The launch with a dtype in place of `auto`: the one of the folder's run, or the machine's.
+def with_product_dtype(launch: Launch, logdir: str) -> tuple[Launch, Params]:
+    """Returns the launch and its Params, with a dtype in place of `task.product_dtype=auto`.
 
-    So a run keeps its program on every machine. One without a dtype is older, and was float32.
+    A run that the folder holds keeps its dtype, and so its program, on every machine. A new one
+    gets what suits this machine. Raises ValueError as `experiment_params`.
     """
-    if registry.get_params(launch.model, launch.overrides).task.product_dtype != "auto":
-        return launch
-    dtype: object = "bfloat16" if environment.has_bfloat16_units() else "float32"
+    params = experiment_params(launch)
+    if params.task.product_dtype != "auto":
+        return launch, params
+
+    # Rounding factors to bfloat16 pays only where the CPU multiplies such numbers.
+    dtype: Any = "bfloat16" if environment.has_bfloat16_units() else "float32"
     if pathlib.Path(logdir, _EXPERIMENT).is_file():
-        dtype = dict(map(parse_setting, recorded(logdir).overrides)).get(_PRODUCTS, "float32")
-    return dataclasses.replace(launch, overrides=(*launch.overrides, f"{_PRODUCTS}={dtype}"))
+        settings = dict(map(parse_setting, recorded(logdir).overrides))
+        dtype = settings.get(_PRODUCT_DTYPE, dtype)
+
+    params.task.product_dtype = dtype
+    return launch.changed([f"{_PRODUCT_DTYPE}={dtype}"]), params
 
 
 def experiment_params(launch: Launch) -> Params:
     """Returns a launch's Params with vocabulary sizes; ValueError for a wrong setting or size."""
     params = registry.get_params(launch.model, launch.overrides)
-    for name in ("input", "eval_input"):
-        params.Get(name).data_dir = launch.data_dir
-    for name in ("source_vocab_size", "target_vocab_size"):
-        wanted, size = params.task.Get(name), getattr(launch.facts, name)
+    # What an experiment cannot know by itself: where its data is, and how many pieces it has.
+    params.input.data_dir = launch.data_dir
+    params.eval_input.data_dir = launch.data_dir
+
+    sizes = {
+        "source_vocab_size": launch.facts.source_vocab_size,
+        "target_vocab_size": launch.facts.target_vocab_size,
+    }
+    for name, size in sizes.items():
+        # The paper's models say what their vocabularies are; others take any.
+        wanted = params.task.Get(name)
         if wanted not in (None, size):
-            problem = f"task.{name} is {wanted}, but the data's vocabulary has {size} pieces"
-            raise ValueError(f"{problem}: prepare the data with --{name}={wanted}.")
+            raise ValueError(
+                f"task.{name} is {wanted}, but the data's vocabulary has {size} pieces: prepare "
+                f"the data with --{name}={wanted}."
+            )
         params.task.Set(**{name: size})
     return params
 
 
+def trained_on(launch: Launch, params: Params) -> tuple[str, ...]:
+    """Returns the languages of the training text, given the launch's Params."""
+    return params.input.languages or launch.facts.languages
+
+
 def check_vocabularies(data_dir: str, logdir: str) -> dict[pathlib.Path, bytes]:
     """Returns the data's vocabularies by their paths in a run; ValueError if the run's differ."""
-    files, contents = manifest.load(data_dir).vocabulary_files, {}
+    files = manifest.load(data_dir).vocabulary_files
     digests.verify(data_dir, files)
+
+    # A model's rows of embeddings belong to the pieces of one vocabulary.
+    contents = {}
     for file, copy in zip(files, tokenizer.vocabulary_files(logdir), strict=True):
         source = digests.local(data_dir, file)
         contents[copy] = source.read_bytes()
         if copy.exists() and copy.read_bytes() != contents[copy]:
-            problem = f"{copy}: this folder's model has another vocabulary than {source}"
-            raise ValueError(f"{problem}; choose another --logdir, or the data it was trained on.")
+            raise ValueError(
+                f"{copy}: this folder's model has another vocabulary than {source}; choose another "
+                "--logdir, or the data it was trained on."
+            )
     return contents
 
 
 def record(launch: Launch, logdir: str) -> None:
     """Writes what `translate` needs to logdir; raises as `check_vocabularies`."""
-    folder, contents = pathlib.Path(logdir), check_vocabularies(launch.data_dir, logdir)
+    folder = pathlib.Path(logdir)
+    contents = check_vocabularies(launch.data_dir, logdir)
+
+    # Copies, as the data may be moved or deleted once the model is trained.
     (folder / "vocab").mkdir(parents=True, exist_ok=True)
     for copy, content in contents.items():
         atomic_file.write(copy, content)
-    asked = dataclasses.asdict(launch)
-    facts = asked.pop("facts")
+
+    # Last: a folder with a record has its vocabularies.
+    settings = dataclasses.asdict(launch)
+    facts = settings.pop("facts")
     files = [digests.describe(folder, f"vocab/{copy.name}") for copy in contents]
-    fields = {"launch": asked, "data": facts, "files": list(map(dataclasses.asdict, files))}
+    fields = {
+        "launch": settings,
+        "data": facts,
+        "files": [dataclasses.asdict(file) for file in files],
+    }
     digests.write_json(folder / _EXPERIMENT, _VERSION, fields)
 
 
 def recorded(logdir: str) -> Launch:
     """Returns what `record` wrote; ValueError if there is none, or it is damaged."""
-    return _read(logdir)[0]
+    return _read(logdir).launch
 
 
 def vocabularies(logdir: str) -> tuple[pathlib.Path, pathlib.Path]:
     """Returns the paths of a run's vocabularies; ValueError as `recorded`, or for a damaged one."""
-    digests.verify(logdir, _read(logdir)[1])
+    digests.verify(logdir, _read(logdir).files)
     return tokenizer.vocabulary_files(logdir)
 
 
-def _read(logdir: str) -> tuple[Launch, tuple[File, ...]]:
+def _read(logdir: str) -> _Record:
     path = pathlib.Path(logdir, _EXPERIMENT)
     if not path.is_file():
         raise ValueError(f"{logdir}: no {_EXPERIMENT}; give the --logdir of a trained model.")
-    return digests.read_json(path, _VERSION, _parsed, older=(_WITHOUT_VERSION,))
+    return digests.read_json(path, _VERSION, _parsed)
 
 
-def _parsed(fields: dict[str, Any]) -> tuple[Launch, tuple[File, ...]]:
+def _parsed(fields: dict[str, Any]) -> _Record:
     launch = json_records.read(Launch, fields["launch"] | {"facts": fields["data"]})
-    return launch, json_records.read(tuple[File, ...], fields.get("files", ()))
+    return _Record(launch, json_records.read(tuple[File, ...], fields["files"]))

@@ -17,9 +17,10 @@ from lingvo_gshard.model import placement
 from lingvo_gshard.runs.launch import check_vocabularies, record
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
-from lingvo_gshard.train import estimator
+from lingvo_gshard.train import train_and_evaluate
 from lingvo_gshard.train.estimator import EvalSpec, InputFn
 from lingvo_gshard.train.hooks import EXIT_STATUS, StopOnSignal
+from lingvo_gshard.train.loop import Input
 
 
 def train(run: Run) -> None:
@@ -30,12 +31,14 @@ def train(run: Run) -> None:
 
 def train_and_eval(run: Run) -> None:
     """Trains as `train` does and evaluates (a part of) dev at every checkpoint."""
-    dev, max_steps = _dev(run), run.params.train.max_steps
-    opened: Any = dev.input_fn(run.params)  # So a split that is missing is noticed at once.
+    dev = _dev(run)
+    # Opened here and now, so that a split that is missing is noticed at once.
+    opened: Any = dev.input_fn(run.params)
     opened.close()
+
     with _training(run) as (input_fn, stop):
-        metrics = estimator.train_and_evaluate(
-            run.estimator, input_fn, dev, max_steps=max_steps, hooks=[stop]
+        metrics = train_and_evaluate.train_and_evaluate(
+            run.estimator, input_fn, dev, max_steps=run.params.train.max_steps, hooks=[stop]
         )
         if metrics is not None:
             _print_metrics(metrics)
@@ -44,9 +47,12 @@ def train_and_eval(run: Run) -> None:
 def evaluate(run: Run) -> None:
     """Evaluates the weights that decode on dev, then on each language; prints the metrics."""
     check_vocabularies(run.launch.data_dir, run.logdir)
-    found = run.estimator.restore(**run.averaged)
-    evaluated = functools.partial(run.estimator.evaluate_state, found.state, found.step)
+    restored = run.estimator.restore(**run.averaged)
+    evaluated = functools.partial(run.estimator.evaluate_state, restored.state, restored.step)
+
+    # All of dev, under another name than the part of it that is evaluated while training.
     _print_metrics(evaluated(EvalSpec(_input_fn(run, "eval_input"), name="whole_dev")))
+
     for language in manifest.load(run.params.eval_input.data_dir).languages:
         if language.num_examples("dev"):
             input_fn = _input_fn(run, "eval_input", languages=(language.code,))
@@ -57,12 +63,17 @@ def evaluate(run: Run) -> None:
 def evaluate_continuously(run: Run) -> None:
     """Evaluates each new checkpoint of a run that another process trains, to its last step."""
     check_vocabularies(run.launch.data_dir, run.logdir)
-    until, folder = run.params.train.max_steps, storage.origin(run.logdir)
+    # A bucket's folder is a copy here, to which no other process's checkpoints come.
+    folder = storage.origin(run.logdir)
     if str(folder).startswith("s3://"):
         raise ValueError(f"{folder}: --mode=continuous_eval cannot follow a run in s3://.")
-    metrics = estimator.evaluate_continuously(run.estimator, _dev(run), until_step=until)
+
+    last_step = run.params.train.max_steps
+    metrics = train_and_evaluate.evaluate_continuously(
+        run.estimator, _dev(run), until_step=last_step
+    )
     if metrics is None:
-        print_once(f"Every checkpoint up to step {until} was evaluated before.")
+        print_once(f"Every checkpoint up to step {last_step} was evaluated before.")
     else:
         _print_metrics(metrics)
 
@@ -77,6 +88,8 @@ def verify_data(run: Run) -> None:
     """Hashes all files of the data, each process its share. Raises as digests.verify."""
     data_dir = run.launch.data_dir
     files = manifest.load(data_dir).files()
+
+    # Strided, so that each process gets as many large files as the others.
     digests.verify(data_dir, files[jax.process_index() :: jax.process_count()])
     processes.wait_for_all()
     print_once(f"{data_dir}: all {len(files)} files are as the manifest says.")
@@ -89,15 +102,22 @@ def print_once(line: str) -> None:
 
 
 def _dev(run: Run) -> EvalSpec:
+    """Returns the evaluation that goes with training."""
     p = run.params.train
-    return EvalSpec(_input_fn(run, "eval_input"), p.eval_batches, "dev", p.keep_best_by)
+    return EvalSpec(
+        _input_fn(run, "eval_input"), steps=p.eval_batches, name="dev", best_by=p.keep_best_by
+    )
 
 
 def _input_fn(run: Run, name: str, **settings: object) -> InputFn:
     """Returns this process's part of an experiment's input, with some of its settings changed."""
     share = run.estimator.input_share
-    mine = {"process_index": share.index, "num_processes": share.count}
-    return lambda p: p.Get(name).Copy().Set(**settings).Instantiate(**mine)
+
+    def input_fn(params: Params) -> Input:
+        input_params = params.Get(name).Copy().Set(**settings)
+        return input_params.Instantiate(process_index=share.index, num_processes=share.count)
+
+    return input_fn
 
 
 @contextlib.contextmanager
@@ -107,17 +127,21 @@ def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
     Draws the experts' loads at the end. Raises SystemExit if a signal stopped the run, and
     ValueError as `_check_schedule`.
     """
+    # Signals are caught from here on, so that even a slow opening ends in order.
     _check_schedule(run.params)
     with StopOnSignal() as stop:
         source: Any = _input_fn(run, "input")(run.params)
         with contextlib.closing(source):
             _announce(run)
             yield lambda _: source, stop
+
     if processes.is_first():
         # Matplotlib would hold up the start by half a second.
         from lingvo_gshard.runs import expert_load
 
         expert_load.draw(run.logdir)
+
+    # A scheduler starts a job again that ends with this status.
     if stop.stopped_at is not None:
         saved = ", which is saved" if stop.stopped_at else ": nothing was done yet"
         print_once(f"Stopped by a signal after step {stop.stopped_at}{saved}.")
@@ -126,11 +150,12 @@ def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
 
 def _check_schedule(params: Params) -> None:
     """Raises ValueError if a learning rate of zero would leave the last steps without effect."""
-    p, steps = params.optimizer.schedule, params.train.max_steps
-    if p.cool_down_steps and p.total_steps < steps:
+    schedule = params.optimizer.schedule
+    max_steps = params.train.max_steps
+    if schedule.cool_down_steps and schedule.total_steps < max_steps:
         raise ValueError(
-            f"train.max_steps is {steps}, but the learning rate falls to zero at step "
-            f"{p.total_steps}: set optimizer.schedule.total_steps={steps}, too."
+            f"train.max_steps is {max_steps}, but the learning rate falls to zero at step "
+            f"{schedule.total_steps}: set optimizer.schedule.total_steps={max_steps}, too."
         )
 
 
@@ -138,15 +163,23 @@ def _announce(run: Run) -> None:
     """Claims the folder and prints what will be trained."""
     if not processes.is_first():
         return
+
     # Before anything in a folder of another model, or of another process, is written over.
     with run.estimator.claimed():
         record(run.launch, run.logdir)
+
     done = max(whole_steps(run.logdir), default=0)
-    wanted, folder = run.params.train.max_steps, storage.origin(run.logdir)
-    steps = f"step {done} to {wanted}" if done < wanted else f"step {wanted} is done already"
+    max_steps = run.params.train.max_steps
+    if done < max_steps:
+        steps = f"step {done} to {max_steps}"
+    else:
+        steps = f"step {max_steps} is done already"
+
+    num_weights = table.count(placement.num_weights(run.params))
+    num_partitions = run.estimator.partitioning.mesh.num_partitions
     print(
-        f"{run.launch.model}: {table.count(placement.num_weights(run.params))} weights over "
-        f"{run.estimator.partitioning.mesh.num_partitions} partitions, {steps} in {folder}",
+        f"{run.launch.model}: {num_weights} weights over {num_partitions} partitions, {steps} in "
+        f"{storage.origin(run.logdir)}",
         flush=True,
     )
 

@@ -14,12 +14,19 @@ from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
-from lingvo_gshard.runs.launch import Launch, experiment_params, vocabularies, with_product_dtype
+from lingvo_gshard.runs.launch import (
+    Launch,
+    experiment_params,
+    trained_on,
+    vocabularies,
+    with_product_dtype,
+)
 from lingvo_gshard.train.estimator import Estimator
 from lingvo_gshard.translation import bundle
 from lingvo_gshard.translation.bundle import Decoder, DecoderSpec
 
-_LAUNCH = "launch"  # Of a decoder's origin: what a newer bundle is made from.
+# In a decoder's origin: the launch, from which a bundle can be made again.
+_LAUNCH = "launch"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,51 +38,63 @@ class Run:
 
     @property
     def params(self) -> Params:
+        """Returns the experiment's settings."""
         return self.estimator.params
 
     @property
     def logdir(self) -> str:
+        """Returns the run's folder."""
         return self.estimator.model_dir
 
     @property
     def product_dtype(self) -> str:
-        """The dtype of the numbers that products are made of."""
-        dtypes = self.params.task.product_dtype, self.params.task.activation_dtype
-        return "bfloat16" if "bfloat16" in dtypes else "float32"
+        """Returns the dtype of the numbers that products are made of."""
+        task = self.params.task
+        if "bfloat16" in (task.product_dtype, task.activation_dtype):
+            return "bfloat16"
+        return "float32"
 
     @property
     def averaged(self) -> dict[str, Any]:
-        """The checkpoint that is evaluated, decoded and exported, and over how many it averages."""
+        """Returns which checkpoint is evaluated, decoded and exported, and the mean of how many."""
         p = self.params.decode
         return {"checkpoint_step": p.checkpoint_step, "average": p.average_checkpoints}
 
     def decoder(self) -> tuple[Decoder, Tokenizer, Tokenizer]:
         """Returns a decoder of the weights, and its tokenizers; raises as Estimator.restore."""
-        partitioning, p = self.estimator.partitioning, self.params
-        found = self.estimator.restore(**self.averaged)
+        # The weights are read first: without a checkpoint there is nothing to decode with.
+        p = self.params
+        partitioning = self.estimator.partitioning
+        restored = self.estimator.restore(**self.averaged)
         source, target = map(Tokenizer, vocabularies(self.logdir))
+
         spec = DecoderSpec(
             model=self.launch.model,
-            languages=self.launch.trained_on,
+            languages=trained_on(self.launch, p),
             batch_size=p.decode.batch_size,
             source_lengths=sentences.lengths(p.decode.max_source_len),
             num_best=p.decode.num_best,
             num_partitions=partitioning.mesh.num_partitions,
             targets=source.targets,
         )
-        program_for = ExperimentPrograms(p, partitioning).decoder
-        origin = {
-            "weights": found.digest,
-            "params": p.ToText(),
-            _LAUNCH: json.dumps(dataclasses.asdict(self.launch)),
-        }
-        share = self.estimator.input_share
-        return Decoder(spec, found.state.theta, program_for, share, origin), source, target
+        decoder = Decoder(
+            spec,
+            restored.state.theta,
+            program_for=ExperimentPrograms(p, partitioning).decoder,
+            share=self.estimator.input_share,
+            origin={
+                "weights": restored.digest,
+                "params": p.ToText(),
+                _LAUNCH: json.dumps(dataclasses.asdict(self.launch)),
+            },
+        )
+        return decoder, source, target
 
     def export_bundle(self, folder: str | pathlib.Path) -> None:
         """Writes a bundle of the decoder. Raises as `decoder`."""
-        with storage.working(folder) as here:
-            bundle.save(here, self.decoder()[0], vocabularies(self.logdir))
+        with storage.working(folder) as local_folder:
+            decoder, _, _ = self.decoder()
+            bundle.save(local_folder, decoder, vocabularies(self.logdir))
 
 
 def export_again(older: str | pathlib.Path, newer: str | pathlib.Path) -> None:
@@ -90,6 +109,8 @@ def export_again(older: str | pathlib.Path, newer: str | pathlib.Path) -> None:
             raise ValueError(
                 f"{older} does not record its experiment; export it again with --logdir."
             )
+
+        # The partitioning and the beam are those of the older bundle, whatever this machine is.
         launch = json_records.read(Launch, json.loads(decoder.origin[_LAUNCH]))
         params = experiment_params(launch)
         partitioning = placement.partitioning(params, decoder.spec.num_partitions)
@@ -103,9 +124,8 @@ def open_run(
     launch: Launch, logdir: str, num_partitions: int, executables: str | None = None
 ) -> Run:
     """Returns the run of a launch. Raises as experiment_params and make_estimator."""
-    launch = with_product_dtype(launch, logdir)
-    estimator = make_estimator(experiment_params(launch), logdir, num_partitions, executables)
-    return Run(launch, estimator)
+    launch, params = with_product_dtype(launch, logdir)
+    return Run(launch, make_estimator(params, logdir, num_partitions, executables))
 
 
 def make_estimator(
@@ -114,10 +134,16 @@ def make_estimator(
     """Returns the estimator of a run; ValueError for a size that does not fit the devices."""
     partitioning = placement.partitioning(params, num_partitions)
     placement.check_divisible(params, partitioning)
+
+    # The state has weights and slots besides scalars; all of them must divide evenly.
     model = TranslationModel(params, partitioning)
-    weights, slots = model.state_spec.theta, model.state_spec.slots
+    weights = model.state_spec.theta
+    slots = model.state_spec.slots
     for path, spec in [*weights.FlattenItems(), *slots.FlattenItems()]:
         partitioning.check(path, spec)
+
+    # A run that has checkpoints continues from those.
+    has_checkpoints = bool(checkpoints.whole_steps(logdir))
     return Estimator(
         ExperimentPrograms(params, partitioning),
         logdir,
@@ -126,28 +152,32 @@ def make_estimator(
         state_spec=model.state_spec,
         # In these settings, the model must agree with the folder's checkpoints.
         model_prefixes=("task", "optimizer.cls"),
-        # A run that has checkpoints continues from those.
-        warm_start=None if checkpoints.whole_steps(logdir) else _warm_start(params),
+        warm_start=None if has_checkpoints else _warm_start(params),
         executables=executables,
     )
 
 
 def _warm_start(params: Params) -> WarmStart | None:
+    """Returns what new weights start from, if anything; ValueError for a wrong rule."""
     if params.train.warm_start_from is None:
         return None
     start = WarmStart(params.train.warm_start_from, params.train.warm_start_rules)
+
+    # Exported weights, or a folder of checkpoints alone, have no vocabularies.
     if not pathlib.Path(start.source, "vocab").is_dir():
-        if Rule.BY_PIECE not in dict(start.rules).values():
-            return start
-        raise ValueError(
-            f"train.warm_start_from={start.source}: BY_PIECE needs a run's folder, which records "
-            "the vocabularies of its weights."
-        )
+        if Rule.BY_PIECE in dict(start.rules).values():
+            raise ValueError(
+                f"train.warm_start_from={start.source}: BY_PIECE needs a run's folder, which "
+                "records the vocabularies of its weights."
+            )
+        return start
+
+    # For the weights with a row for each piece: the id that each of the new pieces had.
     patterns = (r"theta\.source_embedding\..*", r"theta\.(target_embedding\..*|softmax)")
-    old = map(Tokenizer, vocabularies(start.source))
-    new = load_pair(params.input.data_dir)
-    ids = (
-        old_ids(before.pieces(range(before.vocab_size)), after.pieces(range(after.vocab_size)))
-        for before, after in zip(old, new, strict=True)
-    )
-    return dataclasses.replace(start, old_pieces=tuple(zip(patterns, ids, strict=True)))
+    old_tokenizers = map(Tokenizer, vocabularies(start.source))
+    new_tokenizers = load_pair(params.input.data_dir)
+    old_pieces = []
+    for pattern, old, new in zip(patterns, old_tokenizers, new_tokenizers, strict=True):
+        ids = old_ids(old.pieces(range(old.vocab_size)), new.pieces(range(new.vocab_size)))
+        old_pieces.append((pattern, ids))
+    return dataclasses.replace(start, old_pieces=tuple(old_pieces))

@@ -22,7 +22,8 @@ class AnnotatedFn:
     # Takes one NestedMap of tf.Tensors per argument and returns one NestedMap. It uses no
     # tf.Variable: every weight is an argument, and every new weight a result.
     fn: Callable[..., NestedMap]
-    arg_names: tuple[str, ...]  # One name and one NestedMap of TensorSpec for each argument.
+    # One name and one NestedMap of TensorSpec for each argument.
+    arg_names: tuple[str, ...]
     args: tuple[NestedMap, ...]
     # By the result's dotted path. The results of a donated argument have its dims; other results
     # without an entry have `unnamed_dims`.
@@ -39,6 +40,7 @@ class AnnotatedFn:
                 f"{self.name}: {len(self.arg_names)} argument names {self.arg_names} but "
                 f"{len(self.args)} arguments."
             )
+
         for name in self.donate:
             if name not in self.arg_names:
                 raise ValueError(
@@ -58,56 +60,78 @@ def trace(
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
     for path, spec in leaves:
         partitioning.check(f"{annotated.name}: argument {path}", spec)
-    traced_results: list[NestedMap] = []
-    annotate = Annotator(partitioning).annotate
 
+    annotate = Annotator(partitioning).annotate
+    traced_specs: list[NestedMap] = []  # Known once `flat` was traced.
+
+    # A tf.function takes and returns flat lists of tensors.
     def flat(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        given = iter([annotate(x, spec.dims) for x, (_, spec) in zip(tensors, leaves, strict=True)])
-        args = [arg.Pack(itertools.islice(given, len(arg.Flatten()))) for arg in annotated.args]
+        pairs = zip(tensors, leaves, strict=True)
+        remaining = iter([annotate(x, spec.dims) for x, (_, spec) in pairs])
+        args = []
+        for arg in annotated.args:
+            args.append(arg.Pack(itertools.islice(remaining, len(arg.Flatten()))))
+
         result = annotated.fn(*args).Transform(tf.convert_to_tensor)
-        returned = _result_specs(annotated, result)
-        traced_results.append(returned)
-        return result.Transform(lambda x, spec: annotate(x, spec.dims), returned).Flatten()
+
+        result_specs = _result_specs(annotated, result)
+        traced_specs.append(result_specs)
+        return result.Transform(lambda x, spec: annotate(x, spec.dims), result_specs).Flatten()
 
     signature = [tf.TensorSpec(spec.shape, tf.as_dtype(spec.dtype)) for _, spec in leaves]
     function = tf.function(flat, input_signature=signature, autograph=False, jit_compile=True)
     concrete = function.get_concrete_function()
+
+    # A program keeps no state between its calls.
     if concrete.graph.variables:
         names = ", ".join(variable.name for variable in concrete.graph.variables)
         raise ValueError(
             f"{annotated.name}: reads the variables {names}; a weight must be an argument."
         )
-    results = traced_results[-1]
+
+    results = traced_specs[-1]
     for path, spec in results.FlattenItems():
         partitioning.check(f"{annotated.name}: result {path}", spec)
     return function, results
 
 
 def _result_specs(annotated: AnnotatedFn, result: NestedMap) -> NestedMap:
-    """The TensorSpec of every result; ValueError as for `trace`."""
-    prefixes = tuple(f"{name}." for name in annotated.donate)
-    arguments = specs.named_leaves(annotated.arg_names, annotated.args)
-    donated = {path: spec for path, spec in arguments if path.startswith(prefixes)}
-    dims = {path: spec.dims for path, spec in donated.items()} | dict(annotated.result_dims)
-    returned = {
-        path: _spec(f"{annotated.name}: result {path}", tensor, dims.get(path), annotated)
-        for path, tensor in result.FlattenItems()
-    }
-    for path in sorted(donated.keys() | {path for path in returned if path.startswith(prefixes)}):
+    """Returns the TensorSpec of every result; raises ValueError as `trace`."""
+    donated_prefixes = tuple(f"{name}." for name in annotated.donate)
+    donated = {}
+    for path, spec in specs.named_leaves(annotated.arg_names, annotated.args):
+        if path.startswith(donated_prefixes):
+            donated[path] = spec
+
+    # A donated argument comes back with its own dims, unless the function names others.
+    dims = {path: spec.dims for path, spec in donated.items()}
+    dims.update(annotated.result_dims)
+
+    returned = {}
+    for path, tensor in result.FlattenItems():
+        what = f"{annotated.name}: result {path}"
+        returned[path] = _spec(what, tensor, dims.get(path), annotated.unnamed_dims)
+
+    # XLA writes a result over the argument of its path, so neither may be without the other.
+    returned_donations = {path for path in returned if path.startswith(donated_prefixes)}
+    for path in sorted(donated.keys() | returned_donations):
         if donated.get(path) != returned.get(path):
             raise ValueError(
                 f"{annotated.name}: donated argument {path} is {donated.get(path)} but comes back "
                 f"as {returned.get(path)}."
             )
-    if unused := dims.keys() - returned.keys():
+
+    unused = dims.keys() - returned.keys()
+    if unused:
         raise ValueError(f"{annotated.name}: no result {', '.join(sorted(unused))} is returned.")
     return result.Pack(returned.values())
 
 
-def _spec(what: str, tensor: tf.Tensor, dims: str | None, annotated: AnnotatedFn) -> TensorSpec:
+def _spec(what: str, tensor: tf.Tensor, dims: str | None, unnamed_dims: str) -> TensorSpec:
+    """Returns the TensorSpec of a result; one without `dims` begins with `unnamed_dims`."""
     shape = static_shape(what, tensor.shape)
     if dims is None:
-        dims = annotated.unnamed_dims[: len(shape)].ljust(len(shape), "_")
+        dims = unnamed_dims[: len(shape)].ljust(len(shape), "_")
     if len(dims) != len(shape):
         raise ValueError(f"{what} has shape {shape}, but its dims are {dims!r}.")
     return TensorSpec(shape, tensor.dtype.as_numpy_dtype.__name__, dims)

@@ -47,13 +47,14 @@ def read_death(connection: socket.socket) -> int | None:
 
 
 class _Watches:
-    """The connections of all processes."""
+    """The connections of all processes, by the process's number."""
 
     def __init__(self) -> None:
         self._connections: dict[int, socket.socket] = {}
         self._lock = threading.Lock()
 
     def serve(self, listener: socket.socket) -> None:
+        """Accepts connections for ever, and awaits the end of each in a thread of its own."""
         while True:
             connection, _ = listener.accept()
             threading.Thread(target=self._await_end, args=[connection], daemon=True).start()
@@ -64,11 +65,13 @@ class _Watches:
             greeting = _received(connection, len(_GREETING) + _NUMBER_BYTES)
             if not greeting.startswith(_GREETING) or greeting == _GREETING:
                 return  # A stranger.
+
             process = int.from_bytes(greeting[len(_GREETING) :])
             with self._lock:
                 self._connections[process] = connection
             _received(connection, 1)  # Nothing more is sent, so this returns at the end.
 
+        # The process has died: nothing it holds open outlives it.
         with self._lock:
             del self._connections[process]
             for other in self._connections.values():
@@ -79,6 +82,7 @@ class _Watches:
 
 
 def _received(connection: socket.socket, num_bytes: int) -> bytes:
+    """Returns the next bytes that the other end sends; fewer if the connection ends."""
     try:
         return connection.recv(num_bytes, socket.MSG_WAITALL)
     except OSError:  # The other end was reset.
@@ -109,9 +113,12 @@ def _await_free(port: int) -> None:
 
 
 def main(port: int, num_processes: int, heartbeat_timeout_secs: int) -> None:
+    """Serves until process 0 ends; prints the port for the watches, or why it cannot serve."""
+    # A signal that stops a training reaches the whole job; the others still need the service.
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
 
+    # The watches take any free port, which process 0 tells the others.
     try:
         _await_free(port)
         listener = _listen(0)
@@ -129,8 +136,8 @@ def main(port: int, num_processes: int, heartbeat_timeout_secs: int) -> None:
     threading.Thread(target=_Watches().serve, args=[listener], daemon=True).start()
     print(listener.getsockname()[1], flush=True)
 
-    said = sys.stdin.read()
-    if said != "done\n":
+    last_words = sys.stdin.read()  # Returns when process 0 closes the pipe, or dies.
+    if last_words != "done\n":
         time.sleep(_GRACE_SECS)
     del service
     os._exit(0)

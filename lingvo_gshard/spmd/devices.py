@@ -11,12 +11,17 @@ _SETUP = "`make setup-cuda12`, `setup-cuda13` and `setup-tpu` install what JAX n
 
 
 def find() -> str | None:
-    """This machine's accelerators, `tpu` or `cuda`, else `cpu`; None if JAX_PLATFORMS decides."""
+    """Returns this machine's accelerators, `tpu` or `cuda`, else `cpu`.
+
+    None leaves the choice to JAX_PLATFORMS, which is set.
+    """
     if os.environ.get("JAX_PLATFORMS"):
         return None
     if jax_private.num_tpu_chips():
         return "tpu"
-    return "cuda" if jax_private.has_nvidia_gpu() else "cpu"
+    if jax_private.has_nvidia_gpu():
+        return "cuda"
+    return "cpu"
 
 
 def start(num_partitions: int | None = None) -> tuple[int, str]:
@@ -25,38 +30,53 @@ def start(num_partitions: int | None = None) -> tuple[int, str]:
     There are as many partitions as devices by default. Raises ValueError if JAX can use no device
     of the platform, or has fewer than partitions or, in several processes, more.
     """
-    wanted = os.environ.get("JAX_PLATFORMS", "cpu").split(",")[0]
-    if wanted == "tpu" and not jax_private.num_tpu_chips():  # libtpu would log many lines.
-        raise _missing(wanted, "none is attached")
+    platform = os.environ.get("JAX_PLATFORMS", "cpu").split(",")[0]
+    if platform == "tpu" and not jax_private.num_tpu_chips():  # libtpu would log many lines.
+        raise _missing(platform, "none is attached")
+
     try:
         with environment.quiet_stderr():  # A plugin logs that there is no driver.
-            found = jax.devices()
+            devices = jax.devices()
     except RuntimeError as error:
-        raise _missing(wanted, str(error).splitlines()[0]) from error
-    if found[0].platform != ("gpu" if wanted == "cuda" else wanted):
-        raise _missing(wanted, f"only {found[0].device_kind}")
-    described, partitions = _described(found), num_partitions or len(found)
-    if partitions > len(found):
-        raise ValueError(f"--num_partitions={partitions}: there are only {described}.")
-    if partitions < len(found) and jax.process_count() > 1:
-        raise ValueError(f"--num_partitions={partitions}: expected all of the {described}.")
-    return partitions, described
+        raise _missing(platform, str(error).splitlines()[0]) from error
+
+    # JAX falls back to the CPU without an error.
+    jax_name = "gpu" if platform == "cuda" else platform
+    if devices[0].platform != jax_name:
+        raise _missing(platform, f"only {devices[0].device_kind}")
+
+    # Several processes must all have work; a single one may leave devices idle.
+    description = _described(devices)
+    if num_partitions is None:
+        return len(devices), description
+    if num_partitions > len(devices):
+        raise ValueError(f"--num_partitions={num_partitions}: there are only {description}.")
+    if num_partitions < len(devices) and jax.process_count() > 1:
+        raise ValueError(f"--num_partitions={num_partitions}: expected all of the {description}.")
+    return num_partitions, description
 
 
-def _described(found: list[jax.Device]) -> str:
-    kinds = collections.Counter(device.device_kind for device in found)
-    described = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
-    if found[0].platform == "cpu":
-        devices, cores = len(found), environment.num_cores()
-        described = f"{devices} virtual CPU device{'s' * (devices > 1)} on "
-        described += f"{cores} core{'s' * (cores > 1)}"
-    in_processes = f" in {jax.process_count()} processes" if jax.process_count() > 1 else ""
-    return described + in_processes
+def _described(devices: list[jax.Device]) -> str:
+    """Returns the number of devices by kind, and that of processes if there are several."""
+    if devices[0].platform == "cpu":
+        device_count = _counted(len(devices), "virtual CPU device")
+        description = f"{device_count} on {_counted(environment.num_cores(), 'core')}"
+    else:
+        kinds = collections.Counter(device.device_kind for device in devices)
+        description = ", ".join(f"{count} x {kind}" for kind, count in kinds.items())
+
+    if jax.process_count() > 1:
+        description += f" in {jax.process_count()} processes"
+    return description
 
 
-def _missing(platform: str, found: str) -> ValueError:
+def _counted(count: int, noun: str) -> str:
+    return f"1 {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _missing(platform: str, reason: str) -> ValueError:
     return ValueError(
-        f"--platform={platform}: JAX finds no such device here ({found}). {_SETUP}; "
+        f"--platform={platform}: JAX finds no such device here ({reason}). {_SETUP}; "
         "--platform=cpu does without one."
     )
 

@@ -25,19 +25,29 @@ from lingvo_gshard.spmd import versions
 # jax2tf.call_tf lowers a function that holds anything foldable.
 _NO_CONSTANT_FOLDING = "--tf_xla_disable_constant_folding=true"
 _DEVICE_COUNT = "--xla_force_host_platform_device_count"
-# Set unless XLA_FLAGS has them. Many CPU devices on few cores may reach a collective minutes apart,
-# and XLA aborts after 40 s. The second lets a GPU compute while it communicates.
+# Set unless XLA_FLAGS has them.
 _XLA_FLAGS = {
+    # Many CPU devices on few cores may reach a collective minutes apart; XLA aborts after 40 s.
     "--xla_cpu_collective_call_terminate_timeout_seconds": "600",
+    # Lets a GPU compute while it communicates.
     "--xla_gpu_enable_latency_hiding_scheduler": "true",
 }
 # The share of a GPU's memory that XLA takes at its start; the rest is NCCL's and the driver's.
 GPU_MEMORY_SHARE = 0.92
-# Options of glibc's mallopt: one heap for all blocks, whose end is never returned to the kernel.
-_M_TRIM_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -4, -8
+
+# Options of glibc's mallopt, and values with which it has one heap for all blocks, whose end is
+# never returned to the kernel.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_MAX = -4
+_M_ARENA_MAX = -8
 _KEEP_MEMORY = {_M_MMAP_MAX: 0, _M_TRIM_THRESHOLD: -1, _M_ARENA_MAX: 1}
-_MADV_HUGEPAGE, _HUGE_PAGE = 14, 2**21  # Linux's advice, and the bytes of such a page.
-_LOG_LEVEL, _ERRORS_ONLY = "TF_CPP_MIN_LOG_LEVEL", "3"
+
+# Linux's advice to use huge pages, and the bytes of one.
+_MADV_HUGEPAGE = 14
+_HUGE_PAGE_BYTES = 2**21
+
+_LOG_LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+_ERRORS_ONLY = "3"
 # C++ log lines at severity I or W, in either of TensorFlow's formats, and absl's preamble to them.
 _GREETING = (
     r"WARNING: All log messages before absl::InitializeLog\(\)"
@@ -62,117 +72,24 @@ def prepare(num_devices: int | None = None, platform: str | None = None) -> None
     if num_devices is not None and num_devices < 1:
         raise ValueError(f"prepare: num_devices must be 1 or more, got {num_devices}.")
     versions.check_jax()
+
+    # What both libraries need, whatever they run on.
     _disable_constant_folding()
     os.environ.setdefault(_LOG_LEVEL, _ERRORS_ONLY)
     if "XLA_PYTHON_CLIENT_MEM_FRACTION" not in os.environ:  # Its older name; JAX refuses both.
         os.environ.setdefault("XLA_CLIENT_MEM_FRACTION", str(GPU_MEMORY_SHARE))
     _set_compilation_cache()
     _set_xla_flags()
+
+    # The platform and its devices, of which processes that only compile need none.
     if num_devices is None:
         return
     platform = platform or os.environ.get("JAX_PLATFORMS") or "cpu"
+    # The CPU remains beside an accelerator, for what is computed on the host.
     _set_jax("jax_platforms", platform if platform.endswith("cpu") else f"{platform},cpu")
     if platform == "cpu":
         _set_cpu_devices(num_devices)
         _keep_freed_memory()
-
-
-def num_cores() -> int:
-    """The CPU cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it.
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
-
-
-def has_bfloat16_units() -> bool:
-    """Whether `prepare` chose the CPU, and it has matrix units for bfloat16 (Intel's AMX)."""
-    return os.environ.get("JAX_PLATFORMS") == "cpu" and " amx_bf16" in "".join(_cpu_features())
-
-
-@contextlib.contextmanager
-def quiet_stderr() -> Iterator[None]:
-    """Keeps the C++ libraries' greetings out of standard error while they are imported.
-
-    TensorFlow logs some lines before it reads TF_CPP_MIN_LOG_LEVEL. Inside this context, log lines
-    below severity E are dropped; errors and lines that are no log reach standard error as before,
-    even if the import aborts the process. Nothing is dropped at another level than `prepare`'s.
-    """
-    if os.environ.get(_LOG_LEVEL, _ERRORS_ONLY) != _ERRORS_ONLY:
-        yield
-        return
-    sys.stderr.flush()
-    stderr = os.dup(2)
-    # A process of its own, because a thread would end with an abort before it has read the reason.
-    command, c_locale = ["sed", "-uE", f"/^({_GREETING})/d"], {**os.environ, "LC_ALL": "C"}
-    lines = subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=stderr, start_new_session=True, env=c_locale
-    )
-    assert lines.stdin is not None
-    os.dup2(lines.stdin.fileno(), 2)
-    lines.stdin.close()
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(stderr, 2)
-        os.close(stderr)
-        with contextlib.suppress(subprocess.TimeoutExpired):  # A subprocess has inherited the pipe.
-            lines.wait(timeout=1)
-
-
-@contextlib.contextmanager
-def without_keras() -> Iterator[None]:
-    """Keeps Keras and Matplotlib, a second's work, out of an import of TensorFlow in this context.
-
-    `tf.keras` is imported when it is first used after it.
-    """
-    name = "TF_USE_LEGACY_KERAS"  # TensorFlow would import that older package, which isn't here.
-    if name in os.environ:
-        yield
-        return
-    os.environ[name] = "1"
-    try:
-        yield
-    finally:
-        del os.environ[name]
-
-
-def _disable_constant_folding() -> None:
-    flags = os.environ.get("TF_XLA_FLAGS", "").split()
-    if _NO_CONSTANT_FOLDING in flags:
-        return
-    if "tensorflow" in sys.modules:
-        raise RuntimeError(
-            "prepare: tensorflow was imported before the environment was prepared: "
-            f"TF_XLA_FLAGS lacks {_NO_CONSTANT_FOLDING}. Call environment.prepare() first."
-        )
-    os.environ["TF_XLA_FLAGS"] = " ".join([*flags, _NO_CONSTANT_FOLDING])
-
-
-def _keep_freed_memory() -> None:
-    """Lets each call reuse the memory of the last one's temporaries, if the C library is glibc.
-
-    Getting it from the kernel again, page by page, would cost a fifth of a train step. Huge pages
-    save another tenth, of lookups of addresses: they are asked for in a block as large as half the
-    memory, whose addresses the heap keeps. No memory is taken before something is written to it.
-    """
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return
-    for option, value in _KEEP_MEMORY.items():
-        libc.mallopt(option, value)
-    libc.malloc.restype = ctypes.c_void_p
-    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
-    if block := libc.malloc(ctypes.c_size_t(size)):
-        skipped = -block % _HUGE_PAGE
-        start, length = ctypes.c_void_p(block + skipped), ctypes.c_size_t(size - skipped)
-        libc.madvise(start, length, _MADV_HUGEPAGE)
-        libc.free(ctypes.c_void_p(block))
-
-
-def cache_folder() -> pathlib.Path | None:
-    """Returns the folder of what is kept between starts on this machine; None if that is off."""
-    folder = os.environ.get("LINGVO_GSHARD_COMPILATION_CACHE", "~/.cache/lingvo_gshard")
-    return None if folder == "off" else pathlib.Path(folder).expanduser()
 
 
 def prepare_tracing() -> None:
@@ -187,24 +104,114 @@ def prepare_tracing() -> None:
     _disable_constant_folding()
 
 
+def num_cores() -> int:
+    """Returns the number of CPU cores that this process may use."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it.
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
+
+
+def has_bfloat16_units() -> bool:
+    """Returns whether `prepare` chose a CPU with matrix units for bfloat16 (Intel's AMX)."""
+    return os.environ.get("JAX_PLATFORMS") == "cpu" and " amx_bf16" in "".join(_cpu_features())
+
+
+def cache_folder() -> pathlib.Path | None:
+    """Returns the folder of what is kept between starts on this machine; None if that is off."""
+    folder = os.environ.get("LINGVO_GSHARD_COMPILATION_CACHE", "~/.cache/lingvo_gshard")
+    return None if folder == "off" else pathlib.Path(folder).expanduser()
+
+
+@contextlib.contextmanager
+def quiet_stderr() -> Iterator[None]:
+    """Keeps the C++ libraries' greetings out of standard error while they are imported.
+
+    TensorFlow logs some lines before it reads TF_CPP_MIN_LOG_LEVEL. Inside this context, log lines
+    below severity E are dropped; errors and lines that are no log reach standard error as before,
+    even if the import aborts the process. Nothing is dropped at another level than `prepare`'s.
+    """
+    if os.environ.get(_LOG_LEVEL, _ERRORS_ONLY) != _ERRORS_ONLY:
+        yield
+        return
+
+    # C++ writes to the descriptor, so sys.stderr cannot filter it.
+    sys.stderr.flush()
+    stderr = os.dup(2)
+
+    # A process of its own, because a thread would end with an abort before it has read the reason.
+    greeting_filter = subprocess.Popen(
+        ["sed", "-uE", f"/^({_GREETING})/d"],
+        stdin=subprocess.PIPE,
+        stdout=stderr,
+        start_new_session=True,
+        env={**os.environ, "LC_ALL": "C"},  # Lines need not be UTF-8.
+    )
+    assert greeting_filter.stdin is not None
+    os.dup2(greeting_filter.stdin.fileno(), 2)
+    greeting_filter.stdin.close()
+
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # A subprocess has inherited the pipe.
+            greeting_filter.wait(timeout=1)
+
+
+@contextlib.contextmanager
+def without_keras() -> Iterator[None]:
+    """Keeps Keras and Matplotlib, a second's work, out of an import of TensorFlow in this context.
+
+    Afterwards, `tf.keras` is imported when it is first used.
+    """
+    name = "TF_USE_LEGACY_KERAS"  # TensorFlow would import that older package, which isn't here.
+    if name in os.environ:
+        yield
+        return
+
+    os.environ[name] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+
+
+def _disable_constant_folding() -> None:
+    """Sets TensorFlow's flag; RuntimeError if TensorFlow was imported without it."""
+    flags = os.environ.get("TF_XLA_FLAGS", "").split()
+    if _NO_CONSTANT_FOLDING in flags:
+        return
+
+    if "tensorflow" in sys.modules:
+        raise RuntimeError(
+            "prepare: tensorflow was imported before the environment was prepared: "
+            f"TF_XLA_FLAGS lacks {_NO_CONSTANT_FOLDING}. Call environment.prepare() first."
+        )
+    os.environ["TF_XLA_FLAGS"] = " ".join([*flags, _NO_CONSTANT_FOLDING])
+
+
 def _set_compilation_cache() -> None:
+    """Lets JAX keep what it compiles in the folder of this machine's kind."""
     folder = cache_folder()
     if folder is None:
         _set_jax("jax_enable_compilation_cache", False)
         return
+
     if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
         # A program that was compiled for another instruction set would crash here.
         digest = hashlib.sha256("\n".join(_cpu_features()).encode()).hexdigest()
         path = folder / f"{platform.machine()}-{digest[:12]}"
         _set_jax("jax_compilation_cache_dir", str(path))
+
     # By default JAX leaves out programs that compile within a second, of which a start has many.
     _set_jax("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def _cpu_features() -> list[str]:
-    """The lines with which Linux describes the CPU's model and instruction set, or its name."""
-    described = pathlib.Path("/proc/cpuinfo")
-    text = described.read_text() if described.exists() else platform.processor()
+    """Returns Linux's lines on the CPU's model and instruction set, or else the CPU's name."""
+    cpuinfo = pathlib.Path("/proc/cpuinfo")
+    text = cpuinfo.read_text() if cpuinfo.exists() else platform.processor()
     lines = set(re.findall(r"^(?:flags|Features|model name)\s*:.*$", text, re.MULTILINE))
     return sorted(lines) or [text]
 
@@ -217,22 +224,26 @@ def _set_jax(option: str, value: object) -> None:
 
 
 def _set_xla_flags() -> None:
+    """Adds _XLA_FLAGS to XLA_FLAGS, but for those that the user has set."""
     flags = os.environ.get("XLA_FLAGS", "").split()
-    given = {flag.partition("=")[0] for flag in flags}
-    ours = {flag: value for flag, value in _XLA_FLAGS.items() if flag not in given}
-    flags += versions.known_xla_flags(ours)
-    os.environ["XLA_FLAGS"] = " ".join(flags)
+    # XLA takes the last one of a flag's values, so one that the user gave is not given again.
+    users = {flag.partition("=")[0] for flag in flags}
+    ours = {name: value for name, value in _XLA_FLAGS.items() if name not in users}
+    os.environ["XLA_FLAGS"] = " ".join(flags + versions.known_xla_flags(ours))
 
 
 def _set_cpu_devices(num_devices: int) -> None:
+    """Gives this process virtual CPU devices; RuntimeError if JAX has started with fewer."""
     flags = re.sub(rf"{_DEVICE_COUNT}=\S*", "", os.environ["XLA_FLAGS"]).split()
     os.environ["XLA_FLAGS"] = " ".join([*flags, f"{_DEVICE_COUNT}={num_devices}"])
+
     # Where devices keep all cores busy, more threads would cost 8 to 14 % of a decoding step.
     if num_devices >= num_cores():
         os.environ.setdefault("PJRT_NPROC", "1")
+
+    # What JAX has read by now stays as it was.
     if "jax" not in sys.modules:
         return
-
     import jax
 
     from lingvo_gshard.spmd import jax_private
@@ -243,3 +254,31 @@ def _set_cpu_devices(num_devices: int) -> None:
             f"prepare: JAX has started already with {jax.device_count()} devices, "
             f"{num_devices} are wanted. Call environment.prepare() first."
         )
+
+
+def _keep_freed_memory() -> None:
+    """Lets each call reuse the memory of the last one's temporaries, if the C library is glibc.
+
+    Getting it from the kernel again, page by page, would cost a fifth of a train step. Huge pages
+    save another tenth, of lookups of addresses.
+    """
+    # musl and macOS have no mallopt.
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallopt"):
+        return
+    for option, value in _KEEP_MEMORY.items():
+        libc.mallopt(option, value)
+
+    # The heap keeps the addresses of a block once it is freed, and the advice holds for these. So
+    # huge pages are asked for in a block as large as half the memory. It takes no memory itself, as
+    # nothing is written to it.
+    libc.malloc.restype = ctypes.c_void_p
+    size_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+    block = libc.malloc(ctypes.c_size_t(size_bytes))
+    if block:
+        # madvise takes whole pages.
+        before_first_page = -block % _HUGE_PAGE_BYTES
+        start = ctypes.c_void_p(block + before_first_page)
+        length = ctypes.c_size_t(size_bytes - before_first_page)
+        libc.madvise(start, length, _MADV_HUGEPAGE)
+        libc.free(ctypes.c_void_p(block))

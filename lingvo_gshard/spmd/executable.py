@@ -1,5 +1,6 @@
 """Executable: a Program compiled ahead of time for devices, called with trees of arrays."""
 
+import dataclasses
 import functools
 import struct
 import threading
@@ -21,21 +22,99 @@ from lingvo_gshard.spmd.program import Program
 ONE_AT_A_TIME = threading.Lock()
 
 
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """One array of an argument: what it must be, and how it lies on the devices."""
+
+    spec: TensorSpec
+    sharding: jax.sharding.NamedSharding
+
+    def check(self, what: str, array: Any) -> None:
+        """Raises ValueError, prefixed by `what`, unless `array` is as expected.
+
+        It is either the whole, or what the devices of this process hold of it.
+        """
+        whole_shape = self.spec.shape
+        shape = getattr(array, "shape", None)
+        if shape == whole_shape and array.dtype == self.spec.dtype:
+            return
+
+        # Along each dim, this process's devices hold some of the parts.
+        own_shape = tuple(
+            jax_private.num_addressable_indices(self.sharding, dim, whole_shape)
+            for dim in range(len(whole_shape))
+        )
+        if shape == own_shape and array.dtype == self.spec.dtype:
+            return
+
+        given = f"a {type(array).__name__}" if shape is None else specs.describe(array)
+        expected = specs.describe(self.spec)
+        if own_shape != whole_shape:
+            expected += f", or {list(own_shape)}, this process's share,"
+        raise ValueError(f"{what}: {given} given, {expected} expected.")
+
+    def place(self, array: Any, is_donated: bool) -> jax.Array:
+        """Returns a checked array on its devices; one that lies there already is kept."""
+        # The program overwrites a donated array's memory: it must not be the caller's own.
+        may_alias = False if is_donated else None
+
+        if isinstance(array, jax.Array) and array.shape == self.spec.shape:
+            # Equality is quick to find, and holds for a state that the last call returned.
+            if array.sharding == self.sharding:
+                return array
+            if array.sharding.is_equivalent_to(self.sharding, array.ndim):
+                return array
+            if array.sharding.num_devices > 1:
+                with ONE_AT_A_TIME:  # Moving between shardings is a program with collectives.
+                    moved = jax.device_put(array, self.sharding, may_alias=may_alias)
+                    return jax.block_until_ready(moved)
+
+        elif not self.sharding.is_fully_addressable:
+            # device_put would first compare the arrays of all processes.
+            own = np.array(array) if is_donated else np.asarray(array)
+            return jax.make_array_from_process_local_data(self.sharding, own, self.spec.shape)
+
+        return jax.device_put(array, self.sharding, may_alias=may_alias)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Argument:
+    """An argument of the program, with the leaves of its tree by path, in order."""
+
+    is_donated: bool
+    leaves: dict[str, _Leaf]
+
+    def place(self, what: str, tree: NestedMap) -> list[jax.Array]:
+        """Checks the leaves of `tree` and returns them on their devices; ValueError with `what`."""
+        arrays = dict(tree.FlattenItems())
+        if list(arrays) != list(self.leaves):
+            missing = sorted(self.leaves.keys() - arrays.keys())[:3] or "nothing"
+            unexpected = sorted(arrays.keys() - self.leaves.keys())[:3] or "nothing"
+            raise ValueError(f"{what}: missing {missing}, unexpected {unexpected}.")
+
+        # All are checked before any of them takes memory.
+        for path, array in arrays.items():
+            self.leaves[path].check(f"{what}.{path}", array)
+        return [self.leaves[path].place(array, self.is_donated) for path, array in arrays.items()]
+
+
 class Executable:
     """A compiled program. Call it with one tree of arrays per argument of the Program."""
 
     def __init__(self, program: Program, mesh: jax.sharding.Mesh, compiled: Any = None) -> None:
         """Compiles for the devices of `mesh`, unless the program's jax.stages.Compiled is given."""
-        self.program, self.mesh = program, mesh
-        self._arguments = {
-            name: {
-                path: (spec, specs.sharding(program.partitioning, spec, mesh))
-                for path, spec in tree.FlattenItems()
-            }
-            for name, tree in zip(program.arg_names, program.args, strict=True)
-        }
-        self._shares_threads = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
+        self.program = program
+        self.mesh = mesh
         self.compiled: Any = compiled or lower(program, mesh).compile()
+
+        self._arguments: dict[str, _Argument] = {}
+        for name, tree in zip(program.arg_names, program.args, strict=True):
+            leaves = {}
+            for path, spec in tree.FlattenItems():
+                leaves[path] = _Leaf(spec, specs.sharding(program.partitioning, spec, mesh))
+            self._arguments[name] = _Argument(name in program.donate, leaves)
+
+        self._shares_threads = mesh.size > 1 and mesh.devices.flat[0].platform == "cpu"
 
     def __call__(self, *args: NestedMap) -> NestedMap:
         """Runs the program on all devices and returns its results, a NestedMap of JAX arrays.
@@ -50,12 +129,18 @@ class Executable:
                 f"{self.program.name}: {len(args)} arguments given, {len(self._arguments)} "
                 f"expected: {', '.join(self._arguments)}."
             )
-        placed = map(self._placed, self._arguments, args)
-        flat = [leaf for leaves in placed for leaf in leaves]
-        if not self._shares_threads:
-            return self.program.results.Pack(self.compiled(*flat))
-        with ONE_AT_A_TIME:
-            results = jax.block_until_ready(self.compiled(*flat))
+
+        # A program takes and returns flat lists, in the order of its arguments' names and paths.
+        leaves: list[jax.Array] = []
+        for name, tree in zip(self._arguments, args, strict=True):
+            leaves += self._placed(name, tree)
+
+        # Elsewhere JAX returns at once, and the host works on while the devices compute.
+        if self._shares_threads:
+            with ONE_AT_A_TIME:
+                results = jax.block_until_ready(self.compiled(*leaves))
+        else:
+            results = self.compiled(*leaves)
         return self.program.results.Pack(results)
 
     def place(self, name: str, tree: NestedMap) -> NestedMap:
@@ -73,32 +158,23 @@ class Executable:
         return tree.Pack(self._placed(name, tree))
 
     def report(self) -> compiled_report.CompiledReport:
-        """The compiled program's collectives, memory and operations."""
+        """Returns the compiled program's collectives, memory and operations."""
         return compiled_report.read(self.program.name, self.compiled, self.module)
 
     @functools.cached_property
     def module(self) -> hlo_module.Module:
-        """The compiled program of one partition; reading it needs TensorFlow."""
+        """Returns the compiled program of one partition; reading it needs TensorFlow."""
         return hlo_module.read(self.compiled)
 
     def _placed(self, name: str, tree: NestedMap) -> list[jax.Array]:
-        """The leaves of `tree` on their devices; an array that lies there already is kept."""
-        what, expected = f"{self.program.name}: argument {name}", self._arguments[name]
-        given = dict(tree.FlattenItems())
-        if list(given) != list(expected):
-            missing = sorted(expected.keys() - given.keys())[:3] or "nothing"
-            extra = sorted(given.keys() - expected.keys())[:3] or "nothing"
-            raise ValueError(f"{what}: missing {missing}, unexpected {extra}.")
-        for path, leaf in given.items():
-            _check(f"{what}.{path}", leaf, *expected[path])
-        is_donated = name in self.program.donate
-        return [_put(leaf, *expected[path], is_donated) for path, leaf in given.items()]
+        return self._arguments[name].place(f"{self.program.name}: argument {name}", tree)
 
 
 def compile_program(program: Program, devices: Sequence[Any] | None = None) -> Executable:
     """Compiles `program` for the first of `devices`, which are jax.devices() by default.
 
-    ValueError for too few devices, a dtype they lack, or an export that this JAX cannot read.
+    Raises ValueError for too few devices, a dtype they lack, or an export that this JAX cannot
+    read.
     """
     mesh = specs.device_mesh(program.partitioning, devices, f"program {program.name}")
     return Executable(program, mesh)
@@ -110,24 +186,33 @@ def lower(program: Program, mesh: jax.sharding.Mesh) -> jax.stages.Lowered:
     platform = mesh.devices.flat[0].platform
     specs.check_dtypes(f"{program.name}: argument", leaves, platform)
     specs.check_dtypes(f"{program.name}: result", program.results.FlattenItems(), platform)
-    exported = _deserialize(program)
+
+    # JAX counts flat arguments: all leaves of a donated tree.
+    donated = []
+    for i, (path, _) in enumerate(leaves):
+        argument_name, _, _ = path.partition(".")
+        if argument_name in program.donate:
+            donated.append(i)
+
     jitted = jax.jit(
-        exported.call,
+        _deserialize(program).call,
         out_shardings=specs.shardings(program.partitioning, program.results, mesh).Flatten(),
-        donate_argnums=tuple(
-            i for i, (name, _) in enumerate(leaves) if name.split(".", 1)[0] in program.donate
-        ),
-        keep_unused=True,
+        donate_argnums=tuple(donated),
+        keep_unused=True,  # Otherwise the compiled program would take fewer arguments.
     )
     return jitted.lower(*specs.abstract_arrays(program.partitioning, leaves, mesh))
 
 
 def _deserialize(program: Program) -> jax_export.Exported:
+    """Returns JAX's export; ValueError if this JAX cannot read it."""
+    # An export's shardings are written in the dialect of one partitioner.
     if not jax.config.jax_use_shardy_partitioner:  # type: ignore[attr-defined]
         raise ValueError(
             f"program {program.name}: an exported program needs JAX's Shardy partitioner, which "
             "is off; set JAX_USE_SHARDY_PARTITIONER=1, which is the default."
         )
+
+    # JAX reads exports of the six months before it.
     try:
         return jax_export.deserialize(bytearray(program.exported))
     except (ValueError, struct.error) as error:
@@ -135,39 +220,3 @@ def _deserialize(program: Program) -> jax_export.Exported:
             f"program {program.name}: JAX {jax.__version__} cannot read its export; another "
             f"version made it, or it is damaged ({error})."
         ) from error
-
-
-def _check(what: str, leaf: Any, spec: TensorSpec, sharding: jax.sharding.Sharding) -> None:
-    shape = getattr(leaf, "shape", None)
-    if shape == spec.shape and leaf.dtype == spec.dtype:
-        return
-    # The shape of what the devices of this process hold together.
-    own = tuple(
-        jax_private.num_addressable_indices(sharding, i, spec.shape) for i in range(len(spec.shape))
-    )
-    if shape == own and leaf.dtype == spec.dtype:
-        return
-    given = f"a {type(leaf).__name__}" if shape is None else specs.describe(leaf)
-    expected = specs.describe(spec)
-    if own != spec.shape:
-        expected += f", or {list(own)}, this process's share,"
-    raise ValueError(f"{what}: {given} given, {expected} expected.")
-
-
-def _put(
-    leaf: Any, spec: TensorSpec, sharding: jax.sharding.NamedSharding, donated: bool
-) -> jax.Array:
-    # The program overwrites a donated array's memory: it must not be the caller's own.
-    may_alias = False if donated else None
-    if isinstance(leaf, jax.Array) and leaf.shape == spec.shape:
-        if leaf.sharding == sharding or leaf.sharding.is_equivalent_to(sharding, leaf.ndim):
-            return leaf
-        if leaf.sharding.num_devices > 1:
-            with ONE_AT_A_TIME:  # Moving between shardings is a program with collectives.
-                moved = jax.device_put(leaf, sharding, may_alias=may_alias)
-                return jax.block_until_ready(moved)
-    elif not sharding.is_fully_addressable:
-        # device_put would first compare the arrays of all processes.
-        own = np.array(leaf) if donated else np.asarray(leaf)
-        return jax.make_array_from_process_local_data(sharding, own, spec.shape)
-    return jax.device_put(leaf, sharding, may_alias=may_alias)

@@ -18,7 +18,10 @@ class Gpu:
     clock_ghz: float  # Its highest clock rate.
 
     def target_config(self) -> str:
-        """The GpuTargetConfigProto as text."""
+        """Returns the GpuTargetConfigProto as text.
+
+        What all of these GPUs have in common is written out.
+        """
         return f"""
             gpu_device_info {{
               threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048
@@ -37,11 +40,61 @@ class Gpu:
         """
 
 
-# By the first part of a topology's name, in the order of the fields.
+# By the first part of a topology's name.
 GPUS = {
-    "a100": Gpu("NVIDIA A100-SXM4-80GB", 8, 108, 64, 164, 85_100_068_864, 2.03904e12, 40960, 1.41),
-    "h100": Gpu("NVIDIA H100 80GB HBM3", 9, 132, 128, 228, 84_942_979_072, 3.35232e12, 51200, 1.98),
-    "h200": Gpu("NVIDIA H200 141GB HBM3e", 9, 132, 128, 228, 151_397_597_184, 4.8e12, 51200, 1.98),
-    "b200": Gpu("NVIDIA B200", 10, 148, 128, 228, 191_514_411_008, 7.67232e12, 129536, 1.965),
-    "gb200": Gpu("NVIDIA GB200", 10, 152, 128, 228, 197_897_748_480, 7.928064e12, 132352, 2.062),
+    "a100": Gpu(
+        name="NVIDIA A100-SXM4-80GB",
+        capability=8,
+        cores=108,
+        fpus=64,
+        shared_kib=164,
+        memory_bytes=85_100_068_864,
+        memory_bytes_per_sec=2.03904e12,
+        l2_kib=40960,
+        clock_ghz=1.41,
+    ),
+    "h100": Gpu(
+        name="NVIDIA H100 80GB HBM3",
+        capability=9,
+        cores=132,
+        fpus=128,
+        shared_kib=228,
+        memory_bytes=84_942_979_072,
+        memory_bytes_per_sec=3.35232e12,
+        l2_kib=51200,
+        clock_ghz=1.98,
+    ),
+    "h200": Gpu(
+        name="NVIDIA H200 141GB HBM3e",
+        capability=9,
+        cores=132,
+        fpus=128,
+        shared_kib=228,
+        memory_bytes=151_397_597_184,
+        memory_bytes_per_sec=4.8e12,
+        l2_kib=51200,
+        clock_ghz=1.98,
+    ),
+    "b200": Gpu(
+        name="NVIDIA B200",
+        capability=10,
+        cores=148,
+        fpus=128,
+        shared_kib=228,
+        memory_bytes=191_514_411_008,
+        memory_bytes_per_sec=7.67232e12,
+        l2_kib=129536,
+        clock_ghz=1.965,
+    ),
+    "gb200": Gpu(
+        name="NVIDIA GB200",
+        capability=10,
+        cores=152,
+        fpus=128,
+        shared_kib=228,
+        memory_bytes=197_897_748_480,
+        memory_bytes_per_sec=7.928064e12,
+        l2_kib=132352,
+        clock_ghz=2.062,
+    ),
 }

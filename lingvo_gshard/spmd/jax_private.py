@@ -18,12 +18,12 @@ def num_tpu_chips() -> int:
 
 
 def has_nvidia_gpu() -> bool:
-    """Whether an NVIDIA GPU is visible, without starting JAX."""
+    """Returns whether an NVIDIA GPU is visible, without starting JAX."""
     return hardware_utils.has_visible_nvidia_gpu()
 
 
 def has_started() -> bool:
-    """Whether JAX has started: its platform and number of devices are then fixed."""
+    """Returns whether JAX has started: its platform and number of devices are then fixed."""
     return xla_bridge.backends_are_initialized()
 
 
@@ -74,6 +74,7 @@ def join(
     )
     client.connect()
 
+    # jax.devices(), jax.process_index() and jax.distributed.shutdown() look here.
     state = distributed.global_state
     state.client = client
     state.coordinator_address = address

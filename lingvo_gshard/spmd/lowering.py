@@ -24,11 +24,13 @@ def export(annotated: annotated_fn.AnnotatedFn, partitioning: Partitioning) -> P
 
     tf.config.set_visible_devices([], "GPU")
 
+    # Before tracing, which takes long, and after it, when the results are known.
     leaves = specs.named_leaves(annotated.arg_names, annotated.args)
     specs.check_dtypes(f"{annotated.name}: argument", leaves)
     function, results = annotated_fn.trace(annotated, partitioning)
     specs.check_dtypes(f"{annotated.name}: result", results.FlattenItems())
 
+    # A mesh of names and sizes: which devices these will be is decided by who compiles.
     mesh = AbstractMesh(partitioning.mesh.axis_sizes, partitioning.mesh.axis_names)
     jitted = jax.jit(
         jax2tf.call_tf(function, has_side_effects=False),

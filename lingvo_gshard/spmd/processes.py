@@ -34,10 +34,14 @@ from lingvo_gshard.spmd import coordination, environment, jax_private
 
 # The exit status of a process that ends because another one has (sysexits.h: unavailable).
 EXIT_STATUS = 69
-_PREFIX = "lingvo_gshard/"  # Of keys and barriers in JAX's coordination service.
-_FAILURES = f"{_PREFIX}failures/"
-_DEVICES = f"{_PREFIX}devices/"
-_WATCH_PORT = f"{_PREFIX}watch_port"
+# Keys and barriers in JAX's coordination service.
+_FAILURES = "lingvo_gshard/failures/"  # By process: why it has failed.
+_DEVICES = "lingvo_gshard/devices/"  # By process: its number of devices.
+_WATCH_PORT = "lingvo_gshard/watch_port"
+_COUNTED = "lingvo_gshard/counted"
+_DONE = "lingvo_gshard/done"
+_LEAVES = "lingvo_gshard/leaves"
+
 _POLL_SECS = 1.0
 _MINUTE_MS = 60_000
 _DAY_MS = 86_400_000
@@ -59,6 +63,7 @@ class Processes:
             raise ValueError(
                 f"Processes: the coordinator must be host:port, got {self.coordinator!r}."
             )
+
         if not 0 <= self.process_id < self.num_processes:
             raise ValueError(
                 f"Processes: process_id must be 0 to {self.num_processes - 1}, "
@@ -67,19 +72,23 @@ class Processes:
 
 
 def detected(port: int | None, timeout_secs: int) -> Processes:
-    """The processes that Slurm, Open MPI, Kubernetes or Cloud TPU started together with this one.
+    """Returns what Slurm, Open MPI, Kubernetes or Cloud TPU started together with this process.
 
     `port` is that of process 0; by default JAX derives it from the job. Raises ValueError if there
     is no such cluster. If it does not answer, prints one line and exits with EXIT_STATUS.
     """
+    # JAX looks for the port in the environment.
     if port is not None:
         os.environ["JAX_COORDINATOR_PORT"] = str(port)
+
+    # Kubernetes, for one, is asked over the network.
     try:
         coordinator, count, index = jax_private.detected_processes(timeout_secs)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
         print(f"--cluster=auto: the cluster did not answer: {reason}", file=sys.stderr)
         sys.exit(EXIT_STATUS)
+
     if coordinator is None or count is None or index is None:
         raise ValueError(
             "--cluster=auto: neither Slurm, Open MPI, Kubernetes (which needs the package "
@@ -101,23 +110,24 @@ def joined(processes: Processes) -> Iterator[None]:
     have to wait for the others, and they wait for it in a collective. Raises RuntimeError if JAX
     has started already.
     """
-    watch = _Watch(processes)
-    watch.join()
-    watch.check_devices()
+    membership = _Membership(processes)
+    membership.join()
+    membership.check_devices()
     try:
         yield
     except (Exception, KeyboardInterrupt) as error:
         if logging.getLogger().isEnabledFor(logging.DEBUG):
             traceback.print_exc()
-        if _may_be_the_others_fault(error):
-            time.sleep(processes.heartbeat_timeout_secs + 5)  # If so, the watch ends this process.
-        watch.fail(" ".join((str(error) or repr(error)).split()))
+        if _is_from_xla(error):
+            # If another process is the cause, a thread that watches ends this one meanwhile.
+            time.sleep(processes.heartbeat_timeout_secs + 5)
+        membership.fail(" ".join((str(error) or repr(error)).split()))
     finally:
-        watch.leave()
+        membership.leave()
 
 
-def _may_be_the_others_fault(error: BaseException | None) -> bool:
-    """Whether XLA has failed, as a collective does when another process is gone."""
+def _is_from_xla(error: BaseException | None) -> bool:
+    """Returns whether XLA has failed, as a collective does when another process is gone."""
     while error is not None:
         # Some arrive as a ValueError, but all of XLA's errors begin with a status code.
         if isinstance(error, jax.errors.JaxRuntimeError) or re.match(r"[A-Z_]+: ", str(error)):
@@ -126,25 +136,31 @@ def _may_be_the_others_fault(error: BaseException | None) -> bool:
     return False
 
 
-class _Watch:
-    """Ends this process when another one dies or fails."""
+class _Membership:
+    """This process among the others: it watches them, and ends when one of them dies or fails."""
 
     def __init__(self, processes: Processes) -> None:
         self._processes = processes
         self._id = processes.process_id
-        self._client: Any = None
-        self._service: subprocess.Popen[str] | None = None  # Process 0 has one.
+        self._client: Any = None  # Of JAX's coordination service.
+        self._service: subprocess.Popen[str] | None = None  # Process 0 starts it.
         self._leaves = False
         self._exits = threading.Lock()  # Only one thread ends this process.
 
     def join(self) -> None:
         """Starts JAX's distributed runtime, and watches the others from then on."""
-        coordinator, timeout_secs = self._processes.coordinator, self._processes.timeout_secs
-        late = f"not all {self._processes.num_processes} processes came to {coordinator} within "
-        timer = threading.Timer(timeout_secs, self._end, [f"{late}{timeout_secs} s"])
+        coordinator = self._processes.coordinator
+        timeout_secs = self._processes.timeout_secs
+        # Before all have joined, no service could spread a reason: each has a timer of its own.
+        late = (
+            f"not all {self._processes.num_processes} processes came to {coordinator} within "
+            f"{timeout_secs} s"
+        )
+        timer = threading.Timer(timeout_secs, self._end, [late])
         timer.daemon = True
         timer.start()
 
+        # JAX's own way to join would start its service inside process 0.
         watch_port = self._start_service() if self._id == 0 else None
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
         self._client = jax_private.join(
@@ -154,56 +170,73 @@ class _Watch:
             init_timeout_secs=2 * timeout_secs,  # JAX would abort; the timer comes first.
             heartbeat_timeout_secs=self._processes.heartbeat_timeout_secs,
         )
+
+        # Process 0 alone knows the port for the watches.
         if watch_port is not None:
             self._client.key_value_set(_WATCH_PORT, watch_port)
-
-        host = coordinator.rpartition(":")[0].strip("[]")
         port = int(self._client.blocking_key_value_get(_WATCH_PORT, timeout_secs * 1000))
+        host = coordinator.rpartition(":")[0].strip("[]")
         connection = coordination.watch(host, port, self._id)
         timer.cancel()
 
-        _start_thread(self._watch_deaths, connection)
-        _start_thread(self._watch_heartbeats)
-        _start_thread(self._watch_failures)
+        # Three ways to learn that there is nothing left to wait for, from the quickest.
+        _start_thread(self._await_deaths, connection)
+        _start_thread(self._await_missed_heartbeats)
+        _start_thread(self._await_failures)
 
     def check_devices(self) -> None:
         """Ends every process with one line unless all have the same number of devices."""
         with environment.quiet_stderr():  # JAX starts.
-            count = jax.local_device_count()
-        self._client.key_value_set(f"{_DEVICES}{self._id:08}", str(count))
-        self._client.wait_at_barrier(f"{_PREFIX}counted", _DAY_MS)
-        counts = [int(count) for _, count in sorted(self._client.key_value_dir_get(_DEVICES))]
+            own_count = jax.local_device_count()
+
+        # Zeros make the order of the keys that of the processes.
+        self._client.key_value_set(f"{_DEVICES}{self._id:08}", str(own_count))
+        self._client.wait_at_barrier(_COUNTED, _DAY_MS)
+        entries = sorted(self._client.key_value_dir_get(_DEVICES))
+        counts = [int(count) for _, count in entries]
+
+        # Every process finds the same, so each of them says it and ends.
         if len(set(counts)) > 1:
-            each = ", ".join(f"process {i} has {count}" for i, count in enumerate(counts))
-            why = f"the processes have different numbers of devices: {each}; give each the same."
-            self._exit(f"Process {self._id} ends: {why}", 1)
+            listed = ", ".join(f"process {i} has {count}" for i, count in enumerate(counts))
+            self._exit(
+                f"Process {self._id} ends: the processes have different numbers of devices: "
+                f"{listed}; give each the same.",
+                1,
+            )
 
     def fail(self, reason: str) -> None:
         """Tells the others why this process ends, and exits with status 1."""
-        self._tell(f"process {self._id} has failed: {reason}")
+        # Without the service, the others end of themselves.
+        with contextlib.suppress(jax.errors.JaxRuntimeError):
+            self._client.key_value_set(
+                f"{_FAILURES}{self._id}", f"process {self._id} has failed: {reason}"
+            )
         self._exit(f"Process {self._id} of {self._processes.num_processes} ends: {reason}", 1)
 
     def leave(self) -> None:
         """Waits for all processes and shuts JAX's distributed runtime down, process 0's last."""
-        self._client.wait_at_barrier(f"{_PREFIX}done", _DAY_MS)
+        self._client.wait_at_barrier(_DONE, _DAY_MS)
         self._leaves = True
-        self._client.wait_at_barrier(f"{_PREFIX}leaves", _MINUTE_MS)  # Now no process watches.
-        while self._id == 0 and len(self._live()) > 1:
+        # Once all have come here, none takes the end of another for its death.
+        self._client.wait_at_barrier(_LEAVES, _MINUTE_MS)
+
+        # The others' clients would report an error if the service ended before them.
+        while self._id == 0 and len(self._live_processes()) > 1:
             time.sleep(0.01)
         jax.distributed.shutdown()
         if self._service is not None:
             self._service.communicate("done\n")
 
-    def _live(self) -> dict[int, int]:
-        """The live processes' incarnation numbers; waits until each of them calls this."""
+    def _live_processes(self) -> dict[int, int]:
+        """Returns the live processes' incarnation numbers; waits until each of them calls this."""
         return self._client.get_live_nodes(list(range(self._processes.num_processes)))
 
-    def _watch_deaths(self, connection: socket.socket) -> None:
+    def _await_deaths(self, connection: socket.socket) -> None:
         while (process := coordination.read_death(connection)) is not None:
             self._end(f"process {process} has died")
         self._end("the host of process 0 is gone")
 
-    def _watch_failures(self) -> None:
+    def _await_failures(self) -> None:
         while not self._leaves:
             with contextlib.suppress(jax.errors.JaxRuntimeError):
                 for key, failure in self._client.key_value_dir_get(_FAILURES):
@@ -211,32 +244,35 @@ class _Watch:
                         self._end(failure)
             time.sleep(_POLL_SECS)
 
-    def _watch_heartbeats(self) -> None:
-        first: dict[int, int] = {}
+    def _await_missed_heartbeats(self) -> None:
+        at_start: dict[int, int] = {}
         while not self._leaves:
             # An error means that the service is gone, which ends the watch, or this one leaves.
             with contextlib.suppress(jax.errors.JaxRuntimeError):
-                live = self._live()
-                first = first or live
+                live = self._live_processes()
+                if not at_start:
+                    at_start = live
+
+                # Another incarnation is a process that was started again alone.
                 for process in range(self._processes.num_processes):
-                    if process not in live or live[process] != first.get(process):
+                    if process not in live or live[process] != at_start.get(process):
                         self._end(f"process {process} has died")
             time.sleep(_POLL_SECS)
 
-    def _tell(self, failure: str) -> None:
-        with contextlib.suppress(jax.errors.JaxRuntimeError):
-            self._client.key_value_set(f"{_FAILURES}{self._id}", failure)
-
-    def _end(self, why: str) -> None:
+    def _end(self, reason: str) -> None:
+        """Exits with EXIT_STATUS, unless the work is done."""
         if not self._leaves:
-            self._exit(f"Process {self._id} ends: {why}. Start all of them again.", EXIT_STATUS)
+            self._exit(f"Process {self._id} ends: {reason}. Start all of them again.", EXIT_STATUS)
 
     def _exit(self, line: str, status: int) -> None:
+        """Prints a line and ends this process at once, from any thread."""
         self._exits.acquire()
         sys.stdout.flush()
         print(line, file=sys.stderr, flush=True)
+
+        # The others read why it ends, and do not take its end for the cause.
         if self._id == 0 or status != EXIT_STATUS:
-            time.sleep(3)  # The others read why it ends, and do not take its end for the cause.
+            time.sleep(3)
         os._exit(status)
 
     def _start_service(self) -> str:
@@ -244,10 +280,18 @@ class _Watch:
 
         Raises ValueError if it cannot listen on the coordinator's port.
         """
-        _, _, port = self._processes.coordinator.rpartition(":")
-        numbers = (port, self._processes.num_processes, self._processes.heartbeat_timeout_secs)
+        port = self._processes.coordinator.rpartition(":")[2]
+
+        # In a session of its own, so that a signal to this process's group does not end it.
         self._service = subprocess.Popen(
-            [sys.executable, "-m", coordination.__name__, *map(str, numbers)],
+            [
+                sys.executable,
+                "-m",
+                coordination.__name__,
+                port,
+                str(self._processes.num_processes),
+                str(self._processes.heartbeat_timeout_secs),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             # gRPC and JAX warn of what is meant: that processes may leave and come.
@@ -256,6 +300,8 @@ class _Watch:
             start_new_session=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "JAX_PLATFORMS": "cpu"},
         )
+
+        # Its first line is the port, or what kept it from starting.
         assert self._service.stdout is not None
         answer = self._service.stdout.readline().strip()
         if not answer.isdigit():
@@ -270,30 +316,31 @@ def _start_thread(target: Callable[..., None], *args: Any) -> None:
 
 
 def index() -> int:
-    """This process's number, from 0."""
+    """Returns this process's number, from 0."""
     return jax.process_index()
 
 
 def is_first() -> bool:
-    """Whether this is process 0, which writes the files that all processes share."""
+    """Returns whether this is process 0, which writes the files that all processes share."""
     return index() == 0
 
 
 def check_shared(folder: os.PathLike[str]) -> None:
     """Raises ValueError if there are several processes, each with its own copy of a folder."""
-    there = storage.origin(folder)
-    if jax.process_count() > 1 and there != storage.path(folder):
-        raise ValueError(f"{there}: several processes need a folder on a disk that they share.")
+    # A bucket's copy on this machine is nobody else's.
+    origin = storage.origin(folder)
+    if jax.process_count() > 1 and origin != storage.path(folder):
+        raise ValueError(f"{origin}: several processes need a folder on a disk that they share.")
 
 
 def largest(values: Sequence[int]) -> list[int]:
-    """Each value's maximum over the processes; all of them must call it, in the same order."""
+    """Returns each value's maximum over the processes; all must call it, in the same order."""
     gathered = multihost_utils.process_allgather(np.array(values, np.int32))
     return np.max(gathered, axis=0).tolist()
 
 
 def of_first(value: int) -> int:
-    """Process 0's value, in every process; all of them must call it, in the same order."""
+    """Returns process 0's value; all processes must call it, in the same order."""
     return int(multihost_utils.broadcast_one_to_all(np.int32(value)))
 
 
@@ -303,11 +350,12 @@ def wait_for_all() -> None:
 
 
 def to_host(tree: NestedMap) -> NestedMap:
-    """Every array whole, as a numpy array, in every process; all processes must call it."""
-    return tree.Transform(
-        lambda leaf: (
-            np.asarray(leaf)
-            if leaf.is_fully_replicated or leaf.is_fully_addressable
-            else multihost_utils.process_allgather(leaf, tiled=True)
-        )
-    )
+    """Returns every array whole, as a numpy array; all processes must call it."""
+    return tree.Transform(_whole)
+
+
+def _whole(array: jax.Array) -> np.ndarray:
+    # This process may hold all of it already.
+    if array.is_fully_replicated or array.is_fully_addressable:
+        return np.asarray(array)
+    return multihost_utils.process_allgather(array, tiled=True)

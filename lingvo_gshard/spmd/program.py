@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import pathlib
+from typing import Any
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import atomic_file
@@ -24,14 +25,15 @@ class Program:
     name: str
     exported: bytes  # JAX's serialized, versioned export.
     partitioning: Partitioning  # The mesh, and the table from the letters of the dims below.
-    arg_names: tuple[str, ...]  # One name and one tree of TensorSpec for each argument.
+    # One name and one tree of TensorSpec for each argument.
+    arg_names: tuple[str, ...]
     args: tuple[NestedMap, ...]
     results: NestedMap  # Of TensorSpec.
     donate: tuple[str, ...]  # The names of the donated arguments.
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes one file: magic, sha256, header length, header (JSON), export."""
-        fields = {
+        header = {
             "version": _VERSION,
             "name": self.name,
             "mesh": dataclasses.astuple(self.partitioning.mesh),
@@ -41,8 +43,10 @@ class Program:
             "results": specs.to_json(self.results),
             "donate": self.donate,
         }
-        header = json.dumps(fields, sort_keys=True).encode()
-        body = len(header).to_bytes(_LENGTH_BYTES, "little") + header + self.exported
+
+        # Sorted, so that equal programs are equal files.
+        encoded = json.dumps(header, sort_keys=True).encode()
+        body = len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded + self.exported
         atomic_file.write(path, _MAGIC + hashlib.sha256(body).digest() + body)
 
 
@@ -55,28 +59,43 @@ def load(path: str | pathlib.Path) -> Program:
     data = pathlib.Path(path).read_bytes()
     if not data.startswith(_MAGIC):
         raise ValueError(f"{path} is not a program of lingvo_gshard.")
-    rest = data[len(_MAGIC) :]
-    digest, body = rest[:_DIGEST_BYTES], rest[_DIGEST_BYTES:]
+
+    # The digest covers all that follows it, so the header can be trusted.
+    body_start = len(_MAGIC) + _DIGEST_BYTES
+    digest = data[len(_MAGIC) : body_start]
+    body = data[body_start:]
     if hashlib.sha256(body).digest() != digest:
         raise ValueError(f"{path} is damaged; its checksum does not match.")
-    size = int.from_bytes(body[:_LENGTH_BYTES], "little")
-    fields = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + size])
-    if fields["version"] != _VERSION:
+
+    header_end = _LENGTH_BYTES + int.from_bytes(body[:_LENGTH_BYTES], "little")
+    header = json.loads(body[_LENGTH_BYTES:header_end])
+    if header["version"] != _VERSION:
         raise ValueError(
-            f"{path}: the program has version {fields['version']}, this lingvo_gshard reads "
+            f"{path}: the program has version {header['version']}, this lingvo_gshard reads "
             f"{_VERSION}; export it again with this one."
         )
-    axis_names, axis_sizes, assignment = fields["mesh"]
-    table = tuple(
-        (letter, axis if isinstance(axis, str) else tuple(axis)) for letter, axis in fields["table"]
-    )
-    mesh = Mesh(tuple(axis_names), tuple(axis_sizes), assignment and tuple(assignment))
+
     return Program(
-        name=fields["name"],
-        exported=body[_LENGTH_BYTES + size :],
-        partitioning=Partitioning(mesh, table),
-        arg_names=tuple(fields["arg_names"]),
-        args=tuple(specs.from_json(arg) for arg in fields["args"]),
-        results=specs.from_json(fields["results"]),
-        donate=tuple(fields["donate"]),
+        name=header["name"],
+        exported=body[header_end:],
+        partitioning=_partitioning(header),
+        arg_names=tuple(header["arg_names"]),
+        args=tuple(specs.from_json(arg) for arg in header["args"]),
+        results=specs.from_json(header["results"]),
+        donate=tuple(header["donate"]),
     )
+
+
+def _partitioning(header: dict[str, Any]) -> Partitioning:
+    """Returns the partitioning of a header, whose tuples JSON has turned into lists."""
+    axis_names, axis_sizes, device_assignment = header["mesh"]
+    mesh = Mesh(
+        axis_names=tuple(axis_names),
+        axis_sizes=tuple(axis_sizes),
+        device_assignment=None if device_assignment is None else tuple(device_assignment),
+    )
+
+    table = []
+    for letter, axis in header["table"]:
+        table.append((letter, tuple(axis) if isinstance(axis, list) else axis))
+    return Partitioning(mesh, tuple(table))

@@ -30,23 +30,30 @@ _COMPILERS = {"tpu": ("libtpu",), "gpu": ("jax-cuda12-pjrt", "jax-cuda13-pjrt")}
 # The packages whose versions decide what a program compiles to.
 PACKAGES = (*_JAX, *_COMPILERS["tpu"], *_COMPILERS["gpu"])
 _ADVICE = "save it again with `plan --save`, or leave out --executables"
+# In the text of a lowered program: where a function is defined, and where one is named.
 _FUNCTION = re.compile(r"func\.func private @([\w.$-]+)")
 _SYMBOL = re.compile(r"@([\w.$-]+)")
 
 
 def save(compiled: Executable, folder: str | pathlib.Path) -> None:
     """Writes an executable and its facts; ValueError if the compiler cannot serialize it."""
-    program, mesh = compiled.program, compiled.mesh
+    program = compiled.program
     path, facts_path = _files(pathlib.Path(folder), program)
     with _one_line(f"program {program.name} cannot be saved"):
-        content = serialize_executable.serialize(compiled.compiled)[0]
-    lowered = executable.lower(program, mesh)
-    digests = {"program_digest": _program_digest(program, lowered), "file_digest": _digest(content)}
+        content, _, _ = serialize_executable.serialize(compiled.compiled)
+
+    # The program is lowered again: its digest is of what JAX gives to the compiler.
+    facts = {
+        **_machine(compiled.mesh),
+        "program_digest": _program_digest(program, executable.lower(program, compiled.mesh)),
+        "file_digest": _digest(content),
+    }
+
+    # An executable without facts does not count, so these go first and come last.
     path.parent.mkdir(parents=True, exist_ok=True)
     facts_path.unlink(missing_ok=True)
     atomic_file.write(path, content)
-    # Last: an executable without facts does not count.
-    atomic_file.write(facts_path, json.dumps(_machine(mesh) | digests, indent=2) + "\n")
+    atomic_file.write(facts_path, json.dumps(facts, indent=2) + "\n")
 
 
 class SavedExecutables:
@@ -61,61 +68,77 @@ class SavedExecutables:
     def load_or_compile(self, program: Program, devices: Sequence[Any] | None = None) -> Executable:
         """Returns the saved executable of `program`; compiles it, with a warning, if there is none.
 
-        ValueError as compile_program, for another machine or version, or damaged or missing files.
+        Raises ValueError as compile_program, for another machine or version, or damaged or missing
+        files.
         """
         mesh = specs.device_mesh(program.partitioning, devices, f"program {program.name}")
         path, facts_path = _files(self._folder, program)
         if not facts_path.is_file():
             logging.warning("%s does not exist; %s is compiled.", facts_path, program.name)
             return Executable(program, mesh)
+
+        # Lowering is quick, and tells whether the executable is of this very program.
         program_digest, file_digest = _read_digests(facts_path, mesh)
         lowered = executable.lower(program, mesh)
-        if program_digest == _program_digest(program, lowered):
-            return Executable(program, mesh, _load(path, file_digest, lowered, mesh))
-        logging.warning("%s is of other settings or code; %s is compiled.", path, program.name)
-        return Executable(program, mesh, lowered.compile())
+        if program_digest != _program_digest(program, lowered):
+            logging.warning("%s is of other settings or code; %s is compiled.", path, program.name)
+            return Executable(program, mesh, lowered.compile())
+
+        return Executable(program, mesh, _load(path, file_digest, lowered, mesh))
 
 
 def _files(folder: pathlib.Path, program: Program) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns the paths of a program's executable and of its facts."""
     return folder / f"{program.name}.executable", folder / f"{program.name}.json"
 
 
 def _machine(mesh: jax.sharding.Mesh) -> dict[str, Any]:
-    """The facts on which it depends whether an executable can be loaded."""
+    """Returns the facts on which it depends whether an executable can be loaded."""
     devices = list(mesh.devices.flat)
+    platform = devices[0].platform
     return {
-        "platform": devices[0].platform,
+        "platform": platform,
         "device_kind": devices[0].device_kind,
         "num_devices": len(devices),
         "device_ids": [device.id for device in devices],
-        "versions": versions.installed([*_JAX, *_COMPILERS.get(devices[0].platform, ())]),
+        "versions": versions.installed([*_JAX, *_COMPILERS.get(platform, ())]),
     }
 
 
 def _read_digests(path: pathlib.Path, mesh: jax.sharding.Mesh) -> tuple[str, str]:
-    """The digests of an executable's program and file; ValueError if `mesh` is another machine."""
-    here = _machine(mesh)
+    """Returns the digests of an executable's program and file, from its facts.
+
+    Raises ValueError if the facts are damaged, or `mesh` is another machine than theirs.
+    """
+    machine = _machine(mesh)
     try:
         facts = json.loads(path.read_text())
-        saved = {name: facts[name] for name in here}
-        digests = facts["program_digest"], facts["file_digest"]
+        saved_machine = {name: facts[name] for name in machine}
+        program_digest = facts["program_digest"]
+        file_digest = facts["file_digest"]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error!r}); {_ADVICE}.") from error
-    for name, found in here.items():
-        if saved[name] != found:
-            given, wanted = reprlib.repr(found), reprlib.repr(saved[name])
-            raise ValueError(f"{path} is for {name} {wanted}, not {given}; {_ADVICE}.")
-    return digests
+
+    # Loaded on another machine, it would crash, or compute something else.
+    for name, value in machine.items():
+        if saved_machine[name] != value:
+            saved = reprlib.repr(saved_machine[name])
+            raise ValueError(f"{path} is for {name} {saved}, not {reprlib.repr(value)}; {_ADVICE}.")
+    return program_digest, file_digest
 
 
 def _load(
     path: pathlib.Path, digest: str, lowered: jax.stages.Lowered, mesh: jax.sharding.Mesh
 ) -> Any:
+    """Returns the jax.stages.Compiled of a file; ValueError if it is missing or damaged."""
     if not path.is_file():
         raise ValueError(f"{path} is missing; {_ADVICE}.")
-    content, devices = path.read_bytes(), list(mesh.devices.flat)
+    content = path.read_bytes()
     if _digest(content) != digest:
         raise ValueError(f"{path} is damaged, its checksum does not match; {_ADVICE}.")
+
+    # A pickle: it is read only once its digest is right.
+    devices = list(mesh.devices.flat)
     with _one_line(f"{path}: cannot be loaded"):
         return serialize_executable.deserialize_and_load(
             content, lowered.in_tree, lowered.out_tree, devices[0].client, devices
@@ -132,13 +155,16 @@ def _one_line(what: str) -> Iterator[None]:
 
 
 def _program_digest(program: Program, lowered: jax.stages.Lowered) -> str:
-    """A digest that is the same in all processes; the exported bytes hold paths of source files.
+    """Returns a digest that is the same in all processes.
 
-    Functions are numbered, as TensorFlow's names of them count what a process has traced before.
+    The exported bytes would not do: they hold paths of source files.
     """
     text = lowered.as_text()
+
+    # TensorFlow's names of functions count what a process has traced before; numbers replace them.
     numbers = {name: f"@{i}" for i, name in enumerate(_FUNCTION.findall(text))}
     text = _SYMBOL.sub(lambda symbol: numbers.get(symbol[1], symbol[0]), text)
+
     arguments = specs.named_leaves(program.arg_names, program.args)
     return _digest(repr((arguments, program.results.FlattenItems(), text)).encode())
 

@@ -18,22 +18,33 @@ Named = list[tuple[str, TensorSpec]]
 _Mesh = jax.sharding.Mesh | AbstractMesh
 ROWS = "B"  # The letter of the dim whose parts the processes read.
 
-# fmt: off
 _DTYPES = (
-    "bool", "int8", "int16", "int32", "uint8", "uint16", "uint32",
-    "float16", "bfloat16", "float32", "complex64",
-    "int64", "uint64", "float64", "complex128",
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "uint8",
+    "uint16",
+    "uint32",
+    "float16",
+    "bfloat16",
+    "float32",
+    "complex64",
+    # JAX has these while JAX_ENABLE_X64 is on.
+    "int64",
+    "uint64",
+    "float64",
+    "complex128",
 )
-# fmt: on
 
 
 def named_leaves(names: tuple[str, ...], trees: tuple[NestedMap, ...]) -> Named:
-    """[(name.path, spec)] of all trees, in the order of a program's flat arguments."""
-    return [
-        (f"{name}.{path}", spec)
-        for name, tree in zip(names, trees, strict=True)
-        for path, spec in tree.FlattenItems()
-    ]
+    """Returns [(name.path, spec)] of all trees, in the order of a program's flat arguments."""
+    leaves = []
+    for name, tree in zip(names, trees, strict=True):
+        for path, spec in tree.FlattenItems():
+            leaves.append((f"{name}.{path}", spec))
+    return leaves
 
 
 def check_dtypes(what: str, leaves: Named, platform: str | None = None) -> None:
@@ -43,36 +54,37 @@ def check_dtypes(what: str, leaves: Named, platform: str | None = None) -> None:
     types are off, or is one that the platform, such as `cpu`, lacks.
     """
     for name, spec in leaves:
-        which = f"{what} {name} {list(spec.shape)} is of dtype {spec.dtype}"
+        description = f"{what} {name} {list(spec.shape)} is of dtype {spec.dtype}"
         if spec.dtype not in _DTYPES:
-            raise ValueError(f"{which}; expected one of {', '.join(_DTYPES)}.")
+            raise ValueError(f"{description}; expected one of {', '.join(_DTYPES)}.")
         if np.dtype(spec.dtype) != jax.dtypes.canonicalize_dtype(spec.dtype):
-            raise ValueError(f"{which}, but JAX_ENABLE_X64 is off: set it to 1, or cast.")
+            raise ValueError(f"{description}, but JAX_ENABLE_X64 is off: set it to 1, or cast.")
         if platform == "tpu" and spec.dtype == "complex128":  # Its compiler would abort.
-            raise ValueError(f"{which}, which a {platform} lacks.")
+            raise ValueError(f"{description}, which a {platform} lacks.")
 
 
 def describe(array: Any) -> str:
-    """The dtype and shape of an array or spec, such as `float32[2, 3]`; `absent` for None."""
+    """Returns the dtype and shape of an array or spec, `float32[2, 3]`; `absent` for None."""
     return "absent" if array is None else f"{array.dtype}{list(array.shape)}"
 
 
-def check_same(what: str, found: Mapping[str, Any], wanted: NestedMap) -> None:
-    """Raises ValueError, prefixed by `what`, unless `found`, by path, are as the specs `wanted`."""
-    expected = dict(wanted.FlattenItems())
-    for path in sorted(found.keys() | expected.keys()):
-        given, needed = describe(found.get(path)), describe(expected.get(path))
+def check_same(what: str, arrays: Mapping[str, Any], expected_specs: NestedMap) -> None:
+    """Raises ValueError, prefixed by `what`, unless arrays, by path, have the expected specs."""
+    expected = dict(expected_specs.FlattenItems())
+    for path in sorted(arrays.keys() | expected.keys()):
+        given = describe(arrays.get(path))
+        needed = describe(expected.get(path))
         if given != needed:
             raise ValueError(f"{what}: {path} is {given}, expected {needed}.")
 
 
 def sharding(partitioning: Partitioning, spec: TensorSpec, mesh: _Mesh) -> NamedSharding:
-    """The sharding of `spec` over `mesh`, which has the partitioning's axes."""
+    """Returns the sharding of `spec` over `mesh`, which has the partitioning's axes."""
     return NamedSharding(mesh, PartitionSpec(*partitioning.axes(spec.dims)))
 
 
 def shardings(partitioning: Partitioning, tree: NestedMap, mesh: _Mesh) -> NestedMap:
-    """The sharding over `mesh` of every spec in `tree`."""
+    """Returns the sharding over `mesh` of every spec in `tree`."""
     return tree.Transform(lambda spec: sharding(partitioning, spec, mesh))
 
 
@@ -81,9 +93,10 @@ def device_mesh(
     devices: Sequence[Any] | None = None,
     name: str = "device_mesh",
 ) -> jax.sharding.Mesh:
-    """The partitioning's mesh as JAX's: partition i runs on devices[mesh.devices[i]].
+    """Returns the partitioning's mesh as JAX's: partition i runs on devices[mesh.devices[i]].
 
-    The default is jax.devices(). ValueError, prefixed by `name`, if they are too few.
+    `devices` are jax.devices() by default. Raises ValueError, prefixed by `name`, if they are too
+    few.
     """
     devices = list(jax.devices() if devices is None else devices)
     mesh = partitioning.mesh
@@ -92,6 +105,8 @@ def device_mesh(
             f"{name}: {mesh.num_partitions} partitions need as many devices, {len(devices)} were "
             f"found; its mesh is {mesh.shape}."
         )
+
+    # An array of objects, as NumPy would otherwise look into the devices.
     grid = np.array([devices[i] for i in mesh.devices], dtype=object).reshape(mesh.axis_sizes)
     return jax.sharding.Mesh(grid, mesh.axis_names)
 
@@ -113,25 +128,39 @@ WHOLE = Share(0, 1)
 
 def own_share(partitioning: Partitioning) -> Share:
     """Returns the share of a batch's rows that this process reads; see `share_of`."""
-    size, mesh = partitioning.mesh.num_partitions, device_mesh(partitioning)
-    split = sharding(partitioning, TensorSpec((size,), "int32", ROWS), mesh)
-    held: dict[int, set[int]] = collections.defaultdict(set)
+    # With as many rows as partitions, each device holds at least one whole row.
+    num_rows = partitioning.mesh.num_partitions
+    mesh = device_mesh(partitioning)
+    row_sharding = sharding(partitioning, TensorSpec((num_rows,), "int32", ROWS), mesh)
+
+    rows_of_process: dict[int, set[int]] = collections.defaultdict(set)
     device: Any
-    for device, (rows,) in split.devices_indices_map((size,)).items():
-        held[device.process_index].update(range(*rows.indices(size)))
-    return share_of(held, jax.process_index())
+    for device, (rows,) in row_sharding.devices_indices_map((num_rows,)).items():
+        rows_of_process[device.process_index].update(range(*rows.indices(num_rows)))
+    return share_of(rows_of_process, jax.process_index())
 
 
-def share_of(held: Mapping[int, set[int]], process: int) -> Share:
+def share_of(rows_of_process: Mapping[int, set[int]], process: int) -> Share:
     """Returns a process's share, given all rows; WHOLE unless they are equal, adjacent parts."""
-    size, part = len(set().union(*held.values())), len(held[process])
-    parts = {frozenset(range(start, start + part)) for start in range(0, size, part)}
-    if size % part or parts != {frozenset(rows) for rows in held.values()}:
+    num_rows = len(set().union(*rows_of_process.values()))
+    own_rows = rows_of_process[process]
+    part_size = len(own_rows)
+    if num_rows % part_size:
         return WHOLE
-    return Share(min(held[process]) // part, size // part)
+
+    # Several processes may hold the same part, as where a mesh's other axis goes through them.
+    parts = {frozenset(rows) for rows in rows_of_process.values()}
+    adjacent_parts = {
+        frozenset(range(start, start + part_size)) for start in range(0, num_rows, part_size)
+    }
+    if parts != adjacent_parts:
+        return WHOLE
+    return Share(index=min(own_rows) // part_size, count=num_rows // part_size)
 
 
 def _own_rows(array: jax.Array) -> np.ndarray:
+    """Returns the rows that this process's devices hold, each once and in order."""
+    # Devices along the mesh's other axes hold the same rows.
     by_start = {shard.index[0].start or 0: shard.data for shard in array.addressable_shards}
     return np.concatenate([np.asarray(by_start[start]) for start in sorted(by_start)])
 
@@ -139,9 +168,14 @@ def _own_rows(array: jax.Array) -> np.ndarray:
 def abstract_arrays(
     partitioning: Partitioning, leaves: Named, mesh: _Mesh
 ) -> list[jax.ShapeDtypeStruct]:
-    """The shape, dtype and sharding over `mesh` of each leaf."""
-    placed = [(spec, sharding(partitioning, spec, mesh)) for _, spec in leaves]
-    return [jax.ShapeDtypeStruct(s.shape, np.dtype(s.dtype), sharding=to) for s, to in placed]
+    """Returns the shape, dtype and sharding over `mesh` of each leaf."""
+    arrays = []
+    for _, spec in leaves:
+        array = jax.ShapeDtypeStruct(
+            spec.shape, np.dtype(spec.dtype), sharding=sharding(partitioning, spec, mesh)
+        )
+        arrays.append(array)
+    return arrays
 
 
 def to_json(tree: Any) -> Any:
@@ -152,8 +186,9 @@ def to_json(tree: Any) -> Any:
 
 
 def from_json(tree: Any) -> Any:
-    """The inverse of to_json."""
+    """Converts JSON values of to_json back to a tree of TensorSpec."""
     if isinstance(tree, dict):
         return NestedMap(tree).Transform(from_json)
-    dtype, shape, dims = tree.split("|")
-    return TensorSpec(tuple(int(size) for size in shape.split(",") if size), dtype, dims)
+    dtype, sizes, dims = tree.split("|")
+    shape = tuple(int(size) for size in sizes.split(",") if size)
+    return TensorSpec(shape, dtype, dims)

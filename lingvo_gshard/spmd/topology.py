@@ -17,25 +17,33 @@ from lingvo_gshard.spmd import environment, executable, specs
 from lingvo_gshard.spmd.gpus import GPUS
 from lingvo_gshard.spmd.program import Program
 
-# X, Y and Z count chips.
+# The sizes in the name of a TPU's topology; X, Y and Z count chips.
 _TPUS = {
-    **dict.fromkeys(("v2", "v3", "v5e", "v6e"), "XxY"),
-    **dict.fromkeys(("v4", "v5p", "tpu7x"), "XxYxZ"),
+    "v2": "XxY",
+    "v3": "XxY",
+    "v5e": "XxY",
+    "v6e": "XxY",
+    "v4": "XxYxZ",
+    "v5p": "XxYxZ",
+    "tpu7x": "XxYxZ",
 }
-CORES_PER_CHIP = {kind: 2 if kind in ("v2", "v3", "v4", "tpu7x") else 1 for kind in _TPUS}
-_SIZES = {**_TPUS, **dict.fromkeys(GPUS, "HOSTSxGPUS")}
+# JAX shows each core as a device.
+CORES_PER_CHIP = {"v2": 2, "v3": 2, "v5e": 1, "v6e": 1, "v4": 2, "v5p": 1, "tpu7x": 2}
+_SIZES = _TPUS | dict.fromkeys(GPUS, "HOSTSxGPUS")
+
+_FORMS = ", ".join(f"{kind}:{sizes}" for kind, sizes in _SIZES.items())
 _KNOWN = (
-    f"known are {', '.join(f'{kind}:{sizes}' for kind, sizes in _SIZES.items())}; v3:2x2 is 8 "
-    "cores, v3:32x32 the 2048 of the paper, h100:16x8 128 GPUs."
+    f"known are {_FORMS}; v3:2x2 is 8 cores, v3:32x32 the 2048 of the paper, h100:16x8 128 GPUs."
 )
 
-# What libtpu reads when it is loaded. The first keeps it from asking the cloud's metadata server
-# for minutes, the next two from logging that it knows neither this machine's kind nor its workers.
-# The last lets several processes load it; it guards devices, of which compiling needs none.
+# Environment variables that libtpu reads when it is loaded.
 _LIBTPU = {
+    # It would ask the cloud's metadata server for minutes.
     "TPU_SKIP_MDS_QUERY": "1",
+    # It would log that it knows neither this machine's kind nor its workers.
     "TPU_ACCELERATOR_TYPE": "v3-8",
     "TPU_WORKER_HOSTNAMES": "localhost",
+    # Several processes may load it: its lock guards devices, and compiling needs none.
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
@@ -55,68 +63,94 @@ class TopologyExecutable(executable.Executable):
 
 
 def is_gpu(name: str) -> bool:
-    """Whether a topology is one of GPUs."""
+    """Returns whether a topology is one of GPUs."""
     return name.partition(":")[0] in GPUS
 
 
 def is_installed(name: str) -> bool:
-    """Whether the compiler for a topology is installed."""
-    if not is_gpu(name):
-        return importlib.util.find_spec("libtpu") is not None
-    return any(importlib.util.find_spec(f"jax_cuda{version}_plugin") for version in (12, 13))
+    """Returns whether the compiler for a topology is installed."""
+    modules = ["jax_cuda12_plugin", "jax_cuda13_plugin"] if is_gpu(name) else ["libtpu"]
+    return any(importlib.util.find_spec(module) for module in modules)
 
 
 def devices(name: str) -> list[Any]:
-    """A topology's devices, in its order; ValueError if it is unknown or lacks its compiler."""
+    """Returns a topology's devices, in its order.
+
+    Raises ValueError if the topology is unknown or its compiler is not installed.
+    """
     form = re.fullmatch(r"(\w+):([1-9]\d*(?:x[1-9]\d*)+)", name)
-    if form is None or _SIZES.get(form[1], "").count("x") != form[2].count("x"):
+    if form is None:
         raise ValueError(f"topology {name!r} is unknown; {_KNOWN}")
+    kind, sizes = form.groups()
+    if kind not in _SIZES or sizes.count("x") != _SIZES[kind].count("x"):
+        raise ValueError(f"topology {name!r} is unknown; {_KNOWN}")
+
+    # A better message than JAX's, which names a plugin.
     if not is_installed(name):
-        kind, target = ("GPU", "setup-plan-gpu") if is_gpu(name) else ("TPU", "setup-tpu")
+        compiler, target = ("GPU", "setup-plan-gpu") if is_gpu(name) else ("TPU", "setup-tpu")
         raise ValueError(
-            f"topology {name}: the {kind} compiler is not installed; `make {target}` installs it."
+            f"topology {name}: the {compiler} compiler is not installed; `make {target}` installs "
+            "it."
         )
+
+    # The compiler knows which sizes there are.
     try:
-        return list(_description(*form.groups()).devices)
+        return list(_description(kind, sizes).devices)
     except jax.errors.JaxRuntimeError as error:
         reason = str(error).splitlines()[0]
         raise ValueError(f"topology {name}: {reason}; {_KNOWN}") from error
 
 
 def _description(kind: str, sizes: str) -> Any:
-    if kind in GPUS:  # JAX counts slices, too: groups of hosts with a network of their own.
-        target = GPUS[kind].target_config()
+    """Returns JAX's description of a topology; raises JaxRuntimeError for sizes it has not."""
+    if kind in GPUS:
         with environment.quiet_stderr():  # The plugin logs that there is no driver.
             return topologies.get_topology_desc(
-                platform="cuda", target_config=target, topology=f"1x{sizes}"
+                platform="cuda",
+                target_config=GPUS[kind].target_config(),
+                # JAX counts slices, too: groups of hosts with a network of their own.
+                topology=f"1x{sizes}",
             )
+
     for variable, value in _LIBTPU.items():
         os.environ.setdefault(variable, value)
     return topologies.get_topology_desc(topology_name=f"{kind}:{sizes}", platform="tpu")
 
 
 def tpu(kind: str, num_cores: int) -> str:
-    """The topology of that many cores, as near to a square or cube as possible.
+    """Returns the topology of that many cores, as near to a square or cube as possible.
 
-    tpu("v3", 2048) is `v3:32x32`. ValueError unless it is a power of two from 8.
+    tpu("v3", 2048) is `v3:32x32`. Raises ValueError unless it is a power of two from 8.
     """
+    # The smallest slice is one host of 4 chips with 2 cores each.
     if num_cores < 8 or num_cores & (num_cores - 1):
         raise ValueError(f"A TPU pod has 8, 16, 32, ... cores, not {num_cores}.")
-    dims = _TPUS[kind].count("x") + 1
-    exponent = (num_cores // CORES_PER_CHIP[kind]).bit_length() - 1
-    sides = [2 ** ((exponent + dim) // dims) for dim in range(dims)]
-    sides.sort(key=lambda side: side == 1)  # A host has 2x2x1 chips.
+
+    num_dims = _TPUS[kind].count("x") + 1
+    num_chips = num_cores // CORES_PER_CHIP[kind]
+    log2_chips = num_chips.bit_length() - 1
+    # The exponents of the sides are equal, or the last ones are larger by 1.
+    sides = [2 ** ((log2_chips + dim) // num_dims) for dim in range(num_dims)]
+
+    # A host has 2x2x1 chips, so a side of 1 comes last.
+    sides.sort(key=lambda side: side == 1)
     return f"{kind}:{'x'.join(map(str, sides))}"
 
 
 def places(name: str) -> tuple[tuple[int, ...], ...]:
-    """Each device's chip on the torus, or (host, GPU of the host); ValueError as `devices`."""
-    found = devices(name)
+    """Returns each device's chip on the torus, or (host, GPU of the host).
+
+    Raises ValueError as `devices`.
+    """
+    # JAX numbers the GPUs of one host before those of the next.
+    topology_devices = devices(name)
     if is_gpu(name):
         gpus_per_host = int(name.rpartition("x")[2])
-        return tuple(divmod(i, gpus_per_host) for i in range(len(found)))
-    rank = len(name.split("x"))
-    return tuple(tuple(device.coords[:rank]) for device in found)
+        return tuple(divmod(i, gpus_per_host) for i in range(len(topology_devices)))
+
+    # A 2D torus has coordinates of three dims, too.
+    num_dims = name.count("x", name.index(":")) + 1
+    return tuple(tuple(device.coords[:num_dims]) for device in topology_devices)
 
 
 def compile_program(
@@ -133,6 +167,8 @@ def compile_program(
         compiled = executable.lower(program, mesh).compile(compiler_options=options)
         return TopologyExecutable(program, mesh, compiled)
     except jax.errors.JaxRuntimeError as error:
+        # The first line says what is wrong; the others list the largest buffers.
         message = f"{what}: {str(error).splitlines()[0]}"
-        kind = OutOfMemoryError if str(error).startswith("RESOURCE_EXHAUSTED") else ValueError
-        raise kind(message) from error
+        if str(error).startswith("RESOURCE_EXHAUSTED"):
+            raise OutOfMemoryError(message) from error
+        raise ValueError(message) from error

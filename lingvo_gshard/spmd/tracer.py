@@ -54,6 +54,7 @@ def traced(function: Callable[..., Program], *args: Any) -> Program:
     """
     kept = _kept_file(function, args)
 
+    # What a power cut has left in the file is noticed by its digest.
     if kept is not None and kept.exists():
         try:
             return program.load(kept)
@@ -78,6 +79,7 @@ def _kept_file(function: Callable[..., Program], args: tuple[Any, ...]) -> pathl
     if folder is None:
         return None
 
+    # Whatever may change the program must be here: one too few, and an old program would run.
     digest = digests.of_json(
         f"{function.__module__}.{function.__qualname__}",
         [_identity(arg) for arg in args],
@@ -104,6 +106,7 @@ def _own_sources(arg: Any) -> set[str]:
     if not isinstance(arg, Params):
         return set()
 
+    # A change of a user's layer must not be answered with the program of before.
     sources = set()
     for _, value in arg.Leaves():
         if isinstance(value, type) and not value.__module__.startswith("lingvo_gshard."):
@@ -128,6 +131,7 @@ class _Child:
                 self._idle.cancel()
             pool = self._pool or self._start()
 
+            # An exception of the function is raised here as well.
             try:
                 return pool.submit(_run, function, args).result()
             except BrokenProcessPool as error:
@@ -182,6 +186,7 @@ def _prepare(messages: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
+    # A crash in C++ leaves its reason on the descriptor of standard error.
     with open(messages, "w") as file:
         os.dup2(file.fileno(), 2)
 

@@ -35,6 +35,7 @@ def installed(packages: Iterable[str]) -> dict[str, str]:
 
 def check_jax() -> None:
     """Raises ValueError if JAX is missing, or its version is none that this was tested with."""
+    # Read from the packages' metadata, as importing JAX takes a second.
     found = installed(["jax", "jaxlib"])
     expected = " or ".join(f">={_text(first)},<{_text(beyond)}" for first, beyond in _JAX)
     for package in ("jax", "jaxlib"):
@@ -43,6 +44,7 @@ def check_jax() -> None:
                 f"{package} is not installed; `pip install lingvo_gshard`, or `make setup` in a "
                 "checkout, installs it."
             )
+
         numbers = _numbers(found[package])
         if not any(first <= numbers < beyond for first, beyond in _JAX):
             raise ValueError(

@@ -1,7 +1,8 @@
 """TPUEstimator (sections 3 and A): train, evaluate and predict with one partitioned program each.
 
-It holds no variables: a tree of arrays, the state, is an argument and result of training calls.
-Estimator takes its programs from any ProgramSource; TPUEstimator traces a model_fn for them.
+An estimator holds no variables. A tree of arrays, the state, is an argument and a result of each
+call that trains. Estimator takes its programs from any ProgramSource; TPUEstimator makes them from
+a model_fn.
 """
 
 import contextlib
@@ -18,8 +19,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from lingvo_gshard.checkpoints import checkpoints, exported, stored
-from lingvo_gshard.checkpoints.checkpoints import Checkpoints, Contents, Restored, whole_steps
-from lingvo_gshard.checkpoints.stored import DamagedCheckpointError
+from lingvo_gshard.checkpoints.checkpoints import Checkpoints, Contents, Restored
 from lingvo_gshard.checkpoints.warm_start import WarmStart
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
@@ -35,7 +35,7 @@ from lingvo_gshard.train.programs import Programs, ProgramSource
 from lingvo_gshard.train.steps import InitFn, ModelFn, ModelPrograms
 
 InputFn = Callable[[Any], Input]
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,18 +68,20 @@ class Estimator:
     ) -> None:
         """Compiles nothing yet.
 
-        `model_dir` is refused if it was trained with other `params` at the dotted paths
-        `model_prefixes`, by default all but `train`, which has the settings of config.train_params.
+        `params.train` has the settings of config.train_params. `model_dir` is refused if it was
+        trained with other params at the dotted paths `model_prefixes`, by default all but `train`.
         `state_spec` has the TensorSpecs of the state, among them `step`, an int32 scalar. A folder
         without checkpoints starts from `warm_start`, if given. `executables` is a folder of saved
         executables to train with, instead of compiling. TensorBoard gets a summary at each multiple
-        of `log_step_count_steps`. ValueError for a wrong setting, a state without step, or
-        `executables` without any.
+        of `log_step_count_steps`.
+
+        Raises ValueError for a wrong setting, a state without `step`, or `executables` without any.
         """
         if "train" not in params:
             define = 'params.Define("train", config.train_params(), "")'
             raise ValueError(f"TPUEstimator: params lack the settings of training: {define}.")
         config.check(params.train)
+
         step = state_spec.get("step")
         if step is None or (step.shape, step.dtype) != ((), "int32"):
             raise ValueError(f"TPUEstimator: the state needs `step`, an int32 scalar, got {step}.")
@@ -92,12 +94,13 @@ class Estimator:
         self._warm_start = warm_start
         self._log_steps = log_step_count_steps
         self._show_progress = show_progress
+
         saved = None if executables is None else SavedExecutables(executables)
         self._programs = Programs(source, saved)
 
     @property
     def input_share(self) -> specs.Share:
-        """The part of each batch's rows that this process's input must yield."""
+        """Returns the part of each batch's rows that this process's input must yield."""
         return specs.own_share(self.partitioning)
 
     def train(
@@ -120,18 +123,25 @@ class Estimator:
             raise ValueError(f"train: give steps ({steps}) or max_steps ({max_steps}), not both.")
         _check_steps("train", steps=steps, max_steps=max_steps)
         began_secs = time.monotonic()
+
+        # Opened for saving as well: a damaged checkpoint is moved aside, not only passed over.
         contents = Contents(self.params, self.partitioning, self.state_spec)
         with self.claimed(), Checkpoints(self.model_dir, contents) as saved:
-            spec, shardings = self.state_spec, self._shardings()
-            restored = saved.newest(lambda step: saved.restore(step, spec, shardings))
+            shardings = self._shardings()
+            restored = saved.newest(lambda step: saved.restore(step, self.state_spec, shardings))
+
+            # None as `stop` trains until the input ends.
             start = restored.step if restored else 0
             stop = max_steps if steps is None else start + steps
             if stop is not None and start >= stop:
                 logging.info("train: step %d of %d is already done", start, stop)
                 return self
+
             hooks = [*self._own_hooks(stop, began_secs), *hooks]
             with self._input(input_fn) as source:
-                state = self._begin(restored, source)
+                state = self._first_state(restored, source)
+
+                # A call does several steps, and the last one may do fewer: a program of its own.
                 program = functools.partial(self._programs.get, ModeKeys.TRAIN, source.specs)
                 sizes = group_sizes(start, stop, self.params.train.iterations_per_loop)
                 with contextlib.closing(loop.groups(source, sizes, program)) as groups:
@@ -159,25 +169,33 @@ class Estimator:
         """
         _check_steps(f"evaluate {spec.name}", steps=spec.steps)
         began_secs = time.monotonic()
-        totals, num_batches = None, 0
-        for found in self._results(ModeKeys.EVAL, state, spec.input_fn, spec.steps):
-            result = found.Transform(lambda x: np.asarray(x, float))
-            totals = result if totals is None else totals.Transform(np.add, result)
+
+        # The sums and weights of the batches so far.
+        totals: NestedMap | None = None
+        num_batches = 0
+        for result in self._results(ModeKeys.EVAL, state, spec.input_fn, spec.steps):
+            sums = result.Transform(lambda x: np.asarray(x, float))  # Sums over many batches.
+            totals = sums if totals is None else totals.Transform(np.add, sums)
             num_batches += 1
         if totals is None:
             raise ValueError(f"evaluate {spec.name}: the input holds no batches.")
+
+        # Each token counts once, however the batches divide them.
         metrics: dict[str, Any] = {}
         for metric, weight in totals.weights.items():
             if weight == 0.0:
                 raise ValueError(f"evaluate {spec.name}: {metric} has weight 0 over all batches.")
             metrics[metric] = (totals.sums[metric] / weight).tolist()
-        secs = time.monotonic() - began_secs
-        metrics |= {"step": step, "num_batches": num_batches, "secs": secs}
+        metrics["step"] = step
+        metrics["num_batches"] = num_batches
+        metrics["secs"] = time.monotonic() - began_secs
+
         if processes.is_first():
             summaries.write_evaluation(self.model_dir, spec.name, metrics)
             if spec.best_by is not None:
-                best = spec.best_by, spec.higher_is_better
-                checkpoints.note_best(self.model_dir, step, metrics, *best)
+                checkpoints.note_best(
+                    self.model_dir, step, metrics, spec.best_by, spec.higher_is_better
+                )
         return metrics
 
     def export_weights(
@@ -200,13 +218,16 @@ class Estimator:
             weights = {name: array for name, array in arrays.items() if name.startswith(prefix)}
             if not weights:
                 raise ValueError(f"export: nothing begins with {prefix!r} in {', '.join(arrays)}.")
-            whole = exported.write(pathlib.Path(path), weights, step, part_bytes)
+
+            # Read and written piece by piece, as the weights may be larger than a host's memory.
+            written = exported.write(pathlib.Path(path), weights, step, part_bytes)
+
             rows = [(name, specs.describe(array)) for name, array in sorted(weights.items())]
             total = sum(math.prod(array.shape) for array in weights.values())
             count = f"{len(weights)} tensors, {total:,} weights"
-            return f"{table.text(rows)}\n{count}\nWrote {storage.origin(whole)}."
+            return f"{table.text(rows)}\n{count}\nWrote {storage.origin(written)}."
 
-        return self._read(write, checkpoint_step)
+        return self._with_checkpoint(checkpoint_step, write)
 
     def check_folder(self) -> None:
         """Raises ValueError if model_dir holds another model."""
@@ -219,22 +240,26 @@ class Estimator:
         return config.claimed(self.model_dir, self.params.ToText(), self._model_prefixes)
 
     def restore(self, checkpoint_step: int | None = None, average: int = 1) -> Restored:
-        """Reads a checkpoint, by default the latest one; ValueError if there is none, or too few.
+        """Reads a checkpoint, by default the latest one.
 
-        With `average` above 1, the state's `theta` is the mean over so many, up to this one.
+        With `average` above 1, the state's `theta` is the mean over so many checkpoints, up to this
+        one. Raises ValueError if there is none, or too few.
         """
+        shardings = self._shardings()
 
         def read(saved: Checkpoints, step: int) -> Restored:
-            found = saved.restore(step, self.state_spec, self._shardings())
+            restored = saved.restore(step, self.state_spec, shardings)
             if average == 1:
-                return found
-            shardings = NestedMap(theta=self._shardings().theta)
-            arrays = stored.placed(saved.arrays(step, average), dict(shardings.FlattenItems()))
-            state = NestedMap(found.state, **shardings.Pack(arrays.values()))
-            digest = digests.of_json(found.digest, average, saved.steps())
-            return dataclasses.replace(found, state=state, digest=digest)
+                return restored
 
-        return self._read(read, checkpoint_step)
+            # The optimizer's slots stay those of one checkpoint; decoding does not need them.
+            theta = NestedMap(theta=shardings.theta)
+            means = stored.placed(saved.arrays(step, average), dict(theta.FlattenItems()))
+            state = NestedMap(restored.state, **theta.Pack(means.values()))
+            digest = digests.of_json(restored.digest, average, saved.steps())
+            return dataclasses.replace(restored, state=state, digest=digest)
+
+        return self._with_checkpoint(checkpoint_step, read)
 
     def predict(
         self, input_fn: InputFn, *, checkpoint_step: int | None = None
@@ -244,6 +269,7 @@ class Estimator:
 
     def _predictions(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
         for result in self._results(ModeKeys.PREDICT, state, input_fn):
+            # All processes get all rows.
             items = processes.to_host(result.predictions).FlattenItems()
             paths, arrays = zip(*items, strict=True)
             for row in zip(*arrays, strict=True):
@@ -252,12 +278,13 @@ class Estimator:
     def _results(
         self, mode: ModeKeys, state: NestedMap, input_fn: InputFn, steps: int | None = None
     ) -> Iterator[NestedMap]:
-        """Yields the result of each batch, or of the first `steps` ones."""
+        """Yields what a mode's program returns for each batch, or for the first `steps` ones."""
         share = self.input_share
         with self._input(input_fn) as source:
             for batch in itertools.islice(source, steps):
-                spec = loop.batch_spec_of(batch, source.specs, share)
-                executable = self._programs.get(mode, spec)
+                # The batches need not be of one length.
+                batch_spec = loop.batch_spec_of(batch, source.specs, share)
+                executable = self._programs.get(mode, batch_spec)
                 yield executable(state, executable.place("batch", batch))
 
     @contextlib.contextmanager
@@ -267,37 +294,47 @@ class Estimator:
         try:
             yield source
         finally:
-            getattr(source, "close", lambda: None)()
+            close = getattr(source, "close", None)
+            if close is not None:
+                close()
 
     def _own_hooks(self, stop: int | None, began_secs: float) -> list[TrainHook]:
+        # Every process must stop at a loss that is not finite; one of them writes and prints.
         hooks: list[TrainHook] = [NonFiniteHook(self.params.train.on_nonfinite)]
         if processes.is_first():
             hooks.append(summaries.MetricsLog(self.model_dir, began_secs))
             hooks.append(summaries.SummaryHook(f"{self.model_dir}/train", self._log_steps))
-            hooks += [ProgressHook(stop)] if self._show_progress else []
+            if self._show_progress:
+                hooks.append(ProgressHook(stop))
         return hooks
 
-    def _begin(self, restored: Restored | None, source: Input) -> NestedMap:
+    def _first_state(self, restored: Restored | None, source: Input) -> NestedMap:
         """Returns the state to start from, and sets the input's state to match."""
         if restored is not None:
             source.set_state(restored.input_state)
             logging.info("train: continues after step %d", restored.step)
             return restored.state
+
+        # New weights lie on their devices at once; a warm start replaces some of them.
         state = self._programs.initialize(self.params.train.seed)
         if self._warm_start is not None:
             state = self._warm_start.apply(state, self.state_spec)
         return state
 
-    def _read(self, read: Callable[[Checkpoints, int], _Found], step: int | None) -> _Found:
-        """Returns read(checkpoints, step), by default of the newest undamaged checkpoint."""
+    def _with_checkpoint(
+        self, step: int | None, use: Callable[[Checkpoints, int], _Result]
+    ) -> _Result:
+        """Returns use(checkpoints, step); None as `step` is the newest undamaged checkpoint's."""
         self.check_folder()
         with Checkpoints(self.model_dir) as saved:
+            # One that was asked for by its step is never replaced by another.
             if step is not None:
-                return read(saved, step)
-            found = saved.newest(functools.partial(read, saved))
-        if found is None:
+                return use(saved, step)
+            result = saved.newest(functools.partial(use, saved))
+
+        if result is None:
             raise ValueError(f"{self.model_dir}: there is no checkpoint; train first.")
-        return found
+        return result
 
     def _shardings(self) -> NestedMap:
         mesh = specs.device_mesh(self.partitioning)
@@ -335,70 +372,8 @@ class TPUEstimator(Estimator):
         )
 
 
-def train_and_evaluate(
-    estimator: Estimator,
-    input_fn: InputFn,
-    evaluation: EvalSpec,
-    *,
-    max_steps: int,
-    hooks: Sequence[TrainHook] = (),
-) -> dict[str, Any] | None:
-    """Trains and evaluates each checkpoint; returns the last metrics, None if a hook stopped it."""
-    evaluator = _EvaluationHook(estimator, evaluation)
-    estimator.train(input_fn, max_steps=max_steps, hooks=[*hooks, evaluator])
-    if evaluator.stopped:
-        return None
-    if evaluator.last is not None:
-        return evaluator.last
-    # max_steps was reached before this run began.
-    found = estimator.restore()
-    return estimator.evaluate_state(found.state, found.step, evaluation)
-
-
-def evaluate_continuously(
-    estimator: Estimator, spec: EvalSpec, *, until_step: int, poll_secs: float = 5.0
-) -> dict[str, Any] | None:
-    """Evaluates the newest checkpoint again and again while another process trains.
-
-    It skips checkpoints that a newer one overtakes, that are deleted while it reads them, that are
-    damaged, or that were evaluated before. Returns the last metrics; None if there were none.
-    """
-    lines = summaries.read_lines(pathlib.Path(estimator.model_dir, summaries.EVAL_METRICS))
-    seen = {int(line["step"]) for line in lines if line["name"] == spec.name}
-    metrics = None
-    while max(seen, default=-1) < until_step:
-        step = processes.of_first(max(whole_steps(estimator.model_dir), default=-1))
-        if step < 0 or step in seen:
-            time.sleep(poll_secs)
-            continue
-        seen.add(step)
-        try:
-            metrics = estimator.evaluate_state(estimator.restore(step).state, step, spec)
-        except Exception as error:
-            if step not in whole_steps(estimator.model_dir):  # It was deleted in the meantime.
-                continue
-            if not isinstance(error, DamagedCheckpointError):
-                raise
-            logging.warning("%s It is not evaluated.", error)
-    return metrics
-
-
-class _EvaluationHook(TrainHook):
-    """Evaluates each state that is saved, while it is still on the devices."""
-
-    def __init__(self, estimator: Estimator, spec: EvalSpec) -> None:
-        self._estimator, self._spec = estimator, spec
-        self.last: dict[str, Any] | None = None
-        self.stopped = False
-
-    def after_save(self, step: int, state: NestedMap) -> None:
-        self.last = self._estimator.evaluate_state(state, step, self._spec)
-
-    def on_stop(self, step: int) -> None:
-        self.stopped = True
-
-
 def _check_steps(caller: str, **counts: int | None) -> None:
+    """Raises ValueError, prefixed by `caller`, for a number of steps below 1."""
     for name, count in counts.items():
         if count is not None and count < 1:
             raise ValueError(f"{caller}: {name} must be 1 or more, or None, got {count}.")

@@ -51,6 +51,7 @@ class Programs:
     def get(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Executable:
         """Returns the compiled program of a mode; see ProgramSource.step."""
         key = (mode, num_steps, *batch_spec.FlattenItems())
+        # The thread that feeds and the one that trains may ask for one program at once.
         with self._lock:
             if key not in self._compiled:
                 self._compiled[key] = self._compile(mode, batch_spec, num_steps)
@@ -58,6 +59,7 @@ class Programs:
 
     def _compile(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int) -> Executable:
         exported = self.source.step(mode, batch_spec, num_steps)
+        # `plan --save` saves the programs that train alone.
         if self.saved is not None and mode is ModeKeys.TRAIN:
             return self.saved.load_or_compile(exported)
         return compile_program(exported)

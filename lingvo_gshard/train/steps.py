@@ -50,6 +50,7 @@ class ModelPrograms:
         )
         exported = lowering.export(initialize, self.partitioning)
 
+        # Training would fail later, with a message that names neither.
         made = dict(exported.results.state.FlattenItems())
         specs.check_same("init_fn differs from state_spec", made, self.state_spec)
         return exported
@@ -71,10 +72,12 @@ class ModelPrograms:
 
     def _trainer(self, step: Step, batch_spec: NestedMap, num_steps: int) -> AnnotatedFn:
         """Returns K steps, from batches [K, B, L] to metrics [K, ...]; the state is donated."""
+        # The steps of a call follow each other, so K is split nowhere.
         stacked = batch_spec.Transform(
             lambda spec: TensorSpec((num_steps, *spec.shape), spec.dtype, "K" + spec.dims)
         )
 
+        # A single step needs no loop, which the partitioner could not look through.
         def once(state: NestedMap, batches: NestedMap) -> NestedMap:
             result = step(state, batches.Transform(lambda x: x[0]))
             return NestedMap(result, metrics=result.metrics.Transform(lambda x: x[None]))
@@ -116,6 +119,7 @@ class ModelPrograms:
         stacks = [tf.zeros([num_steps, *x.shape], x.dtype) for x in metrics_of_a_step]
 
         def body(k: tf.Tensor, *carried: tf.Tensor) -> list[tf.Tensor]:
+            # Step k: its batch, then its metrics at index k of theirs.
             batch = [tf.gather(stack, k) for stack in batches.Flatten()]
             new = once(*carried[:num_state], *batch)
 
@@ -152,6 +156,7 @@ def call_model_fn(
     if mode is ModeKeys.PREDICT:
         return NestedMap(predictions=spec.predictions)
 
+    # Sums over batches stay exact, where means of means would not.
     assert spec.eval_metrics is not None
     sums = {name: total for name, (total, _) in spec.eval_metrics.items()}
     weights = {name: weight for name, (_, weight) in spec.eval_metrics.items()}

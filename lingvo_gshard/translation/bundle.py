@@ -6,7 +6,7 @@ bundle.json                    the decoder's spec, and digests of the model's fi
 programs/source_<L>.program    the search over a batch of sources of length L
 weights.safetensors            theta by dotted path
 vocab/{source,target}.model    SentencePiece models
-lingvo_gshard/                 the library without training
+lingvo_gshard/                 the part of the library that translates and serves
 requirements.txt               the packages that they need
 
 B batch, L source length, n hypotheses, T target length.
@@ -34,17 +34,16 @@ from lingvo_gshard.spmd.specs import WHOLE, Share
 
 _VERSION = 2
 _SPEC = "bundle.json"
-_REQUIREMENTS = ("absl-py", "jax", "jaxlib", "numpy", "sentencepiece", "flatbuffers")
 _WEIGHTS = "weights.safetensors"
 _PINS = "requirements.txt"
 _PACKAGE = pathlib.Path(__file__).parents[1]
 _ENTRIES = {_SPEC, _WEIGHTS, _PINS, _PACKAGE.name, "programs", "vocab"}
-# What `translate --bundle` never imports.
-_TRAINING = (
-    *("beam_search", "checkpoints", "evaluation", "layers", "model", "optim", "planning", "runs"),
-    "train",
-)
-_BINARIES = ("compare.py", "export_bundle.py", "plan.py", "registry.py", "trainer.py")
+_REQUIREMENTS = ("absl-py", "jax", "jaxlib", "numpy", "sentencepiece", "flatbuffers")
+
+# The part of the library that a bundle holds: two programs, and all that they import.
+_PROGRAMS = ("translate.py", "serve.py")
+_MODULES = ("__init__.py", "cli.py", "decoder_flags.py")
+_ROOMS = ("core", "files", "hlo", "input", "serving", "sharding", "spmd", "translation")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,21 +56,24 @@ class DecoderSpec:
     source_lengths: tuple[int, ...]  # There is a program for each, shortest first.
     num_best: int
     num_partitions: int
-    # Languages that sources name by a token; none if all are English.
+    # The languages to translate into, which a source names by its first token; none if the model
+    # translates into English alone.
     targets: tuple[str, ...] = ()
 
     @property
     def source_languages(self) -> tuple[str, ...]:
-        """The codes of the languages to translate from."""
+        """Returns the codes of the languages to translate from."""
         return source_languages(self.languages)
 
     def beginning(self, target: str | None) -> str:
-        """Returns how a line begins that is to be translated into a language, None if not chosen.
+        """Returns what a line must begin with to be translated into `target`, None by default.
 
         Raises ValueError if the model does not translate into it, or it has to be chosen.
         """
         if target in self.targets:
             return f"{target_token(target)} "
+
+        # The model needs a token, or knows none.
         if self.targets:
             given = "is missing" if target is None else target
             raise ValueError(f"target_lang {given}: expected one of {', '.join(self.targets)}")
@@ -82,11 +84,11 @@ class DecoderSpec:
 
 @dataclasses.dataclass(frozen=True)
 class _Contents:
-    """A bundle's spec, and the files that it is computed with."""
+    """What bundle.json holds."""
 
     spec: DecoderSpec
-    files: tuple[File, ...]
-    origin: dict[str, str] | None = None  # That of the Decoder; earlier bundles have none.
+    files: tuple[File, ...]  # The programs, weights and vocabularies.
+    origin: dict[str, str]  # That of the Decoder.
 
 
 @dataclasses.dataclass
@@ -95,10 +97,11 @@ class Decoder:
 
     spec: DecoderSpec
     theta: NestedMap
-    # From a source length to that of (state.theta, batch.features).
+    # Takes a source length, and returns a program whose arguments are state.theta and
+    # batch.features.
     program_for: Callable[[int], Program]
     share: Share = WHOLE  # This process's part of a batch's rows.
-    # Identifies the weights and settings.
+    # Identifies the weights and settings: what was translated with others is translated anew.
     origin: dict[str, str] = dataclasses.field(default_factory=dict)
     _compiled: dict[int, Executable] = dataclasses.field(default_factory=dict, init=False)
     _compiling: threading.Lock = dataclasses.field(default_factory=threading.Lock, init=False)
@@ -110,9 +113,10 @@ class Decoder:
         Returns ids int32 [B, n, T], lengths int32 [B, n], scores float32 [B, n], token_log_probs
         float32 [B, n, T] and, if the model records it, attention [B, n, T, L]: see Hypotheses.
         """
+        # One program for each length: a batch is padded to the shortest that holds it.
         run = self._executable(features.source_ids.shape[1])
-        found = run(NestedMap(theta=self.theta), NestedMap(features=features)).predictions
-        return dict(self.share.of(found).FlattenItems())
+        result = run(NestedMap(theta=self.theta), NestedMap(features=features))
+        return dict(self.share.of(result.predictions).FlattenItems())
 
     def compile(self) -> None:
         """Compiles the programs of all lengths."""
@@ -122,10 +126,10 @@ class Decoder:
     def _executable(self, source_len: int) -> Executable:
         with self._compiling:
             if source_len not in self._compiled:
-                run = compile_program(self.program_for(source_len))
-                # The programs of all lengths need the weights on the same devices.
-                self.theta = run.place("state", NestedMap(theta=self.theta)).theta
-                self._compiled[source_len] = run
+                executable = compile_program(self.program_for(source_len))
+                # Once placed, the weights are not moved again: all programs split them alike.
+                self.theta = executable.place("state", NestedMap(theta=self.theta)).theta
+                self._compiled[source_len] = executable
             return self._compiled[source_len]
 
 
@@ -137,31 +141,57 @@ def save(
     The folder appears whole, in place of an earlier bundle. Raises ValueError if it holds anything
     that is no part of one.
     """
+    # Whatever else is in the folder would be deleted with the bundle before.
     folder = pathlib.Path(folder)
-    others = {path.name for path in folder.iterdir()} - _ENTRIES if folder.exists() else ()
-    if others:
-        problem = f"{folder} holds {min(others)}, which is no part of a bundle"
-        raise ValueError(f"{problem}; export to a new or empty folder.")
-    programs = {_program_file(length): length for length in decoder.spec.source_lengths}
+    if folder.exists():
+        others = {path.name for path in folder.iterdir()} - _ENTRIES
+        if others:
+            raise ValueError(
+                f"{folder} holds {min(others)}, which is no part of a bundle; export to a new or "
+                "empty folder."
+            )
+
     with atomic_file.replacing_folder(folder) as partial:
-        for name in ("programs", "vocab"):
-            (partial / name).mkdir()
-        for name, length in programs.items():
+        names = []  # Of the files that bundle.json has digests of.
+
+        (partial / "programs").mkdir()
+        for length in decoder.spec.source_lengths:
+            name = _program_file(length)
             decoder.program_for(length).save(partial / name)
+            names.append(name)
+
         safetensors_file.write(partial / _WEIGHTS, dict(decoder.theta.FlattenItems()), {})
-        for path, copy in zip(vocabularies, vocabulary_files(partial), strict=True):
-            shutil.copyfile(path, copy)
+        names.append(_WEIGHTS)
+
+        (partial / "vocab").mkdir()
+        for path, copy in zip(vocabularies, vocabulary_files(""), strict=True):
+            shutil.copyfile(path, partial / copy)
+            names.append(str(copy))
+
         _write_library(partial)
-        names = [*programs, _WEIGHTS, *map(str, vocabulary_files(""))]
+
+        # Digests of what was written, and of the spec itself.
         files = tuple(digests.describe(partial, name) for name in names)
         contents = _Contents(decoder.spec, files, decoder.origin)
         digests.write_json(partial / _SPEC, _VERSION, dataclasses.asdict(contents))
 
 
 def _write_library(folder: pathlib.Path) -> None:
-    left_out = shutil.ignore_patterns("__pycache__", *_TRAINING, *_BINARIES)
-    copied = shutil.copyfile  # Without modes, which may be read-only.
-    shutil.copytree(_PACKAGE, folder / _PACKAGE.name, ignore=left_out, copy_function=copied)
+    """Writes the library's part, and the versions of the packages that it was exported with."""
+    # `python -m` finds the copy first, when it is started in the folder.
+    copy = folder / _PACKAGE.name
+    copy.mkdir()
+    for name in (*_PROGRAMS, *_MODULES):
+        shutil.copyfile(_PACKAGE / name, copy / name)
+    for room in _ROOMS:
+        shutil.copytree(
+            _PACKAGE / room,
+            copy / room,
+            ignore=shutil.ignore_patterns("__pycache__"),
+            copy_function=shutil.copyfile,  # Without modes, which may be read-only.
+        )
+
+    # JAX promises to read its programs for six months, and not for ever.
     pins = [f"{name}=={importlib.metadata.version(name)}\n" for name in _REQUIREMENTS]
     (folder / _PINS).write_text("".join(pins))
 
@@ -171,34 +201,43 @@ def load_spec(folder: str | pathlib.Path) -> DecoderSpec:
     return _contents(folder).spec
 
 
-def _contents(folder: str | pathlib.Path) -> _Contents:
-    path = storage.path(folder) / _SPEC
-    with storage.errors(path, "read"):
-        if path.exists():
-            return digests.read_json(
-                path, _VERSION, functools.partial(json_records.read, _Contents)
-            )
-    raise ValueError(f"{folder}: no {_SPEC}; give a folder that lingvo_gshard.export_bundle wrote.")
-
-
 def load(folder: str | pathlib.Path) -> tuple[Decoder, Tokenizer, Tokenizer]:
     """Returns the decoder and the source and target tokenizers of a bundle.
 
     Raises ValueError as load_spec, or for a damaged file.
     """
-    with storage.working(folder) as here:
-        contents = _contents(here)
-        digests.verify(here, contents.files)
-        spec = contents.spec
-        programs = {n: program.load(here / _program_file(n)) for n in spec.source_lengths}
-        weights = safetensors_file.read(here / _WEIGHTS).arrays
-        source, target = map(Tokenizer, vocabulary_files(here))
-    first = programs[spec.source_lengths[0]]
-    theta = first.args[0].theta
-    theta = theta.Pack(weights[name] for name, _ in theta.FlattenItems())
-    share = specs.own_share(first.partitioning)
-    origin = contents.origin or {file.path: file.sha256 for file in contents.files}
-    return Decoder(spec, theta, programs.__getitem__, share, origin), source, target
+    with storage.working(folder) as local_folder:
+        contents = _contents(local_folder)
+        digests.verify(local_folder, contents.files)
+
+        # Programs and weights are small enough to be read now; compiling waits for the first use.
+        programs = {}
+        for length in contents.spec.source_lengths:
+            programs[length] = program.load(local_folder / _program_file(length))
+        weights = safetensors_file.read(local_folder / _WEIGHTS).arrays
+        source, target = map(Tokenizer, vocabulary_files(local_folder))
+
+    # The programs of all lengths have the same weights and partitioning.
+    shortest = programs[contents.spec.source_lengths[0]]
+    theta_spec = shortest.args[0].theta
+    decoder = Decoder(
+        contents.spec,
+        theta=theta_spec.Pack(weights[path] for path, _ in theta_spec.FlattenItems()),
+        program_for=programs.__getitem__,
+        share=specs.own_share(shortest.partitioning),
+        # If the decoder was saved without an origin, its files identify it.
+        origin=contents.origin or {file.path: file.sha256 for file in contents.files},
+    )
+    return decoder, source, target
+
+
+def _contents(folder: str | pathlib.Path) -> _Contents:
+    path = storage.path(folder) / _SPEC
+    with storage.errors(path, "read"):
+        if path.exists():
+            read_contents = functools.partial(json_records.read, _Contents)
+            return digests.read_json(path, _VERSION, read_contents)
+    raise ValueError(f"{folder}: no {_SPEC}; give a folder that lingvo_gshard.export_bundle wrote.")
 
 
 def _program_file(length: int) -> str:

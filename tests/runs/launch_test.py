@@ -1,7 +1,6 @@
 """What is launched: settings, and the record in a run's folder."""
 
 import dataclasses
-import json
 import types
 
 import pytest
@@ -10,9 +9,9 @@ from lingvo_gshard import registry
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, tokenizer
 from lingvo_gshard.runs import launch as launches
-from lingvo_gshard.runs import modes
 from lingvo_gshard.runs.launch import DataFacts, Launch
 from lingvo_gshard.train.hooks import NonFinite
+from tests.runs import data_folder
 
 _FACTS = DataFacts(4000, 2000, ("de", "fr", "qta"))
 _LAUNCH = Launch("toy.Dense4L", (), "/data", _FACTS)
@@ -59,16 +58,20 @@ def test_what_may_be_none_is_set_to_none_and_an_int_is_a_float():
     assert p.optimizer.beta2 == 1
 
 
-def test_settings_that_go_on_from_a_run_take_the_place_of_its_own(tmp_path):
+def test_settings_that_go_on_from_a_run_take_the_place_of_its_own(tmp_path, has_units):
     """The same command again and again records each of them once."""
+    has_units(False)
     launch = dataclasses.replace(_LAUNCH, overrides=("train.max_steps=5", "train.seed=2"))
-    launches.record(_prepared(tmp_path / "data", b"ours", b"english", launch), str(tmp_path))
+    launches.record(
+        data_folder.prepare(tmp_path / "data", b"ours", b"english", launch), str(tmp_path)
+    )
     for _ in range(2):
         launch = launches.launch_of(None, ("train.max_steps=9",), None, str(tmp_path))
-        launch = launches.with_product_dtype(launch, str(tmp_path))
+        launch, _ = launches.with_product_dtype(launch, str(tmp_path))
         assert launch.overrides[:2] == ("train.max_steps=9", "train.seed=2")
-        assert launch.overrides[2:] == ("task.product_dtype=float32",)  # As it was before.
+        assert launch.overrides[2:] == ("task.product_dtype=float32",)
         launches.record(launch, str(tmp_path))
+        has_units(True)  # Another machine; the run keeps its dtype.
 
 
 def test_an_enum_is_set_by_name():
@@ -97,8 +100,8 @@ def test_data_of_another_vocabulary_is_refused():
     [
         (None, "no experiment.json; give the --logdir of a trained model"),
         ("{", "experiment.json is damaged"),
-        ("{}", "experiment.json has no 'launch'"),
-        ('{"launch": {"model": "m"}, "data": {}}', "experiment.json has no '"),
+        ("{}", "experiment.json has no version, expected 1"),
+        ('{"version": 1, "launch": {}}', "experiment.json is damaged: it is not what was written"),
     ],
 )
 def test_a_folder_that_is_no_run_is_refused(tmp_path, text, message):
@@ -108,36 +111,34 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path, text, message):
         launches.recorded(str(tmp_path))
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "experiment.json has no 'launch'"),
+        ({"launch": {"model": "m"}, "data": {}}, "experiment.json has no '"),
+    ],
+)
+def test_a_record_that_lacks_something_is_refused(tmp_path, fields, message):
+    digests.write_json(tmp_path / "experiment.json", 1, fields)
+    with pytest.raises(ValueError, match=message):
+        launches.recorded(str(tmp_path))
+
+
 def test_a_record_reads_back(tmp_path):
-    fields = {
-        "launch": {"model": "toy.Dense4L", "overrides": ["a=1"], "data_dir": "/data"},
-        "data": {"source_vocab_size": 3, "target_vocab_size": 4, "languages": ["de"]},
-    }
-    (tmp_path / "experiment.json").write_text(json.dumps(fields))
     want = Launch("toy.Dense4L", ("a=1",), "/data", DataFacts(3, 4, ("de",)))
+    want = data_folder.prepare(tmp_path / "data", b"ours", b"english", want)
+    launches.record(want, str(tmp_path))
     assert launches.recorded(str(tmp_path)) == want
-
-
-def _prepared(folder, source, target, launch=_LAUNCH):
-    """A data folder as far as `record` reads it: a manifest and two vocabularies."""
-    vocabularies = []
-    for name, content in (("source", source), ("target", target)):
-        (folder / "vocab").mkdir(parents=True, exist_ok=True)
-        (folder / "vocab" / f"{name}.model").write_bytes(content)
-        file = digests.describe(folder, f"vocab/{name}.model")
-        vocabularies.append(manifest.Vocabulary(file, 8))
-    manifest.save(manifest.Manifest((), *vocabularies, {}, {}), folder)
-    return dataclasses.replace(launch, data_dir=str(folder))
 
 
 def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
     logdir = str(tmp_path / "run")
-    launch = _prepared(tmp_path / "a", b"ours", b"english")
+    launch = data_folder.prepare(tmp_path / "a", b"ours", b"english", _LAUNCH)
     launches.record(launch, logdir)
     launches.record(launch, logdir)  # As when a run goes on.
     assert [p.read_bytes() for p in tokenizer.vocabulary_files(logdir)] == [b"ours", b"english"]
     with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
-        launches.record(_prepared(tmp_path / "b", b"ours", b"other"), logdir)
+        launches.record(data_folder.prepare(tmp_path / "b", b"ours", b"other", _LAUNCH), logdir)
     assert launches.recorded(logdir) == launch
     assert [p.read_bytes() for p in launches.vocabularies(logdir)] == [b"ours", b"english"]
     (tmp_path / "run/vocab/source.model").write_bytes(b"0urs")
@@ -146,7 +147,7 @@ def test_a_record_holds_the_vocabularies_and_refuses_others(tmp_path):
 
 
 def test_a_damaged_vocabulary_is_not_recorded(tmp_path):
-    launch = _prepared(tmp_path / "data", b"ours", b"english")
+    launch = data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH)
     (tmp_path / "data/vocab/source.model").write_bytes(b"0urs")
     with pytest.raises(ValueError, match=r"vocab/source.model has SHA-256"):
         launches.record(launch, str(tmp_path / "run"))
@@ -164,13 +165,16 @@ def has_units(monkeypatch):
 
 
 def _product_dtype(folder, *overrides, model="toy.MoE8E4L"):
-    asked = model, overrides, model and str(folder / "data"), str(folder / "run")
-    launch = launches.with_product_dtype(launches.launch_of(*asked), asked[-1])
-    return registry.get_params(launch.model, launch.overrides).task.product_dtype
+    data_dir = None if model is None else str(folder / "data")
+    launch = launches.launch_of(model, overrides, data_dir, str(folder / "run"))
+    launch, params = launches.with_product_dtype(launch, str(folder / "run"))
+    dtype = registry.get_params(launch.model, launch.overrides).task.product_dtype
+    assert params.task.product_dtype == dtype
+    return dtype
 
 
 def test_a_new_run_rounds_factors_where_the_cpu_has_units_for_it(tmp_path, has_units):
-    _prepared(tmp_path / "data", b"ours", b"english")
+    data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH)
     sizes = "task.source_vocab_size=8", "task.target_vocab_size=8"
     for here, expected in ((True, "bfloat16"), (False, "float32")):
         has_units(here)
@@ -180,29 +184,15 @@ def test_a_new_run_rounds_factors_where_the_cpu_has_units_for_it(tmp_path, has_u
 
 
 @pytest.mark.parametrize("model", ["toy.Dense4L", None])
-@pytest.mark.parametrize(
-    ("recorded", "expected"), [((), "float32"), (("task.product_dtype=bfloat16",), "bfloat16")]
-)
-def test_a_run_keeps_its_products_on_another_machine(
-    tmp_path, has_units, model, recorded, expected
-):
-    """One that recorded no dtype is from before there were several."""
-    launch = dataclasses.replace(_LAUNCH, overrides=recorded)
+@pytest.mark.parametrize("recorded", ["float32", "bfloat16"])
+def test_a_run_keeps_its_products_on_another_machine(tmp_path, has_units, model, recorded):
+    launch = dataclasses.replace(_LAUNCH, overrides=(f"task.product_dtype={recorded}",))
     launches.record(
-        _prepared(tmp_path / "data", b"ours", b"english", launch), str(tmp_path / "run")
+        data_folder.prepare(tmp_path / "data", b"ours", b"english", launch), str(tmp_path / "run")
     )
     for here in (True, False):
         has_units(here)
-        assert _product_dtype(tmp_path, model=model) == expected
-
-
-@pytest.mark.parametrize("evaluate", [modes.evaluate, modes.evaluate_continuously])
-def test_nothing_is_evaluated_on_data_of_another_vocabulary(tmp_path, evaluate):
-    launches.record(_prepared(tmp_path / "a", b"ours", b"english"), str(tmp_path / "run"))
-    other = _prepared(tmp_path / "b", b"ours", b"other")
-    run = types.SimpleNamespace(launch=other, logdir=str(tmp_path / "run"))
-    with pytest.raises(ValueError, match=r"run/vocab/target.model: .* another vocabulary than"):
-        evaluate(run)
+        assert _product_dtype(tmp_path, model=model) == recorded
 
 
 def test_a_language_without_training_text_is_none_of_the_model(monkeypatch):

@@ -29,7 +29,7 @@ def test_what_is_no_rule_of_a_warm_start_is_refused(tmp_path, rule, message):
 def test_a_run_without_a_whole_checkpoint_is_started_warm(tmp_path, monkeypatch):
     """As after a kill before the first save; and while another process makes the folder."""
     made = []
-    monkeypatch.setattr(run, "TPUEstimator", lambda *_, warm_start, **__: made.append(warm_start))
+    monkeypatch.setattr(run, "Estimator", lambda *_, warm_start, **__: made.append(warm_start))
     p = _params("train.warm_start_from=/old")
     (tmp_path / "checkpoints").mkdir()
     run.make_estimator(p, str(tmp_path), 1)

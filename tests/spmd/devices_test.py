@@ -6,7 +6,7 @@ import sys
 import jax
 import pytest
 
-from lingvo_gshard.spmd import devices, environment
+from lingvo_gshard.spmd import devices, environment, jax_private
 
 
 @pytest.mark.parametrize(
@@ -14,9 +14,8 @@ from lingvo_gshard.spmd import devices, environment
 )
 def test_accelerators_come_before_the_cpu(monkeypatch, chips, gpu, found):
     monkeypatch.delenv("JAX_PLATFORMS")
-    hardware = devices.hardware_utils
-    monkeypatch.setattr(hardware, "num_available_tpu_chips_and_device_id", lambda: (chips, None))
-    monkeypatch.setattr(hardware, "has_visible_nvidia_gpu", lambda: gpu)
+    monkeypatch.setattr(jax_private, "num_tpu_chips", lambda: chips)
+    monkeypatch.setattr(jax_private, "has_nvidia_gpu", lambda: gpu)
     assert devices.find() == found
 
 
@@ -80,8 +79,10 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 def hiding(devices, kind):
     print(devices, kind, context.context()._initialized)
+    raise SystemExit
 tf.config.set_visible_devices = hiding
-import lingvo_gshard.runs.run
+from lingvo_gshard.spmd import lowering
+lowering.export(None, None)
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout == "[] GPU False\n", run.stderr

@@ -13,7 +13,7 @@ from jax.experimental import jax2tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import compiled_report, hlo_module
 from lingvo_gshard.sharding.annotator import Annotator
-from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd import annotated_fn, lowering, program, specs
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
@@ -261,46 +261,3 @@ def test_more_partitions_than_devices():
         compile_program(exported)
     with pytest.raises(ValueError, match="16 partitions need as many devices, 3 were found"):
         compile_program(exported, jax.devices()[:3])
-
-
-def test_an_indivisible_batch_is_refused():
-    with pytest.raises(ValueError, match=r"sgd: argument batch.x_BM \[16, 5\].*B=16.*3 partitions"):
-        lowering.export(functions.sgd_step(), functions.partitioning(3))
-
-
-def _identity_of(x_BM: tf.Tensor) -> NestedMap:
-    return NestedMap(state=NestedMap(x_BM=x_BM))
-
-
-_STATE = (NestedMap(x_BM=TensorSpec((4, 3), "float32", "BM")),)
-
-
-@pytest.mark.parametrize(
-    ("fn", "dims", "message"),
-    [
-        (lambda s: _identity_of(s.x_BM[:, :2]), {}, r"argument state.x_BM is .*\(4, 3\)"),
-        (lambda s: NestedMap(), {}, "state.x_BM is .* comes back as None"),
-        (lambda s: _identity_of(s.x_BM), {"y": "B"}, "no result y is returned"),
-        (
-            lambda s: NestedMap(_identity_of(s.x_BM), y=tf.boolean_mask(s.x_BM, s.x_BM > 0)),
-            {},
-            "result y has shape .* a static shape is expected",
-        ),
-    ],
-)
-def test_a_result_that_breaks_the_contract_is_refused(fn, dims, message):
-    annotated = AnnotatedFn("f", fn, ("state",), _STATE, dims, ("state",))
-    with pytest.raises(ValueError, match=message):
-        lowering.export(annotated, functions.partitioning(2))
-
-
-def test_a_variable_is_refused():
-    variable = tf.Variable([1.0, 2.0, 3.0], name="hidden_weight")
-    annotated = AnnotatedFn("f", lambda s: _identity_of(s.x_BM + variable), ("state",), _STATE)
-    with pytest.raises(ValueError, match="reads the variables hidden_weight"):
-        lowering.export(annotated, functions.partitioning(2))
-
-
-def test_an_unknown_donated_argument_is_refused():
-    with pytest.raises(ValueError, match="donates 'weights', which is none of"):
-        AnnotatedFn("f", lambda s: s, ("state",), _STATE, donate=("weights",))

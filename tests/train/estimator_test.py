@@ -17,9 +17,10 @@ from lingvo_gshard.checkpoints.checkpoints import Checkpoints, whole_steps
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.spec import ModeKeys
 from lingvo_gshard.spmd import specs
-from lingvo_gshard.train.estimator import EvalSpec, train_and_evaluate
+from lingvo_gshard.train.estimator import EvalSpec
 from lingvo_gshard.train.hooks import NonFinite, NonFiniteLossError, TrainHook
 from lingvo_gshard.train.summaries import TRAIN_METRICS
+from lingvo_gshard.train.train_and_evaluate import train_and_evaluate
 from tests.train import regression
 from tests.train.regression import B, H, V
 

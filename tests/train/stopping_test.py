@@ -8,8 +8,9 @@ import sys
 import time
 
 from lingvo_gshard.checkpoints.checkpoints import whole_steps
-from lingvo_gshard.train.estimator import EvalSpec, train_and_evaluate
+from lingvo_gshard.train.estimator import EvalSpec
 from lingvo_gshard.train.hooks import StopOnSignal, TrainHook
+from lingvo_gshard.train.train_and_evaluate import train_and_evaluate
 from tests.train import regression
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from lingvo_gshard.checkpoints import checkpoints
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints
-from lingvo_gshard.train.estimator import EvalSpec, evaluate_continuously, train_and_evaluate
+from lingvo_gshard.train.estimator import EvalSpec
 from lingvo_gshard.train.hooks import TrainHook
+from lingvo_gshard.train.train_and_evaluate import evaluate_continuously, train_and_evaluate
 from tests.train import regression
 
 _DEV = EvalSpec(lambda p: regression.Batches(num_batches=2), name="dev", best_by="error")

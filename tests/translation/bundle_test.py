@@ -1,5 +1,6 @@
 """A bundle translates in a process that has jax, numpy, sentencepiece and flatbuffers alone."""
 
+import ast
 import dataclasses
 import json
 import pathlib
@@ -7,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import urllib.request
 
 import numpy as np
 import pytest
@@ -22,6 +24,7 @@ _LINES = [
     "x",
 ]
 _TEXT = "\n".join(_LINES).encode()
+_ROOT = pathlib.Path(bundle.__file__).parents[2]
 
 # Only these packages and the standard library can be imported.
 _ALONE = """
@@ -101,11 +104,56 @@ def test_any_input_bytes_give_one_output_line_per_line(made):
 
 def test_the_modules_come_from_the_bundle(made):
     folder, _ = made
-    held = {str(path.relative_to(folder)) for path in folder.rglob("*.py")}
-    assert "lingvo_gshard/translate.py" in held and "lingvo_gshard/translation/__init__.py" in held
-    assert not any("layers" in path or "model/" in path for path in held)
-    assert "lingvo_gshard/trainer.py" not in held
+    code = "import lingvo_gshard.spmd.program as program; print(program.__file__)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, timeout=60)
+    assert done.stdout == f"{folder}/lingvo_gshard/spmd/program.py\n"
     assert (folder / "lingvo_gshard/serving/page.html").exists()
+
+
+def _imported(path):
+    """Returns the files of the library that a file of it imports, inside functions, too."""
+    names = []
+    for node in ast.walk(ast.parse((_ROOT / path).read_text())):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names.append(node.module)
+            names += [f"{node.module}.{alias.name}" for alias in node.names]
+    paths = [name.replace(".", "/") + ".py" for name in names if name.startswith("lingvo_gshard")]
+    return [path for path in paths if (_ROOT / path).is_file()]
+
+
+def test_it_holds_what_translate_and_serve_import_and_no_other_room(made):
+    remaining = ["lingvo_gshard/translate.py", "lingvo_gshard/serve.py"]
+    # The package's public names are imported when they are used, and these programs use none.
+    reached = {"lingvo_gshard/__init__.py"}
+    while remaining:
+        path = remaining.pop()
+        # A run is opened for --logdir alone.
+        if path not in reached and not path.startswith("lingvo_gshard/runs/"):
+            reached.add(path)
+            remaining += _imported(path)
+    held = {path.name for path in (made[0] / "lingvo_gshard").iterdir()}
+    assert held == {pathlib.Path(path).parts[1] for path in reached}
+    assert all((made[0] / path).is_file() for path in reached)
+
+
+def test_a_bundle_serves_with_its_own_modules(made):
+    command = [sys.executable, "-m", "lingvo_gshard.serve", "--bundle=.", "--port=0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=made[0])
+    try:
+        address = process.stdout.readline().split()[-1]
+        request = urllib.request.Request(
+            f"{address}/translate",
+            json.dumps({"lines": _LINES[:1]}).encode(),
+            {"Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=300) as answer:
+            (best, *_), *_ = json.load(answer)["translations"]
+    finally:
+        process.kill()
+    assert best["text"] == next(iter(made[1].translate(_LINES[:1])))[0].text
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,85 @@
+"""Evaluates checkpoints while a model trains: in the same process, or in another that follows."""
+
+import logging
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from lingvo_gshard.checkpoints.checkpoints import whole_steps
+from lingvo_gshard.checkpoints.stored import DamagedCheckpointError
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.spmd import processes
+from lingvo_gshard.train import summaries
+from lingvo_gshard.train.estimator import Estimator, EvalSpec, InputFn
+from lingvo_gshard.train.hooks import TrainHook
+
+
+def train_and_evaluate(
+    estimator: Estimator,
+    input_fn: InputFn,
+    evaluation: EvalSpec,
+    *,
+    max_steps: int,
+    hooks: Sequence[TrainHook] = (),
+) -> dict[str, Any] | None:
+    """Trains and evaluates each checkpoint; returns the last metrics, None if a hook stopped it."""
+    # The state is evaluated on the devices, so no checkpoint is read back.
+    evaluator = _EvaluationHook(estimator, evaluation)
+    estimator.train(input_fn, max_steps=max_steps, hooks=[*hooks, evaluator])
+    if evaluator.stopped:
+        return None
+    if evaluator.last is not None:
+        return evaluator.last
+
+    # max_steps was reached before this run began.
+    restored = estimator.restore()
+    return estimator.evaluate_state(restored.state, restored.step, evaluation)
+
+
+class _EvaluationHook(TrainHook):
+    """Evaluates each state that is saved, while it is still on the devices."""
+
+    def __init__(self, estimator: Estimator, spec: EvalSpec) -> None:
+        self._estimator = estimator
+        self._spec = spec
+        self.last: dict[str, Any] | None = None
+        self.stopped = False
+
+    def after_save(self, step: int, state: NestedMap) -> None:
+        self.last = self._estimator.evaluate_state(state, step, self._spec)
+
+    def on_stop(self, step: int) -> None:
+        self.stopped = True
+
+
+def evaluate_continuously(
+    estimator: Estimator, spec: EvalSpec, *, until_step: int, poll_secs: float = 5.0
+) -> dict[str, Any] | None:
+    """Evaluates the newest checkpoint again and again while another process trains.
+
+    Skips a checkpoint that a newer one overtakes, that is deleted while it is read, that is
+    damaged, or that was evaluated before. Returns the last metrics; None if there were none.
+    """
+    # What an earlier process evaluated is not evaluated again.
+    lines = summaries.read_lines(pathlib.Path(estimator.model_dir, summaries.EVAL_METRICS))
+    seen = {int(line["step"]) for line in lines if line["name"] == spec.name}
+
+    metrics = None
+    while max(seen, default=-1) < until_step:
+        # All processes evaluate the checkpoint that the first one sees.
+        step = processes.of_first(max(whole_steps(estimator.model_dir), default=-1))
+        if step < 0 or step in seen:
+            time.sleep(poll_secs)
+            continue
+
+        seen.add(step)
+        try:
+            metrics = estimator.evaluate_state(estimator.restore(step).state, step, spec)
+        except Exception as error:
+            if step not in whole_steps(estimator.model_dir):  # It was deleted in the meantime.
+                continue
+            if not isinstance(error, DamagedCheckpointError):
+                raise
+            logging.warning("%s It is not evaluated.", error)
+    return metrics

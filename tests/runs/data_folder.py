@@ -1,0 +1,18 @@
+"""A data folder of a manifest and two vocabularies, which are any bytes."""
+
+import dataclasses
+
+from lingvo_gshard.files import digests
+from lingvo_gshard.input import manifest
+
+
+def prepare(folder, source, target, launch):
+    """Makes a data folder as far as `record` reads it; returns the launch with its path."""
+    vocabularies = []
+    for name, content in (("source", source), ("target", target)):
+        (folder / "vocab").mkdir(parents=True, exist_ok=True)
+        (folder / "vocab" / f"{name}.model").write_bytes(content)
+        file = digests.describe(folder, f"vocab/{name}.model")
+        vocabularies.append(manifest.Vocabulary(file, 8))
+    manifest.save(manifest.Manifest((), *vocabularies, {}, {}), folder)
+    return dataclasses.replace(launch, data_dir=str(folder))
