@@ -35,16 +35,17 @@ _OUT = flags.DEFINE_string("out", None, "Write the table to OUT.txt and a pictur
 
 def main() -> None:
     logdirs = _logdirs(_RUNS.value)
-    models = {name: [_quality(logdir) for logdir in runs] for name, runs in logdirs.items()}
+    models = {name: _qualities(runs) for name, runs in logdirs.items()}
     baselines = _baselines(_BASELINES.value)
 
     comparisons = _comparisons(models, baselines)
     tables = [comparison.table() for comparison in comparisons]
 
     if _PAIRED.value:
-        folders = {name: [_folder(logdir) for logdir in runs] for name, runs in logdirs.items()}
+        folders = {name: _folders(runs) for name, runs in logdirs.items()}
         first_run = next(iter(models.values()))[0]
-        tables += significance.tables(folders, first_run.values("bleu"))
+        codes = first_run.values("bleu").keys()  # All runs have the same ones.
+        tables += significance.tables(folders, codes)
 
     text = "\n\n".join(tables)
     print(text)
@@ -60,14 +61,18 @@ def _logdirs(runs: Sequence[str]) -> dict[str, list[str]]:
     """Returns the logdirs of each model's runs, given the values NAME=LOGDIR of --run."""
     logdirs = collections.defaultdict[str, list[str]](list)
     known: set[str] = set()
+
     for run in runs:
         name, separator, logdir = run.partition("=")
         if not (name and separator and logdir):
             raise ValueError(f"--run={run}: expected NAME=LOGDIR.")
+
+        # A name may repeat, but a run that counted twice would weigh twice in its model's mean.
         if logdir in known:
             raise ValueError(f"--run: {logdir} is given twice.")
         known.add(logdir)
         logdirs[name].append(logdir)
+
     return logdirs
 
 
@@ -81,6 +86,7 @@ def _baselines(logdirs: Sequence[str]) -> dict[str, Quality]:
             raise ValueError(
                 f"--baseline={logdir}: expected a run of one language, got {', '.join(codes)}."
             )
+
         if codes[0] in baselines:
             raise ValueError(f"--baseline: {codes[0]} is given twice.")
         baselines[codes[0]] = baseline
@@ -103,9 +109,17 @@ def _comparisons(
     return comparisons
 
 
+def _folders(logdirs: Sequence[str]) -> list[pathlib.Path]:
+    """Returns the folders that `trainer --mode=decode` wrote."""
+    return [_folder(logdir) for logdir in logdirs]
+
+
 def _folder(logdir: str) -> pathlib.Path:
-    """Returns the folder that `trainer --mode=decode` wrote."""
     return storage.path(logdir) / f"decode_{_SPLIT.value}"
+
+
+def _qualities(logdirs: Sequence[str]) -> list[Quality]:
+    return [_quality(logdir) for logdir in logdirs]
 
 
 def _quality(logdir: str) -> Quality:

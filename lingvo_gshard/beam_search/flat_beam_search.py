@@ -195,7 +195,7 @@ class _Loop:
 
         # A.1: each hypothesis attends to its own places of the flat sequence. An absent one, or one
         # of an example that is done, attends to nothing.
-        exists = state.alive[:, None] & (active.log_probs > _NEVER / 2)
+        exists = state.alive[:, None] & (active.log_probs > _NEVER / 2)  # [B, k]
         mask = active.mask * tf.cast(exists, tf.float32)[..., None]
         logits, model = self.decode_step(state.model, active.ids, mask, state.step)
         if "attention" in flat:
@@ -211,10 +211,10 @@ class _Loop:
         # The k best continuations of each example that do not end, out of k * V.
         is_end = tf.range(ranks.shape[-1]) == self.config.eos_id
         going_on = tf.reshape(tf.where(is_end, _NEVER, ranks), [ranks.shape[0], -1])
-        best, index = selection.top_k(going_on, self.config.beam_size)
+        best, index = selection.top_k(going_on, self.config.beam_size)  # Both [B, k].
 
         # Those that end compete with them, and then with the hypotheses that ended before.
-        ends = ranks[..., self.config.eos_id]
+        ends = ranks[..., self.config.eos_id]  # [B, k]
         done = self._finish(state, active, flat, token_log_probs, ends, best)
         active = self._branch(active, token_log_probs, best, index)
 
@@ -236,7 +236,7 @@ class _Loop:
 
         # An example that finished no hypothesis gets its best active one, which is cut at its
         # maximum length. It goes to the first of the n rows.
-        has_none = (done.lengths[:, 0] == 0) & (max_steps > 0)
+        has_none = (done.lengths[:, 0] == 0) & (max_steps > 0)  # [B]
         unended = has_none[:, None] & (tf.range(self.config.num_found) == 0)  # [B, n]
         best = state.active.Transform(lambda leaf: leaf[:, :1])
         score = best.log_probs / self._length_penalty(max_steps)[:, None]
@@ -314,8 +314,8 @@ class _Loop:
         """
         batch_size, beam_size, vocab_size = token_log_probs.shape
         by_index = tf.reshape(token_log_probs, [batch_size, beam_size * vocab_size])
-        chosen = selection.gathered(by_index, index)
-        parents = index // vocab_size
+        chosen = selection.gathered(by_index, index)  # [B, k]
+        parents = index // vocab_size  # [B, k], the hypotheses that they extend.
 
         # If fewer than k can go on, endings and forbidden tokens fill the rest.
         chosen = tf.where(ranks > _NEVER / 2, chosen, _NEVER)
@@ -343,12 +343,12 @@ class _Loop:
         EOS.
         """
         length = state.step + 1
-        ending = token_log_probs[..., self.config.eos_id]
-        log_probs = active.log_probs + ending
+        ending = token_log_probs[..., self.config.eos_id]  # [B, k]
+        log_probs = active.log_probs + ending  # [B, k], log P of the whole hypotheses.
 
         # An ending counts only among the k best of all continuations, or at the last step. Those
         # with better ranks are other endings, or among the k best that go on.
-        others = tf.concat([ends, going_on], 1)
+        others = tf.concat([ends, going_on], 1)  # [B, 2 * k]
         num_better = tf.reduce_sum(tf.cast(others[:, None] > ends[..., None], tf.int32), -1)
         # Absent hypotheses of the first steps must not count as finished.
         valid = log_probs > _NEVER / 2
@@ -388,7 +388,7 @@ class _Loop:
             return may_go_on & (done.lengths[:, 0] == 0)
 
         # The first active hypothesis is the most probable one, so p / lp(L) bounds them all.
-        bound = active.log_probs[:, 0] / self._length_penalty(self.requests.max_steps)
+        bound = active.log_probs[:, 0] / self._length_penalty(self.requests.max_steps)  # [B]
         return may_go_on & (bound > done.scores[:, -1])
 
     def _length_penalty(self, length: tf.Tensor) -> tf.Tensor:
@@ -402,7 +402,7 @@ class _Loop:
 
         i counts source tokens, and j the tokens of a hypothesis; p_ij is the attention of j to i.
         """
-        covered = tf.einsum("BKP,BPS->BKS", mask, attention)
+        covered = tf.einsum("BKP,BPS->BKS", mask, attention)  # sum_j p_ij
         covered = tf.clip_by_value(covered, 1e-9, 1.0)  # Keeps the logarithm finite.
         penalty = tf.einsum("BKS,BS->BK", tf.math.log(covered), source_real)
         return self.config.coverage_weight * penalty
@@ -418,6 +418,7 @@ class _Loop:
         inputs = tf.reduce_sum(mask * written[:, None], -1)  # [B, n, T], of BOS and what follows.
         outputs = tf.concat([inputs[..., 1:], tf.zeros_like(inputs[..., :1])], -1)
 
+        # At count == length is the last token, and beyond it nothing.
         count = tf.range(1, self.config.max_steps + 1)
         length = hypotheses.lengths[..., None]
         values = tf.where(count == length, last[..., None], outputs)

@@ -93,6 +93,6 @@ def _num_columns(width: int, k: int) -> int:
     With C columns, C maxima and k * W / C candidates are sorted; the sum is least at sqrt(k * W).
     """
     root = math.isqrt(k * width)
-    near = range(root // 2 + 1, 2 * root)
+    near = range(root // 2 + 1, 2 * root)  # Where the sum is at most a quarter above the least.
     divisors = [columns for columns in near if width % columns == 0]  # They need no padding.
     return min(divisors, key=lambda columns: abs(columns - root), default=root)

@@ -51,7 +51,10 @@ class Comparison:
         It is the mean of the model's runs.
         """
         runs = [quality.values(self.metric) for quality in self.models[model]]
-        return {code: _mean([run[code] for run in runs]) for code in runs[0]}
+        means = {}
+        for code in runs[0]:
+            means[code] = _mean([run[code] for run in runs])
+        return means
 
     def gains(self, model: str) -> dict[str, float]:
         """Returns the metric minus the baseline's by language, most training pairs first."""
@@ -86,6 +89,7 @@ class Comparison:
                 code = row[0]
                 row += [f"{scores[code]:.2f}", table.number(gains.get(code), "+.2f")]
 
+        # Runs that were scored alike have one signature; several warn that scores do not compare.
         signatures: set[str] = set()
         for runs in self.models.values():
             for run in runs:
@@ -111,6 +115,7 @@ class Comparison:
             axes.plot(heights, ".", markersize=4, color=line.get_color(), alpha=0.4)
 
         metric = TITLES[self.metric]
+        # The baselines are the dashed line at 0, as in the paper.
         if self.baselines:
             axes.axhline(0, linestyle="--", linewidth=1, color="gray")
             axes.set_ylabel(f"{metric} over the bilingual baseline")
@@ -131,6 +136,7 @@ def smoothed(values: Sequence[float], window: int = _WINDOW) -> list[float]:
     if len(values) < window:
         return list(values)
 
+    # The window of value i is i - before, ..., i + after - 1.
     before = window // 2
     after = window - before
     means = []

@@ -46,6 +46,7 @@ def decode_split(run: Run, split: str) -> None:
     parts = Parts(folder / "parts", Translator(*run.decoder()), _best, digests_of_texts)
     num_parts = parts.write(_sources(run, split, languages))
 
+    # The parts hold all that a restart needs, so they go last.
     if processes.is_first():
         scores = _score(run, split, languages, folder, parts.lines(num_parts))
         scores.save(folder / "scores.json")
@@ -64,7 +65,9 @@ def _languages(run: Run, split: str) -> list[Language]:
     all_languages = manifest.load(data_dir).languages
     languages = [language for language in all_languages if split in language.text]
     if not languages:
-        splits = {name for language in all_languages for name in language.text}
+        splits: set[str] = set()
+        for language in all_languages:
+            splits.update(language.text)
         known = ", ".join(sorted(splits)) or "none"
         raise ValueError(
             f"{data_dir}: no language has a {split} split to decode; there is {known}."

@@ -55,6 +55,7 @@ class Section:
 def document(title: str, facts: Sequence[tuple[str, str]], sections: Sequence[Section]) -> str:
     """Returns a page: a title, facts as (name, value) pairs, and sections."""
     title = html.escape(title)
+    # HTML needs no end tags of <dt> and <dd>.
     lines = [
         "<!doctype html>",
         "<html lang=en>",
@@ -101,6 +102,7 @@ def picture(description: str, draw: Callable[..., None], *args: Any) -> str:
         draw(figure, *args)
         figure.savefig(png, format="png", dpi=150)
 
+    # Embedded, so that the report is one file that can be sent.
     data = base64.b64encode(png.getvalue()).decode()
     alt = html.escape(description, quote=True)
     return f'<div class=scroll><img src="data:image/png;base64,{data}" alt="{alt}"></div>'

@@ -133,6 +133,7 @@ class Quality:
         figure = late.figure.Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.subplots()
 
+        # The bars are 95 % confidence intervals.
         for language in self.by_size():
             point = (language.train_pairs, language.bleu.value)
             axes.errorbar(
@@ -176,6 +177,7 @@ def score(metric: str, hypotheses: Sequence[str], references: Sequence[str]) -> 
         )
 
     scorer = METRICS[metric]()
+    # The interval contains 95 % of the resamplings' scores.
     value, *resampled = samples(scorer, hypotheses, references)
     _, margin = significance.estimate_ci(np.array(resampled))
     return Score(float(value), float(margin), str(scorer.get_signature()))
@@ -186,6 +188,8 @@ def samples(scorer: Metric, hypotheses: Sequence[str], references: Sequence[str]
 
     The scorer's signature then contains the number of resamplings and their seed.
     """
+    # sacreBLEU's public functions return the interval alone, not the scores that it is made of.
+    # Sentences are counted once; a resampling adds up the counts of those that it draws.
     statistics = scorer._extract_corpus_statistics(hypotheses, [references])
     scorer.n_bootstrap = BOOTSTRAPS
     scorer.seed, resampled = significance._bootstrap_resample(statistics, scorer, BOOTSTRAPS)

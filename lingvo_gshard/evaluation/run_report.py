@@ -35,7 +35,7 @@ _EXPERTS = (
 )
 _SCORES = (
     "Higher scores are better; +- is half the 95 % interval. Compare only scores with the same "
-    "signature:"
+    "signature."
 )
 _NO_SCORES = "--mode=decode adds BLEU, chrF and chrF++."
 _ROUTING = (
@@ -215,6 +215,7 @@ def _metrics(line: dict[str, Any]) -> dict[str, Any]:
 
 def _languages(facts: RunFacts, results: _Results) -> Section:
     """Returns the training pairs and losses by language, as far as they were evaluated."""
+    # Evaluations are named dev_CODE; later ones replace earlier ones.
     losses = {}
     for line in results.evaluations:
         if "nll" in line:
@@ -245,9 +246,9 @@ def _translations(results: _Results) -> Section:
     if scores is None:
         return Section("Translations of test", _NO_SCORES)
 
-    signatures = "; ".join(scores.signatures(*scores.metrics))
-    text = f"{_SCORES} {signatures}."
-    return Section("Translations of test", text, (html_page.rows(scores.rows()),))
+    signatures = scores.signatures(*scores.metrics)
+    content = (html_page.rows(scores.rows()), *map(html_page.paragraph, signatures))
+    return Section("Translations of test", _SCORES, content)
 
 
 def _routing(results: _Results) -> Iterator[Section]:

@@ -73,6 +73,7 @@ def tables(folders: Mapping[str, Sequence[pathlib.Path]], codes: Collection[str]
 
 def _texts(base: Sequence[pathlib.Path], other: Sequence[pathlib.Path], code: str) -> _Texts:
     """Reads a language's lines from the folders of two models' runs."""
+    # Sentence i of one run must be sentence i of the other: resamplings draw their numbers.
     references = _lines(base[0] / f"{code}.reference.txt")
     for folder in (*base, *other):
         if _lines(folder / f"{code}.reference.txt") != references:

@@ -141,6 +141,7 @@ class Translator:
         lengths = self.spec.source_lengths
         shortest_first = sorted(range(len(parts)), key=lambda index: len(parts[index].ids))
 
+        # The rows of a batch have one length, and its parts are neighbors in size.
         batches_by_length: list[list[list[int]]] = []
         for length in lengths:
             members = [index for index in shortest_first if parts[index].row_length == length]
