@@ -40,7 +40,7 @@ th { font-weight: 600; color: var(--muted); border-bottom: 2px solid var(--line)
 tr > :first-child { text-align: left; position: sticky; left: 0; background: inherit }
 """
 # Text is at least as large on the screen as that of the page around a picture.
-_TEXT = {"font.size": 11, "axes.titlesize": 11, "axes.labelsize": 11, "legend.fontsize": 10}
+_TEXT: Any = {"font.size": 11, "axes.titlesize": 11, "axes.labelsize": 11, "legend.fontsize": 10}
 
 
 @dataclasses.dataclass(frozen=True)
