@@ -1,4 +1,4 @@
-"""Figure 6 for any runs: scores by language, and the difference to bilingual baselines.
+r"""Figure 6 for any runs: scores by language, and the difference to bilingual baselines.
 
     python -m lingvo_gshard.compare --run=MoE=RUN1 --run=dense=RUN2 --baseline=DE --baseline=FR \
         --out=figure6
@@ -11,10 +11,8 @@ and the probability of a gain as large if neither model were better.
 """
 
 import collections
-import itertools
 import pathlib
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Sequence
 
 from absl import flags
 
@@ -36,61 +34,96 @@ _OUT = flags.DEFINE_string("out", None, "Write the table to OUT.txt and a pictur
 
 
 def main() -> None:
-    names = _distinct("run", map(_named, _RUNS.value))
-    logdirs = collections.defaultdict[str, list[str]](list)
-    for logdir, name in names.items():
-        logdirs[name].append(logdir)
-    models = {name: [_quality(logdir) for logdir in runs] for name, runs in logdirs.items()}
-    baselines = _distinct("baseline", map(_baseline, _BASELINES.value))
-    decoded = [*itertools.chain.from_iterable(models.values()), *baselines.values()]
-    comparisons = [
-        Comparison(models, {code: each.average(metric) for code, each in baselines.items()}, metric)
-        for metric in quality.METRICS
-        if all(metric in each.metrics for each in decoded)
-    ]
+    logdirs = _logdirs(_RUNS.value)
+    models = {name: _qualities(runs) for name, runs in logdirs.items()}
+    baselines = _baselines(_BASELINES.value)
+
+    comparisons = _comparisons(models, baselines)
     tables = [comparison.table() for comparison in comparisons]
+
     if _PAIRED.value:
-        folders = {name: list(map(_folder, runs)) for name, runs in logdirs.items()}
-        tables += significance.tables(folders, next(iter(models.values()))[0].values("bleu"))
+        folders = {name: _folders(runs) for name, runs in logdirs.items()}
+        first_run = next(iter(models.values()))[0]
+        codes = first_run.values("bleu").keys()  # All runs have the same ones.
+        tables += significance.tables(folders, codes)
+
     text = "\n\n".join(tables)
     print(text)
+
     if _OUT.value:
         atomic_file.write(f"{_OUT.value}.txt", text + "\n")
+        # METRICS begins with BLEU, which all runs have.
         comparisons[0].draw(f"{_OUT.value}.png")
         print(f"Wrote {_OUT.value}.txt and {_OUT.value}.png.")
 
 
-def _named(run: str) -> tuple[str, str]:
-    """The logdir and the name of a run."""
-    name, separator, logdir = run.partition("=")
-    if not (name and separator and logdir):
-        raise ValueError(f"--run={run}: expected NAME=LOGDIR.")
-    return logdir, name
+def _logdirs(runs: Sequence[str]) -> dict[str, list[str]]:
+    """Returns the logdirs of each model's runs, given the values NAME=LOGDIR of --run."""
+    logdirs = collections.defaultdict[str, list[str]](list)
+    known: set[str] = set()
+
+    for run in runs:
+        name, separator, logdir = run.partition("=")
+        if not (name and separator and logdir):
+            raise ValueError(f"--run={run}: expected NAME=LOGDIR.")
+
+        # A name may repeat, but a run that counted twice would weigh twice in its model's mean.
+        if logdir in known:
+            raise ValueError(f"--run: {logdir} is given twice.")
+        known.add(logdir)
+        logdirs[name].append(logdir)
+
+    return logdirs
 
 
-def _distinct(flag: str, pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """The pairs as a dict. Raises ValueError if a key comes twice."""
-    found = list(pairs)
-    keys = [key for key, _ in found]
-    if repeated := [key for key in keys if keys.count(key) > 1]:
-        raise ValueError(f"--{flag}: {repeated[0]} is given twice.")
-    return dict(found)
+def _baselines(logdirs: Sequence[str]) -> dict[str, Quality]:
+    """Returns the bilingual models' scores by language."""
+    baselines: dict[str, Quality] = {}
+    for logdir in logdirs:
+        baseline = _quality(logdir)
+        codes = [language.code for language in baseline.languages]
+        if len(codes) != 1:
+            raise ValueError(
+                f"--baseline={logdir}: expected a run of one language, got {', '.join(codes)}."
+            )
+
+        if codes[0] in baselines:
+            raise ValueError(f"--baseline: {codes[0]} is given twice.")
+        baselines[codes[0]] = baseline
+    return baselines
+
+
+def _comparisons(
+    models: dict[str, list[Quality]], baselines: dict[str, Quality]
+) -> list[Comparison]:
+    """Returns a comparison by each metric that all runs and baselines have."""
+    decoded = list(baselines.values())
+    for runs in models.values():
+        decoded += runs
+
+    comparisons = []
+    for metric in quality.METRICS:
+        if all(metric in run.metrics for run in decoded):
+            scores = {code: baseline.average(metric) for code, baseline in baselines.items()}
+            comparisons.append(Comparison(models, scores, metric))
+    return comparisons
+
+
+def _folders(logdirs: Sequence[str]) -> list[pathlib.Path]:
+    """Returns the folders that `trainer --mode=decode` wrote."""
+    return [_folder(logdir) for logdir in logdirs]
 
 
 def _folder(logdir: str) -> pathlib.Path:
     return storage.path(logdir) / f"decode_{_SPLIT.value}"
 
 
+def _qualities(logdirs: Sequence[str]) -> list[Quality]:
+    return [_quality(logdir) for logdir in logdirs]
+
+
 def _quality(logdir: str) -> Quality:
     return quality.load(_folder(logdir) / "scores.json")
-
-
-def _baseline(logdir: str) -> tuple[str, Quality]:
-    found = _quality(logdir)
-    if len(found.languages) != 1:
-        codes = ", ".join(row.code for row in found.languages)
-        raise ValueError(f"--baseline={logdir}: expected a run of one language, got {codes}.")
-    return found.languages[0].code, found
 
 
 def run() -> None:

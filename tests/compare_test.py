@@ -9,10 +9,15 @@ import pytest
 from lingvo_gshard.evaluation.quality import LanguageQuality, Quality, Score
 
 
+def _scores(bleu):
+    """BLEU, chrF and chrF++."""
+    return Score(bleu, 1.0, "s"), Score(50.0, 1.0, "c"), Score(45.0, 1.0, "w")
+
+
 def _run(logdir, **bleu):
     """A run's folder as far as the command reads it."""
     rows = tuple(
-        LanguageQuality(code, 8000 >> i, 10, Score(value, 1.0, "s"), Score(50.0, 1.0, "c"))
+        LanguageQuality(code, 8000 >> i, 10, *_scores(value))
         for i, (code, value) in enumerate(bleu.items())
     )
     (logdir / "decode_test").mkdir(parents=True)
@@ -72,11 +77,9 @@ def test_paired_bootstrap_of_two_runs(logdirs):
     assert done.returncode == 0, done.stderr
     tables = done.stdout.strip().split("\n\n")
     headers = [table.split("\n")[0].split() for table in tables]
-    assert (
-        headers[:2]
-        == [["language", "train", "pairs", "baseline", "MoE", "gain", "dense", "gain"]] * 2
-    )
-    paired = headers[2:]
+    unpaired = ["language", "train", "pairs", "baseline", "MoE", "gain", "dense", "gain"]
+    assert headers[:3] == [unpaired] * 3  # BLEU, chrF and chrF++.
+    paired = headers[3:]
     assert len(paired) >= 3 and all(
         header == ["language", "MoE", "dense", "gain", "from", "to", "p"] for header in paired
     )

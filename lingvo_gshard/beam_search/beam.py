@@ -17,16 +17,20 @@ class BeamSearch:
     """The settings of a search.
 
     Greedy decoding is beam_size 1 with length_norm_alpha 0: no longer hypothesis can then win.
+    Raises ValueError for a setting out of its range.
     """
 
-    beam_size: int  # k, the active hypotheses of each example.
-    max_steps: int  # T, the maximum number of tokens in a hypothesis, including EOS.
+    # k, the number of active hypotheses of each example.
+    beam_size: int
+    # T, the maximum number of tokens in a hypothesis, including EOS.
+    max_steps: int
     # Scores are log-probabilities divided by ((5 + length) / 6)^alpha (Wu et al. 2016, equation
     # 14), where the length is in tokens, including EOS.
     length_norm_alpha: float = 0.6
-    # n finished hypotheses, None for k; the fewer, the shorter the search.
+    # n, the number of finished hypotheses to return; None is k. The fewer, the shorter the search.
     num_best: int | None = None
-    coverage_weight: float = 0.0  # beta of Wu et al.; above 0 the state must have `attention`.
+    # beta of Wu et al.; above 0 the model's state must have `attention`.
+    coverage_weight: float = 0.0
     # If set, each token is sampled from softmax(logits / temperature) and the first sampled EOS
     # ends the hypothesis; beam_size must be 1. None searches for the best.
     temperature: float | None = None
@@ -37,31 +41,39 @@ class BeamSearch:
     eos_id: int = 2
 
     def __post_init__(self) -> None:
-        k, n, temperature = self.beam_size, self.num_best, self.temperature
-        for name, is_valid, expected in (
-            ("beam_size", k >= 1, "at least 1"),
-            ("max_steps", self.max_steps >= 1, "at least 1"),
-            ("length_norm_alpha", self.length_norm_alpha >= 0, "at least 0"),
-            ("num_best", n is None or 1 <= n <= k, f"1 to beam_size {k}"),
-            ("coverage_weight", self.coverage_weight >= 0, "at least 0"),
-            ("temperature", temperature is None or temperature > 0, "above 0"),
-            ("temperature", temperature is None or k == 1, f"None for beam_size {k}"),
-            ("min_stage_places", self.min_stage_places >= 1, "at least 1"),
-        ):
-            if not is_valid:
-                given = getattr(self, name)
-                raise ValueError(f"BeamSearch: {name} must be {expected}, got {given}.")
+        k = self.beam_size
+        self._check("beam_size", k >= 1, "at least 1")
+        self._check("max_steps", self.max_steps >= 1, "at least 1")
+        self._check("length_norm_alpha", self.length_norm_alpha >= 0, "at least 0")
+        self._check("coverage_weight", self.coverage_weight >= 0, "at least 0")
+        self._check("min_stage_places", self.min_stage_places >= 1, "at least 1")
+
+        if self.num_best is not None:
+            self._check("num_best", 1 <= self.num_best <= k, f"1 to beam_size {k}")
+
+        if self.temperature is not None:
+            self._check("temperature", self.temperature > 0, "above 0")
+            # Samples that share a beam would be ranked against each other, and so be no samples.
+            self._check("temperature", k == 1, f"None for beam_size {k}")
+
+    def _check(self, name: str, is_valid: bool, expected: str) -> None:
+        if not is_valid:
+            value = getattr(self, name)
+            raise ValueError(f"BeamSearch: {name} must be {expected}, got {value}.")
 
     @property
     def stage_ends(self) -> tuple[int, ...]:
         """The number of steps taken at the end of each stage; the last is T."""
         places = self.max_steps * self.beam_size
-        num_stages = max(1, min(_MAX_STAGES, places // self.min_stage_places, self.max_steps))
+        num_stages = min(_MAX_STAGES, places // self.min_stage_places, self.max_steps)
+        num_stages = max(num_stages, 1)
+
+        # Stage i ends after ceil(T * i / num_stages) steps; the negations round up.
         return tuple(-(-self.max_steps * i // num_stages) for i in range(1, num_stages + 1))
 
     @property
     def first_places(self) -> int:
-        """The places of the first stage, which a model's caches need at the start."""
+        """The number of places of the first stage, which a model's caches need at the start."""
         return self.stage_ends[0] * self.beam_size
 
     @property
@@ -83,9 +95,13 @@ class Requests:
 class Hypotheses:
     """The best hypotheses of each example, best first."""
 
-    ids: tf.Tensor  # int32 [B, n, T], each followed by EOS, if it ended, and then zeros.
-    lengths: tf.Tensor  # int32 [B, n], tokens including EOS; 0 for missing hypotheses.
+    # int32 [B, n, T]: the tokens, with EOS if the hypothesis ended, then zeros.
+    ids: tf.Tensor
+    # int32 [B, n], in tokens including EOS; 0 for a missing hypothesis.
+    lengths: tf.Tensor
     # float32 [B, n], length-normalized log-probabilities plus the coverage penalty.
     scores: tf.Tensor
-    token_log_probs: tf.Tensor  # float32 [B, n, T], each given the tokens before, then zeros.
-    attention: tf.Tensor | None  # float32 [B, n, T, S], to the source, if the model reports it.
+    # float32 [B, n, T], each given the tokens before it, then zeros.
+    token_log_probs: tf.Tensor
+    # float32 [B, n, T, S], to the source, if the model reports it.
+    attention: tf.Tensor | None

@@ -2,7 +2,23 @@
 
 Step t writes the k newest tokens to places t * k to t * k + k - 1 of a flat sequence of P = T * k
 places, regardless of the hypotheses that they extend. A 0/1 mask [B, k, P] marks the places of each
-active hypothesis. When the beam branches, only it is reordered. The sequence can grow in stages.
+active hypothesis. When the beam branches, only it is reordered. With k = 2, where both `c` and `d`
+extend `a`:
+
+    step               0        1        2
+    place            0   1    2   3    4   5
+    flat sequence   BOS BOS   a   b    c   d
+    mask of  a c     1   0    1   0    1   0
+    mask of  a d     1   0    1   0    0   1
+
+The sentences of A.1, and where they are:
+
+    the hypotheses' tokens are interleaved in one sequence               _Loop._write
+    self-attention is masked to the places of a hypothesis               _Loop._advance
+    keys and values are stored alike and never reordered                 the model's state
+    a beam expansion reorders the 0/1 mask alone                         _Loop._branch
+    scores are normalized by length, as in reference [61] (Wu et al.)    _Loop._length_penalty
+    attention becomes k times longer                                     _Loop.grown shortens it
 
 B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, P places.
 """
@@ -10,8 +26,8 @@ B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, 
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable
+from typing import TypeAlias
 
 from lingvo_gshard.beam_search import selection
 from lingvo_gshard.beam_search.beam import BeamSearch, Hypotheses, Requests
@@ -20,14 +36,18 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.random import random_uniform
 from lingvo_gshard.layers.slices import lengthened, write_at
 
-# Below the log-probability of any hypothesis; sums of it stay far from float32's limit.
+# Below the log-probability of any hypothesis; sums of it stay far from float32's limit. What is
+# below half of it is absent or forbidden.
 _NEVER = -1e9
 
 # (model state, ids [B, k], mask [B, k, P], step) -> (logits [B, k, V], model state)
-DecodeStep = Callable[..., "tuple[tf.Tensor, NestedMap]"]
+DecodeStep: TypeAlias = (
+    "Callable[[NestedMap, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, NestedMap]]"
+)
 # (model state, P) -> the same state with room for P places
-Grow = Callable[[NestedMap, int], NestedMap]
-Annotate = Callable[["tf.Tensor", str], "tf.Tensor"]
+Grow: TypeAlias = Callable[[NestedMap, int], NestedMap]
+# (tensor, its dims) -> the annotated tensor
+Annotate: TypeAlias = "Callable[[tf.Tensor, str], tf.Tensor]"
 
 
 def search(
@@ -47,26 +67,40 @@ def search(
     done when none of its active hypotheses can still become one of its n best finished ones. The
     loop ends when all examples are done.
 
-    `decode_step` ignores all-zero mask rows: absent hypotheses, or those of an example that is
-    done. Its steps keep the shapes of `model_state`. If the state has `attention`, float32
-    [B, k, S], from the newest tokens to the source, the search records it. A coverage penalty needs
-    it and `source_real`, float32 [B, S], 1 for tokens; ValueError is raised without them.
-    `annotate` gets dims that begin with B. The search runs in stages, one loop for each of
-    config.stage_ends. The model's state and the masks have places for the current stage only, at
-    first config.first_places.
+    The search runs in stages, one loop for each of config.stage_ends. The model's state and the
+    masks have places for the current stage only, at first config.first_places.
+
+    Args:
+      config: The settings.
+      decode_step: The model. It ignores all-zero rows of the mask, which are those of absent
+        hypotheses and of examples that are done, and keeps the shapes of its state.
+      model_state: The model's state before the first step. If it has `attention`, float32
+        [B, k, S], from the newest tokens to the source, the search records it. A coverage penalty
+        needs it and `source_real`, float32 [B, S], 1 for tokens.
+      requests: The limits of each example.
+      annotate: Annotates a tensor whose dims begin with B.
+      grow: Makes room for more places in the model's state.
+
+    Raises:
+      ValueError: if the model's state lacks what the coverage penalty needs.
     """
     if config.coverage_weight and not {"attention", "source_real"} <= set(model_state):
         raise ValueError(
             f"flat_beam_search: coverage_weight {config.coverage_weight} needs attention and "
             f"source_real in the model's state, which has only {', '.join(sorted(model_state))}."
         )
+
     loop = _Loop(config, decode_step, requests, annotate)
-    s = loop.start(model_state)
-    for begin, end in itertools.pairwise((0, *config.stage_ends)):
-        if begin:
-            s = loop.grown(s, end * config.beam_size, grow)
-        s = loop.run(s, end - begin)
-    return loop.results(s)
+    state = loop.start(model_state)
+
+    steps_taken = 0
+    for stage_end in config.stage_ends:
+        if steps_taken > 0:
+            state = loop.grown(state, stage_end * config.beam_size, grow)
+        state = loop.run(state, stage_end - steps_taken)
+        steps_taken = stage_end
+
+    return loop.results(state)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,119 +124,160 @@ class _Loop:
 
     def start(self, model_state: NestedMap) -> NestedMap:
         """Returns the state before the first step."""
-        c, b = self.config, self.requests.max_steps.shape[0]
-        k, n, places = c.beam_size, c.num_found, c.first_places
-        alone = tf.constant([[0.0] + [_NEVER] * (k - 1)])  # k equal ones would never differ.
+        config = self.config
+        batch_size = self.requests.max_steps.shape[0]
+        k = config.beam_size
+        n = config.num_found
+        places = config.first_places
+
+        # Only the first hypothesis exists: k equal ones would never differ.
+        first_only = tf.constant([[0.0] + [_NEVER] * (k - 1)])
+
         flat = NestedMap(
-            ids=tf.zeros([b, c.max_steps, k], tf.int32),
-            token_log_probs=tf.zeros([b, c.max_steps, k]),
+            ids=tf.zeros([batch_size, config.max_steps, k], tf.int32),
+            token_log_probs=tf.zeros([batch_size, config.max_steps, k]),
         )
         if "attention" in model_state:
-            flat.attention = tf.zeros([b, places, model_state.attention.shape[-1]])
+            source_len = model_state.attention.shape[-1]
+            flat.attention = tf.zeros([batch_size, places, source_len])
+
         return self._annotated(
             NestedMap(
                 step=tf.constant(0),
                 alive=self.requests.max_steps > 0,
                 active=NestedMap(
-                    ids=tf.fill([b, k], c.bos_id),
-                    mask=tf.zeros([b, k, places]),
-                    log_probs=tf.tile(alone, [b, 1]),
-                    token_log_probs=tf.zeros([b, k]),
+                    ids=tf.fill([batch_size, k], config.bos_id),
+                    mask=tf.zeros([batch_size, k, places]),
+                    log_probs=tf.tile(first_only, [batch_size, 1]),
+                    token_log_probs=tf.zeros([batch_size, k]),
                 ),
                 done=NestedMap(
-                    mask=tf.zeros([b, n, places]),
-                    scores=tf.fill([b, n], _NEVER),
-                    lengths=tf.zeros([b, n], tf.int32),
-                    token_log_probs=tf.zeros([b, n]),
+                    mask=tf.zeros([batch_size, n, places]),
+                    scores=tf.fill([batch_size, n], _NEVER),
+                    lengths=tf.zeros([batch_size, n], tf.int32),
+                    token_log_probs=tf.zeros([batch_size, n]),
                 ),
                 flat=flat,
                 model=model_state,
             )
         )
 
-    def grown(self, s: NestedMap, places: int, grow: Grow) -> NestedMap:
-        """Returns the state with room for P places."""
-        grown = NestedMap(s, model=grow(s.model, places), flat=NestedMap(s.flat))
+    def grown(self, state: NestedMap, places: int, grow: Grow) -> NestedMap:
+        """Returns the state with room for P places.
+
+        A.1 notes that attention becomes k times longer. It attends to the places of a stage only,
+        so early steps, whose places are few, do not pay for the last ones.
+        """
+        grown = NestedMap(state, model=grow(state.model, places), flat=NestedMap(state.flat))
+
         for hypotheses in ("active", "done"):
-            mask = lengthened(s[hypotheses].mask, places, axis=2)
-            grown[hypotheses] = NestedMap(s[hypotheses], mask=mask)
-        if "attention" in s.flat:
-            grown.flat.attention = lengthened(s.flat.attention, places)
+            mask = lengthened(state[hypotheses].mask, places, axis=2)
+            grown[hypotheses] = NestedMap(state[hypotheses], mask=mask)
+
+        if "attention" in state.flat:
+            grown.flat.attention = lengthened(state.flat.attention, places)
+
         return self._annotated(grown)
 
-    def run(self, s: NestedMap, most_steps: int) -> NestedMap:
-        """Advances while any example is alive."""
+    def run(self, state: NestedMap, max_steps: int) -> NestedMap:
+        """Returns the state after at most `max_steps` steps, fewer if all examples are done."""
         leaves = tf.while_loop(
-            lambda *leaves: tf.reduce_any(s.Pack(leaves).alive),
-            lambda *leaves: self._advance(s.Pack(leaves)).Flatten(),
-            s.Flatten(),
-            maximum_iterations=most_steps,
+            lambda *leaves: tf.reduce_any(state.Pack(leaves).alive),
+            lambda *leaves: self._advance(state.Pack(leaves)).Flatten(),
+            state.Flatten(),
+            maximum_iterations=max_steps,
         )
-        return s.Pack(leaves)
+        return state.Pack(leaves)
 
-    def _advance(self, s: NestedMap) -> NestedMap:
-        """Extends each active hypothesis by one token."""
-        active, flat = self._write(s)
-        exists = s.alive[:, None] & (active.log_probs > _NEVER / 2)
+    def _advance(self, state: NestedMap) -> NestedMap:
+        """Returns the state after a step, which extends each active hypothesis by one token."""
+        active, flat = self._write(state)
+
+        # A.1: each hypothesis attends to its own places of the flat sequence. An absent one, or one
+        # of an example that is done, attends to nothing.
+        exists = state.alive[:, None] & (active.log_probs > _NEVER / 2)  # [B, k]
         mask = active.mask * tf.cast(exists, tf.float32)[..., None]
-        logits, model = self.decode_step(s.model, active.ids, mask, s.step)
+        logits, model = self.decode_step(state.model, active.ids, mask, state.step)
         if "attention" in flat:
-            place = s.step * self.config.beam_size
+            place = state.step * self.config.beam_size
             flat.attention = write_at(flat.attention, model.attention, place)
-        # log_softmax would write all V numbers another time, to subtract their maximum.
+
+        # Rank all continuations, [B, k, V]. log_softmax would write all V numbers another time, to
+        # subtract their maximum.
         log_probs = logits - tf.reduce_logsumexp(logits, -1, keepdims=True)
-        token_log_probs = self._permitted(log_probs, s.step)  # [B, k, V]
-        ranks = self._ranks(active.log_probs[..., None] + token_log_probs, s.step)
+        token_log_probs = self._permitted(log_probs, state.step)
+        ranks = self._ranks(active.log_probs[..., None] + token_log_probs, state.step)
+
+        # The k best continuations of each example that do not end, out of k * V.
         is_end = tf.range(ranks.shape[-1]) == self.config.eos_id
         going_on = tf.reshape(tf.where(is_end, _NEVER, ranks), [ranks.shape[0], -1])
-        best, index = selection.top_k(going_on, self.config.beam_size)
-        ends = ranks[..., self.config.eos_id]
-        done = self._finish(s, active, flat, token_log_probs, ends, best)
+        best, index = selection.top_k(going_on, self.config.beam_size)  # Both [B, k].
+
+        # Those that end compete with them, and then with the hypotheses that ended before.
+        ends = ranks[..., self.config.eos_id]  # [B, k]
+        done = self._finish(state, active, flat, token_log_probs, ends, best)
         active = self._branch(active, token_log_probs, best, index)
+
         return self._annotated(
             NestedMap(
-                step=s.step + 1,
-                alive=s.alive & self._undecided(active, done, s.step + 1),
-                active=selection.where(s.alive, active, s.active),
-                done=selection.where(s.alive, done, s.done),
+                step=state.step + 1,
+                alive=state.alive & self._undecided(active, done, state.step + 1),
+                active=selection.where(state.alive, active, state.active),
+                done=selection.where(state.alive, done, state.done),
                 flat=flat,
                 model=model,
             )
         )
 
-    def results(self, s: NestedMap) -> Hypotheses:
+    def results(self, state: NestedMap) -> Hypotheses:
         """Returns the finished hypotheses, or the best active one of an example that has none."""
-        found, max_steps = s.done, self.requests.max_steps
-        none = (found.lengths[:, 0] == 0) & (max_steps > 0)
-        unended = none[:, None] & (tf.range(self.config.num_found) == 0)  # [B, n]
-        best = s.active.Transform(lambda x: x[:, :1])
+        done = state.done
+        max_steps = self.requests.max_steps
+
+        # An example that finished no hypothesis gets its best active one, which is cut at its
+        # maximum length. It goes to the first of the n rows.
+        has_none = (done.lengths[:, 0] == 0) & (max_steps > 0)  # [B]
+        unended = has_none[:, None] & (tf.range(self.config.num_found) == 0)  # [B, n]
+        best = state.active.Transform(lambda leaf: leaf[:, :1])
         score = best.log_probs / self._length_penalty(max_steps)[:, None]
-        found = NestedMap(
-            mask=tf.where(unended[..., None], best.mask, found.mask),
-            scores=tf.where(unended, score, found.scores),
-            lengths=tf.where(unended, max_steps[:, None], found.lengths),
-            token_log_probs=tf.where(unended, best.token_log_probs, found.token_log_probs),
+        hypotheses = NestedMap(
+            mask=tf.where(unended[..., None], best.mask, done.mask),
+            scores=tf.where(unended, score, done.scores),
+            lengths=tf.where(unended, max_steps[:, None], done.lengths),
+            token_log_probs=tf.where(unended, best.token_log_probs, done.token_log_probs),
         )
         last_ids = tf.where(unended, best.ids, self.config.eos_id)
-        attention = s.flat.get("attention")
+
+        # The attention of a hypothesis' tokens, collected by its mask from the flat sequence.
+        attention = state.flat.get("attention")
         if attention is not None:
-            written = tf.reshape(attention, [*s.flat.ids.shape, attention.shape[-1]])
-            attention = tf.einsum("BNTK,BTKS->BNTS", self._by_step(found), written)
+            by_step = tf.reshape(attention, [*state.flat.ids.shape, attention.shape[-1]])
+            attention = tf.einsum("BNTK,BTKS->BNTS", self._by_step(hypotheses), by_step)
+
         return Hypotheses(
-            ids=self._read(found, s.flat.ids, last_ids),
-            lengths=found.lengths,
-            scores=found.scores,
-            token_log_probs=self._read(found, s.flat.token_log_probs, found.token_log_probs),
+            ids=self._read(hypotheses, state.flat.ids, last_ids),
+            lengths=hypotheses.lengths,
+            scores=hypotheses.scores,
+            token_log_probs=self._read(
+                hypotheses, state.flat.token_log_probs, hypotheses.token_log_probs
+            ),
             attention=attention,
         )
 
-    def _write(self, s: NestedMap) -> tuple[NestedMap, NestedMap]:
-        """Adds a place to each active hypothesis and writes its newest token there."""
+    def _write(self, state: NestedMap) -> tuple[NestedMap, NestedMap]:
+        """Adds a place to each active hypothesis and writes its newest token there.
+
+        A.1: hypothesis i's token at step t has place t * k + i, whatever its earlier places are.
+        Returns the active hypotheses and the flat sequence.
+        """
         k = self.config.beam_size
-        here = tf.one_hot(s.step * k + tf.range(k), s.active.mask.shape[-1])
-        active, flat = NestedMap(s.active, mask=s.active.mask + here[None]), NestedMap(s.flat)
+        new_places = tf.one_hot(state.step * k + tf.range(k), state.active.mask.shape[-1])  # [k, P]
+        active = NestedMap(state.active, mask=state.active.mask + new_places[None])
+
+        flat = NestedMap(state.flat)
         for name in ("ids", "token_log_probs"):
-            flat[name] = write_at(s.flat[name], s.active[name][:, None], s.step)
+            flat[name] = write_at(state.flat[name], state.active[name][:, None], state.step)
+
         return active, flat
 
     def _permitted(self, log_probs: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
@@ -219,22 +294,32 @@ class _Loop:
         """
         if self.config.temperature is None:
             return log_probs
+
+        # g = -log(-log(u)) with u uniform in (0, 1); 0 is replaced by a smaller number than any
+        # other that is drawn.
         seed = self.requests.seed + tf.stack([step, 0])
         uniform = random_uniform(tuple(log_probs.shape), seed)
         uniform = tf.maximum(self.annotate(uniform, "B__"), 2.0**-25)
-        drawn = log_probs / self.config.temperature - tf.math.log(-tf.math.log(uniform))
-        return tf.where(log_probs > _NEVER / 2, drawn, _NEVER)
+        ranks = log_probs / self.config.temperature - tf.math.log(-tf.math.log(uniform))
+
+        return tf.where(log_probs > _NEVER / 2, ranks, _NEVER)
 
     def _branch(
         self, active: NestedMap, token_log_probs: tf.Tensor, ranks: tf.Tensor, index: tf.Tensor
     ) -> NestedMap:
-        """Extends active hypotheses by the chosen [B, k] of the k * V continuations."""
+        """Returns the active hypotheses extended by the chosen ones of the k * V continuations.
+
+        `ranks` and `index`, both [B, k], are those of the chosen continuations. A.1: the flat
+        sequence, and the keys and values beside it, stay in place; only the mask is reordered.
+        """
         batch_size, beam_size, vocab_size = token_log_probs.shape
-        flat = tf.reshape(token_log_probs, [batch_size, beam_size * vocab_size])
-        chosen = selection.gathered(flat, index)
-        parents = index // vocab_size
+        by_index = tf.reshape(token_log_probs, [batch_size, beam_size * vocab_size])
+        chosen = selection.gathered(by_index, index)  # [B, k]
+        parents = index // vocab_size  # [B, k], the hypotheses that they extend.
+
         # If fewer than k can go on, endings and forbidden tokens fill the rest.
         chosen = tf.where(ranks > _NEVER / 2, chosen, _NEVER)
+
         return NestedMap(
             ids=index % vocab_size,
             mask=selection.reordered(active.mask, parents),
@@ -244,37 +329,45 @@ class _Loop:
 
     def _finish(
         self,
-        s: NestedMap,
+        state: NestedMap,
         active: NestedMap,
         flat: NestedMap,
         token_log_probs: tf.Tensor,
         ends: tf.Tensor,
         going_on: tf.Tensor,
     ) -> NestedMap:
-        """Merges the hypotheses that end at this step into the finished ones.
+        """Returns the n best finished hypotheses, with those that end at this step.
 
-        `s` is the state before this step; `active` and `flat` include it. `ends` [B, k] ranks each
-        active hypothesis followed by EOS, `going_on` [B, k] the k best continuations without EOS.
+        `state` is the state before this step; `active` and `flat` include it. `ends` [B, k] ranks
+        each active hypothesis followed by EOS, `going_on` [B, k] the k best continuations without
+        EOS.
         """
-        length = s.step + 1
-        ending = token_log_probs[..., self.config.eos_id]
-        log_probs = active.log_probs + ending
-        others = tf.concat([ends, going_on], 1)
+        length = state.step + 1
+        ending = token_log_probs[..., self.config.eos_id]  # [B, k]
+        log_probs = active.log_probs + ending  # [B, k], log P of the whole hypotheses.
+
+        # An ending counts only among the k best of all continuations, or at the last step. Those
+        # with better ranks are other endings, or among the k best that go on.
+        others = tf.concat([ends, going_on], 1)  # [B, 2 * k]
         num_better = tf.reduce_sum(tf.cast(others[:, None] > ends[..., None], tf.int32), -1)
         # Absent hypotheses of the first steps must not count as finished.
         valid = log_probs > _NEVER / 2
         valid &= (num_better < ends.shape[1]) | (length == self.requests.max_steps)[:, None]
+
         score = log_probs / self._length_penalty(length)
         if self.config.coverage_weight:
-            score += self._coverage_penalty(active.mask, flat.attention, s.model.source_real)
+            score += self._coverage_penalty(active.mask, flat.attention, state.model.source_real)
+
+        # Merge them with those that ended before, [B, n + k], and keep the n best.
         new = NestedMap(
             mask=active.mask,
             scores=tf.where(valid, score, _NEVER),
             lengths=tf.where(valid, length, 0),
             token_log_probs=ending,
         )
-        finished = s.done.Transform(lambda *pair: tf.concat(pair, 1), new)
+        finished = state.done.Transform(lambda *pair: tf.concat(pair, 1), new)
         scores, index = tf.math.top_k(finished.scores, self.config.num_found)
+
         return NestedMap(
             mask=selection.reordered(finished.mask, index),
             scores=scores,
@@ -291,42 +384,58 @@ class _Loop:
         """
         may_go_on = step < self.requests.max_steps
         if self.config.temperature is not None:
+            # Sampling ends with the first sampled EOS, whatever a longer hypothesis would score.
             return may_go_on & (done.lengths[:, 0] == 0)
-        bound = active.log_probs[:, 0] / self._length_penalty(self.requests.max_steps)
+
+        # The first active hypothesis is the most probable one, so p / lp(L) bounds them all.
+        bound = active.log_probs[:, 0] / self._length_penalty(self.requests.max_steps)  # [B]
         return may_go_on & (bound > done.scores[:, -1])
 
     def _length_penalty(self, length: tf.Tensor) -> tf.Tensor:
-        """lp = ((5 + length) / 6)^alpha; a score is log P / lp + cp (Wu et al., equation 14)."""
+        """Returns lp = ((5 + length) / 6)^alpha; a score is log P / lp + cp (Wu et al., eq. 14)."""
         return ((5.0 + tf.cast(length, tf.float32)) / 6.0) ** self.config.length_norm_alpha
 
     def _coverage_penalty(
         self, mask: tf.Tensor, attention: tf.Tensor, source_real: tf.Tensor
     ) -> tf.Tensor:
-        """cp = beta * sum_i log(min(sum_j p_ij, 1)) over source tokens i and a hypothesis' j."""
-        covered = tf.einsum("BKP,BPS->BKS", mask, attention)
+        """Returns cp = beta * sum_i log(min(sum_j p_ij, 1)), [B, k] (Wu et al., equation 14).
+
+        i counts source tokens, and j the tokens of a hypothesis; p_ij is the attention of j to i.
+        """
+        covered = tf.einsum("BKP,BPS->BKS", mask, attention)  # sum_j p_ij
         covered = tf.clip_by_value(covered, 1e-9, 1.0)  # Keeps the logarithm finite.
         penalty = tf.einsum("BKS,BS->BK", tf.math.log(covered), source_real)
         return self.config.coverage_weight * penalty
 
-    def _read(self, found: NestedMap, written: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
+    def _read(self, hypotheses: NestedMap, written: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
         """Returns [B, n, T] values of each hypothesis' tokens.
 
         `written`, [B, T, k], are values by step, those of BOS first. The last token of a hypothesis
         is never written to the flat sequence, as no step follows; its values are `last`, [B, n].
         """
-        inputs = tf.reduce_sum(tf.cast(self._by_step(found), written.dtype) * written[:, None], -1)
+        # A hypothesis has one place in each step, so the sum over k is the value at that place.
+        mask = tf.cast(self._by_step(hypotheses), written.dtype)
+        inputs = tf.reduce_sum(mask * written[:, None], -1)  # [B, n, T], of BOS and what follows.
         outputs = tf.concat([inputs[..., 1:], tf.zeros_like(inputs[..., :1])], -1)
-        count, length = tf.range(1, self.config.max_steps + 1), found.lengths[..., None]
-        ended = tf.where(count == length, last[..., None], outputs)
-        return tf.where(count <= length, ended, tf.zeros_like(ended))
 
-    def _by_step(self, found: NestedMap) -> tf.Tensor:
+        # At count == length is the last token, and beyond it nothing.
+        count = tf.range(1, self.config.max_steps + 1)
+        length = hypotheses.lengths[..., None]
+        values = tf.where(count == length, last[..., None], outputs)
+        return tf.where(count <= length, values, tf.zeros_like(values))
+
+    def _by_step(self, hypotheses: NestedMap) -> tf.Tensor:
         """Returns the masks as [B, n, T, k], with at most one place in each step."""
-        c = self.config
-        return tf.reshape(found.mask, [*found.mask.shape[:2], c.max_steps, c.beam_size])
+        batch_size, num_hypotheses, _ = hypotheses.mask.shape
+        shape = [batch_size, num_hypotheses, self.config.max_steps, self.config.beam_size]
+        return tf.reshape(hypotheses.mask, shape)
 
-    def _annotated(self, s: NestedMap) -> NestedMap:
-        def by_batch(x: tf.Tensor) -> tf.Tensor:
-            return self.annotate(x, "B" + "_" * (x.shape.rank - 1)) if x.shape.rank else x
+    def _annotated(self, state: NestedMap) -> NestedMap:
+        """Returns the state split along B, except the model's, which it annotates itself."""
 
-        return NestedMap(s.Transform(by_batch), model=s.model)  # The model annotates its state.
+        def by_batch(leaf: tf.Tensor) -> tf.Tensor:
+            if leaf.shape.rank == 0:
+                return leaf
+            return self.annotate(leaf, "B" + "_" * (leaf.shape.rank - 1))
+
+        return NestedMap(state.Transform(by_batch), model=state.model)

@@ -37,10 +37,12 @@ def gathered(x: tf.Tensor, index: tf.Tensor, *, axis: int = 1) -> tf.Tensor:
 
 
 def where(condition: tf.Tensor, new: NestedMap, old: NestedMap) -> NestedMap:
-    """Takes the examples where bool [B] is true from `new` and the others from `old`."""
+    """Returns the examples of `new` where bool [B] is true, and those of `old` elsewhere."""
 
-    def chosen(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
-        return tf.where(tf.reshape(condition, [-1] + [1] * (a.shape.rank - 1)), a, b)
+    def chosen(new_leaf: tf.Tensor, old_leaf: tf.Tensor) -> tf.Tensor:
+        # [B, 1, ..., 1], which broadcasts against the leaves.
+        per_example = tf.reshape(condition, [-1] + [1] * (new_leaf.shape.rank - 1))
+        return tf.where(per_example, new_leaf, old_leaf)
 
     return new.Transform(chosen, old)
 
@@ -48,33 +50,49 @@ def where(condition: tf.Tensor, new: NestedMap, old: NestedMap) -> NestedMap:
 def top_k(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the values and int32 indices [B, k] of the k <= W largest numbers, as tf.math.top_k.
 
-    The numbers, float32 [B, W] and all above the lowest float32, are arranged in columns. The k
-    columns with the largest maxima contain the k largest numbers. So a maximum over rows, which
-    runs at the speed of memory, leaves few numbers to sort. Equal numbers come in any order.
+    The numbers are float32 [B, W], all above the lowest float32. Equal numbers come in any order.
+
+    The numbers are arranged in columns. The k columns with the largest maxima contain the k largest
+    numbers: a number in any other column is at most that column's maximum, and so at most the
+    maximum of each of the k. A maximum over rows, which runs at the speed of memory, thus leaves
+    few numbers to sort.
     """
     batch_size, width = x.shape
-    columns = _num_columns(width, k)
-    if width < _MIN_WIDTH or columns < k:
+    num_columns = _num_columns(width, k)
+    if width < _MIN_WIDTH or num_columns < k:
         return _sorted(x, k)
-    num_rows = -(-width // columns)
-    padding = num_rows * columns - width
-    grid = tf.pad(x, [[0, 0], [0, padding]], constant_values=x.dtype.min) if padding else x
-    grid = tf.reshape(grid, [batch_size, num_rows, columns])
-    _, best = _sorted(tf.reduce_max(grid, 1), k)  # [B, k]
-    candidates = gathered(grid, best, axis=2)  # [B, num_rows, k]
+
+    # [B, W] -> [B, num_rows, num_columns]; the padding is below every number.
+    num_rows = -(-width // num_columns)
+    padding = num_rows * num_columns - width
+    if padding:
+        x = tf.pad(x, [[0, 0], [0, padding]], constant_values=x.dtype.min)
+    grid = tf.reshape(x, [batch_size, num_rows, num_columns])
+
+    # The k columns that contain the k largest numbers.
+    _, best_columns = _sorted(tf.reduce_max(grid, 1), k)  # [B, k]
+    candidates = gathered(grid, best_columns, axis=2)  # [B, num_rows, k]
     values, index = _sorted(tf.reshape(candidates, [batch_size, num_rows * k]), k)
-    return values, index // k * columns + picked(best, index % k)
+
+    # A candidate's index is row * k + i, where i counts the best columns.
+    return values, index // k * num_columns + picked(best_columns, index % k)
 
 
 def _sorted(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the k largest of [B, W] and their indices, by sorting unless k is 1."""
     if k > 1:
         return tf.math.top_k(x, k)
+
     index = tf.argmax(x, 1, output_type=tf.int32)
     return tf.reduce_max(x, 1, keepdims=True), index[:, None]
 
 
 def _num_columns(width: int, k: int) -> int:
-    """Returns about sqrt(k * W), which leaves the least to sort; a divisor of W if one is near."""
+    """Returns about sqrt(k * W), which leaves the least to sort; a divisor of W if one is near.
+
+    With C columns, C maxima and k * W / C candidates are sorted; the sum is least at sqrt(k * W).
+    """
     root = math.isqrt(k * width)
-    near = [columns for columns in range(root // 2 + 1, 2 * root) if width % columns == 0]
-    return min(near, key=lambda columns: abs(columns - root), default=root)
+    near = range(root // 2 + 1, 2 * root)  # Where the sum is at most a quarter above the least.
+    divisors = [columns for columns in near if width % columns == 0]  # They need no padding.
+    return min(divisors, key=lambda columns: abs(columns - root), default=root)

@@ -1,7 +1,6 @@
 """Figure 6: the gain of multilingual models over bilingual baselines, language by language."""
 
 import dataclasses
-import itertools
 import os
 from collections.abc import Collection, Mapping, Sequence
 
@@ -17,8 +16,8 @@ _WINDOW = 10
 class Comparison:
     """A metric of models by name, and that of bilingual baselines by language.
 
-    A model has one or more runs, whose scores are averaged. Raises ValueError unless all runs agree
-    in languages, the baselines' among them, and their pairs.
+    A model has one or more runs, whose scores are averaged. Raises ValueError unless all runs have
+    the same languages, with the same training pairs, and the baselines are among them.
     """
 
     models: Mapping[str, Sequence[Quality]]
@@ -26,80 +25,135 @@ class Comparison:
     metric: str = "bleu"
 
     def __post_init__(self) -> None:
-        first, *_ = self.models
-        sizes = [
-            (name, {row.code: row.train_pairs for row in quality.languages})
-            for name, runs in self.models.items()
-            for quality in runs
-        ]
-        for name, found in sizes:
-            if differing := sorted({code for code, _ in found.items() ^ sizes[0][1].items()}):
-                raise ValueError(
-                    f"Comparison: the first run of {first} and a run of {name} differ in languages "
-                    f"or their training pairs: {', '.join(differing)}."
-                )
-        if unknown := sorted(self.baselines.keys() - sizes[0][1].keys()):
+        first_name = next(iter(self.models))
+        expected = _train_pairs(self.models[first_name][0])
+
+        for name, runs in self.models.items():
+            for run in runs:
+                # Items are (language, pairs), so other pairs make a language differ, too.
+                differing = {code for code, _ in _train_pairs(run).items() ^ expected.items()}
+                if differing:
+                    raise ValueError(
+                        f"Comparison: the first run of {first_name} and a run of {name} differ in "
+                        f"languages or their training pairs: {', '.join(sorted(differing))}."
+                    )
+
+        unknown = self.baselines.keys() - expected.keys()
+        if unknown:
+            codes = ", ".join(sorted(unknown))
             raise ValueError(
-                f"Comparison: there are baselines for {', '.join(unknown)}, which {first} lacks."
+                f"Comparison: there are baselines for {codes}, which {first_name} lacks."
             )
 
     def scores(self, model: str) -> dict[str, float]:
-        """The metric by language, most training pairs first: the mean of the model's runs."""
+        """Returns the metric by language, most training pairs first.
+
+        It is the mean of the model's runs.
+        """
         runs = [quality.values(self.metric) for quality in self.models[model]]
-        return {code: sum(each[code] for each in runs) / len(runs) for code in runs[0]}
+        means = {}
+        for code in runs[0]:
+            means[code] = _mean([run[code] for run in runs])
+        return means
 
     def gains(self, model: str) -> dict[str, float]:
-        """The metric minus the baseline's by language, most training pairs first."""
-        found = self.scores(model).items()
-        return {code: of - self.baselines[code] for code, of in found if code in self.baselines}
+        """Returns the metric minus the baseline's by language, most training pairs first."""
+        return {
+            code: score - self.baselines[code]
+            for code, score in self.scores(model).items()
+            if code in self.baselines
+        }
 
     def table(self) -> str:
-        """A table of training pairs, baselines, and each model's score and gain; signatures."""
+        """Returns a table of training pairs, baselines, and each model's score and gain.
+
+        The rows are languages, most training pairs first, and the average over them. sacreBLEU's
+        signatures follow the table.
+        """
         header = ["language", "train pairs", "baseline"]
-        averages = ["average", "", _mean(self.baselines.values())]
-        rows = [
-            [row.code, str(row.train_pairs), table.number(self.baselines.get(row.code))]
-            for row in next(iter(self.models.values()))[0].by_size()
-        ]
+        averages = ["average", "", _average(self.baselines.values())]
+
+        first_model = next(iter(self.models.values()))
+        rows = []
+        for language in first_model[0].by_size():
+            baseline = table.number(self.baselines.get(language.code))
+            rows.append([language.code, str(language.train_pairs), baseline])
+
+        # Each model adds two columns.
         for name in self.models:
-            found, gains = self.scores(name), self.gains(name)
+            scores = self.scores(name)
+            gains = self.gains(name)
             header += [name, "gain"]
-            averages += [_mean(found.values()), _mean(gains.values(), "+.2f")]
+            averages += [_average(scores.values()), _average(gains.values(), "+.2f")]
             for row in rows:
-                row += [f"{found[row[0]]:.2f}", table.number(gains.get(row[0]), "+.2f")]
-        runs = itertools.chain.from_iterable(self.models.values())
-        signatures = sorted(set().union(*(quality.signatures(self.metric) for quality in runs)))
-        return "\n".join([table.text([header, *rows, averages]), *signatures])
+                code = row[0]
+                row += [f"{scores[code]:.2f}", table.number(gains.get(code), "+.2f")]
+
+        # Runs that were scored alike have one signature; several warn that scores do not compare.
+        signatures: set[str] = set()
+        for runs in self.models.values():
+            for run in runs:
+                signatures.update(run.signatures(self.metric))
+
+        return "\n".join([table.text([header, *rows, averages]), *sorted(signatures)])
 
     def draw(self, path: str | os.PathLike[str]) -> None:
-        """Writes a PNG of the gains by language, or of scores without baselines; trend lines."""
-        figure = late.figure.Figure(figsize=(8, 4.5), layout="constrained")
+        """Writes a PNG of Figure 6: the gains by language, and their trend lines.
+
+        Without baselines it shows the scores.
+        """
+        figure = late.figure.Figure(figsize=(9, 5), layout="constrained")
         axes = figure.subplots()
-        codes, title = list[str](), TITLES[self.metric]
+
+        # Languages are dots in the color of their model's trend line.
+        codes: list[str] = []
         for name in self.models:
             values = self.gains(name) if self.baselines else self.scores(name)
-            codes, heights = list(values), list(values.values())
+            codes = list(values)
+            heights = list(values.values())
             (line,) = axes.plot(smoothed(heights), label=name)
             axes.plot(heights, ".", markersize=4, color=line.get_color(), alpha=0.4)
+
+        metric = TITLES[self.metric]
+        # The baselines are the dashed line at 0, as in the paper.
         if self.baselines:
             axes.axhline(0, linestyle="--", linewidth=1, color="gray")
-        axes.set_xticks(range(len(codes)), codes, rotation=90, size=6)
-        axes.set(
-            xlabel="languages, from most to fewest training pairs",
-            ylabel=f"{title} over the bilingual baseline" if self.baselines else title,
-        )
+            axes.set_ylabel(f"{metric} over the bilingual baseline")
+        else:
+            axes.set_ylabel(metric)
+
+        axes.set_xticks(range(len(codes)), codes, rotation=90, size=7)
+        axes.set_xlabel("languages, from most to fewest training pairs")
         axes.legend()
         figure.savefig(path, dpi=130)
 
 
 def smoothed(values: Sequence[float], window: int = _WINDOW) -> list[float]:
-    """The mean of a window around each value, cut off at the ends; fewer values are left alone."""
+    """Returns the mean of a window around each value; the ends cut windows off.
+
+    Fewer values than a window are returned as they are.
+    """
     if len(values) < window:
         return list(values)
-    before, after = window // 2, window - window // 2
-    parts = (values[max(0, i - before) : i + after] for i in range(len(values)))
-    return [sum(part) / len(part) for part in parts]
+
+    # The window of value i is i - before, ..., i + after - 1.
+    before = window // 2
+    after = window - before
+    means = []
+    for i in range(len(values)):
+        means.append(_mean(values[max(0, i - before) : i + after]))
+    return means
 
 
-def _mean(values: Collection[float], spec: str = ".2f") -> str:
-    return table.number(sum(values) / len(values) if values else None, spec)
+def _train_pairs(quality: Quality) -> dict[str, int]:
+    """Returns the number of training pairs by language."""
+    return {language.code: language.train_pairs for language in quality.languages}
+
+
+def _mean(values: Collection[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _average(values: Collection[float], spec: str = ".2f") -> str:
+    """Returns the mean of values as text, or `-` if there are none."""
+    return table.number(_mean(values) if values else None, spec)

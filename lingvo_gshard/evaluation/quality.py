@@ -19,9 +19,8 @@ from lingvo_gshard.files import atomic_file, json_records, storage, table
 
 # Resamplings of the sentences; sacreBLEU's signature contains their number and its seed.
 BOOTSTRAPS = 1000
-# sacreBLEU would download it otherwise.
+# The tokenizer's model of spBLEU, which sacreBLEU would download otherwise.
 SPBLEU_MODEL = pathlib.Path(SACREBLEU_DIR, "models", "flores200sacrebleuspm")
-
 
 # The metrics in the order of the columns; the keys are fields of a LanguageQuality.
 METRICS: dict[str, Callable[[], Metric]] = {
@@ -51,8 +50,12 @@ class LanguageQuality:
     sentences: int
     bleu: Score
     chrf: Score
-    chrfpp: Score | None = None  # Earlier versions wrote none.
-    spbleu: Score | None = None  # It needs its tokenizer's model.
+    chrfpp: Score
+    spbleu: Score | None = None  # None without its tokenizer's model.
+
+    def score(self, metric: str) -> Score:
+        """Returns the score of a metric that the language has."""
+        return getattr(self, metric)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,35 +67,53 @@ class Quality:
     @property
     def metrics(self) -> list[str]:
         """The metrics that all languages have."""
-        return [each for each in METRICS if all(getattr(row, each) for row in self.languages)]
+        metrics = []
+        for metric in METRICS:
+            if all(getattr(language, metric) for language in self.languages):
+                metrics.append(metric)
+        return metrics
 
     def average(self, metric: str) -> float:
-        """The mean of a metric over languages, unweighted as in the paper."""
+        """Returns the mean of a metric over languages, unweighted as in the paper."""
         return sum(self.values(metric).values()) / len(self.languages)
 
     def values(self, metric: str) -> dict[str, float]:
-        """A metric by language, most training pairs first."""
-        return {row.code: getattr(row, metric).value for row in self.by_size()}
+        """Returns a metric by language, most training pairs first."""
+        return {language.code: language.score(metric).value for language in self.by_size()}
 
     def signatures(self, *metrics: str) -> list[str]:
-        """The lines that tell how sacreBLEU computed metrics, usually one for each."""
-        found = {name: {getattr(row, name).signature for row in self.languages} for name in metrics}
-        return [f"sacreBLEU {name} {line}" for name in metrics for line in sorted(found[name])]
+        """Returns lines with sacreBLEU's signatures of metrics, usually one for each.
+
+        A signature tells how sacreBLEU computed a score: only equal ones compare.
+        """
+        lines = []
+        for metric in metrics:
+            signatures = {language.score(metric).signature for language in self.languages}
+            lines += [f"sacreBLEU {metric} {signature}" for signature in sorted(signatures)]
+        return lines
 
     def by_size(self) -> list[LanguageQuality]:
-        """The languages, most training pairs first, as the paper orders them."""
+        """Returns the languages, most training pairs first, as the paper orders them."""
         return sorted(self.languages, key=lambda row: (-row.train_pairs, row.code))
 
     def rows(self) -> list[list[str]]:
         """Returns a header, the languages' scores with their margins, and the averages."""
-        header, averages = ["language", "train pairs", "sentences"], ["average", "", ""]
-        rows = [[row.code, f"{row.train_pairs:,}", str(row.sentences)] for row in self.by_size()]
+        header = ["language", "train pairs", "sentences"]
         for metric in self.metrics:
             header += [TITLES[metric], "+-"]
+
+        rows = []
+        for language in self.by_size():
+            row = [language.code, f"{language.train_pairs:,}", str(language.sentences)]
+            for metric in self.metrics:
+                score = language.score(metric)
+                row += [f"{score.value:.2f}", f"{score.margin:.2f}"]
+            rows.append(row)
+
+        averages = ["average", "", ""]
+        for metric in self.metrics:
             averages += [f"{self.average(metric):.2f}", ""]
-            for cells, row in zip(rows, self.by_size(), strict=True):
-                found = getattr(row, metric)
-                cells += [f"{found.value:.2f}", f"{found.margin:.2f}"]
+
         return [header, *rows, averages]
 
     def table(self) -> str:
@@ -101,26 +122,34 @@ class Quality:
 
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the averages and the languages as JSON."""
-        fields: dict[str, Any] = {f"average_{each}": self.average(each) for each in self.metrics}
-        fields["languages"] = [dataclasses.asdict(row) for row in self.by_size()]
+        fields: dict[str, Any] = {}
+        for metric in self.metrics:
+            fields[f"average_{metric}"] = self.average(metric)
+        fields["languages"] = [dataclasses.asdict(language) for language in self.by_size()]
         atomic_file.write(path, json.dumps(fields, indent=2) + "\n")
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Writes a PNG of BLEU and its margin against training pairs, as in Figure 6."""
         figure = late.figure.Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.subplots()
-        for row in self.by_size():
-            at = (row.train_pairs, row.bleu.value)
-            axes.errorbar(*at, row.bleu.margin, fmt="o", markersize=4, color="C0", elinewidth=0.8)
-            axes.annotate(row.code, at, xytext=(3, 3), textcoords="offset points", size=7)
-        axes.axhline(self.average("bleu"), linestyle="--", linewidth=1, color="gray")
+
+        # The bars are 95 % confidence intervals.
+        for language in self.by_size():
+            point = (language.train_pairs, language.bleu.value)
+            axes.errorbar(
+                *point, language.bleu.margin, fmt="o", markersize=4, color="C0", elinewidth=0.8
+            )
+            axes.annotate(language.code, point, xytext=(3, 3), textcoords="offset points", size=8)
+
+        average = self.average("bleu")
+        axes.axhline(average, linestyle="--", linewidth=1, color="gray")
         axes.set(xscale="log", xlabel="training pairs", ylabel="BLEU", ylim=(0, None))
-        axes.set_title(f"BLEU by language, average {self.average('bleu'):.1f} (dashed)")
+        axes.set_title(f"BLEU by language, average {average:.1f} (dashed)")
         figure.savefig(path, dpi=130)
 
 
 def load(path: str | os.PathLike[str]) -> Quality:
-    """Reads a saved Quality. Raises ValueError if the file is missing or damaged."""
+    """Returns a saved Quality. Raises ValueError if the file is missing or damaged."""
     try:
         return json_records.read(Quality, json.loads(storage.path(path).read_text()))
     except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -130,26 +159,39 @@ def load(path: str | os.PathLike[str]) -> Quality:
 
 
 def available() -> list[str]:
-    """The metrics that can be computed: spBLEU only if its tokenizer's model is there."""
-    return [each for each in METRICS if each != "spbleu" or SPBLEU_MODEL.is_file()]
+    """Returns the metrics that can be computed: spBLEU only if its tokenizer's model is there."""
+    if SPBLEU_MODEL.is_file():
+        return list(METRICS)
+    return [metric for metric in METRICS if metric != "spbleu"]
 
 
 def score(metric: str, hypotheses: Sequence[str], references: Sequence[str]) -> Score:
-    """The score of a corpus by one of METRICS; ValueError unless each line has a reference."""
+    """Returns the score of a corpus by one of METRICS.
+
+    Raises ValueError unless there is a reference for each line, and at least one line.
+    """
     if not hypotheses or len(hypotheses) != len(references):
         raise ValueError(
             f"got {len(hypotheses)} hypotheses and {len(references)} references to score; expected "
             "equally many, and at least one."
         )
+
     scorer = METRICS[metric]()
-    found = samples(scorer, hypotheses, references)
-    _, margin = significance.estimate_ci(found[1:])
-    return Score(float(found[0]), float(margin), str(scorer.get_signature()))
+    # The interval contains 95 % of the resamplings' scores.
+    value, *resampled = samples(scorer, hypotheses, references)
+    _, margin = significance.estimate_ci(np.array(resampled))
+    return Score(float(value), float(margin), str(scorer.get_signature()))
 
 
 def samples(scorer: Metric, hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
-    """The score of a corpus, and after it those of its resamplings."""
-    stats = scorer._extract_corpus_statistics(hypotheses, [references])
+    """Returns the score of a corpus, and after it those of its resamplings: [1 + BOOTSTRAPS].
+
+    The scorer's signature then contains the number of resamplings and their seed.
+    """
+    # sacreBLEU's public functions return the interval alone, not the scores that it is made of.
+    # Sentences are counted once; a resampling adds up the counts of those that it draws.
+    statistics = scorer._extract_corpus_statistics(hypotheses, [references])
     scorer.n_bootstrap = BOOTSTRAPS
-    scorer.seed, resampled = significance._bootstrap_resample(stats, scorer, BOOTSTRAPS)
-    return np.array([each.score for each in (scorer._aggregate_and_compute(stats), *resampled)])
+    scorer.seed, resampled = significance._bootstrap_resample(statistics, scorer, BOOTSTRAPS)
+    whole = scorer._aggregate_and_compute(statistics)
+    return np.array([sample.score for sample in [whole, *resampled]])

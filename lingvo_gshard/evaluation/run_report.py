@@ -1,60 +1,43 @@
-"""The report of a run: LOGDIR/report.html, a single page with pictures."""
+"""The report of a run: LOGDIR/report.html, a single page with tables and pictures."""
 
-import base64
 import dataclasses
-import html
-import io
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from lingvo_gshard.evaluation import quality
+from lingvo_gshard.evaluation import html_page, quality
+from lingvo_gshard.evaluation.html_page import Section
+from lingvo_gshard.evaluation.quality import Quality
 from lingvo_gshard.files import atomic_file, storage, table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import flops
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import plan
+from lingvo_gshard.planning.plan import Plan
 from lingvo_gshard.runs import expert_load
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.train.summaries import EVAL_METRICS, TRAIN_METRICS, read_lines
 
-# What is wider than the window scrolls by itself, and so the page never does.
-_STYLE = """
-body { font: 15px sans-serif; max-width: 66em; margin: auto; padding: 0 1em }
-p { overflow-wrap: anywhere }
-div { overflow-x: auto }
-img { width: 100%; min-width: 40em }
-th, td { padding: 0.1em 0.6em; text-align: right; vertical-align: bottom; min-width: 4em }
-tr > :first-child { text-align: left }
-tr:nth-child(even) { background: #f3f3f3 }
-"""
-_LOSS = "loss, nats per token"
-# The panels of the curves, and the metrics that each of them shows.
-_PANELS = {
-    _LOSS: ("loss", "nll"),
-    "gradient norm": ("gradient_norm",),
-    "learning rate": ("learning_rate",),
-    "steps per second": ("steps_per_sec",),
-    "time spent waiting for input, %": ("input_wait",),
-    "padding of the rows, %": ("padding.source", "padding.target"),
-}
 # What each section shows, and what to look for.
 _CURVES = (
     "The loss should fall; unlike nll, it includes label smoothing and the auxiliary loss. Where "
     "the nll of dev rises while that of training falls, the model overfits."
 )
 _BY_LANGUAGE = "By training pairs, most first. Languages with few pairs profit from related ones."
+_NO_LOSSES = "--mode=eval adds each language's loss and the experts that it uses."
 _EXPERTS = (
     "The load of each expert divided by their mean, by language: 1 is an even share, and bright "
     "experts are preferred. Languages with similar rows share experts."
 )
 _SCORES = (
     "Higher scores are better; +- is half the 95 % interval. Compare only scores with the same "
-    "signature:"
+    "signature."
 )
+_NO_SCORES = "--mode=decode adds BLEU, chrF and chrF++."
 _ROUTING = (
     "A layer passes dropped tokens on unchanged, so they should be few. Where the busiest expert "
     "has many times the mean load, or experts get no tokens, raise task.aux_loss_weight."
@@ -62,6 +45,27 @@ _ROUTING = (
 _SPEED = (
     "Medians over all calls of the training step. A plan estimates the times of another machine."
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Panel:
+    """A panel of the curves: its title, the metrics that it shows, and their factor."""
+
+    title: str
+    metrics: tuple[str, ...]
+    factor: float = 1.0
+
+
+_LOSS = _Panel("loss, nats per token", ("loss", "nll"))
+_PANELS = (
+    _LOSS,
+    _Panel("gradient norm", ("gradient_norm",)),
+    _Panel("learning rate", ("learning_rate",)),
+    _Panel("steps per second", ("steps_per_sec",)),
+    _Panel("time spent waiting for input, %", ("input_wait",), factor=100),
+    _Panel("padding of the rows, %", ("padding.source", "padding.target"), factor=100),
+)
+_PANELS_A_ROW = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,156 +78,225 @@ class RunFacts:
     step_flops: float
     train_pairs: dict[str, int]
 
+    def codes_by_size(self) -> list[str]:
+        """Returns the languages, most training pairs first."""
+        return sorted(self.train_pairs, key=lambda code: (-self.train_pairs[code], code))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Results:
+    """What a run has produced so far."""
+
+    training: list[dict[str, Any]]  # The lines of train_metrics.jsonl, at least one.
+    evaluations: list[dict[str, Any]]  # The lines of eval_metrics.jsonl.
+    scores: Quality | None  # Of the translations of test.
+    plan: Plan | None  # Of the folder `plan` in the run's.
+    plan_folder: pathlib.Path | str  # Where that is, or is expected.
+
 
 def report(run: Run) -> pathlib.Path:
     """Writes a run's LOGDIR/report.html; returns its path. Raises as `write` and check_folder."""
-    params, p = run.params, run.params.input
+    params = run.params
+    rows = params.input
     run.estimator.check_folder()
     task = TranslationModel(params, run.estimator.partitioning).task
     languages = manifest.load(run.launch.data_dir).languages
+
     facts = RunFacts(
         model=run.launch.model,
         num_weights=task.num_weights,
         max_steps=params.train.max_steps,
-        step_flops=flops.train_step_flops(task, p.batch_size, p.source_len, p.target_len),
+        step_flops=flops.train_step_flops(task, rows.batch_size, rows.source_len, rows.target_len),
         train_pairs={language.code: language.num_examples("train") for language in languages},
     )
     return write(pathlib.Path(run.logdir), facts)
 
 
 def write(logdir: pathlib.Path, facts: RunFacts) -> pathlib.Path:
-    """Writes the page. Raises ValueError if the run has not trained a step yet."""
-    lines = read_lines(logdir / TRAIN_METRICS)
-    if not lines:
-        raise ValueError(f"{logdir}: no {TRAIN_METRICS}, so there is nothing to report yet.")
-    evaluations = read_lines(logdir / EVAL_METRICS)
-    title = html.escape(f"{facts.model} in {storage.origin(logdir).name}")
-    parts = [
-        f"<!doctype html><html lang=en><meta charset=utf-8><title>{title}</title>",
-        f"<meta name=viewport content='width=device-width'><style>{_STYLE}</style>",
-        f"<h1>{title}</h1>",
-        _summary(facts, lines),
-        *_section("Curves", _CURVES, _picture(_draw_curves, lines, evaluations)),
-        *_languages(logdir, facts, evaluations),
-        *_routing(lines),
-        *_speed(logdir, facts, lines),
+    """Writes LOGDIR/report.html and returns its path.
+
+    Raises ValueError if the run has not trained a step yet.
+    """
+    results = _read(logdir)
+    sections = [
+        _curves(results),
+        _languages(facts, results),
+        *_experts(facts, results),
+        _translations(results),
+        *_routing(results),
+        _speed(facts, results),
     ]
+    title = f"{facts.model} in {storage.origin(logdir).name}"
+    page = html_page.document(title, _summary(facts, results), sections)
+
     path = logdir / "report.html"
-    atomic_file.write(path, "\n".join(parts) + "\n")
+    atomic_file.write(path, page)
     return path
 
 
-def _summary(facts: RunFacts, lines: Sequence[dict[str, Any]]) -> str:
-    last = lines[-1]
-    skipped = sum(line["metrics"].get("skipped", 0.0) * line["num_steps"] for line in lines)
-    return (
-        f"<p>{table.count(facts.num_weights)} weights, step {last['step']:,} of "
-        f"{facts.max_steps:,} after {last['wall_secs'] / 3600:.2f} hours; "
-        f"loss {last['metrics']['loss']:.4f}.</p>\n"
-        f"<p>{skipped:.0f} steps with non-finite gradients were skipped.</p>"
+def _read(logdir: pathlib.Path) -> _Results:
+    training = read_lines(logdir / TRAIN_METRICS)
+    if not training:
+        raise ValueError(f"{logdir}: no {TRAIN_METRICS}, so there is nothing to report yet.")
+
+    scores = logdir / "decode_test" / "scores.json"
+    plan_folder = logdir / "plan"
+    return _Results(
+        training=training,
+        evaluations=read_lines(logdir / EVAL_METRICS),
+        scores=quality.load(scores) if scores.exists() else None,
+        plan=plan.load(plan_folder) if (plan_folder / plan.PLAN_JSON).exists() else None,
+        plan_folder=storage.origin(plan_folder),
     )
 
 
-def _draw_curves(
-    figure: Figure, lines: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]
-) -> None:
-    figure.set_size_inches(10, 5.5)
-    grid = figure.subplots(2, 3)
-    steps = [line["step"] for line in lines]
-    rates = ("num_steps", "steps_per_sec"), ("input_wait_secs", "input_wait")
-    metrics = [
-        line["metrics"] | {name: line[field] / line["secs"] for field, name in rates}
-        for line in lines
+def _summary(facts: RunFacts, results: _Results) -> list[tuple[str, str]]:
+    last = results.training[-1]
+
+    # A line's metrics are means over its steps.
+    skipped = 0.0
+    for line in results.training:
+        skipped += line["metrics"].get("skipped", 0.0) * line["num_steps"]
+
+    return [
+        ("weights", table.count(facts.num_weights)),
+        ("steps", f"{last['step']:,} of {facts.max_steps:,}"),
+        ("time", f"{last['wall_secs'] / 3600:.2f} hours"),
+        ("loss", f"{last['metrics']['loss']:.4f}"),
+        ("steps skipped: gradient not finite", f"{skipped:.0f}"),
     ]
-    dev = {line["step"]: line["nll"] for line in evaluations if line["name"] == "dev"}
-    for axes, (title, names) in zip(grid.flat, _PANELS.items(), strict=True):
-        factor = 100 if title.endswith("%") else 1
-        for name in names:
-            if name in metrics[-1]:
-                values = [factor * each.get(name, np.nan) for each in metrics]
-                axes.plot(steps, values, label=name.removeprefix("padding."))
-        if title == _LOSS and dev:
-            axes.plot(sorted(dev), [dev[step] for step in sorted(dev)], ".-", label="nll of dev")
-        if len(names) > 1 and axes.lines:
-            axes.legend(fontsize=8)
-        axes.set_title(title, fontsize=9)
-    for axes in grid[1]:
+
+
+def _curves(results: _Results) -> Section:
+    description = "Curves of " + "; ".join(panel.title for panel in _PANELS)
+    curves = html_page.picture(description, _draw_curves, results.training, results.evaluations)
+    return Section("Curves", _CURVES, (curves,))
+
+
+def _draw_curves(
+    figure: Figure, training: Sequence[dict[str, Any]], evaluations: Sequence[dict[str, Any]]
+) -> None:
+    figure.set_size_inches(10, 6)
+    grid = figure.subplots(len(_PANELS) // _PANELS_A_ROW, _PANELS_A_ROW)
+
+    for axes, panel in zip(grid.flat, _PANELS, strict=True):
+        _draw_panel(axes, panel, training)
+        if panel is _LOSS:
+            dev = {line["step"]: line["nll"] for line in evaluations if line["name"] == "dev"}
+            steps = sorted(dev)
+            if dev:
+                axes.plot(steps, [dev[step] for step in steps], ".-", label="nll of dev")
+        if len(panel.metrics) > 1 and axes.lines:
+            axes.legend()
+
+    for axes in grid[-1]:
         axes.set_xlabel("step")
 
 
-def _languages(
-    logdir: pathlib.Path, facts: RunFacts, evaluations: Sequence[dict[str, Any]]
-) -> Iterator[str]:
-    """Yields the losses, experts and scores by language, as far as they exist."""
-    nll = {line["name"].removeprefix("dev_"): line["nll"] for line in evaluations if "nll" in line}
+def _draw_panel(axes: Axes, panel: _Panel, training: Sequence[dict[str, Any]]) -> None:
+    steps = [line["step"] for line in training]
+    metrics = [_metrics(line) for line in training]
+    for name in panel.metrics:
+        if name in metrics[-1]:
+            # The curve has gaps where earlier lines lack it.
+            values = [panel.factor * of_line.get(name, np.nan) for of_line in metrics]
+            axes.plot(steps, values, label=name.removeprefix("padding."))
+    axes.set_title(panel.title)
+
+
+def _metrics(line: dict[str, Any]) -> dict[str, Any]:
+    """Returns a line's metrics and the rates that follow from its times."""
+    rates = {
+        "steps_per_sec": line["num_steps"] / line["secs"],
+        "input_wait": line["input_wait_secs"] / line["secs"],
+    }
+    return {**line["metrics"], **rates}
+
+
+def _languages(facts: RunFacts, results: _Results) -> Section:
+    """Returns the training pairs and losses by language, as far as they were evaluated."""
+    # Evaluations are named dev_CODE; later ones replace earlier ones.
+    losses = {}
+    for line in results.evaluations:
+        if "nll" in line:
+            losses[line["name"].removeprefix("dev_")] = line["nll"]
+
     rows = [("language", "training pairs", "nll of dev, nats per token")]
-    by_size = sorted(facts.train_pairs.items(), key=lambda pair: (-pair[1], pair[0]))
-    rows += [(code, f"{n:,}", table.number(nll.get(code), ".3f")) for code, n in by_size]
-    yield from _section("Languages", _BY_LANGUAGE, _table(rows))
-    if not nll.keys() & facts.train_pairs.keys():
-        yield "<p>--mode=eval adds each language's loss and the experts that it uses.</p>"
-    if loads := expert_load.by_language(evaluations, [code for code, _ in by_size]):
-        picture = _picture(expert_load.draw_by_language, loads)
-        yield from _section("Experts by language", _EXPERTS, picture)
-    scores = logdir / "decode_test" / "scores.json"
-    if scores.exists():
-        found = quality.load(scores)
-        text = f"{_SCORES} {'; '.join(found.signatures(*found.metrics))}."
-        yield from _section("Translations of test", text, _table(found.rows()))
-    else:
-        yield "<p>--mode=decode adds BLEU, chrF and chrF++.</p>"
+    for code in facts.codes_by_size():
+        loss = table.number(losses.get(code), ".3f")
+        rows.append((code, f"{facts.train_pairs[code]:,}", loss))
+
+    content = [html_page.rows(rows)]
+    if not losses.keys() & facts.train_pairs.keys():
+        content.append(html_page.paragraph(_NO_LOSSES))
+    return Section("Languages", _BY_LANGUAGE, tuple(content))
 
 
-def _routing(lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yields the routing statistics of each MoE layer and the load of each expert."""
-    header, *rows = expert_load.rows(lines[-1])
-    if rows:
-        title = f"Routing of the last {lines[-1]['num_steps']} steps"
-        picture = _picture(expert_load.draw_on, lines)
-        yield from _section(title, _ROUTING, _table([header, *rows]), picture)
+def _experts(facts: RunFacts, results: _Results) -> Iterator[Section]:
+    """Yields the load of the experts by language, if it was evaluated."""
+    loads = expert_load.by_language(results.evaluations, facts.codes_by_size())
+    if loads:
+        description = "The load of each expert by language, a panel for each layer"
+        heat_maps = html_page.picture(description, expert_load.draw_by_language, loads)
+        yield Section("Experts by language", _EXPERTS, (heat_maps,))
 
 
-def _speed(logdir: pathlib.Path, facts: RunFacts, lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Yields the median measured step time and, if LOGDIR/plan exists, the planned ones."""
-    # The median ignores the first call after each start, which includes loading.
-    measured = float(np.median([line["secs"] / line["num_steps"] for line in lines]))
-    tokens = lines[-1]["metrics"].get("num_tokens")
+def _translations(results: _Results) -> Section:
+    scores = results.scores
+    if scores is None:
+        return Section("Translations of test", _NO_SCORES)
+
+    signatures = scores.signatures(*scores.metrics)
+    content = (html_page.rows(scores.rows()), *map(html_page.paragraph, signatures))
+    return Section("Translations of test", _SCORES, content)
+
+
+def _routing(results: _Results) -> Iterator[Section]:
+    """Yields the routing statistics of each MoE layer and the load of each expert, if any."""
+    last = results.training[-1]
+    header, *layers = expert_load.rows(last)
+    if layers:
+        description = "The load of each expert, and the routing statistics of each layer by step"
+        curves = html_page.picture(description, expert_load.draw_on, results.training)
+        title = f"Routing of the last {last['num_steps']} steps"
+        yield Section(title, _ROUTING, (html_page.rows([header, *layers]), curves))
+
+
+def _speed(facts: RunFacts, results: _Results) -> Section:
+    """Returns the median measured step time and, if there is a plan, the planned ones."""
     gflop = facts.step_flops / 1e9
-    rates = (table.number(tokens and tokens / measured, ",.4g"), f"{gflop / measured:,.4g}")
-    rows: list[tuple[str, ...]] = [
+
+    # The median ignores the first call after each start, which includes loading.
+    step_secs = [line["secs"] / line["num_steps"] for line in results.training]
+    measured_secs = float(np.median(step_secs))
+    tokens = results.training[-1]["metrics"].get("num_tokens")
+    tokens_per_sec = None if tokens is None else tokens / measured_secs
+
+    rows = [
         ("", "seconds per step", "target tokens per second", "model GFLOP per second"),
-        ("measured here", f"{measured:.4g}", *rates),
+        (
+            "measured here",
+            f"{measured_secs:.4g}",
+            table.number(tokens_per_sec, ",.4g"),
+            f"{gflop / measured_secs:,.4g}",
+        ),
     ]
-    yield from _section("Speed", _SPEED)
-    folder = logdir / "plan"
-    if (folder / plan.PLAN_JSON).exists():
-        planned = plan.load(folder)
-        for name, share in (("roofline", 1.0), ("the paper's share of it", plan.PAPERS_SHARE)):
-            steps = planned.steps_per_sec(share)
-            secs = f"{1 / steps:.4g}" if steps else "does not fit"
-            rates = (f"{planned.tokens_per_sec(share):,.0f}", f"{gflop * steps:,.0f}")
-            rows.append((f"plan for {planned.topology}, {name}", secs, *rates))
-    else:
-        out = storage.origin(folder)
-        command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={out}"
-        yield f"<p>{html.escape(command)} adds a plan.</p>"
-    yield _table(rows)
+    if results.plan is not None:
+        rows.append(_planned(results.plan, "roofline", 1.0, gflop))
+        rows.append(_planned(results.plan, "the paper's share of it", plan.PAPERS_SHARE, gflop))
+        return Section("Speed", _SPEED, (html_page.rows(rows),))
+
+    command = f"python -m lingvo_gshard.plan --model=... --topology=... --out={results.plan_folder}"
+    advice = html_page.paragraph(f"{command} adds a plan.")
+    return Section("Speed", _SPEED, (html_page.rows(rows), advice))
 
 
-def _section(title: str, text: str, *content: str) -> tuple[str, ...]:
-    return f"<h2>{html.escape(title)}</h2>", f"<p>{html.escape(text)}</p>", *content
-
-
-def _table(rows: Sequence[Sequence[str]]) -> str:
-    return f"<div>{table.as_html(rows)}</div>"
-
-
-def _picture(draw: Callable[..., None], *args: Any) -> str:
-    """What `draw(figure, *args)` draws, as an embedded image."""
-    figure = Figure(layout="constrained")
-    draw(figure, *args)
-    png = io.BytesIO()
-    figure.savefig(png, format="png", dpi=110)
+def _planned(planned: Plan, name: str, share: float, gflop: float) -> tuple[str, str, str, str]:
+    """Returns the row of a plan at a share of the roofline; `gflop` are a step's."""
+    steps_per_sec = planned.steps_per_sec(share)
     return (
-        f'<div><img src="data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"></div>'
+        f"plan for {planned.topology}, {name}",
+        f"{1 / steps_per_sec:.4g}" if steps_per_sec else "does not fit",
+        f"{planned.tokens_per_sec(share):,.0f}",
+        f"{gflop * steps_per_sec:,.0f}",
     )

@@ -11,11 +11,18 @@
     GET  /metrics        for Prometheus
     GET  /openapi.json   all of this as an OpenAPI description
 
-Errors are answered as {"error": ...}, with status 400 for a wrong request, 408 for a body that does
-not arrive, 413 for one that is too large, 415 for one of another type, 429 if too much of this
-client waits already, 500 if the translation fails, and 503 if the queue is full and the client
-should retry. A client is an address, or what a proxy's header names. Every answer has an
-X-Request-Id, which is the request's own if it has one, and which the log names.
+Errors are answered as {"error": ...}, with one of these statuses:
+
+    400   the request is wrong
+    408   the body does not arrive in time
+    413   the body, a line or the request is too large
+    415   the body has another content type or an unknown charset
+    429   too many tokens of this client wait already; the client may retry
+    500   the translation failed
+    503   the queue is full; the client may retry
+
+A client is an address, or the entry that a proxy adds to a header. Every answer has an
+X-Request-Id, which is the request's own if it has a valid one, and which the log contains.
 """
 
 import asyncio
@@ -31,22 +38,18 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from aiohttp import web
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
-from prometheus_client.aiohttp import make_aiohttp_handler
 
-from lingvo_gshard.serving import messages
+from lingvo_gshard.serving import connection, messages
 from lingvo_gshard.serving.batcher import Batcher, Limits, ShareFull
-from lingvo_gshard.translation.translator import Part, Translator, joined
+from lingvo_gshard.serving.metrics import Metrics
+from lingvo_gshard.translation.translator import NBest, Translator, joined
 
 _PAGE = pathlib.Path(__file__).with_name("page.html")
 _OPENAPI = _PAGE.with_name("openapi.json")
 _MAX_BODY_BYTES = 1 << 20
-_LOG_FORMAT = f'%a %{{{messages.REQUEST_ID}}}o "%r" %s %b bytes %Tf s'
 _RETRY_AFTER = {"Retry-After": "1"}  # In seconds.
-_IDLE_SECS = 75.0  # A connection without a whole request for so long is closed.
 _REFUSAL_SECS = 1.0  # Refusals are slow, so that a client without patience costs little.
 _CHARS_PER_TOKEN = 4  # Of most languages; others have fewer.
-_SECS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)  # A histogram's bounds.
 
 
 class Server:
@@ -59,73 +62,82 @@ class Server:
         load: Callable[[], Translator] | None = None,
         client_header: str | None = None,
     ) -> None:
-        """`load` returns the next translator, at SIGHUP. `client_header` names the clients."""
-        self._translator, self._limits = translator, limits or Limits()
-        self._load, self._client_header, self._is_ready = load, client_header, False
-        self._batcher = Batcher(self._limits, self._count_batch)
-        self._registry = registry = CollectorRegistry()
-        ProcessCollector(registry=registry)
-        self._requests = Counter("requests", "Answers.", ["path", "status"], registry=registry)
-        self._lines = Counter("lines", "Lines translated.", registry=registry)
-        self._tokens = Counter("tokens", "Source tokens translated.", registry=registry)
-        self._loads = Counter("loads", "Models, at SIGHUP, too.", ["outcome"], registry=registry)
-        sizes = [2**i for i in range(10)]
-        self._rows = Histogram("batch_rows", "Rows in use.", buckets=sizes, registry=registry)
-        latency = "From request to response."
-        self._secs = Histogram("translate_seconds", latency, buckets=_SECS, registry=registry)
-        queued = Gauge("queued_tokens", "Source tokens in the queue.", registry=registry)
-        queued.set_function(lambda: self._batcher.queued_tokens)
+        """Makes the handlers.
+
+        Args:
+          translator: Serves first.
+          limits: The sizes of requests and queues.
+          load: Returns the next translator, at SIGHUP. None keeps the first one.
+          client_header: The header in which a proxy names the clients, such as X-Forwarded-For.
+        """
+        self._translator = translator
+        self._limits = limits or Limits()
+        self._load = load
+        self._client_header = client_header
+        self._is_ready = False
+        self._metrics = Metrics(lambda: self._batcher.queued_tokens)
+        self._batcher = Batcher(self._limits, self._metrics.count_batch)
 
     def app(self) -> web.Application:
-        """Returns the application. The translator's thread runs as long as it does."""
+        """Returns the application. The translator's threads run as long as it does."""
         app = web.Application(
             client_max_size=_MAX_BODY_BYTES, middlewares=[self._count_requests, messages.answered]
         )
+        # Contexts end in reverse order: first no model is loaded any more, then the batcher stops.
         app.cleanup_ctx.append(lambda _: self._batcher)  # type: ignore[arg-type]
         app.cleanup_ctx.append(self._loading)
+
         app.router.add_get("/", lambda _: _file(_PAGE))
         app.router.add_get("/openapi.json", lambda _: _file(_OPENAPI))
         app.router.add_post("/translate", self._translate)
         app.router.add_get("/languages", self._languages)
-        for path in ("/healthz", "/health"):
-            app.router.add_get(path, self._health)
+        app.router.add_get("/healthz", self._health)
+        app.router.add_get("/health", self._health)
         app.router.add_get("/readyz", self._ready)
-        app.router.add_get("/metrics", make_aiohttp_handler(self._registry))
+        app.router.add_get("/metrics", self._metrics.handler())
         return app
 
+    # --- the model ---
+
     async def _loading(self, app: web.Application) -> AsyncIterator[None]:
+        """Loads models in the background while the application runs."""
         hangup = asyncio.Event()
-        if self._load:
+        if self._load is not None:
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, hangup.set)
-        task = asyncio.create_task(self._load_again(hangup))
+
+        task = asyncio.create_task(self._load_models(hangup))
         yield
         task.cancel()
 
-    async def _load_again(self, hangup: asyncio.Event) -> None:
-        """Compiles the translator's programs, and at each signal exchanges it for the next one.
+    async def _load_models(self, hangup: asyncio.Event) -> None:
+        """Compiles the first translator's programs; at each signal, exchanges it for the next one.
 
         Requests that were split for the old one keep it.
         """
-        for load in itertools.chain([None], itertools.repeat(self._load)):
-            try:
-                translator = await asyncio.to_thread(load) if load else self._translator
-                await asyncio.to_thread(translator.decoder.compile)
-            except Exception as error:
-                logging.error(
-                    "serving: not loaded, the old model is kept: %s", messages.one_line(error)
-                )
-                self._loads.labels("refused").inc()
-            else:
-                self._translator, self._is_ready = translator, True
-                self._loads.labels("loaded").inc()
-                with contextlib.suppress(OSError):  # It may have no reader any longer.
-                    print(f"Loaded {translator.spec.model}", flush=True)
+        await self._exchange(lambda: self._translator)
+        while self._load is not None:
             await hangup.wait()
             hangup.clear()
+            await self._exchange(self._load)
 
-    def _count_batch(self, parts: list[Part]) -> None:
-        self._rows.observe(len(parts))
-        self._tokens.inc(sum(len(part.ids) for part in parts))
+    async def _exchange(self, load: Callable[[], Translator]) -> None:
+        """Serves what `load` returns, once its programs are compiled; if it fails, the old one."""
+        try:
+            translator = await asyncio.to_thread(load)
+            await asyncio.to_thread(translator.decoder.compile)
+        except Exception as error:
+            problem = messages.one_line(error)
+            logging.error("serving: not loaded, the old model is kept: %s", problem)
+            self._metrics.count_load(is_loaded=False)
+            return
+
+        self._translator = translator
+        self._is_ready = True
+        self._metrics.count_load(is_loaded=True)
+        with contextlib.suppress(OSError):  # Standard output may have no reader any longer.
+            print(f"Loaded {translator.spec.model}", flush=True)
+
+    # --- the handlers ---
 
     async def _languages(self, request: web.Request) -> web.StreamResponse:
         spec = self._translator.spec
@@ -144,67 +156,84 @@ class Server:
         return web.json_response({"ready": True})
 
     async def _translate(self, request: web.Request) -> web.StreamResponse:
-        began, plain = time.monotonic(), request.content_type == "text/plain"
-        if plain:
-            # Lines end only at newlines, as on the standard input of `translate`.
-            text = await messages.text_body(request, "replace")
-            lines, nbest = text.removesuffix("\n").split("\n") if text else [], 1
+        began = time.monotonic()
+
+        is_plain = request.content_type == "text/plain"
+        if is_plain:
+            lines = _plain_lines(await messages.text_body(request, "replace"))
+            nbest = 1
         else:
-            lines, nbest = messages.asked(await messages.json_body(request), self._translator.spec)
+            body = await messages.json_body(request)
+            lines, nbest = messages.asked(body, self._translator.spec)
+
+        # From here on, the request keeps its translator, whatever is loaded meanwhile.
         translator = self._translator
+
+        # A model of several targets reads the wanted one from a token at the line's beginning.
         try:
             beginning = translator.spec.beginning(request.query.get("target_lang"))
         except ValueError as error:
             raise web.HTTPBadRequest(text=str(error)) from error
         lines = [beginning + line for line in lines]
-        client = self._client(request)
+
         try:
-            # Tokens are counted, and lines split, only if they may fit, as both take their time.
-            self._batcher.check_room(client, sum(map(len, lines)) // _CHARS_PER_TOKEN)
-            tokens = await asyncio.to_thread(translator.num_tokens, lines)
-            self._check_size(tokens)
-            self._batcher.check_room(client, sum(tokens))
-            parts = await asyncio.to_thread(lambda: list(map(translator.parts, lines)))
-            waiting = self._batcher.submit(client, translator, list(itertools.chain(*parts)))
-            of_parts = iter(await waiting)
+            translations = await self._translated(self._client(request), translator, lines)
         except asyncio.QueueFull as error:
             await asyncio.sleep(_REFUSAL_SECS)
-            own = isinstance(error, ShareFull)
-            refused = web.HTTPTooManyRequests if own else web.HTTPServiceUnavailable
+            is_own_fault = isinstance(error, ShareFull)
+            refused = web.HTTPTooManyRequests if is_own_fault else web.HTTPServiceUnavailable
             raise refused(text=str(error), headers=_RETRY_AFTER) from error
-        found = [joined([next(of_parts) for _ in of_line]) for of_line in parts]
-        self._lines.inc(len(lines))
-        self._secs.observe(time.monotonic() - began)
-        if plain:
-            return web.Response(text="".join(best.text + "\n" for best, *_ in found))
-        translations = [[dataclasses.asdict(one) for one in of_line[:nbest]] for of_line in found]
-        return web.json_response({"translations": translations})
+
+        self._metrics.lines.inc(len(lines))
+        self._metrics.translate_secs.observe(time.monotonic() - began)
+        if is_plain:
+            return web.Response(text="".join(best.text + "\n" for best, *_ in translations))
+        return web.json_response({"translations": _as_json(translations, nbest)})
+
+    async def _translated(
+        self, client: str, translator: Translator, lines: list[str]
+    ) -> list[NBest]:
+        """Returns the n best translations of each line.
+
+        Raises HTTPRequestEntityTooLarge, or asyncio.QueueFull as Batcher.check_room. Tokens are
+        counted, and lines split, only if they may find room, as both take their time.
+        """
+        # A first estimate, which costs nothing.
+        num_chars = sum(len(line) for line in lines)
+        self._batcher.check_room(client, num_chars // _CHARS_PER_TOKEN)
+
+        # Other requests are answered while a thread tokenizes.
+        tokens = await asyncio.to_thread(translator.num_tokens, lines)
+        self._check_size(tokens)
+        self._batcher.check_room(client, sum(tokens))
+
+        parts_by_line = await asyncio.to_thread(lambda: [translator.parts(line) for line in lines])
+        all_parts = list(itertools.chain.from_iterable(parts_by_line))
+        translations = await self._batcher.submit(client, translator, all_parts)
+        return joined(parts_by_line, translations)
 
     def _client(self, request: web.Request) -> str:
         """Returns the last entry of the header, which the proxy has added, or the address."""
-        header = self._client_header
-        named = ",".join(request.headers.getall(header, ())) if header else ""
-        return named.rpartition(",")[2].strip() or request.remote or ""
+        named = ""
+        if self._client_header:
+            entries = ",".join(request.headers.getall(self._client_header, ())).split(",")
+            named = entries[-1].strip()
+        return named or request.remote or ""
 
     def _check_size(self, tokens: list[int]) -> None:
-        """Raises HTTPRequestEntityTooLarge if the lines have too many tokens."""
-        limits = self._limits
-        for what, found, most in (
-            ("line", max(tokens, default=0), limits.line_tokens),
-            ("request", sum(tokens), limits.request_tokens),
-        ):
-            if found > most:
-                text = f"A {what} can have at most {most} tokens, got {found}; split it."
-                raise web.HTTPRequestEntityTooLarge(most, found, text=text)
+        """Raises HTTPRequestEntityTooLarge if a line or all lines have too many tokens."""
+        _check_at_most("line", max(tokens, default=0), self._limits.line_tokens)
+        _check_at_most("request", sum(tokens), self._limits.request_tokens)
 
     @web.middleware
     async def _count_requests(
         self, request: web.Request, handler: messages.Handler
     ) -> web.StreamResponse:
         response = await handler(request)
+        # The route's path: what clients invent must not become ever more metrics.
         resource = request.match_info.route.resource
         path = resource.canonical if resource is not None else "unknown"
-        self._requests.labels(path, response.status).inc()
+        self._metrics.count_request(path, response.status)
         return response
 
 
@@ -212,22 +241,52 @@ async def _file(path: pathlib.Path) -> web.StreamResponse:
     return web.FileResponse(path)
 
 
-def serve(translator: Translator, host: str, port: int, **options: Any) -> None:
-    """Serves until interrupted, with a Server's options; ValueError if the port can't be had."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+def _plain_lines(text: str) -> list[str]:
+    """Returns the lines of a text, which end only at newlines, as on `translate`'s input."""
+    if not text:
+        return []
+    return text.removesuffix("\n").split("\n")
+
+
+def _as_json(translations: list[NBest], nbest: int) -> list[list[dict[str, Any]]]:
+    """Returns the first `nbest` translations of each line as JSON-able values."""
+    lines = []
+    for best in translations:
+        lines.append([dataclasses.asdict(translation) for translation in best[:nbest]])
+    return lines
+
+
+def _check_at_most(what: str, tokens: int, limit: int) -> None:
+    if tokens > limit:
+        text = f"A {what} can have at most {limit} tokens, got {tokens}; split it."
+        raise web.HTTPRequestEntityTooLarge(limit, tokens, text=text)
+
+
+def serve(
+    translator: Translator,
+    host: str,
+    port: int,
+    *,
+    limits: Limits | None = None,
+    load: Callable[[], Translator] | None = None,
+    client_header: str | None = None,
+) -> None:
+    """Serves until interrupted; the options are a Server's.
+
+    Port 0 takes a free one. Raises ValueError if the port can't be had.
+    """
+    # The socket is made here, so that a port that is taken is reported before anything starts.
+    is_ipv6 = ":" in host
+    family = socket.AF_INET6 if is_ipv6 else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
         raise ValueError(f"--serve={port} on {host}: {error.strerror or error}.") from error
-    name = f"[{host}]" if ":" in host else host
+
+    name = f"[{host}]" if is_ipv6 else host
     port = listener.getsockname()[1]
     print(f"Serving {translator.spec.model} on http://{name}:{port}", flush=True)
+
     logging.getLogger("aiohttp.access").setLevel(logging.INFO)
-    web.run_app(
-        Server(translator, **options).app(),
-        sock=listener,
-        print=None,
-        access_log_format=_LOG_FORMAT,
-        keepalive_timeout=_IDLE_SECS,
-        handler_cancellation=True,  # A client that hangs up is not translated for.
-    )
+    server = Server(translator, limits, load, client_header)
+    connection.run(server.app(), listener)

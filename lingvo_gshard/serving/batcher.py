@@ -3,42 +3,32 @@
 import asyncio
 import concurrent.futures
 import dataclasses
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Self
 
+from lingvo_gshard.serving.fair_queue import Batch, FairQueue, Row
 from lingvo_gshard.translation.bundle import DecoderSpec
 from lingvo_gshard.translation.translator import NBest, Part, Translator
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """The most source tokens of a line, a request, a client's queue and all queues.
+    """The largest numbers of source tokens in a line, in a request, of a client and in the queue.
 
-    A longer line or request is never translated; one that would overfill a queue may come again.
-    Parts that don't fill a batch wait `wait_secs` for others.
+    A longer line or request can never be translated. One that finds too little room in the queue is
+    refused, too, but the client may retry it later.
     """
 
     line_tokens: int = 4096
     request_tokens: int = 16_384
     client_tokens: int = 32_768
     queued_tokens: int = 65_536
+    # How long parts that do not fill a batch wait for others.
     wait_secs: float = 0.005
 
 
 class ShareFull(asyncio.QueueFull):
     """A client has as many tokens in the queue as it may have."""
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Row:
-    """A part that waits for its translations; `turn` is a virtual time."""
-
-    client: str
-    turn: float
-    part: Part
-    translator: Translator
-    result: asyncio.Future[NBest]
 
 
 class Batcher:
@@ -53,130 +43,135 @@ class Batcher:
         self, limits: Limits, observe: Callable[[list[Part]], None] = lambda parts: None
     ) -> None:
         self._limits = limits
-        self._short, self._long = (_Lane(limits.wait_secs, observe) for _ in range(2))
+        self._short = _Lane(limits.wait_secs, observe)
+        self._long = _Lane(limits.wait_secs, observe)
+        self._workers: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        lanes = (self._short, self._long)
-        self._workers = [asyncio.create_task(lane.work()) for lane in lanes]
+        for lane in (self._short, self._long):
+            self._workers.append(asyncio.create_task(lane.work()))
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        # A run of a program cannot be interrupted: its thread ends when it is done.
         for worker in self._workers:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
-        for row in self._rows():
+
+        for row in self._waiting():
             row.result.cancel()
 
-    def _rows(self) -> list[_Row]:
-        return [*self._short.rows, *self._long.rows]
+    def _waiting(self) -> Iterator[Row]:
+        yield from self._short.queue
+        yield from self._long.queue
 
     @property
     def queued_tokens(self) -> int:
         """The number of waiting tokens, without those in translation and of cancelled requests."""
-        return sum(len(row.part.ids) for row in self._rows())
+        return sum(row.tokens for row in self._waiting())
 
     def check_room(self, client: str, added: int) -> None:
-        """Raises asyncio.QueueFull if others wait, and a client's tokens can't be queued now."""
-        limits = self._limits
-        own = sum(len(row.part.ids) for row in self._rows() if row.client == client)
-        if own and own + added > limits.client_tokens:
-            raise ShareFull(f"{own} tokens of yours wait; the limit is {limits.client_tokens}.")
-        if (queued := self.queued_tokens) and queued + added > limits.queued_tokens:
-            raise asyncio.QueueFull(f"{queued} tokens wait; the limit is {limits.queued_tokens}.")
+        """Raises asyncio.QueueFull if `added` tokens of a client find no room in the queue now.
 
-    def _lane(self, spec: DecoderSpec, part: Part) -> "_Lane":
-        if spec.num_partitions > 1:  # Programs that exchange data must run one after another.
-            return self._long
-        short = spec.source_lengths[: len(spec.source_lengths) // 2]
-        return self._short if part.row_length in short else self._long
+        It is ShareFull if the client's own tokens are in the way. A request that is larger than a
+        limit finds room when no other tokens wait.
+        """
+        limits = self._limits
+
+        own = sum(row.tokens for row in self._waiting() if row.client == client)
+        if own > 0 and own + added > limits.client_tokens:
+            raise ShareFull(f"{own} tokens of yours wait; the limit is {limits.client_tokens}.")
+
+        queued = self.queued_tokens
+        if queued > 0 and queued + added > limits.queued_tokens:
+            raise asyncio.QueueFull(f"{queued} tokens wait; the limit is {limits.queued_tokens}.")
 
     async def submit(
         self, client: str, translator: Translator, parts: Sequence[Part]
     ) -> list[NBest]:
         """Returns a translator's results for a client's parts. Raises as `check_room`."""
         self.check_room(client, sum(len(part.ids) for part in parts))
-        lanes = [self._lane(translator.spec, part) for part in parts]
-        rows = [lane.put(client, translator, part) for lane, part in zip(lanes, parts, strict=True)]
+
+        results: list[asyncio.Future[NBest]] = []
+        lanes: set[_Lane] = set()
+        for part in parts:
+            lane = self._lane(translator.spec, part)
+            results.append(lane.put(client, part, translator))
+            lanes.add(lane)
+
         try:
-            return await asyncio.gather(*(row.result for row in rows))
+            return await asyncio.gather(*results)
         finally:
-            for row in rows:  # If a batch failed or the client hung up, the others are not needed.
-                row.result.cancel()
-            for lane in {*lanes}:
-                lane.drop_cancelled()
+            # If a batch failed or the client hung up, the other results are not needed.
+            for result in results:
+                result.cancel()
+            for lane in lanes:
+                lane.queue.drop_answered()
+
+    def _lane(self, spec: DecoderSpec, part: Part) -> "_Lane":
+        if spec.num_partitions > 1:  # Programs that exchange data must run one after another.
+            return self._long
+
+        # The shorter half of the lengths.
+        short_lengths = spec.source_lengths[: len(spec.source_lengths) // 2]
+        return self._short if part.row_length in short_lengths else self._long
 
 
 class _Lane:
-    """Rows that wait, and a thread that translates them, one batch at a time.
-
-    Clients that wait have equal shares of the tokens (weighted fair queueing; Demers et al., 1989):
-    rows are served by their turns. A client's next turn is later than its last one by the tokens of
-    that, but never earlier than now; and now advances by the tokens of a batch, divided by the
-    number of clients. So the line of a new client waits for the run under way alone.
-    """
+    """Rows that wait, and a thread that translates them, one batch at a time."""
 
     def __init__(self, wait_secs: float, observe: Callable[[list[Part]], None]) -> None:
-        self.rows: list[_Row] = []
-        self._wait_secs, self._observe = wait_secs, observe
-        self._now = 0.0
-        self._turns: dict[str, float] = {}  # The next one of each client, if it is later than now.
-        self._arrived = asyncio.Event()
-        self._thread = concurrent.futures.ThreadPoolExecutor(1)
+        self.queue = FairQueue()
+        self._wait_secs = wait_secs
+        self._observe = observe
+        self._has_rows = asyncio.Event()
+        self._thread = concurrent.futures.ThreadPoolExecutor(max_workers=1)
 
-    def put(self, client: str, translator: Translator, part: Part) -> _Row:
-        """Adds a row at the client's next turn."""
-        turn = max(self._now, self._turns.get(client, self._now))
-        self._turns[client] = turn + len(part.ids)
-        row = _Row(client, turn, part, translator, asyncio.get_running_loop().create_future())
-        self.rows.append(row)
-        self._arrived.set()
-        return row
-
-    def drop_cancelled(self) -> None:
-        """Drops the rows that nobody waits for, with what they cost their clients."""
-        for row in self.rows:
-            if row.result.done() and row.client in self._turns:
-                self._turns[row.client] -= len(row.part.ids)
-        self.rows = [row for row in self.rows if not row.result.done()]
+    def put(self, client: str, part: Part, translator: Translator) -> asyncio.Future[NBest]:
+        """Adds a part to the queue; returns the future of its translations."""
+        result: asyncio.Future[NBest] = asyncio.get_running_loop().create_future()
+        self.queue.put(client, part, translator, result)
+        self._has_rows.set()
+        return result
 
     async def work(self) -> None:
-        """Translates all that comes, until it is cancelled."""
+        """Translates the rows of the queue, until it is cancelled."""
         while True:
-            await self._arrived.wait()
-            if self.rows and len(self.rows) < self.rows[0].translator.num_rows:
-                await asyncio.sleep(self._wait_secs)
-            if not self.rows:
-                self._arrived.clear()
+            await self._has_rows.wait()
+            await self._wait_for_others()
+
+            if len(self.queue) == 0:  # They were cancelled.
+                self._has_rows.clear()
                 continue
-            clients = {row.client for row in self.rows}
-            batch = self._take()
-            await self._run(batch)
-            self._now += sum(len(row.part.ids) for row in batch) / len(clients)
-            self._turns = {name: t for name, t in self._turns.items() if t > self._now}
 
-    def _take(self) -> list[_Row]:
-        """Takes the rows of a batch, which have the length of the first one."""
-        self.rows.sort(key=lambda row: row.turn)
-        translator, length = self.rows[0].translator, self.rows[0].part.row_length
-        same = (row for row in self.rows if row.translator is translator)
-        fitting = (row for row in same if row.part.row_length == length)
-        batch = list(itertools.islice(fitting, translator.num_rows))
-        self.rows = list(itertools.filterfalse(set(batch).__contains__, self.rows))
-        return batch
+            # Meanwhile more rows arrive; their turns are counted from the clock before this batch.
+            batch = self.queue.take()
+            await self._translate(batch)
+            self.queue.advance(batch)
 
-    async def _run(self, batch: list[_Row]) -> None:
-        parts = [row.part for row in batch]
+    async def _wait_for_others(self) -> None:
+        """Gives other clients a moment to fill up a batch."""
+        first = next(iter(self.queue), None)
+        if first is not None and len(self.queue) < first.translator.num_rows:
+            await asyncio.sleep(self._wait_secs)
+
+    async def _translate(self, batch: Batch) -> None:
+        """Sets the results of a batch's rows."""
+        parts = [row.part for row in batch.rows]
+        translate_parts = batch.rows[0].translator.translate_parts
+        loop = asyncio.get_running_loop()
+
         try:
-            translate, loop = batch[0].translator.translate_parts, asyncio.get_running_loop()
-            found = await loop.run_in_executor(self._thread, translate, parts)
+            results = await loop.run_in_executor(self._thread, translate_parts, parts)
             self._observe(parts)
-            for row, translations in zip(batch, found, strict=True):
+            for row, translations in zip(batch.rows, results, strict=True):
                 if not row.result.done():
                     row.result.set_result(translations)
         except Exception as error:  # Reported to each request; the next batch may succeed.
-            for row in batch:
+            for row in batch.rows:
                 if not row.result.done():
                     row.result.set_exception(error)
         finally:
-            for row in batch:
+            # If the batcher is closed meanwhile. What is done already stays as it is.
+            for row in batch.rows:
                 row.result.cancel()

@@ -15,79 +15,76 @@ from lingvo_gshard.translation.bundle import DecoderSpec
 
 REQUEST_ID = "X-Request-Id"
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+_KEPT_HEADERS = ("Retry-After", "Allow")
 _SLOW_CHARSETS = ("idna", "punycode")  # Their time grows with the square of the length.
 _BODY_SECS = 60.0  # More than a megabyte needs on a slow line.
+_FIELDS = ("lines", "nbest", "source_lang")
 
 
 @web.middleware
 async def answered(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Answers errors as JSON, with their status, and gives every answer the request's id."""
-    given = request.headers.get(REQUEST_ID, "")
-    name = given if re.fullmatch(r"[\w.-]{1,64}", given) else uuid.uuid4().hex
+    request_id = request.headers.get(REQUEST_ID, "")
+    if not re.fullmatch(r"[\w.-]{1,64}", request_id):  # Absent, or unfit for a header or a log.
+        request_id = uuid.uuid4().hex
+
     try:
         response = await handler(request)
     except web.HTTPException as error:
-        kept = {k: v for k, v in error.headers.items() if k in ("Retry-After", "Allow")}
-        response = web.json_response({"error": error.text}, status=error.status, headers=kept)
+        headers = {name: error.headers[name] for name in _KEPT_HEADERS if name in error.headers}
+        response = web.json_response({"error": error.text}, status=error.status, headers=headers)
     except Exception:
-        logging.exception("serving: %s %s, request %s", request.method, request.path, name)
+        logging.exception("serving: %s %s, request %s", request.method, request.path, request_id)
         response = web.json_response({"error": "The translation failed."}, status=500)
-    response.headers[REQUEST_ID] = name
+
+    response.headers[REQUEST_ID] = request_id
     return response
-
-
-def _unparsed(
-    handler: web.RequestHandler,
-    request: web.BaseRequest,
-    status: int = 500,
-    exc: BaseException | None = None,
-    message: str | None = None,
-) -> web.StreamResponse:
-    """Answers what is no HTTP that aiohttp understands, which no middleware sees."""
-    logging.warning("serving: no request from %s: %r", request.remote, exc)
-    response = web.json_response({"error": one_line(message)}, status=status)
-    response.force_close()
-    return response
-
-
-web.RequestHandler.handle_error = _unparsed  # type: ignore[method-assign, assignment]
 
 
 def one_line(problem: object) -> str:
-    """Returns what `problem` says, or is, in one line."""
+    """Returns an error's message, or its repr if it has none, in one line."""
     return " ".join(str(problem).split()) or repr(problem)
 
 
 async def json_body(request: web.Request) -> Any:
-    """Reads JSON; raises HTTPException as `text_body`, for another type, and for other text."""
+    """Returns the body's JSON.
+
+    Raises HTTPException as `text_body`, for another content type, and for text that is not JSON.
+    """
     if request.content_type != "application/json":
         raise web.HTTPUnsupportedMediaType(text="Expected application/json or text/plain.")
+
+    text = await text_body(request, "strict")
     try:
-        return json.loads(await text_body(request, "strict"))
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise web.HTTPBadRequest(text=f"The body is not JSON: {error}.") from error
 
 
 async def text_body(request: web.Request, errors: str) -> str:
-    """Reads text in its charset; `errors` is that of bytes.decode.
+    """Returns the body's text, decoded from its charset; `errors` is as in bytes.decode.
 
     Raises HTTPException for a body that is slow or damaged, or in an unknown charset.
     """
     try:
         async with asyncio.timeout(_BODY_SECS):
             body = await request.read()
+
         charset = codecs.lookup(request.charset or "utf-8").name
         if charset in _SLOW_CHARSETS:
             raise LookupError(f"unknown encoding: {charset}")
         text = body.decode(charset, errors)
-        text.encode()  # Some charsets can spell half of a character.
+
+        # Some charsets can spell half of a surrogate pair, which is not text.
+        text.encode()
+        return text
     except TimeoutError as error:
         raise web.HTTPRequestTimeout(text=f"The body took over {_BODY_SECS:g} s.") from error
     except LookupError as error:
         raise web.HTTPUnsupportedMediaType(text=f"{error}.") from error
     except (web.RequestPayloadError, UnicodeError) as error:
         raise web.HTTPBadRequest(text=f"The body cannot be read: {error}.") from error
-    return text
 
 
 def asked(body: Any, spec: DecoderSpec) -> tuple[list[str], int]:
@@ -95,25 +92,44 @@ def asked(body: Any, spec: DecoderSpec) -> tuple[list[str], int]:
 
     Raises HTTPBadRequest for anything else.
     """
+    lines = _lines(body)
+
+    unknown = sorted(set(body) - set(_FIELDS))
+    if unknown:
+        expected = ", ".join(_FIELDS)
+        raise _refused(f"Unknown field {', '.join(unknown)}, expected {expected}.")
+
+    nbest = _nbest(body.get("nbest", 1), spec.num_best)
+
+    source_lang = body.get("source_lang")
+    codes = spec.source_languages
+    if source_lang is not None and source_lang not in codes:
+        raise _refused(f"source_lang: expected one of {', '.join(codes)}, got {source_lang!r}.")
+
+    return lines, nbest
+
+
+def _lines(body: Any) -> list[str]:
     lines = body.get("lines") if isinstance(body, dict) else None
     if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        raise web.HTTPBadRequest(text='Expected {"lines": [...]}, a list of strings.')
+        raise _refused('Expected {"lines": [...]}, a list of strings.')
+
     try:
         "".join(lines).encode()
-    except UnicodeEncodeError as error:  # JSON can spell half a character.
-        problem = "lines: a surrogate without its other half is not text."
-        raise web.HTTPBadRequest(text=problem) from error
-    known = ["lines", "nbest", "source_lang"]
-    if unknown := ", ".join(sorted(set(body) - set(known))):
-        raise web.HTTPBadRequest(text=f"Unknown field {unknown}, expected {', '.join(known)}.")
-    nbest, most = body.get("nbest", 1), spec.num_best
-    if type(nbest) is not int or not 1 <= nbest <= most:
-        problem = f"nbest: expected 1 to {most}, got {nbest!r}."
-        if most == 1:
-            problem = f"nbest: this server returns one translation a line, not {nbest!r}."
-        raise web.HTTPBadRequest(text=problem)
-    language, codes = body.get("source_lang"), spec.source_languages
-    if language is not None and language not in codes:
-        expected = f"expected one of {', '.join(codes)}"
-        raise web.HTTPBadRequest(text=f"source_lang: {expected}, got {language!r}.")
-    return lines, nbest
+    except UnicodeEncodeError as error:  # JSON can spell half of a surrogate pair.
+        raise _refused("lines: a surrogate without its other half is not text.") from error
+    return lines
+
+
+def _nbest(nbest: Any, num_best: int) -> int:
+    # True and False are integers, too, but a mistake here.
+    if type(nbest) is int and 1 <= nbest <= num_best:
+        return nbest
+
+    if num_best == 1:
+        raise _refused(f"nbest: this server returns one translation a line, not {nbest!r}.")
+    raise _refused(f"nbest: expected 1 to {num_best}, got {nbest!r}.")
+
+
+def _refused(problem: str) -> web.HTTPBadRequest:
+    return web.HTTPBadRequest(text=problem)

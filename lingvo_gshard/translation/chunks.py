@@ -1,8 +1,8 @@
-"""Translates a text of any length with any number of processes, and goes on where it was stopped.
+"""Translates a text of any length with any number of processes, and resumes where it was stopped.
 
 The lines are dealt out in chunks, few of which are in memory at once. A folder holds what is done:
 
-    belongs_to.txt    the lines in a chunk, and below them what the parts are made from
+    belongs_to.txt    the number of lines in a chunk, and below it what the parts are made from
     part_<I>.txt      the output lines of chunk I, whole or absent
 """
 
@@ -26,7 +26,7 @@ class Parts:
     folder: pathlib.Path  # The folder above it must exist.
     translator: Translator
     line_of: Callable[[NBest], str]  # Makes a line of output, without its end.
-    # JSON-able, identifies text and `line_of`; parts of others are deleted.
+    # JSON-able; identifies the text and `line_of`. Parts of anything else are deleted.
     text: Mapping[str, Any]
 
     def write(self, lines: Iterable[str]) -> int:
@@ -36,30 +36,42 @@ class Parts:
         rows gets one chunk.
         """
         processes.check_shared(self.folder)
-        size = processes.of_first(self._claim() if processes.is_first() else 0)
-        share, remaining = self.translator.decoder.share, iter(lines)
-        chunks = enumerate(iter(lambda: list(itertools.islice(remaining, size)), []))
+        chunk_lines = processes.of_first(self._claim() if processes.is_first() else 0)
+        share = self.translator.decoder.share
+
         num_parts = 0
-        while some := list(itertools.islice(chunks, share.count)):
-            num_parts += len(some)
-            some += [(0, [])] * (share.count - len(some))
-            self._write_part(*some[share.index])
+        chunks = _chunks(lines, chunk_lines)
+        while chunks_of_round := list(itertools.islice(chunks, share.count)):
+            first_of_round = num_parts
+            num_parts += len(chunks_of_round)
+
+            # In the last round some shares may have no chunk, but their processes take part.
+            own_chunk: list[str] = []
+            if share.index < len(chunks_of_round):
+                own_chunk = chunks_of_round[share.index]
+            self._write_part(first_of_round + share.index, own_chunk)
+
         processes.wait_for_all()  # Process 0 joins the last round's parts.
         return num_parts
 
     def lines(self, num_parts: int) -> Iterator[str]:
         """Yields every line of the parts, with its end. Raises OSError if a part is missing."""
-        for path in map(self._path, range(num_parts)):
-            with path.open(encoding="utf-8", newline="\n") as file:
+        for number in range(num_parts):
+            with self._path(number).open(encoding="utf-8", newline="\n") as file:
                 yield from file
 
     def _claim(self) -> int:
-        """Prepares the folder; returns the lines in a chunk, which its parts were begun with."""
-        note, window = self.folder / "belongs_to.txt", self.translator.window
+        """Prepares the folder; returns the number of lines in a chunk.
+
+        Parts that another run began keep the size of chunk that they were begun with.
+        """
+        note = self.folder / "belongs_to.txt"
         wanted = json.dumps({**self.translator.decoder.origin, **self.text}, indent=2)
-        chunk_lines, _, held = note.read_text().partition("\n") if note.exists() else [""] * 3
-        if held == wanted:
-            return int(chunk_lines)
+        if note.exists():
+            chunk_lines, _, held = note.read_text().partition("\n")
+            if held == wanted:
+                return int(chunk_lines)
+
         self.folder.mkdir(exist_ok=True)
         others = list(self.folder.glob("part_*"))
         if others:
@@ -67,18 +79,37 @@ class Parts:
             logging.warning("%s: deleting %d parts; %s.", self.folder, len(others), reason)
         for part in others:
             part.unlink()
+
+        # The note comes last: parts beside it are never those of anything else.
+        window = self.translator.window
         atomic_file.write(note, f"{window}\n{wanted}")
         return window
 
     def _write_part(self, number: int, lines: list[str]) -> None:
         """Writes a part unless it exists. All processes must call it, some without lines."""
-        share, path = self.translator.decoder.share, self._path(number)
-        own_number, writers = processes.index() + 1, [0] * share.count
-        writers[share.index] = own_number if lines and not path.exists() else 0
-        writer = processes.largest(writers)[share.index]  # One of those with the same share.
-        found = self.translator.translate_together(lines if writer else [])
+        share = self.translator.decoder.share
+        path = self._path(number)
+
+        # Processes with the same share translate together, and one of them writes: the one with the
+        # largest number, counted from 1, as 0 means that the part needs no writer.
+        own_number = processes.index() + 1
+        writers = [0] * share.count
+        if lines and not path.exists():
+            writers[share.index] = own_number
+        writer = processes.largest(writers)[share.index]
+
+        needs_writer = writer > 0
+        translations = self.translator.translate_together(lines if needs_writer else [])
         if writer == own_number:
-            atomic_file.write(path, "".join(f"{self.line_of(each)}\n" for each in found))
+            text = "".join(f"{self.line_of(translation)}\n" for translation in translations)
+            atomic_file.write(path, text)
 
     def _path(self, number: int) -> pathlib.Path:
         return self.folder / f"part_{number:08}.txt"
+
+
+def _chunks(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yields the lines in chunks of `size`; the last one may have fewer."""
+    remaining = iter(lines)
+    while chunk := list(itertools.islice(remaining, size)):
+        yield chunk

@@ -7,11 +7,16 @@ from lingvo_gshard.evaluation.comparison import Comparison
 from lingvo_gshard.evaluation.quality import LanguageQuality, Quality, Score
 
 
+def _scores(bleu):
+    """BLEU, chrF and chrF++."""
+    return Score(bleu, 1.0, "s"), Score(50.0, 1.0, "c"), Score(45.0, 1.0, "w")
+
+
 def _quality(**bleu):
     """Languages by code, each with half of the training pairs of the one before."""
     return Quality(
         tuple(
-            LanguageQuality(code, 8000 >> i, 100, Score(value, 1.0, "s"), Score(50.0, 1.0, "c"))
+            LanguageQuality(code, 8000 >> i, 100, *_scores(value))
             for i, (code, value) in enumerate(bleu.items())
         )
     )

@@ -19,7 +19,12 @@ corpus_chrf = functools.partial(quality.score, "chrf")
 
 def _row(code, train_pairs, sentences, bleu, chrf):
     return LanguageQuality(
-        code, train_pairs, sentences, Score(bleu, 1.5, "nrefs:1"), Score(chrf, 0.25, "nc:6")
+        code,
+        train_pairs,
+        sentences,
+        bleu=Score(bleu, 1.5, "nrefs:1"),
+        chrf=Score(chrf, 0.25, "nc:6"),
+        chrfpp=Score(20.0, 0.5, "nw:2"),
     )
 
 
@@ -34,13 +39,14 @@ _QUALITY = Quality(
 
 def test_table():
     assert _QUALITY.table() == (
-        "language  train pairs  sentences   BLEU    +-   chrF    +-\n"
-        "qb             32,000        100  45.00  1.50  60.00  0.25\n"
-        "qa                300        100  12.50  1.50  30.00  0.25\n"
-        "qc                300         90  30.00  1.50  45.00  0.25\n"
-        "average                           29.17        45.00\n"
+        "language  train pairs  sentences   BLEU    +-   chrF    +-  chrF++    +-\n"
+        "qb             32,000        100  45.00  1.50  60.00  0.25   20.00  0.50\n"
+        "qa                300        100  12.50  1.50  30.00  0.25   20.00  0.50\n"
+        "qc                300         90  30.00  1.50  45.00  0.25   20.00  0.50\n"
+        "average                           29.17        45.00         20.00\n"
         "sacreBLEU bleu nrefs:1\n"
-        "sacreBLEU chrf nc:6"
+        "sacreBLEU chrf nc:6\n"
+        "sacreBLEU chrfpp nw:2"
     )
 
 
@@ -51,26 +57,27 @@ def test_what_is_saved_reads_back(tmp_path):
     assert read.average("bleu") == pytest.approx((12.5 + 45 + 30) / 3)
 
 
-def test_scores_of_earlier_versions_are_read(tmp_path):
-    """They lack chrF++ and spBLEU, which then have no columns."""
-    _QUALITY.save(tmp_path / "scores.json")
-    fields = json.loads((tmp_path / "scores.json").read_text())
-    for row in fields["languages"]:
-        del row["chrfpp"], row["spbleu"]
-    (tmp_path / "scores.json").write_text(json.dumps(fields))
-    assert quality.load(tmp_path / "scores.json").table() == _QUALITY.table()
-
-
 def test_columns_are_the_metrics_that_all_languages_have(tmp_path):
-    rows = [dataclasses.replace(row, chrfpp=Score(20.0, 0.5, "nw:2")) for row in _QUALITY.languages]
-    rows[0] = dataclasses.replace(rows[0], spbleu=Score(1.0, 0.5, "tok:flores200"))
-    table = Quality(tuple(rows)).table().splitlines()
-    assert table[0].split()[-6:] == ["BLEU", "+-", "chrF", "+-", "chrF++", "+-"]
-    assert table[4].split() == ["average", "29.17", "45.00", "20.00"]
-    assert table[-1] == "sacreBLEU chrfpp nw:2"
-    Quality(tuple(rows)).save(tmp_path / "scores.json")
-    assert json.loads((tmp_path / "scores.json").read_text())["average_chrfpp"] == 20
-    assert quality.load(tmp_path / "scores.json").by_size()[1].spbleu == rows[0].spbleu
+    with_spbleu = [
+        dataclasses.replace(row, spbleu=Score(1.0, 0.5, "tok:flores200"))
+        for row in _QUALITY.languages
+    ]
+    some = Quality((with_spbleu[0], *_QUALITY.languages[1:]))
+    assert some.metrics == ["bleu", "chrf", "chrfpp"] and some.table() == _QUALITY.table()
+
+    all_of_them = Quality(tuple(with_spbleu))
+    table = all_of_them.table().splitlines()
+    assert table[0].split()[-4:] == ["chrF++", "+-", "spBLEU", "+-"]
+    assert table[4].split() == ["average", "29.17", "45.00", "20.00", "1.00"]
+    assert table[-1] == "sacreBLEU spbleu tok:flores200"
+
+
+def test_a_score_that_some_languages_have_is_saved(tmp_path):
+    row = dataclasses.replace(_QUALITY.languages[0], spbleu=Score(1.0, 0.5, "tok:flores200"))
+    Quality((row, *_QUALITY.languages[1:])).save(tmp_path / "scores.json")
+    fields = json.loads((tmp_path / "scores.json").read_text())
+    assert fields["average_chrfpp"] == 20 and "average_spbleu" not in fields
+    assert quality.load(tmp_path / "scores.json").by_size()[1] == row
 
 
 @pytest.mark.parametrize("text", [None, "{", "{}", '{"languages": [{"code": "qa"}]}'])

@@ -51,6 +51,11 @@ def _page(folder, *lines):
     return run_report.write(folder, _FACTS).read_text()
 
 
+def _facts(page):
+    """The facts below the title, by name."""
+    return dict(re.findall(r"<dt>(.*?)<dd>(.*?)</div>", page))
+
+
 def _rows(page):
     """The rows of all tables."""
     rows = [re.split("<t[hd]>", line)[1:] for line in page.splitlines() if line.startswith("<tr>")]
@@ -64,18 +69,23 @@ def test_a_run_that_was_evaluated_and_decoded(tmp_path):
         {"name": "dev_de", "step": 20, "nll": 1.125, "load_E_encoder_1": [0.5, 1.5]},
     ]
     _write(tmp_path / "eval_metrics.jsonl", evaluations)
-    scores = [Score(value, 1.0, "signature") for value in (31.25, 55.5)]
+    scores = [Score(value, 1.0, "signature") for value in (31.25, 55.5, 52.0)]
     (tmp_path / "decode_test").mkdir()
     quality.Quality((quality.LanguageQuality("fr", 9000, 3, *scores),)).save(
         tmp_path / "decode_test/scores.json"
     )
     page = _page(tmp_path, _line(10, **_routing(0.5)), _line(20, skipped=0.2, **_routing(0.25)))
     assert "<h1>toy.Model&lt;4&gt; in " in page
-    assert "1.23 M weights, step 20 of 500 after 0.20 hours; loss 3.0000." in page
-    assert "2 steps with non-finite gradients were skipped" in page
+    assert _facts(page) == {
+        "weights": "1.23 M",
+        "steps": "20 of 500",
+        "time": "0.20 hours",
+        "loss": "3.0000",
+        "steps skipped: gradient not finite": "2",
+    }
     rows = _rows(page)
     assert rows.index(["fr", "9,000", "-"]) < rows.index(["de", "70", "1.125"])  # By size.
-    assert ["fr", "9,000", "3", "31.25", "1.00", "55.50", "1.00"] in rows
+    assert ["fr", "9,000", "3", "31.25", "1.00", "55.50", "1.00", "52.00", "1.00"] in rows
     dropped, entropy = "tokens dropped by all their experts, %", "entropy of a token's gates, nats"
     assert ["layer", dropped, entropy] in rows
     assert ["encoder_1", "25", "0.625"] in rows

@@ -6,8 +6,10 @@ import shutil
 import urllib.parse
 
 import numpy as np
+from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from lingvo_gshard.serving import app
 from lingvo_gshard.serving.app import Server
 from lingvo_gshard.translation.bundle import DecoderSpec
 from lingvo_gshard.translation.translator import Attention, Part, Translation
@@ -29,7 +31,7 @@ class _Echo:
         pass
 
     def parts(self, line):
-        return [Part(np.array([*map(ord, line)]), 16)]
+        return [Part(np.array([*map(ord, line)]), 16)] if line.strip() else []
 
     def translate_parts(self, parts):
         return list(self._translate(["".join(map(chr, part.ids)) for part in parts]))
@@ -75,9 +77,21 @@ def _dom(profile, **query):
     return asyncio.run(run())
 
 
+def _translations(tag, dom):
+    """The texts and scores in elements of a tag."""
+    score = r'<span class="score" title="[^"]*">(.*?)</span>'
+    return re.findall(rf"<{tag}><bdi>(.*?)</bdi>{score}</{tag}>", dom)
+
+
+def _sources(dom):
+    return re.findall(r'<p class="source" dir="auto">(.*?)</p>', dom)
+
+
 def test_it_shows_the_n_best_of_each_line_and_draws_attention(tmp_path):
     dom = _dom(tmp_path, text="guten\n<b>tag</b>", nbest=2, source_lang="fr")
-    items = re.findall(r"<li>(.*?)<span class=\"score\">(.*?)</span></li>", dom)
+    lines = dom.split("<article>")[1:]
+    assert len(lines) == 2 and all(line.count("<ol>") == 1 for line in lines)
+    items = _translations("li", dom)
     escaped = "&lt;b&gt;tag&lt;/b&gt;"
     assert items == [
         ("guten 0", "0.000"),
@@ -85,21 +99,57 @@ def test_it_shows_the_n_best_of_each_line_and_draws_attention(tmp_path):
         (f"{escaped} 0", "0.000"),
         (f"{escaped} 1", "-0.500"),
     ]
-    assert re.findall(r'<p class="source">(.*?)</p>', dom) == ["guten", "&lt;b&gt;tag&lt;/b&gt;"]
-    assert dom.count('<ol title="with the log-probability, normalized by length: 0 is best">') == 2
+    assert [_sources(line) for line in lines] == [["guten"], [escaped]]
+    assert dom.count('title="Score: log-probability, normalized by length; 0 is best."') == 4
     assert dom.count("<table>") == 2 and dom.count("▁good") == 2
     assert re.findall(r'<td title="([\d.]+)"', dom)[:4] == ["0.750", "0.250", "0.000", "1.000"]
+
+
+def test_the_only_translation_of_a_line_has_no_number(tmp_path):
+    dom = _dom(tmp_path, text="guten\n\n \ntag")
+    assert _translations("p", dom) == [("guten 0", "0.000"), ("tag 0", "0.000")]
+    assert _sources(dom) == ["guten", "tag"]  # Blank lines are left out.
+    assert "<ol>" not in dom and "<li>" not in dom
 
 
 def test_it_lists_the_languages_and_sends_nothing_by_itself(tmp_path):
     dom = _dom(tmp_path)
     assert re.findall(r'<option value="(\w*)">', dom) == ["", "de", "fr"]
-    assert 'max="3"' in dom and "<li>" not in dom
+    assert 'max="3"' in dom and "<article>" not in dom
+    assert '<span id="model">toy</span>' in dom and '<label hidden="">Into' in dom
+
+
+def test_it_is_busy_until_the_answer_is_there(tmp_path, monkeypatch):
+    """An observer notes each state of the button and of the results."""
+    note = """
+        new MutationObserver(() => {
+          const state = `${button.textContent} ${button.disabled} ${results.ariaBusy}`;
+          document.body.dataset.states = [document.body.dataset.states, state].join(";");
+        }).observe(button, {childList: true, attributes: true});
+    """
+    page = tmp_path / "page.html"
+    text = app._PAGE.read_text().replace("start().catch", f"{note}\n  start().catch")
+    page.write_text(text)
+    monkeypatch.setattr(app, "_PAGE", page)
+    dom = _dom(tmp_path / "profile", text="guten")
+    states = re.search('data-states=";(.*?)"', dom)[1]
+    assert states == "Translating true true;Translate false false"
+    assert "<article>" in dom
 
 
 def test_it_shows_errors(tmp_path):
     dom = _dom(tmp_path, text="guten", nbest=9)
-    assert "nbest: expected 1 to 3, got 9." in dom and "<li>" not in dom
+    assert "nbest: expected 1 to 3, got 9." in dom and "<article>" not in dom
+
+
+def test_it_shows_the_status_of_an_answer_that_is_not_json(tmp_path, monkeypatch):
+    """As a proxy may answer."""
+
+    async def unavailable(self, request):
+        return web.Response(status=502, text="<h1>Bad gateway</h1>")
+
+    monkeypatch.setattr(Server, "_translate", unavailable)
+    assert "The server answers 502." in _dom(tmp_path, text="guten")
 
 
 def test_it_says_that_the_server_is_gone(tmp_path, monkeypatch):
@@ -109,4 +159,14 @@ def test_it_says_that_the_server_is_gone(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Server, "_translate", hang_up)
     dom = _dom(tmp_path, text="guten")
-    assert "The server does not answer." in dom and "<button>Translate</button>" in dom
+    assert "The server does not answer." in dom and ">Translate</button>" in dom
+    assert "disabled" not in dom.split("<script>")[0].split("</style>")[1]
+
+
+def test_it_says_that_the_server_was_gone_when_it_began(tmp_path, monkeypatch):
+    async def hang_up(self, request):
+        request.transport.abort()
+        raise ConnectionResetError
+
+    monkeypatch.setattr(Server, "_languages", hang_up)
+    assert "The server does not answer." in _dom(tmp_path)

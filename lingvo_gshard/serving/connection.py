@@ -1,0 +1,84 @@
+"""Listens for connections, limits what they may cost, and answers what is not HTTP."""
+
+import asyncio
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import AsyncIterator
+
+from aiohttp import web
+
+from lingvo_gshard.serving import messages
+
+_LOG_FORMAT = f'%a %{{{messages.REQUEST_ID}}}o "%r" %s %b bytes %Tf s'
+_IDLE_SECS = 75.0  # A connection without a whole request for so long is closed.
+_BACKLOG = 128  # Connections that wait to be accepted.
+
+
+class Connection(web.RequestHandler):
+    """A connection that answers in JSON to anything that aiohttp cannot read as HTTP.
+
+    Such a message is no request yet, so neither a handler nor a middleware sees it.
+    """
+
+    def handle_error(
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
+    ) -> web.StreamResponse:
+        """Returns the answer, after which the connection ends."""
+        logging.warning("serving: no request from %s: %r", request.remote, exc)
+        error = messages.one_line(message)
+        response = web.json_response({"error": error}, status=status)
+        response.force_close()
+        return response
+
+
+@contextlib.asynccontextmanager
+async def listening(app: web.Application, listener: socket.socket) -> AsyncIterator[None]:
+    """Serves an application on a socket until the block ends; then finishes open requests."""
+    loop = asyncio.get_running_loop()
+    # A client that hangs up cancels its handler, and so is not translated for.
+    runner = web.AppRunner(app, handler_cancellation=True)
+    await runner.setup()
+
+    def connection() -> Connection:
+        assert runner.server is not None
+        return Connection(
+            runner.server,
+            loop=loop,
+            keepalive_timeout=_IDLE_SECS,
+            access_log_format=_LOG_FORMAT,
+        )
+
+    try:
+        # aiohttp's own sites would make connections of its own class.
+        server = await loop.create_server(connection, sock=listener, backlog=_BACKLOG)
+        try:
+            yield
+        finally:
+            server.close()
+    finally:
+        await runner.cleanup()
+
+
+def run(app: web.Application, listener: socket.socket) -> None:
+    """Serves an application on a socket until SIGINT or SIGTERM; a second one stops at once."""
+    asyncio.run(_run(app, listener))
+
+
+async def _run(app: web.Application, listener: socket.socket) -> None:
+    loop = asyncio.get_running_loop()
+    stopped = asyncio.Event()
+    signals = (signal.SIGINT, signal.SIGTERM)
+    for number in signals:
+        loop.add_signal_handler(number, stopped.set)
+
+    async with listening(app, listener):
+        await stopped.wait()
+        # Open requests may take a while; a second signal does what it does by default.
+        for number in signals:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,48 @@
+"""The server's metrics, in the format of Prometheus."""
+
+from collections.abc import Awaitable, Callable, Sequence
+
+from aiohttp import web
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client.aiohttp import make_aiohttp_handler
+
+from lingvo_gshard.translation.translator import Part
+
+# The upper bounds of the histograms' buckets.
+_SECS = (0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 200)
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+
+
+class Metrics:
+    """What a server counts."""
+
+    def __init__(self, queued_tokens: Callable[[], int]) -> None:
+        """`queued_tokens` returns the source tokens that wait now."""
+        registry = CollectorRegistry()
+        self._registry = registry
+        ProcessCollector(registry=registry)
+
+        self.lines = Counter("lines", "Lines translated.", registry=registry)
+        self.translate_secs = Histogram(
+            "translate_seconds", "From request to response.", buckets=_SECS, registry=registry
+        )
+        self._requests = Counter("requests", "Answers.", ["path", "status"], registry=registry)
+        self._tokens = Counter("tokens", "Source tokens translated.", registry=registry)
+        self._loads = Counter("loads", "Models, at SIGHUP, too.", ["outcome"], registry=registry)
+        self._rows = Histogram("batch_rows", "Rows in use.", buckets=_ROWS, registry=registry)
+        queued = Gauge("queued_tokens", "Source tokens in the queue.", registry=registry)
+        queued.set_function(queued_tokens)
+
+    def handler(self) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+        """Returns the handler that answers with all metrics."""
+        return make_aiohttp_handler(self._registry)
+
+    def count_request(self, path: str, status: int) -> None:
+        self._requests.labels(path, status).inc()
+
+    def count_batch(self, parts: Sequence[Part]) -> None:
+        self._rows.observe(len(parts))
+        self._tokens.inc(sum(len(part.ids) for part in parts))
+
+    def count_load(self, is_loaded: bool) -> None:
+        self._loads.labels("loaded" if is_loaded else "refused").inc()

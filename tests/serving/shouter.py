@@ -1,0 +1,81 @@
+"""A translator that shouts, and a server of it with a client, for the tests of this folder."""
+
+import asyncio
+import threading
+import time
+
+import numpy as np
+from aiohttp.test_utils import TestClient, TestServer
+
+from lingvo_gshard.serving.app import Server
+from lingvo_gshard.translation.bundle import DecoderSpec
+from lingvo_gshard.translation.translator import Attention, Part, Translation
+
+SPEC = DecoderSpec("toy", ("de", "fr"), 4, (16,), 2, 1)
+
+
+def part(line, row_length=16):
+    """A token a letter, and one for the end."""
+    return Part(np.array([*map(ord, line), 0]), row_length)
+
+
+def text_of(part):
+    """The line of a part."""
+    return "".join(map(chr, part.ids[:-1]))
+
+
+class Shouter:
+    """Translates lines to upper case, with `?` as the second best; records batch sizes."""
+
+    num_rows = 4
+
+    def __init__(self, secs=0.0, spec=SPEC):
+        self.secs, self.batches, self.spec = secs, [], spec
+        self._busy = threading.Lock()
+
+    def num_tokens(self, lines):
+        return [len(line) + 1 for line in lines]
+
+    @property
+    def decoder(self):
+        return self
+
+    def compile(self):
+        time.sleep(self.secs)
+
+    def parts(self, line):
+        return [part(line)]
+
+    def translate_parts(self, parts):
+        return list(self._translate(parts))
+
+    def _translate(self, parts):
+        assert self._busy.acquire(blocking=False), "two batches at once"
+        lines = list(map(text_of, parts))
+        assert len(lines) <= self.num_rows
+        if "raise" in lines:
+            self._busy.release()
+            raise RuntimeError("the device is gone")
+        self.batches.append(len(lines))
+        time.sleep(self.secs)
+        self._busy.release()
+        drawn = Attention(("a",), ("A",), ((1.0,),))
+        for line in lines:
+            yield (Translation(line.upper(), -0.5, 2, drawn), Translation("?", -2.0, 1))
+
+
+def with_client(act, translator=None, limits=None, **options):
+    """Runs `act(client)` against a server on a port of this machine."""
+
+    async def run():
+        server = Server(translator or Shouter(), limits, **options)
+        async with TestClient(TestServer(server.app())) as client:
+            return await act(client)
+
+    return asyncio.run(run())
+
+
+async def post(client, body, status=200):
+    async with client.post("/translate", json=body) as answer:
+        assert answer.status == status, await answer.text()
+        return await answer.json()
