@@ -1,7 +1,7 @@
 """Registered experiments: from names to Params.
 
-A module of the `params` package registers its classes: `toy.MoE8E4L` is class MoE8E4L of
-params/toy.py. It is imported on the first look-up, so the library depends on no experiment.
+The modules of the `params` package register their classes: `toy.MoE8E4L` is the class MoE8E4L of
+params/toy.py. They are imported on the first look-up, so the library depends on no experiment.
 """
 
 import difflib
@@ -19,10 +19,15 @@ _experiments: dict[str, Any] = {}
 
 
 def register(cls: _Class) -> _Class:
-    """Registers a class, whose `params()` returns an experiment's Params, as `<module>.<Class>`."""
-    name = f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}"
-    if (taken := _experiments.setdefault(name, cls)) is not cls:
-        raise ValueError(f"Experiment {name!r} is registered already, by {taken.__module__}.")
+    """Registers a class, whose `params()` returns an experiment's Params, as `<module>.<Class>`.
+
+    A class decorator. Raises ValueError if another class has the name.
+    """
+    module = cls.__module__.rsplit(".", 1)[-1]
+    name = f"{module}.{cls.__name__}"
+    registered = _experiments.setdefault(name, cls)
+    if registered is not cls:
+        raise ValueError(f"Experiment {name!r} is registered already, by {registered.__module__}.")
     return cls
 
 

@@ -1,6 +1,7 @@
 """BaseLayer: a tree of layers that declare their weights and compute purely.
 
-A layer knows its weights' specs; `InitTheta` makes them, for the pure function FProp(theta, ...).
+A layer holds the specs of its weights, not their values. `InitTheta` makes the values, theta, and
+FProp(theta, ...) is a pure function of them.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ STACKED = "R"
 
 @dataclasses.dataclass(frozen=True)
 class WeightSpec:
-    """A weight's logical shape, its dims, and how it starts."""
+    """A weight's logical shape, its dims, and its initial values."""
 
     shape: tuple[int, ...]
-    dims: str  # A letter for each dim, for the table from letters to mesh axes.
-    scale: float  # Its initial value or, if Gaussian, standard deviation around 0.
+    dims: str  # A letter for each dim; sharding/layout.py lists them.
+    scale: float  # The standard deviation around 0 if Gaussian, else the value of all elements.
     is_gaussian: bool
-    # How many of its last dims are the columns of a matrix, and of those before them its rows.
+    # The weight as a matrix: its last `columns` dims are the columns, the `rows` dims before them
+    # the rows.
     rows: int = 1
     columns: int = 1
 
@@ -38,18 +40,21 @@ class WeightSpec:
 
     @property
     def axes(self) -> tuple[int, ...]:
-        """The axes of a single weight, which are all but that of a stack."""
+        """The axes of a single weight: all but that of a stack."""
         return tuple(i for i, letter in enumerate(self.dims) if letter != STACKED)
 
     def stacked(self, count: int) -> Self:
-        """`count` such weights, stacked along a leading dim."""
+        """Returns the spec of `count` such weights, stacked along a leading dim."""
         return dataclasses.replace(self, shape=(count, *self.shape), dims=STACKED + self.dims)
 
 
 def gaussian(
     shape: tuple[int, ...], dims: str, *, fan_in: int, rows: int = 1, columns: int = 1
 ) -> WeightSpec:
-    """A weight with standard deviation fan_in^-1/2, which keeps the scale of activations."""
+    """Returns the spec of a weight with standard deviation fan_in^-1/2.
+
+    It keeps the scale of activations. Raises ValueError for a size below 1.
+    """
     if min(*shape, fan_in) < 1:
         raise ValueError(
             f"A weight's sizes must be 1 or more, got {dims} = {list(shape)}, fan_in {fan_in}."
@@ -58,15 +63,16 @@ def gaussian(
 
 
 def constant(shape: tuple[int, ...], dims: str, value: float) -> WeightSpec:
-    """A weight that starts as `value` everywhere."""
+    """Returns the spec of a weight that starts as `value` everywhere."""
     return WeightSpec(shape, dims, value, is_gaussian=False)
 
 
 class BaseLayer:
     """A node in the tree of layers.
 
-    Subclasses declare children and weights in `__init__`, after calling this one's, and define
-    FProp. Its operations are named by the layer's path, which a compiled program keeps as metadata.
+    A subclass declares children and weights in its `__init__`, after calling this class's, and
+    defines FProp. FProp's operations are named by the layer's path, which a compiled program keeps
+    as metadata.
     """
 
     def __init_subclass__(cls) -> None:
@@ -76,7 +82,7 @@ class BaseLayer:
 
     @classmethod
     def Params(cls) -> InstantiableParams:
-        """The hyperparameters; a subclass adds its own to those of super().Params()."""
+        """Returns the hyperparameters; a subclass adds its own to those of super().Params()."""
         return InstantiableParams(cls)
 
     def __init__(self, params: InstantiableParams, annotator: Any, path: str = "") -> None:
@@ -104,14 +110,18 @@ class BaseLayer:
     ) -> None:
         """Makes a list of children; their weights are theta.<name>[i].
 
-        With `stacked`, a child stands for that many layers, and takes one slice of their weights.
+        With `stacked`, each child stands for that many layers: theta stacks their weights along a
+        leading dim, and the child's FProp takes one slice of them.
         """
         self._check_new(name)
         children = [self._make(f"{name}[{i}]", p) for i, p in enumerate(params)]
         setattr(self, name, children)
+
         specs = [child.weight_specs for child in children]
         if stacked is not None:
-            specs = [each.Transform(lambda spec: spec.stacked(stacked)) for each in specs]
+            specs = [
+                child_specs.Transform(lambda spec: spec.stacked(stacked)) for child_specs in specs
+            ]
         self.weight_specs[name] = specs
 
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
@@ -124,14 +134,14 @@ class BaseLayer:
         return sum(math.prod(spec.shape) for spec in self.weight_specs.Flatten())
 
     def InitTheta(self, seed: tf.Tensor) -> NestedMap:
-        """Makes theta, float32, from `seed`, int32 [2]; its values depend on no partitioning."""
+        """Returns theta, float32, from `seed`, int32 [2]; the same for every partitioning."""
         return self.weight_specs.Pack(
             self.annotate(_initial(spec, fold_seed(seed, path)), spec.dims)
             for path, spec in self.weight_specs.FlattenItems()
         )
 
     def FProp(self, theta: NestedMap, *args: Any) -> Any:
-        """The layer's pure function."""
+        """Computes the layer's results from its weights, theta, and its inputs."""
         raise NotImplementedError(f"{type(self).__name__} defines no FProp.")
 
     def _make(self, name: str, params: InstantiableParams) -> BaseLayer:
@@ -143,10 +153,13 @@ class BaseLayer:
 
 
 def _named_by_path(fprop: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns an FProp whose operations are named by the layer's path."""
+
     @functools.wraps(fprop)
     def named(self: BaseLayer, *args: Any, **kwargs: Any) -> Any:
         if not self.path:
             return fprop(self, *args, **kwargs)
+
         # `encoder.layers[1].norm` becomes `encoder/layers_1/norm/`; the slash keeps it unchanged.
         path = self.path.replace(".", "/").replace("[", "_").replace("]", "")
         with tf.name_scope(f"{path}/"):
@@ -156,13 +169,15 @@ def _named_by_path(fprop: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def fold_seed(seed: tf.Tensor, name: str) -> tf.Tensor:
-    """A separate seed, int32 [2], for each name."""
+    """Returns a seed, int32 [2], that differs from name to name."""
     salt = zlib.crc32(name.encode()) & 0x7FFFFFFF
     return tf.bitwise.bitwise_xor(seed, [0, salt])
 
 
 def _initial(spec: WeightSpec, seed: tf.Tensor) -> tf.Tensor:
+    """Returns the initial values of a weight, float32."""
     if not spec.is_gaussian:
         return tf.fill(spec.shape, tf.constant(spec.scale, tf.float32))
+
     # Among TensorFlow's generators, only threefry stays local to a shard.
     return spec.scale * tf.random.stateless_normal(spec.shape, seed, alg="threefry")

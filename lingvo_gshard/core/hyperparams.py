@@ -1,9 +1,9 @@
-"""Params: a tree of named, described hyperparameters, as in Lingvo, without its variants.
+"""Params: a tree of named, described hyperparameters, as in Lingvo.
 
 p = Params()
 p.Define("model_dim", REQUIRED, "M.")
 p.Set(model_dim=1024)
-p.model_dim
+p.model_dim  # 1024
 """
 
 import ast
@@ -26,21 +26,29 @@ REQUIRED: Any = _Required.REQUIRED
 class Params:
     """Named hyperparameters, each defined once with a default and a description."""
 
+    # Written into __dict__, since __setattr__ sets hyperparameters.
+    _values: dict[str, Any]
+    _descriptions: dict[str, str]
+    _optional: dict[str, type | None]
+    _frozen: bool
+
     def __init__(self) -> None:
         self.__dict__.update(_values={}, _descriptions={}, _optional={}, _frozen=False)
 
     def Define(
         self, name: str, default: Any, description: str, *, optional: type | None = None
     ) -> None:
-        """Defines hyperparameter `name`, an identifier that is not taken yet.
+        """Defines hyperparameter `name`, an identifier that is not defined yet.
 
-        Other values are of the type of `default`, or, with `optional`, of that type or None.
+        A setting must have the type of `default`; with `optional`, it may be of that type or None.
+        Raises ValueError for another name, or if frozen.
         """
         self._check_mutable()
         if not name.isidentifier() or name.startswith("_"):
             raise ValueError(f"A hyperparameter's name must be an identifier, got {name!r}.")
         if name in self._values:
             raise ValueError(f"Hyperparameter {name!r} is defined already.")
+
         self._values[name] = default
         self._descriptions[name] = description
         self._optional[name] = optional
@@ -53,20 +61,20 @@ class Params:
         return self
 
     def Get(self, path: str) -> Any:
-        """The value at a dotted path; AttributeError as for Set."""
+        """Returns the value at a dotted path; AttributeError as for Set."""
         owner, name = self._owner(path)
         return getattr(owner, name)
 
     def Copy(self) -> Self:
-        """A deep, unfrozen copy."""
+        """Returns a deep copy that is not frozen."""
         return copy.deepcopy(self)._set_frozen(False)
 
     def Freeze(self) -> Self:
-        """Makes this tree immutable; returns self."""
+        """Makes this tree immutable, and returns it."""
         return self._set_frozen(True)
 
     def ToText(self) -> str:
-        """One `path : value` line per leaf, sorted, as in goldens and logs."""
+        """Returns one `path : value` line per leaf, sorted, as in goldens and logs."""
         return "".join(f"{path} : {_text(value)}\n" for path, value in sorted(self.Leaves()))
 
     def Leaves(self, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -79,11 +87,12 @@ class Params:
                 yield path, value
 
     def Describe(self, name: str) -> str:
-        """The description given to Define."""
+        """Returns the description given to Define; AttributeError for an unknown name."""
         self._check_defined(name)
         return self._descriptions[name]
 
     def _owner(self, path: str) -> tuple["Params", str]:
+        """Returns the Params that define the last name of a dotted path, and that name."""
         owner: Any = self
         *parents, name = path.split(".")
         for parent in parents:
@@ -139,7 +148,7 @@ class InstantiableParams(Params):
         self.Define("cls", cls, "The class these Params configure.")
 
     def Instantiate(self, *args: Any, **kwargs: Any) -> Any:
-        """Builds `cls(params, ...)`; ValueError if a REQUIRED value of this level is not set."""
+        """Returns `cls(params, ...)`; ValueError if a REQUIRED value of this level is not set."""
         missing = [name for name, value in self._values.items() if value is REQUIRED]
         if missing:
             raise ValueError(f"{self.cls.__name__}: set {', '.join(missing)} before Instantiate().")
@@ -147,6 +156,7 @@ class InstantiableParams(Params):
 
 
 def _text(value: Any) -> str:
+    """Returns a value as in ToText: a repr that is the same in every process."""
     if isinstance(value, type) or callable(value):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, enum.Enum):
@@ -158,20 +168,38 @@ def _text(value: Any) -> str:
 
 
 def differences(ours: str, theirs: str) -> list[str]:
-    """Lines in which two ToText() differ: `path: A, not B`, sorted by path."""
-    a, b = (dict(line.split(" : ", 1) for line in t.splitlines() if line) for t in (ours, theirs))
-    return [
-        f"{path}: {a.get(path, 'absent')}, not {b.get(path, 'absent')}"
-        for path in sorted(a.keys() | b.keys())
-        if a.get(path) != b.get(path)
-    ]
+    """Returns the lines in which two ToText() differ, as `path: A, not B`, sorted by path."""
+    our_values = _parsed_text(ours)
+    their_values = _parsed_text(theirs)
+
+    lines: list[str] = []
+    for path in sorted(our_values.keys() | their_values.keys()):
+        our_value = our_values.get(path, "absent")
+        their_value = their_values.get(path, "absent")
+        if our_value != their_value:
+            lines.append(f"{path}: {our_value}, not {their_value}")
+    return lines
+
+
+def _parsed_text(text: str) -> dict[str, str]:
+    """Returns the values of a ToText() by path."""
+    values: dict[str, str] = {}
+    for line in text.splitlines():
+        if line:
+            path, value = line.split(" : ", 1)
+            values[path] = value
+    return values
 
 
 def parse_setting(setting: str) -> tuple[str, object]:
-    """Splits `path=value`, a Python literal or else a string; ValueError without path or `=`."""
+    """Returns the path and the value of `path=value`; ValueError without a path or `=`.
+
+    The value is a Python literal or else a string.
+    """
     path, separator, text = setting.partition("=")
     if not separator or not path:
         raise ValueError(f"--set={setting}: expected path=value, such as train.max_steps=500.")
+
     try:
         return path, ast.literal_eval(text)
     except (SyntaxError, TypeError, ValueError):
@@ -181,33 +209,42 @@ def parse_setting(setting: str) -> tuple[str, object]:
 def apply_setting(params: Params, setting: str) -> None:
     """Applies a `path=value` setting; ValueError for an unknown path or a value of another type."""
     path, value = parse_setting(setting)
+
+    # An unknown path is an AttributeError, with the nearest names.
     try:
         owner, name = params._owner(path)
         old = getattr(owner, name)
     except AttributeError as error:
         raise ValueError(f"--set={setting}: {error}") from error
+
     if isinstance(old, Params):
-        some = ", ".join([inner for inner, _ in old.Leaves(f"{path}.")][:3])
+        paths = [inner for inner, _ in old.Leaves(f"{path}.")]
         raise ValueError(
-            f"--set={setting}: {path} is a group of settings; set one of them, such as {some}."
+            f"--set={setting}: {path} is a group of settings; set one of them, such as "
+            f"{', '.join(paths[:3])}."
         )
+
+    # An enum is set by a member's name.
     if isinstance(old, enum.Enum) and old is not REQUIRED:
         members = type(old).__members__
         if str(value) not in members:
             raise ValueError(f"--set={setting}: {path} is one of {', '.join(members)}.")
         value = members[str(value)]
+
+    # A type is known from the old value or, where that may be None, from Define.
     optional = owner._optional[name]
     kind = optional or type(old)
     if old is REQUIRED or kind is type(None):
         raise ValueError(f"--set={setting}: {path} cannot be set; the program fills it in.")
     if kind is float and type(value) is int:
         value = float(value)
-    accepted = {kind}
-    if optional:
-        accepted.add(type(None))
-    if type(value) not in accepted:
+
+    # The type itself, not a subclass: True is no number of layers.
+    is_accepted = type(value) is kind or (value is None and optional is not None)
+    if not is_accepted:
+        expected = f"{kind.__name__} or None" if optional else kind.__name__
         raise ValueError(
-            f"--set={setting}: {path} is {old!r}; expected {kind.__name__}"
-            f"{' or None' * bool(optional)}, got {type(value).__name__}. {owner.Describe(name)}"
+            f"--set={setting}: {path} is {old!r}; expected {expected}, "
+            f"got {type(value).__name__}. {owner.Describe(name)}"
         )
     setattr(owner, name, value)

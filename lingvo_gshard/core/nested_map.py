@@ -18,15 +18,18 @@ class NestedMap(dict):
         self[name] = value
 
     def FlattenItems(self) -> list[tuple[str, Any]]:
-        """[(dotted path, leaf)], sorted by key at each level; list items are `name[0]`, ..."""
+        """Returns [(dotted path, leaf)], sorted by key at each level; list items are `name[0]`."""
         return list(_items("", self))
 
     def Flatten(self) -> list[Any]:
-        """The leaves, in FlattenItems' order."""
+        """Returns the leaves, in FlattenItems' order."""
         return [leaf for _, leaf in self.FlattenItems()]
 
     def Pack(self, leaves: Iterable[Any]) -> "NestedMap":
-        """This structure with other leaves, in Flatten's order; ValueError for another number."""
+        """Returns this structure with other leaves, in Flatten's order.
+
+        ValueError if their number differs.
+        """
         leaves = list(leaves)
         expected = len(self.Flatten())
         if len(leaves) != expected:
@@ -34,12 +37,17 @@ class NestedMap(dict):
         return _rebuild(self, iter(leaves))
 
     def Transform(self, fn: Callable[..., Any], *others: "NestedMap") -> "NestedMap":
-        """A tree of the same structure with fn applied to every leaf, and those of `others`."""
-        leaves = zip(*(tree.Flatten() for tree in (self, *others)), strict=True)
-        return self.Pack(fn(*each) for each in leaves)
+        """Returns a tree of the same structure, whose leaves are fn(leaf, *leaves of `others`).
+
+        ValueError if `others` have another number of leaves.
+        """
+        flat_others = [tree.Flatten() for tree in others]
+        corresponding = zip(self.Flatten(), *flat_others, strict=True)
+        return self.Pack(fn(*leaves) for leaves in corresponding)
 
 
 def _items(path: str, node: Any) -> Iterable[tuple[str, Any]]:
+    """Yields the leaves below a node, each with its path from the root."""
     if isinstance(node, NestedMap):
         for key in sorted(node):
             yield from _items(f"{path}.{key}" if path else key, node[key])
@@ -51,6 +59,7 @@ def _items(path: str, node: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _rebuild(node: Any, leaves: Iterator[Any]) -> Any:
+    """Returns a node with other leaves, which it takes in the order of `_items`."""
     if isinstance(node, NestedMap):
         return NestedMap({key: _rebuild(node[key], leaves) for key in sorted(node)})
     if isinstance(node, list):

@@ -21,8 +21,16 @@ COLLECTIVES = (
 # The partitions of each group; of a collective-permute, (source, target) pairs.
 Groups = tuple[tuple[int, ...], ...]
 _START = "-start"
-# They change at most the dtype and shape of a value.
-_PASSING = frozenset(["bitcast", "convert", "copy", "reshape", "transpose"])
+# Operations that change at most the dtype and shape of a value.
+_PASSING = frozenset(
+    {
+        "bitcast",
+        "convert",
+        "copy",
+        "reshape",
+        "transpose",
+    }
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,45 +45,46 @@ class Collective:
 
     @property
     def group_size(self) -> int:
-        """Partitions in each group; 2 for a collective-permute."""
+        """The number of partitions in each group; 2 for a collective-permute."""
         return len(self.groups[0])
 
 
 def find(module: Module) -> tuple[Collective, ...]:
-    """All collectives of a program."""
-    found, times = [], trip_counts.count(module).times
+    """Returns all collectives of a program, in the order of its computations."""
+    times = trip_counts.count(module).times
+    found: list[Collective] = []
     for computation in module.computations:
         for instruction in computation.instructions:
-            kind, results = instruction.opcode.removesuffix(_START), instruction.arrays
-            if kind not in COLLECTIVES or _continues(instruction, computation):
-                continue
-            if computation.name.startswith("all-reduce-scatter"):  # The TPU's fusion with a slice.
-                kind, results = "reduce-scatter", computation.root.arrays
-            elif instruction.opcode.endswith(_START) and kind != "all-reduce":
-                results = arrays_of(instruction.proto.shape.tuple_shapes[1])  # After its operands.
-            groups = _groups(instruction.proto) or (tuple(range(module.num_partitions)),)
-            size, runs = num_bytes(results), times[computation]
-            found.append(Collective(kind, size, groups, runs, instruction.op_name))
+            is_collective = instruction.opcode.removesuffix(_START) in COLLECTIVES
+            if is_collective and not _continues(instruction, computation):
+                found.append(
+                    _collective(instruction, computation, module.num_partitions, times[computation])
+                )
     return tuple(found)
 
 
-def gathered_bytes(module: Module) -> dict[str, int]:
-    """The bytes on a partition of each all-reduce that stands for an all-gather, by its name.
+def _collective(
+    instruction: Instruction, computation: Computation, num_partitions: int, times: int
+) -> Collective:
+    """Returns the collective that an instruction of `computation` is or starts."""
+    kind = instruction.opcode.removesuffix(_START)
+    results = instruction.arrays
+    if computation.name.startswith("all-reduce-scatter"):
+        # The TPU's compiler writes a reduce-scatter as an all-reduce, fused with a slice of it.
+        kind = "reduce-scatter"
+        results = computation.root.arrays
+    elif instruction.opcode.endswith(_START) and kind != "all-reduce":
+        # A start returns (operands, results, ...); that of an all-reduce, the results alone.
+        results = arrays_of(instruction.proto.shape.tuple_shapes[1])
 
-    From 64 partitions on, the TPU's compiler writes an all-gather so: every partition writes its
-    part into zeros, at its own place, and the sum of all is the whole.
-    """
-    sizes = {
-        each.name: sum(
-            operand.num_bytes  # The compiler may join several all-reduces.
-            for operand in each.operands
-            if _is_part_in_zeros(_origin(_Value(operand)))
-        )
-        for computation in module.computations
-        for each in computation.instructions
-        if each.opcode.removesuffix(_START) == "all-reduce"
-    }
-    return {name: size for name, size in sizes.items() if size}
+    all_partitions = tuple(range(num_partitions))
+    return Collective(
+        kind=kind,
+        result_bytes=num_bytes(results),
+        groups=_groups(instruction.proto) or (all_partitions,),
+        times=times,
+        op_name=instruction.op_name,
+    )
 
 
 def _continues(instruction: Instruction, computation: Computation) -> bool:
@@ -84,49 +93,121 @@ def _continues(instruction: Instruction, computation: Computation) -> bool:
     The TPU's compiler fuses a collective with the computations that run meanwhile. It then occurs
     in the fusions that start, continue and end it, with one chain id.
     """
-    targets = (each.proto.custom_call_target for each in computation.instructions)
+    targets = (other.proto.custom_call_target for other in computation.instructions)
     is_chained = "chain_id" in instruction.proto.frontend_attributes.map
     return is_chained and "AsyncCollectiveStart" not in targets
 
 
+# --- The groups of a collective ---
+
+
 def _groups(proto: Any) -> Groups:
-    """The groups of a collective's HloInstructionProto; empty if all partitions are one group."""
+    """Returns the groups of a collective's HloInstructionProto; () if all partitions are one group.
+
+    XLA writes groups as pairs, along axes of a mesh, as a transposed iota, or as lists, the latter
+    two in either of two fields.
+    """
     if proto.source_target_pairs:
         return tuple((pair.source, pair.target) for pair in proto.source_target_pairs)
+
     if proto.HasField("mesh_axes_replica_group_list"):
         return _along_axes(proto.mesh_axes_replica_group_list)
-    listed = proto.collective_device_list
-    for iota in (proto.iota_collective_device_list, listed.iota_replica_group_list):
+
+    device_list = proto.collective_device_list
+    for iota in (proto.iota_collective_device_list, device_list.iota_replica_group_list):
         if iota.num_replica_groups:
-            # 0, 1, 2, ... in a grid whose dims are transposed.
-            sizes, order = iota.iota_reshape_dims, iota.iota_transpose_perm
-            ids = np.arange(math.prod(sizes)).reshape(sizes).transpose(order or range(len(sizes)))
-            rows = ids.reshape(iota.num_replica_groups, iota.num_devices_per_group)
-            return tuple(map(tuple, rows.tolist()))
-    groups = listed.replica_groups or proto.replica_groups
-    return tuple(tuple(group.replica_ids) for group in groups if group.replica_ids)
+            return _transposed(iota)
+
+    listed = device_list.replica_groups or proto.replica_groups
+    return tuple(tuple(group.replica_ids) for group in listed if group.replica_ids)
+
+
+def _transposed(iota: Any) -> Groups:
+    """Returns the groups of an IotaReplicaGroupListProto: rows of a transposed grid of 0, 1, 2, ...
+
+    XLA's text `[4,2]<=[2,4]T(1,0)` is a [2, 4] grid, transposed and read as 4 rows of 2:
+
+        0 1 2 3    ->    (0, 4), (1, 5), (2, 6), (3, 7)
+        4 5 6 7
+    """
+    grid_shape = tuple(iota.iota_reshape_dims)
+    order = tuple(iota.iota_transpose_perm) or tuple(range(len(grid_shape)))
+    grid = np.arange(math.prod(grid_shape)).reshape(grid_shape)
+    return _rows(grid.transpose(order), iota.num_devices_per_group)
 
 
 def _along_axes(groups: Any) -> Groups:
-    """Those of a MeshAxesReplicaGroupListProto, along some axes of a mesh.
+    """Returns the groups of a MeshAxesReplicaGroupListProto: partitions along some axes of a mesh.
 
-    Only some factors of an axis may take part, as in Shardy's sub-axes.
+    Take 8 partitions on a mesh whose axes are x of size 2 (down) and y of size 4 (across):
+
+        0 1 2 3        along y          (0, 1, 2, 3), (4, 5, 6, 7)
+        4 5 6 7        along x          (0, 4), (1, 5), (2, 6), (3, 7)
+                       along y, then x  (0, 4, 1, 5, 2, 6, 3, 7)
+
+    The groups may lie along a factor of an axis, which Shardy calls a sub-axis. With y as an outer
+    factor of 2 and an inner factor of 2:
+
+                       outer factor     (0, 2), (1, 3), (4, 6), (5, 7)
+                       inner factor     (0, 1), (2, 3), (4, 5), (6, 7)
     """
     sizes = [axis.size for axis in groups.mesh.axes]
-    ids = np.array(groups.mesh.device_ids or range(math.prod(sizes)))
-    # A device's place along each axis is its group's, once the digits that number the members of
-    # a group are taken out of it.
-    places, members = np.indices(sizes).reshape(len(sizes), -1), np.zeros_like(ids)
+    partitions = np.array(groups.mesh.device_ids or range(math.prod(sizes)))
+
+    # Row i has each partition's coordinate along axis i. In the loop, the part of a coordinate that
+    # numbers the members of a group moves to `member`; what remains tells the groups apart.
+    coordinates = np.indices(sizes).reshape(len(sizes), -1)
+    member = np.zeros_like(partitions)
     for axis in groups.axes:
-        index, pre, size = axis.mesh_axis_index, 1, sizes[axis.mesh_axis_index]
+        index = axis.mesh_axis_index
+
+        # The axis is a product of an outer, a middle and an inner factor, of which the middle one
+        # takes part: all of the axis, unless a sub-axis is named.
         if axis.HasField("sub_axis_info"):
-            pre, size = axis.sub_axis_info.pre_size or 1, axis.sub_axis_info.size
-        stride = sizes[index] // (pre * size)
-        digits = places[index] // stride % size
-        places[index] -= digits * stride
-        members = members * size + digits
-    rows = ids[np.lexsort([members, *places[::-1]])].reshape(-1, members.max() + 1)
-    return tuple(map(tuple, rows.tolist()))
+            outer = axis.sub_axis_info.pre_size or 1
+            middle = axis.sub_axis_info.size
+        else:
+            outer = 1
+            middle = sizes[index]
+        inner = sizes[index] // (outer * middle)
+
+        digit = coordinates[index] // inner % middle
+        coordinates[index] -= digit * inner
+        member = member * middle + digit
+
+    # By group, in the order of the mesh, and then by member; lexsort's last key comes first.
+    by_group = np.lexsort([member, *coordinates[::-1]])
+    return _rows(partitions[by_group], int(member.max()) + 1)
+
+
+def _rows(partitions: np.ndarray, group_size: int) -> Groups:
+    """Returns partitions, in row-major order, as groups of equal size."""
+    return tuple(tuple(row) for row in partitions.reshape(-1, group_size).tolist())
+
+
+# --- All-gathers that are written as all-reduces ---
+
+
+def gathered_bytes(module: Module) -> dict[str, int]:
+    """Returns the bytes on a partition of each all-reduce that is an all-gather, by its name.
+
+    From 64 partitions on, the TPU's compiler writes an all-gather as a sum: each partition writes
+    its part into zeros, at an index of its own, and the sum over all partitions is the whole.
+    """
+    sizes: dict[str, int] = {}
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            if instruction.opcode.removesuffix(_START) != "all-reduce":
+                continue
+            # The compiler may join several all-reduces into one with several operands.
+            gathered = sum(
+                operand.num_bytes
+                for operand in instruction.operands
+                if _is_part_in_zeros(_origin(_Value(operand)))
+            )
+            if gathered:
+                sizes[instruction.name] = gathered
+    return sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,28 +219,37 @@ class _Value:
 
     @property
     def operands(self) -> "list[_Value]":
-        return [_Value(each, self.fusion) for each in self.instruction.operands]
+        return [_Value(operand, self.fusion) for operand in self.instruction.operands]
 
 
 def _is_part_in_zeros(value: _Value) -> bool:
-    """Whether it is zeros but for a part whose place depends on the partition."""
+    """Whether a value is zeros except for a part, whose index depends on the partition."""
     if value.instruction.opcode != "dynamic-update-slice":
         return False
-    base, _, *indices = (_origin(each).instruction.opcode for each in value.operands)
-    return base in ("broadcast", "constant") and any(each != "constant" for each in indices)
+
+    # Zeros are a broadcast or a constant. A constant index is the same on all partitions.
+    base, _, *indices = (_origin(operand).instruction.opcode for operand in value.operands)
+    is_zeros = base in ("broadcast", "constant")
+    return is_zeros and any(opcode != "constant" for opcode in indices)
 
 
 def _origin(value: _Value) -> _Value:
     """Follows a value to where it is computed: through fusions, tuples and changes of form."""
-    instruction, fusion = value.instruction, value.fusion
+    instruction = value.instruction
+    fusion = value.fusion
     if instruction.opcode in _PASSING:
         return _origin(value.operands[0])
+
+    # Into a fusion, from its result to the root of its computation ...
     if instruction.opcode == "fusion":
         return _origin(_Value(instruction.called[0].root, value))
+
+    # ... and out of it, from a parameter to the operand of the fusion.
     if instruction.opcode == "parameter" and fusion is not None:
         return _origin(fusion.operands[instruction.proto.parameter_number])
+
     if instruction.opcode == "get-tuple-element":
-        made = _origin(value.operands[0])
-        if made.instruction.opcode == "tuple":
-            return _origin(made.operands[instruction.proto.tuple_index])
+        whole = _origin(value.operands[0])
+        if whole.instruction.opcode == "tuple":
+            return _origin(whole.operands[instruction.proto.tuple_index])
     return value

@@ -16,16 +16,17 @@ class CompiledReport:
 
     name: str
     num_instructions: int  # Of all computations, fused ones included.
-    flops: float  # By XLA's own count, like the next.
+    flops: float  # By XLA's own count, as is accessed_bytes.
     accessed_bytes: float
-    optimal_secs: float  # XLA's own roofline; 0 where a back end has none.
+    optimal_secs: float  # By XLA's own roofline model; 0 where a back end has none.
     argument_bytes: int  # Memory on each device, as are all bytes below.
     output_bytes: int
-    alias_bytes: int  # How much of the output lies in donated arguments.
+    alias_bytes: int  # The part of the output that lies in donated arguments.
     temp_bytes: int
-    peak_bytes: int  # The most that is held at once, arguments included.
-    collective_ops: tuple[Collective, ...]  # Each and how often it runs, in the text's order.
-    loops: dict[str, int | None]  # The most trips of each by name, None if unknown, in that order.
+    peak_bytes: int  # The most memory in use at once, arguments included.
+    collective_ops: tuple[Collective, ...]  # In the order of the program's computations.
+    # The trip count of each loop by name, at most; None if unknown. Outer loops come first.
+    loops: dict[str, int | None]
 
     @property
     def collectives(self) -> tuple[tuple[str, int], ...]:
@@ -34,36 +35,60 @@ class CompiledReport:
         return tuple((kind, counts[kind]) for kind in COLLECTIVES)
 
     def count(self, kind: str) -> int:
-        """The number of collectives of one kind. Raises ValueError for an unknown kind."""
+        """Returns the number of collectives of one kind; ValueError for an unknown kind."""
         if kind not in COLLECTIVES:
             raise ValueError(f"No collective {kind!r}; known are {', '.join(COLLECTIVES)}.")
         return dict(self.collectives)[kind]
 
     def table(self) -> str:
-        """Tables of the figures, the collectives and the loops; equal collectives share a row."""
-        rows = [("program", self.name), *((kind, n) for kind, n in self.collectives if n)]
-        rows += [("instructions", self.num_instructions), ("gflop", f"{self.flops / 1e9:.3f}")]
-        rows += [
-            (f"{what} MiB", f"{getattr(self, what + '_bytes') / 2**20:.2f}")
-            for what in ("accessed", "argument", "output", "alias", "temp")
-        ]
-        parts = [table.text(rows)]
+        """Returns the figures, the collectives and the loops as tables of text.
+
+        Collectives that are equal in everything share a row.
+        """
+        tables = [table.text(self._figures())]
         if self.collective_ops:
-            ops: list[tuple] = [("collective", "count", "bytes", "times", "groups", "of size")]
-            for op, count in collections.Counter(self.collective_ops).items():
-                groups = len(op.groups), op.group_size
-                ops.append((op.kind, count, op.result_bytes, op.times, *groups))
-            parts.append(table.text(ops))
+            tables.append(table.text(self._collective_rows()))
         if self.loops:
-            trips = ((name, table.number(count, "d")) for name, count in self.loops.items())
-            parts.append(table.text([("loop", "most trips"), *trips]))
-        return "\n".join(parts)
+            tables.append(table.text(self._loop_rows()))
+        return "\n".join(tables)
+
+    def _figures(self) -> list[tuple[str, object]]:
+        present = [(kind, count) for kind, count in self.collectives if count]
+        return [
+            ("program", self.name),
+            *present,
+            ("instructions", self.num_instructions),
+            ("gflop", f"{self.flops / 1e9:.3f}"),
+            ("accessed MiB", _mebibytes(self.accessed_bytes)),
+            ("argument MiB", _mebibytes(self.argument_bytes)),
+            ("output MiB", _mebibytes(self.output_bytes)),
+            ("alias MiB", _mebibytes(self.alias_bytes)),
+            ("temp MiB", _mebibytes(self.temp_bytes)),
+        ]
+
+    def _collective_rows(self) -> list[tuple[object, ...]]:
+        rows: list[tuple[object, ...]] = [
+            ("collective", "count", "bytes", "times", "groups", "of size")
+        ]
+        for op, count in collections.Counter(self.collective_ops).items():
+            rows.append((op.kind, count, op.result_bytes, op.times, len(op.groups), op.group_size))
+        return rows
+
+    def _loop_rows(self) -> list[tuple[str, str]]:
+        trips = [(name, table.number(count, "d")) for name, count in self.loops.items()]
+        return [("loop", "most trips"), *trips]
 
 
 def read(name: str, compiled: Any, module: Module) -> CompiledReport:
-    """Reads a jax.stages.Compiled, whose program is `module`."""
-    memory, cost = compiled.memory_analysis(), compiled.cost_analysis()
-    cost = cost[0] if isinstance(cost, list) else cost or {}
+    """Returns the report of a jax.stages.Compiled, whose program is `module`."""
+    memory = compiled.memory_analysis()
+
+    # Some back ends return a list with one dict, others a dict or None.
+    cost = compiled.cost_analysis()
+    if isinstance(cost, list):
+        cost = cost[0]
+    cost = cost or {}
+
     return CompiledReport(
         name=name,
         num_instructions=sum(len(each.instructions) for each in module.computations),
@@ -78,3 +103,7 @@ def read(name: str, compiled: Any, module: Module) -> CompiledReport:
         collective_ops=collectives.find(module),
         loops=trip_counts.count(module).trip_counts,
     )
+
+
+def _mebibytes(num_bytes: float) -> str:
+    return f"{num_bytes / 2**20:.2f}"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from lingvo_gshard.core.late import hlo_pb2
+from lingvo_gshard.hlo import hlo_proto
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -21,31 +21,37 @@ class Array:
 
     @property
     def num_bits(self) -> int:
-        """The bits of all its elements, by the first number in the dtype's name; 0 for a token."""
-        width = re.search(r"\d+", self.dtype)
-        return math.prod(self.shape) * (int(width[0]) if width else 8 * (self.dtype == "pred"))
+        """The bits of all elements, by the first number in the dtype's name; 0 for a token."""
+        if self.dtype == "pred":
+            element_bits = 8
+        elif width := re.search(r"\d+", self.dtype):
+            element_bits = int(width[0])
+        else:
+            element_bits = 0
+        return math.prod(self.shape) * element_bits
 
 
 @dataclasses.dataclass(frozen=True, eq=False, slots=True)
 class Instruction:
-    """One instruction."""
+    """One instruction of a computation."""
 
     name: str  # Unique in its program.
     opcode: str
     op_name: str  # The operation it was made from, with scopes; merged ones joined by semicolons.
     arrays: tuple[Array, ...]  # Its result, or all arrays in its tuple and the tuples inside.
     operands: tuple["Instruction", ...]
-    # What it runs; a while loop has its body, then its condition.
+    # The computations that it runs; those of a while loop are its body, then its condition.
     called: tuple["Computation", ...]
-    proto: Any  # Its HloInstructionProto, with what belongs to single opcodes, such as a window.
+    proto: Any  # Its HloInstructionProto, with the fields of single opcodes, such as a window.
 
     @property
     def is_tuple(self) -> bool:
-        """Whether its result is a tuple, even of one array."""
+        """Whether the result is a tuple, even of one array."""
         return bool(self.proto.shape.tuple_shapes)
 
     @property
     def num_bytes(self) -> int:
+        """The bytes of all arrays of the result."""
         return num_bytes(self.arrays)
 
     def __repr__(self) -> str:
@@ -71,47 +77,75 @@ class Module:
 
 
 def read(compiled: Any) -> Module:
-    """Reads the program of a jax.stages.Compiled."""
+    """Returns the program of a jax.stages.Compiled."""
     (module,) = compiled.runtime_executable().hlo_modules()
     return parse(module.as_serialized_hlo_module_proto())
 
 
 def parse(serialized: bytes) -> Module:
-    """Reads a serialized HloModuleProto."""
-    proto = hlo_pb2.HloModuleProto.FromString(serialized)
+    """Returns the program in a serialized HloModuleProto."""
+    proto = hlo_proto.messages()["xla.HloModuleProto"].FromString(serialized)
     schedules = proto.schedule.sequences
+
+    # A computation comes after those that it calls, so their records exist already.
     computations: dict[int, Computation] = {}
-    for each in proto.computations:  # Those that are called come first, and so do operands.
-        found: dict[int, Instruction] = {}
-        for instruction in each.instructions:
-            found[instruction.id] = Instruction(
-                instruction.name,
-                instruction.opcode,
-                instruction.metadata.op_name,
-                arrays_of(instruction.shape),
-                tuple(map(found.__getitem__, instruction.operand_ids)),
-                tuple(map(computations.__getitem__, instruction.called_computation_ids)),
-                instruction,
-            )
-        order = schedules[each.id].instruction_ids if each.id in schedules else found
-        in_order = tuple(map(found.__getitem__, order))
-        computations[each.id] = Computation(each.name, in_order, found[each.root_id])
+    for computation in proto.computations:
+        instructions = _instructions(computation, computations)
+
+        # Only some compilers give a schedule; elsewhere instructions run in the order of the proto.
+        if computation.id in schedules:
+            order = list(schedules[computation.id].instruction_ids)
+        else:
+            order = list(instructions)
+
+        computations[computation.id] = Computation(
+            name=computation.name,
+            instructions=tuple(instructions[id_] for id_ in order),
+            root=instructions[computation.root_id],
+        )
+
     return Module(
-        tuple(computations.values()),
-        computations[proto.entry_computation_id],
-        max(1, proto.device_assignment.computation_count),
+        computations=tuple(computations.values()),
+        entry=computations[proto.entry_computation_id],
+        num_partitions=max(1, proto.device_assignment.computation_count),
     )
 
 
+def _instructions(proto: Any, computations: dict[int, Computation]) -> dict[int, Instruction]:
+    """Returns the instructions of a HloComputationProto by id, in the proto's order.
+
+    `computations` has, by id, at least those that the instructions call.
+    """
+    instructions: dict[int, Instruction] = {}
+    for instruction in proto.instructions:  # Operands come before their users.
+        instructions[instruction.id] = Instruction(
+            name=instruction.name,
+            opcode=instruction.opcode,
+            op_name=instruction.metadata.op_name,
+            arrays=arrays_of(instruction.shape),
+            operands=tuple(instructions[id_] for id_ in instruction.operand_ids),
+            called=tuple(computations[id_] for id_ in instruction.called_computation_ids),
+            proto=instruction,
+        )
+    return instructions
+
+
 def num_bytes(arrays: Iterable[Array]) -> int:
-    """Bytes of several arrays together."""
-    return -(-sum(each.num_bits for each in arrays) // 8)
+    """Returns the bytes of several arrays together, rounded up."""
+    bits = sum(array.num_bits for array in arrays)
+    return -(-bits // 8)
 
 
 def arrays_of(shape: Any) -> tuple[Array, ...]:
-    """The arrays in a ShapeProto, those in tuples included."""
+    """Returns the arrays in a ShapeProto, those in tuples included."""
     if shape.tuple_shapes:
-        return tuple(array for each in shape.tuple_shapes for array in arrays_of(each))
-    names = shape.DESCRIPTOR.fields_by_name["element_type"].enum_type.values_by_number
-    dtype = names[shape.element_type].name.lower()
-    return () if dtype == "tuple" else (Array(dtype, tuple(shape.dimensions)),)
+        arrays: list[Array] = []
+        for inner in shape.tuple_shapes:
+            arrays += arrays_of(inner)
+        return tuple(arrays)
+
+    dtypes = shape.DESCRIPTOR.fields_by_name["element_type"].enum_type.values_by_number
+    dtype = dtypes[shape.element_type].name.lower()
+    if dtype == "tuple":  # An empty one.
+        return ()
+    return (Array(dtype, tuple(shape.dimensions)),)

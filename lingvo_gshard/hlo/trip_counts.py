@@ -27,8 +27,17 @@ _RANGES = {
     Array("u32", ()): range(2**32),
     Array("u64", ()): range(2**64),
 }
-# The result of each is its first operand.
-_SAME = frozenset(["bitcast", "convert", "copy", "copy-done", "copy-start", "optimization-barrier"])
+# Instructions whose result is their first operand.
+_SAME = frozenset(
+    {
+        "bitcast",
+        "convert",
+        "copy",
+        "copy-done",
+        "copy-start",
+        "optimization-barrier",
+    }
+)
 _ARITHMETIC: Mapping[str, Callable[..., int]] = {
     "add": operator.add,
     "and": operator.and_,
@@ -44,7 +53,7 @@ _ARITHMETIC: Mapping[str, Callable[..., int]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Runs:
-    """What one call of a program runs at most, but for loops of unknown length."""
+    """What one call of a program runs at most, except for loops of unknown length."""
 
     # How often each computation runs. Every branch of a conditional counts as taken; the function
     # of a reduction, sort or scatter counts once for each of these.
@@ -56,7 +65,7 @@ class Runs:
 
 @functools.lru_cache(maxsize=1)  # A program's report needs it, and then its costs.
 def count(module: Module) -> Runs:
-    """Follows every call from the module's entry."""
+    """Returns how often each computation and loop runs, following calls from the module's entry."""
     runs = Runs(dict.fromkeys(module.computations, 0), {})
     _follow(_Frame(module.entry, ()), 1, runs)
     return runs
@@ -66,22 +75,27 @@ class _Frame:
     """A computation and its arguments. Computes the values of its instructions on demand."""
 
     def __init__(self, computation: Computation, arguments: Sequence[_Value]) -> None:
-        self.computation, self._arguments = computation, dict(enumerate(arguments))
+        """`arguments` may be fewer than the computation's parameters; the others are unknown."""
+        self.computation = computation
+        self._arguments = dict(enumerate(arguments))
         self._values: dict[Instruction, _Value] = {}
 
     def result(self) -> _Value:
+        """Returns the value of the computation's root."""
         return self.value(self.computation.root)
 
     def operands(self, instruction: Instruction) -> tuple[_Value, ...]:
+        """Returns the values of an instruction's operands."""
         return tuple(map(self.value, instruction.operands))
 
     def value(self, instruction: Instruction) -> _Value:
+        """Returns the value of an instruction, which is computed once."""
         if instruction not in self._values:
-            value = None
+            value: _Value = None
             if instruction.is_tuple or _RANGES.keys() & instruction.arrays:
                 value = self._compute(instruction)
             if isinstance(value, int) and value not in _RANGES[instruction.arrays[0]]:
-                value = None
+                value = None  # It overflows.
             self._values[instruction] = value
         return self._values[instruction]
 
@@ -91,53 +105,68 @@ class _Frame:
             case "constant":
                 if instruction.is_tuple:
                     return None
-                return int(getattr(proto.literal, instruction.arrays[0].dtype + "s")[0])
+                # A literal of dtype s32 has its values in the field `s32s`.
+                values = getattr(proto.literal, instruction.arrays[0].dtype + "s")
+                return int(values[0])
             case "parameter":
                 return self._arguments.get(proto.parameter_number)
+
             case "tuple":
                 return self.operands(instruction)
             case "get-tuple-element":
                 (whole,) = self.operands(instruction)
                 return whole[proto.tuple_index] if isinstance(whole, tuple) else None
+
+            # What calls other computations.
             case "fusion" | "call":
                 (called,) = instruction.called
                 return _Frame(called, self.operands(instruction)).result()
             case "while":
-                return _run_loop(self, instruction)[1]
+                _, state = _run_loop(self, instruction)
+                return state
         return _apply(instruction, self.operands(instruction))
 
 
 def _apply(instruction: Instruction, operands: tuple[_Value, ...]) -> _Value:
-    """The result of an instruction that calls nothing."""
+    """Returns the result of an instruction that calls nothing."""
     opcode = instruction.opcode
     if opcode in _SAME:
         return operands[0]
+
+    # Known operands may decide the result, whatever the others are.
     if opcode == "and" and 0 in operands:
-        return 0  # Whatever the other is.
+        return 0
     if opcode == "select" and operands[0] is not None:
         return operands[1] if operands[0] else operands[2]
-    if not all(isinstance(each, int) for each in operands):
+
+    if not all(isinstance(operand, int) for operand in operands):
         return None
     if opcode == "compare":  # Its direction is the name of Python's operator, in upper case.
         compare = getattr(operator, instruction.proto.comparison_direction.lower())
         return int(compare(*operands))
     if opcode == "not" and instruction.arrays[0].dtype == "pred":
         return int(not operands[0])
-    return _ARITHMETIC[opcode](*operands) if opcode in _ARITHMETIC else None
+    if opcode in _ARITHMETIC:
+        return _ARITHMETIC[opcode](*operands)
+    return None
 
 
 def _run_loop(frame: _Frame, loop: Instruction) -> tuple[int | None, _Value]:
-    """The most trips of a loop, and its final state as far as it is known."""
+    """Returns the most trips of a loop, None if unknown, and its final state as far as known."""
     (state,) = frame.operands(loop)
     body, condition = loop.called
+
+    # Whether every condition so far is known, so that the loop ends after as many trips for sure.
     is_certain = True
     for trips in range(_MOST_TRIPS + 1):
         goes_on = _Frame(condition, [state]).result()
         if goes_on == 0:
             return trips, state if is_certain else _unchanged(frame, loop)
         is_certain = is_certain and goes_on is not None
-        before, state = state, _Frame(body, [state]).result()
-        if state == before:  # Nor would any further trip change it.
+
+        state_before = state
+        state = _Frame(body, [state]).result()
+        if state == state_before:  # Nor would any further trip change it.
             break
     return None, None
 
@@ -148,16 +177,7 @@ def _follow(frame: _Frame, times: int, runs: Runs) -> None:
     for instruction in frame.computation.instructions:
         match instruction.opcode:
             case "while":
-                config = json.loads(instruction.proto.backend_config or "{}")
-                known = config.get("known_trip_count")
-                trips = int(known["n"]) if known else _run_loop(frame, instruction)[0]
-                if runs.trip_counts.setdefault(instruction.name, trips) != trips:
-                    runs.trip_counts[instruction.name] = None
-                state = [_unchanged(frame, instruction)]
-                body, condition = instruction.called
-                all_trips = times * (1 if trips is None else trips)
-                _follow(_Frame(body, state), all_trips, runs)
-                _follow(_Frame(condition, state), times + all_trips, runs)
+                _follow_loop(frame, instruction, times, runs)
             case "fusion" | "call":
                 (called,) = instruction.called
                 _follow(_Frame(called, frame.operands(instruction)), times, runs)
@@ -168,17 +188,43 @@ def _follow(frame: _Frame, times: int, runs: Runs) -> None:
                     _follow(_Frame(called, ()), times, runs)
 
 
+def _follow_loop(frame: _Frame, loop: Instruction, times: int, runs: Runs) -> None:
+    """Adds `times` runs of a loop in a frame to `runs`."""
+    # The compiler's own count, or that of a run.
+    config = json.loads(loop.proto.backend_config or "{}")
+    known = config.get("known_trip_count")
+    if known:
+        trips: int | None = int(known["n"])
+    else:
+        trips, _ = _run_loop(frame, loop)
+
+    # The same loop may have been met before, within a loop or function that runs more than once.
+    if runs.trip_counts.setdefault(loop.name, trips) != trips:
+        runs.trip_counts[loop.name] = None
+
+    # The condition is computed once more than the body, each time the loop runs.
+    state = _unchanged(frame, loop)
+    body, condition = loop.called
+    all_trips = times * (1 if trips is None else trips)
+    _follow(_Frame(body, [state]), all_trips, runs)
+    _follow(_Frame(condition, [state]), times + all_trips, runs)
+
+
 def _unchanged(frame: _Frame, loop: Instruction) -> _Value:
-    """A loop's state in every run of its body; the values that a run changes are unknown."""
+    """Returns a loop's state in every run of its body: values that a run changes are unknown."""
     (state,) = frame.operands(loop)
-    before = object()
-    while state != before:
-        before, state = state, _common(state, _Frame(loop.called[0], [state]).result())
-    return state
+    body, _ = loop.called
+
+    # With fewer known values, a run may change further ones, until no more are lost.
+    while True:
+        common = _common(state, _Frame(body, [state]).result())
+        if common == state:
+            return state
+        state = common
 
 
 def _common(a: _Value, b: _Value) -> _Value:
-    """What two values have in common; the rest is unknown."""
+    """Returns what two values have in common; the rest is unknown."""
     if isinstance(a, tuple) and isinstance(b, tuple):
         return tuple(map(_common, a, b))
     return a if a == b else None

@@ -1,4 +1,8 @@
-"""Annotator: what a layer knows of the partitioning. Layers name dims, and the table decides."""
+"""Annotator: what a layer knows of the partitioning.
+
+Layers name a tensor's dims by letters; the table of the experiment says how each is split. The
+letters are listed in sharding/layout.py.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,9 @@ DIMS_ATTRIBUTE = "_dims"
 class Annotator:
     """Applies a partitioning to the tensors of a traced function.
 
-    `mapped` is the dim over which tf.vectorized_map maps the function, or empty. The map hands each
-    annotation on to the tensor with this leading dim, so it must be that tensor's.
+    `mapped` is the letter of the dim over which tf.vectorized_map maps the function, or empty. The
+    map moves each annotation to the tensor with this leading dim, so annotations inside the map
+    include it.
     """
 
     partitioning: Partitioning
@@ -30,7 +35,7 @@ class Annotator:
     def annotate(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
         """Annotates `tensor` of rank len(dims) with the sharding that the table gives its dims.
 
-        Raises ValueError outside a traced function, and for another rank or a letter twice.
+        Raises ValueError outside a traced function, for another rank, and for a repeated letter.
         """
         annotate.check_rank("annotate", tensor, len(dims), f"dims {dims!r} name {len(dims)}")
         dims = self.mapped + dims
@@ -38,21 +43,27 @@ class Annotator:
         return self._annotated(tensor, dims, self.partitioning.axes(dims))
 
     def annotate_outside(self, tensor: tf.Tensor, dims: str) -> tf.Tensor:
-        """Annotates a tensor that each application of a mapped function reads whole or in part.
+        """Annotates a tensor outside the map, which every application of the function may read.
 
-        It is outside the map, and replicated over the axes of the mapped dim.
+        It has no mapped dim of its own, but is whole along the mesh axes of the mapped dim.
         """
+        # As `annotate` would split it inside the map: the mapped dim takes its axes first.
         axes = self.partitioning.axes(self.mapped + dims)[len(self.mapped) :]
         return self._annotated(tensor, dims, axes)
 
     def _annotated(self, tensor: tf.Tensor, dims: str, axes: tuple[Axis | None, ...]) -> tf.Tensor:
+        # A program's annotations count partitions in the order of the grid, not devices.
         sharding = annotate.mesh_sharding(self.partitioning.mesh.grid, axes)
         annotated = sharding.apply_to_tensor(tensor, use_sharding_op=True)
         annotated.op._set_attr(DIMS_ATTRIBUTE, tf.compat.v1.AttrValue(s=dims.encode()))
         return annotated
 
     def gradient_dims(self, dims: str) -> str:
-        """The dims of the gradient of a weight with these dims."""
+        """Returns the dims of the gradient of a weight with these dims.
+
+        With `scatter_gradients` they are those in the optimizer, so that each partition sums only
+        the part of the gradient that it updates.
+        """
         return dims.lower() if self.scatter_gradients else dims
 
     def locally(
@@ -63,16 +74,26 @@ class Annotator:
     ) -> tf.Tensor:
         """Applies `fn` to each partition's own parts of the arguments, with no communication.
 
-        `arguments` are whole tensors and their dims, `dims` the result's. See manual.py for `fn`.
+        `arguments` are whole tensors with their dims; `dims` are those of the whole result. See
+        manual.py for what `fn` may do.
         """
-        mesh, axes = self.partitioning.mesh.grid, self.partitioning.axes
-        parts = [manual.auto_to_manual_spmd_partition(x, mesh, axes(d)) for x, d in arguments]
-        return manual.manual_to_auto_spmd_partition(fn(*parts), mesh, axes(dims))
+        mesh = self.partitioning.mesh.grid
+        parts = [
+            manual.auto_to_manual_spmd_partition(
+                tensor, mesh, self.partitioning.axes(argument_dims)
+            )
+            for tensor, argument_dims in arguments
+        ]
+        result = fn(*parts)
+        return manual.manual_to_auto_spmd_partition(result, mesh, self.partitioning.axes(dims))
 
     def factor(self, dims: str) -> tuple[int, ...]:
-        """How many ways each dim is split."""
+        """Returns how many ways each dim is split."""
         return self.partitioning.factor(dims)
 
     def over(self, dim: str) -> Annotator:
-        """The annotator inside a map over the leading dim `dim`; it can't be used for `locally`."""
+        """Returns the annotator for a function that is mapped over the leading dim `dim`.
+
+        Its `locally` can't be used.
+        """
         return dataclasses.replace(self, mapped=dim)

@@ -16,7 +16,8 @@ new dimension (`tf.expand_dims(y, 0)`) that leaves along their axis, and reduce 
 
 It may hold loops, with reductions in their bodies; each partition runs its own number of trips.
 
-What breaks these rules, dynamic shapes, and axes that do not fit a tensor raise ValueError.
+ValueError is raised for code that breaks these rules, for dynamic shapes, and for axes that do not
+fit a tensor.
 """
 
 from __future__ import annotations
@@ -29,14 +30,35 @@ from lingvo_gshard.core.late import tf, xla_sharding
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.mesh import Axes, Mesh, names_of
 
-_ENTRY, _EXIT = "XlaSpmdFullToShardShape", "XlaSpmdShardToFullShape"
-# fmt: off
-_REDUCTIONS_AND_PADS = frozenset([
-    "All", "Any", "ArgMax", "ArgMin", "AvgPool", "Cumprod", "Cumsum", "EuclideanNorm", "L2Loss",
-    "LogSoftmax", "Max", "MaxPool", "Mean", "Min", "MirrorPad", "Pad", "PadV2", "Prod", "Softmax",
-    "StridedSlice", "Sum",
-])
-# fmt: on
+# The operations at the borders of a region.
+_ENTRY = "XlaSpmdFullToShardShape"
+_EXIT = "XlaSpmdShardToFullShape"
+# TensorFlow's operations that XLA compiles to reductions, or whose gradients are pads.
+_REDUCTIONS_AND_PADS = frozenset(
+    {
+        "All",
+        "Any",
+        "ArgMax",
+        "ArgMin",
+        "AvgPool",
+        "Cumprod",
+        "Cumsum",
+        "EuclideanNorm",
+        "L2Loss",
+        "LogSoftmax",
+        "Max",
+        "MaxPool",
+        "Mean",
+        "Min",
+        "MirrorPad",
+        "Pad",
+        "PadV2",
+        "Prod",
+        "Softmax",
+        "StridedSlice",
+        "Sum",
+    }
+)
 
 
 def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> tf.Tensor:
@@ -48,25 +70,30 @@ def auto_to_manual_spmd_partition(tensor: tf.Tensor, mesh: Mesh, axes: Axes) -> 
     what = "auto_to_manual_spmd_partition"
     annotate.check_axes(what, tensor, mesh, axes)
     shape = annotate.static_shape(f"{what}: {tensor.name}", tensor.shape)
-    ways = list(map(mesh.size, axes))
-    for i, (size, way) in enumerate(zip(shape, ways, strict=True)):
-        # Manual code could not distinguish an uneven part's padding from its data.
-        if size % way:
+
+    # Manual code could not distinguish an uneven part's padding from its data.
+    factors = list(map(mesh.size, axes))
+    for i, (size, factor) in enumerate(zip(shape, factors, strict=True)):
+        if size % factor:
             raise ValueError(
                 f"{what}: {tensor.name} of shape {tensor.shape}: dimension {i} of size {size} is "
-                f"not divisible by the {way} partitions of mesh axis {axes[i]!r}."
+                f"not divisible by the {factor} partitions of mesh axis {axes[i]!r}."
             )
+
     if mesh.num_partitions == 1:
         return tf.identity(tensor)
+
     # New dimensions, split along the other axes, hold one copy for each partition. They are made
     # without communication, and their gradient is the sum over the copies.
     copied = _copied(mesh, axes)
     copies = tf.broadcast_to(tensor, [*map(mesh.size, copied), *shape])
     all_axes = [*copied, *axes]
-    part = xla_sharding.auto_to_manual_spmd_partition(
-        annotate.mesh_split(copies, mesh, all_axes), _proto(mesh, all_axes)
-    )
-    return tf.reshape(part, [size // way for size, way in zip(shape, ways, strict=True)])
+    split = annotate.mesh_split(copies, mesh, all_axes)
+    part = xla_sharding.auto_to_manual_spmd_partition(split, _proto(mesh, all_axes))
+
+    # Without the new dimensions, which are of size 1 in a partition's part.
+    part_shape = [size // factor for size, factor in zip(shape, factors, strict=True)]
+    return tf.reshape(part, part_shape)
 
 
 def manual_to_auto_spmd_partition(part: tf.Tensor, mesh: Mesh, axes: Axes) -> tf.Tensor:
@@ -81,13 +108,14 @@ def manual_to_auto_spmd_partition(part: tf.Tensor, mesh: Mesh, axes: Axes) -> tf
     if mesh.num_partitions == 1:
         return tf.identity(part)
     _check_operations(part)
+
+    # The partitions along the other axes hold equal copies, which leave as one tensor.
     num_copies = math.prod(map(mesh.size, _copied(mesh, axes)))
-    ways = map(mesh.size, axes)
-    whole = xla_sharding.manual_to_auto_spmd_partition(
-        _share_gradient(part, num_copies),
-        _proto(mesh, axes),
-        [size * way for size, way in zip(shape, ways, strict=True)],
-    )
+    part = _share_gradient(part, num_copies)
+
+    factors = map(mesh.size, axes)
+    whole_shape = [size * factor for size, factor in zip(shape, factors, strict=True)]
+    whole = xla_sharding.manual_to_auto_spmd_partition(part, _proto(mesh, axes), whole_shape)
     return annotate.mesh_split(whole, mesh, axes)
 
 
@@ -108,14 +136,18 @@ def _proto(mesh: Mesh, axes: Axes) -> bytes:
 
 
 def _copied(mesh: Mesh, axes: Axes) -> list[str]:
-    """The axes that a tensor does not lie along."""
+    """Returns the mesh's axes that a tensor is not split along."""
     return [name for name in mesh.axis_names if name not in names_of(axes)]
 
 
 def _check_operations(part: tf.Tensor) -> None:
     """Raises a ValueError if `part` is not computed as a manual region demands."""
     what = f"manual_to_auto_spmd_partition: {part.name}: "
-    inside, constant = set[str](), set[str]()
+
+    # The names of operations that compute with something that has entered the region, and of those
+    # that compute with constants alone. All others are outside.
+    inside: set[str] = set()
+    constant: set[str] = set()
     for op in _upstream(part.op):
         inputs = {tensor.op.name for tensor in op.inputs}
         if op.type == _ENTRY:
@@ -123,31 +155,44 @@ def _check_operations(part: tf.Tensor) -> None:
         elif op.type == "Const" or (inputs and inputs <= constant):
             constant.add(op.name)
         elif op.type != _EXIT and inputs & inside:
+            _check_inside(what, op, inside | constant)
             inside.add(op.name)
-            if op.type in _REDUCTIONS_AND_PADS:
-                raise ValueError(
-                    f"{what}the {op.type} {op.name} may not stand in a manual region; use an "
-                    "einsum, or sum outside."
-                )
-            if op.type == "XlaSharding":
-                raise ValueError(f"{what}the annotation {op.name} may not stand in a region.")
-            for tensor in op.inputs:
-                if tensor.op.name not in inside | constant:
-                    raise ValueError(
-                        f"{what}{op.name} computes with {tensor.name} of shape {tensor.shape}, "
-                        "which has not entered the manual region."
-                    )
+
     if part.op.name not in inside | constant:
         raise ValueError(f"{what}it has not entered the manual region.")
 
 
+def _check_inside(what: str, op: tf.Operation, allowed: set[str]) -> None:
+    """Raises a ValueError, prefixed by `what`, if `op` may not stand in a manual region.
+
+    `allowed` are the names of the operations whose results it may compute with.
+    """
+    if op.type in _REDUCTIONS_AND_PADS:
+        raise ValueError(
+            f"{what}the {op.type} {op.name} may not stand in a manual region; use an "
+            "einsum, or sum outside."
+        )
+    if op.type == "XlaSharding":
+        raise ValueError(f"{what}the annotation {op.name} may not stand in a region.")
+
+    for tensor in op.inputs:
+        if tensor.op.name not in allowed:
+            raise ValueError(
+                f"{what}{op.name} computes with {tensor.name} of shape {tensor.shape}, "
+                "which has not entered the manual region."
+            )
+
+
 def _upstream(op: tf.Operation) -> list[tf.Operation]:
-    """`op` and its inputs, theirs, and so on, up to the borders of regions; inputs first."""
+    """Returns `op` and all that it computes with, up to the borders of regions; inputs first."""
     inputs: dict[tf.Operation, list[tf.Operation]] = {}
-    stack = [op]
-    while stack:
-        if (top := stack.pop()) not in inputs:
-            is_border = top.type in (_ENTRY, _EXIT)
-            inputs[top] = [] if is_border else [tensor.op for tensor in top.inputs]
-            stack += inputs[top]
+    waiting = [op]
+    while waiting:
+        top = waiting.pop()
+        if top in inputs:
+            continue
+
+        is_border = top.type in (_ENTRY, _EXIT)
+        inputs[top] = [] if is_border else [tensor.op for tensor in top.inputs]
+        waiting += inputs[top]
     return list(graphlib.TopologicalSorter(inputs).static_order())

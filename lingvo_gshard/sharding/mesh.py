@@ -5,9 +5,11 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 
-# A dim is split along one axis of a mesh, or along several, of which the first varies slowest.
+# The axis of a mesh that a dim is split along, or several axes, the slowest first.
 Axis = str | tuple[str, ...]
-Axes = Sequence[Axis | None]  # That of each dim of a tensor, or None for a whole dim.
+# The axis of each dim of a tensor, or None for a whole dim.
+Axes = Sequence[Axis | None]
+# An axis in text, such as `experts:8` or `data:*`.
 _AXIS = re.compile(r"([A-Za-z]\w*):([1-9]\d*|\*)")
 
 
@@ -16,8 +18,8 @@ class Mesh:
     """Partitions arranged in a grid of named axes.
 
     `axis_sizes` are the numbers of partitions along the axes. `device_assignment` is the paper's,
-    flattened: the device of each partition, in row-major order; None for 0, 1, 2, ... Raises
-    ValueError if names and sizes don't match or the assignment is no permutation.
+    flattened: the device of each partition, in row-major order; None stands for 0, 1, 2, ... Raises
+    ValueError if names and sizes don't match or the assignment is not a permutation.
     """
 
     axis_names: tuple[str, ...]
@@ -34,6 +36,7 @@ class Mesh:
             raise ValueError(f"Mesh: axis names must differ, got {self.axis_names}.")
         if any(size < 1 for size in self.axis_sizes):
             raise ValueError(f"Mesh: every axis needs 1 or more partitions, got {self.axis_sizes}.")
+
         assignment = self.device_assignment
         if assignment is not None and sorted(assignment) != list(range(self.num_partitions)):
             raise ValueError(
@@ -43,7 +46,7 @@ class Mesh:
 
     @property
     def num_partitions(self) -> int:
-        """The number of partitions, which is that of devices."""
+        """The number of partitions, which equals the number of devices."""
         return math.prod(self.axis_sizes)
 
     @property
@@ -55,8 +58,8 @@ class Mesh:
     def grid(self) -> "Mesh":
         """This mesh without its device assignment, for annotations.
 
-        A program counts its partitions in the order of the grid. Which device each one runs on is
-        decided when the program is compiled, and must not be decided here as well.
+        A program numbers its partitions in the order of the grid. Which device each of them runs on
+        is decided when the program is compiled, and must not be decided in annotations as well.
         """
         return Mesh(self.axis_names, self.axis_sizes)
 
@@ -66,7 +69,10 @@ class Mesh:
         return dict(zip(self.axis_names, self.axis_sizes, strict=True))
 
     def size(self, axis: Axis | None) -> int:
-        """The number of partitions along `axis`, 1 for None; ValueError if it makes no sense."""
+        """Returns the number of partitions along `axis`, 1 for None.
+
+        Raises ValueError if it is not an axis, is unknown to the mesh, or has a name twice.
+        """
         if not isinstance(axis, str | tuple | list | None):
             raise ValueError(f"Mesh: an axis is a name or a tuple of names, got {axis!r}.")
         names = names_of([axis])
@@ -83,36 +89,42 @@ class Mesh:
 
     @staticmethod
     def parse(text: str, num_partitions: int, assignment: Sequence[int] | None = None) -> "Mesh":
-        """The mesh of a text such as `data:*,experts:8`: axes and sizes, the slowest first.
+        """Returns the mesh of a text such as `data:*,experts:8`: axes and sizes, the slowest first.
 
         A size of `*` is what the others leave of `num_partitions`. Raises ValueError if the text
-        means something else or the sizes do not multiply to `num_partitions`; and as Mesh.
+        has another form or the sizes do not multiply to `num_partitions`, and as Mesh does.
         """
-        axes = [_AXIS.fullmatch(axis.strip()) for axis in text.split(",")]
-        names = tuple(axis[1] for axis in axes if axis)
-        sizes = [axis[2] for axis in axes if axis]
-        if len(sizes) < len(axes) or sizes.count("*") > 1:
+        matches = [_AXIS.fullmatch(axis.strip()) for axis in text.split(",")]
+        names = tuple(match[1] for match in matches if match)
+        sizes = [match[2] for match in matches if match]
+        if len(sizes) < len(matches) or sizes.count("*") > 1:
             raise ValueError(
                 f"mesh={text}: expected axes with their sizes, of which one may be the rest, such "
                 "as data:*,experts:8."
             )
+
+        # The axis of size `*`, if there is one, has the partitions that the others leave.
         known = math.prod(int(size) for size in sizes if size != "*")
         if num_partitions % known or ("*" not in sizes and num_partitions != known):
             expected = f"a multiple of {known}" if "*" in sizes else known
             raise ValueError(f"mesh={text}: expected {expected} devices, got {num_partitions}.")
-        filled = (num_partitions // known if size == "*" else int(size) for size in sizes)
-        return Mesh(names, tuple(filled), None if assignment is None else tuple(assignment))
+        rest = num_partitions // known
+        axis_sizes = tuple(rest if size == "*" else int(size) for size in sizes)
+        device_assignment = None if assignment is None else tuple(assignment)
+        return Mesh(names, axis_sizes, device_assignment)
 
     @staticmethod
     def flat(num_partitions: int) -> "Mesh":
-        """The paper's mesh: one axis, `d`, of all cores."""
+        """Returns the paper's mesh: one axis, `d`, of all cores."""
         return Mesh(("d",), (num_partitions,))
 
 
 def names_of(axes: Iterable[Axis | None]) -> list[str]:
-    """The names of all these axes, in order."""
+    """Returns the names of all these axes, in order: ["y", None, ("x", "z")] gives y, x, z."""
     names: list[str] = []
     for axis in axes:
-        if axis is not None:
-            names += [axis] if isinstance(axis, str) else axis
+        if isinstance(axis, str):
+            names.append(axis)
+        elif axis is not None:
+            names += axis
     return names

@@ -119,6 +119,32 @@ def test_every_form_of_groups(fields, groups):
     assert found.group_size == len(groups[0])
 
 
+@pytest.mark.parametrize(
+    ("axes", "groups"),
+    [
+        ([[1]], ((0, 1, 2, 3), (4, 5, 6, 7))),
+        ([[0]], ((0, 4), (1, 5), (2, 6), (3, 7))),
+        ([[1], [0]], ((0, 4, 1, 5, 2, 6, 3, 7),)),
+        ([[1, 1, 2]], ((0, 2), (1, 3), (4, 6), (5, 7))),
+        ([[1, 2, 2]], ((0, 1), (2, 3), (4, 5), (6, 7))),
+        # Both factors of an axis are the axis.
+        ([[1, 1, 2], [1, 2, 2]], ((0, 1, 2, 3), (4, 5, 6, 7))),
+    ],
+)
+def test_groups_along_axes_of_a_2_by_4_mesh(axes, groups):
+    op = instruction("all-reduce", **_mesh([2, 4], *axes))
+    entry = computation("main", op)
+    (found,) = collectives.find(Module((entry,), entry, 8))
+    assert found.groups == groups
+
+
+def test_groups_of_a_transposed_grid():
+    op = instruction("all-reduce", iota_collective_device_list=_iota(4, 2, [2, 4], [1, 0]))
+    entry = computation("main", op)
+    (found,) = collectives.find(Module((entry,), entry, 8))
+    assert found.groups == ((0, 4), (1, 5), (2, 6), (3, 7))
+
+
 def _f32(*sizes):
     return tuple(Array("f32", (size,)) for size in sizes)
 

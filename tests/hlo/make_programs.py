@@ -25,10 +25,10 @@ environment.prepare(1)
 import jax
 import numpy as np
 import tensorflow as tf
-from tensorflow.compiler.xla.service import hlo_pb2
 
 from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.hlo import hlo_proto
 from lingvo_gshard.input import packing
 from lingvo_gshard.model import placement
 from lingvo_gshard.model.spec import ModeKeys
@@ -92,8 +92,9 @@ def split_weights(num_partitions: int) -> program.Program:
 
 def stripped(serialized: bytes) -> bytes:
     """A serialized HloModuleProto with only what the readers want."""
-    module = hlo_pb2.HloModuleProto.FromString(serialized)
-    kept = hlo_pb2.HloModuleProto(
+    proto_class = hlo_proto.messages()["xla.HloModuleProto"]
+    module = proto_class.FromString(serialized)
+    kept = proto_class(
         name=module.name,
         entry_computation_id=module.entry_computation_id,
         schedule=module.schedule,

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-from tensorflow.compiler.xla.service import hlo_pb2
 
-from lingvo_gshard.hlo import hlo_module
+from lingvo_gshard.hlo import hlo_module, hlo_proto
 from lingvo_gshard.hlo.hlo_module import Array, Computation, Instruction, Module
 
 FOLDER = pathlib.Path(__file__).parent / "kept"  # Filled by make_programs.py.
@@ -55,7 +54,9 @@ def kept(name: str) -> Module:
 def lowered(fn: Callable[..., Any], *args: Any) -> Module:
     """A JAX function as XLA's compilers receive it; the jitted functions it calls are fusions."""
     ir = jax.jit(fn).lower(*args).compiler_ir("hlo")
-    proto = hlo_pb2.HloModuleProto.FromString(ir.as_serialized_hlo_module_proto())
+    proto = hlo_proto.messages()["xla.HloModuleProto"].FromString(
+        ir.as_serialized_hlo_module_proto()
+    )
     for computation in proto.computations:
         for instruction in computation.instructions:
             if instruction.opcode == "call":
@@ -72,7 +73,7 @@ def instruction(
     **fields: Any,
 ) -> Instruction:
     """An instruction by hand, with fields of its proto; its name is its opcode and a number."""
-    proto = hlo_pb2.HloInstructionProto(**fields)
+    proto = hlo_proto.messages()["xla.HloInstructionProto"](**fields)
     return Instruction(
         f"{opcode}.{next(_NUMBERS)}", opcode, op_name, arrays, operands, called, proto
     )
