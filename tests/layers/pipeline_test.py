@@ -17,7 +17,8 @@ from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.gating import SecondExpert
 from lingvo_gshard.layers.products import dot
 from lingvo_gshard.layers.repeat import Layers, Remat
-from lingvo_gshard.layers.transformer import Attended, TransformerStack
+from lingvo_gshard.layers.stack import TransformerStack
+from lingvo_gshard.layers.transformer import Attended
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.repeat import Loop, Remat, recomputed
+from lingvo_gshard.layers.repeat import Carried, Loop, Remat, apply_block
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
@@ -18,12 +18,16 @@ from tests.layers import building
 from tests.spmd import functions
 
 B, M, R = 3, 4, 5
+_DIMS = Carried("BM", shared=["BM"], weights=["MH"])
 
 
-def _block(index, products, x, shared, w):
+def _block(index, products, inputs):
     """Returns the output, a report with a gradient, and one without."""
-    y = tf.tanh(products("BM", _product, x, w) + shared) * (1.0 + tf.cast(index, x.dtype))
-    return [y, tf.reduce_sum(y**2), tf.stop_gradient(y[0])]
+    (shared,) = inputs.shared
+    (weight,) = inputs.weights
+    h = tf.tanh(products("BM", _product, inputs.x, weight) + shared)
+    y = h * (1.0 + tf.cast(index, h.dtype))
+    return Carried(y, reports=[tf.reduce_sum(y**2), tf.stop_gradient(y[0])])
 
 
 def _product(x, w):
@@ -31,19 +35,18 @@ def _product(x, w):
 
 
 def _loop(remat, x, shared, stack):
-    loop = Loop(
-        _block, R, building.Unannotated(), x_dims="BM", shared_dims=["BM"], weight_dims=["MH"]
-    )
-    return loop(x, [shared], [stack], remat)
+    loop = Loop(_block, R, building.Unannotated(), _DIMS)
+    return loop(Carried(x, [shared], [stack]), remat)
 
 
 def _unrolled(remat, x, shared, stack):
-    reports = []
+    reports_by_block = []
     for i in range(R):
-        block = functools.partial(_block, i)
-        x, *report = recomputed(block, remat)(x, shared, stack[i])
-        reports.append(report)
-    return x, [tf.stack(each) for each in zip(*reports, strict=True)]
+        result = apply_block(_block, i, Carried(x, [shared], [stack[i]]), remat)
+        x = result.x
+        reports_by_block.append(result.reports)
+    reports = [tf.stack(reports) for reports in zip(*reports_by_block, strict=True)]
+    return Carried(x, reports=reports)
 
 
 _WAYS = {
@@ -62,10 +65,11 @@ def _compiled(way):
     def run(x, shared, stack):
         with tf.GradientTape() as tape:
             tape.watch([x, shared, stack])
-            y, (squares, rows) = _WAYS[way](x, shared, stack)
+            result = _WAYS[way](x, shared, stack)
+            squares, rows = result.reports
             factors = tf.range(1.0, R + 1, dtype=squares.dtype)
-            loss = tf.reduce_sum(y) + tf.reduce_sum(squares * factors)
-        return [y, squares, rows, *tape.gradient(loss, [x, shared, stack])]
+            loss = tf.reduce_sum(result.x) + tf.reduce_sum(squares * factors)
+        return [result.x, squares, rows, *tape.gradient(loss, [x, shared, stack])]
 
     rng = np.random.default_rng(3)
     args = [tf.constant(rng.normal(size=size)) for size in ((B, M), (B, M), (R, M, M))]  # float64
@@ -89,7 +93,7 @@ def test_bfloat16_activations_give_float32_weight_gradients(remat):
             with tf.GradientTape() as tape:
                 tape.watch(stack)
                 narrow = [tf.cast(each, tf.bfloat16) for each in (x, shared)]
-                y, _ = way(remat, *narrow, stack)
+                y = way(remat, *narrow, stack).x
                 loss = tf.reduce_sum(tf.cast(y, tf.float32))
             return tape.gradient(loss, stack)
 
@@ -125,13 +129,11 @@ def test_loops_on_tpu_keep_one_copy_of_the_weights():
     stack = functions.f32((R, m, m), "RMH")
 
     def step(state, batch):
-        loop = Loop(
-            _block, R, Annotator(parts), x_dims="BM", shared_dims=["BM"], weight_dims=["MH"]
-        )
+        loop = Loop(_block, R, Annotator(parts), _DIMS)
         with tf.GradientTape() as tape:
             tape.watch(state.w)
-            y, _ = loop(batch.x, [batch.x], [state.w], Remat.BLOCK)
-            loss = tf.reduce_sum(y)
+            result = loop(Carried(batch.x, [batch.x], [state.w]), Remat.BLOCK)
+            loss = tf.reduce_sum(result.x)
         return NestedMap(state=NestedMap(w=state.w - tape.gradient(loss, state.w)))
 
     batch = NestedMap(x=functions.f32((64, m), "BM"))
