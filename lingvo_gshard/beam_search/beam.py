@@ -3,9 +3,11 @@
 B batch, k beam, n wanted hypotheses, S source length, T steps, P = T * k places.
 """
 
+from __future__ import annotations
+
 import dataclasses
 
-import tensorflow as tf
+from lingvo_gshard.core.late import tf
 
 _MAX_STAGES = 4
 

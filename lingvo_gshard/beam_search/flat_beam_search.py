@@ -7,14 +7,15 @@ active hypothesis. When the beam branches, only it is reordered. The sequence ca
 B batch, k beam, n finished hypotheses, V vocabulary, S source length, T steps, P places.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import itertools
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from lingvo_gshard.beam_search import selection
 from lingvo_gshard.beam_search.beam import BeamSearch, Hypotheses, Requests
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.random import random_uniform
 from lingvo_gshard.layers.slices import lengthened, write_at
@@ -23,10 +24,12 @@ from lingvo_gshard.layers.slices import lengthened, write_at
 _NEVER = -1e9
 
 # (model state, ids [B, k], mask [B, k, P], step) -> (logits [B, k, V], model state)
-DecodeStep = Callable[[NestedMap, tf.Tensor, tf.Tensor, tf.Tensor], tuple[tf.Tensor, NestedMap]]
+DecodeStep = Callable[
+    [NestedMap, "tf.Tensor", "tf.Tensor", "tf.Tensor"], "tuple[tf.Tensor, NestedMap]"
+]
 # (model state, P) -> the same state with room for P places
 Grow = Callable[[NestedMap, int], NestedMap]
-Annotate = Callable[[tf.Tensor, str], tf.Tensor]
+Annotate = Callable[["tf.Tensor", str], "tf.Tensor"]
 
 
 def search(

@@ -5,10 +5,11 @@ Partitioned along B, all of these work without communication.
 B batch, n rows to select from, k selected rows, P places, W numbers.
 """
 
+from __future__ import annotations
+
 import math
 
-import tensorflow as tf
-
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 
 # With fewer numbers, sorting all of them is as fast.

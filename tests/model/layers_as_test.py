@@ -12,7 +12,7 @@ import pytest
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.train import steps
 from tests.layers import building, stacking
@@ -67,7 +67,7 @@ class _Step:
         model = TranslationModel(params, functions.partitioning(num_partitions))
         self._layers_as = way[0]
         self.executable = building.compile_fn(
-            functools.partial(steps.call_model_fn, model.model_fn, ModeKeys.TRAIN, params),
+            functools.partial(steps.call_model_fn, model.model_fn, Mode.TRAIN, params),
             num_partitions,
             building.dims_of(state=model.state_spec),
             state=model.state_spec,
@@ -148,7 +148,7 @@ def test_loop_of_two_steps_equals_two_single_steps(step_of):
     params, parts = _params(*_LOOP), functions.partitioning(2)
     model, specs = TranslationModel(params, parts), small_task.batch_specs()
     programs = steps.Programs(model.model_fn, params, parts, model.state_spec)
-    both = programs.get(ModeKeys.TRAIN, specs, 2)
+    both = programs.get(Mode.TRAIN, specs, 2)
     batch = small_task.random_batch(3)
     got = both(stacking.stacked(_start(), 2), batch.Transform(lambda x: np.stack([x, x])))
     want = step_of(_LOOP, 2)(step_of(_LOOP, 2)(_start()).state)
@@ -182,12 +182,3 @@ def test_non_finite_step_changes_only_the_step_count(step_of, way, changes, scal
     for part in ("theta", "slots"):
         for (path, a), b in zip(got.state[part].FlattenItems(), state[part].Flatten(), strict=True):
             np.testing.assert_array_equal(a, b, err_msg=path)
-
-
-def test_loop_refuses_incomplete_blocks():
-    params = _params(Layers.LOOP, Remat.NONE).task
-    params.decoder.num_layers = 5
-    with pytest.raises(
-        ValueError, match="decoder: LOOP needs whole blocks of 2 layers, got num_layers 5"
-    ):
-        params.Instantiate(building.Unannotated())

@@ -1,7 +1,10 @@
 """The model in the estimator: exact resume, other numbers of devices, evaluation, prediction."""
 
 import json
+import pathlib
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -164,3 +167,25 @@ def test_predictions_end_and_are_in_the_vocabulary(runs_on_two):
 
 def _sources(features):
     return NestedMap({k: v for k, v in features.items() if k.startswith("source")})
+
+
+def test_a_model_and_its_state_spec_need_no_tensorflow():
+    """A wrong setting is refused, and a model's size known, before seconds of imports."""
+    program = """if True:
+        import sys
+        from lingvo_gshard import registry
+        from lingvo_gshard.model import placement
+        from lingvo_gshard.model.translation_model import TranslationModel
+
+        params = registry.get_params("toy.MoE8E4L")
+        params.task.Set(source_vocab_size=40, target_vocab_size=20)
+        model = TranslationModel(params, placement.partitioning(params, 4))
+
+        spec = model.state_spec
+        assert spec.theta.softmax.shape == (128, 20), spec.theta.softmax
+        assert len(spec.slots.Flatten()) >= len(spec.theta.Flatten())
+        loaded = {"tensorflow", "jax", "grain"} & sys.modules.keys()
+        assert not loaded, loaded
+    """
+    root = pathlib.Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=root)
