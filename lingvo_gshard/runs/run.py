@@ -13,7 +13,7 @@ from lingvo_gshard.files import storage
 from lingvo_gshard.input import packing, sentences
 from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
 from lingvo_gshard.model import placement
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.runs.launch import Launch, experiment_params, vocabularies, with_product_dtype
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
@@ -83,7 +83,7 @@ def predict_program(params: Params, partitioning: Partitioning, source_len: int)
     batch = NestedMap(features=NestedMap({name: rows for name in packing.SOURCE}))
     state = NestedMap(theta=model.state_spec.theta)
     programs = steps.Programs(model.model_fn, params, partitioning, state)
-    return programs.export(ModeKeys.PREDICT, batch)
+    return programs.export(Mode.PREDICT, batch)
 
 
 def open_run(

@@ -23,7 +23,7 @@ from lingvo_gshard.checkpoints.warm_start import WarmStart
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import digests, storage, table
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.saved_executable import SavedExecutables
@@ -131,7 +131,7 @@ class TPUEstimator:
             hooks = [*self._own_hooks(stop, began_secs), *hooks]
             with self._input(input_fn) as source:
                 state = self._begin(restored, source)
-                program = functools.partial(self._programs.get, ModeKeys.TRAIN, source.specs)
+                program = functools.partial(self._programs.get, Mode.TRAIN, source.specs)
                 sizes = group_sizes(start, stop, self.params.train.iterations_per_loop)
                 with contextlib.closing(loop.groups(source, sizes, program)) as groups:
                     TrainLoop(saved, hooks, self.params.train).run(state, groups)
@@ -159,7 +159,7 @@ class TPUEstimator:
         _check_steps(f"evaluate {spec.name}", steps=spec.steps)
         began_secs = time.monotonic()
         totals, num_batches = None, 0
-        for found in self._results(ModeKeys.EVAL, state, spec.input_fn, spec.steps):
+        for found in self._results(Mode.EVAL, state, spec.input_fn, spec.steps):
             result = found.Transform(lambda x: np.asarray(x, float))
             totals = result if totals is None else totals.Transform(np.add, result)
             num_batches += 1
@@ -242,14 +242,14 @@ class TPUEstimator:
         return self._predictions(self.restore(checkpoint_step).state, input_fn)
 
     def _predictions(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
-        for result in self._results(ModeKeys.PREDICT, state, input_fn):
+        for result in self._results(Mode.PREDICT, state, input_fn):
             items = processes.to_host(result.predictions).FlattenItems()
             paths, arrays = zip(*items, strict=True)
             for row in zip(*arrays, strict=True):
                 yield dict(zip(paths, row, strict=True))
 
     def _results(
-        self, mode: ModeKeys, state: NestedMap, input_fn: InputFn, steps: int | None = None
+        self, mode: Mode, state: NestedMap, input_fn: InputFn, steps: int | None = None
     ) -> Iterator[NestedMap]:
         """Yields the result of each batch, or of the first `steps` ones."""
         share = self.input_share

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
+from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import lowering, specs
@@ -21,7 +21,7 @@ from lingvo_gshard.spmd.saved_executable import SavedExecutables
 
 InitFn = Callable[[tf.Tensor], NestedMap]
 # (state, features, labels, mode, params) -> TPUEstimatorSpec
-ModelFn = Callable[[NestedMap, NestedMap, NestedMap, ModeKeys, Any], TPUEstimatorSpec]
+ModelFn = Callable[[NestedMap, NestedMap, NestedMap, Mode, Any], TPUEstimatorSpec]
 Step = Callable[[NestedMap, NestedMap], NestedMap]
 
 
@@ -57,25 +57,25 @@ class Programs:
         specs.check_same("init_fn differs from state_spec", made, self.state_spec)
         return exported
 
-    def get(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Executable:
+    def get(self, mode: Mode, batch_spec: NestedMap, num_steps: int = 1) -> Executable:
         """Returns the program of a mode; in TRAIN it does `num_steps` training steps."""
         key = (mode, num_steps, *batch_spec.FlattenItems())
         with self._lock:
             if key not in self._compiled:
                 exported = self.export(mode, batch_spec, num_steps)
-                saved = self.saved if mode is ModeKeys.TRAIN else None
+                saved = self.saved if mode is Mode.TRAIN else None
                 make = saved.load_or_compile if saved else compile_program
                 self._compiled[key] = make(exported)
             return self._compiled[key]
 
-    def export(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Program:
+    def export(self, mode: Mode, batch_spec: NestedMap, num_steps: int = 1) -> Program:
         """Exports the program that `get` compiles; the rows of its predictions are split."""
         step = functools.partial(call_model_fn, self.model_fn, mode, self.params)
         args = (self.state_spec, batch_spec)
-        if mode is ModeKeys.TRAIN:
+        if mode is Mode.TRAIN:
             annotated = self._trainer(step, batch_spec, num_steps)
         else:
-            name, dims = ("evaluate", "") if mode is ModeKeys.EVAL else ("predict", "B")
+            name, dims = ("evaluate", "") if mode is Mode.EVAL else ("predict", "B")
             annotated = AnnotatedFn(name, step, ("state", "batch"), args, unnamed_dims=dims)
         return lowering.export(annotated, self.partitioning)
 
@@ -135,15 +135,15 @@ class Programs:
 
 
 def call_model_fn(
-    model_fn: ModelFn, mode: ModeKeys, params: Any, state: NestedMap, batch: NestedMap
+    model_fn: ModelFn, mode: Mode, params: Any, state: NestedMap, batch: NestedMap
 ) -> NestedMap:
     """Returns state and metrics with loss; in EVAL metrics' sums and weights; or predictions."""
     spec = model_fn(state, batch.features, batch.get("labels", NestedMap()), mode, params)
     if spec.mode != mode:
         raise ValueError(f"model_fn: called with mode {mode.name}, returned {spec.mode.name}.")
-    if mode is ModeKeys.TRAIN:
+    if mode is Mode.TRAIN:
         return NestedMap(state=spec.train_op, metrics=NestedMap(spec.metrics, loss=spec.loss))
-    if mode is ModeKeys.PREDICT:
+    if mode is Mode.PREDICT:
         return NestedMap(predictions=spec.predictions)
     assert spec.eval_metrics is not None
     sums = {name: total for name, (total, _) in spec.eval_metrics.items()}

@@ -31,7 +31,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
 from lingvo_gshard.model import placement
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
@@ -66,7 +66,7 @@ def training_step(num_partitions: int) -> program.Program:
     model, p = TranslationModel(params, parts), params.input
     batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
     made = steps.Programs(model.model_fn, params, parts, model.state_spec)
-    return made.export(ModeKeys.TRAIN, batch)
+    return made.export(Mode.TRAIN, batch)
 
 
 def split_weights(num_partitions: int) -> program.Program:

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.gating import Routing
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from tests.layers import building
 from tests.model import small_task
@@ -22,7 +22,7 @@ def test_every_field_of_routing_is_reported_by_layer():
     model.task = params.task.Instantiate(building.Unannotated())  # Runs eagerly.
     state = NestedMap(theta=building.random_theta(model.task).Transform(tf.constant))
     batch = small_task.random_batch(3).Transform(tf.constant)
-    found = model.model_fn(state, batch.features, batch.labels, ModeKeys.EVAL, None).eval_metrics
+    found = model.model_fn(state, batch.features, batch.labels, Mode.EVAL, None).eval_metrics
     fields = [field.name for field in dataclasses.fields(Routing)]
     layers = ("encoder_1", "decoder_1")
     by_layer = {f"{field}_{layer}" for field in fields for layer in layers}

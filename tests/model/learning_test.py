@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.train import steps
 from params.experiment import TranslationExperiment
@@ -45,7 +45,7 @@ def test_the_loss_falls_far_below_the_entropy_of_the_words():
     state = programs.initialize(model.init_state, seed=1)
 
     batch_spec = _batch(0).Transform(lambda x: functions.TensorSpec(x.shape, x.dtype.name, "BL"))
-    train, nll = programs.get(ModeKeys.TRAIN, batch_spec, _STEPS_PER_CALL), []
+    train, nll = programs.get(Mode.TRAIN, batch_spec, _STEPS_PER_CALL), []
     for start in range(0, p.train.max_steps, _STEPS_PER_CALL):
         batches = [_batch(start + k) for k in range(_STEPS_PER_CALL)]
         leaves = zip(*(batch.Flatten() for batch in batches), strict=True)

@@ -11,7 +11,7 @@ import pytest
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.runs import run
 from lingvo_gshard.spmd.executable import compile_program
@@ -78,7 +78,7 @@ class _Training:
         model = TranslationModel(params, parts)
         programs = steps.Programs(model.model_fn, params, parts, model.state_spec)
         state = _state(model)
-        step = programs.get(ModeKeys.TRAIN, small_task.batch_specs())
+        step = programs.get(Mode.TRAIN, small_task.batch_specs())
         self.losses, self.norms = [], []
         for seed in range(_STEPS):
             batch = small_task.random_batch(seed).Transform(lambda x: x[None])
@@ -148,7 +148,7 @@ def _answers(num_partitions, *settings):
     model = TranslationModel(params, parts)
     state = _state(model)
     programs = steps.Programs(model.model_fn, params, parts, model.state_spec)
-    evaluate = programs.get(ModeKeys.EVAL, small_task.batch_specs())
+    evaluate = programs.get(Mode.EVAL, small_task.batch_specs())
     metrics = evaluate(state, small_task.random_batch(1))
     decode = compile_program(run.predict_program(params, parts, small_task.T))
     features = small_task.source_batch(2)

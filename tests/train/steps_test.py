@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
+from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.train import steps
 from tests.train import regression
 from tests.train.regression import STATE, Batches
@@ -12,7 +12,7 @@ from tests.train.regression import STATE, Batches
 
 def _executable(num_steps, parts):
     programs = steps.Programs(regression.model_fn, regression.model_params(), parts, STATE)
-    return programs.get(ModeKeys.TRAIN, Batches.specs, num_steps)
+    return programs.get(Mode.TRAIN, Batches.specs, num_steps)
 
 
 def test_the_loop_adds_no_collectives(tmp_path):
@@ -49,11 +49,11 @@ def test_every_steps_metrics_come_back(tmp_path):
 
 def test_a_spec_of_another_mode_is_refused(tmp_path):
     def confused(state, features, labels, mode, params):
-        return TPUEstimatorSpec(ModeKeys.PREDICT, predictions=features)
+        return TPUEstimatorSpec(Mode.PREDICT, predictions=features)
 
     parts = regression.make(tmp_path, 2).partitioning
     with pytest.raises(ValueError, match="called with mode EVAL, returned PREDICT"):
-        steps.Programs(confused, None, parts, STATE).export(ModeKeys.EVAL, Batches.specs)
+        steps.Programs(confused, None, parts, STATE).export(Mode.EVAL, Batches.specs)
 
 
 def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
@@ -65,4 +65,4 @@ def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
     parts = regression.make(tmp_path, 2).partitioning
     programs = steps.Programs(grows, regression.model_params(), parts, STATE)
     with pytest.raises(ValueError, match=r"state.momentum.extra is None but comes back as Tens"):
-        programs.export(ModeKeys.TRAIN, Batches.specs)
+        programs.export(Mode.TRAIN, Batches.specs)
