@@ -35,6 +35,7 @@ def init_cache(
     """Returns an empty cache of length P, with the keys and values of `encoded` [B, T, M]."""
     source = layer.source_attention.Project(theta.source_attention, encoded, context)
 
+    # The positions of the flat beam, as many as are decoded before the cache grows.
     batch, heads, _, head_dim = source.keys.shape
     dtype = source.keys.dtype
     keys = tf.zeros([batch, heads, head_dim, cache_len], dtype)
@@ -99,7 +100,9 @@ def extend_step(
     h = layer.source_dropout.FProp(theta.source_dropout, h, "BLM", context)
     x = layer.annotate(x + h, "BLM")
 
+    # Feed-forward, or experts, which a hypothesis that is absent does not take.
     x, _ = layer.FeedForward(theta, x, attended.valid_mask, context)
+
     mean_over_heads = tf.reduce_mean(weights, 1)
     return x, cache, mean_over_heads
 

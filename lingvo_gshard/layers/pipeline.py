@@ -125,11 +125,14 @@ class Pipeline:
             report_dims=_report_dims,
             as_function=True,
         )
+
+        # The pipeline starts idle, as if zeros had been in all stages.
         entering = self._entering(tf.concat(travelling, 1))
         weights = self._weights_by_block(inputs.weights)
         idle = tf.zeros_like(entering[0])
         result = ticks(Carried(idle, weights, [entering]), remat)
 
+        # The first report of a tick is what leaves its stages.
         leaving, *reports = result.reports
         return Carried(
             self._batch_of(leaving),
@@ -138,11 +141,15 @@ class Pipeline:
 
     def _check(self, batch: int) -> None:
         stage_partitions, row_partitions, *_ = self.annotator.factor(_TRAVELLING)
+
+        # A partition has whole stages.
         if self.stages % stage_partitions:
             raise ValueError(
                 f"stages={self.stages} is not a multiple of the {stage_partitions} partitions "
                 f"along the mesh axis of {STACKED}; change stages, or the mesh."
             )
+
+        # Each partition has as many rows of every microbatch.
         if batch % (self.microbatches * row_partitions):
             raise ValueError(
                 f"microbatches={self.microbatches} does not divide a batch of {batch} rows into "
@@ -188,6 +195,8 @@ class Pipeline:
         rows = tf.transpose(microbatches, [1, 0, 2, 3])
         y = tf.reshape(rows, [-1, *microbatches.shape[2:]])
         y = self.annotator.over(STACKED).annotate_outside(y, "BLM")
+
+        # From here on, rows are split over the stages' axis, too.
         return self.annotator.annotate(y, "BLM")
 
     def _tick(
@@ -212,6 +221,7 @@ class Pipeline:
         def stage(index: tf.Tensor, x: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
             return self._stage(lengths, tick, index, Carried(x, weights=weights)).flat()
 
+        # One program for all stages: the map's dim is R, which the mesh splits.
         stage_indices = tf.range(self.stages)
         y, *reports = _mapped(stage, [stage_indices, x + entering, *inputs.shared])
         y = self.annotator.annotate(y, _TRAVELLING)
@@ -237,6 +247,7 @@ class Pipeline:
             x = result.x
             reports_by_block.append(result.reports)
 
+        # The shared tensors travel on to the next stage.
         joined = tf.concat([x, *shared], 1)
         reports = [tf.stack(reports) for reports in zip(*reports_by_block, strict=True)]
         return Carried(joined, reports=reports)

@@ -97,6 +97,7 @@ def apply_block(
         products = recording(kept) if remat is Remat.ALL_BUT_PRODUCTS else computed
         result = block(index, products, entered)
 
+        # Backward: the block again, with the kept results in place of its products.
         def gradient(*d_leaves: tf.Tensor) -> list[tf.Tensor]:
             kept_products = [product for _, product in kept]
             again = replaying(kept_products) if kept_products else computed
@@ -111,7 +112,7 @@ def apply_block(
 
 
 def _undivided(report: tf.Tensor) -> str:
-    """The dims of a report that is replicated over the partitions."""
+    """Returns the dims of a report that is replicated over the partitions."""
     return "_" * report.shape.rank
 
 
@@ -141,10 +142,12 @@ class Loop:
 
         Returns the last x, and the reports as stacks [R, ...].
         """
+        # TensorFlow's own gradient of the loop, which keeps stacks of all intermediates.
         if remat is Remat.NONE:
             result, _ = self._forward(inputs, remat)
             return result
 
+        # A loop back over the blocks, of which each is computed again.
         @tf.custom_gradient
         def run(*leaves: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., list[tf.Tensor]]]:
             entered = inputs.packed(leaves)
@@ -197,6 +200,7 @@ class Loop:
 
             result = keeping_block(i, Carried(carried.x, inputs.shared, weights))
 
+            # Its reports become item i of their stacks.
             reports = [
                 _put(stack, i, report)
                 for stack, report in zip(carried.reports, result.reports, strict=True)
@@ -204,6 +208,7 @@ class Loop:
             carried = Carried(result.x, weights=stacks, reports=reports)
             return self._annotated(carried, carried_dims)
 
+        # From x and stacks of reports without any yet.
         unwritten = [tf.zeros([self.num_blocks, *t.shape], t.dtype) for t in traced_reports]
         start = Carried(inputs.x, weights=inputs.weights, reports=unwritten)
         end = self._while(body, start)
@@ -246,6 +251,7 @@ class Loop:
             report_dims = [self.report_dims(d_report) for d_report in d_reports]
             d_reports = self._each_annotated(d_reports, report_dims)
 
+            # The gradients of what it took.
             again = replaying(kept_products) if kept_products else computed
             d_block = _pull_back(
                 functools.partial(self.block, i, again),
@@ -254,6 +260,7 @@ class Loop:
             )
             d_block = self._annotated(d_block, d_block_dims)
 
+            # All blocks took the same shared tensors, but each its own weights.
             d_shared = [
                 total + own for total, own in zip(carried.shared, d_block.shared, strict=True)
             ]
@@ -273,6 +280,7 @@ class Loop:
         no_gradient = [tf.zeros_like(tensor) for tensor in inputs.shared]
         end = self._while(body, Carried(d_result.x, no_gradient, unwritten))
 
+        # A gradient has the dtype of what it is a gradient of.
         pairs = zip(end.flat(), inputs.flat(), strict=True)
         return inputs.packed(tf.cast(gradient, tensor.dtype) for gradient, tensor in pairs)
 
@@ -281,10 +289,8 @@ class Loop:
         block: Callable[[int, Carried[tf.Tensor]], Carried[tf.Tensor]],
         inputs: Carried[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Returns one block's reports in a trace that is not part of the program, for its shapes.
-
-        The dtypes of the stacks of reports come from here, too.
-        """
+        """Traces one block outside of the program; returns its reports, for shapes and dtypes."""
+        # A block takes one weight of each stack.
         specs = Carried(
             tf.TensorSpec(inputs.x.shape, inputs.x.dtype),
             [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs.shared],
@@ -308,6 +314,7 @@ class Loop:
         def step(i: tf.Tensor, *leaves: tf.Tensor) -> list[tf.Tensor]:
             return body(i, start.packed(leaves)).flat()
 
+        # TensorFlow's loop carries a list, whose first element is i.
         applied = tf.function(step, autograph=False) if self.as_function else step
         _, *leaves = tf.while_loop(
             lambda i, *_: i < self.num_blocks,

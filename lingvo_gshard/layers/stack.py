@@ -58,6 +58,7 @@ class TransformerStack(BaseLayer):
         if p.num_layers < 1:
             raise ValueError(f"{self.path}: num_layers must be 1 or more, got {p.num_layers}.")
 
+        # A block is the shortest part of the stack that repeats.
         feed_forwards = [p.dense] if p.moe is None else [p.dense, p.moe]
         self._block_size = len(feed_forwards)
         self._num_blocks = p.num_layers // self._block_size
@@ -116,6 +117,7 @@ class TransformerStack(BaseLayer):
 
     def GrowCache(self, cache: NestedMap, cache_len: int) -> NestedMap:
         """Returns the caches of all layers padded to length P."""
+        # Padding needs no weights, so any layer can do it for the caches of all.
         layers = self.layers if self.p.layers_as is Layers.UNROLLED else self.block
         any_layer = layers[0]
         caches = [
@@ -225,6 +227,7 @@ class TransformerStack(BaseLayer):
         inputs: Carried[tf.Tensor],
     ) -> Carried[tf.Tensor]:
         """Applies the layers of block `index`: a repeat.Block, once the first three are given."""
+        # The source comes from what the blocks share, which has a gradient.
         if inputs.shared:
             (encoded,) = inputs.shared
             attended = dataclasses.replace(attended, encoded=encoded)
@@ -232,6 +235,7 @@ class TransformerStack(BaseLayer):
 
         x = inputs.x
         reports: list[tf.Tensor] = []
+        # The random numbers of a layer follow from its index in the whole stack.
         first = index * self._block_size
         for j, (layer, theta) in enumerate(zip(layers, thetas, strict=True)):
             layer_context = context.in_layer(self.path, first + j, layer.path)
@@ -256,6 +260,7 @@ class TransformerStack(BaseLayer):
         if self.p.layers_as is Layers.UNROLLED:
             return list(zip(self.layers, theta.layers, strict=True))
 
+        # Decoding is unrolled in any case: each layer has a cache of its own.
         layers_and_weights = []
         for i in range(self._num_blocks):
             for layer, stacks in zip(self.block, theta.block, strict=True):

@@ -60,6 +60,7 @@ class TransformerLayer(BaseLayer):
     def __init__(self, params: InstantiableParams, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
+        # Params are copied where they become a child's, so each child has its own.
         norm = LayerNorm.Params().Set(dim=p.dim)
         attention = p.attention.Copy().Set(dim=p.dim)
 
@@ -99,8 +100,10 @@ class TransformerLayer(BaseLayer):
             h = self.source_dropout.FProp(theta.source_dropout, h, "BLM", context)
             x = self.annotate(x + h, "BLM")
 
+        # Feed-forward, or experts.
         x, routing = self.FeedForward(theta, x, attended.valid_mask, context)
 
+        # Its growth is a sign of instability (section 4.3).
         rms = tf.reduce_mean(tf.square(tf.cast(x, tf.float32))) ** 0.5
         return x, LayerReport(rms, routing)
 

@@ -98,7 +98,7 @@ def check_divisible(
     if "eval_input" in batches:
         num_groups(params, "eval_input")
 
-    # Name -> (letter, size).
+    # The sizes that the mesh has to divide: name -> (letter, size).
     sizes = {f"{name}.batch_size": ("B", params.Get(name).batch_size) for name in batches}
     for stack, count in num_groups(params).items():
         experts = params.task.Get(stack).moe.num_experts

@@ -39,20 +39,26 @@ class TranslationTask(BaseLayer):
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
+
+        # The model.
         p.Define("source_vocab_size", REQUIRED, "The source vocabulary's pieces.", optional=int)
         p.Define("target_vocab_size", REQUIRED, "V, the target vocabulary's pieces.", optional=int)
         p.Define("dim", REQUIRED, "M, the model dimension.")
         p.Define("encoder", TransformerStack.Params(), "The encoder.")
         p.Define("decoder", TransformerStack.Params(), "The decoder.")
         p.Define("input_dropout", DropoutLayer.Params(), "Dropout of the embeddings.")
+
+        # Its loss.
         p.Define("label_smoothing", 0.0, "The target's probability mass spread over all pieces.")
+        p.Define("aux_loss_weight", REQUIRED, "k, the weight of the summed l_aux; it grows as E^2.")
+
+        # Its arithmetic.
         p.Define("activation_dtype", "float32", "Or bfloat16. Weights and router stay float32.")
         p.Define(
             "product_dtype",
             "float32",
             "What products round float32 factors to; auto: bfloat16 in runs on CPUs with AMX.",
         )
-        p.Define("aux_loss_weight", REQUIRED, "k, the weight of the summed l_aux; it grows as E^2.")
         return p
 
     def __init__(self, params: InstantiableParams, *args: Any) -> None:
@@ -64,11 +70,13 @@ class TranslationTask(BaseLayer):
             raise ValueError(f"task.label_smoothing must be in [0, 1), got {p.label_smoothing}.")
         self._arithmetic = Arithmetic(p.product_dtype)
 
+        # The source's side.
         source_embedding = EmbeddingLayer.Params().Set(vocab_size=p.source_vocab_size, dim=p.dim)
         self.CreateChild("source_embedding", source_embedding)
         self.CreateChild("source_dropout", p.input_dropout)
         self.CreateChild("encoder", p.encoder.Copy().Set(dim=p.dim))
 
+        # The target's side, with a softmax of its own.
         target_embedding = EmbeddingLayer.Params().Set(vocab_size=p.target_vocab_size, dim=p.dim)
         self.CreateChild("target_embedding", target_embedding)
         self.CreateChild("target_dropout", p.input_dropout)

@@ -74,7 +74,8 @@ class Adafactor:
         decay = tf.minimum(self.p.beta2, 1.0 - t**-self.p.decay_exponent)
         rate = self.learning_rate(step)
 
-        # A function, since it is traced once for all weights of equal shape.
+        # Algorithm 4 of Adafactor's paper for matrices, 5 for vectors and scalars. It is a function
+        # of its own, since it is traced once for all weights of equal shape.
         @functools.partial(tf.function, autograph=False)
         def step_of(
             weight: tf.Tensor,
@@ -83,13 +84,18 @@ class Adafactor:
             axes: tuple[int, ...],
             averaged: dict[str, tuple[int, ...]],
         ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+            # The gradient over the root of its second moment.
             slots = _decayed(slots, gradient, averaged, decay)
             update = gradient * _inverse_root(slots, averaged)
+
+            # Clipped: its root mean square is at most the threshold.
             update /= tf.maximum(1.0, _rms(update, axes) / self.p.clipping_threshold)
+
+            # A step is relative to the scale of the weight itself.
             scale = tf.maximum(_EPSILON_2, _rms(weight, axes))
             return weight - rate * scale * update, slots
 
-        # The slots of one weight after the other; those of each in sorted order.
+        # Each weight takes its own slots from the list of all, where they follow each other.
         old_slots = iter(slots.Flatten())
         new_slots: list[tf.Tensor] = []
         new_weights: list[tf.Tensor] = []
@@ -155,6 +161,7 @@ def _inverse_root(slots: dict[str, tf.Tensor], averaged: dict[str, tuple[int, ..
     row = slots["row"]
     column = slots["column"]
 
+    # The row's mean would otherwise be a factor of both.
     row_axes = tuple(range(-num_rows, 0))
     row = (row / _mean(row, row_axes, keepdims=True)) ** -0.5
 

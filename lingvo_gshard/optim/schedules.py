@@ -41,9 +41,11 @@ class SqrtDecay:
         p = self.p
         rate = p.multiplier * tf.math.rsqrt(tf.maximum(t, float(p.decay_start)))
 
+        # t begins at 1, so that even the first step has a rate above zero.
         if p.ramp_up_steps:
             rate *= tf.minimum(1.0, t / p.ramp_up_steps)
 
+        # The rate is zero at total_steps, and stays so.
         if p.cool_down_steps:
             steps_left = tf.maximum(float(p.total_steps) - t, 0.0)
             rate *= tf.minimum(1.0, steps_left / p.cool_down_steps)

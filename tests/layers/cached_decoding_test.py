@@ -63,10 +63,12 @@ def test_decoding_with_stacked_weights_equals_unrolled():
     theta = building.random_theta(unrolled)
     stacks = stacking.stacked(theta, 2)
 
+    # All results of one step, and the grown caches.
     def one_step(stack, weights, x):
         weights = weights.Transform(tf.constant)
         encoded = small_stack.encoded_BTM()
         cache = stack.InitCache(weights, encoded, cache_len, _PREDICT)
+
         mask = tf.ones([B, _K, cache_len])
         y, cache, attention = stack.ExtendStep(
             weights, x, cache, _attended(mask), tf.constant(1), _PREDICT

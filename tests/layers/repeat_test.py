@@ -49,6 +49,14 @@ def _unrolled(remat, x, shared, stack):
     return Carried(x, reports=reports)
 
 
+def test_packing_is_the_inverse_of_flattening():
+    carried = Carried("x", shared=["s"], weights=["v", "w"], reports=["r"])
+    assert carried.flat() == ["x", "s", "v", "w", "r"]
+    assert carried.packed(carried.flat()) == carried
+    assert carried.packed(range(5)) == Carried(0, [1], [2, 3], [4])
+    assert Carried("x").packed([1]) == Carried(1, [], [], [])
+
+
 _WAYS = {
     "plain": functools.partial(_unrolled, Remat.NONE),
     "recomputed": functools.partial(_unrolled, Remat.BLOCK),
@@ -57,6 +65,12 @@ _WAYS = {
     "recomputed loop": functools.partial(_loop, Remat.BLOCK),
     "recomputed loop except products": functools.partial(_loop, Remat.ALL_BUT_PRODUCTS),
 }
+
+
+def _arrays():
+    """x, the shared tensor, and the stack of weights."""
+    rng = np.random.default_rng(3)
+    return [rng.normal(size=shape) for shape in ((B, M), (B, M), (R, M, M))]
 
 
 @functools.cache
@@ -71,8 +85,7 @@ def _compiled(way):
             loss = tf.reduce_sum(result.x) + tf.reduce_sum(squares * factors)
         return [result.x, squares, rows, *tape.gradient(loss, [x, shared, stack])]
 
-    rng = np.random.default_rng(3)
-    args = [tf.constant(rng.normal(size=size)) for size in ((B, M), (B, M), (R, M, M))]  # float64
+    args = [tf.constant(array) for array in _arrays()]  # float64
     return run(*args), run.experimental_get_compiler_ir(*args)(stage="optimized_hlo")
 
 
@@ -84,22 +97,25 @@ def test_values_and_gradients_equal_plain_composition(way):
 
 @pytest.mark.parametrize("remat", Remat)
 def test_bfloat16_activations_give_float32_weight_gradients(remat):
-    rng = np.random.default_rng(3)
-    x, shared, stack = (rng.normal(size=s).astype("float32") for s in ((B, M), (B, M), (R, M, M)))
+    x, shared, stack = [array.astype("float32") for array in _arrays()]
 
     def gradient(way):
+        """The gradient of the stack of weights, float32, where activations are bfloat16."""
+
         @tf.function(jit_compile=True, autograph=False)
         def run(stack):
             with tf.GradientTape() as tape:
                 tape.watch(stack)
-                narrow = [tf.cast(each, tf.bfloat16) for each in (x, shared)]
-                y = way(remat, *narrow, stack).x
+                narrow_x = tf.cast(x, tf.bfloat16)
+                narrow_shared = tf.cast(shared, tf.bfloat16)
+                y = way(remat, narrow_x, narrow_shared, stack).x
                 loss = tf.reduce_sum(tf.cast(y, tf.float32))
             return tape.gradient(loss, stack)
 
         return run(tf.constant(stack))
 
-    got, want = gradient(_loop), gradient(_unrolled)
+    got = gradient(_loop)
+    want = gradient(_unrolled)
     assert got.dtype == want.dtype == tf.float32
     np.testing.assert_allclose(got, want, rtol=0.05, atol=0.05)
 
@@ -125,7 +141,8 @@ def test_kept_products_are_not_recomputed():
 @pytest.mark.slow
 def test_loops_on_tpu_keep_one_copy_of_the_weights():
     """There is no second copy in bfloat16, in which the TPU computes the products."""
-    parts, m = functions.partitioning(8), 128
+    parts = functions.partitioning(8)
+    m = 128
     stack = functions.f32((R, m, m), "RMH")
 
     def step(state, batch):
@@ -134,11 +151,13 @@ def test_loops_on_tpu_keep_one_copy_of_the_weights():
             tape.watch(state.w)
             result = loop(Carried(batch.x, [batch.x], [state.w]), Remat.BLOCK)
             loss = tf.reduce_sum(result.x)
+
         return NestedMap(state=NestedMap(w=state.w - tape.gradient(loss, state.w)))
 
     batch = NestedMap(x=functions.f32((64, m), "BM"))
     trees = (NestedMap(w=stack), batch)
     exported = lowering.export(AnnotatedFn("step", step, ("state", "batch"), trees), parts)
+
     if not topology.is_installed("v3"):
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
             topology.compile_program(exported, "v3:2x2")
