@@ -27,7 +27,7 @@ from lingvo_gshard.files import table
 from lingvo_gshard.input import manifest, mixture
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.input.records import RecordSource
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.spmd import environment
 
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "A prepared folder.")
@@ -200,7 +200,7 @@ def _time_waits(data_dir: str) -> tuple[float, float]:
     model, state = synthetic.model_and_state(params, 1)
     p = params.input
     source = _input(data_dir, p.batch_size, p.source_len, p.target_len)
-    run = synthetic.programs(params, model).get(ModeKeys.TRAIN, source.specs)
+    run = synthetic.programs(params, model).get(Mode.TRAIN, source.specs)
     wait = total = 0.0
     for number in range(1 + _STEPS.value):
         began = time.perf_counter()

@@ -25,7 +25,7 @@ from lingvo_gshard.checkpoints import checkpoints
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints, Contents
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import table
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.spmd import devices, environment, specs
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.train.estimator import TPUEstimator
@@ -82,7 +82,7 @@ def _time_loop(folder: str) -> tuple[float, float]:
     model, state = synthetic.model_and_state(params, _PARTITIONS.value)
     batch = synthetic.training_batch(params)
     programs = synthetic.programs(params, model)
-    run = programs.get(ModeKeys.TRAIN, synthetic.specs_of(batch), num_steps)
+    run = programs.get(Mode.TRAIN, synthetic.specs_of(batch), num_steps)
     batches = run.place("batches", batch.Transform(lambda x: np.stack([x] * num_steps)))
     hook = _BareCalls(run, state, batches)
     estimator = TPUEstimator(

@@ -44,7 +44,7 @@ def main() -> None:
 def _make(folder: pathlib.Path) -> None:
     # These modules import TensorFlow, which --run does not need.
     from bench import synthetic
-    from lingvo_gshard.model.spec import ModeKeys
+    from lingvo_gshard.model.spec import Mode
 
     params = synthetic.experiment(_MODEL.value)
     if _BATCH_SIZE.value is not None:
@@ -53,7 +53,7 @@ def _make(folder: pathlib.Path) -> None:
     batch = synthetic.training_batch(params)
     programs = synthetic.programs(params, model)
     batch_spec, num_steps = synthetic.specs_of(batch), _STEPS_PER_CALL.value
-    trainer = programs.source.step(ModeKeys.TRAIN, batch_spec, num_steps)
+    trainer = programs.source.step(Mode.TRAIN, batch_spec, num_steps)
     folder.mkdir(parents=True, exist_ok=True)
     programs.source.initializer().save(folder / _INITIALIZE)
     trainer.save(folder / _TRAIN)

@@ -14,7 +14,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.gating import SecondExpert
 from lingvo_gshard.model import flops
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 
 _TOLERANCE = 1e-4  # Relative, for the loss and the gradient's norm.
 
@@ -73,7 +73,7 @@ def _compiled(params: Params, num_partitions: int, batch: NestedMap):
     """Returns the compiled program of one step, the model and its initial state."""
     model, state = synthetic.model_and_state(params, num_partitions)
     programs = synthetic.programs(params, model)
-    return programs.get(ModeKeys.TRAIN, synthetic.specs_of(batch)), model, state
+    return programs.get(Mode.TRAIN, synthetic.specs_of(batch)), model, state
 
 
 if __name__ == "__main__":

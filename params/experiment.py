@@ -7,7 +7,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
-from lingvo_gshard.layers.transformer import TransformerStack
+from lingvo_gshard.layers.stack import TransformerStack
 from lingvo_gshard.model.translation import TranslationTask
 from lingvo_gshard.optim.adafactor import Adafactor
 from lingvo_gshard.train.config import train_params
@@ -16,6 +16,7 @@ from lingvo_gshard.train.config import train_params
 class TranslationExperiment:
     """An MoE Transformer into English; subclasses set the numbers, as named in 4.3 and A.2."""
 
+    # The model.
     NUM_LAYERS: int  # Half of them in the encoder, half in the decoder.
     MODEL_DIM: int  # M
     HIDDEN_DIM: int  # H
@@ -23,29 +24,36 @@ class TranslationExperiment:
     HEAD_DIM: int  # D
     NUM_EXPERTS: int | None  # E; None for a dense model.
     GROUP_SIZE: int | None = None  # S, in tokens; None chooses one that makes dispatch cheap.
+
+    # How the program computes it.
     DISPATCH = Dispatch.EINSUM
     LAYERS_AS = Layers.UNROLLED
     REMAT = Remat.NONE
-    STAGES = 1  # of a pipeline; needs LOOP
+    STAGES = 1  # Of a pipeline; needs LOOP.
     MICROBATCHES = 1
     ACTIVATION_DTYPE = "float32"
     PRODUCT_DTYPE = "float32"
+
+    # Regularization.
     DROPOUT = 0.1
-    EXPERT_DROPOUT = 0.0  # of the hidden units within experts
+    EXPERT_DROPOUT = 0.0  # Of the hidden units within experts.
     LABEL_SMOOTHING = 0.1
+
     # In pieces; None takes the sizes of the prepared data's vocabularies.
     SOURCE_VOCAB_SIZE: int | None = None
     TARGET_VOCAB_SIZE: int | None = None
 
-    BATCH_SIZE: int  # B, in rows
-    SOURCE_LEN: int  # tokens of a row
+    # The batches.
+    BATCH_SIZE: int  # B, in rows.
+    SOURCE_LEN: int  # In tokens of a row.
     TARGET_LEN: int
-    DECODE_BATCH_SIZE = 32  # sentences
+    DECODE_BATCH_SIZE = 32  # In sentences.
 
     # The paper's: the mesh has one axis, which splits batch, groups and experts.
     MESH = "d:*"
     SHARDING = "BGE:d"
 
+    # The training loop and its learning rate.
     MAX_STEPS: int
     ITERATIONS_PER_LOOP = 100
     SAVE_CHECKPOINTS_STEPS = 1000
@@ -59,32 +67,32 @@ class TranslationExperiment:
         """Returns the whole experiment."""
         p = Params()
         p.Define("task", cls._task(), "The model and its loss.")
-        p.Define("optimizer", Adafactor.Params(), "Adafactor and its learning rate.")
-        p.optimizer.schedule.Set(
-            multiplier=cls.LEARNING_RATE,
-            decay_start=cls.DECAY_START,
-            ramp_up_steps=cls.RAMP_UP_STEPS,
-            cool_down_steps=cls.COOL_DOWN_STEPS,
-            total_steps=cls.MAX_STEPS,
-        )
-        p.Define("input", TranslationInput.Params(), "The batches of training.")
-        p.input.Set(batch_size=cls.BATCH_SIZE, source_len=cls.SOURCE_LEN, target_len=cls.TARGET_LEN)
+        p.Define("optimizer", cls._optimizer(), "Adafactor and its learning rate.")
+
+        p.Define("input", cls._input(), "The batches of training.")
         # Shuffled, so that even the first batches contain all languages.
         eval_input = p.input.Copy().Set(split="dev", repeat=False, shuffle=True)
         p.Define("eval_input", eval_input, "The batches of evaluation.")
-        p.Define("train", train_params(), "The training loop.")
-        p.train.Set(
-            max_steps=cls.MAX_STEPS,
-            iterations_per_loop=cls.ITERATIONS_PER_LOOP,
-            save_checkpoints_steps=cls.SAVE_CHECKPOINTS_STEPS,
-        )
+
+        p.Define("train", cls._train(), "The training loop.")
         p.Define("decode", cls._decode(), "Flat beam search.")
-        axes = "The mesh: axes and their sizes, the slowest first; * is the rest of the devices."
-        p.Define("mesh", cls.MESH, axes)
-        devices = "The mesh's devices in row-major order (A.3); None for 0, 1, 2, ..."
-        p.Define("device_assignment", None, devices, optional=list)
-        table = "The table from letters of dims to axes, such as BG:data+experts,E:experts."
-        p.Define("sharding", cls.SHARDING, table)
+
+        p.Define(
+            "mesh",
+            cls.MESH,
+            "The mesh: axes and their sizes, the slowest first; * is the rest of the devices.",
+        )
+        p.Define(
+            "device_assignment",
+            None,
+            "The mesh's devices in row-major order (A.3); None for 0, 1, 2, ...",
+            optional=list,
+        )
+        p.Define(
+            "sharding",
+            cls.SHARDING,
+            "The table from letters of dims to axes, such as BG:data+experts,E:experts.",
+        )
         return p
 
     @classmethod
@@ -101,7 +109,8 @@ class TranslationExperiment:
             encoder=cls._stack(),
             decoder=cls._stack(),
         )
-        return p.Set(**{"input_dropout.rate": cls.DROPOUT})
+        p.input_dropout.rate = cls.DROPOUT
+        return p
 
     @classmethod
     def _stack(cls) -> Params:
@@ -116,36 +125,85 @@ class TranslationExperiment:
         p.layer.attention.Set(num_heads=cls.NUM_HEADS, head_dim=cls.HEAD_DIM)
         p.layer.attention.dropout.rate = cls.DROPOUT
         p.layer.residual_dropout.rate = cls.DROPOUT
+
         if cls.NUM_EXPERTS is None:
-            return p.Set(moe=None)
-        p.moe.Set(
-            hidden_dim=cls.HIDDEN_DIM,
-            num_experts=cls.NUM_EXPERTS,
-            group_size=cls.GROUP_SIZE,
-            dispatch=cls.DISPATCH,
-        )
-        p.moe.hidden_dropout.rate = cls.EXPERT_DROPOUT
+            p.moe = None
+        else:
+            p.moe.Set(
+                hidden_dim=cls.HIDDEN_DIM,
+                num_experts=cls.NUM_EXPERTS,
+                group_size=cls.GROUP_SIZE,
+                dispatch=cls.DISPATCH,
+            )
+            p.moe.hidden_dropout.rate = cls.EXPERT_DROPOUT
         return p
+
+    @classmethod
+    def _optimizer(cls) -> Params:
+        p = Adafactor.Params()
+        p.schedule.Set(
+            multiplier=cls.LEARNING_RATE,
+            decay_start=cls.DECAY_START,
+            ramp_up_steps=cls.RAMP_UP_STEPS,
+            cool_down_steps=cls.COOL_DOWN_STEPS,
+            total_steps=cls.MAX_STEPS,
+        )
+        return p
+
+    @classmethod
+    def _input(cls) -> Params:
+        return TranslationInput.Params().Set(
+            batch_size=cls.BATCH_SIZE, source_len=cls.SOURCE_LEN, target_len=cls.TARGET_LEN
+        )
+
+    @classmethod
+    def _train(cls) -> Params:
+        return train_params().Set(
+            max_steps=cls.MAX_STEPS,
+            iterations_per_loop=cls.ITERATIONS_PER_LOOP,
+            save_checkpoints_steps=cls.SAVE_CHECKPOINTS_STEPS,
+        )
 
     @classmethod
     def _decode(cls) -> Params:
         p = Params()
+
+        # The search.
         p.Define("beam_size", 4, "k, the active hypotheses of a sentence.")
         p.Define("num_best", 1, "Hypotheses returned for each sentence, at most k.")
         p.Define("length_norm_alpha", 0.6, "Length normalization's exponent (Wu et al., 2016).")
         p.Define("coverage_weight", 0.0, "The weight of the coverage penalty (Wu et al., 2016).")
-        sampling = "If set, tokens are sampled at this temperature; needs beam_size 1."
-        p.Define("temperature", None, sampling, optional=float)
+        p.Define(
+            "temperature",
+            None,
+            "If set, tokens are sampled at this temperature; needs beam_size 1.",
+            optional=float,
+        )
         p.Define("seed", 0, "The seed of sampling.")
         p.Define("tell_attention", False, "Whether to return each token's attention.")
+
+        # Lengths and batches.
         p.Define("min_target_len", 1, "The shortest hypothesis, in tokens with EOS.")
         p.Define("max_target_len", cls.TARGET_LEN, "The longest hypothesis, in tokens.")
         p.Define("max_source_len", cls.SOURCE_LEN, "In tokens; longer sources are split.")
         p.Define("batch_size", cls.DECODE_BATCH_SIZE, "Sentences that are decoded together.")
-        limit = "Sentences of each language in --mode=decode; None decodes all."
-        p.Define("max_sentences", None, limit, optional=int)
-        step = "The checkpoint that is decoded or exported; None takes the latest one."
-        p.Define("checkpoint_step", None, step, optional=int)
-        mean = "Its weights are the mean over N checkpoints, of which it is the last."
-        p.Define("average_checkpoints", 1, mean)
+        p.Define(
+            "max_sentences",
+            None,
+            "Sentences of each language in --mode=decode; None decodes all.",
+            optional=int,
+        )
+
+        # The weights.
+        p.Define(
+            "checkpoint_step",
+            None,
+            "The checkpoint that is decoded or exported; None takes the latest one.",
+            optional=int,
+        )
+        p.Define(
+            "average_checkpoints",
+            1,
+            "Its weights are the mean over N checkpoints, of which it is the last.",
+        )
         return p

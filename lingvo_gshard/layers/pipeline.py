@@ -1,9 +1,20 @@
 """GPipe: a stack's blocks in stages, which work on different microbatches at the same time.
 
+In tick t stage s has microbatch t - s. With 3 stages and 4 microbatches (Figure 2 of Huang et al.
+2019, arXiv:1811.06965, of which this is the forward pass):
+
+              tick 0   tick 1   tick 2   tick 3   tick 4   tick 5
+    stage 0   batch 0  batch 1  batch 2  batch 3     .        .
+    stage 1      .     batch 0  batch 1  batch 2  batch 3     .
+    stage 2      .        .     batch 0  batch 1  batch 2  batch 3
+
+Each dot is a stage without a microbatch: it computes on zeros or on what is left over, the bubble,
+and nothing uses its result. The first row shows how microbatches enter, the last row how they
+leave, and what a stage reports of all microbatches lies on its diagonal.
+
 Stages are the leading dim of weights and activations, R. The table's row of R splits both, so each
 device applies its own stage to all that reaches it, and the shift of activations from a stage to
-the next one is a collective-permute. In tick t stage s has microbatch t - s. The stages of the
-first and last ticks have none, and compute a bubble that nothing uses.
+the next one is a collective-permute. All ticks are iterations of one loop over the stages' program.
 
 B batch, Q rows of a microbatch, L length of all tensors that travel, M model.
 """
@@ -20,10 +31,14 @@ from lingvo_gshard.core.late import control_flow_ops, pfor, tf
 from lingvo_gshard.layers.context import Products
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.products import dot, moved
-from lingvo_gshard.layers.repeat import Block, Layers, Loop, Remat, Tensors
+from lingvo_gshard.layers.repeat import Carried, Layers, Loop, Remat, Tensors
 from lingvo_gshard.sharding.annotator import Annotator
 
 _TRAVELLING = f"{STACKED}BLM"
+_NO_PADDING = (0, 0)
+
+# (index of the microbatch, index of the block, what the block takes) -> what it returns.
+StageBlock = Callable[["tf.Tensor", "tf.Tensor", "Carried[tf.Tensor]"], "Carried[tf.Tensor]"]
 
 
 def check_pipeline(name: str, p: Params, block_size: int) -> None:
@@ -35,134 +50,225 @@ def check_pipeline(name: str, p: Params, block_size: int) -> None:
         )
     if p.stages == 1:
         return
+
     blocks = p.num_layers // block_size
-    needed = {
+    requirements = {
         "layers_as=LOOP": p.layers_as is Layers.LOOP,
         "remat=BLOCK": p.remat is Remat.BLOCK,
         "moe.dispatch=EINSUM": p.moe is None or p.moe.dispatch is Dispatch.EINSUM,
         f"a number of stages that divides its {blocks} blocks": blocks % p.stages == 0,
     }
-    for what, holds in needed.items():
-        if not holds:
-            raise ValueError(f"{name}: a pipeline of stages={p.stages} needs {what}.")
+    for requirement, is_met in requirements.items():
+        if not is_met:
+            raise ValueError(f"{name}: a pipeline of stages={p.stages} needs {requirement}.")
 
 
 def microbatches_of(x: tf.Tensor, dims: str, count: int, annotator: Annotator) -> tf.Tensor:
-    """x [B, ...] with these dims as microbatches [_, Q, ...]; each row stays on its device.
+    """Returns x [B, ...] with these dims as `count` microbatches [_, Q, ...].
 
-    Before, x takes the layout of the rows inside of the stages. Rows that lie over the stages'
-    axis, too, may be cut by the reshape where no sharding can follow, so that each device would
-    have to hold all of them.
+    Each microbatch has rows of every device, so that no row moves: row b belongs to microbatch
+    b % count.
     """
+    # Stages hold rows that are split over all axes but their own. The batch takes that layout
+    # first: XLA has no sharding for the reshape of rows that are split over the stages' axis, too,
+    # and would hold all of them on each device.
     inside = annotator.over(STACKED)
-    rows = tf.reshape(inside.annotate_outside(x, dims), [-1, count, *x.shape[1:]])
-    parts = tf.transpose(rows, [1, 0, *range(2, len(rows.shape))])
-    return inside.annotate_outside(parts, "_" + dims)
+    x = inside.annotate_outside(x, dims)
+
+    rows_by_microbatch = tf.reshape(x, [-1, count, *x.shape[1:]])
+    rest = range(2, len(rows_by_microbatch.shape))
+    microbatches = tf.transpose(rows_by_microbatch, [1, 0, *rest])
+    return inside.annotate_outside(microbatches, "_" + dims)
 
 
 @dataclasses.dataclass(frozen=True)
 class Pipeline:
     """A block applied R times to each microbatch, in stages of as many blocks each.
 
-    The block is as in repeat.py, but takes the index of its microbatch in place of `products`: it
-    is applied by tf.vectorized_map, which drops custom gradients. The shared tensors are [B, _, M]
-    as x. The dims are those of each weight of one block.
+    The block is as in repeat.py, but takes the index of its microbatch and no `products`, since
+    tf.vectorized_map, which applies it for all stages, drops custom gradients. The shared tensors
+    travel along with x, so they are [B, _, M], too.
     """
 
-    block: Block
-    num_blocks: int
+    block: StageBlock
+    num_blocks: int  # R.
     stages: int
     microbatches: int
     annotator: Annotator
-    weight_dims: Sequence[str]
+    weight_dims: Sequence[str]  # Of each weight of one block.
 
-    def __call__(
-        self, x: tf.Tensor, shared: Tensors, stacks: Tensors, remat: Remat
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """As Loop, with reports averaged over microbatches; ValueError if partitions are uneven."""
-        self._check(x.shape[0])
-        depth = self.num_blocks // self.stages
-        loop = Loop(
-            functools.partial(self._tick, [each.shape[1] for each in (x, *shared)]),
+    @property
+    def _blocks_per_stage(self) -> int:
+        return self.num_blocks // self.stages
+
+    def __call__(self, inputs: Carried[tf.Tensor], remat: Remat) -> Carried[tf.Tensor]:
+        """Applies the blocks to a batch, as Loop does; reports are means over the microbatches.
+
+        Raises ValueError if the mesh splits the stages or the rows of a microbatch unevenly.
+        """
+        self._check(inputs.x.shape[0])
+        travelling = [inputs.x, *inputs.shared]
+        lengths = [tensor.shape[1] for tensor in travelling]
+
+        # A loop over ticks. What all ticks share is the weights; what each tick takes from a stack
+        # is the microbatch that enters.
+        ticks = Loop(
+            functools.partial(self._tick, lengths),
             self.microbatches + self.stages - 1,
             self.annotator,
-            _TRAVELLING,
-            shared_dims=[STACKED + dims for dims in self.weight_dims] * depth,
-            weight_dims=[_TRAVELLING],
+            Carried(
+                _TRAVELLING,
+                shared=[STACKED + dims for dims in self.weight_dims] * self._blocks_per_stage,
+                weights=[_TRAVELLING],
+            ),
             stack_dim="_",
             report_dims=_report_dims,
             as_function=True,
         )
-        rows = tf.concat([x, *shared], 1)
-        rows = microbatches_of(rows, "BLM", self.microbatches, self.annotator)[:, None]
-        bubble = [[0, self.stages - 1]] * 2 + [[0, 0]] * 3
-        # Added to the stages' inputs in each tick, at the first stage: [_, R, Q, L, M].
-        entering = self.annotator.annotate(tf.pad(rows, bubble), f"_{_TRAVELLING}")
-        # A tensor for each block, so that a tick only adds to its gradient: the compilers for TPUs
-        # and GPUs then sum it over the rows' partitions once, after the loop.
-        stages = [tf.reshape(each, [self.stages, -1, *each.shape[1:]]) for each in stacks]
-        blocks = zip(*(tf.unstack(each, axis=1) for each in stages), strict=True)
-        weights = [weight for block in blocks for weight in block]
-        _, (leaving, *reports) = loop(tf.zeros_like(entering[0]), weights, [entering], remat)
-        microbatches = leaving[self.stages - 1 :, -1]
-        y = tf.reshape(tf.transpose(microbatches, [1, 0, 2, 3]), [-1, *microbatches.shape[2:]])
-        y = self.annotator.over(STACKED).annotate_outside(y, "BLM")
-        y = self.annotator.annotate(y, "BLM")
-        return y, [self._mean(report) for report in reports]
+
+        # The pipeline starts idle, as if zeros had been in all stages.
+        entering = self._entering(tf.concat(travelling, 1))
+        weights = self._weights_by_block(inputs.weights)
+        idle = tf.zeros_like(entering[0])
+        result = ticks(Carried(idle, weights, [entering]), remat)
+
+        # The first report of a tick is what leaves its stages.
+        leaving, *reports = result.reports
+        return Carried(
+            self._batch_of(leaving),
+            reports=[self._mean_over_microbatches(report) for report in reports],
+        )
 
     def _check(self, batch: int) -> None:
-        of_stages, of_rows, *_ = self.annotator.factor(_TRAVELLING)
-        if self.stages % of_stages:
+        stage_partitions, row_partitions, *_ = self.annotator.factor(_TRAVELLING)
+
+        # A partition has whole stages.
+        if self.stages % stage_partitions:
             raise ValueError(
-                f"stages={self.stages} is not a multiple of the {of_stages} partitions along the "
-                f"mesh axis of {STACKED}; change stages, or the mesh."
+                f"stages={self.stages} is not a multiple of the {stage_partitions} partitions "
+                f"along the mesh axis of {STACKED}; change stages, or the mesh."
             )
-        if batch % (self.microbatches * of_rows):
+
+        # Each partition has as many rows of every microbatch.
+        if batch % (self.microbatches * row_partitions):
             raise ValueError(
                 f"microbatches={self.microbatches} does not divide a batch of {batch} rows into "
-                f"parts for {of_rows} partitions; choose a divisor of {batch // of_rows}."
+                f"parts for {row_partitions} partitions; choose a divisor of "
+                f"{batch // row_partitions}."
             )
 
+    def _entering(self, x: tf.Tensor) -> tf.Tensor:
+        """Returns what is added to the stages' inputs in each tick: [ticks, R, Q, L, M].
+
+        That is a microbatch at the first stage, as long as there are any, and zeros elsewhere.
+        """
+        microbatches = microbatches_of(x, "BLM", self.microbatches, self.annotator)
+        paddings = [
+            (0, self.stages - 1),  # Ticks: after the last microbatch, none enters.
+            (0, self.stages - 1),  # R: none enters at any stage but the first.
+            _NO_PADDING,  # Q
+            _NO_PADDING,  # L
+            _NO_PADDING,  # M
+        ]
+        entering = tf.pad(microbatches[:, None], paddings)
+        return self.annotator.annotate(entering, f"_{_TRAVELLING}")
+
+    def _weights_by_block(self, stacks: Tensors) -> list[tf.Tensor]:
+        """Returns the weights of a stage's first block, second block, ..., each [R, ...].
+
+        There is a tensor for each block, so that a tick only adds to its gradient: the compilers
+        for TPUs and GPUs then sum it over the rows' partitions once, after the loop.
+        """
+        stages = [tf.reshape(stack, [self.stages, -1, *stack.shape[1:]]) for stack in stacks]
+        blocks_of_weights = [tf.unstack(weight, axis=1) for weight in stages]
+        weights: list[tf.Tensor] = []
+        for block in zip(*blocks_of_weights, strict=True):
+            weights += block
+        return weights
+
+    def _batch_of(self, leaving: tf.Tensor) -> tf.Tensor:
+        """Returns y [B, L, M] from all stages' outputs in all ticks, [ticks, R, Q, L, M]."""
+        # The first microbatch reaches the last stage's end in tick stages - 1.
+        microbatches = leaving[self.stages - 1 :, -1]
+
+        # The inverse of microbatches_of.
+        rows = tf.transpose(microbatches, [1, 0, 2, 3])
+        y = tf.reshape(rows, [-1, *microbatches.shape[2:]])
+        y = self.annotator.over(STACKED).annotate_outside(y, "BLM")
+
+        # From here on, rows are split over the stages' axis, too.
+        return self.annotator.annotate(y, "BLM")
+
     def _tick(
-        self, lengths: Sequence[int], tick: tf.Tensor, products: Products, x: tf.Tensor, *rest
-    ) -> list[tf.Tensor]:
-        """Applies all stages, as a repeat.Block that also reports x without the shared tensors."""
-        del products
-        *weights, entering = rest
-        x = self.annotator.annotate(tf.pad(x[:-1], [[1, 0], *[[0, 0]] * 3]), _TRAVELLING)
-        args = (tf.range(self.stages), x + entering, *weights)
-        y, *reports = _mapped(functools.partial(self._stage, lengths, tick), args)
+        self,
+        lengths: Sequence[int],
+        tick: tf.Tensor,
+        products: Products,
+        inputs: Carried[tf.Tensor],
+    ) -> Carried[tf.Tensor]:
+        """Applies all stages, as a repeat.Block that also reports x without the shared tensors.
+
+        It takes the last tick's outputs as x [R, Q, L, M], the weights of all blocks of a stage
+        as shared tensors, and what enters in this tick as its only weight.
+        """
+        del products  # See Pipeline.
+        (entering,) = inputs.weights
+
+        # Each stage takes what the one before it made; the first one, what enters.
+        shift = [(1, 0), _NO_PADDING, _NO_PADDING, _NO_PADDING]
+        x = self.annotator.annotate(tf.pad(inputs.x[:-1], shift), _TRAVELLING)
+
+        def stage(index: tf.Tensor, x: tf.Tensor, *weights: tf.Tensor) -> list[tf.Tensor]:
+            return self._stage(lengths, tick, index, Carried(x, weights=weights)).flat()
+
+        # One program for all stages: the map's dim is R, which the mesh splits.
+        stage_indices = tf.range(self.stages)
+        y, *reports = _mapped(stage, [stage_indices, x + entering, *inputs.shared])
         y = self.annotator.annotate(y, _TRAVELLING)
-        return [y, y[:, :, : lengths[0]], *reports]
+        return Carried(y, reports=[y[:, :, : lengths[0]], *reports])
 
     def _stage(
-        self, lengths: Sequence[int], tick: tf.Tensor, stage: tf.Tensor, x: tf.Tensor, *weights
-    ) -> list[tf.Tensor]:
-        """Applies the blocks of one stage to x and the shared tensors, which are joined over L."""
-        microbatch = tf.clip_by_value(tick - stage, 0, self.microbatches - 1)
-        x, *shared = tf.split(x, lengths, axis=1)
-        depth, reports, n = self.num_blocks // self.stages, [], len(self.weight_dims)
-        for i in range(depth):
-            own = weights[i * n : (i + 1) * n]
-            x, *new = self.block(microbatch, stage * depth + i, x, *shared, *own)
-            reports.append(new)
-        return [tf.concat([x, *shared], 1), *map(tf.stack, zip(*reports, strict=True))]
+        self, lengths: Sequence[int], tick: tf.Tensor, stage: tf.Tensor, inputs: Carried[tf.Tensor]
+    ) -> Carried[tf.Tensor]:
+        """Applies the blocks of one stage to x and the shared tensors, which are joined over L.
 
-    def _mean(self, report: tf.Tensor) -> tf.Tensor:
-        """[R, ...]: the mean over the microbatches of a report [ticks, stages, blocks, ...]."""
-        of_stages = [report[s : s + self.microbatches, s] for s in range(self.stages)]
-        return tf.concat([tf.reduce_mean(each, 0) for each in of_stages], 0)
+        The weights are those of all its blocks in order. The reports are [blocks, ...].
+        """
+        # In the bubble the index is that of some microbatch, whose masks exist.
+        microbatch = tf.clip_by_value(tick - stage, 0, self.microbatches - 1)
+        x, *shared = tf.split(inputs.x, lengths, axis=1)
+
+        num_weights = len(self.weight_dims)
+        reports_by_block: list[Tensors] = []
+        for i in range(self._blocks_per_stage):
+            weights = inputs.weights[i * num_weights : (i + 1) * num_weights]
+            block_index = stage * self._blocks_per_stage + i
+            result = self.block(microbatch, block_index, Carried(x, shared, weights))
+            x = result.x
+            reports_by_block.append(result.reports)
+
+        # The shared tensors travel on to the next stage.
+        joined = tf.concat([x, *shared], 1)
+        reports = [tf.stack(reports) for reports in zip(*reports_by_block, strict=True)]
+        return Carried(joined, reports=reports)
+
+    def _mean_over_microbatches(self, report: tf.Tensor) -> tf.Tensor:
+        """Returns the means [R, ...] of a report [ticks, stages, blocks of a stage, ...]."""
+        # Stage s has its microbatches in ticks s, s + 1, ...; other ticks are the bubble.
+        by_stage = [report[s : s + self.microbatches, s] for s in range(self.stages)]
+        return tf.concat([tf.reduce_mean(of_stage, 0) for of_stage in by_stage], 0)
 
 
 def _mapped(fn: Callable[..., list[tf.Tensor]], args: Tensors) -> list[tf.Tensor]:
-    """tf.vectorized_map of `fn` over the first dim of all arguments, in a Loop's own function.
+    """Returns tf.vectorized_map of `fn` over the first dim of all arguments, inside of a function.
 
-    The public one is a function inside the loop. In its gradient TensorFlow takes all that enters
-    the map for possible constants, and so holds whole activations where it lowers the program.
+    The public one makes a function inside the loop. In its gradient TensorFlow takes all that
+    enters the map for possible constants, and so holds whole activations where it lowers the
+    program.
     """
     _register_mapped_product()
     return control_flow_ops._pfor_impl(
-        lambda i: fn(*(tf.gather(each, i) for each in args)),
+        lambda i: fn(*(tf.gather(arg, i) for arg in args)),
         args[0].shape[0],
         fallback_to_while_loop=False,
     )
@@ -170,19 +276,20 @@ def _mapped(fn: Callable[..., list[tf.Tensor]], args: Tensors) -> list[tf.Tensor
 
 @functools.cache
 def _register_mapped_product() -> None:
-    """Registers the map of a product of 16-bit factors: one product of all stages'."""
+    """Registers the map of a product of 16-bit factors: one product for all stages."""
 
     @pfor.RegisterPFor("BatchMatMulV3")
     def mapped_product(inputs: pfor._PforInput) -> pfor.WrappedTensor:
         inputs.stack_inputs()
-        a, b = inputs.stacked_input(0), inputs.stacked_input(1)
+        a = inputs.stacked_input(0)
+        b = inputs.stacked_input(1)
         if inputs.get_attr("adj_y"):
             b = tf.linalg.matrix_transpose(b)
         return pfor.wrap(tf.custom_gradient(_product)(a, b), True)
 
 
 def _product(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[tf.Tensor]]]:
-    """a times b, both bfloat16, and the gradients, all float32; TensorFlow defines none."""
+    """Returns a times b, both bfloat16, and its gradients, all float32; TensorFlow has none."""
 
     def gradient(d: tf.Tensor) -> list[tf.Tensor]:
         d = tf.cast(d, tf.bfloat16)
@@ -192,6 +299,6 @@ def _product(a: tf.Tensor, b: tf.Tensor) -> tuple[tf.Tensor, Callable[..., list[
 
 
 def _report_dims(report: tf.Tensor) -> str:
-    """The dims of a tick's report: of x, or of the statistics of each stage's blocks."""
+    """Returns the dims of a tick's report, which is x or statistics of each stage's blocks."""
     rank = report.shape.rank
     return _TRAVELLING if rank == len(_TRAVELLING) else STACKED + "_" * (rank - 1)

@@ -5,36 +5,52 @@ out what a program does besides: unused capacity, dispatch and combine by einsum
 optimizer.
 """
 
+from __future__ import annotations
+
 import math
 
+from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.model.translation import TranslationTask
+
+_EXPERTS_OF_A_TOKEN = 2
 
 
 def train_step_flops(task: TranslationTask, batch: int, source_len: int, target_len: int) -> float:
-    """The operations of one step, forward and backward, on rows without padding."""
+    """Returns the operations of one step, forward and backward, on rows without padding."""
     products = 0.0
     for path, spec in task.weight_specs.FlattenItems():
+        # Vectors and embeddings are added or looked up, not multiplied.
         if len(spec.axes) < 2 or "embedding" in path:
-            continue  # It is looked up or added, not multiplied.
+            continue
         tokens = batch * (source_len if reads_source(path) else target_len)
-        experts = dict(zip(spec.dims, spec.shape, strict=True)).get("E")
-        share = min(2, experts) / experts if experts else 1.0
-        products += tokens * math.prod(spec.shape) * share
+        products += tokens * math.prod(spec.shape) * _share_used(spec)
     products += _attention(task, batch, source_len, target_len)
+
     # A multiplication and an addition for each weight and token; backward takes twice forward.
     return 2 * 3 * products
 
 
 def reads_source(path: str) -> bool:
     """Returns whether the weight of this path is multiplied by the source's tokens."""
-    memory = path.endswith(("source_attention.wk", "source_attention.wv"))
-    return path.startswith("encoder") or memory
+    is_memory = path.endswith(("source_attention.wk", "source_attention.wv"))
+    return path.startswith("encoder") or is_memory
+
+
+def _share_used(spec: WeightSpec) -> float:
+    """Returns the share of a weight that one token is multiplied by: that of its experts."""
+    if "E" not in spec.dims:
+        return 1.0
+    experts = spec.shape[spec.dims.index("E")]
+    return min(_EXPERTS_OF_A_TOKEN, experts) / experts
 
 
 def _attention(task: TranslationTask, batch: int, source_len: int, target_len: int) -> float:
-    """The products of queries with keys, and of probabilities with values."""
-    total, pairs = 0.0, (source_len * source_len, target_len * (target_len + source_len))
-    for stack, count in zip((task.p.encoder, task.p.decoder), pairs, strict=True):
+    """Returns the products of queries with keys, and of probabilities with values."""
+    encoder_pairs = source_len * source_len
+    decoder_pairs = target_len * (target_len + source_len)
+
+    products = 0.0
+    for stack, pairs in ((task.p.encoder, encoder_pairs), (task.p.decoder, decoder_pairs)):
         width = stack.layer.attention.num_heads * stack.layer.attention.head_dim
-        total += 2.0 * batch * stack.num_layers * count * width
-    return total
+        products += 2.0 * batch * stack.num_layers * pairs * width
+    return products

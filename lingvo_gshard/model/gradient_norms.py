@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from lingvo_gshard.core.late import tf
@@ -9,29 +10,49 @@ from lingvo_gshard.core.nested_map import NestedMap
 
 
 def gradient_norms(gradients: NestedMap, weight_specs: NestedMap) -> NestedMap:
-    """The norm of all gradients of each layer, float32 scalars. Partitions exchange only scalars.
+    """Returns the norm of all gradients of each layer, float32 scalars.
 
     They are named `encoder_3` for layer 3 of a stack, `encoder_norm` for a stack's other children,
-    and `softmax` for weights outside of stacks. Any gradient that is not finite makes its norm so.
+    and `softmax` for weights outside of stacks. A gradient that is not finite makes its norm so.
     """
+    # Reduced before they are added up, so that partitions exchange nothing but scalars.
     squares = gradients.Transform(
         lambda gradient, spec: tf.reduce_sum(tf.square(gradient), spec.axes), weight_specs
     )
+
+    norms = NestedMap()
+    for name, group in _groups(squares).items():
+        leaves = NestedMap(group=group).Flatten()
+        if leaves:  # A layer such as dropout has no weights.
+            norms[name] = tf.add_n(leaves) ** 0.5
+    return norms
+
+
+def _groups(squares: NestedMap) -> dict[str, Any]:
+    """Returns the parts of the model that have a norm each: NestedMaps or leaves."""
     groups: dict[str, Any] = {}
-    for name, part in squares.items():
-        layers = _layers(part) if isinstance(part, NestedMap) else []
-        groups |= {f"{name}_{i}": layer for i, layer in enumerate(layers)}
-        if layers:
-            groups |= {f"{name}_{k}": v for k, v in part.items() if k not in ("layers", "block")}
-        else:
-            groups[name] = part
-    leaves = {name: NestedMap(group=group).Flatten() for name, group in groups.items()}
-    return NestedMap({name: tf.add_n(own) ** 0.5 for name, own in leaves.items() if own})
+    for name, child in squares.items():
+        layers = _layers(child) if isinstance(child, NestedMap) else []
+        if not layers:
+            groups[name] = child
+            continue
+
+        for i, layer in enumerate(layers):
+            groups[f"{name}_{i}"] = layer
+        for stack_child, value in child.items():
+            if stack_child not in ("layers", "block"):
+                groups[f"{name}_{stack_child}"] = value
+    return groups
 
 
 def _layers(stack: NestedMap) -> list[NestedMap]:
-    """The layers of a stack, taken apart if it is a loop over blocks; empty if it is no stack."""
+    """Returns the layers of a stack, taken apart if it is a loop over blocks; none of another."""
     if "block" not in stack:
         return stack.get("layers", [])
+
+    layers = []
     num_blocks = stack.block[0].Flatten()[0].shape[0]
-    return [b.Transform(lambda x, i=i: x[i]) for i in range(num_blocks) for b in stack.block]
+    for i in range(num_blocks):
+        for stacked_layer in stack.block:
+            layers.append(stacked_layer.Transform(operator.itemgetter(i)))
+    return layers

@@ -1,5 +1,7 @@
 """How an experiment's model lies on its devices."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 
 from lingvo_gshard.core.hyperparams import Params
@@ -9,7 +11,7 @@ from lingvo_gshard.sharding.mesh import Mesh, names_of
 
 # The stacks of layers, and the settings of their rows' lengths.
 STACKS = {"encoder": "source_len", "decoder": "target_len"}
-_ROWS = ("input", "eval_input", "decode")
+_BATCHES = ("input", "eval_input", "decode")
 
 
 def partitioning(params: Params, num_partitions: int) -> Partitioning:
@@ -20,60 +22,94 @@ def partitioning(params: Params, num_partitions: int) -> Partitioning:
     ValueError if mesh or table make no sense or do not fit the devices.
     """
     mesh = Mesh.parse(params.mesh, num_partitions, params.device_assignment)
-    parts, p = Partitioning.parse(mesh, params.sharding), params.task.encoder.moe
-    copies = parts.factor("E")[0] // p.num_experts if p and p.num_experts > 0 else 0
-    if len(mesh.axis_names) > 1 or copies < 2 or copies * p.num_experts != num_partitions:
-        return parts
-    (axis,) = mesh.axis_names
-    axes = ("r" if axis != "r" else "copies", axis)
-    split = Mesh(axes, (copies, p.num_experts), mesh.device_assignment)
-    table = {letter: row if letter in "Ee" or not row else axes for letter, row in parts.table}
-    return Partitioning.from_dict(split, table)
+    table = Partitioning.parse(mesh, params.sharding)
+
+    # A mesh of several axes says itself which one splits the experts.
+    encoder_moe = params.task.encoder.moe
+    if encoder_moe is None or len(mesh.axis_names) > 1:
+        return table
+
+    # The experts may be too many to be replicated, or fit no number of whole copies; then
+    # check_divisible decides whether they can be split over all devices.
+    num_experts = encoder_moe.num_experts
+    (expert_partitions,) = table.factor("E")
+    copies = expert_partitions // num_experts if num_experts > 0 else 0
+    if copies < 2 or copies * num_experts != num_partitions:
+        return table
+    return _with_copies(table, copies, num_experts)
+
+
+def _with_copies(table: Partitioning, copies: int, num_experts: int) -> Partitioning:
+    """Returns the table with its only axis split in two: copies of all experts, and experts."""
+    (axis,) = table.mesh.axis_names
+    copies_axis = "r" if axis != "r" else "copies"
+    both = (copies_axis, axis)
+    mesh = Mesh(both, (copies, num_experts), table.mesh.device_assignment)
+
+    rows = {}
+    for letter, row in table.table:
+        is_whole = not row  # A letter whose row is `-` stays whole.
+        rows[letter] = row if letter in "Ee" or is_whole else both
+    return Partitioning.from_dict(mesh, rows)
 
 
 def num_weights(params: Params) -> int:
     """Returns the number of scalars in the model's weights; vocabulary sizes must be set."""
-    return params.task.Instantiate(Partitioning(Mesh.flat(1), ())).num_weights
+    unpartitioned = Partitioning(Mesh.flat(1), ())
+    return params.task.Instantiate(unpartitioned).num_weights
 
 
 def num_groups(params: Params, name: str = "input") -> dict[str, int]:
-    """Returns a batch's number of groups in each MoE stack, in training of a microbatch.
+    """Returns the number of groups in each MoE stack of the batch called `name`.
 
-    ValueError as moe.num_groups.
+    In training, `input`, it is that of a microbatch. Raises ValueError as moe.num_groups.
     """
-    groups, batch = {}, params.Get(name)
+    batch = params.Get(name)
+    groups = {}
     for stack, length in STACKS.items():
-        if (p := params.task.Get(stack).moe) is not None:
-            parts = params.task.Get(stack).microbatches if name == "input" else 1
-            sizes = batch.batch_size // max(parts, 1), batch.Get(length)
-            groups[stack] = moe.num_groups(p, f"{name}: task.{stack}.moe.group_size", *sizes)
+        p = params.task.Get(stack)
+        if p.moe is None:
+            continue
+        microbatches = max(p.microbatches, 1) if name == "input" else 1
+        rows = batch.batch_size // microbatches
+        setting = f"{name}: task.{stack}.moe.group_size"
+        groups[stack] = moe.num_groups(p.moe, setting, rows, batch.Get(length))
     return groups
 
 
 def bubble(params: Params) -> float:
     """Returns the share of the time that a pipeline's stages have no microbatch, at worst."""
-    stacks = [params.task.Get(stack) for stack in STACKS]
-    return max((p.stages - 1) / (p.microbatches + p.stages - 1) for p in stacks)
+    shares = []
+    for name in STACKS:
+        stack = params.task.Get(name)
+        ticks = stack.microbatches + stack.stages - 1
+        shares.append((stack.stages - 1) / ticks)
+    return max(shares)
 
 
-def check_divisible(params: Params, parts: Partitioning, rows: Collection[str] = _ROWS) -> None:
-    """Raises ValueError unless the mesh divides experts, groups, and the batches in `rows`.
+def check_divisible(
+    params: Params, table: Partitioning, batches: Collection[str] = _BATCHES
+) -> None:
+    """Raises ValueError unless the mesh divides experts, groups, and the batches named.
 
     Also raises it if the group size does not divide the tokens of an evaluation batch, which may
     have any number of groups.
     """
-    sizes = {f"{name}.batch_size": ("B", params.Get(name).batch_size) for name in rows}
-    if "eval_input" in rows:
+    if "eval_input" in batches:
         num_groups(params, "eval_input")
+
+    # The sizes that the mesh has to divide: name -> (letter, size).
+    sizes = {f"{name}.batch_size": ("B", params.Get(name).batch_size) for name in batches}
     for stack, count in num_groups(params).items():
         experts = params.task.Get(stack).moe.num_experts
         sizes[f"task.{stack}.moe.num_experts"] = ("E", experts)
         sizes[f"the {stack}'s groups (tokens / task.{stack}.moe.group_size)"] = ("G", count)
+
     for name, (letter, size) in sizes.items():
-        (ways,) = parts.factor(letter)
-        if size < 1 or size % ways:
-            axes = " and ".join(names_of(parts.axes(letter))) or "none"
+        (partitions,) = table.factor(letter)
+        if size < 1 or size % partitions:
+            axes = " and ".join(names_of(table.axes(letter))) or "none"
             raise ValueError(
-                f"The {ways} partitions along mesh axis {axes}, which splits {letter}, do not "
-                f"divide {name} = {size}; choose a divisor, or change it with --set."
+                f"The {partitions} partitions along mesh axis {axes}, which splits {letter}, do "
+                f"not divide {name} = {size}; choose a divisor, or change it with --set."
             )

@@ -1,11 +1,14 @@
 """The translation task: an encoder-decoder MoE Transformer and its loss (sections 2.2, 4.3, A.2).
 
-B batch, L target length, T source length, M model, V target vocabulary, k beam size, P places.
+B batch, L target length, T source length, M model, V target vocabulary, k beam size, P cache
+length.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 from lingvo_gshard.core.base_layer import BaseLayer, gaussian
 from lingvo_gshard.core.hyperparams import REQUIRED, InstantiableParams
@@ -15,55 +18,72 @@ from lingvo_gshard.layers.attention import causal_mask, segment_mask
 from lingvo_gshard.layers.context import Context, LayerReport, Mode
 from lingvo_gshard.layers.dropout import DropoutLayer
 from lingvo_gshard.layers.products import Arithmetic
-from lingvo_gshard.layers.transformer import Attended, TransformerStack
+from lingvo_gshard.layers.stack import TransformerStack
+from lingvo_gshard.layers.transformer import Attended
 from lingvo_gshard.layers.vocabulary import EmbeddingLayer, cross_entropies
 
-_DTYPES = ("float32", "bfloat16")
+_ACTIVATION_DTYPES = ("float32", "bfloat16")
+_PRODUCT_DTYPES = (*_ACTIVATION_DTYPES, "auto")
 
 
 class TranslationTask(BaseLayer):
     """Translates packed sequences. A token attends only to its own example."""
 
+    source_embedding: EmbeddingLayer
+    source_dropout: DropoutLayer
+    target_embedding: EmbeddingLayer
+    target_dropout: DropoutLayer
     encoder: TransformerStack
     decoder: TransformerStack
 
     @classmethod
     def Params(cls) -> InstantiableParams:
         p = super().Params()
+
+        # The model.
         p.Define("source_vocab_size", REQUIRED, "The source vocabulary's pieces.", optional=int)
         p.Define("target_vocab_size", REQUIRED, "V, the target vocabulary's pieces.", optional=int)
         p.Define("dim", REQUIRED, "M, the model dimension.")
         p.Define("encoder", TransformerStack.Params(), "The encoder.")
         p.Define("decoder", TransformerStack.Params(), "The decoder.")
         p.Define("input_dropout", DropoutLayer.Params(), "Dropout of the embeddings.")
+
+        # Its loss.
         p.Define("label_smoothing", 0.0, "The target's probability mass spread over all pieces.")
-        p.Define("activation_dtype", "float32", "Or bfloat16. Weights and router stay float32.")
-        rounded = "What products round float32 factors to; auto: bfloat16 in runs on CPUs with AMX."
-        p.Define("product_dtype", "float32", rounded)
         p.Define("aux_loss_weight", REQUIRED, "k, the weight of the summed l_aux; it grows as E^2.")
+
+        # Its arithmetic.
+        p.Define("activation_dtype", "float32", "Or bfloat16. Weights and router stay float32.")
+        p.Define(
+            "product_dtype",
+            "float32",
+            "What products round float32 factors to; auto: bfloat16 in runs on CPUs with AMX.",
+        )
         return p
 
-    def __init__(self, params: InstantiableParams, *args) -> None:
+    def __init__(self, params: InstantiableParams, *args: Any) -> None:
         super().__init__(params, *args)
         p = self.p
-        dtypes = {"activation_dtype": _DTYPES, "product_dtype": (*_DTYPES, "auto")}
-        for name, allowed in dtypes.items():
-            if p.Get(name) not in allowed:
-                raise ValueError(
-                    f"task.{name} must be {' or '.join(allowed)}, got {p.Get(name)!r}."
-                )
+        _check_dtype("activation_dtype", p.activation_dtype, _ACTIVATION_DTYPES)
+        _check_dtype("product_dtype", p.product_dtype, _PRODUCT_DTYPES)
         if not 0 <= p.label_smoothing < 1:
             raise ValueError(f"task.label_smoothing must be in [0, 1), got {p.label_smoothing}.")
-        for side, size in (("source", p.source_vocab_size), ("target", p.target_vocab_size)):
-            embedding = EmbeddingLayer.Params().Set(vocab_size=size, dim=p.dim)
-            self.CreateChild(f"{side}_embedding", embedding)
-            self.CreateChild(f"{side}_dropout", p.input_dropout)
-        self.CreateChild("encoder", p.encoder.Copy().Set(dim=p.dim))
-        decoder = p.decoder.Copy().Set(dim=p.dim)
-        self.CreateChild("decoder", decoder.Set(**{"layer.has_source": True}))
         self._arithmetic = Arithmetic(p.product_dtype)
-        shape = (p.dim, p.target_vocab_size)
-        self.CreateVariable("softmax", gaussian(shape, "MV", fan_in=p.dim))
+
+        # The source's side.
+        source_embedding = EmbeddingLayer.Params().Set(vocab_size=p.source_vocab_size, dim=p.dim)
+        self.CreateChild("source_embedding", source_embedding)
+        self.CreateChild("source_dropout", p.input_dropout)
+        self.CreateChild("encoder", p.encoder.Copy().Set(dim=p.dim))
+
+        # The target's side, with a softmax of its own.
+        target_embedding = EmbeddingLayer.Params().Set(vocab_size=p.target_vocab_size, dim=p.dim)
+        self.CreateChild("target_embedding", target_embedding)
+        self.CreateChild("target_dropout", p.input_dropout)
+        decoder = p.decoder.Copy().Set(dim=p.dim)
+        decoder.layer.has_source = True
+        self.CreateChild("decoder", decoder)
+        self.CreateVariable("softmax", gaussian((p.dim, p.target_vocab_size), "MV", fan_in=p.dim))
 
     def FProp(
         self, theta: NestedMap, features: NestedMap, context: Context
@@ -76,13 +96,16 @@ class TranslationTask(BaseLayer):
         """
         context = dataclasses.replace(context, arithmetic=self._arithmetic)
         encoded, reports = self._encode(theta, features, context)
+
+        # A target token attends to those before it, and to the source, of its own example.
         segments = features.target_segment_ids
         mask = segment_mask(segments, segments) * causal_mask(segments.shape[1])
         source_mask = segment_mask(segments, features.source_segment_ids)
-        x = self._embed("target", theta, features.target_ids, features.target_positions, context)
+        x = self._embed_target(theta, features.target_ids, features.target_positions, context)
         attended = Attended(mask, _valid_mask(segments), source_mask, encoded)
-        x, layer_reports = self.decoder.FProp(theta.decoder, x, attended, context)
-        reports |= {f"decoder_{index}": report for index, report in enumerate(layer_reports)}
+        x, decoder_reports = self.decoder.FProp(theta.decoder, x, attended, context)
+
+        reports |= _named("decoder", decoder_reports)
         return self._logits(theta, x), reports
 
     def Loss(
@@ -97,13 +120,21 @@ class TranslationTask(BaseLayer):
         """
         logits, reports = self.FProp(theta, features, context)
         weights = labels.target_weights
+
+        # l_nll of each token, with a share of the target's mass spread over all pieces.
         with tf.name_scope("softmax"):
             nll, spread = cross_entropies(logits, labels.target_labels)
         smoothed = nll + self.p.label_smoothing * (spread - nll)
+
+        # Its mean over the tokens, which are none in a batch of padding.
         num_tokens = tf.reduce_sum(weights)
         per_token = 1.0 / tf.maximum(num_tokens, 1.0)
+
+        # l_aux, of which a dense model has none.
         routing = _routing_by_field(reports)
-        aux_loss = tf.add_n([*routing.get("aux_loss", {}).values()] or [tf.constant(0.0)])
+        aux_losses = list(routing.get("aux_loss", {}).values())
+        aux_loss = tf.add_n(aux_losses) if aux_losses else tf.constant(0.0)
+
         loss = tf.reduce_sum(smoothed * weights) * per_token + self.p.aux_loss_weight * aux_loss
         return loss, NestedMap(
             loss=loss,
@@ -114,7 +145,7 @@ class TranslationTask(BaseLayer):
                 source=1.0 - tf.reduce_mean(_valid_mask(features.source_segment_ids)),
                 target=1.0 - tf.reduce_mean(_valid_mask(features.target_segment_ids)),
             ),
-            activation_norms=NestedMap({name: r.rms for name, r in reports.items()}),
+            activation_norms=NestedMap({name: report.rms for name, report in reports.items()}),
             routing=routing,
         )
 
@@ -128,6 +159,7 @@ class TranslationTask(BaseLayer):
         # PREDICT chooses groups that divide the batch: any number and length of sentences will do.
         context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
         encoded, _ = self._encode(theta, features, context)
+
         source_real = _valid_mask(features.source_segment_ids)
         cache = self.decoder.InitCache(theta.decoder, encoded, cache_len, context)
         state = NestedMap(cache=cache, source_real=source_real)
@@ -150,12 +182,16 @@ class TranslationTask(BaseLayer):
         row is an absent hypothesis, which takes no expert.
         """
         context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
-        x = self._embed("target", theta, ids, tf.fill(ids.shape, step), context)
-        source_mask = tf.tile(state.source_real[:, None], [1, ids.shape[1], 1])
+        x = self._embed_target(theta, ids, tf.fill(ids.shape, step), context)
+
+        # All hypotheses of a sentence attend to its whole source.
+        beam_size = ids.shape[1]
+        source_mask = tf.tile(state.source_real[:, None], [1, beam_size, 1])
         attended = Attended(mask, tf.reduce_max(mask, -1), source_mask)
         x, cache, attention = self.decoder.ExtendStep(
             theta.decoder, x, state.cache, attended, step, context
         )
+
         state = NestedMap(state, cache=cache)
         if "attention" in state:
             state.attention = self.annotate(attention, "B__")
@@ -165,20 +201,23 @@ class TranslationTask(BaseLayer):
         self, theta: NestedMap, features: NestedMap, context: Context
     ) -> tuple[tf.Tensor, dict[str, LayerReport]]:
         """Encodes the source; as FProp, but returns [B, T, M] and the encoder's reports."""
+        x = self.source_embedding.FProp(
+            theta.source_embedding, features.source_ids, features.source_positions
+        )
+        x = tf.cast(x, self.p.activation_dtype)  # All later layers follow the dtype of their input.
+        x = self.source_dropout.FProp(theta.source_dropout, x, "BLM", context)
+
         segments = features.source_segment_ids
-        x = self._embed("source", theta, features.source_ids, features.source_positions, context)
         attended = Attended(segment_mask(segments, segments), _valid_mask(segments))
         x, reports = self.encoder.FProp(theta.encoder, x, attended, context)
-        return x, {f"encoder_{index}": report for index, report in enumerate(reports)}
+        return x, _named("encoder", reports)
 
-    def _embed(
-        self, side: str, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor, context: Context
+    def _embed_target(
+        self, theta: NestedMap, ids: tf.Tensor, positions: tf.Tensor, context: Context
     ) -> tf.Tensor:
-        name = f"{side}_embedding"
-        x = getattr(self, name).FProp(theta[name], ids, positions)
-        x = tf.cast(x, self.p.activation_dtype)  # All later layers follow the dtype of their input.
-        name = f"{side}_dropout"
-        return getattr(self, name).FProp(theta[name], x, "BLM", context)
+        x = self.target_embedding.FProp(theta.target_embedding, ids, positions)
+        x = tf.cast(x, self.p.activation_dtype)
+        return self.target_dropout.FProp(theta.target_dropout, x, "BLM", context)
 
     def _logits(self, theta: NestedMap, x: tf.Tensor) -> tf.Tensor:
         with tf.name_scope("softmax"):
@@ -188,14 +227,26 @@ class TranslationTask(BaseLayer):
         return self.annotate(logits, "ULV")
 
 
+def _check_dtype(setting: str, dtype: str, allowed: Sequence[str]) -> None:
+    if dtype not in allowed:
+        raise ValueError(f"task.{setting} must be {' or '.join(allowed)}, got {dtype!r}.")
+
+
 def _valid_mask(segment_ids: tf.Tensor) -> tf.Tensor:
     return tf.cast(segment_ids > 0, tf.float32)
 
 
+def _named(stack: str, reports: list[LayerReport]) -> dict[str, LayerReport]:
+    return {f"{stack}_{index}": report for index, report in enumerate(reports)}
+
+
 def _routing_by_field(reports: dict[str, LayerReport]) -> NestedMap:
-    """Maps each field of Routing to its tensors by layer; empty without MoE layers."""
+    """Returns the tensors of each field of Routing by layer; empty without MoE layers."""
     by_field = NestedMap()
-    for name, report in reports.items():
-        for field, value in vars(report.routing).items() if report.routing else ():
-            by_field.setdefault(field, NestedMap())[name] = value
+    for layer, report in reports.items():
+        if report.routing is None:
+            continue
+        for field, tensor in vars(report.routing).items():
+            by_layer = by_field.setdefault(field, NestedMap())
+            by_layer[layer] = tensor
     return by_field

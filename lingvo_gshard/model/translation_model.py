@@ -11,9 +11,9 @@ from lingvo_gshard.core.base_layer import WeightSpec
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.context import Context
 from lingvo_gshard.model.gradient_norms import gradient_norms
-from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
+from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 
@@ -27,6 +27,7 @@ class TranslationModel:
         self._annotator = Annotator(partitioning, params.train.scatter_gradients)
         self.task = params.task.Instantiate(self._annotator)
         self.optimizer = params.optimizer.Instantiate()
+
         weights = self.task.weight_specs
         self.state_spec = NestedMap(
             step=TensorSpec((), "int32", ""),
@@ -35,56 +36,68 @@ class TranslationModel:
         )
 
     def init_state(self, seed: tf.Tensor) -> NestedMap:
-        """The state before the first step; the seed is int32 [2]."""
+        """Returns the state before the first step; the seed is int32 [2]."""
         return NestedMap(
             step=tf.constant(0),
             theta=self.task.InitTheta(seed),
-            slots=self.state_spec.slots.Transform(lambda s: tf.zeros(s.shape, s.dtype)),
+            slots=self.state_spec.slots.Transform(lambda spec: tf.zeros(spec.shape, spec.dtype)),
         )
 
     def model_fn(
-        self, state: NestedMap, features: NestedMap, labels: NestedMap, mode: ModeKeys, params: Any
+        self, state: NestedMap, features: NestedMap, labels: NestedMap, mode: Mode, params: Any
     ) -> TPUEstimatorSpec:
         """Trains one step, or evaluates or translates one batch."""
         del params  # The layers have their own.
-        if mode is ModeKeys.PREDICT:
-            return self._predict(state, features)
-        make = self._train if mode is ModeKeys.TRAIN else self._evaluate
-        return make(state, features, labels)
+        if mode is Mode.TRAIN:
+            return self._train(state, features, labels)
+        if mode is Mode.EVAL:
+            return self._evaluate(state, features, labels)
+        return self._predict(state, features)
 
     def _train(self, state: NestedMap, features: NestedMap, labels: NestedMap) -> TPUEstimatorSpec:
-        """One step. If the loss or a gradient is not finite, only the step count changes."""
-        context = Context(Mode.TRAIN, tf.stack([self._params.train.seed, state.step]))
-        with tf.GradientTape() as tape:
-            tape.watch(state.theta.Flatten())
-            loss, metrics = self.task.Loss(state.theta, features, labels, context)
+        """Takes one step. If the loss or a gradient is not finite, only the step count changes."""
         weight_specs = self.task.weight_specs
-        gradients = weight_specs.Pack(tape.gradient(loss, state.theta.Flatten()))
+
+        # Loss and gradients. The seed differs by step, and so do dropout and random routing.
+        context = Context(Mode.TRAIN, tf.stack([self._params.train.seed, state.step]))
+        weights = state.theta.Flatten()
+        with tf.GradientTape() as tape:
+            tape.watch(weights)
+            loss, metrics = self.task.Loss(state.theta, features, labels, context)
+        gradients = weight_specs.Pack(tape.gradient(loss, weights))
         gradients = gradients.Transform(self._annotate_gradient, weight_specs)
+
+        # Signs of instability (section 4.3).
         metrics.gradient_norms = gradient_norms(gradients, weight_specs)
         metrics.gradient_norm = tf.linalg.global_norm(metrics.gradient_norms.Flatten())
         metrics.learning_rate = self.optimizer.learning_rate(state.step)
-        finite = tf.math.is_finite(loss) & tf.math.is_finite(metrics.gradient_norm)
-        metrics.skipped = 1.0 - tf.cast(finite, tf.float32)
+        is_finite = tf.math.is_finite(loss) & tf.math.is_finite(metrics.gradient_norm)
+        metrics.skipped = 1.0 - tf.cast(is_finite, tf.float32)
+
+        # The update, where weights are split as their slots are, then back to the weights' own
+        # layout.
         with tf.name_scope("optimizer"):
-            old = state.theta.Transform(self._annotate_update, weight_specs)
+            old_theta = state.theta.Transform(self._annotate_update, weight_specs)
             gradients = gradients.Transform(self._annotate_update, weight_specs)
             theta, slots = self.optimizer.update(
-                old, state.slots, gradients, state.step, weight_specs=weight_specs
+                old_theta, state.slots, gradients, state.step, weight_specs=weight_specs
             )
-            chosen = functools.partial(tf.where, finite)
-            theta = theta.Transform(chosen, old).Transform(self._annotate_update, weight_specs)
-            slots = slots.Transform(chosen, state.slots)
+            if_finite = functools.partial(tf.where, is_finite)
+            theta = theta.Transform(if_finite, old_theta)
+            theta = theta.Transform(self._annotate_update, weight_specs)
+            slots = slots.Transform(if_finite, state.slots)
+
         return TPUEstimatorSpec(
-            mode=ModeKeys.TRAIN,
+            mode=Mode.TRAIN,
             loss=loss,
             train_op=NestedMap(step=state.step + 1, theta=theta, slots=slots),
             metrics=metrics,
         )
 
     def _annotate_gradient(self, gradient: Any, spec: WeightSpec) -> tf.Tensor:
-        dims = self._annotator.gradient_dims(spec.dims)
-        return self._annotator.annotate(tf.convert_to_tensor(gradient), dims)
+        # The gradient of an embedding is tf.IndexedSlices.
+        dense = tf.convert_to_tensor(gradient)
+        return self._annotator.annotate(dense, self._annotator.gradient_dims(spec.dims))
 
     def _annotate_update(self, tensor: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
         """Splits a weight or its gradient where the update is computed, as its slots are split."""
@@ -93,36 +106,60 @@ class TranslationModel:
     def _evaluate(
         self, state: NestedMap, features: NestedMap, labels: NestedMap
     ) -> TPUEstimatorSpec:
-        _, m = self.task.Loss(state.theta, features, labels, Context(Mode.EVAL))
-        means = {"nll": m.nll, "aux_loss": m.aux_loss}
-        for field, values in m.routing.items():
-            means |= {f"{field}_{name}": value for name, value in values.items()}
-        metrics = {name: (mean * m.num_tokens, m.num_tokens) for name, mean in means.items()}
-        return TPUEstimatorSpec(mode=ModeKeys.EVAL, eval_metrics=metrics)
+        """Evaluates one batch; each metric is a mean over its tokens."""
+        _, metrics = self.task.Loss(state.theta, features, labels, Context(Mode.EVAL))
+
+        means = {"nll": metrics.nll, "aux_loss": metrics.aux_loss}
+        for field, by_layer in metrics.routing.items():
+            for layer, value in by_layer.items():
+                means[f"{field}_{layer}"] = value
+
+        num_tokens = metrics.num_tokens
+        eval_metrics = {name: (mean * num_tokens, num_tokens) for name, mean in means.items()}
+        return TPUEstimatorSpec(mode=Mode.EVAL, eval_metrics=eval_metrics)
 
     def _predict(self, state: NestedMap, features: NestedMap) -> TPUEstimatorSpec:
-        p, requests = self._params.decode, self._requests(features)
-        alike = ("beam_size", "length_norm_alpha", "num_best", "coverage_weight", "temperature")
-        config = BeamSearch(max_steps=p.max_target_len, **{name: p.Get(name) for name in alike})
-        attention_beam = p.beam_size if p.tell_attention or p.coverage_weight else 0
-        first = self.task.InitDecode(
-            state.theta, features, config.first_places, attention_beam=attention_beam
+        """Translates one batch by flat beam search (A.1)."""
+        p = self._params.decode
+        requests = self._requests(features)
+        config = BeamSearch(
+            beam_size=p.beam_size,
+            max_steps=p.max_target_len,
+            length_norm_alpha=p.length_norm_alpha,
+            num_best=p.num_best,
+            coverage_weight=p.coverage_weight,
+            temperature=p.temperature,
         )
-        found = flat_beam_search.search(
+
+        needs_attention = p.tell_attention or p.coverage_weight
+        first_state = self.task.InitDecode(
+            state.theta,
+            features,
+            config.first_places,
+            attention_beam=p.beam_size if needs_attention else 0,
+        )
+        hypotheses = flat_beam_search.search(
             config,
             functools.partial(self.task.DecodeStep, state.theta),
-            first,
+            first_state,
             requests,
             self._annotator.annotate,
             self.task.GrowDecode,
         )
-        names = ["ids", "lengths", "scores", "token_log_probs"] + ["attention"] * p.tell_attention
-        predictions = NestedMap({name: getattr(found, name) for name in names})
-        return TPUEstimatorSpec(mode=ModeKeys.PREDICT, predictions=predictions)
+
+        predictions = NestedMap(
+            ids=hypotheses.ids,
+            lengths=hypotheses.lengths,
+            scores=hypotheses.scores,
+            token_log_probs=hypotheses.token_log_probs,
+        )
+        if p.tell_attention:
+            predictions.attention = hypotheses.attention
+        return TPUEstimatorSpec(mode=Mode.PREDICT, predictions=predictions)
 
     def _requests(self, features: NestedMap) -> Requests:
-        """The experiment's length limits. A row without a source gets no steps."""
-        p, shape = self._params.decode, features.source_ids.shape[:1]
+        """Returns the experiment's length limits. A row without a source gets no steps."""
+        p = self._params.decode
         if not 1 <= p.min_target_len <= p.max_target_len:
             raise ValueError(
                 f"decode.min_target_len must be 1 to max_target_len {p.max_target_len}, got "
@@ -130,6 +167,9 @@ class TranslationModel:
             )
         if not 0 <= p.seed < 2**31:
             raise ValueError(f"decode.seed must be from 0 to 2**31 - 1, got {p.seed}.")
-        shortest, longest = tf.fill(shape, p.min_target_len), tf.fill(shape, p.max_target_len)
+
+        batch = features.source_ids.shape[:1]
+        shortest = tf.fill(batch, p.min_target_len)
+        longest = tf.fill(batch, p.max_target_len)
         has_source = tf.reduce_max(tf.cast(features.source_segment_ids > 0, tf.int32), 1)
         return Requests(shortest, longest * has_source, tf.constant((p.seed, 0)))

@@ -22,6 +22,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.optim.schedules import SqrtDecay
 from lingvo_gshard.sharding.layout import TensorSpec
 
+_EPSILON_1 = 1e-30  # Keeps the second moment above 0.
+_EPSILON_2 = 1e-3  # The smallest scale of a weight, so that a zero one can move.
+
 
 class Adafactor:
     """Factored second moments, no momentum, clipped updates, step sizes relative to the weights."""
@@ -37,18 +40,20 @@ class Adafactor:
 
     def __init__(self, params: InstantiableParams) -> None:
         self.p = p = params.Copy().Freeze()
-        for name in ("clipping_threshold", "decay_exponent", "beta2"):
-            if not 0 < p.Get(name) <= (1 if name == "beta2" else math.inf):
-                expected = "in (0, 1]" if name == "beta2" else "above 0"
-                raise ValueError(f"Adafactor: {name} must be {expected}, got {p.Get(name)}.")
-        self._schedule = self.p.schedule.Instantiate()
+        if not p.clipping_threshold > 0:
+            raise _out_of_range("clipping_threshold", "above 0", p.clipping_threshold)
+        if not p.decay_exponent > 0:
+            raise _out_of_range("decay_exponent", "above 0", p.decay_exponent)
+        if not 0 < p.beta2 <= 1:
+            raise _out_of_range("beta2", "in (0, 1]", p.beta2)
+        self._schedule = p.schedule.Instantiate()
 
     def slot_specs(self, weight_specs: NestedMap) -> NestedMap:
-        """The slots of each weight: `row` and `column`, or `full` for vectors and scalars."""
+        """Returns the slots of each weight: `row` and `column`, or `full` for vectors, scalars."""
         return weight_specs.Transform(_slot_specs)
 
     def learning_rate(self, step: tf.Tensor) -> tf.Tensor:
-        """The learning rate after `step` updates, an int32 scalar."""
+        """Returns the learning rate after `step` updates, an int32 scalar."""
         return self._schedule.rate(tf.cast(step, tf.float32) + 1.0)
 
     def update(
@@ -68,74 +73,113 @@ class Adafactor:
         t = tf.cast(step, tf.float32) + 1.0
         decay = tf.minimum(self.p.beta2, 1.0 - t**-self.p.decay_exponent)
         rate = self.learning_rate(step)
-        old_slots = iter(slots.Flatten())  # In the order of their weights, `column` before `row`.
-        new_slots: list[tf.Tensor] = []
 
-        @functools.partial(tf.function, autograph=False)  # Traced once for weights of equal shape.
+        # Algorithm 4 of Adafactor's paper for matrices, 5 for vectors and scalars. It is a function
+        # of its own, since it is traced once for all weights of equal shape.
+        @functools.partial(tf.function, autograph=False)
         def step_of(
             weight: tf.Tensor,
             gradient: tf.Tensor,
-            old: dict[str, tf.Tensor],
+            slots: dict[str, tf.Tensor],
             axes: tuple[int, ...],
             averaged: dict[str, tuple[int, ...]],
         ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-            squared = tf.square(gradient)
-            means = {k: _mean(squared, over) if over else squared for k, over in averaged.items()}
-            # Epsilon_1 is added to the means, as the squares would be one more tensor as large.
-            means = {k: mean + 1e-30 for k, mean in means.items()}
-            own = {k: decay * slot + (1.0 - decay) * means[k] for k, slot in old.items()}
-            update = gradient * _inverse_root(own, averaged)
+            # The gradient over the root of its second moment.
+            slots = _decayed(slots, gradient, averaged, decay)
+            update = gradient * _inverse_root(slots, averaged)
+
+            # Clipped: its root mean square is at most the threshold.
             update /= tf.maximum(1.0, _rms(update, axes) / self.p.clipping_threshold)
-            scale = tf.maximum(1e-3, _rms(weight, axes))  # 1e-3 is epsilon_2.
-            return weight - rate * scale * update, own
 
-        def updated(weight: tf.Tensor, gradient: tf.Tensor, spec: WeightSpec) -> tf.Tensor:
+            # A step is relative to the scale of the weight itself.
+            scale = tf.maximum(_EPSILON_2, _rms(weight, axes))
+            return weight - rate * scale * update, slots
+
+        # Each weight takes its own slots from the list of all, where they follow each other.
+        old_slots = iter(slots.Flatten())
+        new_slots: list[tf.Tensor] = []
+        new_weights: list[tf.Tensor] = []
+        leaves = zip(theta.Flatten(), gradients.Flatten(), weight_specs.Flatten(), strict=True)
+        for weight, gradient, spec in leaves:
             averaged = _averaged(spec)
-            old = {name: next(old_slots) for name in averaged}
-            weight, new = step_of(weight, gradient, old, spec.axes, averaged)
-            new_slots.extend(new[name] for name in averaged)
-            return weight
+            weight_slots = {name: next(old_slots) for name in averaged}
+            weight, weight_slots = step_of(weight, gradient, weight_slots, spec.axes, averaged)
+            new_weights.append(weight)
+            new_slots += [weight_slots[name] for name in averaged]
+        return theta.Pack(new_weights), slots.Pack(new_slots)
 
-        theta = theta.Transform(updated, gradients, weight_specs)
-        return theta, slots.Pack(new_slots)
+
+def _out_of_range(name: str, expected: str, value: float) -> ValueError:
+    return ValueError(f"Adafactor: {name} must be {expected}, got {value}.")
 
 
 def _averaged(spec: WeightSpec) -> dict[str, tuple[int, ...]]:
-    """The axes, counted from the last, over which each slot is a mean, by name in sorted order."""
+    """Returns the axes over which each slot is a mean, by the slot's name in sorted order.
+
+    Axes are counted from the last one, -1, so that they are those of a stack's weights, too.
+    """
     if len(spec.axes) < 2:
         return {"full": ()}
-    first = -spec.columns - spec.rows
-    return {"column": tuple(range(first, -spec.columns)), "row": tuple(range(-spec.columns, 0))}
+    row_axes = range(-spec.columns - spec.rows, -spec.columns)
+    column_axes = range(-spec.columns, 0)
+    return {"column": tuple(row_axes), "row": tuple(column_axes)}
 
 
 def _slot_specs(spec: WeightSpec) -> NestedMap:
-    slots, rank = NestedMap(), len(spec.shape)
-    for name, over in _averaged(spec).items():
-        kept = [axis for axis in range(rank) if axis - rank not in over]
-        shape, dims = tuple(spec.shape[i] for i in kept), "".join(spec.dims[i] for i in kept)
+    slots = NestedMap()
+    rank = len(spec.shape)
+    for name, averaged_axes in _averaged(spec).items():
+        kept = [axis for axis in range(rank) if axis - rank not in averaged_axes]
+        shape = tuple(spec.shape[axis] for axis in kept)
+        dims = "".join(spec.dims[axis] for axis in kept)
         slots[name] = TensorSpec(shape, "float32", dims.lower())
     return slots
 
 
+def _decayed(
+    slots: dict[str, tf.Tensor],
+    gradient: tf.Tensor,
+    averaged: dict[str, tuple[int, ...]],
+    decay: tf.Tensor,
+) -> dict[str, tf.Tensor]:
+    """Returns the slots, moving averages of the squared gradient's means, after one more step."""
+    squared = tf.square(gradient)
+    means = {name: _mean(squared, axes) if axes else squared for name, axes in averaged.items()}
+    # Epsilon_1 is added to the means, as the squares would be one more tensor as large.
+    means = {name: mean + _EPSILON_1 for name, mean in means.items()}
+    return {name: decay * slot + (1.0 - decay) * means[name] for name, slot in slots.items()}
+
+
 def _inverse_root(slots: dict[str, tf.Tensor], averaged: dict[str, tuple[int, ...]]) -> tf.Tensor:
-    """1 / sqrt of the second moment, which is the rank-one matrix row * column / mean(row)."""
+    """Returns 1 / sqrt of the second moment: the rank-one matrix row * column / mean(row)."""
     if "full" in slots:
         return slots["full"] ** -0.5
-    rows, columns = map(len, averaged.values())
-    row, column = slots["row"], slots["column"]
-    row = (row / _mean(row, tuple(range(-rows, 0)), keepdims=True)) ** -0.5
-    batch, shape = column.shape[:-columns], column.shape[-columns:]
-    row = tf.reshape(row, [*row.shape, *[1] * columns])
-    return row * tf.reshape(column**-0.5, [*batch, *[1] * rows, *shape])
+
+    # A column was averaged over the dims of rows, and a row over those of columns.
+    num_rows = len(averaged["column"])
+    num_columns = len(averaged["row"])
+    row = slots["row"]
+    column = slots["column"]
+
+    # The row's mean would otherwise be a factor of both.
+    row_axes = tuple(range(-num_rows, 0))
+    row = (row / _mean(row, row_axes, keepdims=True)) ** -0.5
+
+    # Both with all dims of the weight: [..., rows, 1] and [..., 1, columns].
+    batch = column.shape[:-num_columns]
+    columns = column.shape[-num_columns:]
+    row = tf.reshape(row, [*row.shape, *[1] * num_columns])
+    return row * tf.reshape(column**-0.5, [*batch, *[1] * num_rows, *columns])
 
 
 def _rms(x: tf.Tensor, axes: tuple[int, ...]) -> tf.Tensor:
+    """Returns the root mean square over the axes, which stay as dims of size 1."""
     # Powers of vectors and scalars: exporting takes 7 ms for each tf.sqrt or tf.math.rsqrt.
     return _mean(tf.square(x), axes, keepdims=True) ** 0.5
 
 
 def _mean(x: tf.Tensor, axes: tuple[int, ...], keepdims: bool = False) -> tf.Tensor:
-    """tf.reduce_mean with a scalar divisor.
+    """Returns tf.reduce_mean, computed with a scalar divisor.
 
     TensorFlow's own divisor has the shape of the result, and all results of that shape share it.
     It would carry the sharding of one weight's means, such as the experts' [R, E], over to

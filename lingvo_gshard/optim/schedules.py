@@ -25,8 +25,11 @@ class SqrtDecay:
     def __init__(self, params: InstantiableParams) -> None:
         self.p = p = params.Copy().Freeze()
         for name in ("multiplier", "decay_start", "ramp_up_steps", "cool_down_steps"):
-            if p.Get(name) < 0:
-                raise ValueError(f"SqrtDecay: {name} must not be negative, got {p.Get(name)}.")
+            value = p.Get(name)
+            if value < 0:
+                raise ValueError(f"SqrtDecay: {name} must not be negative, got {value}.")
+
+        # Otherwise the fall would begin before the first step.
         if p.cool_down_steps > p.total_steps:
             raise ValueError(
                 f"SqrtDecay: cool_down_steps {p.cool_down_steps} must not exceed total_steps "
@@ -34,12 +37,17 @@ class SqrtDecay:
             )
 
     def rate(self, t: tf.Tensor) -> tf.Tensor:
-        """The learning rate at step t = 1, 2, ...; both are float32 scalars."""
+        """Returns the learning rate at step t = 1, 2, ...; both are float32 scalars."""
         p = self.p
         rate = p.multiplier * tf.math.rsqrt(tf.maximum(t, float(p.decay_start)))
+
+        # t begins at 1, so that even the first step has a rate above zero.
         if p.ramp_up_steps:
             rate *= tf.minimum(1.0, t / p.ramp_up_steps)
+
+        # The rate is zero at total_steps, and stays so.
         if p.cool_down_steps:
-            left = tf.maximum(float(p.total_steps) - t, 0.0)
-            rate *= tf.minimum(1.0, left / p.cool_down_steps)
+            steps_left = tf.maximum(float(p.total_steps) - t, 0.0)
+            rate *= tf.minimum(1.0, steps_left / p.cool_down_steps)
+
         return rate

@@ -10,7 +10,7 @@ import time
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import compiled_step, hardware, memory
 from lingvo_gshard.planning.compiled_step import CompiledStep
@@ -33,7 +33,7 @@ def export(name: str, model: TranslationModel, params: Params, num_steps: int = 
         return programs.decoder(batch.source_len)
 
     rows = packing.batch_specs(batch.rows, packing.RowShape(batch.source_len, batch.target_len))
-    return programs.step(ModeKeys.TRAIN if name == TRAIN else ModeKeys.EVAL, rows, num_steps)
+    return programs.step(Mode.TRAIN if name == TRAIN else Mode.EVAL, rows, num_steps)
 
 
 def make(name: str, model: TranslationModel, params: Params, topology_name: str) -> ProgramPlan:

@@ -12,7 +12,7 @@ import dataclasses
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import tracer
@@ -31,7 +31,7 @@ class ExperimentPrograms:
         """Returns the program that makes a new state."""
         return tracer.traced(initializer, self._settings(), self.partitioning)
 
-    def step(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Program:
+    def step(self, mode: Mode, batch_spec: NestedMap, num_steps: int = 1) -> Program:
         """Returns the program of a mode; see ProgramSource.step."""
         return tracer.traced(step, self._settings(), self.partitioning, mode, batch_spec, num_steps)
 
@@ -60,7 +60,7 @@ def initializer(params: Params, partitioning: Partitioning) -> Program:
 def step(
     params: Params,
     partitioning: Partitioning,
-    mode: ModeKeys,
+    mode: Mode,
     batch_spec: NestedMap,
     num_steps: int,
 ) -> Program:
@@ -78,7 +78,7 @@ def decoder(params: Params, partitioning: Partitioning, source_len: int) -> Prog
     weights_alone = dataclasses.replace(
         programs, init_fn=None, state_spec=NestedMap(theta=programs.state_spec.theta)
     )
-    return weights_alone.step(ModeKeys.PREDICT, NestedMap(features=features))
+    return weights_alone.step(Mode.PREDICT, NestedMap(features=features))
 
 
 def in_process(params: Params, partitioning: Partitioning) -> ModelPrograms:

@@ -24,7 +24,7 @@ from lingvo_gshard.checkpoints.warm_start import WarmStart
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import digests, storage, table
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.spmd import processes, specs
 from lingvo_gshard.spmd.saved_executable import SavedExecutables
@@ -142,7 +142,7 @@ class Estimator:
                 state = self._first_state(restored, source)
 
                 # A call does several steps, and the last one may do fewer: a program of its own.
-                program = functools.partial(self._programs.get, ModeKeys.TRAIN, source.specs)
+                program = functools.partial(self._programs.get, Mode.TRAIN, source.specs)
                 sizes = group_sizes(start, stop, self.params.train.iterations_per_loop)
                 with contextlib.closing(loop.groups(source, sizes, program)) as groups:
                     TrainLoop(saved, hooks, self.params.train).run(state, groups)
@@ -173,7 +173,7 @@ class Estimator:
         # The sums and weights of the batches so far.
         totals: NestedMap | None = None
         num_batches = 0
-        for result in self._results(ModeKeys.EVAL, state, spec.input_fn, spec.steps):
+        for result in self._results(Mode.EVAL, state, spec.input_fn, spec.steps):
             sums = result.Transform(lambda x: np.asarray(x, float))  # Sums over many batches.
             totals = sums if totals is None else totals.Transform(np.add, sums)
             num_batches += 1
@@ -268,7 +268,7 @@ class Estimator:
         return self._predictions(self.restore(checkpoint_step).state, input_fn)
 
     def _predictions(self, state: NestedMap, input_fn: InputFn) -> Iterator[dict[str, np.ndarray]]:
-        for result in self._results(ModeKeys.PREDICT, state, input_fn):
+        for result in self._results(Mode.PREDICT, state, input_fn):
             # All processes get all rows.
             items = processes.to_host(result.predictions).FlattenItems()
             paths, arrays = zip(*items, strict=True)
@@ -276,7 +276,7 @@ class Estimator:
                 yield dict(zip(paths, row, strict=True))
 
     def _results(
-        self, mode: ModeKeys, state: NestedMap, input_fn: InputFn, steps: int | None = None
+        self, mode: Mode, state: NestedMap, input_fn: InputFn, steps: int | None = None
     ) -> Iterator[NestedMap]:
         """Yields what a mode's program returns for each batch, or for the first `steps` ones."""
         share = self.input_share

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.spmd.executable import Executable, compile_program
 from lingvo_gshard.spmd.program import Program
 from lingvo_gshard.spmd.saved_executable import SavedExecutables
@@ -24,7 +24,7 @@ class ProgramSource(Protocol):
         """Returns the program from `seed`, int32 [2], to a new state."""
         ...
 
-    def step(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Program:
+    def step(self, mode: Mode, batch_spec: NestedMap, num_steps: int = 1) -> Program:
         """Returns the program of a mode, for batches of these TensorSpecs.
 
         In TRAIN it does `num_steps` steps, from (state, batches [K, B, L]) to the new state and
@@ -48,7 +48,7 @@ class Programs:
         compiled = compile_program(self.source.initializer())
         return compiled(NestedMap(seed=np.array([seed, 0], np.int32))).state
 
-    def get(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Executable:
+    def get(self, mode: Mode, batch_spec: NestedMap, num_steps: int = 1) -> Executable:
         """Returns the compiled program of a mode; see ProgramSource.step."""
         key = (mode, num_steps, *batch_spec.FlattenItems())
         # The thread that feeds and the one that trains may ask for one program at once.
@@ -57,9 +57,9 @@ class Programs:
                 self._compiled[key] = self._compile(mode, batch_spec, num_steps)
             return self._compiled[key]
 
-    def _compile(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int) -> Executable:
+    def _compile(self, mode: Mode, batch_spec: NestedMap, num_steps: int) -> Executable:
         exported = self.source.step(mode, batch_spec, num_steps)
         # `plan --save` saves the programs that train alone.
-        if self.saved is not None and mode is ModeKeys.TRAIN:
+        if self.saved is not None and mode is Mode.TRAIN:
             return self.saved.load_or_compile(exported)
         return compile_program(exported)

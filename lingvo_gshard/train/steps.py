@@ -9,7 +9,7 @@ from typing import Any
 
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
+from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.spmd import lowering, specs
@@ -19,7 +19,7 @@ from lingvo_gshard.spmd.program import Program
 # (seed, an int32 [2] tensor) -> state
 InitFn = Callable[["tf.Tensor"], NestedMap]
 # (state, features, labels, mode, params) -> TPUEstimatorSpec
-ModelFn = Callable[[NestedMap, NestedMap, NestedMap, ModeKeys, Any], TPUEstimatorSpec]
+ModelFn = Callable[[NestedMap, NestedMap, NestedMap, Mode, Any], TPUEstimatorSpec]
 Step = Callable[[NestedMap, NestedMap], NestedMap]
 
 
@@ -55,17 +55,17 @@ class ModelPrograms:
         specs.check_same("init_fn differs from state_spec", made, self.state_spec)
         return exported
 
-    def step(self, mode: ModeKeys, batch_spec: NestedMap, num_steps: int = 1) -> Program:
+    def step(self, mode: Mode, batch_spec: NestedMap, num_steps: int = 1) -> Program:
         """Exports the program of a mode; see ProgramSource.step."""
         step = functools.partial(call_model_fn, self.model_fn, mode, self.params)
         args = (self.state_spec, batch_spec)
 
         match mode:
-            case ModeKeys.TRAIN:
+            case Mode.TRAIN:
                 annotated = self._trainer(step, batch_spec, num_steps)
-            case ModeKeys.EVAL:
+            case Mode.EVAL:
                 annotated = AnnotatedFn("evaluate", step, ("state", "batch"), args)
-            case ModeKeys.PREDICT:
+            case Mode.PREDICT:
                 # Predictions are rows of the batch, and stay on the devices that hold these.
                 annotated = AnnotatedFn("predict", step, ("state", "batch"), args, unnamed_dims="B")
         return lowering.export(annotated, self.partitioning)
@@ -140,7 +140,7 @@ class ModelPrograms:
 
 
 def call_model_fn(
-    model_fn: ModelFn, mode: ModeKeys, params: Any, state: NestedMap, batch: NestedMap
+    model_fn: ModelFn, mode: Mode, params: Any, state: NestedMap, batch: NestedMap
 ) -> NestedMap:
     """Returns what the program of a mode returns, from the TPUEstimatorSpec of a model_fn.
 
@@ -151,9 +151,9 @@ def call_model_fn(
     if spec.mode != mode:
         raise ValueError(f"model_fn: called with mode {mode.name}, returned {spec.mode.name}.")
 
-    if mode is ModeKeys.TRAIN:
+    if mode is Mode.TRAIN:
         return NestedMap(state=spec.train_op, metrics=NestedMap(spec.metrics, loss=spec.loss))
-    if mode is ModeKeys.PREDICT:
+    if mode is Mode.PREDICT:
         return NestedMap(predictions=spec.predictions)
 
     # Sums over batches stay exact, where means of means would not.

@@ -31,7 +31,7 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo import hlo_proto
 from lingvo_gshard.input import packing
 from lingvo_gshard.model import placement
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
@@ -64,7 +64,7 @@ def training_step(num_partitions: int) -> program.Program:
     parts = placement.partitioning(params, num_partitions)
     p = params.input
     batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
-    return experiment_programs.in_process(params, parts).step(ModeKeys.TRAIN, batch)
+    return experiment_programs.in_process(params, parts).step(Mode.TRAIN, batch)
 
 
 def split_weights(num_partitions: int) -> program.Program:

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.layers.repeat import Loop, Remat, recomputed
+from lingvo_gshard.layers.repeat import Carried, Loop, Remat, apply_block
 from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.spmd import lowering, topology
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
@@ -18,12 +18,16 @@ from tests.layers import building
 from tests.spmd import functions
 
 B, M, R = 3, 4, 5
+_DIMS = Carried("BM", shared=["BM"], weights=["MH"])
 
 
-def _block(index, products, x, shared, w):
+def _block(index, products, inputs):
     """Returns the output, a report with a gradient, and one without."""
-    y = tf.tanh(products("BM", _product, x, w) + shared) * (1.0 + tf.cast(index, x.dtype))
-    return [y, tf.reduce_sum(y**2), tf.stop_gradient(y[0])]
+    (shared,) = inputs.shared
+    (weight,) = inputs.weights
+    h = tf.tanh(products("BM", _product, inputs.x, weight) + shared)
+    y = h * (1.0 + tf.cast(index, h.dtype))
+    return Carried(y, reports=[tf.reduce_sum(y**2), tf.stop_gradient(y[0])])
 
 
 def _product(x, w):
@@ -31,19 +35,26 @@ def _product(x, w):
 
 
 def _loop(remat, x, shared, stack):
-    loop = Loop(
-        _block, R, building.Unannotated(), x_dims="BM", shared_dims=["BM"], weight_dims=["MH"]
-    )
-    return loop(x, [shared], [stack], remat)
+    loop = Loop(_block, R, building.Unannotated(), _DIMS)
+    return loop(Carried(x, [shared], [stack]), remat)
 
 
 def _unrolled(remat, x, shared, stack):
-    reports = []
+    reports_by_block = []
     for i in range(R):
-        block = functools.partial(_block, i)
-        x, *report = recomputed(block, remat)(x, shared, stack[i])
-        reports.append(report)
-    return x, [tf.stack(each) for each in zip(*reports, strict=True)]
+        result = apply_block(_block, i, Carried(x, [shared], [stack[i]]), remat)
+        x = result.x
+        reports_by_block.append(result.reports)
+    reports = [tf.stack(reports) for reports in zip(*reports_by_block, strict=True)]
+    return Carried(x, reports=reports)
+
+
+def test_packing_is_the_inverse_of_flattening():
+    carried = Carried("x", shared=["s"], weights=["v", "w"], reports=["r"])
+    assert carried.flat() == ["x", "s", "v", "w", "r"]
+    assert carried.packed(carried.flat()) == carried
+    assert carried.packed(range(5)) == Carried(0, [1], [2, 3], [4])
+    assert Carried("x").packed([1]) == Carried(1, [], [], [])
 
 
 _WAYS = {
@@ -56,19 +67,25 @@ _WAYS = {
 }
 
 
+def _arrays():
+    """x, the shared tensor, and the stack of weights."""
+    rng = np.random.default_rng(3)
+    return [rng.normal(size=shape) for shape in ((B, M), (B, M), (R, M, M))]
+
+
 @functools.cache
 def _compiled(way):
     @tf.function(jit_compile=True, autograph=False)
     def run(x, shared, stack):
         with tf.GradientTape() as tape:
             tape.watch([x, shared, stack])
-            y, (squares, rows) = _WAYS[way](x, shared, stack)
+            result = _WAYS[way](x, shared, stack)
+            squares, rows = result.reports
             factors = tf.range(1.0, R + 1, dtype=squares.dtype)
-            loss = tf.reduce_sum(y) + tf.reduce_sum(squares * factors)
-        return [y, squares, rows, *tape.gradient(loss, [x, shared, stack])]
+            loss = tf.reduce_sum(result.x) + tf.reduce_sum(squares * factors)
+        return [result.x, squares, rows, *tape.gradient(loss, [x, shared, stack])]
 
-    rng = np.random.default_rng(3)
-    args = [tf.constant(rng.normal(size=size)) for size in ((B, M), (B, M), (R, M, M))]  # float64
+    args = [tf.constant(array) for array in _arrays()]  # float64
     return run(*args), run.experimental_get_compiler_ir(*args)(stage="optimized_hlo")
 
 
@@ -80,22 +97,25 @@ def test_values_and_gradients_equal_plain_composition(way):
 
 @pytest.mark.parametrize("remat", Remat)
 def test_bfloat16_activations_give_float32_weight_gradients(remat):
-    rng = np.random.default_rng(3)
-    x, shared, stack = (rng.normal(size=s).astype("float32") for s in ((B, M), (B, M), (R, M, M)))
+    x, shared, stack = [array.astype("float32") for array in _arrays()]
 
     def gradient(way):
+        """The gradient of the stack of weights, float32, where activations are bfloat16."""
+
         @tf.function(jit_compile=True, autograph=False)
         def run(stack):
             with tf.GradientTape() as tape:
                 tape.watch(stack)
-                narrow = [tf.cast(each, tf.bfloat16) for each in (x, shared)]
-                y, _ = way(remat, *narrow, stack)
+                narrow_x = tf.cast(x, tf.bfloat16)
+                narrow_shared = tf.cast(shared, tf.bfloat16)
+                y = way(remat, narrow_x, narrow_shared, stack).x
                 loss = tf.reduce_sum(tf.cast(y, tf.float32))
             return tape.gradient(loss, stack)
 
         return run(tf.constant(stack))
 
-    got, want = gradient(_loop), gradient(_unrolled)
+    got = gradient(_loop)
+    want = gradient(_unrolled)
     assert got.dtype == want.dtype == tf.float32
     np.testing.assert_allclose(got, want, rtol=0.05, atol=0.05)
 
@@ -121,22 +141,23 @@ def test_kept_products_are_not_recomputed():
 @pytest.mark.slow
 def test_loops_on_tpu_keep_one_copy_of_the_weights():
     """There is no second copy in bfloat16, in which the TPU computes the products."""
-    parts, m = functions.partitioning(8), 128
+    parts = functions.partitioning(8)
+    m = 128
     stack = functions.f32((R, m, m), "RMH")
 
     def step(state, batch):
-        loop = Loop(
-            _block, R, Annotator(parts), x_dims="BM", shared_dims=["BM"], weight_dims=["MH"]
-        )
+        loop = Loop(_block, R, Annotator(parts), _DIMS)
         with tf.GradientTape() as tape:
             tape.watch(state.w)
-            y, _ = loop(batch.x, [batch.x], [state.w], Remat.BLOCK)
-            loss = tf.reduce_sum(y)
+            result = loop(Carried(batch.x, [batch.x], [state.w]), Remat.BLOCK)
+            loss = tf.reduce_sum(result.x)
+
         return NestedMap(state=NestedMap(w=state.w - tape.gradient(loss, state.w)))
 
     batch = NestedMap(x=functions.f32((64, m), "BM"))
     trees = (NestedMap(w=stack), batch)
     exported = lowering.export(AnnotatedFn("step", step, ("state", "batch"), trees), parts)
+
     if not topology.is_installed("v3"):
         with pytest.raises(ValueError, match="the TPU compiler is not installed"):
             topology.compile_program(exported, "v3:2x2")

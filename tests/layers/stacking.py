@@ -1,5 +1,7 @@
 """Converts trees between the layouts of a stack of layers: UNROLLED `layers`, LOOP `block`."""
 
+import operator
+
 import numpy as np
 
 from lingvo_gshard.core.nested_map import NestedMap
@@ -20,7 +22,10 @@ def unstacked(tree):
 
     def layers(block):
         num_blocks = len(block[0].Flatten()[0])
-        return [layer.Transform(lambda x, i=i: x[i]) for i in range(num_blocks) for layer in block]
+        taken_apart = []
+        for i in range(num_blocks):
+            taken_apart += [layer.Transform(operator.itemgetter(i)) for layer in block]
+        return taken_apart
 
     return _replaced(tree, "block", "layers", layers)
 
@@ -33,11 +38,10 @@ def _stack(layers):
 def _replaced(node, old, new, convert):
     if not isinstance(node, NestedMap):
         return node
-    return NestedMap(
-        {
-            new if key == old else key: convert(value)
-            if key == old
-            else _replaced(value, old, new, convert)
-            for key, value in node.items()
-        }
-    )
+    replaced = NestedMap()
+    for key, value in node.items():
+        if key == old:
+            replaced[new] = convert(value)
+        else:
+            replaced[key] = _replaced(value, old, new, convert)
+    return replaced

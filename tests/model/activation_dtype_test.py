@@ -39,12 +39,14 @@ def _run(activation_dtype):
     task = params.Instantiate(dtypes)
     theta = building.random_theta(task).Transform(tf.constant)
     batch = small_task.random_batch(3).Transform(tf.constant)
+
     with _eager_dot():
         with tf.GradientTape() as tape:
             tape.watch(theta.Flatten())
             context = Context(Mode.TRAIN, tf.constant([1, 5]))
             loss, metrics = task.Loss(theta, batch.features, batch.labels, context)
         gradients = tape.gradient(loss, theta.Flatten())
+
     return loss, metrics, dict(theta.Pack(gradients).FlattenItems()), dtypes.seen
 
 
@@ -79,10 +81,12 @@ def test_loss_is_close_to_float32(wide, narrow):
 def test_gradients_are_float32_and_have_the_same_direction(wide, narrow):
     for path, gradient in narrow[2].items():
         assert gradient.dtype == tf.float32, path
-    a, b = (
-        np.concatenate([np.ravel(tf.convert_to_tensor(g)) for g in run[2].values()])
-        for run in (wide, narrow)
-    )
+
+    def flat(gradients):
+        return np.concatenate([np.ravel(tf.convert_to_tensor(g)) for g in gradients.values()])
+
+    a = flat(wide[2])
+    b = flat(narrow[2])
     assert a @ b > 0.97 * np.linalg.norm(a) * np.linalg.norm(b)
 
 

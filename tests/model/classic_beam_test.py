@@ -24,6 +24,7 @@ def _found(theta, features, is_flat):
     parts = functions.partitioning(2)
     task = small_task.task_params().Instantiate(Annotator(parts))
 
+    # A search with a state, a step and a way to grow of either kind.
     def fn(theta, features):
         if is_flat:
             grow = task.GrowDecode
@@ -36,8 +37,10 @@ def _found(theta, features, is_flat):
             grow = classic_beam.grow(task, _CONFIG)
             state = classic_beam.init_state(task, theta, features, _CONFIG)
             step = classic_beam.decode_step(task, theta, _CONFIG)
-        limits = (tf.fill([B], n) for n in (1, _CONFIG.max_steps))
-        requests = Requests(*limits, tf.constant([0, 0]))
+
+        shortest = tf.fill([B], 1)
+        longest = tf.fill([B], _CONFIG.max_steps)
+        requests = Requests(shortest, longest, tf.constant([0, 0]))
         found = flat_beam_search.search(
             _CONFIG, step, state, requests, Annotator(parts).annotate, grow
         )
@@ -53,7 +56,9 @@ def test_flat_beam_equals_reordered_caches():
     theta = building.random_theta(small_task.task_params().Instantiate(building.Unannotated()))
     theta.softmax[:, 2] *= 4  # Sometimes EOS is the likeliest, so lengths differ.
     features = small_task.source_batch(2)
-    flat, classic = (_found(theta, features, is_flat) for is_flat in (True, False))
+
+    flat = _found(theta, features, is_flat=True)
+    classic = _found(theta, features, is_flat=False)
     assert len(set(flat.lengths.flat)) > 2
     np.testing.assert_array_equal(flat.ids, classic.ids)
     np.testing.assert_allclose(flat.scores, classic.scores, rtol=1e-4, atol=1e-5)

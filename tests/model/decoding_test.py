@@ -56,6 +56,7 @@ def _found(theta, num_partitions, layers_as, features):
     parts = functions.partitioning(num_partitions)
     task = _task(Annotator(parts), layers_as)
     specs = features.Transform(lambda x: TensorSpec(x.shape, "int32", "BL"))
+
     dims = {"ids": "B__", "lengths": "B_", "scores": "B_", "token_log_probs": "B__"}
     run = building.compile_fn(
         _search(task, Annotator(parts).annotate),
@@ -76,6 +77,7 @@ def _forced(theta, layers_as, features, ids_BT, lengths_B):
         target_segment_ids=(np.arange(L) < lengths_B[:, None]).astype(np.int32),
         target_positions=np.tile(np.arange(L, dtype=np.int32), (B, 1)),
     )
+
     task = _task(building.Unannotated(), layers_as)
     logits, _ = task.FProp(
         theta.Transform(tf.constant), features.Transform(tf.constant), Context(Mode.EVAL)
@@ -93,8 +95,11 @@ def _forced(theta, layers_as, features, ids_BT, lengths_B):
     ],
 )
 def test_scores_equal_teacher_forcing(num_partitions, layers_as):
-    theta, features = _theta(layers_as), small_task.source_batch(3, pad_last=True)
+    theta = _theta(layers_as)
+    features = small_task.source_batch(3, pad_last=True)
     found = _found(theta, num_partitions, layers_as, features)
+
+    # Of different lengths, so that some end before others.
     assert (found.lengths[:-1] >= 2).all() and len(set(found.lengths[:-1].flat)) > 1
     for i in range(2):
         lengths = found.lengths[:, i]
@@ -102,9 +107,11 @@ def test_scores_equal_teacher_forcing(num_partitions, layers_as):
         want = _forced(theta, layers_as, features, found.ids[:, i], lengths) * valid
         np.testing.assert_allclose(found.token_log_probs[:, i], want, rtol=1e-4, atol=1e-4)
         assert all(found.ids[b, i, lengths[b] - 1] == _EOS for b in range(B - 1))
+
         attention = found.attention[:, i]
         np.testing.assert_allclose(attention.sum(-1), valid.astype(float), atol=1e-5)
         assert not (attention * (features.source_segment_ids[:, None] == 0)).any()
+
         covered = np.minimum(attention.sum(1), 1.0)
         covered = np.where(features.source_segment_ids > 0, covered, 1.0)
         score = want.sum(-1) / ((5 + lengths) / 6) + 0.1 * np.log(covered).sum(-1)
@@ -119,14 +126,19 @@ def test_absent_hypothesis_takes_no_expert():
     task = params.Instantiate(building.Unannotated())
     weights = _theta(Layers.UNROLLED).Transform(tf.constant)
     features = small_task.source_batch(5, pad_last=True).Transform(tf.constant)
-    ids, first = tf.fill([B, 3], 7), tf.reshape(tf.eye(3), [1, 3, 3])
+
+    ids = tf.fill([B, 3], 7)
+    first = tf.reshape(tf.eye(3), [1, 3, 3])
 
     def logits(*present):
         state = task.InitDecode(weights, features, 3)
         mask = tf.tile(first, [B, 1, 1]) * tf.constant(present, tf.float32)[None, :, None]
         return task.DecodeStep(weights, state, ids, mask, tf.constant(0))[0].numpy()[:-1]
 
-    all_three, last_two, last = logits(1, 1, 1), logits(0, 1, 1), logits(0, 0, 1)
+    all_three = logits(1, 1, 1)
+    last_two = logits(0, 1, 1)
+    last = logits(0, 0, 1)
+
     np.testing.assert_allclose(last_two[:, 1], all_three[:, 0], rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(last[:, 2], all_three[:, 0], rtol=1e-5, atol=1e-5)
     assert np.abs(all_three[:, 1] - all_three[:, 0]).max() > 1e-2  # The second one found no room.

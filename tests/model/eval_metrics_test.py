@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.layers.gating import Routing
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from tests.layers import building
 from tests.model import small_task
@@ -22,11 +22,15 @@ def test_every_field_of_routing_is_reported_by_layer():
     model.task = params.task.Instantiate(building.Unannotated())  # Runs eagerly.
     state = NestedMap(theta=building.random_theta(model.task).Transform(tf.constant))
     batch = small_task.random_batch(3).Transform(tf.constant)
-    found = model.model_fn(state, batch.features, batch.labels, ModeKeys.EVAL, None).eval_metrics
-    fields = [field.name for field in dataclasses.fields(Routing)]
+
+    found = model.model_fn(state, batch.features, batch.labels, Mode.EVAL, None).eval_metrics
+
     layers = ("encoder_1", "decoder_1")
-    by_layer = {f"{field}_{layer}" for field in fields for layer in layers}
-    assert found.keys() == {"nll", "aux_loss"} | by_layer
+    names = {"nll", "aux_loss"}
+    for field in dataclasses.fields(Routing):
+        names |= {f"{field.name}_{layer}" for layer in layers}
+    assert found.keys() == names
+
     sums = [found[f"aux_loss_{layer}"][0] for layer in layers]
     np.testing.assert_allclose(found["aux_loss"][0], sum(sums), rtol=1e-6)
     assert sums[0] != sums[1]

@@ -28,7 +28,9 @@ def test_an_only_expert_is_counted_once():
 
 def test_equals_count_by_hand():
     """Two experts for a token, four attention projections, the softmax; no embedding lookup."""
-    attention, ffn, gate = 4 * M * N * D, 2 * M * H, M * E
+    attention = 4 * M * N * D
+    ffn = 2 * M * H
+    gate = M * E
     encoder = B * T * (4 * attention + 2 * ffn + 2 * (gate + 2 * ffn))
     own = B * L * (4 * attention + 2 * ffn + 2 * (gate + 2 * ffn) + 4 * attention / 2)
     memory = B * T * 4 * attention / 2

@@ -8,7 +8,9 @@ from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model.gradient_norms import gradient_norms
 from tests.layers import stacking
 
-_M, _H, _LAYERS = 3, 5, 4
+_M = 3
+_H = 5
+_LAYERS = 4
 
 
 def _weights(make):
@@ -45,12 +47,14 @@ def test_norm_of_all_gradients_of_each_layer(loop):
         norms = gradient_norms(stacking.stacked(gradients, 2), _stacked_specs())
     else:
         norms = gradient_norms(gradients, _weights(_spec))
+
     want = {
         f"encoder_{i}": np.sqrt((layer.ff.w**2).sum() + (layer.b**2).sum())
         for i, layer in enumerate(gradients.encoder.layers)
     }
     want["encoder_norm"] = np.linalg.norm(gradients.encoder.norm.scale)
     want["softmax"] = np.linalg.norm(gradients.softmax)
+
     assert norms.keys() == want.keys()
     for name, value in want.items():
         np.testing.assert_allclose(norms[name], value, rtol=1e-6, err_msg=name)

@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.train.programs import Programs
 from params.experiment import TranslationExperiment
@@ -17,21 +17,37 @@ from tests.spmd import functions
 
 _WORDS = np.arange(4, 12)  # Smaller ids are special.
 _DICTIONARY = dict(zip(_WORDS.tolist(), np.roll(_WORDS, 3).tolist(), strict=True))
-_ROWS, _LENGTH = 32, 3
+_ROWS = 32
+_LENGTH = 3
 _STEPS_PER_CALL = 20
 
 
 class _Experiment(TranslationExperiment):
-    NUM_LAYERS, MODEL_DIM, HIDDEN_DIM, NUM_HEADS, HEAD_DIM = 4, 16, 32, 2, 8
-    NUM_EXPERTS, GROUP_SIZE = 4, 28
+    NUM_LAYERS = 4
+    MODEL_DIM = 16
+    HIDDEN_DIM = 32
+    NUM_HEADS = 2
+    HEAD_DIM = 8
+    NUM_EXPERTS = 4
+    GROUP_SIZE = 28
     SOURCE_VOCAB_SIZE = TARGET_VOCAB_SIZE = 12
-    BATCH_SIZE, SOURCE_LEN, TARGET_LEN = _ROWS, small_task.T, small_task.L
-    MAX_STEPS, DECAY_START, DROPOUT, LABEL_SMOOTHING, LEARNING_RATE = 80, 10, 0.0, 0.0, 0.1
+    BATCH_SIZE = _ROWS
+    SOURCE_LEN = small_task.T
+    TARGET_LEN = small_task.L
+    MAX_STEPS = 80
+    DECAY_START = 10
+    DROPOUT = 0.0
+    LABEL_SMOOTHING = 0.0
+    LEARNING_RATE = 0.1
+
+
+def _translation(source):
+    return [_DICTIONARY[word] for word in reversed(source)]
 
 
 def _batch(seed):
     sources = np.random.default_rng(seed).choice(_WORDS, (_ROWS, _LENGTH)).tolist()
-    targets = [[_DICTIONARY[word] for word in reversed(source)] for source in sources]
+    targets = [_translation(source) for source in sources]
     pairs = zip(sources, targets, strict=True)
     return small_task.batch_of([([source], [target]) for source, target in pairs])
 
@@ -44,7 +60,8 @@ def test_the_loss_falls_far_below_the_entropy_of_the_words():
     state = programs.initialize(seed=1)
 
     batch_spec = _batch(0).Transform(lambda x: functions.TensorSpec(x.shape, x.dtype.name, "BL"))
-    train, nll = programs.get(ModeKeys.TRAIN, batch_spec, _STEPS_PER_CALL), []
+    train = programs.get(Mode.TRAIN, batch_spec, _STEPS_PER_CALL)
+    nll = []
     for start in range(0, p.train.max_steps, _STEPS_PER_CALL):
         batches = [_batch(start + k) for k in range(_STEPS_PER_CALL)]
         leaves = zip(*(batch.Flatten() for batch in batches), strict=True)

@@ -11,7 +11,7 @@ import pytest
 from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.model import placement
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.spmd.executable import compile_program
@@ -47,9 +47,14 @@ _LOOP += [f"task.{stack}.num_layers=4" for stack in ("encoder", "decoder")]
 class _Experiment(small_task.Experiment):
     """Sizes that 8 devices divide."""
 
-    MODEL_DIM, HIDDEN_DIM, NUM_HEADS, HEAD_DIM = 16, 32, 8, 4
-    GROUP_SIZE, DROPOUT = 6, 0.0
-    SOURCE_VOCAB_SIZE, TARGET_VOCAB_SIZE = 24, 32
+    MODEL_DIM = 16
+    HIDDEN_DIM = 32
+    NUM_HEADS = 8
+    HEAD_DIM = 4
+    GROUP_SIZE = 6
+    DROPOUT = 0.0
+    SOURCE_VOCAB_SIZE = 24
+    TARGET_VOCAB_SIZE = 32
 
 
 def _params(*settings):
@@ -75,17 +80,21 @@ class _Training:
         params = _params(*settings)
         parts = placement.partitioning(params, num_partitions)
         placement.check_divisible(params, parts)
+
         model = TranslationModel(params, parts)
         programs = Programs(experiment_programs.in_process(params, parts))
         state = _state(model)
-        step = programs.get(ModeKeys.TRAIN, small_task.batch_specs())
-        self.losses, self.norms = [], []
+        step = programs.get(Mode.TRAIN, small_task.batch_specs())
+        self.losses = []
+        self.norms = []
+
         for seed in range(_STEPS):
             batch = small_task.random_batch(seed).Transform(lambda x: x[None])
             result = step(state, batch)
             state = result.state
             self.losses.append(float(np.asarray(result.metrics.loss)[0]))
             self.norms.append(result.metrics.gradient_norms.Transform(np.asarray))
+
         self.state = state.Transform(np.asarray)
 
     def equals(self, other):
@@ -110,7 +119,8 @@ def test_training_equals_that_of_one_device(training, way):
 @pytest.mark.parametrize("num_partitions", [2, 4, 8])
 def test_bfloat16_products_train_alike_on_any_number_of_devices(training, num_partitions):
     """A sum in another order may round a factor the other way, but routing is float32."""
-    few, one = training(num_partitions, _ROUNDED), training(1, _ROUNDED)
+    few = training(num_partitions, _ROUNDED)
+    one = training(1, _ROUNDED)
     np.testing.assert_allclose(few.losses, one.losses, rtol=1e-3)
     np.testing.assert_allclose(one.losses, training(1).losses, rtol=0.01)
     assert one.losses != training(1).losses
@@ -148,8 +158,9 @@ def _answers(num_partitions, *settings):
     model = TranslationModel(params, parts)
     state = _state(model)
     programs = Programs(experiment_programs.in_process(params, parts))
-    evaluate = programs.get(ModeKeys.EVAL, small_task.batch_specs())
+    evaluate = programs.get(Mode.EVAL, small_task.batch_specs())
     metrics = evaluate(state, small_task.random_batch(1))
+
     decode = compile_program(experiment_programs.decoder(params, parts, small_task.T))
     features = small_task.source_batch(2)
     found = decode(NestedMap(theta=state.theta), NestedMap(features=features))
@@ -159,17 +170,18 @@ def _answers(num_partitions, *settings):
 @pytest.mark.slow
 def test_a_table_of_everything_evaluates_and_decodes_as_one_device():
     way = ("mesh=p:2,e:2,m:*", "sharding=BG:e,E:e,HNV:m,R:p")
-    (metrics, ids), (wanted, wanted_ids) = _answers(8, *way), _answers(1)
+    metrics, ids = _answers(8, *way)
+    wanted, wanted_ids = _answers(1)
     building.assert_close(metrics, wanted, rtol=1e-4)
     np.testing.assert_array_equal(ids, wanted_ids)
 
 
 @pytest.mark.slow
 def test_bfloat16_products_evaluate_and_decode_alike():
-    (metrics, ids), (wanted, wanted_ids) = _answers(8, _ROUNDED), _answers(1)
-    nll, wanted_nll = (
-        [x for path, x in each.FlattenItems() if "nll" in path] for each in (metrics, wanted)
-    )
+    metrics, ids = _answers(8, _ROUNDED)
+    wanted, wanted_ids = _answers(1)
+    nll = [value for path, value in metrics.FlattenItems() if "nll" in path]
+    wanted_nll = [value for path, value in wanted.FlattenItems() if "nll" in path]
     assert nll and not np.array_equal(nll, wanted_nll)
     np.testing.assert_allclose(nll, wanted_nll, rtol=0.01)
     assert np.mean(ids == wanted_ids) > 0.9

@@ -14,7 +14,8 @@ from params.experiment import TranslationExperiment
 from tests.spmd import functions
 
 B, T, L = 8, 6, 7
-SOURCE_VOCAB, TARGET_VOCAB = 19, 23
+SOURCE_VOCAB = 19
+TARGET_VOCAB = 23
 M, H, N, D, E = 8, 10, 2, 3, 8
 _EOS = 2
 
@@ -22,11 +23,20 @@ _EOS = 2
 class Experiment(TranslationExperiment):
     """An experiment of the task's size."""
 
-    NUM_LAYERS, MODEL_DIM, HIDDEN_DIM, NUM_HEADS, HEAD_DIM = 4, M, H, N, D
-    NUM_EXPERTS, GROUP_SIZE = E, 12
-    SOURCE_VOCAB_SIZE, TARGET_VOCAB_SIZE = SOURCE_VOCAB, TARGET_VOCAB
-    BATCH_SIZE, SOURCE_LEN, TARGET_LEN = B, T, L
-    MAX_STEPS, DECAY_START = 4, 10
+    NUM_LAYERS = 4
+    MODEL_DIM = M
+    HIDDEN_DIM = H
+    NUM_HEADS = N
+    HEAD_DIM = D
+    NUM_EXPERTS = E
+    GROUP_SIZE = 12
+    SOURCE_VOCAB_SIZE = SOURCE_VOCAB
+    TARGET_VOCAB_SIZE = TARGET_VOCAB
+    BATCH_SIZE = B
+    SOURCE_LEN = T
+    TARGET_LEN = L
+    MAX_STEPS = 4
+    DECAY_START = 10
 
 
 def task_params(dropout: float = 0.2) -> InstantiableParams:
@@ -39,6 +49,7 @@ def task_params(dropout: float = 0.2) -> InstantiableParams:
         aux_loss_weight=0.64,
     )
     p.input_dropout.rate = dropout
+
     for stack, group_size in ((p.encoder, T), (p.decoder, L)):
         stack.Set(dim=M, num_layers=2)
         stack.dense.hidden_dim = H
@@ -56,6 +67,7 @@ def _row(sources: list[list[int]], targets: list[list[int]]) -> dict[str, np.nda
     def put(name: str, values) -> None:
         row.setdefault(name, []).extend(values)
 
+    # Segments count from 1; the labels are the target shifted left by its BOS.
     for segment, (source, target) in enumerate(zip(sources, targets, strict=True), 1):
         for side, ids in (("source", [*source, _EOS]), ("target", [1, *target])):
             put(f"{side}_ids", ids)
@@ -63,6 +75,7 @@ def _row(sources: list[list[int]], targets: list[list[int]]) -> dict[str, np.nda
             put(f"{side}_positions", range(len(ids)))
         put("target_labels", [*target, _EOS])
         put("target_weights", [1] * (len(target) + 1))
+
     widths = {name: T if name.startswith("source") else L for name in row}
     return {
         name: np.pad(np.array(values, np.int32), (0, widths[name] - len(values)))
@@ -74,6 +87,7 @@ def batch_of(rows: list[tuple[list[list[int]], list[list[int]]]]) -> NestedMap:
     """A batch of rows, each a list of sources and a list of targets."""
     packed = [_row(sources, targets) for sources, targets in rows]
     arrays = {name: np.stack([row[name] for row in packed]) for name in packed[0]}
+
     weights = arrays.pop("target_weights").astype("float32")
     labels = NestedMap(target_labels=arrays.pop("target_labels"), target_weights=weights)
     return NestedMap(features=NestedMap(arrays), labels=labels)
@@ -88,11 +102,15 @@ def random_batch(seed: int) -> NestedMap:
 
     rows = []
     for row in range(B):
-        pairs = [(2, 3), (1, 1)]
+        # The lengths of source and target of each pair.
         if row % 2 == 0:
             pairs = [(int(rng.integers(1, T)), int(rng.integers(1, L)))]
+        else:
+            pairs = [(2, 3), (1, 1)]
         sources = [words(source_len, SOURCE_VOCAB) for source_len, _ in pairs]
-        rows.append((sources, [words(target_len, TARGET_VOCAB) for _, target_len in pairs]))
+        targets = [words(target_len, TARGET_VOCAB) for _, target_len in pairs]
+        rows.append((sources, targets))
+
     return batch_of(rows)
 
 

@@ -1,7 +1,10 @@
 """The model in the estimator: exact resume, other numbers of devices, evaluation, prediction."""
 
 import json
+import pathlib
 import shutil
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -17,7 +20,8 @@ from tests.spmd import functions
 
 
 class _Experiment(small_task.Experiment):
-    ITERATIONS_PER_LOOP, SAVE_CHECKPOINTS_STEPS = 2, 100
+    ITERATIONS_PER_LOOP = 2
+    SAVE_CHECKPOINTS_STEPS = 100
 
 
 def _params():
@@ -32,7 +36,8 @@ class _Batches:
     """An input whose batch i is a function of i."""
 
     def __init__(self, count=None):
-        self._index, self._count = 0, count
+        self._index = 0
+        self._count = count
 
     @property
     def specs(self):
@@ -92,11 +97,15 @@ def _losses(folder):
 def runs_on_two(tmp_path_factory):
     """Folders of three runs: 4 steps at once, 2 steps resumed for 2 more, and 2 steps only."""
     folder = tmp_path_factory.mktemp("runs")
-    at_once, resumed, stopped = (folder / name for name in ("at_once", "resumed", "stopped"))
+    at_once = folder / "at_once"
+    resumed = folder / "resumed"
+    stopped = folder / "stopped"
+
     estimator = run.make_estimator(_params(), str(resumed), 2)
     _train(estimator, 2)
     shutil.copytree(resumed, stopped)
     _train(estimator, 4)
+
     # The same compiled program again, from the start.
     estimator.model_dir = str(at_once)
     _train(estimator, 4)
@@ -106,14 +115,17 @@ def runs_on_two(tmp_path_factory):
 @pytest.mark.slow
 def test_resumed_run_equals_uninterrupted_run(runs_on_two):
     at_once, resumed, _ = runs_on_two
-    got, want = _state(resumed, 4), _state(at_once, 4)
+    got = _state(resumed, 4)
+    want = _state(at_once, 4)
     building.assert_close(got, want, rtol=0, atol=0)
     assert _losses(resumed) == _losses(at_once)
     assert int(got.step) == 4
 
 
 def test_training_changes_every_weight(runs_on_two):
-    before, after = (_state(runs_on_two[i], step).theta for i, step in ((2, 2), (0, 4)))
+    at_once, _, stopped = runs_on_two
+    before = _state(stopped, 2).theta
+    after = _state(at_once, 4).theta
     for (path, a), b in zip(before.FlattenItems(), after.Flatten(), strict=True):
         assert (np.asarray(a) != np.asarray(b)).any(), path
 
@@ -124,7 +136,8 @@ def test_checkpoint_resumes_on_other_number_of_devices(runs_on_two):
     estimator = run.make_estimator(_params(), str(stopped), 4)
     _train(estimator, 4)
     assert _losses(stopped)[4] == pytest.approx(_losses(at_once)[4], rel=1e-5)
-    got, want = _state(stopped, 4, num_partitions=4), _state(at_once, 4)
+    got = _state(stopped, 4, num_partitions=4)
+    want = _state(at_once, 4)
     assert got.theta.decoder.layers[1].feed_forward.wi.addressable_shards[0].data.shape[0] == 2
     building.assert_close(got.theta, want.theta, rtol=1e-3, atol=1e-4)
 
@@ -164,3 +177,25 @@ def test_predictions_end_and_are_in_the_vocabulary(runs_on_two):
 
 def _sources(features):
     return NestedMap({k: v for k, v in features.items() if k.startswith("source")})
+
+
+def test_a_model_and_its_state_spec_need_no_tensorflow():
+    """A wrong setting is refused, and a model's size known, before seconds of imports."""
+    program = """if True:
+        import sys
+        from lingvo_gshard import registry
+        from lingvo_gshard.model import placement
+        from lingvo_gshard.model.translation_model import TranslationModel
+
+        params = registry.get_params("toy.MoE8E4L")
+        params.task.Set(source_vocab_size=40, target_vocab_size=20)
+        model = TranslationModel(params, placement.partitioning(params, 4))
+
+        spec = model.state_spec
+        assert spec.theta.softmax.shape == (128, 20), spec.theta.softmax
+        assert len(spec.slots.Flatten()) >= len(spec.theta.Flatten())
+        loaded = {"tensorflow", "jax", "grain"} & sys.modules.keys()
+        assert not loaded, loaded
+    """
+    root = pathlib.Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", program], check=True, cwd=root)

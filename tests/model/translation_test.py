@@ -37,12 +37,14 @@ def trained(theta):
         task = small_task.task_params().Instantiate(Annotator(functions.partitioning(n)))
 
         def fn(theta, batch, seed):
-            leaves, context = theta.Flatten(), Context(Mode.TRAIN, seed.seed)
+            leaves = theta.Flatten()
+            context = Context(Mode.TRAIN, seed.seed)
             with tf.GradientTape() as tape:
                 tape.watch(leaves)
                 loss, metrics = task.Loss(theta, batch.features, batch.labels, context)
             return NestedMap(metrics=metrics, d_theta=theta.Pack(tape.gradient(loss, leaves)))
 
+        # Compiled with the gradients split like their weights.
         specs = building.theta_specs(task)
         executable = building.compile_fn(
             fn,
@@ -62,7 +64,8 @@ def trained(theta):
     "num_partitions", [4, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8))]
 )
 def test_partitioned_training_equals_unpartitioned(trained, num_partitions):
-    got, want = trained(num_partitions), trained(1)
+    got = trained(num_partitions)
+    want = trained(1)
     np.testing.assert_allclose(got.metrics.loss, want.metrics.loss, rtol=1e-5)
     building.assert_close(got, want, rtol=1e-3)
 
@@ -75,14 +78,16 @@ def test_every_weight_has_a_gradient(trained):
 def test_metrics_and_their_sum_in_the_loss(trained):
     m = trained(1).metrics
     assert set(m.routing.overflow) == set(m.routing.load_E) == {"encoder_1", "decoder_1"}
-    layers = {f"{stack}_{i}" for stack in ("encoder", "decoder") for i in range(2)}
+    layers = {"encoder_0", "encoder_1", "decoder_0", "decoder_1"}
     assert set(m.activation_norms) == layers
+
     weights = small_task.random_batch(3).labels.target_weights
     assert m.num_tokens == weights.sum()
     features = small_task.random_batch(3).features
     for side in ("source", "target"):
         share = (features[f"{side}_segment_ids"] == 0).mean()
         np.testing.assert_allclose(m.padding[side], share, rtol=1e-6)
+
     assert 0.5 * np.log(small_task.TARGET_VOCAB) < m.nll < 3 * np.log(small_task.TARGET_VOCAB)
     smoothing = (m.loss - 0.64 * m.aux_loss - 0.9 * m.nll) / 0.1
     assert smoothing > np.log(small_task.TARGET_VOCAB)  # The uniform part is at least log V.
@@ -98,7 +103,8 @@ def _first_rows(*rows):
 
 
 def test_two_packed_pairs_equal_two_rows(theta):
-    source, target = [[5, 6], [7, 8]], [[9, 10], [11, 12, 13]]
+    source = [[5, 6], [7, 8]]
+    target = [[9, 10], [11, 12, 13]]
     packed = _logits(theta, _first_rows((source, target)))
     apart = _logits(theta, _first_rows((source[:1], target[:1]), (source[1:], target[1:])))
     np.testing.assert_allclose(packed[0, :3], apart[0, :3], rtol=1e-4, atol=1e-5)
@@ -113,9 +119,11 @@ def test_nll_equals_formula(theta):
         batch.labels.Transform(tf.constant),
         Context(Mode.EVAL),
     )
+
     logits = _logits(theta, batch).astype("float64")
     log_p = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    labels, weights = batch.labels.target_labels, batch.labels.target_weights
+    labels = batch.labels.target_labels
+    weights = batch.labels.target_weights
     nll = -np.take_along_axis(log_p, labels[..., None], -1)[..., 0]
     np.testing.assert_allclose(metrics.nll, (nll * weights).sum() / weights.sum(), rtol=1e-5)
 
@@ -127,7 +135,9 @@ def test_batch_of_padding_has_zero_loss(theta):
 
 
 def test_num_weights_equals_count_by_hand():
-    attention, norm, dense = 4 * M * N * D, 2 * M, 2 * M * H
+    attention = 4 * M * N * D
+    norm = 2 * M
+    dense = 2 * M * H
     experts = M * E + 2 * E * M * H
     encoder = 2 * (attention + 2 * norm) + dense + experts + norm
     decoder = 2 * (2 * attention + 3 * norm) + dense + experts + norm
@@ -137,7 +147,8 @@ def test_num_weights_equals_count_by_hand():
 
 def test_decoding_step_by_step_equals_teacher_forcing(theta):
     """Each of two hypotheses, interleaved in one flat sequence, attends only to its own past."""
-    k, task = 2, _task()
+    k = 2
+    task = _task()
     source = small_task.source_batch(5)
     whole = np.array([[1, *range(4 + i, 3 + i + L)] for i in range(k * B)], np.int32)
     targets = np.stack([whole[:B], whole[B:]], 1) % small_task.TARGET_VOCAB  # [B, k, L]
@@ -160,7 +171,8 @@ def test_decoding_step_by_step_equals_teacher_forcing(theta):
         return logits, new.Flatten()
 
     state = task.InitDecode(weights, source.Transform(tf.constant), k * L)
-    leaves, mask = state.Flatten(), np.zeros((B, k, k * L), np.float32)
+    leaves = state.Flatten()
+    mask = np.zeros((B, k, k * L), np.float32)
     for t in range(L):
         for i in range(k):
             mask[:, i, t * k + i] = 1

@@ -65,6 +65,7 @@ def test_partitions_update_their_own_parts_and_exchange_only_sums():
         )
         return NestedMap(state=NestedMap(theta=new[0], slots=new[1]))
 
+    # The update of a state that is split, whose parts stay where they are.
     state = NestedMap(theta=theta, slots=slots)
     dims = building.dims_of(state=state)
     report = building.compile_fn(fn, 2, dims, state=state, gradients=theta).report()
@@ -74,7 +75,8 @@ def test_partitions_update_their_own_parts_and_exchange_only_sums():
 @pytest.mark.parametrize(("beta2", "decay"), [(1.0, 1 - 1000**-0.8), (0.99, 0.99)])
 def test_decay_is_capped_only_on_request(beta2, decay):
     assert _adafactor().p.beta2 == 1.0
-    optimizer, specs = _adafactor(beta2=beta2), NestedMap(w=base_layer.constant((2,), "M", 1.0))
+    optimizer = _adafactor(beta2=beta2)
+    specs = NestedMap(w=base_layer.constant((2,), "M", 1.0))
     ones, zeros = (NestedMap(w=tf.fill([2], value)) for value in (1.0, 0.0))
     slots = NestedMap(w=NestedMap(full=ones.w))
     _, slots = optimizer.update(ones, slots, zeros, tf.constant(999), weight_specs=specs)
@@ -96,7 +98,8 @@ class _Oracle:
     def __init__(self, path, weight, beta2, threshold):
         self.shape = _MATRICES.get(path, weight.shape)
         self.weight = weight.astype("float64").reshape(self.shape)
-        self.beta2, self.threshold = beta2, threshold
+        self.beta2 = beta2
+        self.threshold = threshold
         self.second = {}
 
     def step(self, gradient, t, rate):
@@ -127,6 +130,7 @@ def test_steps_equal_numpy(beta2, threshold):
     theta = _SPECS.Transform(lambda s: rng.standard_normal(s.shape).astype("float32"))
     oracles = [_Oracle(*item, beta2, threshold) for item in theta.FlattenItems()]
     slots = _zero_slots(optimizer, _SPECS)
+
     for step in range(6):
         scale = 30.0 if step == 3 else 1.0  # One burst, which is clipped.
         gradients = _SPECS.Transform(
@@ -135,6 +139,7 @@ def test_steps_equal_numpy(beta2, threshold):
         theta, slots = optimizer.update(
             theta.Transform(tf.constant), slots, gradients, tf.constant(step), weight_specs=_SPECS
         )
+
         t = step + 1
         for (path, got), oracle, gradient in zip(
             theta.FlattenItems(), oracles, gradients.Flatten(), strict=True

@@ -16,7 +16,8 @@ _DAYS = (5.4, 3.5, 1.4, 17.3, 11.0, 4.0)  # Table 3's last column.
 
 @pytest.mark.parametrize("model", _RUNS)
 def test_layers_experts_cores_and_batch_are_the_papers(model):
-    p, run = registry.get_params(model), _RUNS[model]
+    p = registry.get_params(model)
+    run = _RUNS[model]
     assert p.task.encoder.num_layers + p.task.decoder.num_layers == run.layers
     experts = None if model == _DENSE else run.cores
     assert (p.task.encoder.moe.num_experts if p.task.encoder.moe else None) == experts

@@ -73,30 +73,41 @@ def main() -> None:
 
 
 def _base(name: str) -> str | None:
-    classes = {registry.get_class(each): each for each in registry.registered_names()}
-    ancestors = [classes[cls] for cls in registry.get_class(name).__mro__[1:] if cls in classes]
-    return None if name == _ROOT else (ancestors or [_ROOT])[0]
+    """Returns the experiment that `name` derives from, or toy.MoE8E4L, which has none."""
+    if name == _ROOT:
+        return None
+    names = {
+        registry.get_class(registered): registered for registered in registry.registered_names()
+    }
+    ancestors = registry.get_class(name).__mro__[1:]
+    return next((names[cls] for cls in ancestors if cls in names), _ROOT)
 
 
 def _full_text(name: str) -> str:
     p = params_with_vocabularies(name)
     partitioning = placement.partitioning(p, num_partitions(name))
     sizes: dict[str, set[int]] = {}
-    weights: dict[str, dict[str, list[str]]] = {}
+    weights: dict[str, dict[str, list[str]]] = {}  # Path -> spec -> indices of layers.
     for path, weight in p.task.Instantiate(partitioning).weight_specs.FlattenItems():
         for letter, size in zip(weight.dims, weight.shape, strict=True):
             sizes.setdefault(letter, set()).add(size)
+
+        # The sizes that no letter tells, and the mesh axes.
         fixed = [str(n) for n, dim in zip(weight.shape, weight.dims, strict=True) if dim == "_"]
         axes = axes_text(partitioning.axes(weight.dims))
+
+        # One line for the weights of this name in all layers.
         index = ",".join(re.findall(r"\[(\d+)\]", path))
         all_layers = re.sub(r"\[\d+\]", "[]", path)
-        found = weights.setdefault(f"weight.{all_layers}", {})
-        found.setdefault(" ".join([weight.dims, *fixed, axes]), []).append(index)
+        layers_by_spec = weights.setdefault(f"weight.{all_layers}", {})
+        spec = " ".join([weight.dims, *fixed, axes])
+        layers_by_spec.setdefault(spec, []).append(index)
+
     mesh = partitioning.mesh
     lines = {
         "mesh": str(dict(zip(mesh.axis_names, mesh.axis_sizes, strict=True))),
         **{f"size.{letter}": str(sorted(values)) for letter, values in sizes.items()},
-        **{path: _specs(found) for path, found in weights.items()},
+        **{path: _specs(layers_by_spec) for path, layers_by_spec in weights.items()},
     }
     text = registry.get_params(name).ToText()
     return text + "".join(f"{key} : {value}\n" for key, value in sorted(lines.items()))

@@ -20,7 +20,7 @@ from lingvo_gshard.input import packing, sentences
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers
 from lingvo_gshard.model import flops, placement
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import compiled_step, hardware, plan, planner, programs, report
 from lingvo_gshard.planning.compiled_step import CompiledStep
@@ -446,7 +446,7 @@ def test_the_trainers_program_is_saved(training, tmp_path, monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, "compile", None)  # Nothing is compiled from here on.
     p = params.input
     batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
-    loaded = estimator._programs.get(ModeKeys.TRAIN, batch, 2)
+    loaded = estimator._programs.get(Mode.TRAIN, batch, 2)
     assert loaded.program.name == "train_2" and loaded.report().count("all-to-all") > 0
 
 

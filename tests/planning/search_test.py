@@ -9,7 +9,7 @@ from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
 from lingvo_gshard.model import placement
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.planning import plan, planner, search
 from lingvo_gshard.planning.candidates import Candidate
@@ -122,5 +122,5 @@ def test_the_printed_settings_train(searched):
         theta=building.random_theta(model.task),
         slots=model.state_spec.slots.Transform(lambda spec: np.zeros(spec.shape, np.float32)),
     )
-    result = made.get(ModeKeys.TRAIN, rows)(state, batch)
+    result = made.get(Mode.TRAIN, rows)(state, batch)
     assert int(result.state.step) == 1 and np.isfinite(np.asarray(result.metrics.loss)).all()

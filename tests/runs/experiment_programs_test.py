@@ -5,7 +5,7 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.input import packing
 from lingvo_gshard.model import placement
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.runs.experiment_programs import ExperimentPrograms
 from lingvo_gshard.spmd import tracer
 
@@ -25,8 +25,8 @@ def asked(monkeypatch):
             tracer, "traced", lambda function, *args: texts.append([*map(tracer._identity, args)])
         )
         programs.initializer()
-        programs.step(ModeKeys.TRAIN, _ROWS, 2)
-        programs.step(ModeKeys.EVAL, _ROWS)
+        programs.step(Mode.TRAIN, _ROWS, 2)
+        programs.step(Mode.EVAL, _ROWS)
         programs.decoder(16)
         return texts
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
+from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.train import config
 from tests.train import regression
 
@@ -49,12 +49,12 @@ def test_an_estimator_needs_the_settings_and_checks_them(tmp_path):
 
 def test_a_spec_without_what_its_mode_needs():
     with pytest.raises(ValueError, match="mode TRAIN needs train_op"):
-        TPUEstimatorSpec(ModeKeys.TRAIN, loss=tf.constant(1.0))
+        TPUEstimatorSpec(Mode.TRAIN, loss=tf.constant(1.0))
     with pytest.raises(ValueError, match="mode EVAL needs eval_metrics"):
-        TPUEstimatorSpec(ModeKeys.EVAL, eval_metrics={})
+        TPUEstimatorSpec(Mode.EVAL, eval_metrics={})
     with pytest.raises(ValueError, match="mode PREDICT needs predictions"):
-        TPUEstimatorSpec(ModeKeys.PREDICT)
-    TPUEstimatorSpec(ModeKeys.PREDICT, predictions=NestedMap(y=tf.constant(1.0)))
+        TPUEstimatorSpec(Mode.PREDICT)
+    TPUEstimatorSpec(Mode.PREDICT, predictions=NestedMap(y=tf.constant(1.0)))
 
 
 def test_prefixes_are_whole_path_components(tmp_path):

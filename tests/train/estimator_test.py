@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from lingvo_gshard.checkpoints import exported
 from lingvo_gshard.checkpoints.checkpoints import Checkpoints, whole_steps
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.spmd import specs
 from lingvo_gshard.train.estimator import EvalSpec
 from lingvo_gshard.train.hooks import NonFinite, NonFiniteLossError, TrainHook
@@ -167,7 +167,7 @@ def test_a_loss_that_is_no_number_stops_training(tmp_path, steps_per_call):
 def _skipping(state, features, labels, mode, params):
     """The regression, leaving its state as it was where the loss is no number."""
     spec = regression.model_fn(state, features, labels, mode, params)
-    if mode != ModeKeys.TRAIN:
+    if mode != Mode.TRAIN:
         return spec
     good = tf.math.is_finite(spec.loss)
     pairs = zip(state.Flatten(), spec.train_op.Flatten(), strict=True)

@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.spmd import saved_executable
 from lingvo_gshard.train.hooks import TrainHook
 from tests.train import regression
@@ -27,7 +27,7 @@ def _losses(estimator, max_steps):
 def test_training_loads_what_was_saved(tmp_path, compiled, caplog):
     folder = tmp_path / "executables"
     first = regression.make(tmp_path / "first", 4, steps_per_call=2)
-    train_2 = first._programs.get(ModeKeys.TRAIN, regression.Batches.specs, 2)
+    train_2 = first._programs.get(Mode.TRAIN, regression.Batches.specs, 2)
     saved_executable.save(train_2, folder)
     want = _losses(first, 5)
     compiled.clear()

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
+from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 from lingvo_gshard.spmd.specs import WHOLE
@@ -55,11 +55,11 @@ def model_fn(state, features, labels, mode, params):
     def predicted():
         return features.x_BH @ theta.w_HV + theta.bias_V
 
-    if mode == ModeKeys.PREDICT:
+    if mode == Mode.PREDICT:
         return TPUEstimatorSpec(
             mode, predictions=NestedMap(y_BV=predicted(), total_B=tf.reduce_sum(predicted(), 1))
         )
-    if mode == ModeKeys.EVAL:
+    if mode == Mode.EVAL:
         squares_B = tf.reduce_sum(tf.square(predicted() - labels.y_BV), 1)
         total, weight = tf.reduce_sum(squares_B * labels.weight_B), tf.reduce_sum(labels.weight_B)
         return TPUEstimatorSpec(mode, eval_metrics={"error": (total, weight)})

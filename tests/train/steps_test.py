@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.model.spec import ModeKeys, TPUEstimatorSpec
+from lingvo_gshard.model.spec import Mode, TPUEstimatorSpec
 from lingvo_gshard.train.programs import Programs
 from lingvo_gshard.train.steps import ModelPrograms
 from tests.train import regression
@@ -17,7 +17,7 @@ def _source(model_fn, parts):
 
 def _executable(num_steps, parts):
     programs = Programs(_source(regression.model_fn, parts))
-    return programs.get(ModeKeys.TRAIN, Batches.specs, num_steps)
+    return programs.get(Mode.TRAIN, Batches.specs, num_steps)
 
 
 def test_the_loop_adds_no_collectives(tmp_path):
@@ -54,11 +54,11 @@ def test_every_steps_metrics_come_back(tmp_path):
 
 def test_a_spec_of_another_mode_is_refused(tmp_path):
     def confused(state, features, labels, mode, params):
-        return TPUEstimatorSpec(ModeKeys.PREDICT, predictions=features)
+        return TPUEstimatorSpec(Mode.PREDICT, predictions=features)
 
     parts = regression.make(tmp_path, 2).partitioning
     with pytest.raises(ValueError, match="called with mode EVAL, returned PREDICT"):
-        _source(confused, parts).step(ModeKeys.EVAL, Batches.specs)
+        _source(confused, parts).step(Mode.EVAL, Batches.specs)
 
 
 def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
@@ -69,4 +69,4 @@ def test_a_step_that_changes_the_states_shape_is_refused(tmp_path):
 
     parts = regression.make(tmp_path, 2).partitioning
     with pytest.raises(ValueError, match=r"state.momentum.extra is None but comes back as Tens"):
-        _source(grows, parts).step(ModeKeys.TRAIN, Batches.specs)
+        _source(grows, parts).step(Mode.TRAIN, Batches.specs)

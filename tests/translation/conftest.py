@@ -8,7 +8,7 @@ import sentencepiece
 from lingvo_gshard import registry
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input.tokenizer import Tokenizer
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
 from lingvo_gshard.sharding.layout import TensorSpec
 from lingvo_gshard.train.steps import ModelPrograms
@@ -63,7 +63,7 @@ def made(tmp_path_factory):
         batch = NestedMap(features=NestedMap({name: rows for name in names}))
         state = NestedMap(theta=model.state_spec.theta)
         programs = ModelPrograms(model.model_fn, None, params, model.partitioning, state)
-        return programs.step(ModeKeys.PREDICT, batch)
+        return programs.step(Mode.PREDICT, batch)
 
     theta = building.random_theta(model.task)
     decoder = Decoder(spec, theta, program_for)

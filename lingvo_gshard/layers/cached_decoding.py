@@ -1,0 +1,123 @@
+"""A Transformer layer of the decoder, one step of a flat beam at a time (section A.1).
+
+A flat beam writes the k hypotheses of a sentence into one sequence, in turns, so step t has the
+positions t * k to t * k + k - 1. Each hypothesis attends to its own positions by a mask, and no
+cache is ever reordered. A layer's cache is a NestedMap of
+
+    self_keys      [B, N, D, P]  of all positions so far; zeros at those to come
+    self_values    [B, N, P, D]
+    source_keys    [B, N, D, T]  of the encoded source, which stay the same
+    source_values  [B, N, T, D]
+
+in the layout of their products, since any other would be transposed in full at every step.
+
+B batch, T source length, M model, N heads, D head size, k beam size, P cache length: the positions
+that the cache has room for.
+"""
+
+from __future__ import annotations
+
+from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.attention import KeysValues
+from lingvo_gshard.layers.context import Context
+from lingvo_gshard.layers.slices import lengthened, write_at
+from lingvo_gshard.layers.transformer import Attended, TransformerLayer
+
+
+def init_cache(
+    layer: TransformerLayer,
+    theta: NestedMap,
+    encoded: tf.Tensor,
+    cache_len: int,
+    context: Context,
+) -> NestedMap:
+    """Returns an empty cache of length P, with the keys and values of `encoded` [B, T, M]."""
+    source = layer.source_attention.Project(theta.source_attention, encoded, context)
+
+    # The positions of the flat beam, as many as are decoded before the cache grows.
+    batch, heads, _, head_dim = source.keys.shape
+    dtype = source.keys.dtype
+    keys = tf.zeros([batch, heads, head_dim, cache_len], dtype)
+    values = tf.zeros([batch, heads, cache_len, head_dim], dtype)
+    return NestedMap(
+        _self_cache(layer, keys, values),
+        source_keys=layer.annotate(tf.linalg.matrix_transpose(source.keys), "BNDT"),
+        source_values=source.values,
+    )
+
+
+def grow_cache(layer: TransformerLayer, cache: NestedMap, cache_len: int) -> NestedMap:
+    """Returns the cache padded to length P."""
+    keys = lengthened(cache.self_keys, cache_len, axis=3)
+    values = lengthened(cache.self_values, cache_len, axis=2)
+    return NestedMap(cache, **_self_cache(layer, keys, values))
+
+
+def extend_step(
+    layer: TransformerLayer,
+    theta: NestedMap,
+    x: tf.Tensor,
+    cache: NestedMap,
+    attended: Attended,
+    step: tf.Tensor,
+    context: Context,
+) -> tuple[tf.Tensor, NestedMap, tf.Tensor]:
+    """Decodes one step: appends k positions to the cache and attends to them and those before.
+
+    Args:
+      layer: a layer that attends to a source.
+      theta: its weights.
+      x: the newest token of every hypothesis, [B, k, M].
+      cache: see the head of this file.
+      attended: the mask [B, k, P] is 1 at the positions of each hypothesis, including this step's.
+        `encoded` is not read; the cache has its keys and values.
+      step: the index of the step, an int32 scalar; its positions begin at step * k.
+      context: as for FProp.
+
+    Returns:
+      [B, k, M]; the cache with this step's keys and values; and the attention to the source,
+      averaged over the heads, float32 [B, k, T].
+    """
+    # Self-attention to the positions so far, which include this step's.
+    h = layer.self_norm.FProp(theta.self_norm, x)
+    new = layer.self_attention.Project(theta.self_attention, h, context)
+    cache = _with_positions(layer, cache, new, first=step * x.shape[1])
+    memory = KeysValues(tf.linalg.matrix_transpose(cache.self_keys), cache.self_values)
+    h = layer.self_attention.FProp(theta.self_attention, h, memory, attended.mask, context)
+    h = layer.self_dropout.FProp(theta.self_dropout, h, "BLM", context)
+    x = layer.annotate(x + h, "BLM")
+
+    # Source attention. The probabilities are computed twice here, and once by the compiler.
+    h = layer.source_norm.FProp(theta.source_norm, x)
+    memory = KeysValues(tf.linalg.matrix_transpose(cache.source_keys), cache.source_values)
+    weights = layer.source_attention.Weights(
+        theta.source_attention, h, memory, attended.source_mask, context
+    )
+    h = layer.source_attention.FProp(
+        theta.source_attention, h, memory, attended.source_mask, context
+    )
+    h = layer.source_dropout.FProp(theta.source_dropout, h, "BLM", context)
+    x = layer.annotate(x + h, "BLM")
+
+    # Feed-forward, or experts, which a hypothesis that is absent does not take.
+    x, _ = layer.FeedForward(theta, x, attended.valid_mask, context)
+
+    mean_over_heads = tf.reduce_mean(weights, 1)
+    return x, cache, mean_over_heads
+
+
+def _with_positions(
+    layer: TransformerLayer, cache: NestedMap, new: KeysValues, first: tf.Tensor
+) -> NestedMap:
+    """Returns the cache with new keys and values [B, N, k, D], written from position `first` on."""
+    keys = write_at(cache.self_keys, tf.linalg.matrix_transpose(new.keys), first, axis=3)
+    values = write_at(cache.self_values, new.values, first, axis=2)
+    return NestedMap(cache, **_self_cache(layer, keys, values))
+
+
+def _self_cache(layer: TransformerLayer, keys: tf.Tensor, values: tf.Tensor) -> NestedMap:
+    return NestedMap(
+        self_keys=layer.annotate(keys, "BNDT"),
+        self_values=layer.annotate(values, "BNTD"),
+    )

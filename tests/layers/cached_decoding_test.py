@@ -1,0 +1,84 @@
+"""Decoding with caches, step by step, against whole sequences; k hypotheses in one flat beam.
+
+B batch, L length, M model, k beam, P cache length.
+"""
+
+import numpy as np
+import tensorflow as tf
+
+from lingvo_gshard.layers import cached_decoding
+from lingvo_gshard.layers.context import Context, Mode
+from lingvo_gshard.layers.repeat import Layers
+from lingvo_gshard.layers.transformer import Attended
+from tests.layers import building, small_stack, stacking
+from tests.layers.small_stack import B, L, T
+
+_K = 2
+_PREDICT = Context(Mode.PREDICT)
+
+
+def _attended(mask):
+    """What the newest tokens of the beam attend to, given the mask [B, k, P]."""
+    return Attended(mask, tf.ones([B, _K]), tf.ones([B, _K, T]))
+
+
+def test_steps_equal_whole_sequences_also_when_the_cache_grows():
+    """Hypothesis h is fed a sequence of its own, and attends to its own positions t * k + h."""
+    [layer] = small_stack.stack(num_layers=1, has_source=True).layers
+    theta = building.random_theta(layer).Transform(tf.constant)
+    encoded = small_stack.encoded_BTM()
+    sequences = [small_stack.x_BLM(), small_stack.x_BLM()[:, ::-1]]
+
+    want = [
+        layer.FProp(theta, x, small_stack.attended(encoded), Context(Mode.EVAL))[0]
+        for x in sequences
+    ]
+
+    @tf.function(jit_compile=True, autograph=False)
+    def step(x, cache, mask, index):
+        return cached_decoding.extend_step(layer, theta, x, cache, _attended(mask), index, _PREDICT)
+
+    half = L // 2 * _K
+    cache = cached_decoding.init_cache(layer, theta, encoded, half, _PREDICT)
+    for t in range(L):
+        if t * _K == half:
+            cache = cached_decoding.grow_cache(layer, cache, L * _K)
+        cache_len = cache.self_values.shape[2]
+        mask = np.zeros((B, _K, cache_len), np.float32)
+        for h in range(_K):
+            mask[:, h, h : t * _K + h + 1 : _K] = 1
+
+        x = tf.stack([sequence[:, t] for sequence in sequences], 1)
+        y, cache, attention = step(x, cache, tf.constant(mask), tf.constant(t))
+
+        for h in range(_K):
+            np.testing.assert_allclose(y[:, h], want[h][:, t], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(tf.reduce_sum(attention, -1), np.ones((B, _K)), rtol=1e-5)
+
+
+def test_decoding_with_stacked_weights_equals_unrolled():
+    cache_len = 6
+    unrolled = small_stack.stack(has_source=True)
+    loop = small_stack.stack(has_source=True, layers_as=Layers.LOOP)
+    theta = building.random_theta(unrolled)
+    stacks = stacking.stacked(theta, 2)
+
+    # All results of one step, and the grown caches.
+    def one_step(stack, weights, x):
+        weights = weights.Transform(tf.constant)
+        encoded = small_stack.encoded_BTM()
+        cache = stack.InitCache(weights, encoded, cache_len, _PREDICT)
+
+        mask = tf.ones([B, _K, cache_len])
+        y, cache, attention = stack.ExtendStep(
+            weights, x, cache, _attended(mask), tf.constant(1), _PREDICT
+        )
+        return [y, attention, *stack.GrowCache(cache, 2 * cache_len).Flatten()]
+
+    @tf.function(jit_compile=True, autograph=False)
+    def both(x):
+        return one_step(loop, stacks, x), one_step(unrolled, theta, x)
+
+    got, want = both(small_stack.x_BLM()[:, :_K])
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
