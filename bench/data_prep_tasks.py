@@ -19,9 +19,9 @@ from collections.abc import Iterator, Sequence
 from absl import flags, logging
 
 from bench import data_prep_memory
-from data_prep import config, pipeline, selection, tsv_folder
-from data_prep.chunks import Chunk
+from data_prep import config, deduplication, pipeline, tsv_folder
 from data_prep.engines import Call
+from data_prep.text_chunks import Chunk
 from lingvo_gshard import cli
 from lingvo_gshard.files import table
 
@@ -107,7 +107,7 @@ def _build_secs(text: pathlib.Path, folder: pathlib.Path, workers: int) -> float
 
 
 def _num_opens(folder: pathlib.Path, num_pairs: int) -> int:
-    """Returns how many files the tasks of selection.py are given for one language."""
+    """Returns how many files the tasks of deduplication.py are given for one language."""
     size = _CONFIG.pairs_per_chunk
     starts = range(0, num_pairs, size)
     chunks = [Chunk("train", "de", pathlib.Path(f"{start}.tsv"), size, start) for start in starts]
@@ -117,7 +117,7 @@ def _num_opens(folder: pathlib.Path, num_pairs: int) -> int:
         planned.extend(calls.values())
         return {}
 
-    selection.select({"de": chunks}, (), folder / "planned", size, plan)
+    deduplication.select({"de": chunks}, (), folder / "planned", size, plan)
     return sum(_num_files(call.args) for call in planned)
 
 

@@ -10,7 +10,7 @@ corpora. The same command continues a run that was stopped. --verbosity=1 shows 
 
 --engine=dask runs the tasks on the Dask cluster of --scheduler=HOST:PORT, whose workers need the
 same packages and see the same folders under the same absolute paths; one thread each is best. On
-Slurm or PBS, dask-jobqueue starts such a cluster and tells its address (scheduler_address).
+Slurm or PBS, dask-jobqueue starts such a cluster; its `scheduler_address` is HOST:PORT.
 Without --scheduler, Dask starts --workers processes on this machine.
 """
 
@@ -18,6 +18,7 @@ import contextlib
 import os
 import pathlib
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from absl import flags, logging
@@ -35,7 +36,7 @@ _THROUGH = flags.DEFINE_enum_class("through", pipeline.Step.REPORT, pipeline.Ste
 _ENGINE = flags.DEFINE_enum("engine", "local", ["local", "dask"], "What runs the tasks.")
 _SCHEDULER = flags.DEFINE_string("scheduler", None, "HOST:PORT of a Dask cluster's scheduler.")
 _WORKERS = flags.DEFINE_integer("workers", os.cpu_count() or 1, "Local processes.", 1)
-# These override the file.
+# Settings of BuildConfig. These flags override the file.
 _SETTINGS = (
     flags.DEFINE_integer("source_vocab_size", None, "Pieces of the source vocabulary."),
     flags.DEFINE_integer("target_vocab_size", None, "Pieces of the target vocabulary."),
@@ -52,17 +53,26 @@ def main() -> None:
     if not logging.level_debug():
         logging.set_verbosity(logging.INFO)
     began = time.monotonic()
-    found, settings = _sources_and_config()
+    sources, settings = _sources_and_config()
+
+    # A folder in a bucket has a copy on this machine, which is kept if the build is stopped.
     with storage.working(_OUT.value, keep=True) as out_dir, atomic_file.naming(out_dir):
         with _engine() as engine:
-            pipeline.run_through(_THROUGH.value, found, out_dir, settings, engine)
+            pipeline.run_through(_THROUGH.value, sources, out_dir, settings, engine)
         if _THROUGH.value is pipeline.Step.REPORT:
-            _report(manifest.load(out_dir), time.monotonic() - began)
+            data = manifest.load(out_dir)
+            _log_languages(data)
+            _warn_of_bytes(data)
+            _log_totals(data, time.monotonic() - began)
 
 
-def _sources_and_config() -> tuple[tuple[Source, ...], config.BuildConfig]:
+def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
+    """Returns what --input, --config and the flags that override it name."""
     folder = None if _INPUT.value is None else pathlib.Path(_INPUT.value)
-    settings: dict[str, Any] = {f.name: f.value for f in _SETTINGS if f.value is not None}
+    settings: dict[str, Any] = {
+        flag.name: flag.value for flag in _SETTINGS if flag.value is not None
+    }
+
     if _CONFIG.value is not None:
         return config.load(pathlib.Path(_CONFIG.value), settings, folder)
     if folder is None:
@@ -71,39 +81,59 @@ def _sources_and_config() -> tuple[tuple[Source, ...], config.BuildConfig]:
 
 
 def _engine() -> contextlib.AbstractContextManager[engines.Engine]:
+    """Returns the engine that the flags choose, to be entered. Raises ValueError if they clash."""
     if _SCHEDULER.value is not None:
         if _ENGINE.value != "dask":
             raise ValueError(f"--scheduler needs --engine=dask, got --engine={_ENGINE.value}")
         for flag in (_INPUT, _CONFIG, _OUT):
-            if not os.path.isabs(flag.value or os.sep):
-                problem = f"--{flag.name}={flag.value} with --scheduler: expected an absolute path"
-                raise ValueError(f"{problem}, which is the same for all workers")
+            if flag.value and not os.path.isabs(flag.value):
+                raise ValueError(
+                    f"--{flag.name}={flag.value} with --scheduler: expected an absolute path, "
+                    "which is the same for all workers"
+                )
+
     if _ENGINE.value == "dask":
         return engines.dask(_SCHEDULER.value, _WORKERS.value)
     return contextlib.nullcontext(engines.pool(_WORKERS.value))
 
 
-def _report(made: manifest.Manifest, elapsed_secs: float) -> None:
-    for language in made.languages:
+def _log_languages(data: manifest.Manifest) -> None:
+    for language in data.languages:
         counts = {split: language.num_examples(split) for split in manifest.SPLITS}
         logging.info("%s: %s, dropped %s", language.code, counts, language.dropped or "none")
-    train = {one.code: one.records["train"] for one in made.languages if "train" in one.records}
-    for code, records in train.items():
+
+
+def _warn_of_bytes(data: manifest.Manifest) -> None:
+    """Warns of languages with many characters that the source vocabulary has no piece for."""
+    for code, records in _training_records(data).items():
         share = records.num_source_byte_tokens / max(records.num_source_tokens, 1)
         if share > _MANY_BYTES:
             logging.warning(
                 f"{code}: {100 * share:.1f} % of the source's tokens are bytes of characters "
                 "without a piece: a larger source vocabulary or character_coverage makes it shorter"
             )
-    pairs = sum(records.num_examples for records in train.values())
-    source = sum(records.num_source_tokens for records in train.values())
-    target = sum(records.num_target_tokens for records in train.values())
-    sizes = f"{made.source_vocabulary.size} and {made.target_vocabulary.size}"
+
+
+def _log_totals(data: manifest.Manifest, elapsed_secs: float) -> None:
+    train = _training_records(data)
+    num_pairs = sum(records.num_examples for records in train.values())
+    num_source = sum(records.num_source_tokens for records in train.values())
+    num_target = sum(records.num_target_tokens for records in train.values())
     logging.info(
-        f"{_OUT.value}: {pairs} training examples in {len(train)} directions, {source} source and "
-        f"{target} target tokens; vocabularies {sizes}; {elapsed_secs:.1f} s; "
-        f"tables in {_OUT.value}/report"
+        f"{_OUT.value}: {num_pairs} training examples in {len(train)} directions, "
+        f"{num_source} source and {num_target} target tokens; vocabularies "
+        f"{data.source_vocabulary.size} and {data.target_vocabulary.size}; "
+        f"{elapsed_secs:.1f} s; tables in {_OUT.value}/report"
     )
+
+
+def _training_records(data: manifest.Manifest) -> dict[str, manifest.Records]:
+    """Returns the training records of each direction that has some, by its code."""
+    return {
+        language.code: language.records["train"]
+        for language in data.languages
+        if "train" in language.records
+    }
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ The first rule that applies counts. Dev and test, which measure, lose only malfo
 with an empty side or a low score.
 """
 
+import collections
 import enum
 import hashlib
 import re
@@ -15,7 +16,7 @@ from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from lingvo_gshard.input.normalization import normalize
 
-# Kana, Han and Hangul, of which a character carries about as much as three of an alphabet.
+# Kana, Han and Hangul. A character of these carries about as much as three of an alphabet.
 _WIDE = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff]")
 _WESTERN = ("latin-1", "windows-1252")
 # Short sentences may differ by any factor, so both lengths are increased by this much.
@@ -24,7 +25,9 @@ _RATIO_SLACK_CHARS = 10
 _RUN = re.compile(r"(\S)(?: ?\1){9}")
 # The first two bytes of a UTF-8 sequence, decoded as Latin-1 or Windows-1252.
 _LEAD_BYTES = bytes(range(0xC2, 0xF5)).decode("latin-1")
-_NEXT_BYTES = "".join(bytes([b]).decode(e, "ignore") for b in range(0x80, 0xC0) for e in _WESTERN)
+_CONTINUATION_BYTES = bytes(range(0x80, 0xC0))
+# Windows-1252 leaves a few of these bytes undefined.
+_NEXT_BYTES = "".join(_CONTINUATION_BYTES.decode(encoding, "ignore") for encoding in _WESTERN)
 _DAMAGE = re.compile(f"[{_LEAD_BYTES}][{re.escape(_NEXT_BYTES)}]")
 _NOT_ALPHANUMERIC = re.compile(r"[\W_]+")
 ENGLISH_SCRIPTS = frozenset({"Latn"})
@@ -48,6 +51,9 @@ class Rule(enum.StrEnum):
     TOO_MANY_PIECES = "too_many_pieces"  # A side has too many pieces of its vocabulary.
 
 
+Dropped = collections.Counter[tuple[str, Rule]]  # Numbers of pairs by language and rule.
+
+
 def repair(text: str, own_scripts: frozenset[str]) -> str:
     """Repairs UTF-8 that was clearly decoded as a western encoding ("schÃ¶n").
 
@@ -57,18 +63,22 @@ def repair(text: str, own_scripts: frozenset[str]) -> str:
     if not _DAMAGE.search(text):
         return text
     repaired = str(ftfy.fix_encoding(text))
-    new_scripts = languages.count_scripts(repaired).keys() - languages.count_scripts(text).keys()
-    return repaired if new_scripts <= own_scripts else text
+    scripts_before = languages.count_scripts(text).keys()
+    scripts_after = languages.count_scripts(repaired).keys()
+    if scripts_after - scripts_before <= own_scripts:
+        return repaired
+    return text
 
 
 def normalize_pair(pair: Pair) -> Pair:
-    """Normalizes both sides."""
+    """Returns a pair with both sides normalized: see normalization.py."""
     return Pair(normalize(pair.source), normalize(pair.english))
 
 
 def english_key(normalized: str) -> str:
     """Returns what English sentences are compared by: their letters and digits, without case."""
-    return _NOT_ALPHANUMERIC.sub("", normalized.casefold()) or normalized
+    key = _NOT_ALPHANUMERIC.sub("", normalized.casefold())
+    return key or normalized  # A sentence of punctuation alone is compared as it is.
 
 
 def digest(text: str) -> int:
@@ -83,25 +93,40 @@ def broken_rule(
 
     `language` and `own_scripts` are the source's.
     """
-    sides = (pair.source, pair.english)
-    if any("\ufffd" in side for side in sides):
+    source = pair.source
+    english = pair.english
+    if "\ufffd" in source or "\ufffd" in english:
         return Rule.UNDECODABLE
-    if not all(sides):
+    if not source or not english:
         return Rule.EMPTY
-    lengths = [len(side) + 2 * len(_WIDE.findall(side)) for side in sides]
-    if max(lengths) > config.max_chars:
+
+    # Lengths in characters of an alphabet.
+    longer = max(_length(source), _length(english))
+    shorter = min(_length(source), _length(english))
+    if longer > config.max_chars:
         return Rule.TOO_LONG
-    ratio = (max(lengths) + _RATIO_SLACK_CHARS) / (min(lengths) + _RATIO_SLACK_CHARS)
-    if ratio > config.max_length_ratio:
+    if (longer + _RATIO_SLACK_CHARS) / (shorter + _RATIO_SLACK_CHARS) > config.max_length_ratio:
         return Rule.RATIO
-    if pair.source == pair.english:
+
+    # Text that was not translated, or is no sentence.
+    if source == english:
         return Rule.IDENTICAL
-    if any(map(_RUN.search, sides)):
+    if _RUN.search(source) or _RUN.search(english):
         return Rule.REPEATED
-    scripts = (own_scripts, ENGLISH_SCRIPTS)
-    if any(map(languages.is_mostly_foreign, sides, scripts)):
+
+    # Text of another language. The scripts are cheap to count and catch most of it.
+    if languages.is_mostly_foreign(source, own_scripts):
         return Rule.WRONG_SCRIPT
-    codes = (language, languages.ENGLISH)
-    if config.check_language and any(map(languages.is_surely_another, sides, codes)):
-        return Rule.WRONG_LANGUAGE
+    if languages.is_mostly_foreign(english, ENGLISH_SCRIPTS):
+        return Rule.WRONG_SCRIPT
+    if config.check_language:
+        if languages.is_surely_another(source, language):
+            return Rule.WRONG_LANGUAGE
+        if languages.is_surely_another(english, languages.ENGLISH):
+            return Rule.WRONG_LANGUAGE
     return None
+
+
+def _length(text: str) -> int:
+    """Returns the length of a text in characters, where a wide one counts as three."""
+    return len(text) + 2 * len(_WIDE.findall(text))

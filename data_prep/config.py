@@ -5,6 +5,7 @@ import dataclasses
 import glob
 import inspect
 import math
+import os
 import pathlib
 import re
 import tomllib
@@ -13,32 +14,32 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from data_prep import directions, languages, patterns, sources, tsv_folder
+from data_prep import directions, languages, patterns, tsv_folder
 from data_prep.multilingual import TfdsSplit, TmxFile
 from data_prep.parquet import ParquetFile
-from data_prep.sources import Source
+from data_prep.sources import ColumnsFile, JsonlFile, MosesFiles, PoFile, Source, TsvFile
 from lingvo_gshard.input.manifest import SPLITS
 
 MODEL_TYPES = ("bpe", "unigram")
-_FORMATS: dict[str, type[Source]] = dict(
-    tsv=sources.TsvFile,
-    tmx=TmxFile,
-    jsonl=sources.JsonlFile,
-    po=sources.PoFile,
-    moses=sources.MosesFiles,
-    columns=sources.ColumnsFile,
-    parquet=ParquetFile,
-    tfds=TfdsSplit,
-)
-# Two sources with the same text may differ in these fields.
+_FORMATS: dict[str, type[Source]] = {
+    "tsv": TsvFile,
+    "tmx": TmxFile,
+    "jsonl": JsonlFile,
+    "po": PoFile,
+    "moses": MosesFiles,
+    "columns": ColumnsFile,
+    "parquet": ParquetFile,
+    "tfds": TfdsSplit,
+}
+# Two sources with the same text may differ in these fields, which choose from it.
 _CHOICES = ("language", "languages", "language_codes", "score_column", "min_score")
 _PLAIN_TYPES = {bool, int, float, str, types.NoneType}
 _MIN_VOCAB_SIZE = 4 + 256 + 1  # The special ids, a piece for each byte, and one character.
-_Made = TypeVar("_Made")
+_Result = TypeVar("_Result")
 
 
 def _number(default: float, least: float, most: float = math.inf) -> Any:
-    """A setting from `least` to `most`."""
+    """Returns a field for a setting from `least` to `most`."""
     return dataclasses.field(default=default, metadata={"range": (least, most)})
 
 
@@ -73,10 +74,8 @@ class BuildConfig:
         _check_types(self)
         for field in dataclasses.fields(self):
             if "range" in field.metadata:
-                value, (least, most) = getattr(self, field.name), field.metadata["range"]
-                expected = f"at least {least}" if most == math.inf else f"{least} to {most}"
-                if not least <= value <= most:
-                    raise ValueError(f"{field.name} {value!r}: expected {expected}")
+                least, most = field.metadata["range"]
+                _check_range(field.name, getattr(self, field.name), least, most)
         _check_one_of("model_type", self.model_type, MODEL_TYPES)
         _check_one_of("directions", self.directions, tuple(directions.SETTINGS))
 
@@ -94,102 +93,187 @@ def load(
         tables = fields.pop("sources", [])
         if not isinstance(tables, list):
             raise ValueError("sources: expected tables, each under [[sources]]")
-        named = {table.get("language_codes") for table in tables if isinstance(table, dict)}
-        code = str if "source" in named else languages.code
-        fields["scripts"] = {
-            code(tag): languages.checked_scripts(codes)
-            for tag, codes in fields.get("scripts", {}).items()
-        }
+
+        fields["scripts"] = _scripts(fields.get("scripts", {}), tables)
         config = _call(BuildConfig, "the file", fields)
-        folder = folder or path.parent
-        found = tuple(source for table in tables for source in _sources(table, folder))
-        _check_distinct(found)
+
+        sources: list[Source] = []
+        for table in tables:
+            sources += _sources(table, folder or path.parent)
+        _check_distinct(sources)
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: {error}") from error
-    if not found:
+
+    if not sources:
         raise ValueError(f"{path} has no [[sources]]: expected one or more")
-    return found, config
+    return tuple(sources), config
 
 
-def _check_distinct(found: Sequence[Source]) -> None:
+def _scripts(codes_by_tag: Mapping[str, Any], tables: Sequence[Any]) -> dict[str, tuple[str, ...]]:
+    """Returns the file's setting `scripts`, with languages as its sources name them."""
+    kinds_of_codes = {table.get("language_codes") for table in tables if isinstance(table, dict)}
+    codes = "source" if "source" in kinds_of_codes else "standard"
+
+    scripts: dict[str, tuple[str, ...]] = {}
+    for tag, script_codes in codes_by_tag.items():
+        # A source's own name for a language stays as it is.
+        language = tag if codes == "source" else languages.code(tag)
+        scripts[language] = languages.checked_scripts(script_codes)
+    return scripts
+
+
+@dataclasses.dataclass(frozen=True)
+class _Claim:
+    """The text that a source reads, and the languages that it takes from it; None is all."""
+
+    text: tuple[Any, ...]
+    languages: frozenset[str] | None
+
+    @classmethod
+    def of(cls, source: Source) -> "_Claim":
+        """Returns a source's claim. Its text is every field but those that choose from it."""
+        text: list[Any] = [type(source)]
+        for name, value in vars(source).items():
+            if name not in _CHOICES:
+                # Two spellings of a path are one file.
+                text.append(value.resolve() if isinstance(value, pathlib.Path) else value)
+
+        # A source of one language has `language`, one of several may have `languages`.
+        taken = getattr(source, "languages", None)
+        if hasattr(source, "language"):
+            taken = [source.language]
+        return cls(tuple(text), frozenset(taken) if taken else None)
+
+    def overlaps(self, other: "_Claim") -> bool:
+        """Returns whether two claims on the same text share a language."""
+        if self.languages is None or other.languages is None:
+            return True
+        return not self.languages.isdisjoint(other.languages)
+
+
+def _check_distinct(sources: Sequence[Source]) -> None:
     """Raises ValueError if two sources read the same text for one language and split."""
-    seen: dict[Any, set[str]] = collections.defaultdict(set)
-    for source in found:
-        fields = {name: value for name, value in vars(source).items() if name not in _CHOICES}
-        text = [one.resolve() if isinstance(one, pathlib.Path) else one for one in fields.values()]
-        given = vars(source).get("languages", (vars(source).get("language"),))
-        before, codes = seen[type(source), *text], set(given or "*")  # All languages.
-        if before and (before & codes or "*" in before | codes):
+    claims: dict[Any, list[_Claim]] = collections.defaultdict(list)  # By their text.
+    for source in sources:
+        claim = _Claim.of(source)
+        if any(claim.overlaps(earlier) for earlier in claims[claim.text]):
             raise ValueError(f"sources: {source} is given twice for the same language and split")
-        before |= codes
+        claims[claim.text].append(claim)
 
 
 def _sources(table: Mapping[str, Any], folder: pathlib.Path) -> list[Source]:
+    """Returns the sources of a table, in which paths are relative to `folder`."""
+    tables: Sequence[Mapping[str, Any]] = [table]
     if any("{" in str(table.get(field)) for field in ("path", "source")):
         tables = patterns.expand(table, folder)
-        return [source for each in tables for source in _sources(each, folder)]
+
+    sources: list[Source] = []
+    for filled_in in tables:
+        sources += _sources_without_placeholders(filled_in, folder)
+    return sources
+
+
+def _sources_without_placeholders(
+    table: Mapping[str, Any], folder: pathlib.Path
+) -> Sequence[Source]:
     fields = dict(table)
-    name = fields.pop("format", None)
-    _check_one_of("sources: format", name, ("folder", *_FORMATS))
-    codes = fields.get("language_codes", "standard")
-    _check_one_of("sources: language_codes", codes, languages.NAMES)
-    if name == "folder":
-        fields |= {"path": folder / fields["path"]} if "path" in fields else {}
-        return list(_call(tsv_folder.sources_in, "a folder", fields))
+    format_name = fields.pop("format", None)
+    _check_one_of("sources: format", format_name, ("folder", *_FORMATS))
+    language_codes = fields.get("language_codes", "standard")
+    _check_one_of("sources: language_codes", language_codes, languages.NAMES)
+
+    # A folder's files name their languages and splits.
+    if format_name == "folder":
+        if "path" in fields:
+            fields["path"] = folder / fields["path"]
+        return _call(tsv_folder.sources_in, "a folder", fields)
+
     _set_split(fields)
     if "languages" in fields:
-        fields["languages"] = tuple(languages.named(tag, codes) for tag in fields["languages"])
+        fields["languages"] = tuple(
+            languages.named(tag, language_codes) for tag in fields["languages"]
+        )
     if "language" in fields:
-        fields["language"] = languages.named(fields["language"], codes)
-        fields.pop("language_codes", None)
-        if fields["language"] not in fields.pop("languages", [fields["language"]]):
+        # One language: `languages` only says whether it is wanted, as beside a placeholder.
+        language = languages.named(fields["language"], language_codes)
+        wanted = fields.pop("languages", None)
+        if wanted is not None and language not in wanted:
             return []
-    if name in ("moses", "tfds"):
-        paths = {"source", "english", "data_dir"} & fields.keys()
-        return [_call(_FORMATS[name], name, fields | {key: folder / fields[key] for key in paths})]
-    pattern = pathlib.Path(glob.escape(str(folder)), str(fields.get("path", "")))
-    found = sorted(glob.glob(str(pattern), recursive=True))
-    files = [file for file in map(pathlib.Path, found) if file.is_file()]
+        fields["language"] = language
+        fields.pop("language_codes", None)
+
+    # These name their files one by one, or not at all.
+    source_type = _FORMATS[format_name]
+    if format_name in ("moses", "tfds"):
+        for name in ("source", "english", "data_dir"):
+            if name in fields:
+                fields[name] = folder / fields[name]
+        return [_call(source_type, format_name, fields)]
+
+    files = _matching_files(folder, fields.get("path", ""))
     if not files:
         raise ValueError(f"sources: no file in {folder} matches path {fields.get('path')!r}")
-    return [_call(_FORMATS[name], name, fields | {"path": file}) for file in files]
+    return [_call(source_type, format_name, fields | {"path": file}) for file in files]
+
+
+def _matching_files(folder: pathlib.Path, pattern: Any) -> list[pathlib.Path]:
+    """Returns the files in `folder` that match a pattern, sorted."""
+    whole_pattern = pathlib.Path(glob.escape(str(folder)), str(pattern))  # Or an absolute pattern.
+    paths = sorted(glob.glob(str(whole_pattern), recursive=True))
+    return [pathlib.Path(path) for path in paths if os.path.isfile(path)]
 
 
 def _set_split(fields: dict[str, Any]) -> None:
     """Checks a table's split, or replaces `text_split` by it."""
-    name = fields.pop("text_split", None)
-    if name is None:
+    text_split = fields.pop("text_split", None)
+    if text_split is None:
         _check_one_of("sources: split", fields.get("split", "train"), SPLITS)
-    elif name in SPLITS or not re.fullmatch("[a-z0-9_]+", name):
+        return
+
+    if text_split in SPLITS or not re.fullmatch("[a-z0-9_]+", text_split):
         expected = f"small letters, digits and _, and none of {', '.join(SPLITS)}"
-        raise ValueError(f"sources: text_split {name!r}: expected {expected}")
-    else:
-        fields["split"] = name
+        raise ValueError(f"sources: text_split {text_split!r}: expected {expected}")
+    fields["split"] = text_split
 
 
-def _call(function: Callable[..., _Made], owner: str, fields: Mapping[str, Any]) -> _Made:
+def _call(function: Callable[..., _Result], owner: str, fields: Mapping[str, Any]) -> _Result:
     """Calls a function with a table's fields. Raises ValueError if one is missing or unknown."""
-    known = inspect.signature(function).parameters
-    required = [name for name, one in known.items() if one.default is one.empty]
-    if unknown := ", ".join(sorted(fields.keys() - known)):
-        raise ValueError(f"{owner} has no setting {unknown}, only {', '.join(sorted(known))}")
-    if missing := [name for name in required if name not in fields]:
+    parameters = inspect.signature(function).parameters
+    unknown = sorted(fields.keys() - parameters)
+    if unknown:
+        known = ", ".join(sorted(parameters))
+        raise ValueError(f"{owner} has no setting {', '.join(unknown)}, only {known}")
+
+    missing = [
+        name
+        for name, parameter in parameters.items()
+        if parameter.default is parameter.empty and name not in fields
+    ]
+    if missing:
         raise ValueError(f"{owner} needs {', '.join(missing)}")
-    made = function(**fields)
-    if dataclasses.is_dataclass(made):
-        _check_types(made)
-    return made
+
+    result = function(**fields)
+    if dataclasses.is_dataclass(result):
+        _check_types(result)
+    return result
 
 
-def _check_types(made: Any) -> None:
+def _check_types(instance: Any) -> None:
     """Raises ValueError unless each field that has a plain type, or None, has a value of it."""
-    for field in dataclasses.fields(made):
-        value, kinds = getattr(made, field.name), typing.get_args(field.type) or (field.type,)
+    for field in dataclasses.fields(instance):
+        value = getattr(instance, field.name)
+        kinds = typing.get_args(field.type) or (field.type,)
         if float in kinds and type(value) is int:
             continue
-        if {*kinds} <= _PLAIN_TYPES and type(value) not in kinds:
+        if set(kinds) <= _PLAIN_TYPES and type(value) not in kinds:
             expected = " or ".join(kind.__name__ for kind in kinds if kind is not types.NoneType)
             raise ValueError(f"{field.name} {value!r}: expected a value of type {expected}")
+
+
+def _check_range(name: str, value: float, least: float, most: float) -> None:
+    if not least <= value <= most:
+        expected = f"at least {least}" if most == math.inf else f"{least} to {most}"
+        raise ValueError(f"{name} {value!r}: expected {expected}")
 
 
 def _check_one_of(name: str, value: Any, expected: Sequence[str]) -> None:

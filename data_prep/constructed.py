@@ -35,16 +35,19 @@ class Family:
 
     letters: str  # The script, in the order of the sounds.
     onsets: str  # The consonants that a syllable begins with.
-    codas: str  # Those that it ends with; half of the syllables or more have none.
+    codas: str  # Those that it ends with; many syllables have none.
     affixes: str  # In the order of _MARKERS.
     has_prefixes: bool = False  # Affixes, prepositions and the question word come first, not last.
 
     def root(self, rng: random.Random, is_short: bool) -> str:
         """Draws the root of a word."""
-        return "".join(
-            rng.choice(self.onsets) + rng.choice(_VOWELS) + rng.choice(["", "", *self.codas])
-            for _ in range(rng.choice((1, 2) if is_short else (2, 2, 3)))
-        )
+        num_syllables = rng.choice((1, 2)) if is_short else rng.choice((2, 2, 3))
+        root = ""
+        for _ in range(num_syllables):
+            root += rng.choice(self.onsets)
+            root += rng.choice(_VOWELS)
+            root += rng.choice(["", "", *self.codas])
+        return root
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +57,8 @@ class Language:
     code: str  # One of those that ISO 639-3 reserves for private use.
     family: Family
     num_pairs: int  # Of training text.
-    order: str  # Of Subject, Object, Verb, Manner, Place and Time.
-    noun_order: str  # Of Determiner, Adjectives, Noun and owner (Genitive).
+    order: str  # Of a clause: Subject, Object, Verb, Manner, Place and Time.
+    noun_order: str  # Of a noun phrase: Determiner, Adjectives, Noun and owner (Genitive).
     # The sound changes that every word went through, in order: "pattern>replacement". V is a vowel.
     changes: str
 
@@ -67,27 +70,50 @@ LANGUAGES = tuple(
     for fields in meanings.DATA["languages"]
 )
 
-_Forms = list[tuple[str, ...]]  # The markers of each form of a word.
+_Forms = list[tuple[str, ...]]  # The markers of each form of a word, in the order of its affixes.
+# A verb is negated or not, in the present (without a marker), past or future.
+_VERB_FORMS: _Forms = [
+    (),
+    ("past",),
+    ("future",),
+    ("not",),
+    ("not", "past"),
+    ("not", "future"),
+]
+# A noun is singular or plural, as a subject (without a marker), object or owner.
+_NOUN_FORMS: _Forms = [
+    (),
+    ("object",),
+    ("owner",),
+    ("plural",),
+    ("plural", "object"),
+    ("plural", "owner"),
+]
+_INVARIABLE: _Forms = [()]
 
 
-def _forms(kind: str) -> _Forms:
-    if kind.startswith("verb"):
-        return [n + tense for n in ((), ("not",)) for tense in ((), ("past",), ("future",))]
-    if kind in (*meanings.NOUN_KINDS, "pronoun", "name"):
-        return [n + case for n in ((), ("plural",)) for case in ((), ("object",), ("owner",))]
-    return [()]
+def _forms(word_class: str) -> _Forms:
+    """Returns the forms of the words of a class, as constructed.toml names it."""
+    if word_class.startswith("verb"):
+        return _VERB_FORMS
+    if word_class in (*meanings.NOUN_KINDS, "pronoun", "name"):
+        return _NOUN_FORMS
+    return _INVARIABLE
 
 
 class Speaker:
     """Expresses meanings in one language. Every word that it writes has one meaning."""
 
     def __init__(self, language: Language) -> None:
-        self.language, self._family = language, language.family
+        self.language = language
+        self._family = language.family
+
         changes = language.changes.replace("V", f"[{_VOWELS}]").split()
         self._changes = [change.split(">") for change in changes]
         self._letters = str.maketrans(_SOUNDS, self._family.letters)
         self._affixes = dict(zip(_MARKERS, self._family.affixes.split(), strict=True))
-        # Nothing stands for a part that is missing, or for "a".
+        # Each English word, with the markers of a form. A part that is missing, and "a", are not
+        # written.
         self._words: dict[tuple[str, ...], str] = {("",): "", ("a",): ""}
 
     def can_learn(self, root: str, forms: _Forms) -> bool:
@@ -111,7 +137,7 @@ class Speaker:
     def _clause(self, clause: Clause) -> list[str]:
         negation = ["not"] if clause.is_negated else []
         tense = [] if clause.tense == "present" else [clause.tense]
-        parts = {
+        constituents = {
             "S": self._noun(clause.subject),
             "V": [self._words[clause.verb, *negation, *tense]],
             "O": self._noun(clause.object, "object"),
@@ -119,24 +145,34 @@ class Speaker:
             "P": self._join(self._noun(clause.place), self._words[clause.preposition,]),
             "T": [self._words[clause.time,]],
         }
-        return [word for part in self.language.order for word in parts[part]]
+        words: list[str] = []
+        for letter in self.language.order:
+            words += constituents[letter]
+        return words
 
     def _noun(self, noun: Noun | None, *case: str) -> list[str]:
         if noun is None:
             return []
         number = ["plural"] if noun.is_plural else []
-        parts = {
+        constituents = {
             "D": [self._words[noun.determiner,]],
             "A": [self._words[adjective,] for adjective in noun.adjectives],
             "N": [self._words[noun.head, *number, *case]],
             "G": self._noun(noun.owner, "owner"),
         }
-        return [word for part in self.language.noun_order for word in parts[part]]
+        words: list[str] = []
+        for letter in self.language.noun_order:
+            words += constituents[letter]
+        return words
 
-    def _join(self, words: list[str], added: str) -> list[str]:
-        return [added, *words] if self._family.has_prefixes else [*words, added]
+    def _join(self, words: list[str], particle: str) -> list[str]:
+        """Returns words with a particle on the family's side: a preposition, or a postposition."""
+        if self._family.has_prefixes:
+            return [particle, *words]
+        return [*words, particle]
 
     def _inflect(self, root: str, markers: tuple[str, ...]) -> str:
+        """Returns a form of a word as it is written, after the language's sound changes."""
         affixes = "".join(self._affixes[marker] for marker in markers)
         sounds = affixes + root if self._family.has_prefixes else root + affixes
         for pattern, replacement in self._changes:
@@ -146,33 +182,48 @@ class Speaker:
 
 def speakers(seed: int) -> list[Speaker]:
     """Returns the speakers of all languages, from the largest language to the smallest."""
-    made = [Speaker(language) for language in LANGUAGES]
+    all_speakers = [Speaker(language) for language in LANGUAGES]
     for family in FAMILIES.values():
         rng = random.Random(f"{seed} {family.letters}")
-        relatives = [speaker for speaker in made if speaker.language.family == family]
-        for kind, words in meanings.WORDS.items():
-            forms = _forms(kind)
+        relatives = [speaker for speaker in all_speakers if speaker.language.family == family]
+        for word_class, words in meanings.WORDS.items():
             for word in words:
-                root = family.root(rng, is_short=len(forms) == 1)
-                while not all(speaker.can_learn(root, forms) for speaker in relatives):
-                    root = family.root(rng, is_short=len(forms) == 1)
-                for speaker in relatives:
-                    speaker.learn(word, root, forms)
-    return made
+                _teach(word, _forms(word_class), family, relatives, rng)
+    return all_speakers
+
+
+def _teach(
+    word: str, forms: _Forms, family: Family, relatives: list[Speaker], rng: random.Random
+) -> None:
+    """Gives the languages of a family the same root for a word."""
+    while True:
+        root = family.root(rng, is_short=forms == _INVARIABLE)
+        # Sound changes may make words alike in one language that differ in another.
+        if all(speaker.can_learn(root, forms) for speaker in relatives):
+            break
+    for speaker in relatives:
+        speaker.learn(word, root, forms)
 
 
 def write_corpus(out_dir: pathlib.Path, seed: int) -> None:
     """Writes `<split>/<language>-en.tsv.gz` for every split and language."""
-    drawn = meanings.draw(seed, _NUM_MEANINGS)
-    dev, test = drawn[:_NUM_HELD_OUT], drawn[_NUM_HELD_OUT : 2 * _NUM_HELD_OUT]
+    sentences = meanings.draw(seed, _NUM_MEANINGS)
+    dev = sentences[:_NUM_HELD_OUT]
+    test = sentences[_NUM_HELD_OUT : 2 * _NUM_HELD_OUT]
+    for_training = sentences[2 * _NUM_HELD_OUT :]
+
     for speaker in speakers(seed):
-        code, num_pairs = speaker.language.code, speaker.language.num_pairs
+        code = speaker.language.code
         rng = random.Random(f"{seed} train {code}")
-        train = rng.sample(drawn[2 * _NUM_HELD_OUT :], num_pairs)
-        for split, sentences in {"dev": dev, "test": test, "train": train}.items():
-            pairs = (tsv.Pair(speaker.sentence(one), meanings.english(one)) for one in sentences)
+        train = rng.sample(for_training, speaker.language.num_pairs)
+        for split, of_split in {"dev": dev, "test": test, "train": train}.items():
+            pairs = (_pair(sentence, speaker) for sentence in of_split)
             tsv.write(out_dir / split / f"{code}-en.tsv.gz", pairs)
-        logging.info("%s: %d training pairs", code, num_pairs)
+        logging.info("%s: %d training pairs", code, len(train))
+
+
+def _pair(sentence: Sentence, speaker: Speaker) -> tsv.Pair:
+    return tsv.Pair(speaker.sentence(sentence), meanings.english(sentence))
 
 
 def main() -> None:

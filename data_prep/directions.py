@@ -10,8 +10,12 @@ from data_prep.languages import ENGLISH
 from data_prep.tsv import Pair
 from lingvo_gshard.input import example_codec
 
-# For each setting, whether English is the source.
-SETTINGS = dict(many_to_english=[False], english_to_many=[True], many_to_many=[False, True])
+# For each setting, whether English is the source: of one direction, or of both.
+SETTINGS = {
+    "many_to_english": [False],
+    "english_to_many": [True],
+    "many_to_many": [False, True],
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,18 +28,28 @@ class Direction:
 
     @property
     def code(self) -> str:
-        """What the manifest lists it as: de if into English, en-de if from English."""
+        """The code in the manifest: de if into English, en-de if from English."""
         return f"{ENGLISH}-{self.language}" if self.from_english else self.language
 
     def turned(self, pair: Pair) -> tuple[str, str]:
         """Returns the source, with its token, and the target of a pair."""
-        sides = (pair.english, pair.source) if self.from_english else (pair.source, pair.english)
-        return f"{self.token} {sides[0]}" if self.token else sides[0], sides[1]
+        source = pair.source
+        target = pair.english
+        if self.from_english:
+            source, target = target, source
+        if self.token:
+            source = f"{self.token} {source}"
+        return source, target
 
 
 def of(language: str, setting: str) -> list[Direction]:
     """Returns a language's directions, given one of SETTINGS."""
-    kinds = SETTINGS[setting]
-    targets = [language if from_english else ENGLISH for from_english in kinds]
-    tokens = [example_codec.target_token(target) if any(kinds) else "" for target in targets]
-    return [Direction(language, *each) for each in zip(kinds, tokens, strict=True)]
+    # A model whose only target is English needs no token to know it.
+    needs_token = any(SETTINGS[setting])
+
+    directions: list[Direction] = []
+    for from_english in SETTINGS[setting]:
+        target = language if from_english else ENGLISH
+        token = example_codec.target_token(target) if needs_token else ""
+        directions.append(Direction(language, from_english, token))
+    return directions

@@ -1,7 +1,7 @@
 """What runs the tasks of a step: processes of this machine, or a cluster that Dask knows.
 
 An engine is a function that runs calls without arguments, in any order and perhaps more than once,
-and yields whenever one is done. What a call raises, it raises. Results are files (runs.py).
+and yields whenever one is done. It raises what a call raises. Results are files (runs.py).
 """
 
 import concurrent.futures
@@ -9,6 +9,7 @@ import contextlib
 import logging
 import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from lingvo_gshard import cli
 from lingvo_gshard.files import child_process
@@ -25,6 +26,7 @@ def pool(num_workers: int) -> Engine:
             for call in calls:
                 yield call()
             return
+
         # A process that has loaded TensorFlow cannot be forked.
         with concurrent.futures.ProcessPoolExecutor(
             min(num_workers, len(calls)),
@@ -36,9 +38,11 @@ def pool(num_workers: int) -> Engine:
                 for future in concurrent.futures.as_completed(futures):
                     yield future.result()
             except concurrent.futures.BrokenExecutor as error:
-                died = "a worker has died, perhaps for lack of memory: repeat with fewer --workers"
-                raise ValueError(died) from error
-            finally:  # If one fails, the others need not begin.
+                raise ValueError(
+                    "a worker has died, perhaps for lack of memory: repeat with fewer --workers"
+                ) from error
+            finally:
+                # If one fails, the others need not begin.
                 executor.shutdown(wait=False, cancel_futures=True)
 
     return run
@@ -54,14 +58,22 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
         distributed = cli.load("distributed")
     except ModuleNotFoundError as error:
         raise ValueError("--engine=dask needs Dask: pip install 'lingvo_gshard[dask]'") from error
-    for name in ("distributed", "distributed.client", "tornado"):  # Errors are raised, too.
+
+    # These log errors that are also raised.
+    for name in ("distributed", "distributed.client", "tornado"):
         logging.getLogger(name).setLevel(logging.CRITICAL)
-    workers = {"n_workers": num_workers, "threads_per_worker": 1, "dashboard_address": None}
+
+    local_workers: dict[str, Any] = {}
+    if not scheduler:
+        local_workers["n_workers"] = num_workers
+        local_workers["threads_per_worker"] = 1
+        local_workers["dashboard_address"] = None
     try:
-        client = distributed.Client(scheduler, **({} if scheduler else workers))
+        client = distributed.Client(scheduler, **local_workers)
     except (OSError, ValueError) as error:
         where = scheduler or "this machine"
         raise ValueError(f"no Dask scheduler answers at {where}: {error}") from error
+
     with client:
         address = client.scheduler.address
 
@@ -70,10 +82,10 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
             for future in distributed.as_completed(futures):
                 yield future.result()
 
-        scheduler_lost = concurrent.futures.CancelledError, distributed.comm.CommClosedError
+        # The caller's block runs at `yield`, so its exceptions arrive here.
         try:
             yield run
-        except scheduler_lost as error:
+        except (concurrent.futures.CancelledError, distributed.comm.CommClosedError) as error:
             problem = f"the Dask scheduler at {address} no longer answers"
             raise ValueError(f"{problem}; repeat the command with another") from error
         except distributed.KilledWorker as error:

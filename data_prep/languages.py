@@ -38,7 +38,9 @@ _GLOTTOCODE = re.compile(r"_(?=[a-z]{4}\d{4}$)")
 @functools.cache
 def is_valid(tag: str) -> bool:
     """Returns whether a tag is well-formed and all its parts are registered."""
-    return not tag.lower().startswith("x-") and langcodes.tag_is_valid(_GLOTTOCODE.sub("-x-", tag))
+    if tag.lower().startswith("x-"):  # A private tag, which names no language.
+        return False
+    return langcodes.tag_is_valid(_GLOTTOCODE.sub("-x-", tag))
 
 
 @functools.cache
@@ -51,7 +53,9 @@ def code(tag: str) -> str:
 
 def is_name(tag: str, codes: str) -> bool:
     """Returns whether a source may name a language so: see `named`."""
-    return is_valid(tag) if codes == "standard" else bool(re.fullmatch(r"[\w-]+", tag))
+    if codes == "standard":
+        return is_valid(tag)
+    return re.fullmatch(r"[\w-]+", tag) is not None
 
 
 def named(tag: str, codes: str) -> str:
@@ -59,9 +63,11 @@ def named(tag: str, codes: str) -> str:
 
     Raises ValueError as `code`, or if the name has other characters than letters, digits, - and _.
     """
-    if codes == "source" and not is_name(tag, codes):
+    if codes == "standard":
+        return code(tag)
+    if not is_name(tag, codes):
         raise ValueError(f"{tag!r} is not a language: expected letters, digits, - and _")
-    return code(tag) if codes == "standard" else tag
+    return tag
 
 
 def is_english(tag: str) -> bool:
@@ -104,10 +110,13 @@ def own_scripts(
 
     Those `configured` decide, then a script in the code, then `counts` of its text's characters.
     """
+    if configured.get(language):
+        return _single_scripts(configured[language])
+
     in_code = langcodes.Language.get(code(language)).script if is_valid(language) else None
-    named = configured.get(language) or ([in_code] if in_code else [])
-    if named:
-        return frozenset(one for script in named for one in _MIXED.get(script, (script,)))
+    if in_code:
+        return _single_scripts([in_code])
+
     total = sum(counts.values())
     own = {script for script, number in counts.items() if number >= _MIN_OWN_SHARE * total}
     for group in _MIXED.values():
@@ -117,10 +126,21 @@ def own_scripts(
     return frozenset(own)
 
 
+def _single_scripts(codes: Iterable[str]) -> frozenset[str]:
+    """Returns the scripts that ISO 15924 codes stand for: one each, but for those of _MIXED."""
+    single: set[str] = set()
+    for script in codes:
+        single.update(_MIXED.get(script, (script,)))
+    return frozenset(single)
+
+
 def is_mostly_foreign(text: str, own: frozenset[str]) -> bool:
-    """Returns whether most letters of a text are of other scripts than `own`, if there are any."""
+    """Returns whether most letters of a text are not of its `own` scripts, if these are known."""
+    if not own:
+        return False
     counts = count_scripts(text)
-    return bool(own) and counts.total() > 2 * sum(counts[script] for script in own)
+    num_own = sum(counts[script] for script in own)
+    return counts.total() > 2 * num_own
 
 
 def is_surely_another(text: str, language: str) -> bool:
@@ -128,8 +148,8 @@ def is_surely_another(text: str, language: str) -> bool:
     is_known = is_valid(language) and primary(language) in _identifier().labels
     if len(text) < _MIN_IDENTIFIED_CHARS or not is_known:
         return False
-    found, probability = _identifier().classify(text)
-    return found != primary(language) and probability >= _MIN_IDENTIFIED_PROBABILITY
+    identified, probability = _identifier().classify(text)
+    return identified != primary(language) and probability >= _MIN_IDENTIFIED_PROBABILITY
 
 
 @functools.cache

@@ -8,7 +8,9 @@ from collections.abc import Iterable
 
 from data_prep import cleaning
 
-_MIN_WORDS, _MAX_WORDS = 4, 16
+# Of the English sentence.
+_MIN_WORDS = 4
+_MAX_WORDS = 16
 DATA = tomllib.loads(pathlib.Path(__file__).with_name("constructed.toml").read_text("utf-8"))
 WORDS = {kind: words.split() for kind, words in DATA["words"].items()}
 NOUN_KINDS = ("being", "food", "thing", "place")
@@ -61,21 +63,30 @@ def _sentence(rng: random.Random) -> Sentence:
     kind = rng.random()
     if kind < 0.72:
         return Sentence(_clause(rng), is_question=kind < 0.12)
+
+    # "She believes that ...".
     if kind < 0.84:
-        report = Clause(_noun(rng, "being"), rng.choice(WORDS["verb that"]), rng.choice(_TENSES))
+        report = Clause(
+            subject=_noun(rng, "being"),
+            verb=rng.choice(WORDS["verb that"]),
+            tense=rng.choice(_TENSES),
+        )
         return Sentence(report, "that", _clause(rng))
+
     return Sentence(_clause(rng), rng.choice(WORDS["link"]), _clause(rng))
 
 
 def _clause(rng: random.Random) -> Clause:
-    kind = rng.choices(("", *NOUN_KINDS), (7, 4, 3, 3, 3))[0]
-    tense, has_place = rng.choice(_TENSES), rng.random() < 0.35
+    """Draws a clause. A different order of the draws would give other corpora."""
+    object_kind = rng.choices(("", *NOUN_KINDS), (7, 4, 3, 3, 3))[0]
+    tense = rng.choice(_TENSES)
+    has_place = rng.random() < 0.35
     return Clause(
         subject=_noun(rng, "being"),
-        verb=rng.choice(WORDS[f"verb {kind}"]),
+        verb=rng.choice(WORDS[f"verb {object_kind}"]),
         tense=tense,
         is_negated=rng.random() < 0.15,
-        object=_noun(rng, kind) if kind else None,
+        object=_noun(rng, object_kind) if object_kind else None,
         manner=rng.choice(WORDS["manner"]) if rng.random() < 0.2 else "",
         preposition=rng.choice(WORDS["preposition"]) if has_place else "",
         place=_noun(rng, "place") if has_place else None,
@@ -84,17 +95,23 @@ def _clause(rng: random.Random) -> Clause:
 
 
 def _noun(rng: random.Random, kind: str) -> Noun:
+    """Draws a noun phrase of one of NOUN_KINDS."""
     if kind == "being" and rng.random() < 0.2:
-        return Noun(rng.choice(WORDS["pronoun" if rng.random() < 0.6 else "name"]))
+        word_class = "pronoun" if rng.random() < 0.6 else "name"
+        return Noun(rng.choice(WORDS[word_class]))
+
     is_plural = rng.random() < 0.3
-    count = rng.choices((0, 1, 2), (55, 37, 8))[0]
-    adjectives = tuple(rng.sample(WORDS["adjective"], count))
+    num_adjectives = rng.choices((0, 1, 2), (55, 37, 8))[0]
+    adjectives = tuple(rng.sample(WORDS["adjective"], num_adjectives))
     owner = _noun(rng, "being") if rng.random() < 0.12 else None
+    # A pronoun is no owner: there are possessives.
     if owner and owner.head not in WORDS["pronoun"]:
         return Noun(rng.choice(WORDS[kind]), "", is_plural, adjectives, owner)
+
     counts = WORDS["count"] if is_plural else ["every"]
-    determiners = (["the"], ["a"], ["this"], WORDS["possessive"], counts)
-    determiner = rng.choice(rng.choices(determiners, (50, 22, 10, 10, 8))[0])
+    determiner_classes = (["the"], ["a"], ["this"], WORDS["possessive"], counts)
+    determiners = rng.choices(determiner_classes, (50, 22, 10, 10, 8))[0]
+    determiner = rng.choice(determiners)
     return Noun(rng.choice(WORDS[kind]), determiner, is_plural, adjectives)
 
 
@@ -113,8 +130,12 @@ def finish(words: Iterable[str], is_question: bool) -> str:
 
 
 def _english_clause(clause: Clause, is_question: bool = False) -> list[str]:
-    subject, (finite, *others) = _english_noun(clause.subject), _english_verb(clause, is_question)
-    words = [finite, *subject, *others] if is_question else [*subject, finite, *others]
+    subject = _english_noun(clause.subject)
+    finite, *others = _english_verb(clause, is_question)
+    words = [*subject, finite, *others]
+    if is_question:
+        words = [finite, *subject, *others]
+
     if clause.object:
         words += [_OBJECT_FORMS.get(word, word) for word in _english_noun(clause.object)]
     place = _english_noun(clause.place) if clause.place else []
@@ -124,27 +145,41 @@ def _english_clause(clause: Clause, is_question: bool = False) -> list[str]:
 def _english_verb(clause: Clause, is_question: bool) -> list[str]:
     """Returns the finite verb or auxiliary, then "not", then the rest."""
     negation = ["not"] if clause.is_negated else []
-    has_s = not clause.subject.is_plural and clause.subject.head not in ("I", "you", "we", "they")
+    subject = clause.subject
+    is_third_singular = not subject.is_plural and subject.head not in ("I", "you", "we", "they")
     if clause.tense == "future":
         return ["will", *negation, clause.verb]
+
+    # Negations and questions need an auxiliary.
     if negation or is_question:
-        auxiliary = "did" if clause.tense == "past" else "does" if has_s else "do"
+        if clause.tense == "past":
+            auxiliary = "did"
+        elif is_third_singular:
+            auxiliary = "does"
+        else:
+            auxiliary = "do"
         return [auxiliary, *negation, clause.verb]
+
     if clause.tense == "past":
         return [clause.verb.removesuffix("e") + "ed"]
-    return [_add_s(clause.verb) if has_s else clause.verb]
+    return [_add_s(clause.verb) if is_third_singular else clause.verb]
 
 
 def _english_noun(noun: Noun) -> list[str]:
-    words = [*noun.adjectives, _add_s(noun.head) if noun.is_plural else noun.head]
+    """Returns a noun phrase, whose first word may be empty."""
+    head = _add_s(noun.head) if noun.is_plural else noun.head
+    words = [*noun.adjectives, head]
+
     if noun.owner:
         *others, last = _english_noun(noun.owner)
-        return [*others, last + ("'" if noun.owner.is_plural else "'s"), *words]
+        suffix = "'" if noun.owner.is_plural else "'s"
+        return [*others, last + suffix, *words]
+
     determiner = noun.determiner
-    if determiner == "a":
-        determiner = "" if noun.is_plural else "an" if words[0][0] in "aeiou" else "a"
-    elif determiner == "this" and noun.is_plural:
-        determiner = "these"
+    if noun.is_plural:
+        determiner = {"a": "", "this": "these"}.get(determiner, determiner)
+    elif determiner == "a" and words[0][0] in "aeiou":
+        determiner = "an"
     return [determiner, *words]
 
 

@@ -1,4 +1,4 @@
-"""Sources of text in many languages, of which each is paired with English: TMX, and TFDS."""
+"""Sources of text in many languages, each of which is paired with English: TMX, and TFDS."""
 
 import dataclasses
 import pathlib
@@ -13,7 +13,7 @@ from data_prep.tsv import Pair
 from lingvo_gshard import cli
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
-# TMX's inline elements with another format's codes and not text.
+# TMX's inline elements that hold codes of another format instead of text.
 _TMX_CODES = ("{*}bpt", "{*}ept", "{*}it", "{*}ph", "{*}ut")
 
 
@@ -33,19 +33,26 @@ class TmxFile(Source):
                     file, tag="{*}tu", resolve_entities=False, no_network=True, load_dtd=False
                 )
                 for _, unit in units:
-                    etree.strip_elements(unit, *_TMX_CODES, with_tail=False)
-                    texts = [
-                        (tag, "".join(segment.itertext()))
-                        for variant in unit.iterchildren("{*}tuv")
-                        if (tag := variant.get(_XML_LANG) or variant.get("lang"))
-                        and (segment := variant.find("{*}seg")) is not None
-                    ]
-                    yield from _rows_of(texts, self)
-                    unit.clear()  # Frees the memory of what was read.
-                    while (before := unit.getprevious()) is not None:
-                        unit.getparent().remove(before)
+                    yield from _rows_of(_texts_of_unit(unit), self)
+
+                    # Free the memory of what was read: lxml keeps the tree otherwise.
+                    unit.clear()
+                    while (read_before := unit.getprevious()) is not None:
+                        unit.getparent().remove(read_before)
         except etree.XMLSyntaxError as error:
             raise ValueError(f"{self.path} is not TMX: {error}") from error
+
+
+def _texts_of_unit(unit: Any) -> list[tuple[str, str]]:
+    """Returns the (language, text) pairs of a translation unit, an element of lxml."""
+    etree.strip_elements(unit, *_TMX_CODES, with_tail=False)
+    texts = []
+    for variant in unit.iterchildren("{*}tuv"):
+        tag = variant.get(_XML_LANG) or variant.get("lang")
+        segment = variant.find("{*}seg")
+        if tag and segment is not None:
+            texts.append((tag, "".join(segment.itertext())))
+    return texts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,12 +81,15 @@ class TfdsSplit(Source):
 
     def _texts(self, example: dict[str, Any]) -> list[tuple[str, str]]:
         """Returns the (language, text) pairs of an example."""
-        found = example.get("translations", example)
-        if {"language", "translation"} <= set(found):  # Two lists, as in ted_multi_translate.
-            both = zip(found["language"], found["translation"], strict=True)
+        features = example.get("translations", example)
+
+        # Two lists, as in ted_multi_translate.
+        if {"language", "translation"} <= set(features):
+            both = zip(features["language"], features["translation"], strict=True)
             return [(tag.decode(), text.decode()) for tag, text in both]
+
         # A text for each language, as in wmt*, opus, para_crawl and flores.
-        texts = [(tag, text.decode()) for tag, text in found.items() if isinstance(text, bytes)]
+        texts = [(tag, text.decode()) for tag, text in features.items() if isinstance(text, bytes)]
         if len(texts) < 2:
             raise ValueError(f"{self} has features {sorted(example)}: expected several languages")
         return texts
@@ -88,17 +98,33 @@ class TfdsSplit(Source):
 def _rows_of(texts: list[tuple[str, str]], source: "TmxFile | TfdsSplit") -> Iterator[Row]:
     """Yields the pairs of the wanted languages' texts with the first English one.
 
-    A wanted code takes its own tag and, if no closer code is wanted, those of its regions: pt takes
-    pt-BR. If a source wants no code, every language but English counts, without its region. A
-    source's own name takes that name alone.
+    Tags that are no names of languages are left out; see `_wanted_code` for the others.
     """
-    wanted, names = source.languages, source.language_codes
-    valid = [(tag, text) for tag, text in texts if languages.is_name(tag, names)]
+    valid = [(tag, text) for tag, text in texts if languages.is_name(tag, source.language_codes)]
     english = [text for tag, text in valid if languages.is_english(tag)]
+    if not english:
+        return
+
     for tag, text in valid:
-        codes = [languages.named(tag, names)]
-        if names == "standard":
-            codes += [languages.primary(tag)]
-        found = codes[-1:] if wanted is None else [code for code in codes if code in wanted]
-        if english and found and not languages.is_english(tag):
-            yield Row(found[0], Pair.of(text, english[0]))
+        code = _wanted_code(tag, source)
+        if code is not None and not languages.is_english(tag):
+            yield Row(code, Pair.of(text, english[0]))
+
+
+def _wanted_code(tag: str, source: "TmxFile | TfdsSplit") -> str | None:
+    """Returns the code of the wanted language that a tag counts for, None if it is not wanted.
+
+    A wanted code takes its own tag and, if no closer code is wanted, those of its regions: pt takes
+    pt-BR. If a source names no languages, all are wanted, without their regions. A source's own
+    name takes that name alone.
+    """
+    codes = [languages.named(tag, source.language_codes)]
+    if source.language_codes == "standard":
+        codes.append(languages.primary(tag))
+
+    if source.languages is None:
+        return codes[-1]
+    for code in codes:
+        if code in source.languages:
+            return code
+    return None

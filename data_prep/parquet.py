@@ -17,7 +17,7 @@ from data_prep.tsv import Pair
 class ParquetFile(sources.File):
     """Named columns; dots lead into structs.
 
-    Rows without a score of at least `min_score` are dropped, if a column has one.
+    If there is a column of scores, rows with less than `min_score`, or without one, are dropped.
     """
 
     source_column: str
@@ -29,20 +29,27 @@ class ParquetFile(sources.File):
     def spans(self) -> list[range]:
         """Returns ranges of row groups, each of about as many bytes as a span of plain text."""
         with self._opened() as file:
-            sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.num_row_groups)]
-        groups = tsv.grouped(range(len(sizes)), sizes, tsv.BYTES_PER_SPAN)
-        return [range(each[0], each[-1] + 1) for each in groups] or [tsv.WHOLE]
+            row_groups = range(file.num_row_groups)
+            sizes = [file.metadata.row_group(i).total_byte_size for i in row_groups]
+
+        spans = []
+        for indices in tsv.grouped(row_groups, sizes, tsv.BYTES_PER_SPAN):
+            spans.append(range(indices[0], indices[-1] + 1))
+        return spans or [tsv.WHOLE]
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
-        names = self.source_column, self.english_column, self.score_column
-        wanted = [name for name in names if name is not None]
+        columns = [self.source_column, self.english_column]
+        if self.score_column is not None:
+            columns.append(self.score_column)
+
         with self._opened() as file:
-            there = {file.schema.column(i).path for i in range(len(file.schema))}
-            if missing := ", ".join(name for name in wanted if name not in there):
-                columns = ", ".join(sorted(there))
-                raise ValueError(f"{self.path} has no column {missing}, only {columns}")
-            groups = range(span.start, min(span.stop, file.num_row_groups))
-            for batch in file.iter_batches(row_groups=groups, columns=wanted):
+            known = sorted({file.schema.column(i).path for i in range(len(file.schema))})
+            missing = ", ".join(name for name in columns if name not in known)
+            if missing:
+                raise ValueError(f"{self.path} has no column {missing}, only {', '.join(known)}")
+
+            row_groups = range(span.start, min(span.stop, file.num_row_groups))
+            for batch in file.iter_batches(row_groups=row_groups, columns=columns):
                 for record in batch.to_pylist():
                     yield Row(self.language, tsv.parsed(record, self._pair))
 
@@ -62,5 +69,6 @@ class ParquetFile(sources.File):
             score = sources.value_at(record, self.score_column)
             if score is None or not float(score) >= self.min_score:  # NaN is no score.
                 return None
-        sides = (self.source_column, self.english_column)
-        return Pair.of(*(sources.text_at(record, side) for side in sides))
+        source = sources.text_at(record, self.source_column)
+        english = sources.text_at(record, self.english_column)
+        return Pair.of(source, english)

@@ -10,7 +10,14 @@ from typing import Any
 
 from data_prep import languages
 
-_MATCHES = {"language": r"[\w-]+", "pair": r"\w+-\w+", "side": r"\w+", "split": "train|dev|test"}
+_PLACEHOLDER = re.compile(r"\{\w+\}")
+# What each placeholder may stand for.
+_EXPRESSIONS = {
+    "language": r"[\w-]+",
+    "pair": r"\w+-\w+",
+    "side": r"\w+",
+    "split": "train|dev|test",
+}
 
 
 def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any]]:
@@ -18,46 +25,76 @@ def expand(table: Mapping[str, Any], folder: pathlib.Path) -> list[dict[str, Any
 
     Raises ValueError if there is none, or a pair is not one with English.
     """
-    found: dict[tuple[str, ...], dict[str, Any]] = {}
     field = "path" if "{" in str(table.get("path")) else "source"
-    pattern, english = str(table[field]), languages.ENGLISH
+    pattern = str(table[field])
+    others = {name: value for name, value in table.items() if name != field}
+
+    # The two files of a pair match with different sides, and make one table.
+    expanded: dict[tuple[str, ...], dict[str, Any]] = {}
     for path, values in _matches(pattern, folder):
         side = values.pop("side", None)
+        english_tag = languages.ENGLISH
         if "pair" in values:
-            sides = sorted(values["pair"].split("-"), key=languages.is_english)
-            if list(map(languages.is_english, sides)) != [False, True]:
-                raise ValueError(f"{path}: expected a pair with English, got {values['pair']}")
-            values["language"], english = sides
+            values["language"], english_tag = _language_and_english(path, values["pair"])
         if languages.is_english(values.get("language", "")):
-            continue
-        filled = {name: _filled(value, values) for name, value in table.items() if name != field}
-        made = filled | {name: values[name] for name in ("language", "split") if name in values}
+            continue  # English is never the source.
+
+        filled_in = {name: _filled(value, values) for name, value in others.items()}
+        for name in ("language", "split"):
+            if name in values:
+                filled_in[name] = values[name]
+
         if side is None:
-            found[path,] = made | {field: glob.escape(path) if field == "path" else path}
-            continue
-        for name, tag in {"source": made.get("language", side), "english": english}.items():
-            made[name] = _filled(pattern, values | {"side": tag})
-        found[tuple(values.values())] = made
-    if not found:
+            filled_in[field] = glob.escape(path) if field == "path" else path
+            expanded[path,] = filled_in
+        else:
+            source_tag = filled_in.get("language", side)
+            filled_in["source"] = _filled(pattern, values | {"side": source_tag})
+            filled_in["english"] = _filled(pattern, values | {"side": english_tag})
+            expanded[tuple(values.values())] = filled_in
+
+    if not expanded:
         raise ValueError(f"sources: no file in {folder} matches path {pattern!r}")
-    return list(found.values())
+    return list(expanded.values())
+
+
+def _language_and_english(path: str, pair: str) -> tuple[str, str]:
+    """Returns a pair's two tags, English last. Raises ValueError unless one of them is English."""
+    first, second = pair.split("-")
+    if languages.is_english(first) == languages.is_english(second):
+        raise ValueError(f"{path}: expected a pair with English, got {pair}")
+    return (second, first) if languages.is_english(first) else (first, second)
 
 
 def _filled(value: Any, values: Mapping[str, str]) -> Any:
-    for name, text in values.items() if isinstance(value, str) else ():
+    """Returns a field's value with its placeholders replaced, if it is text."""
+    if not isinstance(value, str):
+        return value
+    for name, text in values.items():
         value = value.replace(f"{{{name}}}", text)
     return value
 
 
 def _matches(pattern: str, folder: pathlib.Path) -> Iterator[tuple[str, dict[str, str]]]:
     """Yields the files that match a pattern, and what each placeholder stands for."""
-    expression = re.escape(pattern).replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
-    for part in dict.fromkeys(re.findall(r"\{\w+\}", pattern)):
-        name, escaped = part[1:-1], re.escape(part)
-        if name not in _MATCHES:
-            raise ValueError(f"path {pattern!r}: {part} is none of {', '.join(sorted(_MATCHES))}")
-        expression = expression.replace(escaped, f"(?P<{name}>{_MATCHES[name]})", 1)
-        expression = expression.replace(escaped, f"(?P={name})")
-    for path in sorted(glob.glob(re.sub(r"\{\w+\}", "*", pattern), root_dir=folder)):
+    expression = _expression(pattern)
+    wildcards = _PLACEHOLDER.sub("*", pattern)
+    for path in sorted(glob.glob(wildcards, root_dir=folder)):
         if match := re.fullmatch(expression, path):
             yield path, match.groupdict()
+
+
+def _expression(pattern: str) -> str:
+    """Returns a regular expression with a group for each placeholder of a pattern."""
+    expression = re.escape(pattern).replace(r"\*", "[^/]*").replace(r"\?", "[^/]")
+    for placeholder in dict.fromkeys(_PLACEHOLDER.findall(pattern)):
+        name = placeholder[1:-1]
+        if name not in _EXPRESSIONS:
+            known = ", ".join(sorted(_EXPRESSIONS))
+            raise ValueError(f"path {pattern!r}: {placeholder} is none of {known}")
+
+        # The first one is a group; those that follow must stand for the same text.
+        escaped = re.escape(placeholder)
+        expression = expression.replace(escaped, f"(?P<{name}>{_EXPRESSIONS[name]})", 1)
+        expression = expression.replace(escaped, f"(?P={name})")
+    return expression

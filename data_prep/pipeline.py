@@ -7,243 +7,410 @@
     records  tokenizes each shard
     report   writes tables, a picture and, last, the manifest
 
-Each step is a number of tasks that run in parallel. Their results are files in OUT/.unfinished: a
-killed run continues where it stopped and ends with the same bytes (runs.py). In memory are one
-chunk, or the digests of one group of chunks (selection.py), for each process, those of dev and
-test, and the text that the vocabularies learn from.
+Each step is a function of the results of the steps before, and divides its work into tasks that run
+in parallel. Their results are files in OUT/.unfinished: a killed run continues where it stopped and
+ends with the same bytes (runs.py). In memory are one chunk, or the digests of one group of chunks
+(deduplication.py), for each process, those of dev and test, and the text that the vocabularies
+learn from.
 """
 
 import collections
 import dataclasses
 import enum
-import itertools
+import math
 import pathlib
 import shutil
-from collections.abc import Iterable, Iterator, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from absl import logging
 
-from data_prep import chunks, directions, encoding, report, runs, selection, shards, vocabulary
-from data_prep.chunks import Chunk, Cleaned, Dropped
+from data_prep import (
+    deduplication,
+    directions,
+    encoding,
+    report,
+    runs,
+    shards,
+    source_cleaning,
+    vocabulary,
+)
+from data_prep.cleaning import Dropped
 from data_prep.config import BuildConfig
+from data_prep.deduplication import Runner, Selected
 from data_prep.directions import Direction
+from data_prep.encoding import Encoded
 from data_prep.engines import Engine
+from data_prep.source_cleaning import Cleaned
 from data_prep.sources import Source
+from data_prep.text_chunks import Chunk
+from data_prep.vocabulary import Side
 from lingvo_gshard.files import digests, storage
 from lingvo_gshard.input import manifest
 
-# In order; see above.
-Step = enum.StrEnum("Step", ["SURVEY", "CLEAN", "SELECT", "VOCAB", "RECORDS", "REPORT"])
+
+class Step(enum.StrEnum):
+    """The steps, in order; see above."""
+
+    SURVEY = enum.auto()
+    CLEAN = enum.auto()
+    SELECT = enum.auto()
+    VOCAB = enum.auto()
+    RECORDS = enum.auto()
+    REPORT = enum.auto()
+
+
 _UNFINISHED = ".unfinished"
-_MADE = ("records", "report", "text", "vocab", manifest.FILE_NAME, _UNFINISHED)
-_Key = tuple[str, str]  # A split, and a language or direction.
+# What a build makes in its folder, besides the plan.
+_OUTPUTS = ("records", "report", "text", "vocab", manifest.FILE_NAME, _UNFINISHED)
+_SplitKey = tuple[str, str]  # A split, and a language or the code of a direction.
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What all steps of a build share: its sources and settings, its folders, and its runner."""
+
+    sources: Sequence[Source]
+    out_dir: pathlib.Path
+    work_dir: pathlib.Path  # Deleted at the end.
+    config: BuildConfig
+    run: Runner
+
+    def directions_of(self, language: str, corpus: "Corpus") -> list[Direction]:
+        """Returns a language's directions. Only languages with training text are targets."""
+        of_language = directions.of(language, self.config.directions)
+        if ("train", language) in corpus.chunks:
+            return of_language
+        return [direction for direction in of_language if not direction.from_english]
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """The cleaned text: its chunks, and what was dropped and repaired on the way."""
+
+    # By split and language, in the order of the sources.
+    chunks: dict[_SplitKey, list[Chunk]]
+    dropped: Dropped
+    repaired: collections.Counter[str]  # By language.
+
+    @property
+    def train(self) -> dict[str, list[Chunk]]:
+        """The chunks of each language's training text."""
+        return {
+            language: chunks
+            for (split, language), chunks in self.chunks.items()
+            if split == "train"
+        }
+
+    @property
+    def held_out(self) -> list[Chunk]:
+        """The chunks of every other split."""
+        held_out: list[Chunk] = []
+        for (split, _), chunks in self.chunks.items():
+            if split != "train":
+                held_out += chunks
+        return held_out
 
 
 def run_through(
     last: Step,
-    found: Sequence[Source],
+    sources: Sequence[Source],
     out_dir: pathlib.Path,
     config: BuildConfig,
     engine: Engine,
 ) -> None:
     """Runs the steps up to `last` that are not done yet; the manifest is written last of all.
 
-    ValueError for unreadable text, no pair left, another plan's folder, or files that are gone.
+    Raises ValueError if text cannot be read, if no pair is left, if the folder was begun with
+    another plan, or if files of a finished folder are gone.
     """
-    runs.claim(out_dir, runs.plan(found, config), _MADE)
+    runs.claim(out_dir, runs.plan(sources, config), _OUTPUTS)
     storage.publish(out_dir)  # Fails before the work is done, not after it.
-    # Results name its files, and a run in another working directory may continue.
+
+    # Results name files in it, and a run in another working directory may continue.
     work_dir = (out_dir / _UNFINISHED).absolute()
     if (out_dir / manifest.FILE_NAME).exists():
         digests.verify(out_dir, manifest.load(out_dir).files(), contents=False)
         logging.info("%s: is prepared already", out_dir)
         shutil.rmtree(work_dir, ignore_errors=True)
         return
+
     if work_dir.exists():
         logging.info("%s: continuing where an earlier run stopped", out_dir)
     run = partial(runs.run_tasks, work_dir / "results", engine)
-    steps = _Steps(found, out_dir, work_dir, config, run)
-    for step in Step:
-        getattr(steps, step)  # Runs it, as each step is a cached property.
-        if step is last:
-            return
+    _build(Job(sources, out_dir, work_dir, config, run), last)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Steps:
-    """The results of the steps, and what lies between. Each is computed when it is first needed."""
+def _build(job: Job, last: Step) -> None:
+    """Runs the steps up to `last`. Tasks that an earlier run has done are not repeated."""
+    scripts = survey(job)
+    if last is Step.SURVEY:
+        return
 
-    sources: Sequence[Source]
-    out_dir: pathlib.Path
-    work_dir: pathlib.Path
-    config: BuildConfig
-    run: selection.Runner
+    corpus = clean(job, scripts)
+    if last is Step.CLEAN:
+        return
 
-    @cached_property
-    def survey(self) -> dict[str, frozenset[str]]:
-        """The scripts of each language."""
-        calls = {source: partial(chunks.survey, source) for source in self.sources}
-        return chunks.scripts(self.run("survey", calls).values(), self.config.scripts)
+    selected = select(job, corpus)
+    if last is Step.SELECT:
+        return
 
-    @cached_property
-    def clean(self) -> list[Cleaned]:
-        """What each source became."""
-        folder = self.work_dir / "text"
-        calls = {
-            (source, span): partial(chunks.clean, source, span, folder, self.survey, self.config)
-            for source in self.sources
-            for span in source.spans()
-        }
-        parts: dict[Source, list[Cleaned]] = collections.defaultdict(list)
-        for (source, _), cleaned in self.run("clean", calls).items():
-            parts[source].append(cleaned)
-        max_share = self.config.max_malformed_share
-        return [chunks.join(source, part, max_share) for source, part in parts.items()]
+    vocabularies = train_vocabularies(job, corpus, selected)
+    if last is Step.VOCAB:
+        return
 
-    @cached_property
-    def chunks(self) -> dict[_Key, list[Chunk]]:
-        """The chunks in the order of the sources."""
-        found: dict[_Key, list[Chunk]] = collections.defaultdict(list)
-        ends: collections.Counter[_Key] = collections.Counter()
-        for one in self.clean:
-            for key, end in ends.items():  # A source begins a block of its own.
-                ends[key] = end + -end % self.config.pairs_per_chunk
-            for chunk in one.chunks:
-                key = chunk.split, chunk.language
-                found[key].append(dataclasses.replace(chunk, start=ends[key]))
-                ends[key] += chunk.num_pairs
-        return dict(sorted(found.items()))
+    records = write_records(job, corpus, selected, vocabularies)
+    if last is Step.RECORDS:
+        return
 
-    @cached_property
-    def train(self) -> dict[str, list[Chunk]]:
-        """The chunks of each language's training text."""
-        return {code: members for (split, code), members in self.chunks.items() if split == "train"}
-
-    @cached_property
-    def select(self) -> dict[str, selection.Selected]:
-        every_chunk = itertools.chain.from_iterable(self.chunks.values())
-        held_out = [chunk for chunk in every_chunk if chunk.split != "train"]
-        folder, size = self.work_dir / "select", self.config.pairs_per_chunk
-        found = selection.select(self.train, held_out, folder, size, self.run)
-        if not any(one.block_sizes.total() for one in found.values()):
-            raise _nothing_left([*self.clean, *found.values()])
-        return found
-
-    @cached_property
-    def drawn(self) -> list[tuple[str, pathlib.Path]]:
-        """The files of the text that the vocabularies learn from, each with its language."""
-        config = self.config
-        counts = [one.block_sizes.total() for one in self.select.values()]
-        quotas = vocabulary.quotas(counts, config.max_vocab_sentences, config.vocab_temperature)
-        folder = self.work_dir / "drawn"
-        folder.mkdir(exist_ok=True)
-        calls = {}
-        for (code, members), count, quota in zip(self.train.items(), counts, quotas, strict=True):
-            for i, group in enumerate(selection.groups(members)):
-                path = folder / f"{code}-{i:05d}.tsv"
-                calls[code, path] = partial(vocabulary.draw, group, count, quota, config.seed, path)
-        self.run("draw", calls)
-        return list(calls)
-
-    @cached_property
-    def vocab(self) -> dict[vocabulary.Side, manifest.Vocabulary]:
-        train = partial(vocabulary.train_drawn, self.drawn, self.config, self.out_dir)
-        return self.run("vocab", {side: partial(train, side) for side in vocabulary.Side})
-
-    @cached_property
-    def records(self) -> dict[_Key, encoding.Encoded]:
-        """What was made of all shards together."""
-        models = tuple(self.out_dir / vocab.file.path for vocab in self.vocab.values())
-        calls = {}
-        per_block, per_shard = self.config.pairs_per_chunk, self.config.pairs_per_shard
-        for split, direction, members in self._turned():
-            if split not in manifest.SPLITS:
-                continue
-            if split == "train":
-                sizes = self.select[direction.language].block_sizes
-            else:
-                sizes = shards.block_sizes(members, per_block)
-            divided = shards.divide(members, sizes, per_block, per_shard)
-            for i, shard in enumerate(divided):
-                name = f"records/{split}/{direction.code}-{i:05d}-of-{len(divided):05d}"
-                files = self.out_dir, name, models
-                call = partial(encoding.encode, shard, direction, *files, self.config.max_pieces)
-                calls[split, direction.code, i] = call
-        found: dict[_Key, encoding.Encoded] = collections.defaultdict(encoding.Encoded)
-        for (split, code, _), encoded in self.run("records", calls).items():
-            found[split, code] += encoded
-        if not any(made.source.lengths for (split, _), made in found.items() if split == "train"):
-            raise _nothing_left(found.values())
-        return found
-
-    @cached_property
-    def texts(self) -> dict[_Key, digests.File]:
-        """The raw text of every split but train."""
-        write = partial(encoding.write_text, data_dir=self.out_dir)
-        calls = {
-            (split, direction.code): partial(write, members, split, direction)
-            for split, direction, members in self._turned()
-            if split != "train"
-        }
-        return self.run("text", calls)
-
-    def _turned(self) -> Iterator[tuple[str, Direction, list[Chunk]]]:
-        """Yields each split of each language in each of its directions, and the chunks."""
-        for (split, code), members in self.chunks.items():
-            for direction in self._directions(code):
-                yield split, direction, members
-
-    def _directions(self, code: str) -> list[Direction]:
-        """A language's directions. Only languages with training text are targets."""
-        found = directions.of(code, self.config.directions)
-        return [one for one in found if code in self.train or not one.from_english]
-
-    @cached_property
-    def report(self) -> None:
-        """Writes the report and, when everything else is complete, the manifest."""
-        dropped = _dropped([*self.clean, *self.select.values()])
-        codes = {*self.survey, *(code for _, code in self.chunks), *(code for code, _ in dropped)}
-        described = tuple(
-            self._language(direction, dropped)
-            for code in sorted(codes)
-            for direction in self._directions(code)
-        )
-        reports = [(one, self.records["train", one.code]) for one in described]
-        report.write(reports, self.out_dir / "report")
-        made = manifest.Manifest(
-            languages=described,
-            source_vocabulary=self.vocab[vocabulary.Side.SOURCE],
-            target_vocabulary=self.vocab[vocabulary.Side.TARGET],
-            config=dataclasses.asdict(self.config) | {"sources": list(map(str, self.sources))},
-            library_versions=runs.library_versions(),
-        )
-        for path in self.out_dir.rglob("*.partial"):  # Left by processes that were killed.
-            path.unlink(missing_ok=True)
-        manifest.save(made, self.out_dir)
-        shutil.rmtree(self.work_dir, ignore_errors=True)
-
-    def _language(self, direction: Direction, dropped: Dropped) -> manifest.Language:
-        code, language = direction.code, direction.language
-        encoded = {split: self.records[split, code] for split in manifest.SPLITS}
-        dropped = dropped + _dropped(encoded.values())
-        return manifest.Language(
-            code=code,
-            records={split: made.records for split, made in encoded.items() if made.shards},
-            text={split: file for (split, other), file in self.texts.items() if other == code},
-            dropped={str(rule): n for (of, rule), n in sorted(dropped.items()) if of == language},
-            repaired=sum(one.repaired[language] for one in self.clean),
-            scripts=tuple(sorted(self.survey.get(language, ()))),
-        )
+    write_report(job, scripts, corpus, selected, vocabularies, records)
 
 
-def _dropped(results: Iterable[Cleaned | selection.Selected | encoding.Encoded]) -> Dropped:
-    return sum((one.dropped for one in results), collections.Counter())
+def survey(job: Job) -> dict[str, frozenset[str]]:
+    """Finds the scripts of each language."""
+    calls = {source: partial(source_cleaning.survey, source) for source in job.sources}
+    surveys = job.run("survey", calls)
+    return source_cleaning.scripts_by_language(surveys.values(), job.config.scripts)
 
 
-def _nothing_left(results: Iterable[Cleaned | selection.Selected | encoding.Encoded]) -> ValueError:
+def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
+    """Cleans all sources. Raises ValueError if too many lines of one are malformed."""
+    folder = job.work_dir / "text"
+    calls: dict[tuple[Source, range], Callable[[], Cleaned]] = {}
+    for source in job.sources:
+        for span in source.spans():
+            calls[source, span] = partial(
+                source_cleaning.clean, source, span, folder, scripts, job.config
+            )
+
+    spans_of: dict[Source, list[Cleaned]] = collections.defaultdict(list)
+    for (source, _), cleaned in job.run("clean", calls).items():
+        spans_of[source].append(cleaned)
+
+    max_share = job.config.max_malformed_share
+    sources = [source_cleaning.join(source, spans, max_share) for source, spans in spans_of.items()]
+    repaired: collections.Counter[str] = collections.Counter()
+    for cleaned in sources:
+        repaired.update(cleaned.repaired)
+    return Corpus(
+        chunks=_numbered([cleaned.chunks for cleaned in sources], job.config.pairs_per_chunk),
+        dropped=_sum_of_dropped(sources),
+        repaired=repaired,
+    )
+
+
+def _numbered(
+    chunks_by_source: Iterable[Iterable[Chunk]], pairs_per_block: int
+) -> dict[_SplitKey, list[Chunk]]:
+    """Sorts the chunks of all sources by split and language, and numbers the pairs of each.
+
+    Each source begins a block of its own (shards.py), so some positions hold no pair.
+    """
+    by_split: dict[_SplitKey, list[Chunk]] = collections.defaultdict(list)
+    ends: collections.Counter[_SplitKey] = collections.Counter()
+    for chunks in chunks_by_source:
+        for key, end in ends.items():
+            num_blocks = math.ceil(end / pairs_per_block)
+            ends[key] = num_blocks * pairs_per_block
+
+        for chunk in chunks:
+            key = (chunk.split, chunk.language)
+            by_split[key].append(dataclasses.replace(chunk, start=ends[key]))
+            ends[key] += chunk.num_pairs
+    return dict(sorted(by_split.items()))
+
+
+def select(job: Job, corpus: Corpus) -> dict[str, Selected]:
+    """Decides which training pairs of each language are kept. Raises ValueError if none is."""
+    selected = deduplication.select(
+        corpus.train,
+        corpus.held_out,
+        job.work_dir / "select",
+        job.config.pairs_per_chunk,
+        job.run,
+    )
+    if not any(of_language.block_sizes.total() for of_language in selected.values()):
+        raise _nothing_left(corpus.dropped + _sum_of_dropped(selected.values()))
+    return selected
+
+
+def train_vocabularies(
+    job: Job, corpus: Corpus, selected: dict[str, Selected]
+) -> dict[Side, manifest.Vocabulary]:
+    """Draws text from all languages, and trains the two vocabularies on it."""
+    config = job.config
+    counts = [of_language.block_sizes.total() for of_language in selected.values()]
+    quotas = vocabulary.quotas(counts, config.max_vocab_sentences, config.vocab_temperature)
+
+    folder = job.work_dir / "drawn"
+    folder.mkdir(exist_ok=True)
+    draw_calls: dict[tuple[str, pathlib.Path], Callable[[], None]] = {}
+    for (language, chunks), count, quota in zip(corpus.train.items(), counts, quotas, strict=True):
+        for i, group in enumerate(deduplication.groups(chunks)):
+            path = folder / f"{language}-{i:05d}.tsv"
+            draw_calls[language, path] = partial(
+                vocabulary.draw, group, count, quota, config.seed, path
+            )
+    job.run("draw", draw_calls)
+
+    drawn = list(draw_calls)
+    train_calls = {
+        side: partial(vocabulary.train_drawn, drawn, config, job.out_dir, side) for side in Side
+    }
+    return job.run("vocab", train_calls)
+
+
+def write_records(
+    job: Job,
+    corpus: Corpus,
+    selected: dict[str, Selected],
+    vocabularies: dict[Side, manifest.Vocabulary],
+) -> dict[_SplitKey, Encoded]:
+    """Writes the records of all splits; returns those of each, by split and direction's code.
+
+    Raises ValueError if no training pair is short enough.
+    """
+    config = job.config
+    source_model = job.out_dir / vocabularies[Side.SOURCE].file.path
+    target_model = job.out_dir / vocabularies[Side.TARGET].file.path
+
+    calls: dict[tuple[str, str, int], Callable[[], Encoded]] = {}
+    for split, direction, chunks in _splits_by_direction(job, corpus):
+        if split not in manifest.SPLITS:  # One that is only decoded, as text.
+            continue
+        if split == "train":
+            sizes = selected[direction.language].block_sizes
+        else:
+            sizes = shards.block_sizes(chunks, config.pairs_per_chunk)
+
+        divided = shards.divide(chunks, sizes, config.pairs_per_chunk, config.pairs_per_shard)
+        for i, shard in enumerate(divided):
+            name = f"records/{split}/{direction.code}-{i:05d}-of-{len(divided):05d}"
+            calls[split, direction.code, i] = partial(
+                encoding.encode,
+                shard,
+                direction,
+                job.out_dir,
+                name,
+                (source_model, target_model),
+                config.max_pieces,
+            )
+
+    records: dict[_SplitKey, Encoded] = collections.defaultdict(Encoded)
+    for (split, code, _), encoded in job.run("records", calls).items():
+        records[split, code] += encoded
+
+    of_train = [encoded for (split, _), encoded in records.items() if split == "train"]
+    if not any(encoded.source.lengths for encoded in of_train):
+        raise _nothing_left(_sum_of_dropped(records.values()))
+    return dict(records)
+
+
+def write_report(
+    job: Job,
+    scripts: dict[str, frozenset[str]],
+    corpus: Corpus,
+    selected: dict[str, Selected],
+    vocabularies: dict[Side, manifest.Vocabulary],
+    records: dict[_SplitKey, Encoded],
+) -> None:
+    """Writes the raw text, the report and, when everything else is complete, the manifest."""
+    texts = _write_texts(job, corpus)
+    dropped = corpus.dropped + _sum_of_dropped(selected.values())
+
+    # Also languages that lost all of their pairs.
+    codes = set(scripts)
+    codes.update(language for _, language in corpus.chunks)
+    codes.update(language for language, _ in dropped)
+    described: list[manifest.Language] = []
+    for code in sorted(codes):
+        for direction in job.directions_of(code, corpus):
+            described.append(
+                _describe(direction, scripts, corpus.repaired, dropped, records, texts)
+            )
+
+    of_train = [records.get(("train", language.code), Encoded()) for language in described]
+    report.write(zip(described, of_train, strict=True), job.out_dir / "report")
+
+    # The manifest says that the folder is complete, so nothing may be left to do.
+    for path in job.out_dir.rglob("*.partial"):  # Left by processes that were killed.
+        path.unlink(missing_ok=True)
+    config: dict[str, Any] = dataclasses.asdict(job.config)
+    config["sources"] = [str(source) for source in job.sources]
+    data = manifest.Manifest(
+        languages=tuple(described),
+        source_vocabulary=vocabularies[Side.SOURCE],
+        target_vocabulary=vocabularies[Side.TARGET],
+        config=config,
+        library_versions=runs.library_versions(),
+    )
+    manifest.save(data, job.out_dir)
+    shutil.rmtree(job.work_dir, ignore_errors=True)
+
+
+def _write_texts(job: Job, corpus: Corpus) -> dict[_SplitKey, digests.File]:
+    """Writes the raw text of every split but train."""
+    calls: dict[_SplitKey, Callable[[], digests.File]] = {}
+    for split, direction, chunks in _splits_by_direction(job, corpus):
+        if split != "train":
+            calls[split, direction.code] = partial(
+                encoding.write_text, chunks, split, direction, job.out_dir
+            )
+    return job.run("text", calls)
+
+
+def _splits_by_direction(job: Job, corpus: Corpus) -> Iterator[tuple[str, Direction, list[Chunk]]]:
+    """Yields each split of each language in each of its directions, and the chunks."""
+    for (split, language), chunks in corpus.chunks.items():
+        for direction in job.directions_of(language, corpus):
+            yield split, direction, chunks
+
+
+def _describe(
+    direction: Direction,
+    scripts: dict[str, frozenset[str]],
+    repaired: collections.Counter[str],
+    dropped: Dropped,
+    records: dict[_SplitKey, Encoded],
+    texts: dict[_SplitKey, digests.File],
+) -> manifest.Language:
+    """Returns a direction's entry in the manifest.
+
+    `dropped` are the pairs that the steps before dropped; those that were too long for the
+    direction's records come on top.
+    """
+    by_split: dict[str, Encoded] = {}
+    for split in manifest.SPLITS:
+        if (split, direction.code) in records:
+            by_split[split] = records[split, direction.code]
+
+    dropped_by_rule: dict[str, int] = {}
+    for (language, rule), number in sorted((dropped + _sum_of_dropped(by_split.values())).items()):
+        if language == direction.language:
+            dropped_by_rule[str(rule)] = number
+
+    return manifest.Language(
+        code=direction.code,
+        records={split: encoded.records for split, encoded in by_split.items()},
+        text={split: file for (split, code), file in texts.items() if code == direction.code},
+        dropped=dropped_by_rule,
+        repaired=repaired[direction.language],
+        scripts=tuple(sorted(scripts.get(direction.language, ()))),
+    )
+
+
+def _sum_of_dropped(results: Iterable[Cleaned | Selected | Encoded]) -> Dropped:
+    total: Dropped = collections.Counter()
+    for result in results:
+        total += result.dropped  # Unlike update(), this leaves out rules that dropped nothing.
+    return total
+
+
+def _nothing_left(dropped: Dropped) -> ValueError:
+    """Returns an error that counts the dropped pairs by rule."""
     by_rule: collections.Counter[str] = collections.Counter()
-    for (_, rule), number in _dropped(results).items():
+    for (_, rule), number in dropped.items():
         by_rule[rule] += number
     if not by_rule:
         return ValueError("the sources hold no training pair")

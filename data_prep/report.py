@@ -19,44 +19,53 @@ from lingvo_gshard.input import manifest
 
 _QUANTILES = {"median": 0.5, "95 %": 0.95, "99 %": 0.99}
 _SIDES = ("source", "target")
-_Row = Mapping[str, Any]
+# The columns of the tables of lengths and of coverage.
+_LENGTHS = ("mean", *_QUANTILES, "longest")
+_COVERAGE = ("pieces_per_word", "characters_per_piece", "byte_rate", "unknown_rate")
+_Row = Mapping[str, Any]  # An entry of report.json.
 
 
 def write(reports: Iterable[tuple[manifest.Language, Encoded]], folder: pathlib.Path) -> None:
     """Writes the report's three files, from languages and what was made of their training text."""
     folder.mkdir(parents=True, exist_ok=True)
-    # Lengths in pieces count EOS; the other numbers don't.
-    rows: list[dict[str, Any]] = [
-        {
-            "code": language.code,
-            "scripts": list(language.scripts),
-            "pairs": {split: language.num_examples(split) for split in manifest.SPLITS},
-            "dropped": language.dropped,
-            "repaired": language.repaired,
-            "source": _side(train.source),
-            "target": _side(train.target),
-        }
-        for language, train in reports
-    ]
+    rows = [_numbers(language, train) for language, train in reports]
     rows.sort(key=lambda row: (-row["pairs"]["train"], row["code"]))
+
     (folder / "report.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
     (folder / "report.md").write_text(_page(rows))
-    _draw(rows, folder / "sizes.png")
+    _draw_sizes(rows, folder / "sizes.png")
 
 
-def _side(side: SideStatistics) -> dict[str, float]:
+def _numbers(language: manifest.Language, train: Encoded) -> dict[str, Any]:
+    """Returns a language's entry of report.json."""
+    return {
+        "code": language.code,
+        "scripts": list(language.scripts),
+        "pairs": {split: language.num_examples(split) for split in manifest.SPLITS},
+        "dropped": language.dropped,
+        "repaired": language.repaired,
+        "source": _side_numbers(train.source),
+        "target": _side_numbers(train.target),
+    }
+
+
+def _side_numbers(side: SideStatistics) -> dict[str, float]:
+    """Returns the numbers of one side. Lengths in pieces count EOS; the other numbers don't."""
     num_sentences = side.lengths.total()
     num_pieces = side.num_pieces - num_sentences
+
+    # A quantile is the shortest length that this share of the sentences do not exceed.
     lengths = sorted(side.lengths)
-    num_shorter = np.cumsum([side.lengths[length] for length in lengths])
-    quantiles = {
-        name: lengths[np.searchsorted(num_shorter, share * num_sentences)] if lengths else 0
-        for name, share in _QUANTILES.items()
-    }
+    num_up_to = np.cumsum([side.lengths[length] for length in lengths])
+    quantiles: dict[str, float] = dict.fromkeys(_QUANTILES, 0)
+    if lengths:
+        for name, share in _QUANTILES.items():
+            quantiles[name] = lengths[np.searchsorted(num_up_to, share * num_sentences)]
+
     return {
         "tokens": side.num_pieces,
         "mean": round(side.num_pieces / max(num_sentences, 1), 2),
-        **quantiles,  # The shortest length that this share of the sentences do not exceed.
+        **quantiles,
         "longest": max(lengths, default=0),
         "pieces_per_word": round(num_pieces / max(side.num_words, 1), 3),
         "characters_per_piece": round(side.num_characters / max(num_pieces, 1), 3),
@@ -66,60 +75,87 @@ def _side(side: SideStatistics) -> dict[str, float]:
 
 
 def _page(rows: Sequence[_Row]) -> str:
-    def by_language(columns: Callable[[_Row], Mapping[str, Any]]) -> str:
-        body = [{"language": row["code"], **columns(row)} for row in rows]
-        return table.markdown([list(body[0]), *(list(row.values()) for row in body)])
-
-    def of_side(side: str, *names: str) -> str:
-        return by_language(lambda row: {name.replace("_", " "): row[side][name] for name in names})
-
-    def sizes(row: _Row) -> dict[str, Any]:
-        tokens = {f"{side} tokens": row[side]["tokens"] for side in _SIDES}
-        return {"scripts": " ".join(row["scripts"]), **row["pairs"], **tokens}
-
-    rules = sorted({rule for row in rows for rule in row["dropped"]})
-    no_drops = dict.fromkeys(rules, 0)
-    drawn = [("T", *_SIDES, "target to source: of the rows' lengths, too")]
-    lengths = ("mean", *_QUANTILES, "longest")
-    coverage = ("pieces_per_word", "characters_per_piece", "byte_rate", "unknown_rate")
+    """Returns report.md, given the languages' entries of report.json in their order."""
     sections = {
-        "Sizes": by_language(sizes),
+        "Sizes": _table(rows, _sizes),
         "Tokens of a training pair, as the mixture of temperature T draws them": table.markdown(
-            drawn + [_drawn(rows, temperature) for temperature in (1, 5)]
+            [
+                ("T", *_SIDES, "target to source: of the rows' lengths, too"),
+                _tokens_of_drawn_pair(rows, temperature=1),
+                _tokens_of_drawn_pair(rows, temperature=5),
+            ]
         ),
-        "Pairs dropped, by rule": by_language(
-            lambda row: no_drops | row["dropped"] | {"(repaired)": row["repaired"]}
-        ),
-        **{f"Lengths in pieces, {side}": of_side(side, *lengths) for side in _SIDES},
-        **{f"Coverage of the {side} vocabulary": of_side(side, *coverage) for side in _SIDES},
+        "Pairs dropped, by rule": _table_of_drops(rows),
     }
-    tables = "\n".join(f"## {title}\n\n{text}" for title, text in sections.items())
-    return f"# Prepared data\n\n![training pairs by language](sizes.png)\n\n{tables}"
+    for side in _SIDES:
+        sections[f"Lengths in pieces, {side}"] = _table_of_side(rows, side, _LENGTHS)
+    for side in _SIDES:
+        sections[f"Coverage of the {side} vocabulary"] = _table_of_side(rows, side, _COVERAGE)
+
+    text = "\n".join(f"## {title}\n\n{section}" for title, section in sections.items())
+    return f"# Prepared data\n\n![training pairs by language](sizes.png)\n\n{text}"
 
 
-def _drawn(rows: Sequence[_Row], temperature: int) -> tuple[str, str, str, str]:
+def _table(rows: Sequence[_Row], columns: Callable[[_Row], Mapping[str, Any]]) -> str:
+    """Returns a table with a line for each language; `columns` gives its cells by their headers."""
+    lines = [{"language": row["code"], **columns(row)} for row in rows]
+    header = list(lines[0])
+    return table.markdown([header, *(list(line.values()) for line in lines)])
+
+
+def _sizes(row: _Row) -> dict[str, Any]:
+    tokens = {f"{side} tokens": row[side]["tokens"] for side in _SIDES}
+    return {"scripts": " ".join(row["scripts"]), **row["pairs"], **tokens}
+
+
+def _table_of_drops(rows: Sequence[_Row]) -> str:
+    rules: set[str] = set()
+    for row in rows:
+        rules |= row["dropped"].keys()
+    no_drops = dict.fromkeys(sorted(rules), 0)
+
+    def drops(row: _Row) -> dict[str, int]:
+        return no_drops | row["dropped"] | {"(repaired)": row["repaired"]}
+
+    return _table(rows, drops)
+
+
+def _table_of_side(rows: Sequence[_Row], side: str, names: Sequence[str]) -> str:
+    def numbers(row: _Row) -> dict[str, float]:
+        return {name.replace("_", " "): row[side][name] for name in names}
+
+    return _table(rows, numbers)
+
+
+def _tokens_of_drawn_pair(rows: Sequence[_Row], temperature: int) -> tuple[str, str, str, str]:
     """Returns T, both sides' mean tokens, and their ratio, if languages are drawn as n**(1/T)."""
     weights = np.array([row["pairs"]["train"] for row in rows]) ** (1 / temperature)
-    source, target = (
-        float(weights @ [row[side]["mean"] for row in rows] / weights.sum()) for side in _SIDES
-    )
+    source_means = [row["source"]["mean"] for row in rows]
+    target_means = [row["target"]["mean"] for row in rows]
+    source = float(weights @ source_means / weights.sum())
+    target = float(weights @ target_means / weights.sum())
     return f"{temperature}", f"{source:.2f}", f"{target:.2f}", f"{target / source:.3f}"
 
 
-def _draw(rows: Sequence[_Row], path: pathlib.Path) -> None:
+def _draw_sizes(rows: Sequence[_Row], path: pathlib.Path) -> None:
+    """Draws the numbers of training pairs as bars, on a logarithmic axis."""
     sizes = [row["pairs"]["train"] for row in rows]
     picture = cli.load("matplotlib.figure").Figure(
         figsize=(max(6.0, 0.16 * len(sizes)), 4), layout="constrained"
     )
     axes = picture.add_subplot()
     axes.bar([row["code"] for row in rows], sizes, color="#3b6ea5")
+
     # Whole decades, also if the sizes are nearly equal.
-    low, high = np.log10([max(min(sizes), 1), max(*sizes, 10)])
+    low = np.log10(max(min(sizes), 1))
+    high = np.log10(max(*sizes, 10))
     axes.set(yscale="log", ylim=(10 ** np.floor(low), 10 ** np.ceil(high)))
     axes.yaxis.set_major_formatter("{x:,.0f}")
+
     axes.set(xlabel="direction, from high to low resource", ylabel="training pairs")
     axes.tick_params(axis="x", labelrotation=90, labelsize=7)
     axes.margins(x=0.01)
     axes.spines[["top", "right"]].set_visible(False)
+
     # Without metadata the same data gives the same bytes.
     picture.savefig(path, dpi=120, metadata={"Software": None})

@@ -1,6 +1,7 @@
 """What a killed run continues from: the plan of its folder and the results of its tasks.
 
-The plan names everything that the outcome depends on. A run continues only a folder of its plan.
+The plan names everything that the outcome depends on. A run continues a folder only if its own plan
+is the same.
 """
 
 import dataclasses
@@ -21,8 +22,8 @@ from lingvo_gshard.files import atomic_file
 from lingvo_gshard.input import manifest
 
 PLAN_NAME = "plan.txt"
-# Plans list all of these, so a folder made with another list could not be continued. TensorFlow's
-# two are listed for that reason alone.
+# Plans list all of these, so a folder made with another list could not be continued. This is the
+# only reason why TensorFlow's two are listed.
 _LIBRARIES = ["array_record", "ftfy", "langcodes", "sentencepiece", "tensorflow", "tensorflow-text"]
 _Key = TypeVar("_Key")
 _Result = TypeVar("_Result")
@@ -35,41 +36,52 @@ def library_versions() -> dict[str, str]:
 
 def plan(sources: Sequence[Source], config: BuildConfig) -> str:
     """Returns everything that the outcome depends on, one item a line."""
-    # What TFDS has prepared in a folder, under a name and version, does not change.
-    files = [path for source in sources for path in source.files if path.is_file()]
-    lines = [
-        f"manifest version = {manifest.VERSION}",
-        *(f"{name} = {version}" for name, version in library_versions().items()),
-        *(f"{name} = {value!r}" for name, value in dataclasses.asdict(config).items()),
-        *map(repr, sources),
-        *(f"{path}: {path.stat().st_size} bytes, {path.stat().st_mtime_ns}" for path in files),
-    ]
+    lines = [f"manifest version = {manifest.VERSION}"]
+    for name, version in library_versions().items():
+        lines.append(f"{name} = {version}")
+    for name, value in dataclasses.asdict(config).items():
+        lines.append(f"{name} = {value!r}")
+    lines += [repr(source) for source in sources]
+
+    # Folders are left out: what TFDS has prepared there, under a name and version, does not change.
+    for source in sources:
+        for path in source.files:
+            if path.is_file():
+                stat = path.stat()
+                lines.append(f"{path}: {stat.st_size} bytes, {stat.st_mtime_ns}")
     return "\n".join(lines) + "\n"
 
 
-def claim(out_dir: pathlib.Path, given: str, made: Sequence[str]) -> None:
-    """Writes the plan `given` into a folder without one, or checks that the folder has this plan.
+def claim(out_dir: pathlib.Path, new_plan: str, outputs: Sequence[str]) -> None:
+    """Writes a plan into a folder without one, or checks that the folder has this plan.
 
-    Raises ValueError for another plan or, without one, for files or folders of those `made`.
+    Raises ValueError if the folder has another plan, or has none but some of the `outputs` of a
+    run.
     """
     path = out_dir / PLAN_NAME
     if path.exists():
-        there = path.read_text(encoding="utf-8").splitlines()
-        for old, new in itertools.zip_longest(there, given.splitlines(), fillvalue="nothing"):
-            if old != new:
-                raise ValueError(
-                    f"{out_dir} was begun with other text, settings or libraries: {old} there, "
-                    f"{new} given; give another folder, or delete it"
-                )
+        _check_same_plan(out_dir, path.read_text(encoding="utf-8"), new_plan)
         return
-    taken = [name for name in made if (out_dir / name).exists()]
+
+    taken = [name for name in outputs if (out_dir / name).exists()]
     if taken:
         raise ValueError(
             f"{out_dir} holds {', '.join(taken)}, but no {PLAN_NAME} of the run that made it: "
             "give another folder, or delete it"
         )
     out_dir.mkdir(parents=True, exist_ok=True)
-    atomic_file.write(path, given)
+    atomic_file.write(path, new_plan)
+
+
+def _check_same_plan(out_dir: pathlib.Path, old_plan: str, new_plan: str) -> None:
+    old_lines = old_plan.splitlines()
+    new_lines = new_plan.splitlines()
+    for old, new in itertools.zip_longest(old_lines, new_lines, fillvalue="nothing"):
+        if old != new:
+            raise ValueError(
+                f"{out_dir} was begun with other text, settings or libraries: {old} there, "
+                f"{new} given; give another folder, or delete it"
+            )
 
 
 def run_tasks(
@@ -83,15 +95,21 @@ def run_tasks(
     """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}-{i:06d}.result" for i in range(len(calls))]
-    both = zip(calls.values(), paths, strict=True)
-    left = [functools.partial(_run, call, path) for call, path in both if not path.exists()]
-    num_done = len(paths) - len(left)
-    for _ in tqdm.tqdm(engine(left), name, len(paths), initial=num_done, disable=None):
+
+    remaining: list[Callable[[], None]] = []
+    for call, path in zip(calls.values(), paths, strict=True):
+        if not path.exists():
+            remaining.append(functools.partial(_run, call, path))
+
+    # The progress bar counts what the engine reports done, and shows only on a terminal.
+    num_done = len(paths) - len(remaining)
+    for _ in tqdm.tqdm(engine(remaining), name, len(paths), initial=num_done, disable=None):
         pass
     return {key: pickle.loads(path.read_bytes()) for key, path in zip(calls, paths, strict=True)}
 
 
 def _run(call: Callable[[], Any], path: pathlib.Path) -> None:
+    """Writes the result of a call to a file."""
     result = call()
     # A task that was given up as lost may still run while another process repeats it.
     with atomic_file.replacing(path, is_shared=True) as partial:

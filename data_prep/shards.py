@@ -1,7 +1,7 @@
 """Which pairs are written to one file of records.
 
-A block is a fixed number of cleaned pairs of a source, of which some are kept. A file holds whole
-blocks, so that it does not depend on the spans and chunks that tasks have read and written.
+A block is a fixed number of consecutive cleaned pairs of a source, only some of which are kept. A
+file holds whole blocks, so it does not depend on the spans and chunks of the tasks before.
 """
 
 import bisect
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from data_prep.chunks import Chunk
+from data_prep.text_chunks import Chunk
 from data_prep.tsv import Pair
 
 
@@ -29,33 +29,41 @@ class Shard:
             yield from chunk.kept_pairs(self.positions)
 
 
-def block_sizes(members: Sequence[Chunk], pairs_per_block: int) -> collections.Counter[int]:
+def block_sizes(chunks: Sequence[Chunk], pairs_per_block: int) -> collections.Counter[int]:
     """Counts the kept pairs of each block, by its number, in some chunks."""
     sizes: collections.Counter[int] = collections.Counter()
-    for chunk in members:
-        blocks = (chunk.start + np.arange(chunk.num_pairs)) // pairs_per_block
-        counts = np.bincount(blocks - blocks[0], weights=chunk.is_kept()).astype(int).tolist()
-        sizes.update(dict(enumerate(counts, start=int(blocks[0]))))
+    for chunk in chunks:
+        # A chunk may begin and end inside a block.
+        block_of_pair = (chunk.start + np.arange(chunk.num_pairs)) // pairs_per_block
+        first_block = int(block_of_pair[0])
+        counts = np.bincount(block_of_pair - first_block, weights=chunk.is_kept()).astype(int)
+        for block, number in enumerate(counts.tolist(), start=first_block):
+            sizes[block] += number
     return sizes
 
 
 def divide(
-    members: Sequence[Chunk], sizes: Mapping[int, int], pairs_per_block: int, pairs_per_shard: int
+    chunks: Sequence[Chunk], sizes: Mapping[int, int], pairs_per_block: int, pairs_per_shard: int
 ) -> list[Shard]:
     """Divides the kept pairs of a split of a language into shards, given the `sizes` of its blocks.
 
-    A shard is one block, or several of together at most `pairs_per_shard` kept pairs.
+    A shard is one block, or several with at most `pairs_per_shard` kept pairs together.
     """
-    bounds, size = list[int](), 0
+    # The positions at which shards begin; a block that fits no more begins the next shard.
+    bounds: list[int] = []
+    shard_size = 0
     for block, number in sorted(sizes.items()):
-        if not bounds or size + number > pairs_per_shard:
+        if not bounds or shard_size + number > pairs_per_shard:
             bounds.append(block * pairs_per_block)
-            size = 0
-        size += number
-    starts = [chunk.start for chunk in members]
-    bounds.append(starts[-1] + members[-1].num_pairs)
+            shard_size = 0
+        shard_size += number
+    bounds.append(chunks[-1].start + chunks[-1].num_pairs)
+
+    # From the chunk that a shard begins in to the last one that begins before its end.
+    chunk_starts = [chunk.start for chunk in chunks]
     shards = []
     for low, high in itertools.pairwise(bounds):
-        first, last = bisect.bisect_right(starts, low) - 1, bisect.bisect_left(starts, high)
-        shards.append(Shard(members[first:last], range(low, high)))
+        first = bisect.bisect_right(chunk_starts, low) - 1
+        end = bisect.bisect_left(chunk_starts, high)
+        shards.append(Shard(chunks[first:end], range(low, high)))
     return shards

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import math
 import pathlib
 from collections.abc import Iterator
 from typing import Any
@@ -31,18 +32,18 @@ class Source:
 
     @property
     def files(self) -> tuple[pathlib.Path, ...]:
-        """The files and folders that it reads, as far as they are known in advance."""
+        """The files and folders that the source reads, as far as they are known in advance."""
         return tuple(value for value in vars(self).values() if isinstance(value, pathlib.Path))
 
     def __str__(self) -> str:
         return " and ".join(map(str, self.files))
 
     def spans(self) -> list[range]:
-        """Returns the parts, in order, that tasks may read apart: for most formats, only one."""
+        """Returns the parts that tasks may read separately, in order; most formats have one."""
         return [tsv.WHOLE]
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
-        """Yields a span's rows in order, numbered from its start; ValueError for another format."""
+        """Yields a span's rows in order. Raises ValueError if the text has another format."""
         raise NotImplementedError
 
 
@@ -60,17 +61,18 @@ class _LineFile(File):
     def spans(self) -> list[range]:
         if self.path.suffix == ".gz":
             return [tsv.WHOLE]
+
         size = self.path.stat().st_size
-        number = max(1, -(-size // tsv.BYTES_PER_SPAN))
-        bounds = [i * size // number for i in range(number + 1)]
-        return [range(*each) for each in itertools.pairwise(bounds)]
+        num_spans = max(1, math.ceil(size / tsv.BYTES_PER_SPAN))
+        bounds = [i * size // num_spans for i in range(num_spans + 1)]
+        return [range(start, stop) for start, stop in itertools.pairwise(bounds)]
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         pairs = tsv.read_lines(self.path, self._parse, span)
         return (Row(self.language, pair) for pair in pairs)
 
     def _parse(self, line: str) -> Pair | None:
-        """Returns a line's pair, None if its score is too low. Raises ValueError if it has none."""
+        """Returns a line's pair, or None if its score is too low. Raises ValueError for neither."""
         raise NotImplementedError
 
 
@@ -97,9 +99,10 @@ class ColumnsFile(_LineFile):
     def _parse(self, line: str) -> Pair | None:
         columns = line.split("\t")
         try:
-            score = self.min_score if self.score_column is None else columns[self.score_column]
-            if not float(score) >= self.min_score:  # NaN is no score.
-                return None
+            if self.score_column is not None:
+                score = float(columns[self.score_column])
+                if not score >= self.min_score:  # NaN is no score.
+                    return None
             return Pair.of(columns[self.source_column], columns[self.english_column])
         except IndexError as error:
             raise ValueError(f"there are only {len(columns)} columns") from error
@@ -115,15 +118,22 @@ class MosesFiles(Source):
     split: str | None = None
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
-        sides: Any = (tsv.read_lines(path, str) for path in (self.source, self.english))
-        both = itertools.zip_longest(*sides)
-        for number, (source, english) in enumerate(both, start=1):
+        sources = tsv.read_lines(self.source, str)
+        englishes = tsv.read_lines(self.english, str)
+        lines = itertools.zip_longest(sources, englishes)
+        for number, (source, english) in enumerate(lines, start=1):
             if source is None or english is None:
                 shorter = self.source if source is None else self.english
                 differ = f"{self} differ in their number of lines"
                 raise ValueError(f"{differ}: {shorter.name} ends after {number - 1}")
-            malformed = [side for side in (source, english) if isinstance(side, Malformed)]
-            yield Row(self.language, malformed[0] if malformed else Pair.of(source, english))
+
+            # Malformed is itself a str, so it must be looked for first.
+            if isinstance(source, Malformed):
+                yield Row(self.language, source)
+            elif isinstance(english, Malformed):
+                yield Row(self.language, english)
+            else:
+                yield Row(self.language, Pair.of(source, english))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,8 +168,11 @@ class PoFile(File):
             catalog = polib.pofile(str(self.path))
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"{self.path} is not a gettext catalog: {error}") from error
+
         for message in catalog.translated_entries():
-            forms = [form for _, form in sorted(message.msgstr_plural.items())] or [message.msgstr]
+            forms = [message.msgstr]
+            if message.msgstr_plural:
+                forms = [form for _, form in sorted(message.msgstr_plural.items())]
             yield Row(self.language, Pair.of(forms[0], message.msgid))
             if message.msgid_plural:
                 yield Row(self.language, Pair.of(forms[-1], message.msgid_plural))

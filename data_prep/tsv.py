@@ -1,9 +1,9 @@
 """Parallel text with one pair a line, plain or gzip: `source<TAB>english`."""
 
+import collections
 import contextlib
 import dataclasses
 import gzip
-import itertools
 import pathlib
 import sys
 import zlib
@@ -40,12 +40,15 @@ class Malformed(str):
 
 
 def read(path: pathlib.Path) -> Iterator[Pair | Malformed]:
-    """Yields the pairs; a line that has no tab or several is Malformed. Raises as `read_lines`."""
+    """Yields the pairs of a file; a line without exactly one tab is Malformed.
+
+    Raises ValueError as `read_lines`.
+    """
     return read_lines(path, parse)
 
 
 def parse(line: str) -> Pair:
-    """Returns the pair in a line. Raises ValueError if it has no tab or several."""
+    """Returns the pair in a line. Raises ValueError unless it has exactly one tab."""
     sides = line.split("\t")
     if len(sides) != 2:
         raise ValueError(f"expected 1 tab, got {len(sides) - 1}")
@@ -53,25 +56,31 @@ def parse(line: str) -> Pair:
 
 
 def grouped(items: Sequence[_T], sizes: Iterable[int], per_group: int) -> list[list[_T]]:
-    """Divides items, in order, into groups of about the same size, given each item's size."""
-    starts = itertools.accumulate(sizes, initial=0)
-    numbered = zip((start // per_group for start in starts), items, strict=False)
-    return [
-        [item for _, item in each] for _, each in itertools.groupby(numbered, lambda one: one[0])
-    ]
+    """Divides items, in order, into groups of about the same size, given each item's size.
+
+    The items lie end to end. An item that begins before `per_group` is in the first group, one that
+    begins before 2 * per_group in the second, and so on; a group in which none begins is left out.
+    """
+    groups: dict[int, list[_T]] = collections.defaultdict(list)
+    start = 0
+    for item, size in zip(items, sizes, strict=True):
+        groups[start // per_group].append(item)
+        start += size
+    return list(groups.values())
 
 
 def read_lines(
     path: pathlib.Path, parse: Callable[[str], _T], span: range = WHOLE
 ) -> Iterator[_T | Malformed]:
-    """Yields what `parse` returns for each line of a text file that begins in a span of its bytes.
+    """Yields parse(line) for each line of a text file that begins in a span of its bytes.
 
     Lines are given to `parse` without their ends. One that is not UTF-8, or for which `parse`
-    raises ValueError, is Malformed. Raises ValueError if there is no such file, it ends before the
-    span does, or it is corrupt gzip, or binary (it holds a NUL byte).
+    raises ValueError, is Malformed. Raises ValueError if the file is missing, ends before the span
+    does, is corrupt gzip, or is binary (it holds a NUL byte).
     """
 
     def decode(line: bytes) -> _T:
+        # Editors on Windows begin a file with a byte order mark.
         return parse(line.decode("utf-8").removeprefix("\ufeff").rstrip("\r\n"))
 
     with open_binary(path) as file:
@@ -82,21 +91,26 @@ def read_lines(
 
 
 def _lines(path: pathlib.Path, file: gzip.GzipFile | BinaryIO, span: range) -> Iterator[bytes]:
+    """Yields the lines that begin in a span of a file's bytes."""
     position = 0
-    if span.start:  # The line before the span may end in it.
+    if span.start > 0:
+        # The line of the byte before belongs to the span before: skip the rest of it.
         position = file.seek(span.start - 1)
         position += len(file.readline())
+
     for line in file:
         if position >= span.stop:
             return
         yield line
         position += len(line)
+
+    # The file ended first. That of a whole file has no known size.
     if position < span.stop and span != WHOLE:
         raise ValueError(f"{path} has {position} bytes, fewer than when the run began")
 
 
 def parsed(row: Any, parse: Callable[[Any], _T]) -> _T | Malformed:
-    """Returns what `parse` makes of a row, Malformed if it raises ValueError."""
+    """Returns parse(row), or what is wrong with the row as Malformed if it raises ValueError."""
     try:
         return parse(row)
     except UnicodeDecodeError as error:
@@ -110,8 +124,9 @@ def open_binary(path: pathlib.Path) -> Iterator[gzip.GzipFile | BinaryIO]:
     """Opens a file, plain or gzip. Raises ValueError if there is none or it is corrupt gzip."""
     if not path.is_file():
         raise ValueError(f"{path}: there is no such file")
-    opened = gzip.open if path.suffix == ".gz" else open
-    with atomic_file.naming(path), opened(path, "rb") as file:
+
+    open_file = gzip.open if path.suffix == ".gz" else open
+    with atomic_file.naming(path), open_file(path, "rb") as file:
         try:
             yield file
         except (gzip.BadGzipFile, EOFError, zlib.error) as error:

@@ -10,6 +10,7 @@ from lingvo_gshard.core.late import grain
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.files import digests
 from lingvo_gshard.input import manifest, mixture, packing
+from lingvo_gshard.input.batching import Batching
 from lingvo_gshard.input.one_pass import OnePassBatches
 from lingvo_gshard.input.packing import Rows
 from lingvo_gshard.input.records import RecordSource
@@ -35,7 +36,7 @@ class TranslationInput:
 
     @classmethod
     def Params(cls) -> hyperparams.InstantiableParams:
-        """The input's hyperparameters."""
+        """Returns the input's hyperparameters."""
         p = hyperparams.InstantiableParams(cls)
         p.Define("data_dir", hyperparams.REQUIRED, "A folder that data_prep.build prepared.")
         p.Define("batch_size", hyperparams.REQUIRED, "B, rows per batch, over all processes.")
@@ -44,13 +45,20 @@ class TranslationInput:
         p.Define("split", "train", "train, dev or test.")
         p.Define("languages", None, "Language codes; None for all of the split.", optional=tuple)
         p.Define("temperature", 5.0, "T of the mixture: p_l is proportional to n_l**(1/T).")
-        limit = "The most passes over a language in one pass over all of them; None for any number."
-        p.Define("max_repeats", 20.0, limit, optional=float)
+        p.Define(
+            "max_repeats",
+            20.0,
+            "The most passes over a language in one pass over all of them; None for any number.",
+            optional=float,
+        )
         p.Define("repeat", True, "Endless and mixed, or one pass over all languages in turn.")
         p.Define("shuffle", True, "Shuffle the examples and the rows.")
         p.Define("rows", Rows.PACKED, "PACKED, SINGLE or, for one pass only, BUCKETED.")
-        hashed = "Check the hash of each file of records when it is first read, by each process."
-        p.Define("hash_records", True, hashed)
+        p.Define(
+            "hash_records",
+            True,
+            "Check the hash of each file of records when it is first read, by each process.",
+        )
         p.Define("seed", 1, "Seed of the mixture and the shuffles.")
         return p
 
@@ -64,36 +72,28 @@ class TranslationInput:
         language, if a size is below 1, or if n processes cannot share the batches. Damage to a
         file of records is noticed when the file is first read.
         """
-        self.p = p = params.Copy().Freeze()
-        if p.repeat and p.rows is Rows.BUCKETED:
-            raise ValueError("rows BUCKETED needs repeat=False: training batches have one shape")
-        for name, least in (("batch_size", 1), ("seed", 0)):
-            if p.Get(name) < least:
-                raise ValueError(f"{name} {p.Get(name)}: expected at least {least}")
-        if p.batch_size % num_processes:
-            raise ValueError(
-                f"num_processes {num_processes}: expected a divisor of batch_size {p.batch_size}"
-            )
+        p = params.Copy().Freeze()
+        _check_settings(p, num_processes)
+        self.p = p
+
         shape = packing.RowShape(p.source_len, p.target_len)
         # The TensorSpecs of a batch of all processes.
         self.specs = packing.batch_specs(p.batch_size, shape)
+
+        # Sizes are checked now, each process an n-th of them; contents, when a file is first read.
         data = manifest.load(p.data_dir)
         languages = mixture.languages_of(data, p.split, p.languages)
         records = [language.records[p.split] for language in languages]
-        files = [shard.file for one in records for shard in one.shards]
+        files: list[digests.File] = []
+        for of_language in records:
+            files += [shard.file for shard in of_language.shards]
         digests.verify(p.data_dir, data.vocabulary_files)
         digests.verify(p.data_dir, files[process_index::num_processes], contents=False)
+
         source = RecordSource(p.data_dir, *records, hashed=p.hash_records)
-        make: type[TrainingBatches | OnePassBatches]
-        make = TrainingBatches if p.repeat else OnePassBatches
-        batches = make(source, p, shape, process_index, num_processes)
-        # The prefetch thread reads; Grain's own readers would add more threads.
-        one_thread = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
-        prefetched = grain.experimental.ThreadPrefetchIterDataset(
-            grain.MapDataset.source(batches).to_iter_dataset(one_thread),
-            prefetch_buffer_size=_PREFETCHED_BATCHES,
-        )
-        self._iterator = iter(prefetched)
+        batching = Batching(source, p, shape, process_index, num_processes)
+        batches = TrainingBatches(batching) if p.repeat else OnePassBatches(batching)
+        self._iterator = _prefetched(batches)
         # Grain's own clean-up at exit runs after modules that it uses have been unloaded.
         self._close = weakref.finalize(self, self._iterator.close)
 
@@ -108,7 +108,10 @@ class TranslationInput:
         return dict(self._iterator.get_state())
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continues, bit for bit, where `get_state` returned `state`."""
+        """Continues, bit for bit, where `get_state` returned `state`.
+
+        Raises ValueError if `state` is not that of an input.
+        """
         expected = sorted(self.get_state())
         if sorted(state) != expected:
             raise ValueError(f"input state has {sorted(state)}, expected {expected}")
@@ -117,3 +120,28 @@ class TranslationInput:
     def close(self) -> None:
         """Stops the prefetch thread."""
         self._close()
+
+
+def _check_settings(p: hyperparams.Params, num_processes: int) -> None:
+    """Raises ValueError for settings that make no batches."""
+    if p.repeat and p.rows is Rows.BUCKETED:
+        raise ValueError("rows BUCKETED needs repeat=False: training batches have one shape")
+    if p.batch_size < 1:
+        raise ValueError(f"batch_size {p.batch_size}: expected at least 1")
+    if p.seed < 0:
+        raise ValueError(f"seed {p.seed}: expected at least 0")
+    if p.batch_size % num_processes != 0:
+        raise ValueError(
+            f"num_processes {num_processes}: expected a divisor of batch_size {p.batch_size}"
+        )
+
+
+def _prefetched(batches: TrainingBatches | OnePassBatches) -> Any:
+    """Returns Grain's iterator over batches, which reads a few of them ahead."""
+    # The prefetch thread reads; Grain's own readers would add more threads.
+    one_thread = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+    dataset = grain.MapDataset.source(batches).to_iter_dataset(one_thread)
+    prefetched = grain.experimental.ThreadPrefetchIterDataset(
+        dataset, prefetch_buffer_size=_PREFETCHED_BATCHES
+    )
+    return iter(prefetched)

@@ -16,19 +16,23 @@ from collections.abc import Sequence
 import numpy as np
 
 # The special ids of both vocabularies.
-PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
+PAD_ID = 0
+BOS_ID = 1
+EOS_ID = 2
+UNK_ID = 3
 
-_HEADER = struct.Struct("<BI")
+_HEADER = struct.Struct("<BI")  # w and n.
 _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 def source_languages(codes: Sequence[str]) -> tuple[str, ...]:
     """Returns the codes of the languages to translate from; en-de is German from English."""
-    return tuple(dict.fromkeys("en" if code.startswith("en-") else code for code in codes))
+    sources = ["en" if code.startswith("en-") else code for code in codes]
+    return tuple(dict.fromkeys(sources))  # Each once, in order.
 
 
 def target_token(code: str) -> str:
-    """Returns the piece by which a source names its target language, if a model has several."""
+    """Returns the piece with which a source begins if a model has several target languages."""
     return f"<2{code}>"
 
 
@@ -46,6 +50,7 @@ def encode(source_ids: Sequence[int] | np.ndarray, target_ids: Sequence[int] | n
     largest = int(ids.max(initial=0))
     if ids.min(initial=0) < 0 or largest >= 2**31:
         raise ValueError(f"token ids must be in [0, 2**31), given {ids.min()} to {largest}")
+
     width = 2 if largest < 2**16 else 4
     return _HEADER.pack(width, len(source_ids)) + ids.astype(_DTYPES[width]).tobytes()
 
@@ -53,10 +58,14 @@ def encode(source_ids: Sequence[int] | np.ndarray, target_ids: Sequence[int] | n
 def decode(record: bytes) -> Example:
     """Parses a record. Raises ValueError if the bytes are not a record."""
     payload_bytes = len(record) - _HEADER.size
-    width, num_source = _HEADER.unpack_from(record) if payload_bytes >= 0 else (0, 0)
+    width = 0
+    num_source = 0
+    if payload_bytes >= 0:
+        width, num_source = _HEADER.unpack_from(record)
     if width not in _DTYPES or payload_bytes % width or payload_bytes < width * num_source:
         raise ValueError(
             f"not a record: id width {width}, {num_source} source ids, {payload_bytes} bytes of ids"
         )
+
     ids = np.frombuffer(record, _DTYPES[width], offset=_HEADER.size).astype(np.int32)
     return Example(ids[:num_source], ids[num_source:])

@@ -68,8 +68,10 @@ class Language:
     scripts: tuple[str, ...] = ()  # The ISO 15924 codes of the scripts of its sources.
 
     def num_examples(self, split: str) -> int:
-        """The number of records in a split, 0 if the language has none there."""
-        return self.records[split].num_examples if split in self.records else 0
+        """Returns the number of records in a split, 0 if the language has none there."""
+        if split not in self.records:
+            return 0
+        return self.records[split].num_examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Manifest:
     version: int = VERSION
 
     def language(self, code: str) -> Language:
-        """One language; ValueError if the folder does not hold it."""
+        """Returns one language. Raises ValueError if the folder does not hold it."""
         by_code = {language.code: language for language in self.languages}
         if code not in by_code:
             raise ValueError(f"language {code!r} is not in the data: it holds {', '.join(by_code)}")
@@ -96,13 +98,14 @@ class Manifest:
         return self.source_vocabulary.file, self.target_vocabulary.file
 
     def files(self) -> tuple[File, ...]:
-        """Every file that the manifest names."""
-        found = [*self.vocabulary_files]
+        """Returns every file that the manifest names."""
+        files = [*self.vocabulary_files]
         for language in self.languages:
             for records in language.records.values():
-                found += [file for shard in records.shards for file in (shard.file, shard.lengths)]
-            found += language.text.values()
-        return tuple(found)
+                for shard in records.shards:
+                    files += [shard.file, shard.lengths]
+            files += language.text.values()
+        return tuple(files)
 
 
 def save(manifest: Manifest, data_dir: str | os.PathLike[str]) -> None:
@@ -122,13 +125,17 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
     with storage.errors(path, "read"):
         if path.is_file():
             return _read_version(path, storage.modified(path))
-        problem = f"no {FILE_NAME} in {folder}" if folder.is_dir() else f"no data folder {folder}"
+
+        problem = f"no data folder {folder}"
+        if folder.is_dir():
+            problem = f"no {FILE_NAME} in {folder}"
     command = f"python -m data_prep.build --input=TEXT_DIR --out={folder}"
     raise ValueError(f"{problem}: prepare it with {command}")
 
 
 @functools.lru_cache(maxsize=1)  # A manifest of 100,000 files takes seconds to read.
 def _read_version(path: pathlib.Path, modified: float) -> Manifest:
-    del modified  # A modified file has another key in the cache.
+    """Reads a manifest, or returns the last one if it is the same file, not modified since."""
+    del modified  # It is part of the cache's key.
     build = functools.partial(json_records.read, Manifest)
-    return digests.read_json(path, VERSION, build, older=(3,))  # Without a digest.
+    return digests.read_json(path, VERSION, build)

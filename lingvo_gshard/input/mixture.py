@@ -25,45 +25,56 @@ _MAX_PERMUTED = 1 << 16
 def sampling_weights(
     counts: Sequence[int], temperature: float, max_repeats: float | None
 ) -> np.ndarray:
-    """The sampling probabilities p_l, float64 [len(counts)], which sum to 1.
+    """Returns the sampling probabilities p_l, float64 [len(counts)], which sum to 1.
 
     `counts` are the languages' numbers of examples, 1 or more. If p_l would repeat a language more
     than `max_repeats` times in sum(counts) draws, it is lowered to that limit, and the other
     languages share the rest in their proportions.
     """
-    for name, value in (("temperature", temperature), ("max_repeats", max_repeats)):
-        if value is not None and value < 1:
-            raise ValueError(f"{name} {value}: expected at least 1")
+    if temperature < 1:
+        raise ValueError(f"temperature {temperature}: expected at least 1")
+    if max_repeats is None:
+        max_repeats = math.inf
+    elif max_repeats < 1:
+        raise ValueError(f"max_repeats {max_repeats}: expected at least 1")
+
     sizes = np.asarray(counts, np.float64)
     weights = sizes ** (1 / temperature)
-    limits = (math.inf if max_repeats is None else max_repeats) * sizes / sizes.sum()
+    limits = max_repeats * sizes / sizes.sum()
+
+    # A language that gains from the others' limits may in turn exceed its own: repeat until none
+    # does.
     is_limited = np.zeros(len(sizes), bool)
     while True:
         rest = 1 - limits[is_limited].sum()
         shares = np.where(is_limited, limits, rest * weights / weights[~is_limited].sum())
         if not (shares > limits * (1 + 1e-12)).any():
             return shares
-        # A language that gains from the others' limits may in turn exceed its own.
         is_limited |= shares > limits
 
 
 def languages_of(
     data: manifest.Manifest, split: str, codes: Sequence[str] | None
 ) -> tuple[manifest.Language, ...]:
-    """The languages with these codes, or all of a split; ValueError if one has no examples."""
+    """Returns the languages with these codes, or all that have examples in a split.
+
+    Raises ValueError for another split, for a code that is given twice or is not in the data, and
+    if a language has no examples in the split.
+    """
     if split not in manifest.SPLITS:
         raise ValueError(f"split {split!r}: expected one of {', '.join(manifest.SPLITS)}")
     if codes is None:
         codes = [language.code for language in data.languages if language.num_examples(split)]
     if len(set(codes)) < len(codes):
         raise ValueError(f"languages {tuple(codes)}: one is given twice")
-    found = tuple(map(data.language, codes))
-    if not found:
+
+    languages = tuple(data.language(code) for code in codes)
+    if not languages:
         raise ValueError(f"no language has examples in split {split!r}")
-    for language in found:
+    for language in languages:
         if not language.num_examples(split):
             raise ValueError(f"language {language.code} has no examples in split {split!r}")
-    return found
+    return languages
 
 
 class Mixture:
@@ -75,8 +86,10 @@ class Mixture:
 
     def __init__(self, source: RecordSource, params: hyperparams.Params) -> None:
         """With `shuffle` each language has a new order every time it starts over."""
-        self._source, self._shuffle = source, params.shuffle
+        self._source = source
+        self._shuffle = params.shuffle
         self._weights = sampling_weights(source.sizes, params.temperature, params.max_repeats)
+
         rng = np.random.default_rng(params.seed)
         # Without phases all languages would give their first example at the same position.
         self._phases = rng.random(len(source.sizes))
@@ -84,18 +97,25 @@ class Mixture:
         self._seeds = rng.integers(0, 2**32, len(source.sizes))
 
     def read(self, start: int, end: int) -> list[Example]:
-        """The examples between two positions, in order: about end - start of them."""
-        first, last = self._given_before(start), self._given_before(end)
-        positions, records, offset = [], [], 0
+        """Returns the examples between two positions, in order: about end - start of them."""
+        first = self._given_before(start)
+        last = self._given_before(end)
+
+        positions: list[np.ndarray] = []
+        records: list[np.ndarray] = []
+        num_records_before = 0  # Of the languages before.
         for language, size in enumerate(self._source.sizes):
             numbers = np.arange(first[language], last[language])
+            # Example k comes where floor(p_l * x + phase_l) becomes k + 1.
             positions.append((numbers + 1 - self._phases[language]) / self._weights[language])
-            records.append(offset + self._records(language, numbers))
-            offset += size
+            records.append(num_records_before + self._records(language, numbers))
+            num_records_before += size
+
         order = np.argsort(np.concatenate(positions), kind="stable")
         return self._source.read(np.concatenate(records)[order])
 
     def _given_before(self, position: int) -> np.ndarray:
+        """Returns how many examples each language gives before a position, int64 [languages]."""
         return np.floor(self._weights * position + self._phases).astype(np.int64)
 
     def _records(self, language: int, numbers: np.ndarray) -> np.ndarray:
@@ -104,6 +124,8 @@ class Mixture:
         epochs, indices = np.divmod(numbers, size)
         if not self._shuffle:
             return indices
+
+        # Each epoch has a permutation of its own.
         records = np.empty(len(numbers), np.int64)
         for epoch in np.unique(epochs):
             in_epoch = epochs == epoch
@@ -121,14 +143,21 @@ def _shuffled(indices: np.ndarray, size: int, seed: int) -> np.ndarray:
 
 
 def _shuffled_index(index: int, size: int, seed: int) -> int:
-    # For 4**k + 1 indices, Grain 0.2.18 maps two of them to the same one. So permute one index
-    # more, and map a result outside the range again until it falls inside.
-    last = size - 1 if (size - 1) & (size - 2) else size
-    while (index := grain.experimental.index_shuffle(index, last, seed, _SHUFFLE_ROUNDS)) >= size:
-        pass
-    return index
+    """Applies a random permutation of range(size) to an index."""
+    # For 4**k + 1 indices, Grain 0.2.18 maps two of them to the same one. Where `size` may be such
+    # a number, being 2**k + 1, permute one index more.
+    last = size - 1
+    if last & (last - 1) == 0:
+        last = size
+
+    # The index more may be the result. Map it again: the permutation leads back into the range.
+    while True:
+        index = grain.experimental.index_shuffle(index, last, seed, _SHUFFLE_ROUNDS)
+        if index < size:
+            return index
 
 
 @functools.lru_cache(maxsize=256)  # One for each language, at most 32 MiB in all.
 def _permutation(size: int, seed: int) -> np.ndarray:
+    # Indices below _MAX_PERMUTED fit into 16 bits.
     return np.random.default_rng(seed).permutation(size).astype(np.uint16)

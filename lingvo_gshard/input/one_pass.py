@@ -15,122 +15,164 @@ of its sides, and a batch of half the length has twice the rows. So an evaluatio
 three programs, and a pair costs at most twice its own tokens. SINGLE rows have one bucket.
 """
 
+import dataclasses
 import itertools
 import math
 from collections.abc import Iterator
 
 import numpy as np
 
-from lingvo_gshard.core import hyperparams
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.input import packing
+from lingvo_gshard.input.batching import Batching
+from lingvo_gshard.input.example_codec import Example
 from lingvo_gshard.input.packing import Rows, RowShape
-from lingvo_gshard.input.records import RecordSource
 
 _POOL_BUNDLES = 2048
 _BUCKET_SCALES = (4, 2, 1)
 
-# The lengths of a batch's rows, and the indices of the examples in each of this process's rows.
-_Plan = tuple[RowShape, list[list[int]]]
+
+@dataclasses.dataclass(frozen=True)
+class _Plan:
+    """A batch's lengths of rows, and the indices of the examples in each of this process's rows."""
+
+    shape: RowShape
+    rows: list[list[int]]
 
 
 class OnePassBatches:
     """Batches by index. Batches are planned when they are first needed."""
 
-    def __init__(
-        self,
-        source: RecordSource,
-        params: hyperparams.Params,
-        shape: RowShape,
-        process_index: int,
-        num_processes: int,
-    ) -> None:
-        """`source` holds the records of all languages; the rest is as in TranslationInput."""
-        self._source, self._params, self._shape = source, params, shape
-        self._process_index, self._num_processes = process_index, num_processes
-        self._order = np.arange(len(source))
-        if params.shuffle:
-            self._order = np.random.default_rng(params.seed).permutation(len(source))
-        self._upcoming = self._plan_packed() if params.rows is Rows.PACKED else self._plan_buckets()
+    def __init__(self, batching: Batching) -> None:
+        self._source = batching.source
+        self._params = batching.params
+        self._shape = batching.shape
+        self._process_index = batching.process_index
+        self._num_processes = batching.num_processes
+
+        self._order = np.arange(len(self._source))
+        if self._params.shuffle:
+            self._order = np.random.default_rng(self._params.seed).permutation(len(self._source))
+
         self._plans: list[_Plan] = []
+        if self._params.rows is Rows.PACKED:
+            self._upcoming_plans = self._plan_packed()
+        else:
+            self._upcoming_plans = self._plan_buckets()
 
     def __len__(self) -> int:
-        """An upper bound: packed rows hold several examples, and each bucket fills up a batch."""
-        return -(-len(self._source) // self._params.batch_size) + len(_BUCKET_SCALES)
+        """Returns an upper bound: packed rows hold several examples.
+
+        With buckets, each of them may have a last batch that is not full.
+        """
+        num_batches = math.ceil(len(self._source) / self._params.batch_size)
+        return num_batches + len(_BUCKET_SCALES)
 
     def __getitem__(self, index: int) -> NestedMap | None:
-        """This process's rows of batch `index`; None, which Grain skips, after the last batch."""
-        missing = index + 1 - len(self._plans)
-        self._plans += itertools.islice(self._upcoming, max(0, missing))
+        """Returns this process's rows of batch `index`; None, which Grain skips, after the last."""
+        num_missing = index + 1 - len(self._plans)
+        self._plans += itertools.islice(self._upcoming_plans, max(0, num_missing))
         if index >= len(self._plans):
             return None
-        shape, rows = self._plans[index]
-        rows = rows + [[]] * (self._num_rows(shape) - len(rows))
-        numbers = np.array([number for row in rows for number in row], np.int64)
-        examples = map(shape.truncate, self._source.read(numbers))
-        return packing.fill([[next(examples) for _ in row] for row in rows], shape)
+        plan = self._plans[index]
+
+        # All examples are read at once, since each file is opened once for a call.
+        numbers = np.array(list(itertools.chain.from_iterable(plan.rows)), np.int64)
+        remaining = iter(self._source.read(numbers))
+        rows: list[list[Example]] = []
+        for row in plan.rows:
+            examples = itertools.islice(remaining, len(row))
+            rows.append([plan.shape.truncate(example) for example in examples])
+
+        num_empty = self._num_rows(plan.shape) - len(rows)
+        rows += [[]] * num_empty
+        return packing.fill(rows, plan.shape)
 
     def _num_rows(self, shape: RowShape) -> int:
-        """The number of this process's rows in a batch; of shorter rows there are more."""
+        """Returns the number of this process's rows in a batch; there are more of shorter rows."""
         scale = self._shape.source_len // shape.source_len
         return self._params.batch_size * scale // self._num_processes
 
     def _plan_packed(self) -> Iterator[_Plan]:
-        starts = range(0, len(self._order), _POOL_BUNDLES * self._num_processes)
-        rows = itertools.chain.from_iterable(map(self._pack_pool, starts))
-        while of_batch := list(itertools.islice(rows, self._num_rows(self._shape))):
-            yield self._shape, of_batch
+        """Yields the plans of batches of packed rows."""
+        pool_size = _POOL_BUNDLES * self._num_processes
+        starts = range(0, len(self._order), pool_size)
+        rows = itertools.chain.from_iterable(self._pack_pool(start) for start in starts)
+        while rows_of_batch := list(itertools.islice(rows, self._num_rows(self._shape))):
+            yield _Plan(self._shape, rows_of_batch)
 
     def _pack_pool(self, start: int) -> list[list[int]]:
         """Packs the bundles of a pool of adjacent examples; returns this process's rows."""
         pool = self._order[start : start + _POOL_BUNDLES * self._num_processes]
         longest = [self._shape.source_len, self._shape.target_len]
         lengths = np.minimum(self._source.lengths[pool], longest)
+
+        # A bundle is as long as its longest example. One that it lacks, at index -1, has no length.
         bundles = _bundles(lengths, self._num_processes)
-        with_none = np.append(lengths, [[0, 0]], axis=0)  # At index -1.
-        rows = packing.plan_rows(with_none[bundles].max(axis=1), self._shape)
+        lengths_or_none = np.append(lengths, [[0, 0]], axis=0)
+        bundle_lengths = lengths_or_none[bundles].max(axis=1)
+        rows_of_bundles = packing.plan_rows(bundle_lengths, self._shape)
+
+        # All processes shuffle alike, and each takes its own example of every bundle.
         if self._params.shuffle:
-            np.random.default_rng([self._params.seed, start]).shuffle(rows)
+            np.random.default_rng([self._params.seed, start]).shuffle(rows_of_bundles)
         else:
-            rows.sort()
+            rows_of_bundles.sort()
         own = bundles[:, self._process_index]
-        return [[pool[i] for i in own[row] if i >= 0] for row in rows]
+        rows: list[list[int]] = []
+        for bundle_indices in rows_of_bundles:
+            rows.append([pool[i] for i in own[bundle_indices] if i >= 0])
+        return rows
 
     def _plan_buckets(self) -> Iterator[_Plan]:
-        batches = []
-        for shape, members in self._buckets():
-            size = self._num_rows(shape)
-            for start in range(0, len(members), size * self._num_processes):
-                first = start + self._process_index * size
-                batches.append((shape, members[first : first + size]))
-        if self._params.shuffle:  # So that the first batches already have all lengths.
+        """Yields the plans of batches of one example a row, each for one bucket."""
+        batches: list[tuple[RowShape, np.ndarray]] = []
+        for shape, examples in self._buckets():
+            num_rows = self._num_rows(shape)
+            for start in range(0, len(examples), num_rows * self._num_processes):
+                first = start + self._process_index * num_rows
+                batches.append((shape, examples[first : first + num_rows]))
+
+        # So that the first batches already have all lengths.
+        if self._params.shuffle:
             np.random.default_rng(self._params.seed).shuffle(batches)
-        for shape, members in batches:
-            yield shape, [[member] for member in members.tolist()]
+        for shape, examples in batches:
+            yield _Plan(shape, [[example] for example in examples.tolist()])
 
     def _buckets(self) -> Iterator[tuple[RowShape, np.ndarray]]:
-        """Deals all examples out to rows of several lengths by the longer of their two sides."""
-        source_len, target_len = self._shape.source_len, self._shape.target_len
-        scales, rest = [1], self._order
+        """Yields each bucket's lengths of rows, and its examples, from short to long rows."""
+        source_len = self._shape.source_len
+        target_len = self._shape.target_len
+        scales = [1]
         if self._params.rows is Rows.BUCKETED:
-            scales = [n for n in _BUCKET_SCALES if source_len % n == target_len % n == 0]
+            # Of the full, half and quarter lengths, those that divide evenly.
+            scales = [n for n in _BUCKET_SCALES if source_len % n == 0 and target_len % n == 0]
+
+        remaining = self._order
         for scale in scales:
             shape = RowShape(source_len // scale, target_len // scale)
-            fits = (self._source.lengths[rest] <= [shape.source_len, shape.target_len]).all(axis=1)
-            # Examples that fit no bucket are truncated to the longest one.
-            yield shape, rest[fits | (scale == 1)]
-            rest = rest[~fits]
+            if scale == 1:
+                # The last bucket, in which examples that are longer are truncated.
+                yield shape, remaining
+                return
+            lengths = self._source.lengths[remaining]
+            fits = (lengths <= [shape.source_len, shape.target_len]).all(axis=1)
+            yield shape, remaining[fits]
+            remaining = remaining[~fits]
 
 
 def _bundles(lengths: np.ndarray, size: int) -> np.ndarray:
-    """Groups examples of int [n, 2] lengths by similar lengths: int [n / size, size] indices.
+    """Groups examples of int [n, 2] lengths by similar lengths.
 
-    An index of -1 is one that the last bundle lacks. Bundles are ordered by first examples.
+    Returns int [n / size, size] indices, with n / size rounded up. An index of -1 is one that the
+    last bundle lacks. Bundles are in the order of their first examples.
     """
-    num_bundles = -(-len(lengths) // size)
+    num_bundles = math.ceil(len(lengths) / size)
     by_source = np.argsort(lengths[:, 0], kind="stable")
     # Each strip of similar source lengths is sorted by target length.
     strip = np.arange(len(lengths)) // (size * math.isqrt(num_bundles))
     order = by_source[np.lexsort((lengths[by_source, 1], strip))]
-    bundles = np.pad(order, (0, -len(order) % size), constant_values=-1).reshape(-1, size)
+
+    num_lacking = num_bundles * size - len(order)
+    bundles = np.pad(order, (0, num_lacking), constant_values=-1).reshape(-1, size)
     return bundles[np.argsort(bundles[:, 0])]

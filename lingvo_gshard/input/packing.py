@@ -8,13 +8,14 @@ A row of B=1, L=8 that holds two pairs, sources (5 6 2) and (7 2), targets (8 2)
     target_labels       8 2 9 4 2 0 0 0       target_weights      1 1 1 1 1 0 0 0
 
 Pairs are packed from a pool, row by row, so that both sides of a row fill up evenly. Grain's own
-packer takes pairs as they come and closes all of its rows as soon as one pair finds no room. With
+packer takes pairs as they come, and closes all of its rows as soon as one pair finds no room. With
 verses of 71 languages, in 512 rows of 128 and 88 tokens, Grain's packer leaves 10.1 and 9.3 % of
 the two sides empty and takes 52 us per pair; this one leaves 4.8 and 3.9 % and takes 20 us.
 """
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -48,12 +49,13 @@ class RowShape:
             )
 
     def fits(self, example: Example) -> bool:
-        """Whether a pair fits into an empty row."""
-        source, target = len(example.source_ids), len(example.target_ids)
-        return source <= self.source_len and target <= self.target_len
+        """Returns whether a pair fits into an empty row."""
+        fits_source = len(example.source_ids) <= self.source_len
+        fits_target = len(example.target_ids) <= self.target_len
+        return fits_source and fits_target
 
     def truncate(self, example: Example) -> Example:
-        """Cuts both sides to the row's lengths; a side that is cut still ends with EOS."""
+        """Returns a pair cut to the row's lengths; a side that is cut still ends with EOS."""
         return Example(
             truncate(example.source_ids, self.source_len),
             truncate(example.target_ids, self.target_len),
@@ -61,7 +63,7 @@ class RowShape:
 
 
 def lengths_of(examples: Sequence[Example]) -> np.ndarray:
-    """The number of tokens in each source and each target, int64 [n, 2]."""
+    """Returns the number of tokens in each source and each target, int64 [n, 2]."""
     pairs = [(len(example.source_ids), len(example.target_ids)) for example in examples]
     return np.array(pairs, np.int64).reshape(-1, 2)
 
@@ -76,87 +78,125 @@ def plan_rows(lengths: np.ndarray, shape: RowShape) -> list[list[int]]:
     # Count lengths in units that make both sides of a row equally long.
     capacity = shape.source_len * shape.target_len
     shares = lengths * np.array([shape.target_len, shape.source_len])
-    left = np.argsort(-shares.sum(axis=1), kind="stable")
-    source, target = shares[left].T.copy()
+
+    # The indices of the pairs without a row, and their shares, by falling size.
+    remaining = np.argsort(-shares.sum(axis=1), kind="stable")
+    source = shares[remaining, 0]
+    target = shares[remaining, 1]
     rows: list[list[int]] = []
-    while len(left):
-        rows.append(sorted(left[_take_row(source, target, capacity)].tolist()))
-        is_left = source <= capacity
-        left, source, target = left[is_left], source[is_left], target[is_left]
+    while len(remaining) > 0:
+        row = _choose_row(source, target, capacity)
+        rows.append(sorted(remaining[row].tolist()))
+
+        is_left = np.ones(len(remaining), bool)
+        is_left[row] = False
+        remaining = remaining[is_left]
+        source = source[is_left]
+        target = target[is_left]
     return rows
 
 
-def _take_row(source: np.ndarray, target: np.ndarray, capacity: int) -> list[int]:
-    """The indices of the pairs that fill one row; marks their source as too long."""
-    taken, free_source, free_target = [0], capacity, capacity
+def _choose_row(source: np.ndarray, target: np.ndarray, capacity: int) -> list[int]:
+    """Returns the indices of the pairs that fill one row, the first pair among them.
+
+    `source` and `target` are the pairs' shares, int64 [n], of a row's `capacity` on each side.
+    """
+    source = source.copy()
+    too_long = capacity + 1
+    free_source = capacity
+    free_target = capacity
+    row: list[int] = []
+    best = 0
     while True:
-        free_source, free_target = free_source - source[taken[-1]], free_target - target[taken[-1]]
-        source[taken[-1]] = capacity + 1
-        rest_source, rest_target = free_source - source, free_target - target
-        more = np.maximum(rest_source, rest_target)
-        more[np.minimum(rest_source, rest_target) < 0] = capacity + 1
-        best = int(more.argmin())
-        if more[best] > capacity:
-            return taken
-        taken.append(best)
+        row.append(best)
+        free_source -= source[best]
+        free_target -= target[best]
+        source[best] = too_long  # So that it fits no more.
+
+        # The room on the emptier side after each pair. We look for the least.
+        room_source = free_source - source
+        room_target = free_target - target
+        room = np.maximum(room_source, room_target)
+        room[np.minimum(room_source, room_target) < 0] = too_long
+        best = int(room.argmin())
+        if room[best] == too_long:
+            return row
 
 
 def plan_at_most(lengths: np.ndarray, shape: RowShape, num_rows: int) -> list[list[int]]:
     """Plans rows for the first pairs, long or short, as many as `num_rows` rows have room for."""
+    # Start with all that would fit without any padding, and leave out the last ones until they do.
     capacity = num_rows * np.array([shape.source_len, shape.target_len])
-    count = int((lengths.cumsum(axis=0) <= capacity).all(axis=1).sum())
-    while len(rows := plan_rows(lengths[:count], shape)) > num_rows:
-        count -= max(1, count * (len(rows) - num_rows) // len(rows))
-    return rows
+    num_pairs = int((lengths.cumsum(axis=0) <= capacity).all(axis=1).sum())
+    while True:
+        rows = plan_rows(lengths[:num_pairs], shape)
+        if len(rows) <= num_rows:
+            return rows
+        num_pairs -= max(1, num_pairs * (len(rows) - num_rows) // len(rows))
 
 
 def fill(rows: Sequence[Sequence[Example]], shape: RowShape) -> NestedMap:
-    """The features and labels of rows, as above: int32 [rows, L], target_weights float32."""
-    members = [example for row in rows for example in row]
+    """Returns the features and labels of rows, as above: int32 [rows, L], but float32 weights."""
+    examples = list(itertools.chain.from_iterable(rows))
     sizes = np.array([len(row) for row in rows], np.int64)
-    source = side([example.source_ids for example in members], sizes, shape.source_len)
-    target = side([example.target_ids for example in members], sizes, shape.target_len)
-    target_ids, segment_ids, positions = target
+    source = side([example.source_ids for example in examples], sizes, shape.source_len)
+    target = side([example.target_ids for example in examples], sizes, shape.target_len)
+    labels, segment_ids, positions = target
     is_token = segment_ids > 0
+
     # The decoder's input: the labels shifted right, with BOS first in each segment.
-    inputs = np.roll(target_ids, 1, axis=1)
-    inputs[positions == 0] = BOS_ID
-    inputs[~is_token] = PAD_ID
-    features = NestedMap(
-        zip(SOURCE, source, strict=True),
-        target_ids=inputs,
-        target_segment_ids=segment_ids,
-        target_positions=positions,
+    target_ids = np.roll(labels, 1, axis=1)
+    target_ids[positions == 0] = BOS_ID
+    target_ids[~is_token] = PAD_ID
+
+    return NestedMap(
+        features=NestedMap(
+            zip(SOURCE, source, strict=True),
+            target_ids=target_ids,
+            target_segment_ids=segment_ids,
+            target_positions=positions,
+        ),
+        labels=NestedMap(target_labels=labels, target_weights=is_token.astype(np.float32)),
     )
-    labels = NestedMap(target_labels=target_ids, target_weights=is_token.astype(np.float32))
-    return NestedMap(features=features, labels=labels)
 
 
-def side(members: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.ndarray:
-    """Ids, segment ids and positions, int32 [3, rows, L]; row i has the next sizes[i] members."""
-    lengths = np.array([len(ids) for ids in members], np.int64)
-    starts = np.cumsum(lengths) - lengths  # Index of each pair's first token.
-    firsts = np.cumsum(sizes) - sizes  # Index of each row's first pair.
-    row = np.repeat(np.arange(len(sizes)), sizes)
-    columns = starts - starts[firsts[row]]
-    token = np.arange(lengths.sum())
-    index = np.repeat(row * length + columns - starts, lengths) + token
-    side = np.zeros((3, len(sizes) * length), np.int32)
-    side[0, index] = np.concatenate([np.empty(0, np.int32), *members])
-    side[1, index] = np.repeat(np.arange(len(members)) - firsts[row] + 1, lengths)
-    side[2, index] = token - np.repeat(starts, lengths)
-    return side.reshape(3, len(sizes), length)
+def side(segments: Sequence[np.ndarray], sizes: np.ndarray, length: int) -> np.ndarray:
+    """Returns ids, segment ids and positions of one side of some rows, int32 [3, rows, L].
+
+    `segments` are the ids of the pairs' sides, int32 [n] each: row i has the next sizes[i] of them,
+    which are at most L together.
+    """
+    # Of each segment: its length, the index of its first token among all tokens, and its row.
+    lengths = np.array([len(ids) for ids in segments], np.int64)
+    starts = np.cumsum(lengths) - lengths
+    rows = np.repeat(np.arange(len(sizes)), sizes)
+
+    # The first segment of its row, and from that its own number and column there.
+    firsts = (np.cumsum(sizes) - sizes)[rows]
+    numbers = np.arange(len(segments)) - firsts + 1
+    columns = starts - starts[firsts]
+
+    # Of each token: its index, its position in the segment, and its place in the flattened rows.
+    tokens = np.arange(lengths.sum())
+    positions = tokens - np.repeat(starts, lengths)
+    places = np.repeat(rows * length + columns, lengths) + positions
+
+    flat = np.zeros((3, len(sizes) * length), np.int32)
+    flat[0, places] = np.concatenate([np.empty(0, np.int32), *segments])
+    flat[1, places] = np.repeat(numbers, lengths)
+    flat[2, places] = positions
+    return flat.reshape(3, len(sizes), length)
 
 
 def batch_specs(batch_size: int, shape: RowShape) -> NestedMap:
-    """The TensorSpecs of a batch that `fill` makes, with dims BL throughout."""
+    """Returns the TensorSpecs of a batch that `fill` makes, with dims BL throughout."""
     return fill([], shape).Transform(
         lambda array: TensorSpec((batch_size, array.shape[1]), array.dtype.name, "BL")
     )
 
 
 def truncate(ids: np.ndarray, length: int) -> np.ndarray:
-    """Cuts ids [n] to a length; if they are cut, EOS comes last."""
+    """Returns ids [n] cut to a length; if they are cut, EOS comes last."""
     if len(ids) <= length:
         return ids
     return np.concatenate([ids[: length - 1], np.array([EOS_ID], ids.dtype)])

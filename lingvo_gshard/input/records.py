@@ -17,7 +17,7 @@ from lingvo_gshard.input.example_codec import Example
 # reading its end, which holds the index; by default that would be the last MiB.
 _READER_OPTIONS = "readahead_buffer_size:0,max_parallelism:0,footer_prefetch_bytes:80K"
 _READER_BUFFER_BYTES = 1 << 15
-# Of one source. An open file keeps 8 bytes a record in memory.
+# At most so many of one RecordSource. An open file keeps 8 bytes a record in memory.
 _MAX_OPEN_FILES = 256
 
 
@@ -27,39 +27,50 @@ class RecordSource:
     def __init__(
         self, data_dir: str | pathlib.Path, *records: manifest.Records, hashed: bool = True
     ):
-        """Opens no file yet. A file is opened to read from it, and those used last stay open.
+        """Opens no file yet. Files are opened to read from them; those used last stay open.
 
         If `hashed`, a file's hash is checked when it is first opened. Its size always is, and each
         record when it is read.
         """
         self._data_dir = str(data_dir)
-        self.sizes = [one.num_examples for one in records]
-        self._shards = [shard for one in records for shard in one.shards]
+        self.sizes = [of_language.num_examples for of_language in records]
+        self._shards: list[manifest.Shard] = []
+        for of_language in records:
+            self._shards += of_language.shards
+        # The index after the last example of each shard.
         self._ends = np.cumsum([shard.num_examples for shard in self._shards])
-        how = self._data_dir, hashed
-        self._reader = functools.lru_cache(_MAX_OPEN_FILES)(functools.partial(_open, *how))
+
+        open_shard = functools.partial(_open, self._data_dir, hashed)
+        self._reader = functools.lru_cache(_MAX_OPEN_FILES)(open_shard)
 
     def __len__(self) -> int:
         return int(self._ends[-1])
 
     def read(self, indices: np.ndarray) -> list[Example]:
-        """The examples at int [n] indices, reading each file once; ValueError if one is damaged."""
-        found = np.empty(len(indices), object)
-        shard_of = np.searchsorted(self._ends, indices, side="right")
-        by_shard = np.argsort(shard_of, kind="stable")
-        numbers, starts = np.unique(shard_of[by_shard], return_index=True)
-        parts = np.split(by_shard, starts[1:])  # One empty part if there are no indices.
-        for number, members in zip(numbers.tolist(), parts, strict=False):
-            shard = self._shards[number]
-            inside = indices[members] - (self._ends[number] - shard.num_examples)
+        """Returns the examples at int [n] indices, in their order. Each file is read once.
+
+        Raises ValueError if a file that holds one of them is missing or damaged.
+        """
+        shard_numbers = np.searchsorted(self._ends, indices, side="right")
+        examples = np.empty(len(indices), object)
+        for shard_number in np.unique(shard_numbers).tolist():
+            shard = self._shards[shard_number]
+            is_in_shard = shard_numbers == shard_number
+            start = self._ends[shard_number] - shard.num_examples
+            inside = (indices[is_in_shard] - start).tolist()
+
             reader = self._reader(shard)
             with _naming(f"{self._data_dir}/{shard.file.path}"):
-                found[members] = [*map(example_codec.decode, reader.read(inside.tolist()))]
-        return found.tolist()
+                records = reader.read(inside)
+                examples[is_in_shard] = [example_codec.decode(record) for record in records]
+        return examples.tolist()
 
     @functools.cached_property
     def lengths(self) -> np.ndarray:
-        """Int [len, 2]: the tokens of each source and target. Raises as digests.verify."""
+        """The number of tokens of each source and target, int [len, 2].
+
+        Raises ValueError as digests.verify.
+        """
         files = [shard.lengths for shard in self._shards]
         digests.verify(self._data_dir, files)
         return np.concatenate([np.load(digests.local(self._data_dir, file)) for file in files])
@@ -68,6 +79,7 @@ class RecordSource:
 def _open(
     data_dir: str, hashed: bool, shard: manifest.Shard
 ) -> array_record_module.ArrayRecordReader:
+    """Opens a shard's file of records. Raises ValueError if it is damaged."""
     digests.verify(data_dir, [shard.file], contents=hashed)
     path = str(digests.local(data_dir, shard.file))
     with _naming(path):
@@ -76,8 +88,10 @@ def _open(
         )
         if not reader.ok():
             reader.close()  # Raises the reason.
-        if (found := reader.num_records()) != shard.num_examples:
-            raise ValueError(f"holds {found} records, the manifest says {shard.num_examples}")
+
+        num_records = reader.num_records()
+        if num_records != shard.num_examples:
+            raise ValueError(f"holds {num_records} records, the manifest says {shard.num_examples}")
         return reader
 
 

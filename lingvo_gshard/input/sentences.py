@@ -17,7 +17,8 @@ def eval_text(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
 
 
 def lengths(max_len: int) -> tuple[int, ...]:
-    """The row lengths for sentences of at most `max_len` pieces, shortest first."""
+    """Returns the row lengths for sentences of at most `max_len` pieces, shortest first."""
     if max_len < 1:
         raise ValueError(f"decode.max_source_len must be 1 or more, got {max_len}.")
-    return tuple(sorted({min(bucket, max_len) for bucket in _BUCKETS} | {max_len}))
+    shorter = [bucket for bucket in _BUCKETS if bucket < max_len]
+    return (*shorter, max_len)

@@ -1,6 +1,5 @@
 """Converts text to token ids and back, by a SentencePiece model with this project's special ids."""
 
-import itertools
 import os
 import pathlib
 import re
@@ -14,7 +13,7 @@ from lingvo_gshard.input.example_codec import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 
 class Tokenizer:
-    """One vocabulary: pad 0, bos 1, eos 2, unk 3. Bytes spell any text without pieces."""
+    """One vocabulary: pad 0, bos 1, eos 2, unk 3. Bytes spell any text that has no pieces."""
 
     def __init__(self, model_file: str | os.PathLike[str]):
         """Loads a model. Raises ValueError if it is missing, damaged or has other special ids."""
@@ -24,11 +23,12 @@ class Tokenizer:
             processor = sentencepiece.SentencePieceProcessor(model_file=str(model_file))
         except (RuntimeError, OSError) as error:
             raise ValueError(f"{model_file} is not a SentencePiece model: {error}") from error
-        self._processor = processor
-        found = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
+
+        ids = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
         expected = (PAD_ID, BOS_ID, EOS_ID, UNK_ID)
-        if found != expected:
-            raise ValueError(f"{model_file} has pad, bos, eos, unk {found}, expected {expected}")
+        if ids != expected:
+            raise ValueError(f"{model_file} has pad, bos, eos, unk {ids}, expected {expected}")
+        self._processor = processor
 
     @property
     def vocab_size(self) -> int:
@@ -37,10 +37,14 @@ class Tokenizer:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The codes of the languages that sources name as their targets; they follow UNK."""
-        following = map(self._processor.id_to_piece, range(UNK_ID + 1, self.vocab_size))
-        matches = map(re.compile("<2(.+)>").fullmatch, following)
-        return tuple(match[1] for match in itertools.takewhile(bool, matches) if match)
+        """The codes of the languages that sources name as their targets: see `target_token`."""
+        codes: list[str] = []
+        for token in range(UNK_ID + 1, self.vocab_size):  # They follow the special ids.
+            match = re.fullmatch("<2(.+)>", self._processor.id_to_piece(token))
+            if match is None:
+                break
+            codes.append(match[1])
+        return tuple(codes)
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a sentence, EOS last."""
@@ -52,8 +56,13 @@ class Tokenizer:
 
     def decode(self, ids: Iterable[int]) -> str:
         """Returns the text up to the first EOS, ignoring padding and BOS."""
-        tokens = itertools.takewhile(lambda token: token != EOS_ID, map(int, ids))
-        return self._processor.decode([t for t in tokens if t not in (PAD_ID, BOS_ID)])
+        tokens: list[int] = []
+        for token in map(int, ids):
+            if token == EOS_ID:
+                break
+            if token not in (PAD_ID, BOS_ID):
+                tokens.append(token)
+        return self._processor.decode(tokens)
 
 
 def load_pair(data_dir: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:

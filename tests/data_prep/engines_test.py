@@ -11,7 +11,7 @@ import time
 import pytest
 
 from data_prep import config as config_file
-from data_prep import engines, pipeline, runs, selection, tsv, tsv_folder
+from data_prep import deduplication, engines, pipeline, runs, tsv, tsv_folder
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from tests import ports
@@ -93,7 +93,7 @@ def _write_text(folder):
 
 def _build(address, text, data):
     tsv.BYTES_PER_SPAN = 1500
-    selection._PAIRS_PER_GROUP = 100
+    deduplication._PAIRS_PER_GROUP = 100
     with engines.dask(address, 1) as engine:
         pipeline.run_through(
             pipeline.Step.REPORT, tsv_folder.sources_in(text), data, _CONFIG, engine

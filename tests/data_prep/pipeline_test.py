@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from data_prep import chunks, engines, pipeline, selection, sources, tsv, tsv_folder
+from data_prep import deduplication, engines, pipeline, source_cleaning, sources, tsv, tsv_folder
 from data_prep.cleaning import Rule
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
@@ -139,12 +139,14 @@ def test_spans_and_groups_make_no_difference(tmp_path, monkeypatch):
         (tmp_path / "text" / f"{code}-en.tsv").write_text("".join(lines))
     config = dataclasses.replace(_CONFIG, max_malformed_share=0.3, held_out_share=0.2)
     logged = []
-    monkeypatch.setattr(chunks.logging, "warning", lambda *args: logged.append(args[0] % args[1:]))
+    monkeypatch.setattr(
+        source_cleaning.logging, "warning", lambda *args: logged.append(args[0] % args[1:])
+    )
     prepared.build(tmp_path / "text", tmp_path / "whole", config)
     of_whole = [line for line in logged if "skipped" in line]
     assert len(of_whole) == 20 and "de-en.tsv:37: skipped: expected 1 tab" in of_whole[9]
     monkeypatch.setattr(tsv, "BYTES_PER_SPAN", 500)
-    monkeypatch.setattr(selection, "_PAIRS_PER_GROUP", 50)
+    monkeypatch.setattr(deduplication, "_PAIRS_PER_GROUP", 50)
     prepared.build(tmp_path / "text", tmp_path / "parts", config)
     assert [line for line in logged if "skipped" in line] == of_whole * 2
     assert _contents(tmp_path / "parts") == _contents(tmp_path / "whole")
@@ -175,7 +177,7 @@ def test_a_language_that_was_not_surveyed_has_its_configured_scripts(tmp_path):
             yield sources.Row("el", Pair("ένα σπίτι", "a home"))
 
     config = dataclasses.replace(_CONFIG, scripts={"el": ("Grek",)})
-    made = chunks.clean(Source(), tsv.WHOLE, tmp_path, {"de": frozenset({"Latn"})}, config)
+    made = source_cleaning.clean(Source(), tsv.WHOLE, tmp_path, {"de": frozenset({"Latn"})}, config)
     assert made.dropped == {("el", Rule.WRONG_SCRIPT): 1} and made.num_rows == 3
 
 
@@ -215,7 +217,7 @@ def test_a_source_that_disappears_midway_is_named_and_nothing_is_lost(tmp_path):
             gone.rename(tmp_path / "elsewhere")
         yield from engines.pool(1)(calls)
 
-    build = functools.partial(pipeline.run_through, found=found, out_dir=tmp_path / "data")
+    build = functools.partial(pipeline.run_through, sources=found, out_dir=tmp_path / "data")
     build(pipeline.Step.SURVEY, config=_CONFIG, engine=engines.pool(1))
     with pytest.raises(ValueError, match=r"train/fr-en.tsv.gz: there is no such file"):
         build(pipeline.Step.CLEAN, config=_CONFIG, engine=engine)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from data_prep import shards
-from data_prep.chunks import Chunk
+from data_prep.text_chunks import Chunk
 
 
 class _Listed(Chunk):

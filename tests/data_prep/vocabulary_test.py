@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import sentencepiece
 
-from data_prep import chunks, tsv, vocabulary
+from data_prep import text_chunks, tsv, vocabulary
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from data_prep.vocabulary import Side
@@ -44,7 +44,7 @@ def test_copies_are_floor_or_ceil_and_right_on_average():
 
 
 def test_draws_a_quota_of_what_was_selected(tmp_path):
-    writer = chunks.Writer(tmp_path, 1000)
+    writer = text_chunks.ChunkWriter(tmp_path, 1000)
     for i in range(400):
         pair = Pair(f"Satz {i}", f"sentence {i}")
         writer.add("train", "de", pair, pair)

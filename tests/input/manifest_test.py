@@ -36,15 +36,14 @@ def test_other_folders_are_refused_with_the_command_that_prepares_one(tmp_path):
         manifest.load(tmp_path)
 
 
-def test_a_manifest_of_the_version_before_has_no_digest(copy):
-    """Its fields are the same."""
-    first, path = manifest.load(copy), copy / "manifest.json"
+def test_a_damaged_manifest_and_one_of_another_version_are_refused(copy):
+    path = copy / "manifest.json"
     fields = json.loads(path.read_text())
-    del fields["digest"]
-    path.write_text(json.dumps(fields | {"version": 3}))
-    assert manifest.load(copy) == dataclasses.replace(first, version=3)
-    path.write_text(json.dumps(fields))
+    path.write_text(json.dumps(fields | {"config": {}}))
     with pytest.raises(ValueError, match=r"manifest.json is damaged: it is not what was written"):
+        manifest.load(copy)
+    path.write_text(json.dumps(fields | {"version": 3}))
+    with pytest.raises(ValueError, match=r"manifest.json has version 3, expected 4; make the fold"):
         manifest.load(copy)
 
 

@@ -1,12 +1,12 @@
 import numpy as np
 
-from data_prep import chunks, selection
+from data_prep import deduplication, text_chunks
 from data_prep.cleaning import Rule
 from data_prep.tsv import Pair
 
 
 def _write(folder, split, name, pairs, pairs_per_chunk=100):
-    writer = chunks.Writer(folder / split / name, pairs_per_chunk)
+    writer = text_chunks.ChunkWriter(folder / split / name, pairs_per_chunk)
     for pair in pairs:
         writer.add(split, "de", pair, pair)
     return writer.close()
@@ -17,7 +17,7 @@ def _run(name, calls):
 
 
 def _select(folder, train, held_out=(), pairs_per_block=100):
-    found = selection.select({"de": train}, held_out, folder / "x", pairs_per_block, _run)
+    found = deduplication.select({"de": train}, held_out, folder / "x", pairs_per_block, _run)
     return found["de"]
 
 
@@ -30,13 +30,13 @@ def test_a_chunk_ends_where_it_is_full(tmp_path):
 
 
 def test_of_equal_pairs_the_first_is_kept_over_all_chunks(tmp_path, monkeypatch):
-    monkeypatch.setattr(selection, "_PAIRS_PER_GROUP", 170)
+    monkeypatch.setattr(deduplication, "_PAIRS_PER_GROUP", 170)
     rng = np.random.default_rng(2)
     pairs = [Pair(f"s{i}", f"t{j}") for i, j in rng.integers(0, 14, (1000, 2))]
     train = _write(tmp_path, "train", "x", pairs[:450])
     train += _write(tmp_path, "train", "y", pairs[450:])
     assert len(train) == 11
-    assert [len(group) for group in selection.groups(train)] == [2, 2, 2, 2, 1, 2]
+    assert [len(group) for group in deduplication.groups(train)] == [2, 2, 2, 2, 1, 2]
     selected = _select(tmp_path, train)
     kept = [pair for chunk in train for pair in chunk.kept_pairs()]
     assert kept == list(dict.fromkeys(pairs))
@@ -62,7 +62,7 @@ def test_nothing_of_the_held_out_splits_stays_on_either_side(tmp_path):
 
 def test_the_files_opened_grow_as_the_corpus(tmp_path, monkeypatch):
     """Ten times as many chunks, as large as they were, and as much memory."""
-    monkeypatch.setattr(selection, "_PAIRS_PER_GROUP", 500)
+    monkeypatch.setattr(deduplication, "_PAIRS_PER_GROUP", 500)
     opened = []
     load = np.load
 

@@ -1,0 +1,198 @@
+"""The rules that need the whole corpus: no pair of dev or test in training, and no pair twice.
+
+Texts are compared by 64-bit digests. As in an external sort, a language's chunks are divided into
+groups, and the digests into as many ranges. Three steps of tasks follow:
+
+    sort      sorts the digests of one group, without those of held-out pairs
+    repeated  finds in one range of digests which pairs occur earlier
+    select    writes which pairs of one group's chunks are kept
+
+So the pairs in memory are those of one group or range, and only the number of pieces between groups
+and ranges is a square, (pairs / _PAIRS_PER_GROUP)**2. The steps exchange these files:
+
+    <language>-<group>.sorted.npy    uint64 [2, n]: digests in order, and positions in the group
+    <language>-<range>.repeated.npy  uint64 [2, n]: groups in order, and positions in each
+"""
+
+import collections
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from data_prep import shards, text_chunks, tsv
+from data_prep.cleaning import Dropped, Rule
+from data_prep.text_chunks import Chunk
+
+_PAIRS_PER_GROUP = 1 << 24
+_NUM_DIGESTS = 1 << 64
+Runner = Callable[[str, Mapping[Any, Callable[[], Any]]], dict[Any, Any]]  # See runs.run_tasks.
+
+
+@dataclasses.dataclass(frozen=True)
+class Selected:
+    """The number of pairs kept of each block (shards.py), and dropped by language and rule."""
+
+    block_sizes: collections.Counter[int] = dataclasses.field(default_factory=collections.Counter)
+    dropped: Dropped = dataclasses.field(default_factory=collections.Counter)
+
+
+def groups(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+    """Divides a language's chunks, in order, into groups of about _PAIRS_PER_GROUP pairs."""
+    sizes = [chunk.num_pairs for chunk in chunks]
+    return tsv.grouped(chunks, sizes, _PAIRS_PER_GROUP)
+
+
+def select(
+    train: Mapping[str, Sequence[Chunk]],
+    held_out: Sequence[Chunk],
+    folder: pathlib.Path,
+    pairs_per_block: int,
+    run: Runner,
+) -> dict[str, Selected]:
+    """Decides which pairs of each language's training chunks are kept, and writes that beside them.
+
+    Pairs are dropped if their English is among the `held_out` chunks of dev and test, or their
+    source among those of their language, and of equal pairs all but the first.
+    """
+    folder.mkdir(exist_ok=True)
+    held_out_english = folder / "english.npy"
+    _save_held_out(held_out, text_chunks.ENGLISH, held_out_english)
+
+    sort_calls: dict[tuple[str, int], Callable[[], None]] = {}
+    repeated_calls: dict[tuple[str, int], Callable[[], None]] = {}
+    keep_calls: dict[tuple[str, int], Callable[[], Selected]] = {}
+    for code, chunks in train.items():
+        # English is held out for all languages, a source sentence only for its own.
+        of_language = [chunk for chunk in held_out if chunk.language == code]
+        held_out_sources = folder / f"{code}.sources.npy"
+        _save_held_out(of_language, text_chunks.SOURCE, held_out_sources)
+
+        chunk_groups = groups(chunks)
+        names = [f"{code}-{i:05d}" for i in range(len(chunk_groups))]
+        sorted_paths = [folder / f"{name}.sorted.npy" for name in names]
+        repeated_paths = [folder / f"{name}.repeated.npy" for name in names]
+        for i, group in enumerate(chunk_groups):
+            lowest, highest = _digest_range(i, len(chunk_groups))
+            sort_calls[code, i] = partial(
+                _sort, group, held_out_english, held_out_sources, sorted_paths[i]
+            )
+            repeated_calls[code, i] = partial(
+                _find_repeated, sorted_paths, lowest, highest, repeated_paths[i]
+            )
+            keep_calls[code, i] = partial(
+                _keep, group, i, sorted_paths[i], repeated_paths, pairs_per_block
+            )
+
+    # Each step reads what all tasks of the step before have written.
+    run("sort", sort_calls)
+    run("repeated", repeated_calls)
+    selected = {code: Selected() for code in train}
+    for (code, _), of_group in run("select", keep_calls).items():
+        selected[code].block_sizes.update(of_group.block_sizes)
+        selected[code].dropped.update(of_group.dropped)
+    return selected
+
+
+def _save_held_out(held_out: Sequence[Chunk], column: int, path: pathlib.Path) -> None:
+    """Writes one column of the digests of dev's and test's chunks, sorted."""
+    digests = [chunk.digests()[:, column] for chunk in held_out]
+    digests.append(np.empty(0, np.uint64))  # concatenate() takes no empty list.
+    text_chunks.save_array(path, np.unique(np.concatenate(digests)))
+
+
+def _digest_range(index: int, num_ranges: int) -> tuple[np.uint64, np.uint64]:
+    """Returns the lowest and the highest digest of one of equal ranges."""
+    lowest = index * _NUM_DIGESTS // num_ranges
+    highest = (index + 1) * _NUM_DIGESTS // num_ranges - 1
+    return np.uint64(lowest), np.uint64(highest)
+
+
+def _sort(
+    group: Sequence[Chunk],
+    english_path: pathlib.Path,
+    sources_path: pathlib.Path,
+    path: pathlib.Path,
+) -> None:
+    """Writes the digests, in order, of a group's pairs that are not held out on either side."""
+    held_out_english = np.load(english_path)
+    held_out_sources = np.load(sources_path)
+
+    pair_digests: list[np.ndarray] = []
+    is_held_out: list[np.ndarray] = []
+    for chunk in group:
+        digests = chunk.digests()
+        has_english = np.isin(digests[:, text_chunks.ENGLISH], held_out_english)
+        has_source = np.isin(digests[:, text_chunks.SOURCE], held_out_sources)
+        pair_digests.append(digests[:, text_chunks.PAIR])
+        is_held_out.append(has_english | has_source)
+
+    positions = np.flatnonzero(~np.concatenate(is_held_out))
+    values = np.concatenate(pair_digests)[positions]
+    # Stable: equal digests stay in the order of their positions.
+    order = np.argsort(values, kind="stable")
+    text_chunks.save_array(path, np.stack([values[order], positions[order].astype(np.uint64)]))
+
+
+def _find_repeated(
+    sorted_paths: Sequence[pathlib.Path],
+    lowest: np.uint64,
+    highest: np.uint64,
+    path: pathlib.Path,
+) -> None:
+    """Writes the places of the pairs with digests in a range, ends included, that occur earlier.
+
+    A place is the index of a group and a position in it.
+    """
+    values: list[np.ndarray] = []
+    places: list[np.ndarray] = []
+    for group_index, sorted_path in enumerate(sorted_paths):
+        digests, positions = np.load(sorted_path, mmap_mode="r")
+        start = np.searchsorted(digests, lowest, side="left")
+        end = np.searchsorted(digests, highest, side="right")
+        in_range = positions[start:end]
+        values.append(digests[start:end])
+        places.append(np.stack([np.full_like(in_range, group_index), in_range]))
+
+    # unique() returns the first index, which is the first position in the first group.
+    _, first_indices = np.unique(np.concatenate(values), return_index=True)
+    all_places = np.concatenate(places, axis=1)
+    text_chunks.save_array(path, np.delete(all_places, first_indices, axis=1))
+
+
+def _keep(
+    group: Sequence[Chunk],
+    group_index: int,
+    sorted_path: pathlib.Path,
+    repeated_paths: Sequence[pathlib.Path],
+    pairs_per_block: int,
+) -> Selected:
+    """Writes which pairs of a group's chunks are kept: those sorted and not repeated."""
+    sizes = [chunk.num_pairs for chunk in group]
+    is_kept = np.zeros(sum(sizes), bool)
+
+    # What was sorted is not held out.
+    _, sorted_positions = np.load(sorted_path)
+    is_kept[sorted_positions] = True
+    num_held_out = len(is_kept) - np.count_nonzero(is_kept)
+
+    # Each range has repeated pairs of all groups, in the order of the groups.
+    for repeated_path in repeated_paths:
+        group_indices, positions = np.load(repeated_path, mmap_mode="r")
+        first = np.searchsorted(group_indices, np.uint64(group_index))
+        end = np.searchsorted(group_indices, np.uint64(group_index + 1))
+        is_kept[positions[first:end]] = False
+    num_repeated = len(is_kept) - np.count_nonzero(is_kept) - num_held_out
+
+    chunk_ends = np.cumsum(sizes)
+    for chunk, of_chunk in zip(group, np.split(is_kept, chunk_ends[:-1]), strict=True):
+        text_chunks.save_array(chunk.array_path("kept"), of_chunk)
+
+    language = group[0].language
+    dropped: Dropped = collections.Counter()
+    dropped[language, Rule.HELD_OUT] = int(num_held_out)
+    dropped[language, Rule.DUPLICATE] = int(num_repeated)
+    return Selected(shards.block_sizes(group, pairs_per_block), dropped)

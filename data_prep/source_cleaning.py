@@ -1,0 +1,164 @@
+"""The first two steps over one source: survey its scripts, then clean its pairs into chunks.
+
+A source is cleaned in tasks, span by span, and what became of its spans is joined afterwards.
+"""
+
+import collections
+import dataclasses
+import itertools
+import pathlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from absl import logging
+
+from data_prep import cleaning, languages
+from data_prep.cleaning import Dropped, Rule
+from data_prep.config import BuildConfig
+from data_prep.sources import Row, Source
+from data_prep.text_chunks import Chunk, ChunkWriter
+from data_prep.tsv import Malformed, Pair
+
+_SURVEYED_ROWS = 2000
+_LOGGED_LINES = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Cleaned:
+    """What a source or span became: chunks, and counts by language."""
+
+    chunks: list[Chunk] = dataclasses.field(default_factory=list)
+    dropped: Dropped = dataclasses.field(default_factory=collections.Counter)
+    repaired: collections.Counter[str] = dataclasses.field(default_factory=collections.Counter)
+    # The first malformed lines: their numbers, from 1, and what is wrong with them.
+    malformed: list[tuple[int, str]] = dataclasses.field(default_factory=list)
+
+    @property
+    def num_rows(self) -> int:
+        """The number of rows read, whether they were dropped or kept."""
+        return self.dropped.total() + sum(chunk.num_pairs for chunk in self.chunks)
+
+    @property
+    def num_malformed(self) -> int:
+        """The number of rows that hold no pair."""
+        malformed = (n for (_, rule), n in self.dropped.items() if rule is Rule.MALFORMED)
+        return sum(malformed)
+
+
+def survey(source: Source) -> dict[str, collections.Counter[str]]:
+    """Counts the characters of each script in a source's first rows, by language."""
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for row in itertools.islice(source.rows(), _SURVEYED_ROWS):
+        if isinstance(row.pair, Pair):
+            counts[row.language] += languages.count_scripts(row.pair.source)
+    return dict(counts)
+
+
+def scripts_by_language(
+    surveys: Iterable[Mapping[str, collections.Counter[str]]],
+    configured: Mapping[str, Iterable[str]],
+) -> dict[str, frozenset[str]]:
+    """Returns the scripts of each language, from the surveys of all sources: see `own_scripts`."""
+    totals: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for counts_by_language in surveys:
+        for language, counts in counts_by_language.items():
+            totals[language] += counts
+
+    return {
+        language: languages.own_scripts(language, counts, configured)
+        for language, counts in totals.items()
+    }
+
+
+def clean(
+    source: Source,
+    span: range,
+    folder: pathlib.Path,
+    scripts: Mapping[str, frozenset[str]],
+    config: BuildConfig,
+) -> Cleaned:
+    """Cleans a span of a source into chunks in `folder`, given the scripts of each language.
+
+    Training text is written normalized, dev and test unchanged. Raises ValueError if the source
+    cannot be read.
+    """
+    cleaned = Cleaned()
+    writer = ChunkWriter(folder, config.pairs_per_chunk)
+    known_scripts = dict(scripts)
+
+    for language, pair in _well_formed_pairs(source.rows(span), cleaned):
+        # A language that begins after the rows that were surveyed.
+        if language not in known_scripts:
+            known_scripts[language] = languages.own_scripts(language, {}, config.scripts)
+        own_scripts = known_scripts[language]
+
+        repaired = Pair(
+            cleaning.repair(pair.source, own_scripts),
+            cleaning.repair(pair.english, cleaning.ENGLISH_SCRIPTS),
+        )
+        normalized = cleaning.normalize_pair(repaired)
+        split = source.split or _split_of(normalized.english, config.held_out_share)
+
+        # Dev and test measure, so they stay as they are; they lose only what has no text.
+        if split == "train":
+            written = normalized
+            rule = cleaning.broken_rule(normalized, language, own_scripts, config)
+        else:
+            written = pair
+            rule = None if normalized.source and normalized.english else Rule.EMPTY
+
+        if rule is not None:
+            cleaned.dropped[language, rule] += 1
+            continue
+        writer.add(split, language, written, normalized)
+        if split == "train" and repaired != pair:
+            cleaned.repaired[language] += 1
+
+    cleaned.chunks.extend(writer.close())
+    return cleaned
+
+
+def _well_formed_pairs(rows: Iterable[Row], cleaned: Cleaned) -> Iterator[tuple[str, Pair]]:
+    """Yields the language and pair of each row that has one; counts the others in `cleaned`."""
+    for number, row in enumerate(rows, start=1):
+        if isinstance(row.pair, Pair):
+            yield row.language, row.pair
+        elif isinstance(row.pair, Malformed):
+            cleaned.dropped[row.language, Rule.MALFORMED] += 1
+            if len(cleaned.malformed) < _LOGGED_LINES:
+                cleaned.malformed.append((number, row.pair))
+        else:
+            cleaned.dropped[row.language, Rule.LOW_SCORE] += 1
+
+
+def _split_of(english: str, held_out_share: float) -> str:
+    """Returns the split of a pair by a hash of its `english_key`, the same in every language."""
+    position = cleaning.digest(cleaning.english_key(english)) / 2**64  # From 0 to 1.
+    if position < held_out_share:
+        return "dev"
+    if position < 2 * held_out_share:
+        return "test"
+    return "train"
+
+
+def join(source: Source, spans: Sequence[Cleaned], max_malformed_share: float) -> Cleaned:
+    """Joins a source's spans; warns of malformed lines, and raises ValueError for too many."""
+    joined = Cleaned()
+    for span in spans:
+        # A span numbers its own lines: those of the spans before come on top.
+        for number, reason in span.malformed[: _LOGGED_LINES - len(joined.malformed)]:
+            joined.malformed.append((joined.num_rows + number, reason))
+        joined.chunks.extend(span.chunks)
+        joined.dropped.update(span.dropped)
+        joined.repaired.update(span.repaired)
+
+    for number, reason in joined.malformed:
+        logging.warning("%s:%d: skipped: %s", source, number, reason)
+    if joined.num_rows == 0:
+        logging.warning("%s is empty", source)
+    if joined.num_malformed > max_malformed_share * joined.num_rows:
+        raise ValueError(
+            f"{source}: {joined.num_malformed} of {joined.num_rows} lines are malformed "
+            f"({joined.num_malformed / joined.num_rows:.1%}), "
+            f"expected at most {max_malformed_share:.1%}"
+        )
+    return joined

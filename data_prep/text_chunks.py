@@ -1,0 +1,139 @@
+"""Chunks: the files that hold cleaned pairs between the steps of a build.
+
+A chunk holds pairs of one span of a source, few enough to be in memory:
+
+    <name>.tsv          source<TAB>english, in the order of the source
+    <name>.digests.npy  uint64 [n, 3]: of the pair, of the English's key, of the source's key
+    <name>.kept.npy     bool [n]: the pairs that deduplication.py keeps; only for training text
+"""
+
+import array
+import dataclasses
+import pathlib
+import uuid
+from collections.abc import Iterator
+from typing import IO
+
+import numpy as np
+
+from data_prep import cleaning, tsv
+from data_prep.tsv import Pair
+from lingvo_gshard.files import atomic_file
+
+# The columns of a chunk's digests.
+PAIR = 0
+ENGLISH = 1
+SOURCE = 2
+_NUM_COLUMNS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunk:
+    """A chunk of a language's split: its pairs from position `start` on; `path` has their text."""
+
+    split: str
+    language: str
+    path: pathlib.Path
+    num_pairs: int
+    start: int = 0
+
+    def array_path(self, name: str) -> pathlib.Path:
+        """Returns the path of an array, such as the digests, beside the text."""
+        return self.path.with_suffix(f".{name}.npy")
+
+    def digests(self) -> np.ndarray:
+        """Maps the digests from their file, uint64 [n, 3]."""
+        return np.load(self.array_path("digests"), mmap_mode="r")
+
+    def pairs(self) -> Iterator[Pair]:
+        """Yields all pairs, in order."""
+        with self.path.open(encoding="utf-8", newline="\n") as file:
+            for line in file:
+                source, english = line.rstrip("\n").split("\t")
+                yield Pair(source, english)
+
+    def is_kept(self) -> np.ndarray:
+        """Returns which pairs were selected, bool [n]: in dev and test, all of them."""
+        if self.split != "train":
+            return np.ones(self.num_pairs, bool)
+        return np.load(self.array_path("kept"))
+
+    def kept_pairs(self, positions: range = tsv.WHOLE) -> Iterator[Pair]:
+        """Yields the pairs that were selected and are at `positions`."""
+        is_wanted = self.is_kept()
+
+        # Positions count over all chunks of the split, indices within this one.
+        first_index = max(positions.start - self.start, 0)
+        end_index = max(positions.stop - self.start, 0)
+        is_wanted[:first_index] = False
+        is_wanted[end_index:] = False
+
+        for pair, wanted in zip(self.pairs(), is_wanted.tolist(), strict=True):
+            if wanted:
+                yield pair
+
+
+def save_array(path: pathlib.Path, array: np.ndarray) -> None:
+    """Writes an array as np.save does, whole or not at all."""
+    with atomic_file.replacing(path, is_shared=True) as partial, partial.open("wb") as file:
+        np.save(file, array)
+
+
+@dataclasses.dataclass(frozen=True)
+class _OpenChunk:
+    """A chunk that is being written, and the digests of its pairs so far, row after row."""
+
+    file: IO[str]
+    digests: "array.array[int]" = dataclasses.field(default_factory=lambda: array.array("Q"))
+
+    @property
+    def num_pairs(self) -> int:
+        return len(self.digests) // _NUM_COLUMNS
+
+
+class ChunkWriter:
+    """Writes the chunks of one span to a new folder in `folder`."""
+
+    def __init__(self, folder: pathlib.Path, pairs_per_chunk: int) -> None:
+        # The same task may be running elsewhere, given up as lost. It has a folder of its own.
+        self._folder = folder / uuid.uuid4().hex
+        self._pairs_per_chunk = pairs_per_chunk
+        self._open: dict[tuple[str, str], _OpenChunk] = {}  # By split and language.
+        self._closed: list[Chunk] = []
+
+    def add(self, split: str, language: str, pair: Pair, normalized: Pair) -> None:
+        """Writes `pair` and the digests of `normalized`."""
+        key = (split, language)
+        if key not in self._open:
+            self._open[key] = self._new_chunk(split, language)
+        chunk = self._open[key]
+
+        # One row of digests, in the order of the columns.
+        chunk.digests.append(cleaning.digest(normalized.line))
+        chunk.digests.append(cleaning.digest(cleaning.english_key(normalized.english)))
+        chunk.digests.append(cleaning.digest(normalized.source.casefold()))
+        chunk.file.write(pair.line)
+
+        if chunk.num_pairs == self._pairs_per_chunk:
+            self._close(key)
+
+    def close(self) -> list[Chunk]:
+        """Ends the last chunks and returns all chunks, those of a language in order."""
+        for key in list(self._open):
+            self._close(key)
+        return self._closed
+
+    def _new_chunk(self, split: str, language: str) -> _OpenChunk:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        path = self._folder / f"{split}-{language}-{len(self._closed):05d}.tsv"
+        return _OpenChunk(path.open("w", encoding="utf-8", newline="\n"))
+
+    def _close(self, key: tuple[str, str]) -> None:
+        split, language = key
+        written = self._open.pop(key)
+        written.file.close()
+
+        chunk = Chunk(split, language, pathlib.Path(written.file.name), written.num_pairs)
+        digests = np.array(written.digests, np.uint64).reshape(-1, _NUM_COLUMNS)
+        np.save(chunk.array_path("digests"), digests)
+        self._closed.append(chunk)

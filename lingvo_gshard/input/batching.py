@@ -1,0 +1,21 @@
+"""What batches are made from: the same for endless batches and for those of one pass."""
+
+import dataclasses
+
+from lingvo_gshard.core import hyperparams
+from lingvo_gshard.input.packing import RowShape
+from lingvo_gshard.input.records import RecordSource
+
+
+@dataclasses.dataclass(frozen=True)
+class Batching:
+    """The examples, the settings of TranslationInput, and the share of a process.
+
+    Each of `num_processes` makes an equal part of the rows of every batch.
+    """
+
+    source: RecordSource
+    params: hyperparams.Params
+    shape: RowShape  # Of the longest rows.
+    process_index: int
+    num_processes: int
