@@ -25,7 +25,7 @@ def _block(index, products, inputs):
     """Returns the output, a report with a gradient, and one without."""
     (shared,) = inputs.shared
     (weight,) = inputs.weights
-    h = tf.tanh(products("BM", _product, inputs.x, weight) + shared)
+    h = tf.tanh(products("BM,MH->BH", _product, inputs.x, weight) + shared)
     y = h * (1.0 + tf.cast(index, h.dtype))
     return Carried(y, reports=[tf.reduce_sum(y**2), tf.stop_gradient(y[0])])
 

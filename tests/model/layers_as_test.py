@@ -14,7 +14,9 @@ from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.repeat import Layers, Remat
 from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.runs import experiment_programs
 from lingvo_gshard.train import steps
+from lingvo_gshard.train.programs import Programs
 from tests.layers import building, stacking
 from tests.model import small_task
 from tests.spmd import functions
