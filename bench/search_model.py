@@ -36,18 +36,26 @@ _MODELS = {
 
 def main() -> None:
     environment.prepare(1)
-    names = ("planner", "candidates", "search")
-    planner, candidates, search = (cli.load(f"lingvo_gshard.planning.{name}") for name in names)
+    requests = cli.load("lingvo_gshard.planning.request")
+    candidates = cli.load("lingvo_gshard.planning.estimate.candidates")
+    trials = cli.load("lingvo_gshard.planning.tables.trials")
+    search = cli.load("lingvo_gshard.planning.tables.search")
+    report = cli.load("lingvo_gshard.planning.tables.report")
+
     for model, stack in _MODELS.items():
-        both = (f"task.{name}.{each}" for name in ("encoder", "decoder") for each in stack)
-        request = planner.request(model, _TOPOLOGY, (*_SIZES, *both), None).step_only()
-        found, steps = candidates.candidates(request), list[tuple[float, float]]()
-        for i in np.linspace(0, len(found) - 1, _COUNT.value).astype(int):
-            trial = search.tried(request, found[i].settings, pathlib.Path(_OUT.value, model))
-            print(f"{trial}; {1e3 * found[i].secs:.2f} ms estimated", flush=True)
+        settings = [f"task.{name}.{each}" for name in ("encoder", "decoder") for each in stack]
+        request = requests.make_request(model, _TOPOLOGY, (*_SIZES, *settings), None).step_only()
+        fitting = candidates.candidates(request)
+
+        steps = []
+        for i in np.linspace(0, len(fitting) - 1, _COUNT.value).astype(int):
+            folder = pathlib.Path(_OUT.value, model)
+            trial = trials.compile_trial(request, fitting[i].settings, folder)
+            estimated = f"{1e3 * fitting[i].secs:.2f} ms estimated"
+            print(f"{report.trial_line(trial)}; {estimated}", flush=True)
             if trial.fits:
-                steps.append((found[i].secs, trial.secs.step))
-        print(f"{model}: {search.agreement(steps)}", flush=True)
+                steps.append((fitting[i].secs, trial.secs.step))
+        print(f"{model}: {report.agreement_line(search.agreement(steps))}", flush=True)
 
 
 if __name__ == "__main__":
