@@ -81,6 +81,7 @@ def _check_flags() -> None:
     if _NUM_DEVICES.value.bit_count() != 1:
         raise ValueError(f"--num_devices={_NUM_DEVICES.value}: expected a power of two.")
 
+    # Each kind of work needs flags of its own.
     if compares_machines:
         needed = [_MODEL, _OUT]
     elif plans_a_model:
@@ -93,6 +94,7 @@ def _check_flags() -> None:
         if flag.value is None:
             raise ValueError(f"--{flag.name} is missing; see --help.")
 
+    # Before TensorFlow and JAX are imported, so that a wrong name is reported within a second.
     if _MODEL.value is not None:
         registry.get_params(_MODEL.value, _SET.value)
 

@@ -60,12 +60,13 @@ def of_refused(refusal: Refusal, state: StateGib, capacity_gib: float) -> Memory
 
 def largest_results(costs: Iterable[Cost]) -> tuple[Buffer, ...]:
     """Returns the largest results of instructions, one for each shape and layer."""
-    # Many instructions of a layer have results of one shape.
-    buffers = set()
+    # Many instructions of a layer have results of one shape. Of equally large ones, the program's
+    # first is listed.
+    buffers: dict[Buffer, None] = {}
     for instruction in costs:
         layer = source(instruction.op_name)
         for array in instruction.arrays:
-            buffers.add(Buffer(num_bytes([array]) / GIB, str(array), layer))
+            buffers[Buffer(num_bytes([array]) / GIB, str(array), layer)] = None
     return state_memory.largest(buffers)
 
 

@@ -70,14 +70,14 @@ def loop_factor(costs: Iterable[Cost], generation: Generation) -> float:
     memory_rate = generation.xla_memory_bytes_per_sec
 
     # The same sum with each loop's body once, as XLA counts it, and as often as it runs.
-    once_secs = 0.0
-    looped_secs = 0.0
+    once_secs = []
+    looped_secs = []
     for instruction in costs:
         one_run = dataclasses.replace(instruction, times=1)
         secs = _local_times(one_run, peak_flops, memory_rate).step
-        once_secs += secs
-        looped_secs += secs * instruction.times
-    return looped_secs / once_secs
+        once_secs.append(secs)
+        looped_secs.append(secs * instruction.times)
+    return sum(looped_secs) / sum(once_secs)
 
 
 def _local_times(instruction: Cost, flops_per_sec: float, bytes_per_sec: float) -> Times:

@@ -185,12 +185,12 @@ def family_tables(family: Sequence[PlannedRun]) -> str:
         columns[planned.run.name] = _family_figures(planned)
 
     # Models of one depth side by side show the growth with the experts.
-    parts = [_TABLE_3_TITLE]
+    sections = [_TABLE_3_TITLE]
     for layers, columns in columns_by_depth.items():
-        parts.append(f"{layers} layers\n{plan_text.side_by_side(columns)}")
-    parts.append("\n".join(_family_remarks(family)))
-    parts.append(f"{_FIGURE_9_TITLE}\n{_figure_9(table3_and_figures_7_to_9.figure_9())}")
-    return "\n\n".join(parts)
+        sections.append(f"{layers} layers\n{plan_text.side_by_side(columns)}")
+    sections.append("\n".join(_family_remarks(family)))
+    sections.append(f"{_FIGURE_9_TITLE}\n{_figure_9(table3_and_figures_7_to_9.figure_9())}")
+    return "\n\n".join(sections)
 
 
 def _family_figures(planned: PlannedRun) -> dict[str, float | None]:
@@ -209,12 +209,14 @@ def _family_figures(planned: PlannedRun) -> dict[str, float | None]:
 
 def _paper_figures(run: PaperRun, plan: Plan) -> dict[str, float | None]:
     """Returns the paper's own figures, and how they compare with the plan's."""
-    # How far the paper's run was from our roofline.
     figures: dict[str, float | None] = {}
+
+    # How far the paper's run was from our roofline.
     if run.steps_per_sec is not None and plan.step.cost is not None:
         figures["paper's % of our steps/s"] = 100 * run.steps_per_sec / plan.steps_per_sec()
     if run.token_secs is not None:
         figures["paper's us a token of a core"] = 1e6 * run.token_secs
+
     figures["paper's weights B"] = run.weights / 1e9
     figures["paper's steps/s"] = run.steps_per_sec
     figures["paper's core-years"] = run.core_years

@@ -35,7 +35,7 @@ class PlannedRun:
 
 @dataclasses.dataclass(frozen=True)
 class TokenTimes:
-    """The roofline of a training step per target token of a core, which the cores' number grows."""
+    """The roofline of a training step per target token of a core, as section 5.2 measures it."""
 
     step_secs: float
     all_to_all_secs: float
