@@ -11,5 +11,5 @@ from lingvo_gshard.spmd import environment
 
 environment.prepare()
 if importlib.util.find_spec("tensorflow"):
-    with environment.quiet_stderr(), environment.without_keras():
+    with environment.quiet_stderr():
         importlib.import_module("tensorflow")

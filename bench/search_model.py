@@ -14,6 +14,9 @@ import numpy as np
 from absl import flags
 
 from lingvo_gshard import cli
+from lingvo_gshard.planning import request as requests
+from lingvo_gshard.planning.estimate import candidates
+from lingvo_gshard.planning.tables import report, search, trials
 from lingvo_gshard.spmd import environment
 
 _OUT = flags.DEFINE_string("out", None, "The folder of the plans.", required=True)
@@ -36,18 +39,20 @@ _MODELS = {
 
 def main() -> None:
     environment.prepare(1)
-    names = ("planner", "candidates", "search")
-    planner, candidates, search = (cli.load(f"lingvo_gshard.planning.{name}") for name in names)
     for model, stack in _MODELS.items():
-        both = (f"task.{name}.{each}" for name in ("encoder", "decoder") for each in stack)
-        request = planner.request(model, _TOPOLOGY, (*_SIZES, *both), None).step_only()
-        found, steps = candidates.candidates(request), list[tuple[float, float]]()
-        for i in np.linspace(0, len(found) - 1, _COUNT.value).astype(int):
-            trial = search.tried(request, found[i].settings, pathlib.Path(_OUT.value, model))
-            print(f"{trial}; {1e3 * found[i].secs:.2f} ms estimated", flush=True)
+        settings = [f"task.{name}.{each}" for name in ("encoder", "decoder") for each in stack]
+        request = requests.make_request(model, _TOPOLOGY, (*_SIZES, *settings), None).step_only()
+        fitting = candidates.candidates(request)
+
+        steps = []
+        for i in np.linspace(0, len(fitting) - 1, _COUNT.value).astype(int):
+            folder = pathlib.Path(_OUT.value, model)
+            trial = trials.compile_trial(request, fitting[i].settings, folder)
+            estimated = f"{1e3 * fitting[i].secs:.2f} ms estimated"
+            print(f"{report.trial_line(trial)}; {estimated}", flush=True)
             if trial.fits:
-                steps.append((found[i].secs, trial.secs.step))
-        print(f"{model}: {search.agreement(steps)}", flush=True)
+                steps.append((fitting[i].secs, trial.secs.step))
+        print(f"{model}: {report.agreement_line(search.agreement(steps))}", flush=True)
 
 
 if __name__ == "__main__":

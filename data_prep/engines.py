@@ -11,7 +11,6 @@ import multiprocessing
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from lingvo_gshard import cli
 from lingvo_gshard.files import child_process
 
 Call = Callable[[], None]
@@ -55,7 +54,7 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
     Raises ValueError if Dask is not installed, or the scheduler does not answer or no longer does.
     """
     try:
-        distributed = cli.load("distributed")
+        import distributed
     except ModuleNotFoundError as error:
         raise ValueError("--engine=dask needs Dask: pip install 'lingvo_gshard[dask]'") from error
 

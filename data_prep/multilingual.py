@@ -10,7 +10,6 @@ from lxml import etree
 from data_prep import languages, tsv
 from data_prep.sources import Row, Source
 from data_prep.tsv import Pair
-from lingvo_gshard import cli
 
 _XML_LANG = "{http://www.w3.org/XML/1998/namespace}lang"
 # TMX's inline elements that hold codes of another format instead of text.
@@ -71,7 +70,13 @@ class TfdsSplit(Source):
 
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         # It loads TensorFlow, which takes seconds and which the other sources don't need.
-        tfds = cli.load("tensorflow_datasets")
+        try:
+            import tensorflow_datasets as tfds
+        except ModuleNotFoundError as error:
+            raise ValueError(
+                f"{self}: needs TensorFlow Datasets: pip install 'lingvo_gshard[tfds]'"
+            ) from error
+
         try:
             data = tfds.load(self.name, split=self.tfds_split, data_dir=self.data_dir)
         except (tfds.core.registered.DatasetNotFoundError, ValueError, AssertionError) as error:

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import re
 import signal
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from absl import app, flags, logging
 
@@ -195,11 +194,6 @@ def run(program: str, main: Callable[[], None]) -> None:
             sys.exit(128 + signal.SIGINT)
 
     app.run(guarded, flags_parser=lambda argv: _parse(program, argv))
-
-
-def load(module: str) -> Any:
-    """Imports a module by name."""
-    return importlib.import_module(module)
 
 
 def _parse(program: str, argv: list[str]) -> list[str]:

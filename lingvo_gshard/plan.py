@@ -12,7 +12,6 @@ python -m lingvo_gshard.plan --table=machines --model=m4.MoE128E12L --out=MACHIN
 
 import os
 import pathlib
-from collections.abc import Iterable
 from typing import Any
 
 from absl import flags
@@ -54,64 +53,104 @@ _NUM_DEVICES = flags.DEFINE_integer(
 
 
 def main() -> None:
+    """Checks the flags, then computes what they ask for and prints each part once it is known."""
     _check_flags()
     environment.prepare(8)  # The virtual devices that Table 4's operators are compiled for.
     with storage.working(_OUT.value or "") as out:
-        for text in _texts(out):
-            print(text, flush=True)
+        if _COMPARE.value:
+            _compare()
+        elif _TABLE.value:
+            _make_table(out)
+        else:
+            _plan_model(out)
 
 
 def _check_flags() -> None:
-    """Refuses flags that do not go together, and a wrong model or setting."""
-    machines = _TABLE.value == "machines"
-    given = [_MODEL.value is not None and not machines, bool(_COMPARE.value), bool(_TABLE.value)]
-    if sum(given) != 1:
+    """Raises ValueError for flags that do not go together, and a wrong model or setting."""
+    compares_machines = _TABLE.value == "machines"
+    plans_a_model = _MODEL.value is not None and not compares_machines
+
+    if [plans_a_model, bool(_COMPARE.value), bool(_TABLE.value)].count(True) != 1:
         raise ValueError("give exactly one of --model, --compare and --table; see --help.")
-    if (_SEARCH.value or _TOPOLOGY.value) and not given[0]:
+    if (_SEARCH.value or _TOPOLOGY.value) and not plans_a_model:
         raise ValueError("--search and --topology need --model, and exclude --table and --compare.")
-    if _SAVE.value and (_SEARCH.value or not given[0]):
+    if _SAVE.value and (_SEARCH.value or not plans_a_model):
         raise ValueError("--save needs --model, --topology and --out, and excludes --search.")
     if _COMPARE.value and len(_COMPARE.value) < 2:
         raise ValueError(f"--compare={_COMPARE.value[0]}: expected two or more plans, got one.")
-    if _NUM_DEVICES.value & (_NUM_DEVICES.value - 1):
+    if _NUM_DEVICES.value.bit_count() != 1:
         raise ValueError(f"--num_devices={_NUM_DEVICES.value}: expected a power of two.")
-    needed = [_MODEL, _OUT] if machines else [_TOPOLOGY, _OUT] if given[0] else []
-    needed += [_OUT] if _TABLE.value == "scaling" else []
+
+    # Each kind of work needs flags of its own.
+    if compares_machines:
+        needed = [_MODEL, _OUT]
+    elif plans_a_model:
+        needed = [_TOPOLOGY, _OUT]
+    elif _TABLE.value == "scaling":
+        needed = [_OUT]
+    else:
+        needed = []
     for flag in needed:
         if flag.value is None:
             raise ValueError(f"--{flag.name} is missing; see --help.")
+
+    # Before JAX is imported, so that a wrong name is reported within a second.
     if _MODEL.value is not None:
         registry.get_params(_MODEL.value, _SET.value)
 
 
-def _texts(out: pathlib.Path) -> Iterable[str]:
-    """The parts that the flags ask for, each as soon as it is known."""
-    if _COMPARE.value:
-        plan = cli.load("lingvo_gshard.planning.plan")
-        plans = [plan.load(storage.path(each)) for each in _COMPARE.value]
-        return [cli.load("lingvo_gshard.planning.report").comparison(plans)]
-    planner = cli.load("lingvo_gshard.planning.planner")
+def _compare() -> None:
+    """Prints the plans of --compare side by side."""
+    from lingvo_gshard.planning import plan, plan_text
 
-    def ask(model: str, topology: str) -> Any:
-        request = planner.request(model, topology, _SET.value, _BATCH_TOKENS.value)
-        default = "train" if _TABLE.value == "machines" else "all"
-        return request if (_PROGRAMS.value or default) == "all" else request.step_only()
+    plans = [plan.load(storage.path(folder)) for folder in _COMPARE.value or ()]
+    _tell(plan_text.comparison(plans))
 
-    model = _MODEL.value or ""
+
+def _make_table(out: pathlib.Path) -> None:
+    """Prints the table of --table."""
+    from lingvo_gshard.planning import commands
+
     match _TABLE.value:
         case "operators":
-            return cli.load("lingvo_gshard.planning.operators").lines()
+            commands.compile_operators(_tell)
         case "compile" | "layers":
-            return [cli.load("lingvo_gshard.planning.compilation").table(_TABLE.value)]
+            commands.compile_growing(_TABLE.value, _tell)
         case "scaling":
-            return cli.load("lingvo_gshard.planning.scaling").lines(ask, out)
+            commands.plan_family(_request, out, _tell)
         case "machines":
-            machines = cli.load("lingvo_gshard.planning.machines")
-            return machines.lines(ask, model, _NUM_DEVICES.value, out)
-    request = ask(model, _TOPOLOGY.value or "")
+            model = _MODEL.value or ""
+            commands.compare_machines(_request, model, _NUM_DEVICES.value, out, _tell)
+
+
+def _plan_model(out: pathlib.Path) -> None:
+    """Prints the plan of --model, or searches for its partitioning."""
+    from lingvo_gshard.planning import commands
+
+    request = _request(_MODEL.value or "", _TOPOLOGY.value or "")
     if _SEARCH.value:
-        return cli.load("lingvo_gshard.planning.search").search_lines(request, out)
-    return cli.load("lingvo_gshard.planning.remedies").plan_lines(request, out, _SAVE.value)
+        commands.search_partitioning(request, out, _tell)
+    else:
+        commands.plan_model(request, out, _SAVE.value, _tell)
+
+
+def _request(model: str, topology: str) -> Any:
+    """Returns the Request for a model on a topology, with the settings and programs of the flags.
+
+    Raises ValueError as make_request.
+    """
+    from lingvo_gshard.planning.request import make_request
+
+    request = make_request(model, topology, _SET.value, _BATCH_TOKENS.value)
+
+    default = "train" if _TABLE.value == "machines" else "all"
+    if (_PROGRAMS.value or default) == "train":
+        return request.step_only()
+    return request
+
+
+def _tell(text: str) -> None:
+    print(text, flush=True)
 
 
 def run() -> None:

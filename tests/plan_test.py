@@ -10,7 +10,8 @@ import sys
 import pytest
 
 from lingvo_gshard.model.placement import STACKS
-from lingvo_gshard.planning import plan, planner
+from lingvo_gshard.planning import plan
+from lingvo_gshard.planning.request import make_request
 from tests.planning import plans
 from tests.spmd import compilers
 
@@ -110,7 +111,7 @@ _VOCABULARIES = ["task.source_vocab_size=512", "task.target_vocab_size=512"]
 def test_an_impossible_plan_is_refused(machine, settings, batch_tokens, message):
     compilers.need("v3")
     with pytest.raises(ValueError, match=re.escape(message)):
-        planner.check(planner.request("toy.MoE8E4L", machine, settings, batch_tokens))
+        make_request("toy.MoE8E4L", machine, settings, batch_tokens).check_divisible()
 
 
 def test_a_comparison_is_printed(tmp_path):

@@ -2,20 +2,25 @@
 
 import dataclasses
 import json
-import operator
 import pathlib
-from typing import Self
+from typing import Any, Self
 
 from lingvo_gshard.files import atomic_file, json_records
-from lingvo_gshard.planning.memory import Buffer, Memory
 
 PLAN_JSON = "plan.json"
-# Every plan has the first; planning/programs.py describes them.
-TRAIN, INITIALIZE, EVALUATE, DECODE = PROGRAMS = ("train", "initialize", "evaluate", "decode")
+GIB = 2.0**30
+
+# The programs of a run. Every plan has the first; compiled/run_programs.py describes them.
+TRAIN = "train"
+INITIALIZE = "initialize"
+EVALUATE = "evaluate"
+DECODE = "decode"
+PROGRAMS = (TRAIN, INITIALIZE, EVALUATE, DECODE)
+
 # The share of the roofline that the paper measured for MoE(2048E, 36L) (section 5.2).
 PAPERS_SHARE = 0.48
 _SECS_PER_YEAR = 365.25 * 24 * 3600
-_TRAINING_TOKENS = 1e12
+_TRAINING_TOKENS = 1e12  # Table 3 gives the core-years of so many tokens.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +33,21 @@ class Times:
     step: float = 0.0  # The sum over instructions of the longer of the first two, plus network.
 
     def __add__(self, other: Self) -> Self:
-        return type(self)(*map(operator.add, dataclasses.astuple(self), dataclasses.astuple(other)))
+        return type(self)(
+            compute=self.compute + other.compute,
+            memory=self.memory + other.memory,
+            network=self.network + other.network,
+            step=self.step + other.step,
+        )
+
+    def scaled(self, factor: float) -> Self:
+        """Returns the times of `factor` such parts."""
+        return type(self)(
+            compute=factor * self.compute,
+            memory=factor * self.memory,
+            network=factor * self.network,
+            step=factor * self.step,
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +75,31 @@ class StepCost:
     xla_optimal_secs: float  # XLA's optimal_seconds, with loop bodies times their trip counts.
     xla_optimal_secs_once: float  # XLA's optimal_seconds as they are, each loop body once.
     instructions: int  # In all computations.
-    uncounted_loops: tuple[str, ...]  # Where loops of unknown length, counted once, come from.
+    uncounted_loops: tuple[str, ...]  # The layers of loops of unknown length, counted once.
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """GiB of one core, as in Figure 7 but with the optimizer's slots apart."""
+
+    capacity: float  # What the compiler leaves to a program.
+    replicated_weights: float  # All weights but those of experts.
+    expert_weights: float  # The weights that have a dim E.
+    optimizer_slots: float  # The slots of both.
+    temporaries: float  # Activations and whatever else is made during the step.
+    # The most held at once, including the batch; of a refused program, what the compiler wanted
+    # when it gave up. It may be less than the parts' sum, since temporaries may reuse donated
+    # arguments that are no longer needed.
+    peak: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A tensor on one core: its GiB, its shape there, and the layer that it comes from."""
+
+    gib: float
+    shape: str
+    source: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +112,7 @@ class Batch:
 
     @property
     def target_tokens(self) -> int:
+        """The number of target tokens in a call."""
         return self.rows * self.target_len
 
 
@@ -77,7 +121,7 @@ class ProgramPlan:
     """One program of a run, such as its training step."""
 
     batch: Batch
-    fits: bool  # Whether the compiler accepts it.
+    fits: bool  # Whether the compiler accepts it and its peak is within the capacity.
     memory_gib: Memory
     largest_buffers: tuple[Buffer, ...]
     suspicious: tuple[str, ...]  # What a well partitioned program would not have.
@@ -87,8 +131,10 @@ class ProgramPlan:
     compile_cpu_secs: float  # Those of all threads.
 
     def tokens_per_sec(self) -> float:
-        """The target tokens per second of all cores at the roofline; 0 if it does not fit."""
-        return self.batch.target_tokens / self.cost.roofline_secs.step if self.cost else 0.0
+        """Returns the target tokens per second of all cores at the roofline; 0 if unfit."""
+        if self.cost is None:
+            return 0.0
+        return self.batch.target_tokens / self.cost.roofline_secs.step
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,7 +150,7 @@ class Plan:
     weights: int
     model_flops_per_core: float  # What the mathematics of a training step asks for.
     host_peak_gib: float  # The most memory that a planning process held on this machine.
-    programs: dict[str, ProgramPlan]  # The training step, and others of the run (programs.py).
+    programs: dict[str, ProgramPlan]  # By name, such as TRAIN.
     bubble: float = 0.0  # The share of a pipeline's ticks in which a stage has no microbatch.
 
     @property
@@ -119,26 +165,25 @@ class Plan:
 
     @property
     def all_fit(self) -> bool:
-        return all(each.fits for each in self.programs.values())
-
-    @property
-    def verdict(self) -> str:
-        """Whether all programs fit, or which of them do not."""
-        unfit = (name for name, program in self.programs.items() if not program.fits)
-        return "fits" if self.all_fit else f"does NOT fit: {', '.join(unfit)}"
+        """Whether every program fits."""
+        return all(program.fits for program in self.programs.values())
 
     def steps_per_sec(self, share: float = 1.0) -> float:
-        """The rate of training at a share of the roofline; 0 if a step does not fit."""
-        return share / self.step.cost.roofline_secs.step if self.step.cost else 0.0
+        """Returns the rate of training at a share of the roofline; 0 if a step does not fit."""
+        if self.step.cost is None:
+            return 0.0
+        return share / self.step.cost.roofline_secs.step
 
     def tokens_per_sec(self, share: float = 1.0) -> float:
-        """The target tokens per second of all cores at a share of the roofline."""
+        """Returns the target tokens per second of all cores at a share of the roofline."""
         return share * self.step.tokens_per_sec()
 
     def core_years(self, share: float = 1.0) -> float:
-        """The core-years of 10^12 tokens; infinity if the program does not fit."""
+        """Returns the core-years of 10^12 tokens; infinity if a step does not fit."""
         rate = self.tokens_per_sec(share)
-        return self.cores * _TRAINING_TOKENS / rate / _SECS_PER_YEAR if rate else float("inf")
+        if rate == 0:
+            return float("inf")
+        return self.cores * _TRAINING_TOKENS / rate / _SECS_PER_YEAR
 
 
 def save(plan: Plan, folder: pathlib.Path) -> None:
@@ -146,26 +191,40 @@ def save(plan: Plan, folder: pathlib.Path) -> None:
 
     If the training step does not fit, the fields of its cost and the rates are null.
     """
-    values, step = dataclasses.asdict(plan), dataclasses.asdict(plan.step)
-    cost = step.pop("cost") or {field.name: None for field in dataclasses.fields(StepCost)}
-    values |= step | cost
-    values |= {"all_fit": plan.all_fit, "tokens_per_core": plan.tokens_per_core}
-    for name, rate in (
-        ("steps_per_sec", plan.steps_per_sec),
-        ("tokens_per_sec", plan.tokens_per_sec),
-        ("core_years_of_1e12_tokens", plan.core_years),
-    ):
-        at_shares = {"at_roofline": rate(1.0), "at_papers_share": rate(PAPERS_SHARE)}
-        values[name] = at_shares if plan.step.cost else None
+    # The training step's fields stand at the top as well as among the programs, since most readers
+    # of the file want it alone.
+    step = dataclasses.asdict(plan.step)
+    cost: dict[str, Any] | None = step.pop("cost")
+    if cost is None:
+        cost = dict.fromkeys(field.name for field in dataclasses.fields(StepCost))
+
+    values = dataclasses.asdict(plan) | step | cost
+    values["all_fit"] = plan.all_fit
+    values["tokens_per_core"] = plan.tokens_per_core
+
+    # What follows from the fields, at the roofline and as near to it as the paper came.
+    rates = {
+        "steps_per_sec": plan.steps_per_sec,
+        "tokens_per_sec": plan.tokens_per_sec,
+        "core_years_of_1e12_tokens": plan.core_years,
+    }
+    for name, rate in rates.items():
+        if plan.step.cost is None:
+            values[name] = None  # JSON has no infinity.
+        else:
+            values[name] = {"at_roofline": rate(1.0), "at_papers_share": rate(PAPERS_SHARE)}
+
     folder.mkdir(parents=True, exist_ok=True)
     atomic_file.write(folder / PLAN_JSON, json.dumps(values, indent=2) + "\n")
 
 
 def load(folder: pathlib.Path) -> Plan:
-    """Reads a saved plan. Raises ValueError if there is none, or it is damaged or outdated."""
+    """Returns a saved plan. Raises ValueError if there is none, or it is damaged or outdated."""
     path = folder / PLAN_JSON
     if not path.is_file():
         raise ValueError(f"{folder}: no {PLAN_JSON} there; `plan --out={folder}` makes one.")
+
+    # What plan.json repeats at its top is no field of a plan and is left aside.
     try:
         return json_records.read(Plan, json.loads(path.read_text()))
     except (KeyError, TypeError, ValueError) as error:

@@ -2,11 +2,13 @@
 
 import dataclasses
 
-from lingvo_gshard.planning.memory import GIB, Buffer, Memory
 from lingvo_gshard.planning.plan import (
+    GIB,
     TRAIN,
     Batch,
+    Buffer,
     CollectiveSum,
+    Memory,
     Plan,
     ProgramPlan,
     StepCost,

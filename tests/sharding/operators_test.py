@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from lingvo_gshard.planning.operators import TABLE_4, Operator
+from lingvo_gshard.planning.tables.table4 import TABLE_4, Operator
 from tests.sharding import cases
 from tests.sharding.cases import Case, Input
 

@@ -1,0 +1,132 @@
+"""What `plan` does for its flags: computes, and tells each part of the text as soon as it is known.
+
+Compilations take minutes, so progress is told between them.
+"""
+
+import functools
+import pathlib
+from collections.abc import Callable
+
+from lingvo_gshard.planning import kept_plans, plan_pictures, plan_text
+from lingvo_gshard.planning.compiled import own_process, trainer_executables
+from lingvo_gshard.planning.estimate.candidates import candidates
+from lingvo_gshard.planning.request import Request
+from lingvo_gshard.planning.tables import (
+    compilation_growth,
+    machines,
+    remedies,
+    report,
+    search,
+    table3_and_figures_7_to_9,
+    table4,
+)
+from lingvo_gshard.planning.tables.machines import Machine
+from lingvo_gshard.planning.tables.table3_and_figures_7_to_9 import PlannedRun
+from lingvo_gshard.planning.tables.trials import Trial
+from lingvo_gshard.spmd import topology
+from lingvo_gshard.spmd.executable import compile_program
+
+Tell = Callable[[str], None]
+Ask = Callable[[str, str], Request]  # The request for a model on a topology.
+
+# The numbers of partitions D of Table 4. The binary prepares 8 virtual devices.
+_OWN_PARTITIONS = (2, 4, 8)
+_V3_PARTITIONS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+
+
+def plan_model(request: Request, folder: pathlib.Path, save: bool, tell: Tell) -> None:
+    """Tells the plan, and if a training step does not fit, what would make it fit.
+
+    `save` saves the trainer's executables below `folder`. Raises ValueError if a step does not fit
+    then, and as kept_plans.load_or_make.
+    """
+    plan = kept_plans.load_or_make(request, folder)
+    tell(plan_text.screen(plan))
+
+    # The trainer's programs are loops of several steps, so they are compiled apart.
+    if plan.step.fits:
+        if save:
+            executables = folder / "executables"
+            save_training = functools.partial(trainer_executables.save, folder=executables)
+            names = own_process.call(save_training, request)
+            tell(report.saved_line(names, executables))
+        return
+
+    # Each change is compiled, so that what is told to help does.
+    def tell_trial(trial: Trial) -> None:
+        tell(report.remedy_line(trial, request))
+
+    tell("what would make it fit, each compiled (--search tries partitionings):")
+    remedies.try_remedies(request, folder, tell_trial)
+    if save:
+        raise ValueError("--save: nothing was saved, as a step does not fit into memory.")
+
+
+def search_partitioning(request: Request, folder: pathlib.Path, tell: Tell) -> None:
+    """Tells each candidate once it is compiled, their ranking, and all programs of the best."""
+
+    def tell_trial(trial: Trial) -> None:
+        tell(report.trial_line(trial))
+
+    # The cost model ranks all candidates, the compiler the best few.
+    fitting = candidates(request)
+    tell(report.candidates_line(len(fitting)))
+    trials = search.compile_best(fitting, request, folder, tell_trial)
+    tell("\n" + report.ranking(trials))
+
+    # Until here training steps were planned; the best one's other programs may not fit.
+    best = trials[0]
+    if best.fits:
+        tell(report.training_flags_line(best))
+        tell("\n" + plan_text.programs(kept_plans.load_or_make(best.request, best.folder)))
+
+
+def compare_machines(
+    ask: Ask, model: str, num_devices: int, folder: pathlib.Path, tell: Tell
+) -> None:
+    """Tells whether a model fits on each machine of so many devices, then the table."""
+
+    def tell_machine(machine: Machine) -> None:
+        tell(report.machine_line(machine))
+
+    planned = machines.plan_machines(ask, model, num_devices, folder, tell_machine)
+    tell(report.machines_table(planned))
+
+
+def plan_family(ask: Ask, folder: pathlib.Path, tell: Tell) -> None:
+    """Tells whether each of the paper's models fits, then Table 3; draws Figures 7 and 8."""
+
+    def tell_run(planned: PlannedRun) -> None:
+        tell(report.planned_run_line(planned))
+
+    family = table3_and_figures_7_to_9.plan_family(ask, folder, tell_run)
+    tell(report.family_tables(family))
+
+    # Figures 7 and 8 have a bar for each model.
+    plans = {planned.run.name: planned.plan for planned in family}
+    plan_pictures.draw(plans, folder / "figure_7.png", folder / "figure_8.png")
+
+
+def compile_growing(over: str, tell: Tell) -> None:
+    """Tells how a training step grows with the cores (`compile`) or the layers (`layers`)."""
+    if over == "compile":
+        plans = compilation_growth.over_cores()
+    else:
+        plans = compilation_growth.over_layers()
+    tell(report.compilations_table(plans))
+
+
+def compile_operators(tell: Tell) -> None:
+    """Tells Table 4 on JAX's own devices and, if its compiler is installed, TPU v3; Figure 4c."""
+    # JAX's own devices need no optional package.
+    rows = table4.measure(compile_program, _OWN_PARTITIONS)
+    tell(report.operators_table("On JAX's own devices", rows))
+
+    if not topology.is_installed("v3"):
+        tell("Without TPUs and Figure 4c; `make setup-tpu` installs their compiler.")
+        return
+
+    rows = table4.measure(table4.compile_for_v3, _V3_PARTITIONS)
+    tell(report.operators_table("On TPU v3", rows))
+    tell("AG or CP (Figure 4c), operands of n x n on 8 cores of TPU v3: the loop needs less memory")
+    tell(report.figure_4c_table(table4.figure_4c()))

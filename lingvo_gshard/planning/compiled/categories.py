@@ -1,0 +1,69 @@
+"""Figure 8's categories: the part of the model that an instruction comes from.
+
+Layers name their operations by their path (core/base_layer.py) and by their own parts, such as
+`encoder/layers_1/feed_forward/dispatch/Einsum`. XLA keeps these names as metadata.
+"""
+
+import enum
+import re
+
+# Scopes that TensorFlow, JAX and the gradient add to the names.
+_WRAPPING = re.compile(
+    r"(?:jit\([^)]*\)|transpose\([^)]*\)|call_exported|call_tf|(?:Stateful)?PartitionedCall|call"
+    r"|gradient_tape|gradients|while|body|cond|(?:Identity|Custom)?Gradient)(?:[._]\d+)?"
+)
+
+
+class Category(enum.StrEnum):
+    """A part of the training step."""
+
+    EXPERTS = "experts"
+    DENSE = "dense"  # Dense feed-forward layers, and the projections of attention.
+    ATTENTION = "attention"
+    GATE = "gate"
+    DISPATCH = "dispatch_combine"
+    SOFTMAX = "softmax"  # The projection to the vocabulary and the cross entropy.
+    OPTIMIZER = "optimizer"
+    OTHER = "other"  # Norms, dropout, sums, embeddings, and instructions without a name.
+
+
+# The first of these that is among an instruction's scopes decides.
+_BY_SCOPE = {
+    "optimizer": Category.OPTIMIZER,
+    "softmax": Category.SOFTMAX,
+    "gate": Category.GATE,
+    "dispatch": Category.DISPATCH,
+    "combine": Category.DISPATCH,
+    "experts": Category.EXPERTS,
+    "feed_forward": Category.DENSE,
+}
+
+
+def scopes(op_name: str) -> tuple[str, ...]:
+    """Returns the model's own scopes in an op_name: layers, their parts, the operation itself."""
+    first_name = op_name.split(";")[0]  # Merged instructions have several names.
+    scopes = [scope for scope in first_name.split("/") if scope]
+    return tuple(scope for scope in scopes if not _WRAPPING.fullmatch(scope))
+
+
+def category(op_name: str) -> Category:
+    """Returns the category of an instruction with this op_name."""
+    # The last scope is the operation. One that is entered a second time has a number at its end.
+    outer = [re.sub(r"_\d+$", "", scope) for scope in scopes(op_name)[:-1]]
+
+    is_attention = any(scope.endswith("_attention") for scope in outer)
+    is_projection = "project" in outer
+    if is_attention and not is_projection:
+        return Category.ATTENTION
+
+    for scope, scope_category in _BY_SCOPE.items():
+        if scope in outer:
+            return scope_category
+    return Category.DENSE if is_projection else Category.OTHER
+
+
+def source(op_name: str) -> str:
+    """Returns an instruction's layer, such as `encoder/layers_1/feed_forward`, or its own name."""
+    names = scopes(op_name)
+    layer = names[:-1] or names
+    return "/".join(layer) or "unnamed"

@@ -1,0 +1,65 @@
+"""A compiled program as it is read: its report, the cost of each instruction, its collectives."""
+
+import collections
+import dataclasses
+from collections.abc import Iterable
+
+from lingvo_gshard.hlo import hlo_cost
+from lingvo_gshard.hlo.collectives import Collective, gathered_bytes
+from lingvo_gshard.hlo.compiled_report import CompiledReport
+from lingvo_gshard.hlo.hlo_cost import Cost
+from lingvo_gshard.hlo.hlo_module import Module
+from lingvo_gshard.planning.compiled.categories import source
+from lingvo_gshard.planning.plan import CollectiveSum
+from lingvo_gshard.spmd.topology import TopologyExecutable
+
+
+@dataclasses.dataclass(frozen=True)
+class CompiledStep:
+    """A compiled program in numbers, and the cost of each instruction."""
+
+    report: CompiledReport
+    costs: tuple[Cost, ...]
+    gathered_bytes: dict[str, int]  # See collectives.gathered_bytes.
+    uncounted_loops: tuple[str, ...] = ()  # The layers of loops of unknown length.
+
+
+def read(compiled: TopologyExecutable) -> CompiledStep:
+    """Returns what a plan needs of a compiled program."""
+    module = compiled.module
+    report = compiled.report()
+    return CompiledStep(
+        report=report,
+        costs=hlo_cost.costs(module),
+        gathered_bytes=gathered_bytes(module),
+        uncounted_loops=_uncounted_loops(module, report),
+    )
+
+
+def sum_by_source(collectives: Iterable[Collective]) -> tuple[CollectiveSum, ...]:
+    """Returns one sum for each kind of collective and layer, the most bytes first."""
+    # A collective in a loop counts as often as it runs.
+    counts = collections.Counter[tuple[str, str]]()
+    num_bytes = collections.Counter[tuple[str, str]]()
+    for collective in collectives:
+        key = collective.kind, source(collective.op_name)
+        counts[key] += collective.times
+        num_bytes[key] += collective.times * collective.result_bytes
+
+    sums = [
+        CollectiveSum(kind, counts[kind, layer], num_bytes[kind, layer], layer)
+        for kind, layer in counts
+    ]
+    return tuple(sorted(sums, key=lambda collective_sum: -collective_sum.bytes))
+
+
+def _uncounted_loops(module: Module, report: CompiledReport) -> tuple[str, ...]:
+    """Returns the layers of loops whose length the compiler does not know, each once."""
+    layers = []
+    for computation in module.computations:
+        for instruction in computation.instructions:
+            # The report has every loop by its name, with None for an unknown length.
+            is_loop = instruction.name in report.loops
+            if is_loop and report.loops[instruction.name] is None:
+                layers.append(source(instruction.op_name))
+    return tuple(dict.fromkeys(layers))

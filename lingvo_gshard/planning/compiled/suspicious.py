@@ -1,0 +1,59 @@
+"""What a well partitioned program would not have: gathered tensors and whole batches on a core."""
+
+import re
+
+from lingvo_gshard.hlo import hlo_module
+from lingvo_gshard.planning.compiled.categories import source
+from lingvo_gshard.planning.compiled.compiled_step import CompiledStep, sum_by_source
+from lingvo_gshard.planning.plan import Batch
+
+# Smaller tensors, such as metrics and the gate's losses, are not suspicious.
+_LARGE_BYTES = 2**20
+# Tokens go to experts and back, and sums are taken.
+_EXPECTED = ("all-to-all", "all-reduce", "reduce-scatter")
+
+
+def describe(step: CompiledStep, batch: Batch, call: str = "step") -> tuple[str, ...]:
+    """Describes gathers of large tensors, and tensors of the whole batch on a core.
+
+    `call` is what a call of the program is named.
+    """
+    descriptions = _large_gathers(step, call) + _whole_batches(step, batch)
+    return tuple(dict.fromkeys(descriptions))
+
+
+def _large_gathers(step: CompiledStep, call: str) -> list[str]:
+    """Describes the sum of the collectives of each kind and layer that move much."""
+    # XLA's own collectives.
+    num_bytes = {
+        (collective_sum.kind, collective_sum.source): collective_sum.bytes
+        for collective_sum in sum_by_source(step.report.collective_ops)
+        if collective_sum.kind not in _EXPECTED
+    }
+
+    # From 64 partitions on, the TPU's compiler writes all-gathers as sums of parts in zeros.
+    for instruction in step.costs:
+        if instruction.name in step.gathered_bytes:
+            key = "all-reduce in place of an all-gather", source(instruction.op_name)
+            gathered = instruction.times * step.gathered_bytes[instruction.name]
+            num_bytes[key] = num_bytes.get(key, 0) + gathered
+
+    return [
+        f"{kind} of {size / 2**20:.1f} MiB a {call} from {layer}"
+        for (kind, layer), size in num_bytes.items()
+        if size >= _LARGE_BYTES
+    ]
+
+
+def _whole_batches(step: CompiledStep, batch: Batch) -> list[str]:
+    """Describes large tensors of vectors for all tokens of the batch."""
+    # Tokens are vectors, and a dim follows: a last dim may be a number of tokens by chance.
+    whole = re.compile(rf"\[(\d+,)*{batch.rows},({batch.source_len}|{batch.target_len}),")
+
+    descriptions = []
+    for instruction in step.costs:
+        for array in instruction.arrays:
+            if whole.search(str(array)) and hlo_module.num_bytes([array]) >= _LARGE_BYTES:
+                layer = source(instruction.op_name)
+                descriptions.append(f"{array}, the whole batch on every core, from {layer}")
+    return descriptions

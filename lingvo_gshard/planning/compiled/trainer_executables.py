@@ -1,0 +1,41 @@
+"""The trainer's own training programs, compiled and saved for `trainer --executables`."""
+
+import pathlib
+
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.planning.compiled import run_programs
+from lingvo_gshard.planning.estimate import hardware
+from lingvo_gshard.planning.plan import GIB, TRAIN
+from lingvo_gshard.planning.request import Request
+from lingvo_gshard.spmd import saved_executable, topology
+from lingvo_gshard.train.loop import group_sizes
+
+
+def save(request: Request, folder: pathlib.Path) -> list[str]:
+    """Saves in `folder` the training programs that the trainer would compile; returns their names.
+
+    Raises ValueError if one needs more memory than a device has or cannot be serialized.
+    """
+    model = TranslationModel(request.params, request.partitioning)
+    capacity_gib = hardware.generation(request.topology).capacity_gib
+
+    # A program is a loop of iterations_per_loop steps; the last call may have fewer.
+    train = request.params.train
+    numbers_of_steps = dict.fromkeys(group_sizes(0, train.max_steps, train.iterations_per_loop))
+
+    # They are large: each is saved before the next is made.
+    names = []
+    for num_steps in numbers_of_steps:
+        program = run_programs.export(TRAIN, model, request.params, num_steps)
+        compiled = topology.compile_program(program, request.topology)
+
+        # The compiler for GPUs accepts programs of any size.
+        needed_gib = compiled.report().peak_bytes / GIB
+        if needed_gib > capacity_gib:
+            raise ValueError(
+                f"{program.name} needs {needed_gib:.2f} of {capacity_gib:.2f} GiB: not saved."
+            )
+
+        saved_executable.save(compiled, folder)
+        names.append(program.name)
+    return names

@@ -1,0 +1,249 @@
+"""The partitionings that a search considers: meshes, tables, remats and pipelines.
+
+They follow from the devices and the letters' sizes, where those divide and, as estimated, fit.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Iterator, Mapping
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers.dispatch import Dispatch
+from lingvo_gshard.layers.repeat import Layers, Remat
+from lingvo_gshard.model import placement
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.planning.estimate import networks
+from lingvo_gshard.planning.estimate.cost_model import CostModel
+from lingvo_gshard.planning.request import Request
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.sharding.mesh import Mesh
+
+_BATCH_AXES = ("data", "experts")  # They always split the batch.
+_MAX_AXES = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """A mesh, a table and a schedule as settings, `path=value`, and the cost model's estimate."""
+
+    settings: tuple[str, ...]  # The first is the mesh and the second is the table.
+    secs: float  # The estimated time of a step.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Schedule:
+    """How a step goes through the layers."""
+
+    remat: Remat
+    microbatches: int  # Of a pipeline; otherwise 1.
+
+
+def candidates(request: Request) -> list[Candidate]:
+    """Returns all candidates that fit by the cost model, the fastest first.
+
+    Raises ValueError if none does.
+    """
+    # The cost model needs the shapes of weights and slots alone, which no partitioning changes.
+    mesh = request.partitioning.mesh
+    network = networks.network(request.topology, mesh)
+    unpartitioned = Partitioning(Mesh.flat(1), ())
+    state = TranslationModel(request.params, unpartitioned).state_spec
+    model = CostModel(request.params, state, network)
+
+    # Memory is asked first: it is what most meshes lack.
+    fitting = []
+    for layout in layouts(_letter_sizes(request, state.theta), mesh.num_partitions):
+        partitioning = request.changed(layout).partitioning
+        for schedule in _schedules(request.params, partitioning):
+            estimate = model.estimate(partitioning, schedule.remat, schedule.microbatches)
+            if estimate.gib > network.generation.capacity_gib:
+                continue
+
+            settings = (*layout, *_schedule_settings(request.params, partitioning, schedule))
+            if _is_divisible(request.changed(settings)):
+                fitting.append(Candidate(settings, estimate.secs.step))
+
+    if not fitting:
+        raise ValueError(
+            f"--search: no mesh of {mesh.num_partitions} devices divides the model and its batches "
+            "and leaves room for a step; change --topology or the sizes."
+        )
+    return sorted(fitting, key=lambda candidate: candidate.secs)
+
+
+def layouts(sizes: Mapping[str, int], cores: int) -> Iterator[tuple[str, str]]:
+    """Yields the settings of all meshes of up to three axes, and tables, that divide the sizes.
+
+    The axes `data` and `experts` both split the batch; `model` splits heads, hidden dims and
+    vocabularies, and perhaps the experts. The dim M of all weights, or only of their updates (m),
+    may be split over the axes of the batch. The axis `stages` is that of a pipeline, and splits the
+    batch outside it.
+    """
+    for axes in _meshes(sizes, cores):
+        mesh = ",".join(f"{name}:{size}" for name, size in axes.items())
+
+        always = _batch_rows(axes)
+        if "experts" in axes:
+            always.append("E:experts")
+
+        # Each row is a choice of its own, and may be left out.
+        choices = itertools.product(_tensor_parallel_rows(sizes, axes), _weight_rows(sizes, axes))
+        for model_row, weight_row in choices:
+            rows = [*always, model_row, weight_row]
+            table = ",".join(row for row in rows if row)
+            yield f"mesh={mesh}", f"sharding={table}"
+
+
+def _meshes(sizes: Mapping[str, int], cores: int) -> Iterator[dict[str, int]]:
+    """Yields the axes, each larger than 1, of all meshes of so many cores that divide the sizes."""
+    divisors = [n for n in range(1, cores + 1) if cores % n == 0]
+    for stages, experts, model in itertools.product(divisors, divisors, divisors):
+        data, remainder = divmod(cores, stages * experts * model)
+        if remainder:
+            continue
+
+        # In a pipeline `stages` splits the batch of embeddings and softmax, too.
+        batch_ways = data * experts
+        if sizes["B"] % (batch_ways * stages) or sizes["G"] % batch_ways:
+            continue
+        if sizes["E"] % experts or sizes["R"] % stages:
+            continue
+
+        # A mesh has no axis of one partition, but it has an axis.
+        axes = {"data": data, "experts": experts, "model": model, "stages": stages}
+        used = {name: size for name, size in axes.items() if size > 1}
+        if len(used) <= _MAX_AXES:
+            yield used or {"data": 1}
+
+
+def _batch_rows(axes: Mapping[str, int]) -> list[str]:
+    """Returns the rows of B and G over the axes of the batch, and R's over those of a pipeline."""
+    batch_axes = [name for name in axes if name in _BATCH_AXES]
+    batch = "+".join(batch_axes)
+
+    if "stages" in axes:
+        # Outside the pipeline its stages split the batch, too.
+        rows = ["R:stages", f"B:{batch}+stages" if batch else "B:stages"]
+        if batch:
+            rows.append(f"G:{batch}")
+        return rows
+
+    return [f"BG:{batch}"] if batch else []
+
+
+def _tensor_parallel_rows(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
+    """Returns the possible rows of the axis `model`: H, and what else it divides.
+
+    Without such an axis the only choice is an empty row. If it does not divide H, there is no
+    choice, since a mesh with an idle axis is no candidate.
+    """
+    if "model" not in axes:
+        return [""]
+
+    # Tensor parallelism by heads and vocabularies, too, where these divide; and experts may lie
+    # along the same axis, as each axis splits the first of a tensor's letters only.
+    ways = axes["model"]
+    if sizes["H"] % ways:
+        return []
+    letters = "".join(letter for letter in "HNV" if sizes[letter] % ways == 0)
+    rows = [f"{letters}:model"]
+    if "experts" not in axes and sizes["E"] % ways == 0:
+        rows.append(f"E{letters}:model")
+    return rows
+
+
+def _weight_rows(sizes: Mapping[str, int], axes: Mapping[str, int]) -> list[str]:
+    """Returns the possible rows of weights' M: none, that of updates alone (m), and that of both.
+
+    M is split over as much of the batch's axes as divides it; in a pipeline it is not split.
+    """
+    if "stages" in axes:
+        return [""]
+
+    batch_axes = [name for name in axes if name in _BATCH_AXES]
+    for names in (batch_axes, batch_axes[:1], batch_axes[1:]):
+        ways = math.prod(axes[name] for name in names)
+        if names and sizes["M"] % ways == 0:
+            over = "+".join(names)
+            return ["", f"m:{over}", f"M:{over}"]
+    return [""]
+
+
+def _schedules(params: Params, partitioning: Partitioning) -> list[_Schedule]:
+    """Returns the remats, or in a pipeline the numbers of microbatches that divide the rows."""
+    stages, batch_ways, *_ = partitioning.factor("RBLM")
+    if stages == 1:
+        return [_Schedule(remat, microbatches=1) for remat in Remat]
+
+    # With fewer microbatches than stages, some stages would never work at the same time.
+    rows = params.input.batch_size // batch_ways
+    counts = [count for count in range(stages, rows + 1) if rows % count == 0]
+    return [_Schedule(Remat.BLOCK, count) for count in counts]
+
+
+def _schedule_settings(
+    params: Params, partitioning: Partitioning, schedule: _Schedule
+) -> list[str]:
+    """Returns the settings of both stacks; those of a pipeline only where they change."""
+    # They name the candidate in the ranking, so what repeats the experiment is left out.
+    (stages,) = partitioning.factor("R")
+    pipeline = {"stages": stages, "microbatches": schedule.microbatches}
+
+    settings = []
+    for stack in placement.STACKS:
+        settings.append(f"task.{stack}.remat={schedule.remat.name}")
+        for name, value in pipeline.items():
+            if params.task.Get(stack).Get(name) != value:
+                settings.append(f"task.{stack}.{name}={value}")
+    return settings
+
+
+def _is_divisible(request: Request) -> bool:
+    """Returns whether the mesh divides all batches of the request and their groups."""
+    try:
+        request.check_divisible()
+    except ValueError:
+        return False
+    return True
+
+
+def _letter_sizes(request: Request, weights: NestedMap) -> dict[str, int]:
+    """Returns the size of each letter that a table may split.
+
+    Of several sizes that is the greatest common divisor.
+    """
+    # Weights have letters of their own; groups and rows are those of the batches.
+    params = request.params
+    occurrences: list[tuple[str, int]] = []
+    for spec in weights.Flatten():
+        occurrences += zip(spec.dims, spec.shape, strict=True)
+    for count in placement.num_groups(params).values():
+        occurrences.append(("G", count))
+    for batch in request.batches:
+        occurrences.append(("B", params.Get(batch).batch_size))
+
+    # Both stacks are pipelines, or none.
+    sizes = _common_divisors(occurrences)
+    if not all(_may_be_pipeline(params.task.Get(stack)) for stack in placement.STACKS):
+        sizes["R"] = 1
+
+    # A dense model has neither experts nor groups.
+    sizes.setdefault("E", 1)
+    sizes.setdefault("G", sizes["B"])
+    return sizes
+
+
+def _common_divisors(occurrences: Iterable[tuple[str, int]]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for letter, size in occurrences:
+        sizes[letter] = math.gcd(sizes.get(letter, 0), size)  # gcd(0, size) is size.
+    return sizes
+
+
+def _may_be_pipeline(stack: Params) -> bool:
+    """Returns whether a stack's layers can be the stages of a pipeline."""
+    if stack.layers_as is not Layers.LOOP:
+        return False
+    return stack.moe is None or stack.moe.dispatch is Dispatch.EINSUM

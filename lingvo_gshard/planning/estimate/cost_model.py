@@ -1,0 +1,328 @@
+"""A quick estimate of a training step, from an experiment's numbers and its table alone.
+
+The forward pass is a list of einsums, and each has two gradients, which are einsums as well. From
+the axes of the letters follow the size of a core's part and the collectives: a sum over a split dim
+is an all-reduce, or a reduce-scatter if its axis splits the result elsewhere; a factor is gathered
+over the axes that split the other factor elsewhere.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.hlo.collectives import Collective
+from lingvo_gshard.layers.repeat import Remat
+from lingvo_gshard.planning.estimate.forward_pass import (
+    Einsum,
+    Product,
+    forward_products,
+    sizes_of,
+)
+from lingvo_gshard.planning.estimate.networks import Network, Torus
+from lingvo_gshard.planning.estimate.state_memory import state_gib
+from lingvo_gshard.planning.plan import GIB, Times
+from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
+from lingvo_gshard.sharding.mesh import names_of
+
+# Fitted to compiled steps: how often results that are kept, and weights with their gradients, are
+# read or written outside products, such as by norms, sums, stacks and the optimizer.
+_KEPT_PASSES = 5
+_WEIGHT_PASSES = 10
+
+# From so many partitions on, a TPU's compiler writes them as all-reduces, which take twice as long.
+_SUMMED_FROM = {"reduce-scatter": 1, "all-gather": 64}
+
+# Each saves more memory than the one before.
+_BY_SAVING = (Remat.NONE, Remat.ALL_BUT_PRODUCTS, Remat.BLOCK)
+
+_FLOAT32_BYTES = 4
+_FLOAT32_ACTIVATIONS = ("BNLT", "BLV")  # Probabilities and logits.
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """A training step by the cost model: GiB of a core, and its times at the roofline."""
+
+    gib: float
+    secs: Times
+
+
+class CostModel:
+    """Estimates training steps of an experiment for different tables and remats."""
+
+    def __init__(self, params: Params, state: NestedMap, network: Network) -> None:
+        """`state` has the specs of theta and slots; partitions lie on `network` in its order."""
+        self._state = state
+        self._network = network
+        self._products = forward_products(params, state.theta)
+        self._activation_bytes = 2 if params.task.activation_dtype == "bfloat16" else 4
+
+        # What a pipeline sends from stage to stage: in the encoder a block's output, and in the
+        # decoder the encoded source with it.
+        batch = params.input
+        lengths = (batch.source_len, batch.source_len + batch.target_len)
+        self._sent_on = [
+            {"B": batch.batch_size, "L": length, "M": params.task.dim} for length in lengths
+        ]
+
+    def estimate(self, partitioning: Partitioning, remat: Remat, microbatches: int = 1) -> Estimate:
+        """Returns the estimate of a step with this table, in a pipeline of so many microbatches."""
+        core = _CoreCosts(partitioning, self._network, self._activation_bytes, microbatches)
+        secs = Times()
+        kept_bytes = 0.0
+        largest_bytes = 0.0
+
+        for product in self._products:
+            is_kept = _BY_SAVING.index(remat) <= _BY_SAVING.index(product.kept)
+            is_staged = core.stages > 1 and "R" in product.einsum.sizes
+            run = core.in_stages(product) if is_staged else product
+
+            # What is not kept is computed again in the backward pass.
+            forward_runs = 1 if is_kept else 2
+            secs += core.product(run, forward_runs).scaled(run.times)
+
+            result_bytes = core.activation_bytes(run.moved or run.einsum.result, run.einsum.sizes)
+            largest_bytes = max(largest_bytes, result_bytes)
+            if is_staged:
+                # A stage has the results of one microbatch for each of its blocks.
+                kept_bytes += product.times // core.stages * result_bytes
+            elif is_kept:
+                kept_bytes += product.times * result_bytes
+
+        # Outside products: what a pipeline sends between its stages, and the optimizer.
+        for sizes in self._sent_on:
+            shift = core.stage_shifts(sizes)
+            secs += shift.secs
+            kept_bytes += shift.kept_bytes
+
+        for spec in self._state.theta.Flatten():
+            update = core.update(spec)
+            secs += update.secs
+            kept_bytes += update.kept_bytes
+
+        # Beside what is kept, the largest result lies in memory while it is computed.
+        held_gib = state_gib(self._state, partitioning).total
+        return Estimate(held_gib + (kept_bytes + largest_bytes) / GIB, secs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Cost:
+    """The times of a part of a step, and the bytes that stay in memory for it."""
+
+    secs: Times
+    kept_bytes: float
+
+
+class _CoreCosts:
+    """What products and updates cost one core under one table."""
+
+    def __init__(
+        self,
+        partitioning: Partitioning,
+        network: Network,
+        activation_bytes: int,
+        microbatches: int,
+    ) -> None:
+        """`activation_bytes` are those of one scalar."""
+        self._partitioning = partitioning
+        self._network = network
+        self._activation_bytes = activation_bytes
+        self._axis_sizes = partitioning.mesh.shape
+
+        # A pipeline of R stages needs R - 1 more ticks than it has microbatches.
+        (self.stages,) = partitioning.factor("R")
+        self._microbatches = microbatches
+        self._ticks = microbatches + self.stages - 1
+
+        # On a TPU, what only products read is rounded to 16 bits before it is sent.
+        rounds = isinstance(network, Torus)
+        self._sent_share = 2 / activation_bytes if rounds else 1.0
+
+        # Many products have the same dims and collectives.
+        self._split = functools.cache(self._split_letters)
+        self._secs_per_byte = functools.cache(self._collective_secs_per_byte)
+
+    def in_stages(self, product: Product) -> Product:
+        """Returns a product of one microbatch, which all stages run in each tick, even idle."""
+        sizes = self._microbatch_sizes(product.einsum.sizes)
+        return dataclasses.replace(
+            product,
+            einsum=product.einsum.stacked(sizes),
+            moved=f"R{product.moved}" if product.moved else "",
+            times=product.times * self._ticks // self.stages,
+        )
+
+    def product(self, product: Product, forward_runs: int) -> Times:
+        """Returns the times of a product, its gradients, and the moves of its result."""
+        # Forward, and once more if the backward pass recomputes it.
+        einsum = product.einsum
+        secs = self._einsum(einsum, product.is_lookup).scaled(forward_runs)
+
+        # The right factor's gradient; a stage's weight gradients are summed over the partitions
+        # once, after the last tick.
+        gradient_secs = self._einsum(einsum.right_gradient(), product.is_lookup)
+        if einsum.has_weight and einsum.right.startswith("R"):
+            saved_secs = (1 - 1 / self._ticks) * gradient_secs.network
+            gradient_secs += Times(network=-saved_secs, step=-saved_secs)
+        secs += gradient_secs
+
+        # The left factor's; in a lookup that is a matrix of places, which has none.
+        if not product.is_lookup:
+            secs += self._einsum(einsum.left_gradient(), is_lookup=False)
+
+        # The result may be moved, by AllToAlls over the axes that then split another of its dims;
+        # its gradient is moved back.
+        result_bytes = self.activation_bytes(einsum.result, einsum.sizes)
+        before = self._split(einsum.result)
+        after = self._split(product.moved)
+        exchanged = [axis for axis in before if after.get(axis, before[axis]) != before[axis]]
+        move_secs = self._network_secs("all-to-all", exchanged, result_bytes * self._sent_share)
+
+        # What is kept is also read and written by what is no product.
+        passed_bytes = _KEPT_PASSES * result_bytes if forward_runs == 1 else 0
+        return secs + self._times(0, passed_bytes, (forward_runs + 1) * move_secs)
+
+    def stage_shifts(self, sizes: Mapping[str, float]) -> _Cost:
+        """Returns the moves between stages, with what enters and leaves the ticks of a stage."""
+        if self.stages == 1:
+            return _Cost(Times(), 0.0)
+
+        # Each tick shifts forward, in recomputation and backward.
+        shifts = 3 * self._ticks
+        num_bytes = self.activation_bytes("RBLM", self._microbatch_sizes(sizes))
+        axes = names_of(self._partitioning.axes("R"))
+        shift_secs = self._network_secs("collective-permute", axes, num_bytes)
+        return _Cost(self._times(0, 0, shifts * shift_secs), shifts * num_bytes)
+
+    def update(self, spec: TensorSpec) -> _Cost:
+        """Returns the update of a weight with the bytes of its gradient.
+
+        An update may be split over more axes than the weight, which is then gathered.
+        """
+        # By the letters of the weight, and by those in lowercase of its update.
+        sizes = sizes_of(spec)
+        weight_axes = self._split(spec.dims)
+        update_axes = self._split(spec.dims.lower())
+
+        gathered = [axis for axis in update_axes if axis not in weight_axes]
+        weight_bytes = _FLOAT32_BYTES * self._elements(spec.dims, sizes, weight_axes)
+        gather_secs = self._network_secs("all-gather", gathered, weight_bytes)
+
+        # A stage adds to its gradients in every tick: a product's result, read and written again.
+        elements = self._elements(spec.dims, sizes, update_axes)
+        passes = _WEIGHT_PASSES
+        if self.stages > 1 and spec.dims.startswith("R"):
+            passes += 2 * self._ticks
+        passed_bytes = passes * _FLOAT32_BYTES * elements
+
+        # The gradients of stacks of matrices have the dtype of activations.
+        is_stack_of_matrices = spec.dims.startswith("R") and len(spec.dims) > 2
+        scalar_bytes = self._activation_bytes if is_stack_of_matrices else _FLOAT32_BYTES
+        return _Cost(self._times(0, passed_bytes, gather_secs), scalar_bytes * elements)
+
+    def activation_bytes(self, dims: str, sizes: Mapping[str, float]) -> float:
+        """Returns the bytes of a core's part of an activation."""
+        is_float32 = dims.removeprefix("R") in _FLOAT32_ACTIVATIONS
+        scalar_bytes = _FLOAT32_BYTES if is_float32 else self._activation_bytes
+        return self._elements(dims, sizes, self._split(dims)) * scalar_bytes
+
+    def _microbatch_sizes(self, sizes: Mapping[str, float]) -> dict[str, float]:
+        """Returns the sizes of a product in all stages at once, each with one microbatch."""
+        changed = {**sizes, "R": self.stages}
+        for letter in "BG":
+            if letter in sizes:
+                changed[letter] = sizes[letter] / self._microbatches
+        return changed
+
+    def _einsum(self, einsum: Einsum, is_lookup: bool) -> Times:
+        """Returns the times of one einsum; its left factor stays where it is."""
+        right = self._split(einsum.right)
+        result = self._split(einsum.result)
+
+        # The letter that each axis splits while the product is computed: the left factor decides.
+        split = {**result, **right, **self._split(einsum.left)}
+        gathered = [axis for axis, letter in right.items() if split[axis] != letter]
+
+        # A sum over a split letter is over the partitions along its axis. If that axis splits the
+        # result elsewhere, each partition needs a part of the sum alone.
+        result_letters = einsum.result.upper()
+        summed = [axis for axis, letter in split.items() if letter not in result_letters]
+        scattered = [axis for axis in summed if axis in result]
+        reduced = [axis for axis in summed if axis not in result]
+
+        # A core reads its parts of the factors, the right one as gathered, and writes the result.
+        scalar_bytes = self._activation_bytes
+        left_bytes = scalar_bytes * self._elements(einsum.left, einsum.sizes, split)
+        right_bytes = scalar_bytes * self._elements(einsum.right, einsum.sizes, split)
+        result_bytes = scalar_bytes * self._elements(result_letters, einsum.sizes, split)
+        if gathered:
+            right_bytes *= self._sent_share
+
+        # A reduce-scatter leaves a part of the result to each core of the group.
+        part_bytes = result_bytes / self._num_partitions(scattered)
+        network_secs = self._network_secs("all-gather", gathered, right_bytes)
+        network_secs += self._network_secs("reduce-scatter", scattered, part_bytes)
+        network_secs += self._network_secs("all-reduce", reduced, part_bytes)
+
+        # A lookup reads as many rows as it writes. A product has two operations for each scalar of
+        # the space of all its letters.
+        if is_lookup:
+            return self._times(0, 2 * min(right_bytes, result_bytes), network_secs)
+        flops = 2 * self._elements(einsum.letters, einsum.sizes, split)
+        return self._times(flops, left_bytes + right_bytes + result_bytes, network_secs)
+
+    def _split_letters(self, dims: str) -> Mapping[str, str]:
+        """Returns the letter, as a capital, that each axis splits."""
+        letters = {}
+        for letter, axis in zip(dims.upper(), self._partitioning.axes(dims), strict=True):
+            for name in names_of([axis]):
+                letters[name] = letter
+        return letters
+
+    def _elements(
+        self, letters: str, sizes: Mapping[str, float], split: Mapping[str, str]
+    ) -> float:
+        """Returns the scalars of a core's part of a tensor of these letters."""
+        axes = [axis for axis, letter in split.items() if letter in letters]
+        return math.prod(sizes[letter] for letter in letters) / self._num_partitions(axes)
+
+    def _num_partitions(self, axes: Iterable[str]) -> int:
+        return math.prod(self._axis_sizes[axis] for axis in axes)
+
+    def _times(self, flops: float, num_bytes: float, network_secs: float) -> Times:
+        """Returns the roofline of one operation: the longer of compute and memory, then network."""
+        rates = self._network.generation
+        compute_secs = flops / rates.peak_flops
+        memory_secs = num_bytes / rates.memory_bytes_per_sec
+        step_secs = max(compute_secs, memory_secs) + network_secs
+        return Times(compute_secs, memory_secs, network_secs, step_secs)
+
+    def _network_secs(self, kind: str, axes: Sequence[str], num_bytes: float) -> float:
+        """Returns the time of a collective among the cores along `axes`."""
+        if not axes:
+            return 0.0
+        return num_bytes * self._secs_per_byte(kind, tuple(axes))
+
+    def _collective_secs_per_byte(self, kind: str, axes: tuple[str, ...]) -> float:
+        """Returns the time of a collective of one byte among the cores along `axes`."""
+        mesh = self._partitioning.mesh
+
+        # The group of the first partition: all partitions that differ from it along `axes` alone.
+        partitions = np.arange(mesh.num_partitions).reshape(mesh.axis_sizes)
+        index = tuple(slice(None) if axis in axes else 0 for axis in mesh.axis_names)
+        group = partitions[index].ravel()
+        if kind == "collective-permute":
+            group = group[:2]  # To the next stage.
+
+        collective = Collective(kind, 1, (tuple(group.tolist()),), 1)
+        secs = self._network.collective_secs(collective)
+
+        is_tpu = isinstance(self._network, Torus)
+        if is_tpu and mesh.num_partitions >= _SUMMED_FROM.get(kind, math.inf):
+            secs *= 2
+        return secs

@@ -1,0 +1,209 @@
+"""A forward pass as a list of einsums, from an experiment's numbers and its weights' specs.
+
+Letters are those of sharding/layout.py. The rows of a product are those of the batch, BL, in a
+gate those of the groups, GS, and in experts those of their buffers, EGC.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Self
+
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.layers import moe
+from lingvo_gshard.layers.dispatch import Dispatch
+from lingvo_gshard.layers.repeat import Remat
+from lingvo_gshard.model import flops
+from lingvo_gshard.sharding.layout import TensorSpec
+
+_ACTIVATION_LETTERS = set("BG")  # Every activation has one of them, and no weight has.
+
+
+@dataclasses.dataclass(frozen=True)
+class Einsum:
+    """A product of two tensors, such as `BLM,MH->BLH`, and the sizes of its letters.
+
+    A lowercase letter of the result is the same dim in the optimizer.
+    """
+
+    equation: str
+    sizes: Mapping[str, float]
+
+    @functools.cached_property
+    def left(self) -> str:
+        """The dims of the left factor."""
+        return self.equation.partition("->")[0].split(",")[0]
+
+    @functools.cached_property
+    def right(self) -> str:
+        """The dims of the right factor."""
+        return self.equation.partition("->")[0].split(",")[1]
+
+    @functools.cached_property
+    def result(self) -> str:
+        """The dims of the result."""
+        return self.equation.partition("->")[2]
+
+    @property
+    def letters(self) -> str:
+        """All letters, each once."""
+        return "".join(dict.fromkeys(self.left + self.right))
+
+    @property
+    def has_weight(self) -> bool:
+        """Whether the right factor is a weight."""
+        return not _ACTIVATION_LETTERS & set(self.right)
+
+    def left_gradient(self) -> Self:
+        """Returns the einsum of the left factor's gradient, from the result's."""
+        return dataclasses.replace(self, equation=f"{self.result},{self.right}->{self.left}")
+
+    def right_gradient(self) -> Self:
+        """Returns the einsum of the right factor's gradient, from the result's.
+
+        A weight's gradient is summed where the weight is updated, by the optimizer's letters.
+        """
+        right = self.right.lower() if self.has_weight else self.right
+        return dataclasses.replace(self, equation=f"{self.left},{self.result}->{right}")
+
+    def stacked(self, sizes: Mapping[str, float]) -> Self:
+        """Returns the same product for R blocks at once, with other sizes."""
+        equation = f"R{self.left},R{self.right}->R{self.result}"
+        return dataclasses.replace(self, equation=equation, sizes=sizes)
+
+
+@dataclasses.dataclass(frozen=True)
+class Product:
+    """An einsum of the forward pass, which runs it `times`."""
+
+    einsum: Einsum
+    times: int
+    kept: Remat = Remat.NONE  # The most saving remat that keeps the result for backward.
+    moved: str = ""  # The dims that the result is then moved to, if it is.
+    is_lookup: bool = False  # It has no flops and no left factor.
+
+
+def forward_products(params: Params, weights: NestedMap) -> list[Product]:
+    """Returns the products of a forward pass, given the specs of all weights."""
+    products = []
+    for path, spec in weights.FlattenItems():
+        name = path.rpartition(".")[2]
+        sizes = _batch_sizes(params, path) | sizes_of(spec)
+
+        # A bias is only added.
+        if name != "bias":
+            products.append(_weight_product(path, spec, sizes))
+
+        # A query's projection and a gate stand for the products of two activations in their layer.
+        if name == "wq":
+            products += _attention_products(sizes)
+        if name == "wg":
+            stack = params.task.Get(path.partition(".")[0])
+            products += _dispatch_products(sizes, stack.moe.dispatch)
+    return products
+
+
+def sizes_of(spec: TensorSpec) -> dict[str, int]:
+    """Returns the sizes of a tensor's letters."""
+    return dict(zip(spec.dims, spec.shape, strict=True))
+
+
+def _weight_product(path: str, spec: TensorSpec, sizes: Mapping[str, int]) -> Product:
+    """Returns the product of activations with a weight."""
+    # One block at a time, even if its weights are stacked.
+    dims = spec.dims.removeprefix("R")
+    equation = _weight_equation(dims)
+
+    if "[" not in path or "self_norm" in path:
+        kept = Remat.BLOCK  # It lies outside the stacks, or is the input of a layer.
+    elif path.endswith((".wi", ".wo")):
+        kept = Remat.ALL_BUT_PRODUCTS
+    else:
+        kept = Remat.NONE
+
+    return Product(
+        einsum=Einsum(equation, sizes),
+        times=sizes.get("R", 1),
+        kept=kept,
+        moved="GECM" if equation.endswith("->EGCM") else "",  # Back to where the tokens are.
+        is_lookup="embedding" in path,
+    )
+
+
+def _weight_equation(dims: str) -> str:
+    """Returns the einsum of activations with a weight of these dims, without R.
+
+    MH gives BLM,MH->BLH and HM gives BLH,HM->BLM; so do MND and NDM. An expert's EMH gives
+    EGCM,EMH->EGCH, a gate's M_ gives GSM,M_->GS_, and a norm's M gives BLM,M->BLM.
+    """
+    if dims.startswith("E"):
+        rows = "EGC"
+    elif "_" in dims:
+        rows = "GS"
+    else:
+        rows = "BL"
+
+    # M is summed where it comes first, and is otherwise the result.
+    matrix = dims.removeprefix("E")
+    if matrix.startswith("M"):
+        summed = "M"
+        produced = matrix.removeprefix("M") or "M"
+    else:
+        summed = matrix[:-1]
+        produced = matrix[-1]
+    return f"{rows}{summed},{dims}->{rows}{produced}"
+
+
+def _attention_products(sizes: Mapping[str, int]) -> list[Product]:
+    """Returns the logits of an attention, and the sums of values by its probabilities."""
+    # Queries with keys, then probabilities with values.
+    times = sizes.get("R", 1)
+    return [
+        Product(Einsum("BNLD,BNTD->BNLT", sizes), times),
+        Product(Einsum("BNLT,BNTD->BNLD", sizes), times),
+    ]
+
+
+def _dispatch_products(sizes: Mapping[str, int], dispatch: Dispatch) -> list[Product]:
+    """Returns the dispatch of tokens to experts, with its AllToAll, and the combination."""
+    # By einsum these are products with one-hot masks (Algorithm 2), by gather lookups.
+    is_lookup = dispatch is Dispatch.GATHER
+    times = sizes.get("R", 1)
+
+    return [
+        Product(
+            einsum=Einsum("GSEC,GSM->GECM", sizes),
+            times=times,
+            kept=Remat.ALL_BUT_PRODUCTS,
+            moved="EGCM",
+            is_lookup=is_lookup,
+        ),
+        Product(Einsum("GSEC,GECM->GSM", sizes), times, is_lookup=is_lookup),
+    ]
+
+
+def _batch_sizes(params: Params, path: str) -> dict[str, int]:
+    """Returns the sizes of a batch's letters where the weight of this path is used."""
+    batch = params.input
+    is_encoder = path.startswith(("encoder", "source"))
+
+    # Queries are the layer's own tokens; keys and values may be the source's.
+    is_source = is_encoder or flops.reads_source(path)
+    length = batch.source_len if is_source else batch.target_len
+    attended = batch.source_len if "source_attention" in path else length
+    sizes = {"B": batch.batch_size, "L": length, "T": attended}
+
+    stack = params.task.encoder if is_encoder else params.task.decoder
+    if stack.moe is None:
+        return sizes
+
+    # Groups of S tokens, each with C places in every expert.
+    tokens = batch.batch_size * length
+    group_size = moe.group_size(stack.moe, tokens)
+    capacity = stack.moe.train_capacity.Instantiate()
+    sizes["G"] = tokens // group_size
+    sizes["S"] = group_size
+    sizes["E"] = stack.moe.num_experts
+    sizes["C"] = capacity.places(group_size, stack.moe.num_experts)
+    return sizes

@@ -1,0 +1,183 @@
+"""Models of collectives on the networks of TPUs and GPUs: Figure 9, section 5.3.
+
+A TPU's link joins two neighbouring chips, and the cores of a chip share its links. A GPU's NVLink
+joins it to all GPUs of its host, and a network adapter of its own joins it to other hosts. Both
+models are best cases without latency.
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from lingvo_gshard.hlo.collectives import Collective, Groups
+from lingvo_gshard.planning.estimate import hardware
+from lingvo_gshard.planning.estimate.hardware import Generation
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd import topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Hosts:
+    """GPUs in hosts; `hosts` are the numbers of the partitions' hosts.
+
+    Within a host every GPU exchanges with all others at NVLink's rate; between hosts each uses its
+    own adapter. Both are used at once and no switch is a bottleneck, which is the best case.
+    """
+
+    generation: Generation
+    hosts: tuple[int, ...]
+
+    def collective_secs(self, collective: Collective) -> float:
+        """Returns the time of one run of a collective: that of the busier of NVLink and adapter.
+
+        A group has g members in n hosts, m = g / n in each:
+
+        AllToAll            (m - 1) / g of each partition's bytes by NVLink, (g - m) / g by adapter
+        AllGather           (m - 1) / m by NVLink; (n - 1) / n / m by adapter, as each GPU of a host
+                            fetches a part
+        ReduceScatter       as AllGather, for the larger side's bytes
+        AllReduce           ReduceScatter and AllGather
+        CollectivePermute   all bytes by the adapter if any pair lies in two hosts, else by NVLink
+        """
+        # The slowest pair decides.
+        size = collective.result_bytes
+        if collective.kind == "collective-permute":
+            crosses = any(self.hosts[a] != self.hosts[b] for a, b in collective.groups)
+            return self._secs(0, size) if crosses else self._secs(size, 0)
+
+        # All groups of a collective are alike; the first stands for them.
+        g = collective.group_size
+        n = len({self.hosts[partition] for partition in collective.groups[0]})
+        m = g / n  # On average.
+
+        if collective.kind.endswith("all-to-all"):
+            return self._secs(size * (m - 1) / g, size * (g - m) / g)
+
+        # Every GPU of a host fetches its share from the other hosts, and gets the rest by NVLink.
+        ring_secs = self._secs(size * (m - 1) / m, size * (n - 1) / n / m)
+        return _ring_passes(collective) * ring_secs
+
+    def _secs(self, nvlink_bytes: float, adapter_bytes: float) -> float:
+        nvlink_secs = nvlink_bytes / self.generation.link_bytes_per_sec
+        adapter_secs = adapter_bytes / self.generation.network_bytes_per_sec
+        return max(nvlink_secs, adapter_secs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Torus:
+    """A torus of chips; `places` are the coordinates of each partition's chip.
+
+    Every dim of more than two chips is assumed to wrap around, although slices smaller than a pod
+    may not. Like the paper's roofline (section 5.2), this is the best case.
+    """
+
+    generation: Generation
+    places: tuple[tuple[int, ...], ...]
+
+    def collective_secs(self, collective: Collective) -> float:
+        """Returns the time of one run of a collective that keeps all links busy.
+
+        AllToAll: each partition sends equal parts of its bytes to its whole group, each part over
+        as many links as lie between. The busiest dim decides: on a ring of n chips with two cores
+        each that is 2 * bytes * n/4 / 2 per link, which grows as sqrt(D) on a square.
+        AllReduce: reduce-scatter and all-gather by rings over all links at once, 2 * (g - 1) / g
+        * bytes. AllGather and ReduceScatter: half of that, for the larger side's bytes.
+        CollectivePermute: the bytes times the longest distance between a source and its target.
+        """
+        rate = self.generation.link_bytes_per_sec
+        size = collective.result_bytes
+
+        if collective.kind == "collective-permute":
+            # The cores of a chip send over the same links.
+            return size * self.generation.cores_per_chip * self._farthest(collective) / rate
+        if collective.kind.endswith("all-to-all"):
+            return size * self._all_to_all_load(collective.groups) / rate
+
+        # A ring passes on all parts but a member's own.
+        g = collective.group_size
+        passed_bytes = _ring_passes(collective) * size
+        return passed_bytes * (g - 1) / g * self._ring_load(collective.groups) / rate
+
+    @functools.cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The number of chips along each dim."""
+        return tuple(max(coordinates) + 1 for coordinates in zip(*self.places, strict=True))
+
+    def _links(self, dim: int) -> int:
+        """Returns the number of directed links that leave a chip along a dim."""
+        return 2 if self.sizes[dim] > 2 else 1
+
+    def _all_to_all_load(self, groups: Groups) -> float:
+        """Returns the bytes that cross each link of the busiest dim, per byte of a partition."""
+        places = np.array([self.places[partition] for partition in groups[0]])
+        loads = []
+        for dim, size in enumerate(self.sizes):
+            # How many links lie between the members of a pair, on average over all pairs.
+            ring = np.arange(size)
+            members = np.bincount(places[:, dim], minlength=size)
+            distances = _distance(ring[:, None], ring, size)
+            mean_distance = int(members @ distances @ members) / len(places) ** 2
+
+            loads.append(self.generation.cores_per_chip * mean_distance / self._links(dim))
+        return max(loads)
+
+    def _ring_load(self, groups: Groups) -> float:
+        """Returns the bytes that cross each link of rings in a group, per byte of a partition.
+
+        Groups whose members alternate share links. A chip's cores in a group are one member.
+        """
+        # If a chip's cores are in several groups, these share its links.
+        places = [self.places[partition] for partition in groups[0]]
+        chips = np.array(sorted(set(places)))
+        groups_per_chip = self.generation.cores_per_chip * len(chips) / len(places)
+
+        # Rings run along every dim in which the group has several members. Where those are not
+        # neighbours, the links between them also carry the rings of other groups.
+        links = 0
+        gap = 1.0
+        for dim in range(len(self.sizes)):
+            members = np.unique(chips[:, dim])
+            if len(members) > 1:
+                links += self._links(dim)
+                gap = max(gap, float(np.diff(members).mean()))
+
+        if links == 0:
+            return 0.0  # All members are cores of one chip.
+        return groups_per_chip * gap / links
+
+    def _farthest(self, permute: Collective) -> int:
+        """Returns the most links between a source and its target."""
+        sources, targets = np.array(self.places)[np.array(permute.groups).T]
+        distances = _distance(sources, targets, np.array(self.sizes))
+        return int(distances.sum(axis=1).max())
+
+
+Network = Torus | Hosts
+
+
+def network(name: str, mesh: Mesh) -> Network:
+    """Returns the network of a mesh's partitions on a topology; ValueError as topology.places."""
+    # The mesh may put its partitions on the devices in another order (appendix A.3).
+    places = topology.places(name)
+    partition_places = tuple(places[device] for device in mesh.devices)
+
+    if topology.is_gpu(name):
+        return Hosts(hardware.generation(name), tuple(host for host, _ in partition_places))
+    return Torus(hardware.generation(name), partition_places)
+
+
+def _ring_passes(collective: Collective) -> int:
+    """Returns how often a collective by rings passes on the bytes of its result."""
+    match collective.kind:
+        case "all-reduce":
+            return 2  # It is a reduce-scatter and an all-gather.
+        case "reduce-scatter":
+            return collective.group_size  # Its result is one of as many parts.
+        case _:
+            return 1
+
+
+def _distance(a: np.ndarray, b: np.ndarray, size: np.ndarray | int) -> np.ndarray:
+    """Returns the links between two places on a ring, by the shorter way."""
+    return np.minimum((a - b) % size, (b - a) % size)

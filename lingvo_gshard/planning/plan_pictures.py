@@ -1,0 +1,84 @@
+"""Figures 7 and 8 of plans: what a core's memory holds in training, and where a step's time goes.
+
+A bar of memory ends at the peak, so that it has only those temporaries that are beside the state
+then; a dashed line is the capacity. Times are those at the roofline, by category.
+"""
+
+import pathlib
+from collections.abc import Mapping
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from lingvo_gshard.planning import plan_text
+from lingvo_gshard.planning.compiled.categories import Category
+from lingvo_gshard.planning.plan import Memory, Plan, StepCost
+
+_DOTS_PER_INCH = 130
+
+
+def draw_step(plan: Plan, folder: pathlib.Path) -> None:
+    """Draws into `folder` the pictures of a plan's report."""
+    plans = {plan.model: plan}
+    draw(plans, folder / plan_text.MEMORY_PICTURE, folder / plan_text.TIME_PICTURE)
+
+
+def draw(plans: Mapping[str, Plan], memory_path: pathlib.Path, time_path: pathlib.Path) -> None:
+    """Draws a bar for each plan by name: of memory, and if any step fits, of times."""
+    # Figure 7. Plans for one kind of machine have one capacity, and so one line.
+    device = plan_text.device(next(iter(plans.values())))
+    memories = {name: plan.step.memory_gib for name, plan in plans.items()}
+    bars = {name: _memory_parts(memory) for name, memory in memories.items()}
+    figure = _stacked(bars, f"GiB a {device}")
+    for capacity in {memory.capacity for memory in memories.values()}:
+        figure.axes[0].axhline(capacity, color="black", linestyle="--", linewidth=1)
+    figure.savefig(memory_path, dpi=_DOTS_PER_INCH)
+
+    # Figure 8, of the plans that have times.
+    bars = {}
+    for name, plan in plans.items():
+        if plan.step.cost is not None:
+            bars[name] = _time_parts(plan.step.cost)
+    if bars:
+        figure = _stacked(bars, "ms a step at the roofline")
+        figure.savefig(time_path, dpi=_DOTS_PER_INCH)
+
+
+def _memory_parts(memory: Memory) -> dict[str, float]:
+    """Returns the GiB of Figure 7's parts, from the bottom of a bar."""
+    parts = {
+        "replicated weights": memory.replicated_weights,
+        "expert weights": memory.expert_weights,
+        "optimizer slots": memory.optimizer_slots,
+    }
+    parts["temporaries"] = max(memory.peak - sum(parts.values()), 0.0)
+    return parts
+
+
+def _time_parts(cost: StepCost) -> dict[str, float]:
+    """Returns the milliseconds of Figure 8's parts: a core's own by category, then the network."""
+    # All bars need the same parts, so that a category without an instruction is 0.
+    parts = dict.fromkeys((name.replace("_", ", ") for name in Category), 0.0)
+    for name, secs in cost.roofline_secs_by_category.items():
+        parts[name.replace("_", ", ")] = 1e3 * (secs.step - secs.network)
+    parts["collectives"] = 1e3 * cost.roofline_secs.network
+    return parts
+
+
+def _stacked(bars: Mapping[str, Mapping[str, float]], label: str) -> Figure:
+    """Returns a drawing of bars by name; all have the same parts, the first at the bottom."""
+    figure = Figure(figsize=(2.5 + 1.2 * len(bars), 4.5), layout="constrained")
+    axes = figure.subplots()
+
+    # Each part is drawn for all bars at once, on top of the parts before.
+    bottom = np.zeros(len(bars))
+    for part in next(iter(bars.values())):
+        heights = [bar[part] for bar in bars.values()]
+        axes.bar(list(bars), heights, bottom=bottom, label=part)
+        bottom += heights
+
+    # Names are long: they stand aslant, and the legend stands beside the bars.
+    axes.set_ylabel(label)
+    axes.tick_params(axis="x", labelrotation=30)
+    axes.legend(fontsize=7, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure

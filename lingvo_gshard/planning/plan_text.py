@@ -1,0 +1,309 @@
+"""Plans as text: one on a screen, in Markdown, and several side by side."""
+
+import collections
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from lingvo_gshard.files import table
+from lingvo_gshard.planning.plan import (
+    DECODE,
+    PAPERS_SHARE,
+    TRAIN,
+    Buffer,
+    Plan,
+    ProgramPlan,
+    StepCost,
+    Times,
+)
+from lingvo_gshard.spmd import topology
+
+# The pictures that a report shows; plan_pictures.py draws them.
+MEMORY_PICTURE = "memory.png"
+TIME_PICTURE = "time.png"
+
+_NUM_BUFFERS = 5  # How many of the largest a screen shows.
+_NUM_SOURCES = 2  # How many layers a row of collectives names.
+
+
+def markdown(plan: Plan) -> str:
+    """Returns the report of a plan in Markdown, with its pictures."""
+    # A step that does not fit has no times to draw.
+    pictures = [MEMORY_PICTURE]
+    if plan.step.cost is not None:
+        pictures.append(TIME_PICTURE)
+    images = "\n".join(f"![{name}]({name})" for name in pictures)
+    return f"# {plan.model} on {plan.topology}\n\n```\n{screen(plan)}\n```\n\n{images}\n"
+
+
+def screen(plan: Plan) -> str:
+    """Returns a plan as one screen of text."""
+    step = plan.step
+    memory = step.memory_gib
+    name = device(plan)
+
+    # Which experiment, and whether it fits.
+    outcome = verdict(plan)
+    if not step.fits:
+        outcome = f"does NOT fit, by {memory.peak - memory.capacity:.2f} GiB or more"
+    lines = [
+        f"{plan.model} on {plan.topology}: {plan.cores} {name}s, {table.count(plan.weights)} "
+        f"weights, {plan.tokens_per_core:.0f} target tokens a {name}",
+        f"settings: {', '.join(plan.settings) or 'none'}",
+        f"{outcome}; a step needs {memory.peak:.2f} of {memory.capacity:.2f} GiB a {name}",
+        f"  replicated weights {memory.replicated_weights:.2f}, "
+        f"expert weights {memory.expert_weights:.2f}, "
+        f"optimizer slots {memory.optimizer_slots:.2f}, temporaries {memory.temporaries:.2f}",
+    ]
+    # What to shrink if it does not fit.
+    lines += [_buffer_line(buffer) for buffer in step.largest_buffers[:_NUM_BUFFERS]]
+
+    # What a step takes, and what planning it took.
+    if step.cost is not None:
+        lines += _cost_lines(plan, step.cost)
+    lines.append(
+        f"lowered in {step.lower_secs:.1f} s, compiled in {step.compile_secs:.1f} s "
+        f"({step.compile_cpu_secs:.1f} of CPU), {plan.host_peak_gib:.1f} GiB of this machine"
+    )
+
+    lines.append(programs(plan))
+    return "\n".join(lines)
+
+
+def verdict(plan: Plan) -> str:
+    """Returns whether all programs fit, or which of them do not."""
+    if plan.all_fit:
+        return "fits"
+    unfit = [name for name, program in plan.programs.items() if not program.fits]
+    return f"does NOT fit: {', '.join(unfit)}"
+
+
+def device(plan: Plan) -> str:
+    """Returns what a plan's devices are called."""
+    return "GPU" if topology.is_gpu(plan.topology) else "core"
+
+
+def programs(plan: Plan) -> str:
+    """Returns the table of all programs, and what is remarkable in those besides the step."""
+    columns = ("GiB", "all-to-alls", "ms", "K tokens/s", "compile s")
+    rows = [["of a call", "fits", *columns]]
+    for name, program in plan.programs.items():
+        program_figures = _program_figures(program)
+        cells = [table.number(program_figures.get(column), ".5g") for column in columns]
+        rows.append([name, "yes" if program.fits else "NO", *cells])
+    lines = [table.text(rows, indent="  ")]
+
+    # What is suspicious in the training step has its place among the step's collectives.
+    for name, program in plan.programs.items():
+        if name != TRAIN:
+            lines += [f"suspicious in {name}: {text}" for text in program.suspicious]
+    lines += caveats(plan)
+    return "\n".join(lines)
+
+
+def caveats(plan: Plan) -> Iterator[str]:
+    """Yields what the times of the programs leave out, or count in full."""
+    if plan.bubble:
+        yield f"{TRAIN}: counts the pipeline's bubble, {plan.bubble:.1%} of the ticks of a stage"
+
+    for name, program in plan.programs.items():
+        if program.cost is not None:
+            for layer in program.cost.uncounted_loops:
+                yield f"{name}: a loop of unknown length, counted as one trip, in {layer}"
+        if name == DECODE and program.fits:
+            yield f"{name}: counts all {program.batch.target_len} steps; a search may end earlier"
+
+
+def comparison(plans: Sequence[Plan]) -> str:
+    """Returns plans side by side; one that does not fit has no times."""
+    lines = []
+    columns = {}
+    notes = []
+    for number, plan in enumerate(plans, 1):
+        # The columns have a number and a name; above them stands what they are of.
+        mesh = " x ".join(f"{name}={size}" for name, size in plan.mesh.items())
+        rows = ", ".join(f"{letter}:{axis}" for letter, axis in plan.sharding.items())
+        title = f"{number}: {plan.model} on {plan.topology}, mesh {mesh}"
+        lines.append("; ".join([title, f"table {rows}", *plan.settings]))
+
+        columns[f"{number}: {plan.model}"] = figures(plan)
+        notes += [f"{number}: {caveat}" for caveat in caveats(plan)]
+    return "\n".join([*lines, side_by_side(columns), *notes])
+
+
+def side_by_side(columns: Mapping[str, Mapping[str, float | None]]) -> str:
+    """Returns a table of named figures, with the ratio of the last column's to the first's."""
+    # A figure that some columns lack has its place where the first that has it puts it.
+    names: dict[str, None] = {}
+    for column in columns.values():
+        names |= dict.fromkeys(column)
+
+    rows = [("", *columns, "ratio")]
+    for name in names:
+        values = [column.get(name) for column in columns.values()]
+        first = values[0]
+        last = values[-1]
+        ratio = last / first if first and last is not None else None
+        cells = [_figure_cell(value) for value in values]
+        rows.append((name, *cells, table.number(ratio, ".3f")))
+    return table.text(rows)
+
+
+def figures(plan: Plan) -> dict[str, float]:
+    """Returns the figures of a plan by name, with units; what does not fit has no times."""
+    # The size of the task, and the memory that a step needs.
+    step = plan.step
+    named: dict[str, float] = {
+        "cores": plan.cores,
+        "weights B": plan.weights / 1e9,
+        "target tokens a core": plan.tokens_per_core,
+        "fits": plan.all_fit,
+    }
+    for part, gib in dataclasses.asdict(step.memory_gib).items():
+        named[f"{part} GiB"] = gib
+    # What planning took on this machine.
+    named["lower s"] = step.lower_secs
+    named["compile s"] = step.compile_secs
+    named["compile CPU s"] = step.compile_cpu_secs
+    named["host's peak GiB"] = plan.host_peak_gib
+
+    # The other programs have fewer figures, and the step has all of them.
+    for program_name, program in plan.programs.items():
+        if program_name != TRAIN:
+            for name, value in _program_figures(program).items():
+                named[f"{program_name} {name}"] = value
+
+    if step.cost is not None:
+        named |= _cost_figures(plan, step.cost)
+    return named
+
+
+def _cost_figures(plan: Plan, cost: StepCost) -> dict[str, float]:
+    """Returns the times and rates of a training step, what it computes, and what it sends."""
+    # The roofline, by resource and by category.
+    named: dict[str, float] = {}
+    for resource, secs in dataclasses.asdict(cost.roofline_secs).items():
+        named[f"roofline {resource} ms"] = 1e3 * secs
+    for category, times in sorted(cost.roofline_secs_by_category.items()):
+        named[f"{category} ms"] = 1e3 * times.step
+
+    # Rates that follow, and the size of the program.
+    named["steps/s"] = plan.steps_per_sec()
+    named["M tokens/s"] = plan.tokens_per_sec() / 1e6
+    named["core-years"] = plan.core_years()
+    named["XLA optimal ms"] = 1e3 * cost.xla_optimal_secs
+    named["Gflop a core"] = sum(cost.flops_per_core.values()) / 1e9
+    named["instructions"] = cost.instructions
+
+    # Collectives, alphabetically, so that tables of several models have them in one order.
+    for kind, total in sorted(_by_kind(cost).items()):
+        named[kind] = total.count
+        named[f"{kind} MiB"] = total.mib
+        named[f"{kind} ms"] = 1e3 * cost.network_secs_by_kind[kind]
+    return named
+
+
+def _program_figures(program: ProgramPlan) -> dict[str, float]:
+    """Returns what one call of a program needs, and if it fits, sends and takes."""
+    named = {"GiB": program.memory_gib.peak, "compile s": program.compile_secs}
+    if program.cost is None:
+        return named
+
+    # AllToAlls alone are counted here: tokens on their way to experts and back.
+    exchanges = _by_kind(program.cost).get("all-to-all", _KindTotal())
+    named["all-to-alls"] = exchanges.count
+    named["ms"] = 1e3 * program.cost.roofline_secs.step
+
+    rate = program.tokens_per_sec()
+    if rate:  # Initialization has no tokens.
+        named["K tokens/s"] = rate / 1e3
+    return named
+
+
+def _figure_cell(value: float | None) -> str:
+    """Returns a figure with four digits, or all of a larger number."""
+    spec = ".0f" if value is not None and value >= 1e4 else ".4g"
+    return table.number(value, spec)
+
+
+def _buffer_line(buffer: Buffer) -> str:
+    return f"  {buffer.gib:.3g} GiB {buffer.shape} of {buffer.source}"
+
+
+def _cost_lines(plan: Plan, cost: StepCost) -> Iterator[str]:
+    """Yields what a training step sends, computes and takes."""
+    # What it sends.
+    name = device(plan)
+    yield _collectives(cost, name)
+    for description in plan.step.suspicious or ("nothing",):
+        yield f"suspicious: {description}"
+
+    # What it computes, where its time goes, and how much of the products is needed.
+    yield _categories(cost)
+    yield (
+        f"products {sum(cost.flops_per_core.values()) / 1e12:.2f} Tflop a {name}, of "
+        f"which the mathematics asks for {plan.model_flops_per_core / 1e12:.2f}"
+    )
+    # How fast it trains if everything is at its peak, and if it comes as near as the paper's did.
+    for share in (1.0, PAPERS_SHARE):
+        yield (
+            f"at {share:.0%} of the roofline: {cost.roofline_secs.step / share:.3g} s a step, "
+            f"{plan.steps_per_sec(share):.2f} steps/s, {plan.tokens_per_sec(share) / 1e6:.2f} M "
+            f"tokens/s, {plan.core_years(share):.1f} {name}-years for 10^12 tokens"
+        )
+    yield (
+        f"XLA's optimal_seconds {cost.xla_optimal_secs:.3g} s (its loops once: "
+        f"{cost.xla_optimal_secs_once:.3g}), {cost.instructions} instructions"
+    )
+
+
+@dataclasses.dataclass
+class _KindTotal:
+    """All collectives of a kind in a call."""
+
+    count: int = 0
+    num_bytes: int = 0
+    layers: list[str] = dataclasses.field(default_factory=list)  # Most bytes first.
+
+    @property
+    def mib(self) -> float:
+        return self.num_bytes / 2**20
+
+
+def _by_kind(cost: StepCost) -> dict[str, _KindTotal]:
+    totals: dict[str, _KindTotal] = collections.defaultdict(_KindTotal)
+    for collective_sum in cost.collectives:
+        total = totals[collective_sum.kind]
+        total.count += collective_sum.count
+        total.num_bytes += collective_sum.bytes
+        total.layers.append(collective_sum.source)
+    return dict(totals)
+
+
+def _collectives(cost: StepCost, device_name: str) -> str:
+    """Returns the table of collectives by kind, with the layers of the most bytes."""
+    ranked = sorted(_by_kind(cost).items(), key=lambda item: -item[1].count)
+
+    rows: list[Sequence[object]] = [(f"collectives of a step on one {device_name}", "count", "MiB")]
+    for kind, total in ranked:
+        layers = ", ".join(total.layers[:_NUM_SOURCES])
+        if len(total.layers) > _NUM_SOURCES:
+            layers += f" and {len(total.layers) - _NUM_SOURCES} more"
+        rows.append((f"  {kind} from {layers}", total.count, f"{total.mib:.1f}"))
+    return table.text(rows)
+
+
+def _categories(cost: StepCost) -> str:
+    """Returns the table of flops and times by category, the longest first."""
+    ranked = sorted(cost.roofline_secs_by_category.items(), key=lambda item: -item[1].step)
+    rows = [["of a step", "Gflop", "compute ms", "memory ms", "network ms", "step ms"]]
+    for name, secs in ranked:
+        rows.append([name, *_category_cells(cost.flops_per_core[name], secs)])
+
+    all_flops = sum(cost.flops_per_core.values())
+    rows.append(["all", *_category_cells(all_flops, cost.roofline_secs)])
+    return table.text(rows, indent="  ")
+
+
+def _category_cells(flops: float, secs: Times) -> list[str]:
+    millis = [f"{1e3 * value:.2f}" for value in dataclasses.astuple(secs)]
+    return [f"{flops / 1e9:.0f}", *millis]

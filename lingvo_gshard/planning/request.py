@@ -1,0 +1,98 @@
+"""What to plan: an experiment, the machine, and which of the run's programs."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Self
+
+from lingvo_gshard import registry
+from lingvo_gshard.core import hyperparams
+from lingvo_gshard.core.hyperparams import Params
+from lingvo_gshard.model import placement
+from lingvo_gshard.planning import plan
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.spmd import topology
+
+# The Params of the batch that each program takes; initialization takes none.
+_BATCH_PARAMS = {plan.TRAIN: "input", plan.EVALUATE: "eval_input", plan.DECODE: "decode"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """A registered experiment on a topology such as `v3:32x32`, to be planned."""
+
+    model: str
+    settings: tuple[str, ...]  # Changes to the experiment, `path=value`.
+    params: Params  # The experiment with those changes, vocabularies included.
+    topology: str
+    partitioning: Partitioning
+    programs: tuple[str, ...] = plan.PROGRAMS
+
+    @property
+    def batches(self) -> list[str]:
+        """The names of the Params of all batches that the requested programs take."""
+        return [name for program, name in _BATCH_PARAMS.items() if program in self.programs]
+
+    def step_only(self) -> Self:
+        """Returns the same request for the training step alone."""
+        return dataclasses.replace(self, programs=(plan.TRAIN,))
+
+    def changed(self, settings: Sequence[str]) -> Self:
+        """Returns the same request with more settings."""
+        params = self.params.Copy()  # Params are mutable, and those of this request stay.
+        for setting in settings:
+            hyperparams.apply_setting(params, setting)
+
+        # The mesh and the table may be among the settings.
+        num_partitions = self.partitioning.mesh.num_partitions
+        return dataclasses.replace(
+            self,
+            settings=(*self.settings, *settings),
+            params=params,
+            partitioning=placement.partitioning(params, num_partitions),
+        )
+
+    def check_divisible(self) -> None:
+        """Raises ValueError unless the mesh divides experts, groups and the programs' batches."""
+        placement.check_divisible(self.params, self.partitioning, self.batches)
+
+
+def make_request(
+    model: str, topology_name: str, settings: Sequence[str], batch_tokens: int | None
+) -> Request:
+    """Returns a request for an experiment, partitioned over all cores as the trainer does it.
+
+    `batch_tokens`, the target tokens of a batch, becomes a setting unless it is None. Raises
+    ValueError for an unknown model, setting or topology, a vocabulary without a size, if rows do
+    not make up the batch's tokens, or if the mesh does not fit the cores.
+    """
+    # As a setting, the size of the batch stands in the plan and among the flags to train with.
+    settings = tuple(settings)
+    if batch_tokens is not None:
+        settings += (_batch_setting(model, settings, batch_tokens),)
+
+    # The trainer takes these sizes from the data, which a plan does not have.
+    params = registry.get_params(model, settings)
+    for name in ("source_vocab_size", "target_vocab_size"):
+        if params.task.Get(name) is None:
+            raise ValueError(
+                f"task.{name} is taken from the data, which a plan does not have; give "
+                f"--set=task.{name}=SIZE."
+            )
+
+    partitioning = placement.partitioning(params, len(topology.devices(topology_name)))
+    return Request(model, settings, params, topology_name, partitioning)
+
+
+def _batch_setting(model: str, settings: tuple[str, ...], batch_tokens: int) -> str:
+    """Returns the setting of as many rows as make up a batch of `batch_tokens`."""
+    if any(setting.startswith("input.batch_size=") for setting in settings):
+        raise ValueError("give --batch_tokens or --set=input.batch_size, not both.")
+
+    # A row has this many target tokens, padding included.
+    length = registry.get_params(model, settings).input.target_len
+    if batch_tokens < 1 or batch_tokens % length:
+        raise ValueError(
+            f"--batch_tokens={batch_tokens}: expected a multiple of {length}, "
+            "the tokens of a row (input.target_len)."
+        )
+    return f"input.batch_size={batch_tokens // length}"

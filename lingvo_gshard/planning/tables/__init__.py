@@ -1,0 +1,1 @@
+"""Tables of many compiled programs: the paper's, machines, searches; `report` writes the text."""

@@ -1,0 +1,65 @@
+"""One model on several machines side by side: what fits, and how fast and dear training is."""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable
+
+from lingvo_gshard.planning import kept_plans
+from lingvo_gshard.planning.plan import Plan
+from lingvo_gshard.planning.request import Request
+from lingvo_gshard.spmd import topology
+
+# The most devices of a pod.
+_TPUS = {"v3": 2048, "v4": 8192, "v5e": 256, "v5p": 8192, "v6e": 256, "tpu7x": 16384}
+_GPUS_PER_HOST = {"a100": 8, "h100": 8, "h200": 8, "b200": 8, "gb200": 64}
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A topology and the plan for it; None if its compiler is not installed."""
+
+    topology: str
+    plan: Plan | None
+
+
+def plan_machines(
+    ask: Callable[[str, str], Request],
+    model: str,
+    num_devices: int,
+    folder: pathlib.Path,
+    progress: Callable[[Machine], None],
+) -> list[Machine]:
+    """Plans the model for machines of so many devices; calls `progress` with each once planned.
+
+    `ask` returns the request for a model on a topology. Each plan has a folder of its own in
+    `folder`.
+    """
+    machines = []
+    for name in topologies(num_devices):
+        # Several compilers are optional packages.
+        plan = None
+        if topology.is_installed(name):
+            machine_folder = folder / name.replace(":", "_")
+            plan = kept_plans.load_or_make(ask(model, name), machine_folder)
+
+        machine = Machine(name, plan)
+        progress(machine)
+        machines.append(machine)
+    return machines
+
+
+def topologies(num_devices: int) -> list[str]:
+    """Returns the machines of a power of two of devices, 8 or more.
+
+    TPUs are as near to cubes as possible.
+    """
+    names = []
+    for kind, most_devices in _TPUS.items():
+        if num_devices <= most_devices:
+            names.append(topology.tpu(kind, num_devices))
+
+    # Hosts are full before there is a second one.
+    for kind, gpus_per_host in _GPUS_PER_HOST.items():
+        gpus = min(gpus_per_host, num_devices)
+        names.append(f"{kind}:{num_devices // gpus}x{gpus}")
+    return names

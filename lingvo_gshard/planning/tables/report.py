@@ -1,0 +1,308 @@
+"""The tables of this room as text, and the lines that tell of their progress."""
+
+import collections
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+
+from lingvo_gshard.files import table
+from lingvo_gshard.hlo.compiled_report import CompiledReport
+from lingvo_gshard.planning import plan_text
+from lingvo_gshard.planning.plan import Plan
+from lingvo_gshard.planning.request import Request
+from lingvo_gshard.planning.tables import search, table3_and_figures_7_to_9, table4
+from lingvo_gshard.planning.tables.machines import Machine
+from lingvo_gshard.planning.tables.search import Agreement
+from lingvo_gshard.planning.tables.table3_and_figures_7_to_9 import CollectiveTime, PlannedRun
+from lingvo_gshard.planning.tables.table3_as_printed import PaperRun
+from lingvo_gshard.planning.tables.table4 import (
+    Difference,
+    OtherCollectives,
+    Row,
+    WindowedEinsum,
+)
+from lingvo_gshard.planning.tables.trials import Trial
+
+# The figures of a plan that compare machines, and their names in that table.
+_MACHINE_FIGURES = {
+    "cores": "devices",
+    "fits": "fits",
+    "peak GiB": "peak GiB",
+    "capacity GiB": "capacity GiB",
+    "roofline step ms": "step ms at the roofline",
+    "roofline compute ms": "compute ms",
+    "roofline memory ms": "memory ms",
+    "roofline network ms": "network ms",
+    "M tokens/s": "M tokens/s",
+}
+_HOURS_PER_YEAR = 365.25 * 24
+
+_TABLE_3_TITLE = """\
+Table 3, Figures 7 and 8: plans if every core were at its roofline, and the paper's own
+figures. From 128 to 2048 cores, the paper measured for a forward pass of the layers
+(section 5.2): step x1.7, AllToAll x3.75, its share 16% to 36%, share of the roofline 70% to 48%."""
+
+_FIGURE_9_TITLE = """\
+Figure 9: ms of the collectives' model on TPU v3 by partitions (section 5.3). The paper has
+AllToAll x9 and AllReduce about constant; ours has no latency."""
+
+
+# Trials: searches for a partitioning and for memory.
+
+
+def candidates_line(count: int) -> str:
+    """Returns how many candidates fit, as the head of the trials."""
+    return f"{count} candidates fit by the cost model; its best ones, compiled:"
+
+
+def trial_line(trial: Trial) -> str:
+    """Returns the outcome of a trial in one line."""
+    if trial.plan is None:
+        return f"{trial.name}: refused: {trial.refusal}"
+
+    # Memory decides, then time.
+    memory = trial.plan.step.memory_gib
+    if not trial.fits:
+        return f"{trial.name}: does not fit, {memory.peak:.2f} of {memory.capacity:.2f} GiB"
+    return f"{trial.name}: fits, {memory.peak:.2f} GiB, {1e3 * trial.secs.step:.2f} ms a step"
+
+
+def remedy_line(trial: Trial, request: Request) -> str:
+    """Returns the outcome of a change to a request, with the flags that make it."""
+    changes = trial.request.settings[len(request.settings) :]
+    return f"  {trial_line(trial)} ({_flags(changes)})"
+
+
+def ranking(trials: Sequence[Trial]) -> str:
+    """Returns the partitionings that fit, in their order, the others, and why the first is best."""
+    fitting = [trial for trial in trials if trial.fits]
+    rows = [["partitioning", "GiB", "step ms", "compute", "memory", "network", "estimated ms"]]
+    for trial in fitting:
+        assert trial.plan is not None
+        secs = trial.secs
+        times = (secs.step, secs.compute, secs.memory, secs.network, trial.estimated_secs)
+        millis = [f"{1e3 * value:.2f}" for value in times]
+        rows.append([trial.name, f"{trial.plan.step.memory_gib.peak:.2f}", *millis])
+
+    # Below the table, what was compiled in vain, and whether the cost model can be trusted.
+    lines = [table.text(rows)]
+    lines += [trial_line(trial) for trial in trials if not trial.fits]
+    if len(fitting) > 1:
+        steps = [(trial.estimated_secs, trial.secs.step) for trial in fitting]
+        lines.append(agreement_line(search.agreement(steps)))
+    lines.append(f"chosen: {_choice(fitting)}")
+    return "\n".join(lines)
+
+
+def agreement_line(agreement: Agreement) -> str:
+    """Returns how well the cost model's steps predict the compiled ones."""
+    return (
+        f"the cost model's steps: {agreement.least_ratio:.2f} to {agreement.greatest_ratio:.2f} "
+        f"of the compiled ones, rank correlation {agreement.rank_correlation:.2f} over "
+        f"{agreement.num_candidates} candidates"
+    )
+
+
+def training_flags_line(chosen: Trial) -> str:
+    """Returns the flags with which the trainer uses the chosen partitioning."""
+    return f"to train so: {_flags(chosen.request.settings)}"
+
+
+def saved_line(names: Sequence[str], folder: pathlib.Path) -> str:
+    """Returns which of the trainer's programs were saved, and how it loads them."""
+    noun = "program" if len(names) == 1 else "programs"
+    pronoun = "it" if len(names) == 1 else "them"
+    return (
+        f"saved the compiled {noun} {', '.join(names)} (of train.iterations_per_loop steps, "
+        f"compiled besides the plan's one): `trainer --executables={folder}` loads {pronoun}"
+    )
+
+
+def _choice(fitting: Sequence[Trial]) -> str:
+    """Returns the first partitioning, and how much it gains over the second."""
+    if not fitting:
+        return "none, for none fits."
+    if len(fitting) == 1:
+        return f"{fitting[0].name}, the only one that fits."
+
+    # Against the second, the best shows which resource decides.
+    best, second, *_ = fitting
+    gain = search.gain(best.secs, second.secs)
+    return (
+        f"{best.name}: {gain.times_as_fast:.2f} times as fast as {second.name} at the roofline, "
+        f"most of it {gain.resource} time ({1e3 * gain.saved_secs:.2f} ms less)."
+    )
+
+
+def _flags(settings: Iterable[str]) -> str:
+    return " ".join(f"--set={setting}" for setting in settings)
+
+
+# Machines and compilations side by side.
+
+
+def machine_line(machine: Machine) -> str:
+    """Returns whether a model fits on a machine, in one line."""
+    if machine.plan is None:
+        return f"{machine.topology}: left out, its compiler is not installed"
+    return f"{machine.topology}: {plan_text.verdict(machine.plan)}"
+
+
+def machines_table(machines: Iterable[Machine]) -> str:
+    """Returns machines side by side, without those that have no compiler here."""
+    columns: dict[str, dict[str, float]] = {}
+    for machine in machines:
+        if machine.plan is not None:
+            columns[machine.topology] = _machine_figures(machine.plan)
+    return plan_text.side_by_side(columns)
+
+
+def _machine_figures(plan: Plan) -> dict[str, float]:
+    figures = plan_text.figures(plan)
+    column = {row: figures[name] for name, row in _MACHINE_FIGURES.items() if name in figures}
+    if plan.step.cost is not None:
+        column["device-hours for 10^12 tokens"] = _HOURS_PER_YEAR * plan.core_years()
+    return column
+
+
+def compilations_table(plans: Mapping[str, Plan]) -> str:
+    """Returns plans side by side, with the growth from the first to the last."""
+    return plan_text.side_by_side({name: plan_text.figures(plan) for name, plan in plans.items()})
+
+
+# Table 3 and Figures 7 to 9.
+
+
+def planned_run_line(planned: PlannedRun) -> str:
+    """Returns whether a model of the family fits, in one line."""
+    return f"{planned.run.name}: {plan_text.verdict(planned.plan)}"
+
+
+def family_tables(family: Sequence[PlannedRun]) -> str:
+    """Returns tables of the models of each depth by cores, of Figure 9, and the paper's growth."""
+    columns_by_depth: dict[int, dict[str, Mapping[str, float | None]]] = {}
+    for planned in family:
+        columns = columns_by_depth.setdefault(planned.run.layers, {})
+        columns[planned.run.name] = _family_figures(planned)
+
+    # Models of one depth side by side show the growth with the experts.
+    sections = [_TABLE_3_TITLE]
+    for layers, columns in columns_by_depth.items():
+        sections.append(f"{layers} layers\n{plan_text.side_by_side(columns)}")
+    sections.append("\n".join(_family_remarks(family)))
+    sections.append(f"{_FIGURE_9_TITLE}\n{_figure_9(table3_and_figures_7_to_9.figure_9())}")
+    return "\n\n".join(sections)
+
+
+def _family_figures(planned: PlannedRun) -> dict[str, float | None]:
+    """Returns the plan's figures, also for a token of a core, and the paper's."""
+    figures: dict[str, float | None] = {}
+    figures |= plan_text.figures(planned.plan)
+
+    # Per token, as the batch does not grow with the cores.
+    times = table3_and_figures_7_to_9.token_times(planned.plan)
+    if times is not None:
+        figures["us a token of a core"] = 1e6 * times.step_secs
+        figures["AllToAll us a token of a core"] = 1e6 * times.all_to_all_secs
+        figures["AllToAll % of the layers"] = 100 * times.all_to_all_share
+    return figures | _paper_figures(planned.run, planned.plan)
+
+
+def _paper_figures(run: PaperRun, plan: Plan) -> dict[str, float | None]:
+    """Returns the paper's own figures, and how they compare with the plan's."""
+    figures: dict[str, float | None] = {}
+
+    # How far the paper's run was from our roofline.
+    if run.steps_per_sec is not None and plan.step.cost is not None:
+        figures["paper's % of our steps/s"] = 100 * run.steps_per_sec / plan.steps_per_sec()
+    if run.token_secs is not None:
+        figures["paper's us a token of a core"] = 1e6 * run.token_secs
+
+    figures["paper's weights B"] = run.weights / 1e9
+    figures["paper's steps/s"] = run.steps_per_sec
+    figures["paper's core-years"] = run.core_years
+    return figures
+
+
+def _family_remarks(family: Sequence[PlannedRun]) -> list[str]:
+    """Returns what is suspicious in any program, and the caveats of all plans."""
+    # Training included: in these tables nothing else names what is suspicious in a step.
+    remarks = []
+    for planned in family:
+        for name, program in planned.plan.programs.items():
+            for description in program.suspicious:
+                remarks.append(f"suspicious in {name} of {planned.run.name}: {description}")
+    if not remarks:
+        remarks.append("None that fits gathers weights, experts or tokens.")
+
+    for planned in family:
+        remarks += [f"{planned.run.name}: {text}" for text in plan_text.caveats(planned.plan)]
+    return remarks
+
+
+def _figure_9(points: Iterable[CollectiveTime]) -> str:
+    """Returns the milliseconds of each collective by partitions."""
+    columns: dict[str, dict[str, float]] = collections.defaultdict(dict)
+    for point in points:
+        columns[str(point.cores)][f"{point.kind} {point.mib} MiB"] = 1e3 * point.secs
+    return plan_text.side_by_side(columns)
+
+
+# Table 4 and Figure 4c.
+
+
+def operators_table(compiler: str, rows: Iterable[Row]) -> str:
+    """Returns Table 4 by one compiler."""
+    return "\n".join([compiler, *(operator_text(row) for row in rows)])
+
+
+def operator_text(row: Row) -> str:
+    """Returns the paper's columns and the verdict, then each program's: one partition's."""
+    paper = row.operator
+    differences = "; ".join(map(difference_text, row.differences))
+    verdict = f"different: {differences}" if differences else "equal"
+
+    # The verdict follows from these.
+    cells = []
+    for d, report in row.measured.items():
+        sent = f"{table4.communicated_bytes(report)} bytes"
+        cells.append((f"D={d}", _collective_counts(report), f"{report.flops:.0f} flop", sent))
+    return (
+        f"{paper.name}: total {paper.total_compute}, per partition {paper.compute}, "
+        f"communication {paper.communication}: {verdict}\n{table.text(cells, indent='  ')}"
+    )
+
+
+def difference_text(difference: Difference) -> str:
+    """Returns one difference of a compiled operator from Table 4."""
+    if not isinstance(difference, OtherCollectives):
+        growth = f"D^{difference.power:.2f}, not D^{difference.expected_power}"
+        return f"{difference.figure} grow as {growth}"
+
+    # The TPU's compiler writes a gather of many parts as a sum.
+    since = f"from D={difference.partitions}"
+    if difference.used == {"AR"} and "AG" in difference.expected:
+        return f"gathers by AR, which sums each partition's part padded with zeros, {since}"
+    used = "+".join(sorted(difference.used)) or "nothing"
+    expected = "/".join(sorted(difference.expected)) or "nothing"
+    return f"communicates by {used}, not {expected}, {since}"
+
+
+def figure_4c_table(products: Iterable[WindowedEinsum]) -> str:
+    """Returns the table of both forms of Table 4's `AG or CP`, per partition.
+
+    Temporary is what is neither an argument nor the result.
+    """
+    cells = [["operator", "n", "form", "collectives", "sent MiB", "temporary MiB"]]
+    for product in products:
+        report = product.report
+        form = "loop" if product.is_loop else "gathered"
+        sizes = (table4.communicated_bytes(report), report.temp_bytes)
+        mib = [f"{size / 2**20:.0f}" for size in sizes]
+        counts = _collective_counts(report)
+        cells.append([product.operator.name, str(product.side), form, counts, *mib])
+    return table.text(cells, indent="  ")
+
+
+def _collective_counts(report: CompiledReport) -> str:
+    counts = table4.collective_counts(report)
+    return " ".join(f"{count} {kind}" for kind, count in counts.items()) or "none"

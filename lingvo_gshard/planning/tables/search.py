@@ -1,0 +1,100 @@
+"""Searches for the mesh and the table with which an experiment trains fastest on a topology.
+
+The paper left the automatic choice of a partitioning to future work (section 6). Here candidates
+are generated and ranked by a cost model; XLA's own compiler judges the best few.
+"""
+
+import dataclasses
+import pathlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from lingvo_gshard.planning.estimate.candidates import Candidate
+from lingvo_gshard.planning.plan import Times
+from lingvo_gshard.planning.request import Request
+from lingvo_gshard.planning.tables import trials
+from lingvo_gshard.planning.tables.trials import Trial
+
+_COMPILED = 6  # How many candidates are compiled.
+
+
+@dataclasses.dataclass(frozen=True)
+class Agreement:
+    """How well the cost model's steps predict the compiled ones."""
+
+    least_ratio: float  # Of an estimated step to the compiled one.
+    greatest_ratio: float
+    rank_correlation: float
+    num_candidates: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Gain:
+    """Why a step is faster than another one."""
+
+    times_as_fast: float
+    resource: str  # Where most of the time is saved.
+    saved_secs: float  # In that resource.
+
+
+def compile_best(
+    candidates: Sequence[Candidate],
+    request: Request,
+    folder: pathlib.Path,
+    progress: Callable[[Trial], None],
+) -> list[Trial]:
+    """Compiles the first candidates; returns their trials, the fastest first.
+
+    Of each mesh and table only one schedule that fits is compiled. Calls `progress` with each trial
+    once it is compiled.
+    """
+    # The candidates come with the fastest by the cost model first.
+    compiled: list[Trial] = []
+    fitting_layouts: set[tuple[str, ...]] = set()
+    for candidate in candidates:
+        if len(compiled) == _COMPILED:
+            break
+
+        layout = candidate.settings[:2]  # Mesh and table.
+        if layout in fitting_layouts:
+            continue
+
+        # Another remat or number of microbatches is tried only where the best one does not fit.
+        trial = trials.compile_trial(request, candidate.settings, folder)
+        trial = dataclasses.replace(trial, estimated_secs=candidate.secs)
+        progress(trial)
+        compiled.append(trial)
+        if trial.fits:
+            fitting_layouts.add(layout)
+    return sorted(compiled, key=lambda trial: trial.secs.step)
+
+
+def agreement(steps: Sequence[tuple[float, float]]) -> Agreement:
+    """Returns how well the cost model's steps, first in each pair, predict the compiled ones."""
+    secs = np.array(steps)
+    estimated = secs[:, 0]
+    compiled = secs[:, 1]
+    ratios = estimated / compiled
+
+    # Spearman's correlation: it counts whether the order is right, which is what a search needs.
+    ranks = secs.argsort(axis=0).argsort(axis=0)
+    correlation = np.asarray(np.corrcoef(ranks.T))[0, 1]
+    return Agreement(
+        least_ratio=float(ratios.min()),
+        greatest_ratio=float(ratios.max()),
+        rank_correlation=float(correlation),
+        num_candidates=len(steps),
+    )
+
+
+def gain(best: Times, second: Times) -> Gain:
+    """Returns what the best step gains over the second."""
+    # A resource where the best step takes longer has a negative gain.
+    saved_secs = {
+        "memory": second.memory - best.memory,
+        "network": second.network - best.network,
+        "compute": second.compute - best.compute,
+    }
+    most = max(saved_secs, key=saved_secs.__getitem__)
+    return Gain(second.step / best.step, most, saved_secs[most])

@@ -1,0 +1,45 @@
+"""From operations' names to Figure 8's categories."""
+
+import pytest
+
+from lingvo_gshard.planning.compiled.categories import Category, category, scopes, source
+
+_PREFIX = "jit(call)/call_exported/jit(flat)/call_tf/"
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("encoder/layers_1/feed_forward/experts/einsum/Einsum", Category.EXPERTS),
+        ("encoder/layers_0/feed_forward/project_1/MatMul", Category.DENSE),
+        ("decoder/layers_0/source_attention/project/MatMul", Category.DENSE),
+        ("decoder/layers_0/project_3/MatMul", Category.DENSE),
+        ("decoder/layers_0/source_attention/logits/Einsum", Category.ATTENTION),
+        ("decoder/layers_0/self_attention/Softmax", Category.ATTENTION),
+        ("encoder/layers_1/feed_forward/gate/Cumsum", Category.GATE),
+        ("encoder/layers_1/feed_forward/gate_1/project/MatMul", Category.GATE),
+        ("gradient_tape/encoder/layers_1/feed_forward/combine/Einsum_1", Category.DISPATCH),
+        ("softmax/project/MatMul", Category.SOFTMAX),
+        ("softmax_1/Sum", Category.SOFTMAX),
+        ("optimizer/sub_156", Category.OPTIMIZER),
+        ("encoder/layers_1/feed_forward_norm/mul", Category.OTHER),
+        ("UnsortedSegmentSum", Category.OTHER),
+        ("", Category.OTHER),
+    ],
+)
+def test_the_scope_decides_the_category(name, expected):
+    assert category(_PREFIX + name) is expected
+    assert category(f"{_PREFIX}PartitionedCall/{name}") is expected
+    assert category(f"{_PREFIX}while/body/{name};PartitionedCall/optimizer/x") is expected
+
+
+def test_scopes_leave_out_what_frameworks_add():
+    assert scopes(_PREFIX + "gradient_tape/while/gradients/encoder/call.2/norm/mul_3;x/y") == (
+        *("encoder", "norm", "mul_3"),
+    )
+
+
+def test_the_source_is_the_layer():
+    name = _PREFIX + "gradient_tape/encoder/layers_1/feed_forward/dispatch/Einsum_1"
+    assert source(name) == "encoder/layers_1/feed_forward/dispatch"
+    assert source(_PREFIX + "add_3") == "add_3" and source("") == "unnamed"

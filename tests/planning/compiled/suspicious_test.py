@@ -1,0 +1,43 @@
+"""What is suspicious in programs made by hand."""
+
+import types
+
+import pytest
+
+from lingvo_gshard.hlo.collectives import Collective
+from lingvo_gshard.hlo.hlo_cost import Cost
+from lingvo_gshard.hlo.hlo_module import Array
+from lingvo_gshard.planning.compiled import suspicious
+from lingvo_gshard.planning.compiled.compiled_step import CompiledStep
+from lingvo_gshard.planning.plan import Batch
+
+
+def _suspicious(costs=(), collectives=()):
+    report = types.SimpleNamespace(collective_ops=collectives)
+    return suspicious.describe(CompiledStep(report, costs, {}), Batch(16, 8, 12))
+
+
+@pytest.mark.parametrize("length", [8, 12])  # The source's length and the target's.
+def test_a_tensor_of_the_whole_batch_is_suspicious(length):
+    def found(rows):
+        array = Array("f32", (4, rows, length, 8192))
+        cost = Cost("i", "fusion", "call_tf/encoder/norm/mul", 0, 0, (array,), 1)
+        return _suspicious(costs=(cost,))
+
+    assert found(16) == (
+        f"f32[4,16,{length},8192], the whole batch on every core, from encoder/norm",
+    )
+    assert found(2) == ()
+
+
+def test_a_large_gather_is_suspicious_and_a_sum_is_not():
+    def ops(size):
+        kinds = ("all-gather", "all-to-all", "all-reduce", "reduce-scatter", "collective-permute")
+        name = "call_tf/encoder/norm/mul"
+        return [Collective(kind, size, ((0, 1),), times=2, op_name=name) for kind in kinds]
+
+    assert _suspicious(collectives=ops(2**20)) == (
+        "all-gather of 2.0 MiB a step from encoder/norm",
+        "collective-permute of 2.0 MiB a step from encoder/norm",
+    )
+    assert _suspicious(collectives=ops(2**18)) == ()

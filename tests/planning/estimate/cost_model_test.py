@@ -1,0 +1,124 @@
+"""Estimates of the cost model against hand-worked ones."""
+
+import itertools
+import math
+
+import pytest
+
+from lingvo_gshard import registry
+from lingvo_gshard.layers.repeat import Remat
+from lingvo_gshard.model import flops
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.planning.estimate.cost_model import CostModel
+from lingvo_gshard.planning.estimate.hardware import GENERATIONS
+from lingvo_gshard.planning.estimate.networks import Torus
+from lingvo_gshard.planning.estimate.state_memory import state_gib
+from lingvo_gshard.planning.plan import GIB
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.sharding.mesh import Mesh
+
+_CORES = 8
+_LINK = 82e9
+_SIZES = ("task.source_vocab_size=4096", "task.target_vocab_size=2048", "input.target_len=64")
+
+
+@pytest.fixture(scope="module")
+def torus():
+    chips = itertools.product(range(2), range(2))
+    return Torus(GENERATIONS["v3"], tuple(chip for chip in chips for _ in range(2)))
+
+
+def _made(model, *settings):
+    params = registry.get_params(model, (*_SIZES, *settings))
+    return params, TranslationModel(params, Partitioning(Mesh.flat(1), ()))
+
+
+def _estimator(torus, model, *settings):
+    """Returns (mesh, sharding, remat, microbatches) -> (GiB, Times)."""
+    params, made = _made(model, *settings)
+    costs = CostModel(params, made.state_spec, torus)
+
+    def estimate(mesh, sharding, remat=Remat.NONE, microbatches=1):
+        partitioning = Partitioning.parse(Mesh.parse(mesh, _CORES), sharding)
+        estimated = costs.estimate(partitioning, remat, microbatches)
+        return estimated.gib, estimated.secs
+
+    return estimate
+
+
+@pytest.fixture(scope="module")
+def dense(torus):
+    return _estimator(torus, "toy.Dense4L")
+
+
+@pytest.fixture(scope="module")
+def experts(torus):
+    return _estimator(torus, "toy.MoE8E4L")
+
+
+def test_flops_are_those_of_the_mathematics(dense):
+    _, made = _made("toy.Dense4L")
+    needed = flops.train_step_flops(made.task, 32, 64, 64)
+    _, secs = dense("d:*", "B:d")
+    # Norms are products with vectors here.
+    assert secs.compute == pytest.approx(needed / _CORES / 61.5e12, rel=0.01)
+
+
+def test_data_parallel_sums_every_gradient_once(dense):
+    _, made = _made("toy.Dense4L")
+    _, secs = dense("d:*", "B:d")
+    # Rings over two links of each chip; both cores of a chip are one member.
+    summed = 2 * 7 / 8 * 4 * made.task.num_weights / 2 / _LINK
+    assert secs.network == pytest.approx(summed, rel=0.01)  # It leaves out the biases of norms.
+
+
+def test_tensor_parallel_sums_activations_instead(dense):
+    _, data = dense("d:*", "B:d")
+    _, model = dense("d:*", "HNV:d")
+    rows = 32 * 64 * 128 * 4
+    # Forward: 4 feed-forward, 6 attention layers and 2 embeddings; backward: the inputs of 4
+    # feed-forward layers and of the softmax, of 4 self-attentions' q, k, v and of 2 source
+    # attentions' q, k, v.
+    sums = (4 + 6 + 2) + (4 + 1 + 4 * 3 + 2 * 3)
+    assert model.network == pytest.approx(sums * 2 * 7 / 8 * rows / 2 / _LINK)
+    assert model.network > data.network
+
+
+def test_experts_exchange_tokens_in_sixteen_bits(experts):
+    """Each of two layers moves its buffers to the experts and back, and so their gradients."""
+    _, split = experts("d:*", "BGE:d")
+    _, whole = experts("d:*", "BG:d")
+    buffers = 2 * 4 * 2 * (32 * 64 // _CORES) * 128 * 2  # Two places a token, on each core.
+    exchanged = buffers * 0.5  # On a ring of two chips half of the bytes cross the one link.
+    weights = 2 * 2 * 8 * 128 * 512 * 4
+    summed = 2 * 7 / 8 * weights / 2 / _LINK
+    assert split.network - whole.network == pytest.approx(2 * exchanged / _LINK - summed, rel=0.01)
+
+
+def test_what_is_recomputed_costs_flops_and_saves_memory(dense):
+    estimates = [dense("d:*", "B:d", remat) for remat in Remat]
+    (kept, most), (least, all_again), (between, some_again) = estimates
+    assert kept > between > least and most.compute < some_again.compute < all_again.compute
+
+
+@pytest.mark.parametrize(("sharding", "parts"), [("BM:d", 2), ("B:d,m:d", 1)])
+def test_split_weights_and_gradients_take_less_memory(dense, sharding, parts):
+    _, made = _made("toy.Dense4L")
+    (split, _), (replicated, _) = dense("d:*", sharding), dense("d:*", "B:d")
+    tables = (Partitioning.parse(Mesh.flat(_CORES), rows) for rows in ("B:d", sharding))
+    whole, less = (state_gib(made.state_spec, table).optimizer_slots for table in tables)
+    saved = 7 / 8 * 4 * made.task.num_weights / GIB
+    with_m = [slot.shape for slot in made.state_spec.slots.Flatten() if "m" in slot.dims]
+    assert whole - less == pytest.approx(7 / 8 * 4 * sum(map(math.prod, with_m)) / GIB)
+    assert replicated - split == pytest.approx(parts * saved + whole - less)
+
+
+def test_a_pipeline_computes_its_bubble(torus):
+    stacks = (f"task.{stack}.layers_as=LOOP" for stack in ("encoder", "decoder"))
+    estimate = _estimator(torus, "toy.Dense4L", *stacks)
+    _, flat = estimate("d:8", "B:d", Remat.BLOCK)
+    softmax = 3 * 2 * 32 * 64 * 128 * 2048 / 61.5e12 / 4  # On half of the cores.
+    for microbatches, work in ((1, 2), (8, 9 / 8)):
+        _, secs = estimate("d:4,p:2", "B:d,R:p", Remat.BLOCK, microbatches)
+        blocks = flat.compute - softmax / 2
+        assert secs.compute == pytest.approx(work * blocks + softmax, rel=0.02)

@@ -1,0 +1,76 @@
+"""The products of a forward pass, and their gradients."""
+
+import pytest
+
+from lingvo_gshard import registry
+from lingvo_gshard.layers.repeat import Remat
+from lingvo_gshard.model.translation_model import TranslationModel
+from lingvo_gshard.planning.estimate.forward_pass import Einsum, forward_products
+from lingvo_gshard.sharding.layout import Partitioning
+from lingvo_gshard.sharding.mesh import Mesh
+
+_SIZES = ("task.source_vocab_size=4096", "task.target_vocab_size=2048", "input.target_len=64")
+
+
+@pytest.fixture(scope="module")
+def products():
+    params = registry.get_params("toy.MoE8E4L", _SIZES)
+    model = TranslationModel(params, Partitioning(Mesh.flat(1), ()))
+    return forward_products(params, model.state_spec.theta)
+
+
+def test_equations_have_the_letters_of_their_weights(products):
+    assert {
+        "BLM,M->BLM",
+        "BLM,MND->BLND",
+        "BLND,NDM->BLM",
+        "BNLD,BNTD->BNLT",
+        "BNLT,BNTD->BNLD",
+        "BLM,MH->BLH",
+        "BLH,HM->BLM",
+        "GSM,M_->GS_",
+        "GSEC,GSM->GECM",
+        "EGCM,EMH->EGCH",
+        "EGCH,EHM->EGCM",
+        "GSEC,GECM->GSM",
+        "BLM,MV->BLV",
+        "BLV,VM->BLM",
+    } == {product.einsum.equation for product in products}
+
+
+def test_sizes_are_those_of_the_batch_and_the_weight(products):
+    (gate, *_) = [each for each in products if each.einsum.equation == "GSM,M_->GS_"]
+    sizes = gate.einsum.sizes
+    assert sizes["M"] == 128 and sizes["E"] == 8
+    assert sizes["G"] * sizes["S"] == sizes["B"] * sizes["L"]
+    assert sizes["E"] * sizes["C"] == 2 * sizes["S"]  # Two places a token.
+
+
+def test_tokens_move_to_the_experts_and_back(products):
+    moved = {each.einsum.equation: each.moved for each in products if each.moved}
+    assert moved == {"GSEC,GSM->GECM": "EGCM", "EGCH,EHM->EGCM": "GECM"}
+
+
+def test_embeddings_are_looked_up_and_large_products_kept(products):
+    lookups = {each.einsum.equation for each in products if each.is_lookup}
+    assert "BLV,VM->BLM" in lookups and "BLM,MV->BLV" not in lookups
+    kept = {each.einsum.equation: each.kept for each in products}
+    assert kept["BLM,MV->BLV"] is Remat.BLOCK  # It lies outside the stacks.
+    assert kept["EGCM,EMH->EGCH"] is Remat.ALL_BUT_PRODUCTS
+    assert kept["BNLD,BNTD->BNLT"] is Remat.NONE
+
+
+def test_the_gradients_of_an_einsum():
+    product = Einsum("BLM,MH->BLH", {"B": 2, "L": 3, "M": 5, "H": 7})
+    assert product.has_weight and product.letters == "BLMH"
+    assert product.left_gradient().equation == "BLH,MH->BLM"
+    assert product.right_gradient().equation == "BLM,BLH->mh"  # Where the weight is updated.
+    attention = Einsum("BNLD,BNTD->BNLT", {})
+    assert not attention.has_weight
+    assert attention.right_gradient().equation == "BNLD,BNLT->BNTD"
+
+
+def test_blocks_at_once():
+    stacked = Einsum("BLM,MH->BLH", {}).stacked({"R": 4})
+    assert stacked.equation == "RBLM,RMH->RBLH" and stacked.sizes == {"R": 4}
+    assert stacked.right_gradient().equation == "RBLM,RBLH->rmh"

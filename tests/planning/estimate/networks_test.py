@@ -1,0 +1,130 @@
+"""The times of collectives on a torus and on GPUs in hosts, against hand-worked ones."""
+
+import pytest
+
+from lingvo_gshard.hlo.collectives import Collective
+from lingvo_gshard.planning.estimate import networks
+from lingvo_gshard.planning.estimate.hardware import GENERATIONS
+from lingvo_gshard.planning.estimate.networks import Hosts, Torus
+from lingvo_gshard.sharding.mesh import Mesh
+from lingvo_gshard.spmd import topology
+
+_V3 = GENERATIONS["v3"]
+_H100 = GENERATIONS["h100"]
+_PLACES = tuple((x, y) for x in range(2) for y in range(2) for _ in range(2))
+_LINK = 82e9
+_SIZE = 2**20
+
+
+def _torus(*sizes, cores=2):
+    chips = [()]
+    for size in sizes:
+        chips = [(*chip, i) for chip in chips for i in range(size)]
+    return Torus(_V3, tuple(chip for chip in chips for _ in range(cores)))
+
+
+def _secs(torus, kind, groups=None):
+    groups = groups or (tuple(range(len(torus.places))),)
+    return torus.collective_secs(Collective(kind, _SIZE, groups, times=1))
+
+
+def test_all_to_all_on_a_ring():
+    # 8 chips: a part crosses 2 links on average; the 2 cores of a chip send over 2 links.
+    assert _secs(_torus(8), "all-to-all") == pytest.approx(2 * _SIZE * 2 / (2 * _LINK))
+
+
+def test_all_to_all_grows_as_the_root_of_the_chips():
+    small, large = _secs(_torus(4, 4), "all-to-all"), _secs(_torus(16, 16), "all-to-all")
+    assert large / small == pytest.approx(4.0)
+    # The links of the longer dim decide.
+    assert _secs(_torus(4, 16), "all-to-all") == pytest.approx(large)
+
+
+def test_all_reduce_is_about_constant():
+    # A reduce-scatter and an all-gather over all four links of a chip; its cores are one member.
+    expected = 2 * _SIZE * (511 / 512) / (4 * _LINK)
+    assert _secs(_torus(16, 16), "all-reduce") == pytest.approx(expected)
+    assert _secs(_torus(4, 4), "all-reduce") == pytest.approx(expected, rel=0.04)
+    assert _secs(_torus(16, 16), "all-gather") == pytest.approx(expected / 2)
+
+
+def test_a_reduce_scatter_counts_the_bytes_of_one_part():
+    assert _secs(_torus(4, 4), "reduce-scatter") == pytest.approx(_SIZE * 31 / (4 * _LINK))
+
+
+def test_groups_within_a_row_use_only_the_links_of_the_row():
+    torus = _torus(4, 8)
+    rows = tuple(tuple(range(16 * i, 16 * i + 16)) for i in range(4))
+    expected = 2 * _SIZE * (15 / 16) / (2 * _LINK)
+    assert _secs(torus, "all-reduce", rows) == pytest.approx(expected)
+    assert _secs(torus, "all-to-all", rows) == pytest.approx(2 * _SIZE * 2 / (2 * _LINK))
+
+
+def test_interleaved_groups_share_links():
+    # Every second chip of a ring, one core each: two groups cross each link, for both cores.
+    torus = _torus(8)
+    groups = tuple(tuple(range(start, 16, 4)) for start in range(4))
+    expected = 2 * _SIZE * (3 / 4) * 2 * 2 / (2 * _LINK)
+    assert _secs(torus, "all-reduce", groups) == pytest.approx(expected)
+
+
+def test_cores_of_one_chip_use_no_link():
+    torus = _torus(4)
+    pairs = tuple((2 * i, 2 * i + 1) for i in range(4))
+    assert _secs(torus, "all-reduce", pairs) == _secs(torus, "all-to-all", pairs) == 0.0
+
+
+def test_a_permute_takes_as_long_as_its_farthest_pair():
+    torus = _torus(4, 4)
+    pairs = ((0, 2), (2, 22))  # To the next chip; from (0, 1) to (2, 3), two links in each dim.
+    assert _secs(torus, "collective-permute", pairs) == pytest.approx(_SIZE * 2 * 4 / _LINK)
+
+
+def _hosts(hosts, gpus):
+    return Hosts(_H100, tuple(host for host in range(hosts) for _ in range(gpus)))
+
+
+def _gpu_secs(network, kind, groups=None):
+    groups = groups or (tuple(range(len(network.hosts))),)
+    return network.collective_secs(Collective(kind, _SIZE, groups, times=1))
+
+
+def test_within_a_host_nvlink_decides():
+    host, nvlink = _hosts(1, 8), 450e9
+    assert _gpu_secs(host, "all-to-all") == pytest.approx(_SIZE * 7 / 8 / nvlink)
+    assert _gpu_secs(host, "all-gather") == pytest.approx(_SIZE * 7 / 8 / nvlink)
+    assert _gpu_secs(host, "all-reduce") == pytest.approx(2 * _SIZE * 7 / 8 / nvlink)
+    assert _gpu_secs(host, "reduce-scatter") == pytest.approx(_SIZE * 7 / nvlink)
+    assert _gpu_secs(host, "collective-permute", ((0, 1), (1, 0))) == _SIZE / nvlink
+
+
+def test_between_hosts_the_adapters_decide():
+    cluster, adapter = _hosts(4, 8), 50e9
+    # Of each GPU's 32 parts 24 go to other hosts, and all 8 GPUs of a host fetch an eighth each.
+    assert _gpu_secs(cluster, "all-to-all") == pytest.approx(_SIZE * 24 / 32 / adapter)
+    # 7/8 of the bytes by NVLink take longer than 3/4 of an eighth by the adapter, barely.
+    assert _gpu_secs(cluster, "all-gather") == pytest.approx(_SIZE * 7 / 8 / 450e9)
+    assert _gpu_secs(_hosts(64, 8), "all-gather") == pytest.approx(_SIZE * 63 / 64 / 8 / adapter)
+    assert _gpu_secs(cluster, "collective-permute", ((0, 1), (7, 8))) == _SIZE / adapter
+
+
+def test_groups_across_hosts_and_within_them():
+    cluster = _hosts(2, 4)
+    across = tuple((i, i + 4) for i in range(4))
+    assert _gpu_secs(cluster, "all-reduce", across) == pytest.approx(_SIZE / 50e9)
+    within = ((0, 1, 2, 3), (4, 5, 6, 7))
+    assert _gpu_secs(cluster, "all-reduce", within) == pytest.approx(2 * _SIZE * 3 / 4 / 450e9)
+
+
+def test_the_network_is_that_of_the_topology(monkeypatch):
+    monkeypatch.setattr(topology, "places", lambda name: ((0, 0), (0, 1), (1, 0), (1, 1)))
+    network = networks.network("h100:2x2", Mesh.flat(4))
+    assert network == Hosts(_H100, (0, 0, 1, 1))
+    assert _H100.capacity_gib == pytest.approx(0.92 * 79.1, 1e-3)
+
+
+def test_partitions_lie_where_the_mesh_puts_them(monkeypatch):
+    monkeypatch.setattr(topology, "places", lambda name: _PLACES)
+    torus = networks.network("v3:2x2", Mesh(("d",), (8,), (7, 6, 5, 4, 3, 2, 0, 1)))
+    assert torus.sizes == (2, 2)
+    assert torus.places[:2] == (_PLACES[7], _PLACES[6]) and torus.places[6] == _PLACES[0]

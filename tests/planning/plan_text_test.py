@@ -1,0 +1,115 @@
+"""Plans as text, side by side, and as pictures."""
+
+import dataclasses
+
+from lingvo_gshard.planning import plan_pictures, plan_text
+from lingvo_gshard.planning.plan import Batch
+from tests.planning import plans
+
+
+def test_the_report_is_one_screen(tmp_path):
+    kept = plans.plan(plans.cost(), suspicious=("all-gather of 3.0 MiB a step from encoder",))
+    text = plan_text.screen(kept)
+    assert len(text.splitlines()) < 40
+    for part in (
+        "m4.MoE128E12L on v3:8x8: 128 cores, 12.50 B weights, 8192 target tokens a core",
+        "fits; a step needs 9.00 of 15.48 GiB a core",
+        "1 GiB f32[8,256,32000] of softmax",
+        "collectives of a step on one core            count  MiB\n",
+        "all-to-all from encoder/layers_1/dispatch      8  8.0\n",
+        "suspicious: all-gather of 3.0 MiB a step from encoder",
+        "experts     3000      200.00      40.00      100.00   340.00",
+        "at 100% of the roofline: 0.5 s a step, 2.00 steps/s, 2.10 M tokens/s",
+        "at 48% of the roofline: 1.04 s a step, 0.96 steps/s",
+        "XLA's optimal_seconds 0.6 s (its loops once: 0.2), 1000 instructions",
+        "compiled in 40.0 s (60.0 of CPU)",
+        "products 3.00 Tflop a core, of which the mathematics asks for 2.00",
+    ):
+        assert part in text
+    plan_pictures.draw_step(kept, tmp_path)
+    assert text in plan_text.markdown(kept)
+    for name in ("memory.png", "time.png"):
+        assert f"({name})" in plan_text.markdown(kept)
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_sources_of_a_kind_are_counted():
+    cost = plans.cost()
+    more = [dataclasses.replace(cost.collectives[0], source=name) for name in ("b", "c", "d")]
+    text = plan_text.screen(plans.plan(dataclasses.replace(cost, collectives=tuple(more))))
+    assert "all-to-all from b, c and 1 more     24  24.0" in text
+
+
+def test_the_report_of_a_plan_that_does_not_fit_gives_the_excess(tmp_path):
+    unfit = plans.plan(None)
+    text = plan_text.screen(unfit)
+    assert "does NOT fit, by 4.52 GiB or more; a step needs 20.00 of 15.48 GiB a core" in text
+    assert "  1 GiB f32[8,256,32000] of softmax" in text
+    plan_pictures.draw_step(unfit, tmp_path)
+    assert "time.png" not in plan_text.markdown(unfit)
+    assert not (tmp_path / "time.png").exists()
+
+
+def test_plans_side_by_side():
+    first, second = plans.plan(plans.cost(0.5)), plans.plan(plans.cost(0.25))
+    second = dataclasses.replace(second, settings=("task.encoder.moe.dispatch=GATHER",))
+    lines = plan_text.comparison([first, second, plans.plan(None)]).splitlines()
+    assert "dispatch=GATHER" in lines[1]
+    rows = {line.rsplit(maxsplit=4)[0]: line.split()[-4:] for line in lines[4:]}
+    assert rows["roofline step ms"] == ["500", "250", "-", "-"]
+    assert rows["fits"] == ["1", "1", "0", "0.000"]
+    assert rows["peak GiB"] == ["9", "9", "20", "2.222"]
+    assert rows["all-to-all MiB"] == ["8", "8", "-", "-"]
+
+
+def _with_programs(**programs):
+    return plans.plan(
+        plans.cost(), programs={"initialize": plans.program(plans.cost()), **programs}
+    )
+
+
+def test_all_programs_are_in_a_table_and_the_verdict_is_theirs():
+    looping = dataclasses.replace(plans.cost(), uncounted_loops=("encoder/experts",))
+    evaluate = plans.program(looping, suspicious=("all-gather of 3.0 MiB a call from encoder",))
+    decode = plans.program(plans.cost(4.0), batch=Batch(128, 256, 64))
+    kept = _with_programs(evaluate=evaluate, decode=decode)
+    text = plan_text.screen(kept)
+    assert kept.all_fit and "\nfits; a step needs 9.00 of 15.48 GiB a core" in text
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()[-8:]}
+    assert list(rows)[:5] == ["of", "train", "initialize", "evaluate", "decode"]
+    # The AllToAlls, milliseconds, thousands of tokens a second, seconds of compiling.
+    assert rows["decode"] == ["yes", "9", "8", "4000", "2.048", "40"]
+    for line in (
+        "suspicious in evaluate: all-gather of 3.0 MiB a call from encoder",
+        "evaluate: a loop of unknown length, counted as one trip, in encoder/experts",
+        "decode: counts all 64 steps; a search may end earlier",
+    ):
+        assert line in text.splitlines()
+
+
+def test_the_bubble_of_a_pipeline_is_told():
+    line = "train: counts the pipeline's bubble, 20.0% of the ticks of a stage"
+    told = [plans.plan(plans.cost(), bubble=bubble) for bubble in (0.0, 0.2)]
+    assert [line in plan_text.screen(kept).splitlines() for kept in told] == [False, True]
+
+
+def test_a_program_that_does_not_fit_is_named():
+    kept = _with_programs(evaluate=plans.program(None))
+    text = plan_text.screen(kept)
+    assert (
+        not kept.all_fit
+        and "\ndoes NOT fit: evaluate; a step needs 9.00 of 15.48 GiB a core" in text
+    )
+    (row,) = [line.split() for line in text.splitlines() if line.startswith("  evaluate ")]
+    assert row == ["evaluate", "NO", "20", "-", "-", "-", "40"]
+
+
+def test_figures_of_other_programs_follow_the_steps():
+    figures = plan_text.figures(_with_programs(decode=plans.program(None)))
+    assert figures["decode GiB"] == 20.0 and "decode ms" not in figures
+    assert figures["initialize ms"] == 500.0 and "train ms" not in figures
+
+
+def test_gpus_are_called_so():
+    text = plan_text.screen(plans.plan(plans.cost(), topology="h100:16x8"))
+    assert "collectives of a step on one GPU" in text and "core" not in text
