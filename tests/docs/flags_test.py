@@ -7,7 +7,9 @@ import pytest
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _DOCUMENTS = [_ROOT / "README.md", _ROOT / "docs/operating.md", *(_ROOT / "launch").iterdir()]
-_PROGRAM = re.compile(r"\blingvo_gshard\.(trainer|translate|plan|compare)\b")
+_PROGRAMS = "trainer|translate|export_bundle|serve|plan|compare"
+_PROGRAM = re.compile(rf"\blingvo_gshard\.({_PROGRAMS})\b")
+_WITH_A_MODEL = ("translate", "export_bundle", "serve")
 _FLAG = re.compile(r"(?<!\S)--(\w+)")
 _DEFINED = re.compile(r'DEFINE_\w+\(\s*"(\w+)"')
 
@@ -20,8 +22,14 @@ def _commands(text):
 
 
 def _defined(program):
-    sources = (_ROOT / "lingvo_gshard" / f"{name}.py" for name in (program, "cli"))
-    return {flag for path in sources for flag in _DEFINED.findall(path.read_text())}
+    """Returns the names of a program's flags, those that it shares with others among them."""
+    modules = [program, "cli"]
+    if program in _WITH_A_MODEL:
+        modules.append("decoder_flags")
+    flags = set()
+    for module in modules:
+        flags.update(_DEFINED.findall((_ROOT / "lingvo_gshard" / f"{module}.py").read_text()))
+    return flags
 
 
 @pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: path.name)
