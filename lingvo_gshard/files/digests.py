@@ -106,6 +106,7 @@ def of_library() -> str:
 
 def write_json(path: str | os.PathLike[str], version: int, fields: dict[str, Any]) -> None:
     """Writes a JSON object with its version and its digest; `path` is never half written."""
+    # The digest is that of all other fields.
     fields = {"version": version, **fields}
     text = json.dumps(fields | {_DIGEST: of_json(fields)}, indent=1)
     atomic_file.write(pathlib.Path(path), text + "\n")
@@ -137,6 +138,7 @@ def read_json(
         problem = "no version" if found_version is None else f"version {found_version}"
         raise ValueError(f"{path} has {problem}, expected {version}; make the folder again.")
 
+    # What is hashed are the values, so that another layout of the JSON is still the same.
     may_lack_digest = found_version in older
     is_whole = digest == of_json(fields) or (digest is None and may_lack_digest)
     if not is_whole:

@@ -95,10 +95,11 @@ def read(path: str | pathlib.Path) -> Contents:
     dtype that is not supported.
     """
     try:
-        data = np.memmap(path, np.uint8, mode="c")
+        data = np.memmap(path, np.uint8, mode="c")  # Pages are read when they are used.
         header_length = int.from_bytes(data[:_LENGTH_BYTES].tobytes(), "little")
         header_end = _LENGTH_BYTES + header_length
 
+        # Offsets in the header count from its end.
         header = dict(json.loads(data[_LENGTH_BYTES:header_end].tobytes()))
         metadata = header.pop(_METADATA, {})
         arrays = {name: _array(data[header_end:], entry) for name, entry in header.items()}

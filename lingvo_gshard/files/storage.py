@@ -81,6 +81,7 @@ def cached(folder: _Path, name: str, sha256: str) -> pathlib.Path:
     if not is_bucket(folder):
         return pathlib.Path(folder, name)
 
+    # Equal files of several folders are copied once.
     copy = _cache() / "files" / sha256[:2] / sha256
     if not copy.exists():
         _announce(str(folder))
@@ -96,8 +97,8 @@ def working(folder: _Path, keep: bool = False) -> Iterator[pathlib.Path]:
     """Yields a folder on disk to work in: `folder`, or a local copy of a folder in a bucket.
 
     A copy is published and deleted at the end, even if the block raises, but one that holds
-    `.unfinished` is not deleted. With `keep` it lies in the cache, so that the next call finds again
-    what a killed program has left in it. A ValueError or OSError of the block names the folder in
+    `.unfinished` is not deleted. With `keep`, it lies in the cache, so that the next call finds
+    again what a killed program has left. A ValueError or OSError of the block names the folder in
     the bucket in place of the copy.
 
     Raises OSError, which names the file, if the bucket cannot be read or written. If it cannot be
@@ -107,6 +108,7 @@ def working(folder: _Path, keep: bool = False) -> Iterator[pathlib.Path]:
         yield pathlib.Path(folder)
         return
 
+    # With `keep`, the copy's place follows from the folder's name.
     source = path(folder)
     if keep:
         digest = hashlib.sha256(str(folder).encode()).hexdigest()
@@ -118,6 +120,7 @@ def working(folder: _Path, keep: bool = False) -> Iterator[pathlib.Path]:
 
     _copies[here] = copy
     try:
+        # A bucket that cannot be read is noticed before any work; nothing would be lost.
         try:
             copy.fetch()
         except BaseException:
@@ -125,6 +128,7 @@ def working(folder: _Path, keep: bool = False) -> Iterator[pathlib.Path]:
                 shutil.rmtree(here)
             raise
 
+        # What a failing block has written is published, too: a run continues from it.
         try:
             yield here
         except (ValueError, OSError) as error:

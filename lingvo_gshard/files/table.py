@@ -10,6 +10,7 @@ def text(rows: Iterable[Sequence[object]], indent: str = "") -> str:
     columns = zip(*cells, strict=True)
     widths = [max(map(len, column)) for column in columns]
 
+    # Names stand in the first column, and numbers, mostly, in the others.
     lines: list[str] = []
     for first, *others in cells:
         aligned = [first.ljust(widths[0])]
@@ -21,6 +22,7 @@ def text(rows: Iterable[Sequence[object]], indent: str = "") -> str:
 
 def markdown(rows: Iterable[Sequence[object]]) -> str:
     """Returns rows as a Markdown table, every line ended by a newline; the first is the header."""
+    # Markdown aligns a column to the right by a colon in the rule.
     header, *body = rows
     rule = ["---"] + ["---:"] * (len(header) - 1)
 
