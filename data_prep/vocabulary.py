@@ -146,7 +146,7 @@ def train(
                 model_type=config.model_type,
                 character_coverage=config.character_coverage,
                 normalization_rule_name="nfkc",
-                user_defined_symbols=tokens,
+                user_defined_symbols=list(tokens),  # The library takes no tuple.
                 **prefix_options,
                 byte_fallback=True,
                 hard_vocab_limit=False,

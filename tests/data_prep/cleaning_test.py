@@ -12,14 +12,6 @@ def _rule(pair, language="de", own_scripts=_LATIN, **limits):
     return cleaning.broken_rule(pair, language, own_scripts, BuildConfig(**limits))
 
 
-def test_normalize():
-    assert cleaning.normalize("e\u200b\u0301") == "é"
-    assert cleaning.normalize("\u00a0ﬁne \t１２\u200bx\u202e\u2028y\x07 ") == "fine 12x y"
-    assert cleaning.normalize("e\u0301") == "é"
-    # The zero width non-joiner is spelling in Persian.
-    assert cleaning.normalize("می\u200cخواهم") == "می\u200cخواهم"
-
-
 def test_repair_undoes_a_wrong_encoding_and_touches_nothing_else():
     assert cleaning.repair("schÃ¶n, sagte er â€“ wirklich", _LATIN) == "schön, sagte er – wirklich"
     for text in ("schön – wirklich", "水 and ﬁne", "plain", "ÃO É NÃO"):

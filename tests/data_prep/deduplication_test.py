@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 
 from data_prep import deduplication, text_chunks
@@ -5,10 +7,10 @@ from data_prep.cleaning import Rule
 from data_prep.tsv import Pair
 
 
-def _write(folder, split, name, pairs, pairs_per_chunk=100):
+def _write(folder, split, name, pairs, pairs_per_chunk=100, language="de"):
     writer = text_chunks.ChunkWriter(folder / split / name, pairs_per_chunk)
     for pair in pairs:
-        writer.add(split, "de", pair, pair)
+        writer.add(split, language, pair, pair)
     return writer.close()
 
 
@@ -21,12 +23,70 @@ def _select(folder, train, held_out=(), pairs_per_block=100):
     return found["de"]
 
 
-def test_a_chunk_ends_where_it_is_full(tmp_path):
-    pairs = [Pair(f"s{i}", f"t{i}") for i in range(7)]
-    made = _write(tmp_path, "train", "x", pairs, pairs_per_chunk=3)
-    assert [chunk.num_pairs for chunk in made] == [3, 3, 1]
-    assert [pair for chunk in made for pair in chunk.pairs()] == pairs
-    assert made[0].digests().shape == (3, 3)
+def test_three_groups_by_hand(tmp_path, monkeypatch):
+    """Pairs A B, A C, B B, D in groups of two; blocks of three positions."""
+    monkeypatch.setattr(deduplication, "_PAIRS_PER_GROUP", 2)
+    pairs = [Pair(letter, f"English of {letter}") for letter in "ABACBBD"]
+    chunks = _write(tmp_path, "train", "x", pairs, pairs_per_chunk=2)
+    chunks = [dataclasses.replace(chunk, start=2 * i) for i, chunk in enumerate(chunks)]
+    assert [len(group) for group in deduplication.groups(chunks)] == [1, 1, 1, 1]
+
+    selected = _select(tmp_path, chunks, pairs_per_block=3)
+
+    kept = [chunk.is_kept().tolist() for chunk in chunks]
+    assert kept == [[True, True], [False, True], [False, False], [True]]
+    # Of positions 0 to 2, A and B; of 3 to 5, C; and D at 6.
+    assert selected.block_sizes == {0: 2, 1: 1, 2: 1}
+    assert selected.dropped == {("de", Rule.HELD_OUT): 0, ("de", Rule.DUPLICATE): 3}
+
+    # Each group has a sorted file, each range of digests one of what is repeated.
+    places = []
+    for i, chunk in enumerate(chunks):
+        digests, positions = np.load(tmp_path / f"x/de-{i:05d}.sorted.npy")
+        assert digests.tolist() == sorted(chunk.digests()[:, text_chunks.PAIR].tolist())
+        assert sorted(positions.tolist()) == list(range(chunk.num_pairs))
+        places += np.load(tmp_path / f"x/de-{i:05d}.repeated.npy").T.tolist()
+    # A in the second group; the first B of the third, and its second one.
+    assert sorted(places) == [[1, 0], [2, 0], [2, 1]]
+
+
+def test_equal_pairs_within_a_chunk_are_found_as_well(tmp_path):
+    chunks = _write(tmp_path, "train", "x", [Pair("a", "b"), Pair("a", "b"), Pair("a", "c")])
+    selected = _select(tmp_path, chunks)
+    assert chunks[0].is_kept().tolist() == [True, False, True]
+    assert selected.block_sizes == {0: 2}
+
+
+def test_a_held_out_pair_is_no_duplicate(tmp_path):
+    held_out = _write(tmp_path, "test", "x", [Pair("q", "held out")])
+    chunks = _write(tmp_path, "train", "x", [Pair("a", "held out")] * 3 + [Pair("b", "c")] * 2)
+    selected = _select(tmp_path, chunks, held_out)
+    assert chunks[0].is_kept().tolist() == [False, False, False, True, False]
+    assert selected.dropped == {("de", Rule.HELD_OUT): 3, ("de", Rule.DUPLICATE): 1}
+
+
+def test_english_is_held_out_for_all_languages_and_a_source_for_its_own(tmp_path):
+    held_out = _write(tmp_path, "dev", "x", [Pair("gleich", "held out")], language="de")
+    pairs = [Pair("gleich", "something"), Pair("anders", "held out"), Pair("frei", "free")]
+    train = {
+        language: _write(tmp_path, "train", language, pairs, language=language)
+        for language in ("de", "fr")
+    }
+    selected = deduplication.select(train, held_out, tmp_path / "x", 100, _run)
+    assert train["de"][0].is_kept().tolist() == [False, False, True]
+    assert train["fr"][0].is_kept().tolist() == [True, False, True]
+    # And what another language has is no duplicate.
+    assert selected["fr"].dropped == {("fr", Rule.HELD_OUT): 1, ("fr", Rule.DUPLICATE): 0}
+
+
+def test_nothing_left_of_a_group(tmp_path, monkeypatch):
+    monkeypatch.setattr(deduplication, "_PAIRS_PER_GROUP", 1)
+    held_out = _write(tmp_path, "dev", "x", [Pair("q", "held out")])
+    pairs = [Pair("a", "held out"), Pair("b", "c")]
+    chunks = _write(tmp_path, "train", "x", pairs, pairs_per_chunk=1)
+    chunks = [dataclasses.replace(chunk, start=i) for i, chunk in enumerate(chunks)]
+    assert _select(tmp_path, chunks, held_out).block_sizes.total() == 1
+    assert [chunk.is_kept().tolist() for chunk in chunks] == [[False], [True]]
 
 
 def test_of_equal_pairs_the_first_is_kept_over_all_chunks(tmp_path, monkeypatch):

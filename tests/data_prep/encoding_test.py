@@ -1,14 +1,198 @@
-import collections
+"""Expectations are counted by hand: the vocabulary has no pieces but single characters and bytes.
 
-from data_prep import encoding
+So "ab" is the mark of a word, a and b, and EOS: 4 pieces. Bytes have the ids from 4 on.
+"""
+
+import collections
+import dataclasses
+
+import numpy as np
+import pytest
+import sentencepiece
+
+from data_prep import encoding, text_chunks, tsv, vocabulary
+from data_prep.cleaning import Rule
+from data_prep.config import BuildConfig
+from data_prep.directions import Direction
+from data_prep.encoding import Encoded, SideStatistics
+from data_prep.shards import Shard
+from data_prep.tsv import Pair
+from lingvo_gshard.files import digests
+from lingvo_gshard.input.records import RecordSource
+
+_INTO_ENGLISH = Direction("de", from_english=False, token="")
+_FROM_ENGLISH = Direction("de", from_english=True, token="")
+_EOS = 2
+_FIRST_BYTE = 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """A vocabulary of the special ids, the bytes, the mark of a word, a, b and c."""
+    path = tmp_path_factory.mktemp("model") / "characters.model"
+    size = 4 + 256 + 4
+    config = BuildConfig(source_vocab_size=size, character_coverage=1.0)
+    assert vocabulary.train(vocabulary.Side.SOURCE, ["abc ab a"] * 9, config, path) == size
+    return path
+
+
+@pytest.fixture(scope="module")
+def ids(model):
+    """The ids of the mark and the letters, by themselves."""
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
+    return {piece: processor.piece_to_id(piece) for piece in ("▁", "a", "b", "c")}
+
+
+def _shard(folder, pairs, split="train"):
+    writer = text_chunks.ChunkWriter(folder / "text", 1000)
+    for pair in pairs:
+        writer.add(split, "de", pair, pair)
+    (chunk,) = writer.close()
+    if split == "train":
+        np.save(chunk.array_path("kept"), np.ones(len(pairs), bool))
+    return Shard([chunk], range(len(pairs)))
+
+
+def _encode(folder, model, pairs, split="train", direction=_INTO_ENGLISH, max_pieces=100):
+    shard = _shard(folder, pairs, split)
+    return encoding.encode(shard, direction, folder, "records/x", (model, model), max_pieces)
+
+
+def _read(folder, encoded):
+    source = RecordSource(folder, encoded.records)
+    examples = source.read(np.arange(len(source)))
+    return [(one.source_ids.tolist(), one.target_ids.tolist()) for one in examples]
 
 
 def test_statistics_add_up():
-    one = encoding.SideStatistics(collections.Counter({1: 2, 2: 1}), 3, 9, 1, 0)
-    other = encoding.SideStatistics(collections.Counter({3: 4}), 10, 40, 0, 2)
-    both = one + other + encoding.SideStatistics()
+    one = SideStatistics(collections.Counter({1: 2, 2: 1}), 3, 9, 1, 0)
+    other = SideStatistics(collections.Counter({3: 4}), 10, 40, 0, 2)
+    both = one + other + SideStatistics()
     assert both.lengths == {1: 2, 2: 1, 3: 4}
     assert both.num_pieces == 16
     assert (both.num_words, both.num_characters) == (13, 49)
     assert (both.num_byte_pieces, both.num_unknown) == (1, 2)
-    assert encoding.Encoded(source=one) + encoding.Encoded((), other) == encoding.Encoded((), both)
+    assert Encoded(source=one) + Encoded((), other) == Encoded((), both)
+
+
+def test_records_lengths_and_statistics_by_hand(tmp_path, model, ids):
+    encoded = _encode(tmp_path, model, [Pair("ab", "a"), Pair("c ä", "b a")])
+    mark, a, b, c = ids.values()
+    two_bytes = [_FIRST_BYTE + 0xC3, _FIRST_BYTE + 0xA4]  # ä in UTF-8.
+    assert _read(tmp_path, encoded) == [
+        ([mark, a, b, _EOS], [mark, a, _EOS]),
+        ([mark, c, mark, *two_bytes, _EOS], [mark, b, mark, a, _EOS]),
+    ]
+    assert encoded.source == SideStatistics(
+        lengths=collections.Counter({4: 1, 6: 1}),
+        num_words=3,
+        num_characters=4,
+        num_byte_pieces=2,
+        num_unknown=0,
+    )
+    assert encoded.target == SideStatistics(
+        lengths=collections.Counter({3: 1, 5: 1}), num_words=3, num_characters=3
+    )
+    assert encoded.dropped == {}
+    records = encoded.records
+    assert (records.num_source_tokens, records.num_target_tokens) == (10, 8)
+    assert (records.num_examples, records.num_source_byte_tokens) == (2, 2)
+
+
+def test_the_files_are_described_and_lengths_take_a_byte_each(tmp_path, model):
+    (shard,) = _encode(tmp_path, model, [Pair("ab", "a"), Pair("c", "b a")]).shards
+    assert shard.file == digests.describe(tmp_path, "records/x.array_record")
+    assert shard.lengths == digests.describe(tmp_path, "records/x.lengths.npy")
+    lengths = np.load(tmp_path / "records/x.lengths.npy")
+    assert lengths.dtype == np.uint8
+    assert lengths.tolist() == [[4, 3], [3, 5]]
+
+
+def test_lengths_above_255_take_two_bytes(tmp_path, model):
+    _encode(tmp_path, model, [Pair("a" * 254, "b")], max_pieces=256)
+    lengths = np.load(tmp_path / "records/x.lengths.npy")
+    assert lengths.dtype == np.uint16
+    assert lengths.tolist() == [[256, 3]]
+
+
+@pytest.mark.parametrize(("max_pieces", "num_kept"), [(6, 4), (5, 3), (4, 2), (3, 1), (2, 0)])
+def test_the_longer_side_decides_what_is_dropped(tmp_path, model, max_pieces, num_kept):
+    # The longer sides have 3, 4, 5 and 6 pieces with EOS.
+    pairs = [Pair("a", "b"), Pair("a", "bc"), Pair("abc", "b"), Pair("a", "abca")]
+    encoded = _encode(tmp_path, model, pairs, max_pieces=max_pieces)
+    assert encoded.records.num_examples == num_kept == len(_read(tmp_path, encoded))
+    dropped = {("de", Rule.TOO_MANY_PIECES): 4 - num_kept} if num_kept < 4 else {}
+    assert encoded.dropped == dropped
+    # What is dropped does not count.
+    assert encoded.source.num_words == num_kept
+    assert encoded.source.lengths.total() == num_kept
+
+
+def test_a_shard_of_which_nothing_is_left(tmp_path, model):
+    encoded = _encode(tmp_path, model, [Pair("abc", "abc")], max_pieces=2)
+    assert encoded.records.num_examples == 0
+    assert np.load(tmp_path / "records/x.lengths.npy").shape == (0, 2)
+    assert (encoded.source, encoded.target) == (SideStatistics(), SideStatistics())
+
+
+def test_dev_is_normalized_here_and_loses_nothing(tmp_path, model, ids):
+    # Fullwidth letters: the chunks of dev and test hold the text as it was read.
+    encoded = _encode(tmp_path, model, [Pair("ａ\u200bｂ", "c  a")], split="dev", max_pieces=1)
+    mark, a, b, c = ids.values()
+    assert _read(tmp_path, encoded) == [([mark, a, b, _EOS], [mark, c, mark, a, _EOS])]
+    assert encoded.dropped == {}
+
+
+def test_training_text_is_encoded_as_its_chunk_has_it(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(encoding.cleaning, "normalize_pair", None)
+    assert _encode(tmp_path, model, [Pair("a", "b")]).records.num_examples == 1
+
+
+def test_from_english_the_sides_change_places(tmp_path, model, ids):
+    encoded = _encode(tmp_path, model, [Pair("ab", "c")], direction=_FROM_ENGLISH)
+    mark, a, b, c = ids.values()
+    assert _read(tmp_path, encoded) == [([mark, c, _EOS], [mark, a, b, _EOS])]
+    assert encoded.source.lengths == {3: 1}
+    assert encoded.target.lengths == {4: 1}
+
+
+def test_a_token_is_part_of_the_source(tmp_path):
+    path = tmp_path / "tokens.model"
+    config = BuildConfig(source_vocab_size=300, character_coverage=1.0)
+    vocabulary.train(vocabulary.Side.SOURCE, ["<2de> abc"] * 9, config, path, ["<2de>"])
+    direction = dataclasses.replace(_FROM_ENGLISH, token="<2de>")
+    encoded = _encode(tmp_path, path, [Pair("a", "b")], direction=direction)
+    ((source_ids, target_ids),) = _read(tmp_path, encoded)
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    assert processor.id_to_piece(source_ids[0]) == "<2de>"
+    assert processor.decode(source_ids[:-1]) == "<2de> b"
+    assert processor.decode(target_ids[:-1]) == "a"
+
+
+def test_batches_make_no_difference(tmp_path, model, monkeypatch):
+    pairs = [Pair("ab"[: 1 + i % 2], "c" * (1 + i % 3)) for i in range(7)]
+    whole = _encode(tmp_path / "whole", model, pairs, max_pieces=4)
+    monkeypatch.setattr(encoding, "_PAIRS_PER_BATCH", 2)
+    in_batches = _encode(tmp_path / "batches", model, pairs, max_pieces=4)
+    assert in_batches == whole
+    assert in_batches.dropped == {("de", Rule.TOO_MANY_PIECES): 2}
+
+
+@pytest.mark.parametrize(
+    ("direction", "path", "pair"),
+    [
+        (_INTO_ENGLISH, "text/dev/de-en.tsv.gz", Pair("ａ", "x  y")),
+        (_FROM_ENGLISH, "text/dev/en-de.tsv.gz", Pair("x  y", "ａ")),
+        (
+            dataclasses.replace(_FROM_ENGLISH, token="<2de>"),
+            "text/dev/en-de.tsv.gz",
+            Pair("<2de> x  y", "ａ"),
+        ),
+    ],
+)
+def test_raw_text_is_unchanged_but_for_its_direction(tmp_path, direction, path, pair):
+    shard = _shard(tmp_path, [Pair("ａ", "x  y"), Pair("b", "z")], split="dev")
+    file = encoding.write_text(shard.chunks, "dev", direction, tmp_path)
+    assert file == digests.describe(tmp_path, path)
+    first, _ = tsv.read(tmp_path / path)
+    assert first == pair

@@ -13,8 +13,7 @@ import time
 import numpy as np
 import pytest
 
-from data_prep import deduplication, engines, pipeline, source_cleaning, sources, tsv, tsv_folder
-from data_prep.cleaning import Rule
+from data_prep import deduplication, engines, pipeline, source_cleaning, tsv, tsv_folder
 from data_prep.config import BuildConfig
 from data_prep.tsv import Pair
 from lingvo_gshard.files import digests
@@ -165,20 +164,6 @@ def test_a_step_at_a_time_ends_in_the_same(built, tmp_path):
         assert (tmp_path / "manifest.json").exists() == (step is pipeline.Step.REPORT)
         assert (tmp_path / ".unfinished").exists() == (step is not pipeline.Step.REPORT)
     assert _contents(tmp_path) == _contents(folder / "data")
-
-
-def test_a_language_that_was_not_surveyed_has_its_configured_scripts(tmp_path):
-    class Source(sources.Source):
-        split = "train"
-
-        def rows(self, span=tsv.WHOLE):
-            yield sources.Row("de", Pair("ein Haus", "a house"))
-            yield sources.Row("el", Pair("это дом", "it is a house"))
-            yield sources.Row("el", Pair("ένα σπίτι", "a home"))
-
-    config = dataclasses.replace(_CONFIG, scripts={"el": ("Grek",)})
-    made = source_cleaning.clean(Source(), tsv.WHOLE, tmp_path, {"de": frozenset({"Latn"})}, config)
-    assert made.dropped == {("el", Rule.WRONG_SCRIPT): 1} and made.num_rows == 3
 
 
 def test_another_plan_is_refused_and_nothing_is_lost(built, tmp_path):

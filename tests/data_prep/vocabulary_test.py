@@ -106,6 +106,17 @@ def test_a_small_text_gives_a_small_vocabulary(tmp_path):
     assert 264 < size < 300
 
 
+def test_pieces_are_the_special_ids_the_tokens_the_bytes_and_those_of_the_text(tmp_path):
+    for tokens in ((), ("<2de>", "<2fr>")):
+        config = _config(source_vocab_size=4 + len(tokens) + 256 + 3)
+        vocabulary.train(Side.SOURCE, ["a b"] * 9, config, tmp_path / "m", tokens)
+        model = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "m"))
+        pieces = [model.id_to_piece(i) for i in range(model.get_piece_size())]
+        assert pieces[4 : 4 + len(tokens)] == list(tokens)
+        assert pieces[4 + len(tokens)] == "<0x00>"
+        assert set(pieces[-3:]) == {"▁", "a", "b"}
+
+
 def test_a_size_that_cannot_hold_the_characters_is_refused(tmp_path):
     many = ["".join(chr(0x4E00 + 7 * i) for i in range(300))] * 3
     with pytest.raises(ValueError, match=r"the target vocabulary of 300 pieces cannot be trained"):

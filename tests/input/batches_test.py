@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from lingvo_gshard.files import digests
-from lingvo_gshard.input import manifest, mixture, one_pass, packing, records
+from lingvo_gshard.input import manifest, mixture, packing, records
 from lingvo_gshard.input.batches import TranslationInput
 from lingvo_gshard.input.packing import Rows
 from lingvo_gshard.input.tokenizer import load_pair
@@ -169,20 +169,6 @@ def test_processes_pack_an_nth_of_the_rows_for_equally_many_batches(
     found = [segment for part in parts for batch in part for segment in _segments(batch)]
     assert sorted(found) == sorted(_all_examples(data_dir, "dev"))
     assert {source.get_state()["next_index"] for source in sources} == {len(parts[0])}
-
-
-@pytest.mark.parametrize("num_processes", [1, 8, 128])
-def test_bundles_of_similar_lengths_leave_little_more_padding(num_processes):
-    rng = np.random.default_rng(3)
-    source = rng.gamma(4.0, 6.0, 2048 * num_processes) + 2
-    target = source * rng.normal(1.0, 0.15, len(source)) + 1
-    lengths = np.stack([source, target], axis=1).astype(np.int64).clip(1, 128)
-    bundles = one_pass._bundles(lengths, num_processes)
-    np.testing.assert_array_equal(np.sort(bundles.ravel()), np.arange(len(lengths)))
-    if num_processes == 1:
-        np.testing.assert_array_equal(bundles[:, 0], np.arange(2048))
-    longest = lengths[bundles].max(axis=1)
-    assert (longest.sum(axis=0) * num_processes < 1.06 * lengths.sum(axis=0)).all()
 
 
 @pytest.mark.parametrize("rows", Rows)

@@ -1,0 +1,66 @@
+import pytest
+
+from data_prep import patterns
+
+
+def _touch(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+
+
+def test_a_table_for_each_file_with_placeholders_filled_in_everywhere(tmp_path):
+    _touch(tmp_path, "train/de.jsonl", "train/pt-BR.jsonl", "dev/de.jsonl", "other/de.jsonl")
+    table = {"path": "{split}/{language}.jsonl", "source_field": "text.{language}", "min": 3}
+    expected = []
+    for split, language in (("dev", "de"), ("train", "de"), ("train", "pt-BR")):
+        expected.append(
+            {
+                "path": f"{split}/{language}.jsonl",
+                "source_field": f"text.{language}",
+                "min": 3,
+                "language": language,
+                "split": split,
+            }
+        )
+    assert patterns.expand(table, tmp_path) == expected
+
+
+def test_the_two_files_of_a_pair_make_one_table(tmp_path):
+    _touch(tmp_path, "en-de.de", "en-de.en", "fr-en.fr", "fr-en.en")
+    assert patterns.expand({"source": "{pair}.{side}"}, tmp_path) == [
+        {"language": "de", "source": "en-de.de", "english": "en-de.en"},
+        {"language": "fr", "source": "fr-en.fr", "english": "fr-en.en"},
+    ]
+
+
+def test_a_files_name_may_hold_what_patterns_mean(tmp_path):
+    _touch(tmp_path, "x[1]/de.tsv")
+    (table,) = patterns.expand({"path": "*/{language}.tsv"}, tmp_path)
+    assert table["path"] == "x[[]1]/de.tsv"
+
+
+def test_the_same_placeholder_stands_for_the_same_text(tmp_path):
+    _touch(tmp_path, "de/de.tsv", "de/fr.tsv", "fr/fr.tsv")
+    tables = patterns.expand({"path": "{language}/{language}.tsv"}, tmp_path)
+    assert [table["path"] for table in tables] == ["de/de.tsv", "fr/fr.tsv"]
+
+
+def test_english_is_no_source(tmp_path):
+    _touch(tmp_path, "de.tsv", "en.tsv", "eng_Latn.tsv")
+    (table,) = patterns.expand({"path": "{language}.tsv"}, tmp_path)
+    assert table["language"] == "de"
+
+
+@pytest.mark.parametrize("pair", ["de-fr", "en-eng"])
+def test_a_pair_has_english_once(tmp_path, pair):
+    _touch(tmp_path, f"{pair}.tsv")
+    with pytest.raises(ValueError, match=f"{pair}.tsv: expected a pair with English, got {pair}"):
+        patterns.expand({"path": "{pair}.tsv"}, tmp_path)
+
+
+def test_mistakes_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"\{lang\} is none of language, pair, side, split"):
+        patterns.expand({"path": "{lang}.tsv"}, tmp_path)
+    with pytest.raises(ValueError, match=r"no file in .* matches path '\{language\}.tsv'"):
+        patterns.expand({"path": "{language}.tsv"}, tmp_path)
