@@ -1,26 +1,67 @@
-"""Every flag that a document gives to one of the programs exists."""
+"""The commands, flags and settings that the documents show exist."""
 
+import ast
+import functools
 import pathlib
 import re
+from collections.abc import Iterator
 
 import pytest
 
+from lingvo_gshard import registry
+
 _ROOT = pathlib.Path(__file__).parents[2]
+<<<<<<< HEAD
 _DOCUMENTS = [_ROOT / "README.md", _ROOT / "docs/operating.md", *(_ROOT / "launch").iterdir()]
 _PROGRAMS = "trainer|translate|export_bundle|serve|plan|compare"
 _PROGRAM = re.compile(rf"\blingvo_gshard\.({_PROGRAMS})\b")
 _WITH_A_MODEL = ("translate", "export_bundle", "serve")
 _FLAG = re.compile(r"(?<!\S)--(\w+)")
+=======
+_PAGES = sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")])
+_SCRIPTS = sorted((_ROOT / "launch").iterdir())
+_SOURCES = sorted([*(_ROOT / "lingvo_gshard").glob("*.py"), _ROOT / "data_prep/build.py"])
+_WITHOUT_COMMANDS = {"CONTRIBUTING.md", "api.md", "estimator.md", "tutorial.md"}
+
+_MODULE = re.compile(r"-m ((?:lingvo_gshard|data_prep|bench|tools)(?:\.[a-z_\d]+)+)")
+_GSHARD = re.compile(r"(?<![\w./])gshard ([a-z]+)\b")
+_SLURM = re.compile(r"launch/slurm\.sbatch\b")
+_FLAG = re.compile(r"(?<!\S)--([\w-]+)")
+>>>>>>> h/docs
 _DEFINED = re.compile(r'DEFINE_\w+\(\s*"(\w+)"')
+_SETTING = re.compile(r"((?:train|task|input|eval_input|decode|optimizer)\.[\w.]+)(?==|$)")
+_SET = re.compile(r"--set=([\w.]+)=")
+# Every program has absl's flags.
+_ABSL = {"help", "verbosity"}
+# Flags of sbatch, xpk, docker and bazel that a document names by themselves.
+_OTHERS = {"signal", "max-restarts", "build-arg", "config", "enable_workspace"}
 
 
-def _commands(text):
-    """Yields the program and the flags of each command; a backslash continues a line."""
-    for line in text.replace("\\\n", " ").splitlines():
-        if command := _PROGRAM.search(line.split("#")[0]):
-            yield command[1], _FLAG.findall(line, command.end())
+def _code(document: pathlib.Path) -> list[str]:
+    """The pieces of code in a document: lines of blocks, with their continuations, and spans."""
+    text = document.read_text()
+    if document.suffix == ".py":
+        text = ast.get_docstring(ast.parse(text)) or ""
+    text = text.replace("\\\n", " ")
+    if document.suffix == ".yaml":
+        # The items of a list are the words of a command.
+        return re.sub(r"\n\s*- (?=\S+\n)", " ", text).splitlines()
+    if document.suffix != ".md":
+        return text.splitlines()
+
+    pieces, prose, is_fenced = [], [], False
+    for line in text.splitlines():
+        if line.startswith("```"):
+            is_fenced = not is_fenced
+        elif is_fenced or line.startswith("    "):
+            pieces.append(line)
+        else:
+            prose.append(line)
+    spans = re.findall(r"`([^`]+)`", " ".join(prose))
+    return pieces + spans
 
 
+<<<<<<< HEAD
 def _defined(program):
     """Returns the names of a program's flags, those that it shares with others among them."""
     modules = [program, "cli"]
@@ -30,16 +71,121 @@ def _defined(program):
     for module in modules:
         flags.update(_DEFINED.findall((_ROOT / "lingvo_gshard" / f"{module}.py").read_text()))
     return flags
+=======
+def _commands(document: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
+    """Yields the module and the flags of each command in a document."""
+    for piece in _code(document):
+        for part in re.split(r" # |#SBATCH|;|&&| \| ", piece):
+            if found := _SLURM.search(part):
+                yield "lingvo_gshard.trainer", _FLAG.findall(part, found.end())
+            elif found := _MODULE.search(part):
+                yield found[1], _FLAG.findall(part, found.end())
+            elif found := _GSHARD.search(part):
+                yield _modules_of_gshard()[found[1]], _FLAG.findall(part, found.end())
+>>>>>>> h/docs
 
 
-@pytest.mark.parametrize("document", _DOCUMENTS, ids=lambda path: path.name)
-def test_every_flag_exists(document):
-    for program, flags in _commands(document.read_text()):
-        assert set(flags) <= _defined(program), f"{document.name}: {program}"
+def _file(module: str) -> pathlib.Path:
+    return _ROOT / f"{module.replace('.', '/')}.py"
 
 
-def test_commands_and_flags_are_found():
-    commands = list(_commands((_ROOT / "README.md").read_text()))
-    assert len(commands) > 10 and "cluster" in _defined("trainer")
-    given = {flag for _, flags in commands for flag in flags}
-    assert {"model", "num_partitions", "cluster", "topology"} <= given
+@functools.cache
+def _modules_of_gshard() -> dict[str, str]:
+    source = _file("lingvo_gshard.gshard").read_text()
+    return dict(re.findall(r'^    "(\w+)": "([\w.]+)",$', source, re.MULTILINE))
+
+
+@functools.cache
+def _defined(module: str) -> frozenset[str]:
+    """The flags of a module, and of those that it imports from its own folder or the programs'."""
+    source = _file(module).read_text()
+    flags = set(_DEFINED.findall(source))
+    if "cli.define_devices()" in source:
+        flags |= set(_DEFINED.findall(_file("lingvo_gshard.cli").read_text()))
+
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module in ("bench", "tools", "lingvo_gshard"):
+            for name in node.names:
+                imported = f"{node.module}.{name.name}"
+                if name.name != "cli" and _file(imported).exists():
+                    flags |= _defined(imported)
+    return frozenset(flags)
+
+
+@functools.cache
+def _all_flags() -> frozenset[str]:
+    flags = set(_ABSL | _OTHERS)
+    for folder in ("lingvo_gshard", "data_prep", "bench", "tools"):
+        for source in (_ROOT / folder).glob("*.py"):
+            flags.update(_DEFINED.findall(source.read_text()))
+    # Those of booleans have a negation.
+    return frozenset(flags | {f"no{flag}" for flag in flags})
+
+
+@pytest.mark.parametrize("document", [*_PAGES, *_SCRIPTS, *_SOURCES], ids=lambda path: path.name)
+def test_every_flag_of_a_command_exists(document):
+    for module, flags in _commands(document):
+        unknown = set(flags) - _defined(module) - _ABSL
+        assert not unknown, f"{document.name}: {module} has no {unknown}"
+
+
+@pytest.mark.parametrize("document", _PAGES, ids=lambda path: path.name)
+def test_every_flag_that_stands_alone_exists(document):
+    for piece in _code(document):
+        if piece.startswith("--") and not piece.startswith("--xla_"):
+            unknown = set(_FLAG.findall(piece)) - _all_flags()
+            assert not unknown, f"{document.name}: {piece}"
+
+
+@pytest.mark.parametrize("document", _PAGES, ids=lambda path: path.name)
+def test_every_setting_exists(document):
+    params = registry.get_params("toy.MoE8E4L")
+    for piece in _code(document):
+        for word in piece.split():
+            found = _SET.match(word) or _SETTING.match(word)
+            if found and found[1] != "path":
+                try:
+                    params.Get(found[1])
+                except (AttributeError, ValueError) as error:
+                    raise AssertionError(f"{document.name}: {word}") from error
+
+
+@pytest.mark.parametrize("document", [*_PAGES, *_SCRIPTS], ids=lambda path: path.name)
+def test_a_document_has_commands(document):
+    has_commands = any(True for _ in _commands(document))
+    assert has_commands == (document.name not in _WITHOUT_COMMANDS)
+
+
+def test_every_program_is_documented():
+    shown = {module for page in _PAGES for module, _ in _commands(page)}
+    assert set(_modules_of_gshard().values()) <= shown
+
+
+def test_flags_are_those_of_the_program():
+    assert {"model", "cluster", "num_partitions"} <= _defined("lingvo_gshard.trainer")
+    assert {"port", "bundle", "platform"} <= _defined("lingvo_gshard.serve")
+    assert "from_bundle" in _defined("lingvo_gshard.export_bundle")
+    assert "cluster" not in _defined("lingvo_gshard.compare")
+    assert {"input", "engine"} <= _defined("data_prep.build")
+    assert "port" not in _defined("lingvo_gshard.translate")
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("    gshard train --logdir=RUN\n", [("lingvo_gshard.trainer", ["logdir"])]),
+        (
+            "`python -m lingvo_gshard.plan \\\n    --model=M` tells it\n",
+            [("lingvo_gshard.plan", ["model"])],
+        ),
+        (
+            "```\nsbatch --nodes=4 launch/slurm.sbatch --model=M  # and --more\n```\n",
+            [("lingvo_gshard.trainer", ["model"])],
+        ),
+        ("python -m lingvo_gshard.plan --model=M is prose\n", []),
+    ],
+)
+def test_commands_are_found(text, expected, tmp_path):
+    page = tmp_path / "page.md"
+    page.write_text(text)
+    assert list(_commands(page)) == expected
