@@ -74,7 +74,7 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
         raise ValueError(f"no Dask scheduler answers at {where}: {error}") from error
 
     with client:
-        address = client.scheduler.address
+        address = client.scheduler_info()["address"]
 
         def run(calls: Sequence[Call]) -> Iterator[None]:
             futures = [client.submit(call, pure=False) for call in calls]

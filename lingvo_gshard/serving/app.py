@@ -281,7 +281,7 @@ def serve(
     try:
         listener = socket.create_server((host, port), family=family)
     except OSError as error:
-        raise ValueError(f"--serve={port} on {host}: {error.strerror or error}.") from error
+        raise ValueError(f"--port={port} on {host}: {error.strerror or error}.") from error
 
     name = f"[{host}]" if is_ipv6 else host
     port = listener.getsockname()[1]

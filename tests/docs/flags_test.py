@@ -11,13 +11,6 @@ import pytest
 from lingvo_gshard import registry
 
 _ROOT = pathlib.Path(__file__).parents[2]
-<<<<<<< HEAD
-_DOCUMENTS = [_ROOT / "README.md", _ROOT / "docs/operating.md", *(_ROOT / "launch").iterdir()]
-_PROGRAMS = "trainer|translate|export_bundle|serve|plan|compare"
-_PROGRAM = re.compile(rf"\blingvo_gshard\.({_PROGRAMS})\b")
-_WITH_A_MODEL = ("translate", "export_bundle", "serve")
-_FLAG = re.compile(r"(?<!\S)--(\w+)")
-=======
 _PAGES = sorted([*_ROOT.glob("*.md"), *(_ROOT / "docs").glob("*.md")])
 _SCRIPTS = sorted((_ROOT / "launch").iterdir())
 _SOURCES = sorted([*(_ROOT / "lingvo_gshard").glob("*.py"), _ROOT / "data_prep/build.py"])
@@ -27,7 +20,6 @@ _MODULE = re.compile(r"-m ((?:lingvo_gshard|data_prep|bench|tools)(?:\.[a-z_\d]+
 _GSHARD = re.compile(r"(?<![\w./])gshard ([a-z]+)\b")
 _SLURM = re.compile(r"launch/slurm\.sbatch\b")
 _FLAG = re.compile(r"(?<!\S)--([\w-]+)")
->>>>>>> h/docs
 _DEFINED = re.compile(r'DEFINE_\w+\(\s*"(\w+)"')
 _SETTING = re.compile(r"((?:train|task|input|eval_input|decode|optimizer)\.[\w.]+)(?==|$)")
 _SET = re.compile(r"--set=([\w.]+)=")
@@ -61,17 +53,6 @@ def _code(document: pathlib.Path) -> list[str]:
     return pieces + spans
 
 
-<<<<<<< HEAD
-def _defined(program):
-    """Returns the names of a program's flags, those that it shares with others among them."""
-    modules = [program, "cli"]
-    if program in _WITH_A_MODEL:
-        modules.append("decoder_flags")
-    flags = set()
-    for module in modules:
-        flags.update(_DEFINED.findall((_ROOT / "lingvo_gshard" / f"{module}.py").read_text()))
-    return flags
-=======
 def _commands(document: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
     """Yields the module and the flags of each command in a document."""
     for piece in _code(document):
@@ -82,7 +63,6 @@ def _commands(document: pathlib.Path) -> Iterator[tuple[str, list[str]]]:
                 yield found[1], _FLAG.findall(part, found.end())
             elif found := _GSHARD.search(part):
                 yield _modules_of_gshard()[found[1]], _FLAG.findall(part, found.end())
->>>>>>> h/docs
 
 
 def _file(module: str) -> pathlib.Path:

@@ -158,7 +158,7 @@ def test_the_description_names_every_path():
 def test_a_port_that_is_taken_is_named(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"--serve={port} on 127.0.0.1: Address already in"):
+        with pytest.raises(ValueError, match=f"--port={port} on 127.0.0.1: Address already in"):
             app.serve(Shouter(), "127.0.0.1", port)
     assert not capsys.readouterr().out
 

@@ -5,20 +5,21 @@ all others stay. The partitions are JAX's own devices, or the cores of TPU v3 po
 be at hand. Letters are the table's.
 """
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-import tensorflow as tf
-
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.core.nested_map import NestedMap
 from lingvo_gshard.hlo.collectives import COLLECTIVES
 from lingvo_gshard.hlo.compiled_report import CompiledReport
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import lowering, topology
+from lingvo_gshard.spmd import lowering, topology, tracer
 from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
 from lingvo_gshard.spmd.executable import Executable
 from lingvo_gshard.spmd.program import Program
@@ -138,10 +139,16 @@ class WindowedEinsum:
 
 
 def _einsum(name: str, equation: str, split: str, *columns: str) -> Operator:
-    fn = functools.partial(tf.einsum, equation)
+    def fn(*operands: tf.Tensor) -> tf.Tensor:
+        return tf.einsum(equation, *operands)
+
     operands, result = equation.split("->")
     name = f"{name}({equation}) {','.join(split)}"
     return Operator(name, fn, tuple(operands.split(",")), result, split, *columns)
+
+
+def _add(a: tf.Tensor, b: tf.Tensor) -> tf.Tensor:
+    return tf.add(a, b)
 
 
 def _reduce_rows(a_AB: tf.Tensor) -> tf.Tensor:
@@ -160,7 +167,7 @@ _matmul = functools.partial(_einsum, "Matmul", "AB,BC->AC")
 _SUMMED = ("O(D)", "O(1)", "O(1) AR")
 _UNMATCHED = ("O(D^2)", "O(D)", "O(D) AG or CP")
 TABLE_4 = (
-    Operator("Add(A,A->A) A", tf.add, ("A", "A"), "A", "A"),
+    Operator("Add(A,A->A) A", _add, ("A", "A"), "A", "A"),
     _matmul("B", *_SUMMED),
     _matmul("A"),
     _matmul("AB", *_UNMATCHED),
@@ -184,7 +191,7 @@ def measure(compile: Callable[[Program], Executable], partitions: Sequence[int])
     """Returns Table 4 measured with one compiler for several D. Raises as the compiler."""
     rows = []
     for operator in TABLE_4:
-        measured = {d: compile(_export(operator, d)).report() for d in partitions}
+        measured = {d: compile(_traced(operator, d)).report() for d in partitions}
         rows.append(Row(operator, measured))
     return rows
 
@@ -198,7 +205,7 @@ def figure_4c() -> Iterator[WindowedEinsum]:
     for operator in TABLE_4:
         if operator.communication.endswith("AG or CP"):
             for side, options in ((8192, None), (16384, _GATHERED), (16384, None)):
-                compiled = compile_for_v3(_export(operator, 8, side), options)
+                compiled = compile_for_v3(_traced(operator, 8, side), options)
                 yield WindowedEinsum(operator, side, compiled.report())
 
 
@@ -227,8 +234,14 @@ def abbreviation(kind: str) -> str:
     return (words[0][0] + words[-1][0]).upper()
 
 
-def _export(operator: Operator, num_partitions: int, side: int | None = None) -> Program:
-    """Returns the operator on that many partitions; with `side`, every dim has this size."""
+def _traced(operator: Operator, num_partitions: int, side: int | None = None) -> Program:
+    return tracer.traced(export, operator.name, num_partitions, side)
+
+
+def export(name: str, num_partitions: int, side: int | None) -> Program:
+    """Traces one of TABLE_4 on that many partitions; with `side`, every dim has this size."""
+    (operator,) = (operator for operator in TABLE_4 if operator.name == name)
+
     # The table splits one dim of each operand; the mesh's axis is taken by the first letter.
     mesh = Mesh.flat(num_partitions)
     partitioning = Partitioning.from_dict(mesh, dict.fromkeys(operator.split, "d"))
