@@ -129,7 +129,7 @@ class _Encoder:
             sources.append(source)
             targets.append(target)
 
-        # A call for the whole batch: the library takes long for a call.
+        # The whole batch in one call, which takes less time than a call for each sentence.
         source_ids = self._source_processor.encode(sources, add_eos=True)
         target_ids = self._target_processor.encode(targets, add_eos=True)
         columns = zip(sources, targets, source_ids, target_ids, strict=True)
