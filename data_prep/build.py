@@ -50,6 +50,7 @@ _MANY_BYTES = 0.1  # As a share of a language's tokens.
 
 
 def main() -> None:
+    # Progress is shown by default; --verbosity=1 stays as it is.
     if not logging.level_debug():
         logging.set_verbosity(logging.INFO)
     began = time.monotonic()
@@ -82,6 +83,7 @@ def _sources_and_config() -> tuple[Sequence[Source], config.BuildConfig]:
 
 def _engine() -> contextlib.AbstractContextManager[engines.Engine]:
     """Returns the engine that the flags choose, to be entered. Raises ValueError if they clash."""
+    # Workers on other machines have other working directories.
     if _SCHEDULER.value is not None:
         if _ENGINE.value != "dask":
             raise ValueError(f"--scheduler needs --engine=dask, got --engine={_ENGINE.value}")
@@ -115,6 +117,7 @@ def _warn_of_bytes(data: manifest.Manifest) -> None:
 
 
 def _log_totals(data: manifest.Manifest, elapsed_secs: float) -> None:
+    # Of training text alone: dev and test are small.
     train = _training_records(data)
     num_pairs = sum(records.num_examples for records in train.values())
     num_source = sum(records.num_source_tokens for records in train.values())

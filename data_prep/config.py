@@ -88,12 +88,14 @@ def load(
     Its paths are relative to `folder`, by default the file's. Raises ValueError if the file is not
     TOML, has an unknown key or a bad value, or names a file that is missing or named before.
     """
+    # Whatever is wrong in the file, also with a value's type, is told with the file's name.
     try:
         fields = tomllib.loads(path.read_text(encoding="utf-8")) | dict(settings)
         tables = fields.pop("sources", [])
         if not isinstance(tables, list):
             raise ValueError("sources: expected tables, each under [[sources]]")
 
+        # What is left beside the sources are the settings of the build.
         fields["scripts"] = _scripts(fields.get("scripts", {}), tables)
         config = _call(BuildConfig, "the file", fields)
 
@@ -188,6 +190,7 @@ def _sources_without_placeholders(
             fields["path"] = folder / fields["path"]
         return _call(tsv_folder.sources_in, "a folder", fields)
 
+    # All other formats have these fields in common.
     _set_split(fields)
     if "languages" in fields:
         fields["languages"] = tuple(
@@ -238,6 +241,7 @@ def _set_split(fields: dict[str, Any]) -> None:
 
 def _call(function: Callable[..., _Result], owner: str, fields: Mapping[str, Any]) -> _Result:
     """Calls a function with a table's fields. Raises ValueError if one is missing or unknown."""
+    # A format's settings are the arguments of its class, so each is named in one place.
     parameters = inspect.signature(function).parameters
     unknown = sorted(fields.keys() - parameters)
     if unknown:
@@ -262,8 +266,8 @@ def _check_types(instance: Any) -> None:
     """Raises ValueError unless each field that has a plain type, or None, has a value of it."""
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
-        kinds = typing.get_args(field.type) or (field.type,)
-        if float in kinds and type(value) is int:
+        kinds = typing.get_args(field.type) or (field.type,)  # One, or those of a union.
+        if float in kinds and type(value) is int:  # TOML's 1 where 1.0 is meant.
             continue
         if set(kinds) <= _PLAIN_TYPES and type(value) not in kinds:
             expected = " or ".join(kind.__name__ for kind in kinds if kind is not types.NoneType)

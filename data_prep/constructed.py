@@ -108,6 +108,7 @@ class Speaker:
         self.language = language
         self._family = language.family
 
+        # The sound changes are regular expressions.
         changes = language.changes.replace("V", f"[{_VOWELS}]").split()
         self._changes = [change.split(">") for change in changes]
         self._letters = str.maketrans(_SOUNDS, self._family.letters)
@@ -137,6 +138,7 @@ class Speaker:
     def _clause(self, clause: Clause) -> list[str]:
         negation = ["not"] if clause.is_negated else []
         tense = [] if clause.tense == "present" else [clause.tense]
+        # A constituent that is missing has no word, or an empty one.
         constituents = {
             "S": self._noun(clause.subject),
             "V": [self._words[clause.verb, *negation, *tense]],
@@ -145,6 +147,7 @@ class Speaker:
             "P": self._join(self._noun(clause.place), self._words[clause.preposition,]),
             "T": [self._words[clause.time,]],
         }
+
         words: list[str] = []
         for letter in self.language.order:
             words += constituents[letter]
@@ -153,6 +156,7 @@ class Speaker:
     def _noun(self, noun: Noun | None, *case: str) -> list[str]:
         if noun is None:
             return []
+        # Only the noun is inflected, not what belongs to it; an owner has a case of its own.
         number = ["plural"] if noun.is_plural else []
         constituents = {
             "D": [self._words[noun.determiner,]],
@@ -160,6 +164,7 @@ class Speaker:
             "N": [self._words[noun.head, *number, *case]],
             "G": self._noun(noun.owner, "owner"),
         }
+
         words: list[str] = []
         for letter in self.language.noun_order:
             words += constituents[letter]
@@ -207,6 +212,7 @@ def _teach(
 
 def write_corpus(out_dir: pathlib.Path, seed: int) -> None:
     """Writes `<split>/<language>-en.tsv.gz` for every split and language."""
+    # The languages share their dev and test, and each draws its training text from the rest.
     sentences = meanings.draw(seed, _NUM_MEANINGS)
     dev = sentences[:_NUM_HELD_OUT]
     test = sentences[_NUM_HELD_OUT : 2 * _NUM_HELD_OUT]

@@ -28,7 +28,7 @@ from data_prep.cleaning import Dropped, Rule
 from data_prep.text_chunks import Chunk
 
 _PAIRS_PER_GROUP = 1 << 24
-_NUM_DIGESTS = 1 << 64
+_NUM_DIGESTS = 1 << 64  # Digests are spread evenly over these numbers.
 Runner = Callable[[str, Mapping[Any, Callable[[], Any]]], dict[Any, Any]]  # See runs.run_tasks.
 
 

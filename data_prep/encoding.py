@@ -24,7 +24,7 @@ from data_prep.text_chunks import Chunk
 from lingvo_gshard.files import atomic_file, digests
 from lingvo_gshard.input import example_codec, manifest
 
-_PAIRS_PER_BATCH = 2048
+_PAIRS_PER_BATCH = 2048  # Of which text and pieces are in memory.
 # To read a record, the reader reads its group, here about 2 kB; to open a file, it reads an index
 # with an entry for each group.
 _WRITER_OPTIONS = "group_size:16,uncompressed"
@@ -114,6 +114,7 @@ class _Encoder:
         """Yields the record of each pair that is short enough."""
         remaining = iter(pairs)
         while batch := list(itertools.islice(remaining, _PAIRS_PER_BATCH)):
+            # What is dropped counts nowhere else.
             tokenized = self._tokenized(batch)
             kept = [pair for pair in tokenized if pair.longer_side <= self._max_pieces]
             self._count(kept, num_dropped=len(tokenized) - len(kept))
@@ -128,13 +129,14 @@ class _Encoder:
             sources.append(source)
             targets.append(target)
 
-        # A call for the whole batch: the library takes long for a call.
+        # The whole batch in one call, which takes less time than a call for each sentence.
         source_ids = self._source_processor.encode(sources, add_eos=True)
         target_ids = self._target_processor.encode(targets, add_eos=True)
         columns = zip(sources, targets, source_ids, target_ids, strict=True)
         return list(itertools.starmap(_TokenizedPair, columns))
 
     def _count(self, kept: Sequence[_TokenizedPair], num_dropped: int) -> None:
+        """Adds the pairs that were kept to the statistics and lengths."""
         self.num_dropped += num_dropped
         self.source += _statistics(
             [pair.source for pair in kept],
@@ -146,6 +148,8 @@ class _Encoder:
             [pair.target_ids for pair in kept],
             self._target_processor,
         )
+
+        # In the order of the records.
         for pair in kept:
             self.lengths.append((len(pair.source_ids), len(pair.target_ids)))
 
@@ -233,6 +237,7 @@ def _statistics(
     texts: Sequence[str], ids: Sequence[Sequence[int]], processor: SentencePieceProcessor
 ) -> SideStatistics:
     """Counts over one side of some pairs, given their texts and ids."""
+    # Of the text itself, which the report compares with the pieces.
     num_words = 0
     num_characters = 0
     for text in texts:

@@ -21,6 +21,7 @@ def pool(num_workers: int) -> Engine:
     """Returns an engine of processes of this machine; one worker is this process itself."""
 
     def run(calls: Sequence[Call]) -> Iterator[None]:
+        # Other processes would take longer to start than they save.
         if num_workers == 1 or len(calls) < 2:
             for call in calls:
                 yield call()
@@ -77,6 +78,7 @@ def dask(scheduler: str | None, num_workers: int) -> Iterator[Engine]:
         address = client.scheduler_info()["address"]
 
         def run(calls: Sequence[Call]) -> Iterator[None]:
+            # Not pure: Dask must not take the result of an equal call that it knows already.
             futures = [client.submit(call, pure=False) for call in calls]
             for future in distributed.as_completed(futures):
                 yield future.result()

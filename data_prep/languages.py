@@ -117,6 +117,7 @@ def own_scripts(
     if in_code:
         return _single_scripts([in_code])
 
+    # What most of the text is in: names and quotations are in others.
     total = sum(counts.values())
     own = {script for script, number in counts.items() if number >= _MIN_OWN_SHARE * total}
     for group in _MIXED.values():

@@ -81,6 +81,8 @@ def _clause(rng: random.Random) -> Clause:
     object_kind = rng.choices(("", *NOUN_KINDS), (7, 4, 3, 3, 3))[0]
     tense = rng.choice(_TENSES)
     has_place = rng.random() < 0.35
+
+    # The arguments are drawn in this order, too.
     return Clause(
         subject=_noun(rng, "being"),
         verb=rng.choice(WORDS[f"verb {object_kind}"]),
@@ -170,11 +172,13 @@ def _english_noun(noun: Noun) -> list[str]:
     head = _add_s(noun.head) if noun.is_plural else noun.head
     words = [*noun.adjectives, head]
 
+    # "My young cousins' artist": the owner stands for the determiner.
     if noun.owner:
         *others, last = _english_noun(noun.owner)
         suffix = "'" if noun.owner.is_plural else "'s"
         return [*others, last + suffix, *words]
 
+    # Articles agree in number, and "a" with the sound that follows.
     determiner = noun.determiner
     if noun.is_plural:
         determiner = {"a": "", "this": "these"}.get(determiner, determiner)
@@ -189,6 +193,7 @@ def draw(seed: int, count: int) -> list[Sentence]:
     drawn: dict[str, Sentence] = {}
     while len(drawn) < count:
         sentence = _sentence(rng)
+        # A sentence that was drawn before, or is too short or long, is drawn in vain.
         text = english(sentence)
         if _MIN_WORDS <= len(text.split()) <= _MAX_WORDS:
             drawn.setdefault(cleaning.english_key(text), sentence)

@@ -28,6 +28,7 @@ class TmxFile(Source):
     def rows(self, span: range = tsv.WHOLE) -> Iterator[Row]:
         try:
             with tsv.open_binary(self.path) as file:
+                # Nothing outside the file is read, whatever it names.
                 units = etree.iterparse(
                     file, tag="{*}tu", resolve_entities=False, no_network=True, load_dtd=False
                 )
@@ -47,6 +48,7 @@ def _texts_of_unit(unit: Any) -> list[tuple[str, str]]:
     etree.strip_elements(unit, *_TMX_CODES, with_tail=False)
     texts = []
     for variant in unit.iterchildren("{*}tuv"):
+        # Earlier versions of TMX have an attribute without a namespace.
         tag = variant.get(_XML_LANG) or variant.get("lang")
         segment = variant.find("{*}seg")
         if tag and segment is not None:

@@ -28,6 +28,7 @@ class ParquetFile(sources.File):
 
     def spans(self) -> list[range]:
         """Returns ranges of row groups, each of about as many bytes as a span of plain text."""
+        # A row group is the least that can be read by itself.
         with self._opened() as file:
             row_groups = range(file.num_row_groups)
             sizes = [file.metadata.row_group(i).total_byte_size for i in row_groups]
@@ -43,11 +44,13 @@ class ParquetFile(sources.File):
             columns.append(self.score_column)
 
         with self._opened() as file:
+            # Columns in structs have paths with dots, as the settings do.
             known = sorted({file.schema.column(i).path for i in range(len(file.schema))})
             missing = ", ".join(name for name in columns if name not in known)
             if missing:
                 raise ValueError(f"{self.path} has no column {missing}, only {', '.join(known)}")
 
+            # A span of all rows ends far behind the last group.
             row_groups = range(span.start, min(span.stop, file.num_row_groups))
             for batch in file.iter_batches(row_groups=row_groups, columns=columns):
                 for record in batch.to_pylist():

@@ -136,6 +136,7 @@ def run_through(
         shutil.rmtree(work_dir, ignore_errors=True)
         return
 
+    # The results of its tasks are there, and are not computed again.
     if work_dir.exists():
         logging.info("%s: continuing where an earlier run stopped", out_dir)
     run = partial(runs.run_tasks, work_dir / "results", engine)
@@ -184,6 +185,7 @@ def clean(job: Job, scripts: dict[str, frozenset[str]]) -> Corpus:
                 source_cleaning.clean, source, span, folder, scripts, job.config
             )
 
+    # A source's limit of malformed lines is for the whole of it.
     spans_of: dict[Source, list[Cleaned]] = collections.defaultdict(list)
     for (source, _), cleaned in job.run("clean", calls).items():
         spans_of[source].append(cleaned)
@@ -210,6 +212,7 @@ def _numbered(
     by_split: dict[_SplitKey, list[Chunk]] = collections.defaultdict(list)
     ends: collections.Counter[_SplitKey] = collections.Counter()
     for chunks in chunks_by_source:
+        # Leave out the rest of the last block of each split and language.
         for key, end in ends.items():
             num_blocks = math.ceil(end / pairs_per_block)
             ends[key] = num_blocks * pairs_per_block
@@ -243,6 +246,7 @@ def train_vocabularies(
     counts = [of_language.block_sizes.total() for of_language in selected.values()]
     quotas = vocabulary.quotas(counts, config.max_vocab_sentences, config.vocab_temperature)
 
+    # Draw from each group of chunks in a task; all groups together have the language's quota.
     folder = job.work_dir / "drawn"
     folder.mkdir(exist_ok=True)
     draw_calls: dict[tuple[str, pathlib.Path], Callable[[], None]] = {}
@@ -254,6 +258,7 @@ def train_vocabularies(
             )
     job.run("draw", draw_calls)
 
+    # The two sides are trained at the same time, on the same pairs.
     drawn = list(draw_calls)
     train_calls = {
         side: partial(vocabulary.train_drawn, drawn, config, job.out_dir, side) for side in Side
@@ -284,6 +289,7 @@ def write_records(
         else:
             sizes = shards.block_sizes(chunks, config.pairs_per_chunk)
 
+        # A file's name has the number of all files, so divide before any is written.
         divided = shards.divide(chunks, sizes, config.pairs_per_chunk, config.pairs_per_shard)
         for i, shard in enumerate(divided):
             name = f"records/{split}/{direction.code}-{i:05d}-of-{len(divided):05d}"
@@ -297,6 +303,7 @@ def write_records(
                 config.max_pieces,
             )
 
+    # Statistics and drops are wanted by split and direction, not by file.
     records: dict[_SplitKey, Encoded] = collections.defaultdict(Encoded)
     for (split, code, _), encoded in job.run("records", calls).items():
         records[split, code] += encoded
@@ -380,6 +387,7 @@ def _describe(
     `dropped` are the pairs that the steps before dropped; those that were too long for the
     direction's records come on top.
     """
+    # A language may lack a split, and a direction may lack all: then it has only its drops.
     by_split: dict[str, Encoded] = {}
     for split in manifest.SPLITS:
         if (split, direction.code) in records:

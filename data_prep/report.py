@@ -28,6 +28,7 @@ def write(reports: Iterable[tuple[manifest.Language, Encoded]], folder: pathlib.
     """Writes the report's three files, from languages and what was made of their training text."""
     folder.mkdir(parents=True, exist_ok=True)
     rows = [_numbers(language, train) for language, train in reports]
+    # From high to low resource, as in the paper's figures.
     rows.sort(key=lambda row: (-row["pairs"]["train"], row["code"]))
 
     (folder / "report.json").write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
@@ -50,6 +51,7 @@ def _numbers(language: manifest.Language, train: Encoded) -> dict[str, Any]:
 
 def _side_numbers(side: SideStatistics) -> dict[str, float]:
     """Returns the numbers of one side. Lengths in pieces count EOS; the other numbers don't."""
+    # Each sentence has one EOS.
     num_sentences = side.lengths.total()
     num_pieces = side.num_pieces - num_sentences
 
@@ -108,6 +110,7 @@ def _sizes(row: _Row) -> dict[str, Any]:
 
 
 def _table_of_drops(rows: Sequence[_Row]) -> str:
+    # A rule that drops pairs of one language has a column for all.
     rules: set[str] = set()
     for row in rows:
         rules |= row["dropped"].keys()
@@ -128,6 +131,7 @@ def _table_of_side(rows: Sequence[_Row], side: str, names: Sequence[str]) -> str
 
 def _tokens_of_drawn_pair(rows: Sequence[_Row], temperature: int) -> tuple[str, str, str, str]:
     """Returns T, both sides' mean tokens, and their ratio, if languages are drawn as n**(1/T)."""
+    # The mixture draws language l in proportion to n_l**(1/T): see input/mixture.py.
     weights = np.array([row["pairs"]["train"] for row in rows]) ** (1 / temperature)
     source_means = [row["source"]["mean"] for row in rows]
     target_means = [row["target"]["mean"] for row in rows]

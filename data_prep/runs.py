@@ -36,6 +36,7 @@ def library_versions() -> dict[str, str]:
 
 def plan(sources: Sequence[Source], config: BuildConfig) -> str:
     """Returns everything that the outcome depends on, one item a line."""
+    # How the folder is made.
     lines = [f"manifest version = {manifest.VERSION}"]
     for name, version in library_versions().items():
         lines.append(f"{name} = {version}")
@@ -43,7 +44,8 @@ def plan(sources: Sequence[Source], config: BuildConfig) -> str:
         lines.append(f"{name} = {value!r}")
     lines += [repr(source) for source in sources]
 
-    # Folders are left out: what TFDS has prepared there, under a name and version, does not change.
+    # What it is made from. Folders are left out: what TFDS has prepared there, under a name and
+    # version, does not change.
     for source in sources:
         for path in source.files:
             if path.is_file():
@@ -63,6 +65,7 @@ def claim(out_dir: pathlib.Path, new_plan: str, outputs: Sequence[str]) -> None:
         _check_same_plan(out_dir, path.read_text(encoding="utf-8"), new_plan)
         return
 
+    # A folder of other things: a build would mix its files with them.
     taken = [name for name in outputs if (out_dir / name).exists()]
     if taken:
         raise ValueError(

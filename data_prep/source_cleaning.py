@@ -18,7 +18,7 @@ from data_prep.sources import Row, Source
 from data_prep.text_chunks import Chunk, ChunkWriter
 from data_prep.tsv import Malformed, Pair
 
-_SURVEYED_ROWS = 2000
+_SURVEYED_ROWS = 2000  # Of each source: enough to tell its scripts.
 _LOGGED_LINES = 10
 
 
@@ -46,6 +46,7 @@ class Cleaned:
 
 def survey(source: Source) -> dict[str, collections.Counter[str]]:
     """Counts the characters of each script in a source's first rows, by language."""
+    # Of the source: English is known to be in Latin.
     counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for row in itertools.islice(source.rows(), _SURVEYED_ROWS):
         if isinstance(row.pair, Pair):
@@ -91,6 +92,7 @@ def clean(
             known_scripts[language] = languages.own_scripts(language, {}, config.scripts)
         own_scripts = known_scripts[language]
 
+        # Dev and test, too, are normalized to be compared with training text.
         repaired = Pair(
             cleaning.repair(pair.source, own_scripts),
             cleaning.repair(pair.english, cleaning.ENGLISH_SCRIPTS),

@@ -59,6 +59,7 @@ class _LineFile(File):
     """A file with one pair a line, plain or gzip; a plain one is split by ranges of bytes."""
 
     def spans(self) -> list[range]:
+        # A compressed file can only be read from its start.
         if self.path.suffix == ".gz":
             return [tsv.WHOLE]
 
@@ -72,7 +73,10 @@ class _LineFile(File):
         return (Row(self.language, pair) for pair in pairs)
 
     def _parse(self, line: str) -> Pair | None:
-        """Returns a line's pair, or None if its score is too low. Raises ValueError for neither."""
+        """Returns a line's pair, or None if its score is too low.
+
+        Raises ValueError if the line is malformed.
+        """
         raise NotImplementedError
 
 
@@ -122,6 +126,7 @@ class MosesFiles(Source):
         englishes = tsv.read_lines(self.english, str)
         lines = itertools.zip_longest(sources, englishes)
         for number, (source, english) in enumerate(lines, start=1):
+            # One file has ended before the other.
             if source is None or english is None:
                 shorter = self.source if source is None else self.english
                 differ = f"{self} differ in their number of lines"
@@ -170,6 +175,7 @@ class PoFile(File):
             raise ValueError(f"{self.path} is not a gettext catalog: {error}") from error
 
         for message in catalog.translated_entries():
+            # A message with plurals has numbered forms in place of one text.
             forms = [message.msgstr]
             if message.msgstr_plural:
                 forms = [form for _, form in sorted(message.msgstr_plural.items())]

@@ -68,6 +68,7 @@ class Chunk:
         is_wanted[:first_index] = False
         is_wanted[end_index:] = False
 
+        # Text has no index, so all of the chunk is read.
         for pair, wanted in zip(self.pairs(), is_wanted.tolist(), strict=True):
             if wanted:
                 yield pair

@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, TypeVar
 from lingvo_gshard.files import atomic_file
 
 WHOLE = range(sys.maxsize)  # The span of a whole file.
-BYTES_PER_SPAN = 1 << 26
+BYTES_PER_SPAN = 1 << 26  # The text of one task.
 _T = TypeVar("_T")
 
 
@@ -104,7 +104,7 @@ def _lines(path: pathlib.Path, file: gzip.GzipFile | BinaryIO, span: range) -> I
         yield line
         position += len(line)
 
-    # The file ended first. That of a whole file has no known size.
+    # The file has become shorter. The span of a whole file does not tell its size.
     if position < span.stop and span != WHOLE:
         raise ValueError(f"{path} has {position} bytes, fewer than when the run began")
 

@@ -22,6 +22,7 @@ def sources_in(path: pathlib.Path, language_codes: str = "standard") -> tuple[Ts
     """
     if not path.is_dir():
         raise ValueError(f"no input folder {path}")
+    # Split already, or to be split.
     folders: dict[str | None, pathlib.Path] = {split: path / split for split in SPLITS}
     if not any(folder.is_dir() for folder in folders.values()):
         folders = {None: path}

@@ -83,6 +83,7 @@ def train_drawn(
     side: Side,
 ) -> manifest.Vocabulary:
     """Trains a side's vocabulary on the files `drawn`, each with its language; see `train`."""
+    # Each file is read once for each direction of its language.
     files: list[tuple[Direction, pathlib.Path]] = []
     for language, path in drawn:
         files += [(direction, path) for direction in directions.of(language, config.directions)]
@@ -149,7 +150,7 @@ def train(
                 user_defined_symbols=list(tokens),  # The library takes no tuple.
                 **prefix_options,
                 byte_fallback=True,
-                hard_vocab_limit=False,
+                hard_vocab_limit=False,  # A text may have fewer pieces.
                 pad_id=PAD_ID,
                 bos_id=BOS_ID,
                 eos_id=EOS_ID,
@@ -162,6 +163,7 @@ def train(
         problem = f"the {side} vocabulary of {wanted_size} pieces cannot be trained"
         raise ValueError(f"{problem}: {reason}") from error
 
+    # The library does not tell the size that came of it.
     size = sentencepiece.SentencePieceProcessor(model_file=str(path)).get_piece_size()
     if size != wanted_size:
         logging.warning(

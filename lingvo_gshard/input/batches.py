@@ -16,7 +16,7 @@ from lingvo_gshard.input.packing import Rows
 from lingvo_gshard.input.records import RecordSource
 from lingvo_gshard.input.training_rows import TrainingBatches
 
-_PREFETCHED_BATCHES = 4
+_PREFETCHED_BATCHES = 4  # Read while the device computes.
 
 
 class TranslationInput:
@@ -39,9 +39,13 @@ class TranslationInput:
         """Returns the input's hyperparameters."""
         p = hyperparams.InstantiableParams(cls)
         p.Define("data_dir", hyperparams.REQUIRED, "A folder that data_prep.build prepared.")
+
+        # The shape of a batch.
         p.Define("batch_size", hyperparams.REQUIRED, "B, rows per batch, over all processes.")
         p.Define("source_len", hyperparams.REQUIRED, "L of the source side, tokens per row.")
         p.Define("target_len", hyperparams.REQUIRED, "L of the target side, tokens per row.")
+
+        # The examples, and how often each comes.
         p.Define("split", "train", "train, dev or test.")
         p.Define("languages", None, "Language codes; None for all of the split.", optional=tuple)
         p.Define("temperature", 5.0, "T of the mixture: p_l is proportional to n_l**(1/T).")
@@ -51,9 +55,12 @@ class TranslationInput:
             "The most passes over a language in one pass over all of them; None for any number.",
             optional=float,
         )
+
+        # Their order, and their place in the rows.
         p.Define("repeat", True, "Endless and mixed, or one pass over all languages in turn.")
         p.Define("shuffle", True, "Shuffle the examples and the rows.")
         p.Define("rows", Rows.PACKED, "PACKED, SINGLE or, for one pass only, BUCKETED.")
+
         p.Define(
             "hash_records",
             True,
@@ -77,7 +84,7 @@ class TranslationInput:
         self.p = p
 
         shape = packing.RowShape(p.source_len, p.target_len)
-        # The TensorSpecs of a batch of all processes.
+        # The TensorSpecs of a batch of all processes, as the program takes it.
         self.specs = packing.batch_specs(p.batch_size, shape)
 
         # Sizes are checked now, each process an n-th of them; contents, when a file is first read.
@@ -112,6 +119,7 @@ class TranslationInput:
 
         Raises ValueError if `state` is not that of an input.
         """
+        # Grain would take another dict, and continue somewhere else.
         expected = sorted(self.get_state())
         if sorted(state) != expected:
             raise ValueError(f"input state has {sorted(state)}, expected {expected}")

@@ -51,12 +51,14 @@ def encode(source_ids: Sequence[int] | np.ndarray, target_ids: Sequence[int] | n
     if ids.min(initial=0) < 0 or largest >= 2**31:
         raise ValueError(f"token ids must be in [0, 2**31), given {ids.min()} to {largest}")
 
+    # With at most 65,536 pieces in a vocabulary, an id takes two bytes.
     width = 2 if largest < 2**16 else 4
     return _HEADER.pack(width, len(source_ids)) + ids.astype(_DTYPES[width]).tobytes()
 
 
 def decode(record: bytes) -> Example:
     """Parses a record. Raises ValueError if the bytes are not a record."""
+    # A record may be too short for its header, or the ids may not fill the rest of it.
     payload_bytes = len(record) - _HEADER.size
     width = 0
     num_source = 0
@@ -67,5 +69,6 @@ def decode(record: bytes) -> Example:
             f"not a record: id width {width}, {num_source} source ids, {payload_bytes} bytes of ids"
         )
 
+    # The model's type of ids, whatever the record's.
     ids = np.frombuffer(record, _DTYPES[width], offset=_HEADER.size).astype(np.int32)
     return Example(ids[:num_source], ids[num_source:])

@@ -110,6 +110,7 @@ class Manifest:
 
 def save(manifest: Manifest, data_dir: str | os.PathLike[str]) -> None:
     """Writes `data_dir/manifest.json` atomically."""
+    # The version comes first in the file, and the digest last.
     fields = dataclasses.asdict(manifest)
     digests.write_json(pathlib.Path(data_dir, FILE_NAME), fields.pop("version"), fields)
 
@@ -126,6 +127,7 @@ def load(data_dir: str | os.PathLike[str]) -> Manifest:
         if path.is_file():
             return _read_version(path, storage.modified(path))
 
+        # Say what is missing, and how to make it.
         problem = f"no data folder {folder}"
         if folder.is_dir():
             problem = f"no {FILE_NAME} in {folder}"

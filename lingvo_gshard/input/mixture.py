@@ -63,6 +63,7 @@ def languages_of(
     """
     if split not in manifest.SPLITS:
         raise ValueError(f"split {split!r}: expected one of {', '.join(manifest.SPLITS)}")
+    # Languages without examples in the split are left out, unless they are asked for.
     if codes is None:
         codes = [language.code for language in data.languages if language.num_examples(split)]
     if len(set(codes)) < len(codes):

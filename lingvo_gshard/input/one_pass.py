@@ -50,10 +50,12 @@ class OnePassBatches:
         self._process_index = batching.process_index
         self._num_processes = batching.num_processes
 
+        # The order in which examples are dealt out to pools or buckets, the same in all processes.
         self._order = np.arange(len(self._source))
         if self._params.shuffle:
             self._order = np.random.default_rng(self._params.seed).permutation(len(self._source))
 
+        # Batches are planned in order and kept, so that an earlier one can be made again.
         self._plans: list[_Plan] = []
         if self._params.rows is Rows.PACKED:
             self._upcoming_plans = self._plan_packed()
@@ -84,6 +86,7 @@ class OnePassBatches:
             examples = itertools.islice(remaining, len(row))
             rows.append([plan.shape.truncate(example) for example in examples])
 
+        # The last batch of a bucket, or of all, may lack examples.
         num_empty = self._num_rows(plan.shape) - len(rows)
         rows += [[]] * num_empty
         return packing.fill(rows, plan.shape)
@@ -128,12 +131,13 @@ class OnePassBatches:
         """Yields the plans of batches of one example a row, each for one bucket."""
         batches: list[tuple[RowShape, np.ndarray]] = []
         for shape, examples in self._buckets():
+            # Process p takes the p-th run of rows of each batch.
             num_rows = self._num_rows(shape)
             for start in range(0, len(examples), num_rows * self._num_processes):
                 first = start + self._process_index * num_rows
                 batches.append((shape, examples[first : first + num_rows]))
 
-        # So that the first batches already have all lengths.
+        # A shuffle lets the first batches have all lengths, so that all programs compile early.
         if self._params.shuffle:
             np.random.default_rng(self._params.seed).shuffle(batches)
         for shape, examples in batches:
@@ -168,11 +172,13 @@ def _bundles(lengths: np.ndarray, size: int) -> np.ndarray:
     last bundle lacks. Bundles are in the order of their first examples.
     """
     num_bundles = math.ceil(len(lengths) / size)
+    # Sort by source length, and then, within each strip of similar ones, by target length. There
+    # are about as many strips as bundles in a strip, so that both sides are equally similar.
     by_source = np.argsort(lengths[:, 0], kind="stable")
-    # Each strip of similar source lengths is sorted by target length.
     strip = np.arange(len(lengths)) // (size * math.isqrt(num_bundles))
     order = by_source[np.lexsort((lengths[by_source, 1], strip))]
 
+    # In the order of the examples again, so that without a shuffle the rows follow the data.
     num_lacking = num_bundles * size - len(order)
     bundles = np.pad(order, (0, num_lacking), constant_values=-1).reshape(-1, size)
     return bundles[np.argsort(bundles[:, 0])]

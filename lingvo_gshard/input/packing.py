@@ -142,7 +142,7 @@ def fill(rows: Sequence[Sequence[Example]], shape: RowShape) -> NestedMap:
     source = side([example.source_ids for example in examples], sizes, shape.source_len)
     target = side([example.target_ids for example in examples], sizes, shape.target_len)
     labels, segment_ids, positions = target
-    is_token = segment_ids > 0
+    is_token = segment_ids > 0  # Segments count from 1; 0 is padding.
 
     # The decoder's input: the labels shifted right, with BOS first in each segment.
     target_ids = np.roll(labels, 1, axis=1)

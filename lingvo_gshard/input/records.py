@@ -52,6 +52,7 @@ class RecordSource:
         Raises ValueError if a file that holds one of them is missing or damaged.
         """
         shard_numbers = np.searchsorted(self._ends, indices, side="right")
+        # A shuffled order may return to a file often: gather what is wanted of each.
         examples = np.empty(len(indices), object)
         for shard_number in np.unique(shard_numbers).tolist():
             shard = self._shards[shard_number]
@@ -71,6 +72,7 @@ class RecordSource:
 
         Raises ValueError as digests.verify.
         """
+        # Small beside the records, so all are read at once when they are first needed.
         files = [shard.lengths for shard in self._shards]
         digests.verify(self._data_dir, files)
         return np.concatenate([np.load(digests.local(self._data_dir, file)) for file in files])

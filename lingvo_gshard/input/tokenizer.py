@@ -24,6 +24,7 @@ class Tokenizer:
         except (RuntimeError, OSError) as error:
             raise ValueError(f"{model_file} is not a SentencePiece model: {error}") from error
 
+        # Records and decoding rely on the same special ids in every vocabulary.
         ids = (processor.pad_id(), processor.bos_id(), processor.eos_id(), processor.unk_id())
         expected = (PAD_ID, BOS_ID, EOS_ID, UNK_ID)
         if ids != expected:
