@@ -33,6 +33,7 @@ def register(cls: _Class) -> _Class:
 
 def registered_names() -> list[str]:
     """Returns all names, sorted."""
+    # A module that is imported registers its experiments.
     package = importlib.import_module(_PACKAGE)
     for module in pkgutil.iter_modules(package.__path__, f"{_PACKAGE}."):
         importlib.import_module(module.name)

@@ -87,7 +87,7 @@ class BaseLayer:
 
     def __init__(self, params: InstantiableParams, annotator: Any, path: str = "") -> None:
         """`annotator` is a sharding.annotator.Annotator; `path` is dotted, empty for the root."""
-        self.p = params.Copy().Freeze()
+        self.p = params.Copy().Freeze()  # Later changes of `params` are for other layers.
         self.path = path
         # The WeightSpecs of this layer and of all layers below it, in theta's structure.
         self.weight_specs = NestedMap()
@@ -135,6 +135,7 @@ class BaseLayer:
 
     def InitTheta(self, seed: tf.Tensor) -> NestedMap:
         """Returns theta, float32, from `seed`, int32 [2]; the same for every partitioning."""
+        # A seed for each path, so that a weight does not depend on the others of the model.
         return self.weight_specs.Pack(
             self.annotate(_initial(spec, fold_seed(seed, path)), spec.dims)
             for path, spec in self.weight_specs.FlattenItems()
@@ -170,6 +171,7 @@ def _named_by_path(fprop: Callable[..., Any]) -> Callable[..., Any]:
 
 def fold_seed(seed: tf.Tensor, name: str) -> tf.Tensor:
     """Returns a seed, int32 [2], that differs from name to name."""
+    # Unlike hash(), CRC-32 is the same in every process; 31 bits of it are an int32.
     salt = zlib.crc32(name.encode()) & 0x7FFFFFFF
     return tf.bitwise.bitwise_xor(seed, [0, salt])
 

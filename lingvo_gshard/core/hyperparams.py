@@ -114,6 +114,7 @@ class Params:
 
     def _check_defined(self, name: str) -> None:
         if name not in self._values:
+            # Without a similar name, all of them are listed.
             near = difflib.get_close_matches(name, self._values, n=3) or sorted(self._values)
             raise AttributeError(f"No hyperparameter {name!r}; did you mean {', '.join(near)}?")
 
@@ -157,6 +158,7 @@ class InstantiableParams(Params):
 
 def _text(value: Any) -> str:
     """Returns a value as in ToText: a repr that is the same in every process."""
+    # The repr of a function has an address.
     if isinstance(value, type) or callable(value):
         return f"{value.__module__}.{value.__qualname__}"
     if isinstance(value, enum.Enum):
@@ -202,7 +204,7 @@ def parse_setting(setting: str) -> tuple[str, object]:
 
     try:
         return path, ast.literal_eval(text)
-    except (SyntaxError, TypeError, ValueError):
+    except (SyntaxError, TypeError, ValueError):  # Such as a name or a path, without quotes.
         return path, text
 
 
@@ -239,7 +241,7 @@ def apply_setting(params: Params, setting: str) -> None:
     if kind is float and type(value) is int:
         value = float(value)
 
-    # The type itself, not a subclass: True is no number of layers.
+    # The type itself: bool is a subclass of int, but a number must not be set to True.
     is_accepted = type(value) is kind or (value is None and optional is not None)
     if not is_accepted:
         expected = f"{kind.__name__} or None" if optional else kind.__name__

@@ -30,7 +30,7 @@ class NestedMap(dict):
 
         ValueError if their number differs.
         """
-        leaves = list(leaves)
+        leaves = list(leaves)  # They may come from a generator.
         expected = len(self.Flatten())
         if len(leaves) != expected:
             raise ValueError(f"Pack: {len(leaves)} leaves given, {expected} expected.")

@@ -1,1 +1,1 @@
-"""Files that a program leaves whole: atomic writes, digests, buckets, safetensors, tables."""
+"""Files: atomic writes, digests, buckets, JSON records, safetensors, and tables of text."""

@@ -1,4 +1,4 @@
-"""Writes files that are never half written, whenever the process or the machine stops."""
+"""Writes files and folders so that they are never half written, even if the machine stops."""
 
 import contextlib
 import errno
@@ -19,8 +19,9 @@ def write(path: str | pathlib.Path, content: str | bytes) -> None:
 def replacing(path: str | pathlib.Path, is_shared: bool = False) -> Iterator[pathlib.Path]:
     """Yields the path of a temporary file that replaces `path` once the block succeeds.
 
-    It lies in the same folder. If the block raises, it is deleted, and `path` stays as it was. If
-    `is_shared`, several processes may write `path` at the same time, each to a file of its own.
+    It lies in the same folder. If the block raises, it is deleted, and `path` stays as it was. With
+    `is_shared`, several processes may write `path` at the same time, each to a file of its own. An
+    OSError that lacks a file's name gets that of the temporary file.
     """
     path = pathlib.Path(path)
     suffix = f".{uuid.uuid4().hex}.partial" if is_shared else ".partial"
@@ -28,6 +29,8 @@ def replacing(path: str | pathlib.Path, is_shared: bool = False) -> Iterator[pat
     try:
         with naming(partial):
             yield partial
+
+            # The content must be on the disk before the name is.
             with partial.open("rb+") as file:
                 os.fsync(file.fileno())
             partial.replace(path)
@@ -37,16 +40,21 @@ def replacing(path: str | pathlib.Path, is_shared: bool = False) -> Iterator[pat
 
 @contextlib.contextmanager
 def replacing_folder(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
-    """Yields a new folder that replaces `path`, and what it holds, once the block succeeds.
+    """Yields a new folder that replaces the folder `path` once the block succeeds.
 
     It lies beside `path`. If the block raises, it is deleted, and `path` stays as it was.
     """
     path = pathlib.Path(path).resolve()  # So that a link stays, and its target is replaced.
-    partial, before = (path.with_name(path.name + suffix) for suffix in (".partial", ".before"))
-    shutil.rmtree(partial, ignore_errors=True)  # Left by a process that was killed.
+    partial = path.with_name(path.name + ".partial")
+    before = path.with_name(path.name + ".before")
+
+    # A process that was killed may have left one.
+    shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
     try:
         yield partial
+
+        # A folder cannot replace one that holds files, so the old one is moved aside first.
         if path.exists():
             shutil.rmtree(before, ignore_errors=True)
             path.rename(before)
@@ -58,9 +66,9 @@ def replacing_folder(path: str | pathlib.Path) -> Iterator[pathlib.Path]:
 
 @contextlib.contextmanager
 def naming(path: pathlib.Path) -> Iterator[None]:
-    """Adds the file's name to an OSError that lacks one, as that of a full disk does.
+    """Adds the name `path` to an OSError that lacks one, such as that of a full disk.
 
-    NumPy's error for a full disk has only a message; it becomes an input/output error.
+    NumPy's error for a full disk has only a message, and becomes an input/output error.
     """
     try:
         yield

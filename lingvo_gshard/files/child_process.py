@@ -1,4 +1,4 @@
-"""What a child process runs when it starts."""
+"""What a child process does when it starts."""
 
 import multiprocessing
 import os
@@ -6,12 +6,15 @@ import threading
 
 
 def end_with_parent() -> None:
-    """Ends this process when its parent ends; if the parent is killed, it would wait forever."""
+    """Ends this process, with status 1, as soon as its parent ends.
+
+    Otherwise the child of a parent that was killed would wait for work forever.
+    """
     parent = multiprocessing.parent_process()
     assert parent is not None
 
-    def wait() -> None:
+    def end_after_parent() -> None:
         parent.join()
-        os._exit(1)
+        os._exit(1)  # sys.exit would end this thread alone.
 
-    threading.Thread(target=wait, daemon=True).start()
+    threading.Thread(target=end_after_parent, daemon=True).start()

@@ -1,8 +1,8 @@
-"""Digests of files: noted when a file is written, and checked when it is read.
+"""Digests of files: recorded when a file is written, and checked when it is read.
 
-A folder that is computed with has a JSON file that lists the others, and that holds a digest of
-itself: the manifest of prepared data, bundle.json, the experiment.json of a run. So a file that was
-damaged, cut short or exchanged is refused by its name, wherever it is read.
+Every folder that programs read back has a JSON file with the digests of its other files and of
+itself: the manifest of prepared data, bundle.json of a bundle, experiment.json of a run. Wherever a
+file is read that was damaged, cut short or exchanged, it is refused by its name.
 """
 
 import dataclasses
@@ -19,6 +19,7 @@ from lingvo_gshard.files import atomic_file, storage
 _Result = TypeVar("_Result")
 _DIGEST = "digest"
 _FILES_PER_TASK = 16
+_THREADS = 32
 _ADVICE = "it was damaged or exchanged; put the right file back, or make the folder again"
 
 
@@ -32,21 +33,22 @@ class File:
 
 
 def describe(folder: str | os.PathLike[str], path: str) -> File:
-    """Returns the size and hash of `folder/path`."""
+    """Returns the size and the SHA-256 of `folder/path`."""
     full_path = pathlib.Path(folder, path)
-    found = full_path.stat()
-    return File(path, found.st_size, _sha256(str(full_path), *_times(found)))
+    status = full_path.stat()
+    return File(path, status.st_size, _sha256(str(full_path), *_times(status)))
 
 
 def local(folder: str | os.PathLike[str], file: File) -> pathlib.Path:
-    """Returns the path of a file that a folder lists; for one in a bucket, see storage.cached."""
+    """Returns the local path of a file that a folder lists; raises as storage.cached."""
     return storage.cached(folder, file.path, file.sha256)
 
 
 def verify(folder: str | os.PathLike[str], files: Sequence[File], *, contents: bool = True) -> None:
     """Checks the sizes and, if `contents`, the SHA-256 of files that a folder lists.
 
-    Raises ValueError for one that is missing or differs. A file is hashed again only if modified.
+    Raises ValueError for a file that is missing or differs. A file is hashed again only if it was
+    modified since.
     """
 
     def check_some(start: int) -> None:
@@ -56,7 +58,8 @@ def verify(folder: str | os.PathLike[str], files: Sequence[File], *, contents: b
                 _check_contents(str(local(folder, file)), file)
 
     # A network's disk answers many threads at once, and hashing releases the interpreter's lock.
-    storage.each(check_some, range(0, len(files), _FILES_PER_TASK), num_threads=32)
+    starts = range(0, len(files), _FILES_PER_TASK)
+    storage.in_threads(check_some, starts, num_threads=_THREADS)
 
 
 def _check_size(path: str, file: File) -> None:
@@ -69,25 +72,30 @@ def _check_size(path: str, file: File) -> None:
 
 
 def _check_contents(path: str, file: File) -> None:
-    if (sha256 := _sha256(path, *_times(os.stat(path)))) != file.sha256:
+    sha256 = _sha256(path, *_times(os.stat(path)))
+    if sha256 != file.sha256:
         raise ValueError(f"{path} has SHA-256 {sha256}, not the {file.sha256} written: {_ADVICE}.")
 
 
-def _times(found: os.stat_result) -> tuple[int, int]:
-    """The times of the last change of a file's contents, which can be set, and of anything."""
-    return found.st_mtime_ns, found.st_ctime_ns
+def _times(status: os.stat_result) -> tuple[int, int]:
+    """Returns when a file's contents were last modified, and when anything of it was.
+
+    Programs can set the first, but not the second.
+    """
+    return status.st_mtime_ns, status.st_ctime_ns
 
 
 @functools.cache
 def _sha256(path: str, mtime_ns: int, ctime_ns: int) -> str:
-    del mtime_ns, ctime_ns
+    """Returns the SHA-256 of a file, which is read again only if its times are new."""
+    del mtime_ns, ctime_ns  # Keys of the cache.
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def of_json(*parts: Any) -> str:
+def of_json(*values: Any) -> str:
     """Returns the SHA-256 of JSON-able values, which is the same once they are read back."""
-    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
 
 def of_library() -> str:
@@ -97,7 +105,8 @@ def of_library() -> str:
 
 
 def write_json(path: str | os.PathLike[str], version: int, fields: dict[str, Any]) -> None:
-    """Writes an object with its version and its digest, whole or not at all."""
+    """Writes a JSON object with its version and its digest; `path` is never half written."""
+    # The digest is that of all other fields.
     fields = {"version": version, **fields}
     text = json.dumps(fields | {_DIGEST: of_json(fields)}, indent=1)
     atomic_file.write(pathlib.Path(path), text + "\n")
@@ -111,23 +120,30 @@ def read_json(
 ) -> _Result:
     """Returns build(fields) of an object that `write_json` wrote.
 
-    Files of the `older` versions may lack a digest, and None is that of files without a version.
-    Raises ValueError, which names the file, if it is missing, damaged, or of another version, or if
-    `build` lacks a field or raises TypeError, AttributeError or ValueError.
+    Files of the `older` versions may lack a digest; None stands for files without a version. Raises
+    ValueError, which names the file, if it is missing, damaged or of another version, or if `build`
+    raises KeyError, TypeError, AttributeError or ValueError.
     """
     try:
         fields = json.loads(storage.path(path).read_bytes())
         digest = fields.pop(_DIGEST, None)
-        found = fields.get("version")
+        found_version = fields.get("version")
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing.") from error
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged: it holds no JSON object ({error}).") from error
-    if found not in (version, *older):
-        problem = "no version" if found is None else f"version {found}"
+
+    # The version comes first, since another version's file may have no digest.
+    if found_version not in (version, *older):
+        problem = "no version" if found_version is None else f"version {found_version}"
         raise ValueError(f"{path} has {problem}, expected {version}; make the folder again.")
-    if digest != of_json(fields) and not (digest is None and found in older):
+
+    # What is hashed are the values, so that another layout of the JSON is still the same.
+    may_lack_digest = found_version in older
+    is_whole = digest == of_json(fields) or (digest is None and may_lack_digest)
+    if not is_whole:
         raise ValueError(f"{path} is damaged: it is not what was written.")
+
     try:
         return build(fields)
     except KeyError as error:

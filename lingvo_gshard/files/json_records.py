@@ -6,29 +6,53 @@ import typing
 from typing import Any
 
 
-def read(kind: Any, value: Any) -> Any:
-    """Rebuilds a value of type `kind`, such as a dataclass, from JSON's objects and lists.
+@dataclasses.dataclass(frozen=True)
+class _Field:
+    """A field of a dataclass, as far as reading needs it."""
 
-    Other keys are ignored. KeyError for a missing field, TypeError or AttributeError otherwise.
+    name: str
+    type: Any
+    has_default: bool
+
+
+def read(kind: Any, value: Any) -> Any:
+    """Returns a value of type `kind`, such as a dataclass, from JSON's objects and lists.
+
+    Keys that are not fields are ignored. Raises KeyError for a missing field, and TypeError or
+    AttributeError for a value of another structure.
     """
-    origin, inner = _structure(kind)
-    if origin is dataclasses:
-        given = (each for each in inner if not each[2] or each[0] in value)
-        return kind(**{name: read(each, value[name]) for name, each, _ in given})
-    if value is not None and type(None) in inner:
-        return read(inner[0], value)
-    if origin is tuple:
-        return tuple(read(inner[0], each) for each in value)
-    if origin is dict:
-        return {name: read(inner[1], each) for name, each in value.items()}
+    fields = _fields(kind)
+    if fields is not None:
+        values: dict[str, Any] = {}
+        for field in fields:
+            if field.name in value or not field.has_default:
+                values[field.name] = read(field.type, value[field.name])
+        return kind(**values)
+
+    origin, arguments = _generic(kind)
+    if value is not None and type(None) in arguments:  # `X | None`
+        return read(arguments[0], value)
+    if origin is tuple:  # `tuple[X, ...]`
+        return tuple(read(arguments[0], item) for item in value)
+    if origin is dict:  # `dict[str, X]`
+        return {key: read(arguments[1], item) for key, item in value.items()}
     return value
 
 
-@functools.cache  # A manifest has hundreds of thousands of values of a few types.
-def _structure(kind: Any) -> tuple[Any, tuple[Any, ...]]:
-    """A generic type and its arguments; of a dataclass, each field's (name, type, has default)."""
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-        types = typing.get_type_hints(kind).items()
-        # A field's default is an attribute of the class.
-        return dataclasses, tuple((name, each, hasattr(kind, name)) for name, each in types)
+# Types are looked at once: a manifest has hundreds of thousands of values of a few types.
+
+
+@functools.cache
+def _fields(kind: Any) -> tuple[_Field, ...] | None:
+    """Returns the fields of a dataclass; None for another type."""
+    if not isinstance(kind, type) or not dataclasses.is_dataclass(kind):
+        return None
+    types = typing.get_type_hints(kind)
+    # A field's default is an attribute of the class.
+    return tuple(_Field(name, type_, hasattr(kind, name)) for name, type_ in types.items())
+
+
+@functools.cache
+def _generic(kind: Any) -> tuple[Any, tuple[Any, ...]]:
+    """Returns the origin and the arguments of a generic type, such as tuple and (int, ...)."""
     return typing.get_origin(kind), typing.get_args(kind)

@@ -1,4 +1,8 @@
-"""Safetensors files: 8 bytes with the header's length, a JSON header, and each array's bytes."""
+"""Safetensors files: 8 bytes with the header's length, a JSON header, and each array's bytes.
+
+The safetensors library writes a file only from arrays that are in memory all at once; these
+functions hold one at a time, so that weights larger than a host's memory can be exported.
+"""
 
 import dataclasses
 import hashlib
@@ -14,12 +18,19 @@ import numpy as np
 from lingvo_gshard.files import atomic_file
 
 _METADATA = "__metadata__"
-# fmt: off
+_LENGTH_BYTES = 8
 _DTYPES = {
-    "F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16", "I64": "int64",
-    "I32": "int32", "I8": "int8", "U32": "uint32", "U8": "uint8", "BOOL": "bool",
+    "BF16": "bfloat16",
+    "BOOL": "bool",
+    "F16": "float16",
+    "F32": "float32",
+    "F64": "float64",
+    "I32": "int32",
+    "I64": "int64",
+    "I8": "int8",
+    "U32": "uint32",
+    "U8": "uint8",
 }
-# fmt: on
 _CODES = {np.dtype(name): code for code, name in _DTYPES.items()}
 
 
@@ -32,21 +43,18 @@ class Contents:
 
 
 def write(path: str | pathlib.Path, arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> None:
-    """Writes a file; `path` holds all of it or what it held before.
+    """Writes a file; if this fails, `path` stays as it was.
 
     `arrays` have a shape and a dtype. np.asarray converts them one at a time, so that those on
-    devices or on disk need not be in memory together. In the file, the metadata also have an entry
-    `sha256`, which maps each name to its array's digest, as JSON.
+    devices or on disk need not be in memory together. The metadata in the file also have an entry
+    `sha256`: a JSON object with the digest of each array.
     """
-    header: dict[str, Any] = {}
-    end = 0
     # Wider elements come first, as the safetensors library writes them: all are then aligned.
     names = sorted(arrays, key=lambda name: (-np.dtype(arrays[name].dtype).itemsize, name))
-    for name in names:
-        dtype, shape = np.dtype(arrays[name].dtype), arrays[name].shape
-        begin, end = end, end + dtype.itemsize * math.prod(shape)
-        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": [begin, end]}
-    digests = dict.fromkeys(names, "0" * 64)  # The digests are known, and written, at the end.
+    header = _header(arrays, names)
+
+    # The digests are known when the arrays have been written. Until then zeros keep their place.
+    digests = dict.fromkeys(names, "0" * 64)
     with atomic_file.replacing(path) as partial, partial.open("wb") as file:
         file.write(_encoded(header, metadata, digests))
         for name in names:
@@ -54,8 +62,30 @@ def write(path: str | pathlib.Path, arrays: Mapping[str, Any], metadata: Mapping
             file.write(_bytes_of(array))
             digests[name] = sha256(array)
             del array  # Otherwise it would be in memory while the next one is read.
+
         file.seek(0)
         file.write(_encoded(header, metadata, digests))
+
+
+def _header(arrays: Mapping[str, Any], names: list[str]) -> dict[str, Any]:
+    """Returns the dtype, shape and position of each array, in the order of `names`."""
+    header: dict[str, Any] = {}
+    begin = 0
+    for name in names:
+        dtype = np.dtype(arrays[name].dtype)
+        shape = arrays[name].shape
+        end = begin + dtype.itemsize * math.prod(shape)
+        header[name] = {"dtype": _CODES[dtype], "shape": shape, "data_offsets": [begin, end]}
+        begin = end
+    return header
+
+
+def _encoded(header: dict[str, Any], metadata: Mapping[str, str], digests: dict[str, str]) -> bytes:
+    """Returns the bytes before the arrays: the header's length, and the header with metadata."""
+    all_metadata = {**metadata, "sha256": json.dumps(digests)}
+    text = json.dumps({_METADATA: all_metadata, **header}).encode()
+    text += b" " * (-len(text) % 8)  # The arrays are aligned.
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
 
 
 def read(path: str | pathlib.Path) -> Contents:
@@ -65,16 +95,14 @@ def read(path: str | pathlib.Path) -> Contents:
     dtype that is not supported.
     """
     try:
-        data = np.memmap(path, np.uint8, mode="c")
-        begin = 8 + int.from_bytes(data[:8].tobytes(), "little")
-        header = dict(json.loads(data[8:begin].tobytes()))
+        data = np.memmap(path, np.uint8, mode="c")  # Pages are read when they are used.
+        header_length = int.from_bytes(data[:_LENGTH_BYTES].tobytes(), "little")
+        header_end = _LENGTH_BYTES + header_length
+
+        # Offsets in the header count from its end.
+        header = dict(json.loads(data[_LENGTH_BYTES:header_end].tobytes()))
         metadata = header.pop(_METADATA, {})
-        arrays = {
-            name: data[begin:][slice(*field["data_offsets"])]
-            .view(np.dtype(_DTYPES[field["dtype"]]))
-            .reshape(field["shape"])
-            for name, field in header.items()
-        }
+        arrays = {name: _array(data[header_end:], entry) for name, entry in header.items()}
         return Contents(arrays, metadata)
     except FileNotFoundError as error:
         raise ValueError(f"{path} is missing.") from error
@@ -84,15 +112,16 @@ def read(path: str | pathlib.Path) -> Contents:
         ) from error
 
 
+def _array(data: np.ndarray, entry: Mapping[str, Any]) -> np.ndarray:
+    """Returns the array that an entry of the header describes, a view of the bytes `data`."""
+    begin, end = entry["data_offsets"]
+    dtype = np.dtype(_DTYPES[entry["dtype"]])
+    return data[begin:end].view(dtype).reshape(entry["shape"])
+
+
 def sha256(array: np.ndarray) -> str:
-    """The digest of an array's bytes, as `write` records it."""
+    """Returns the digest of an array's bytes, as `write` records it."""
     return hashlib.sha256(_bytes_of(array)).hexdigest()
-
-
-def _encoded(header: dict[str, Any], metadata: Mapping[str, str], digests: dict[str, str]) -> bytes:
-    text = json.dumps({_METADATA: {**metadata, "sha256": json.dumps(digests)}, **header}).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:

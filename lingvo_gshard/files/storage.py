@@ -1,9 +1,10 @@
-"""Folders in buckets, gs://BUCKET/FOLDER and s3://BUCKET/FOLDER, and the local copies of them.
+"""Folders in buckets, gs://BUCKET/FOLDER and s3://BUCKET/FOLDER, and local copies of them.
 
-Libraries map files, append to them and rename them; in a bucket, a file appears whole or not at
-all. So a program works in a local copy of a folder, and `publish` writes what has changed to the
-bucket. Files of prepared data, which never change, are kept in CACHE/files under their SHA-256.
-CACHE is ~/.cache/lingvo_gshard/buckets, or the folder that LINGVO_GSHARD_BUCKET_CACHE names.
+Libraries map files into memory, append to them and rename them; in a bucket, a file appears whole
+or not at all. Programs therefore work in a local copy of a folder, and `publish` writes what has
+changed to the bucket. Files of prepared data, which never change, are kept in CACHE/files under
+their SHA-256. CACHE is the folder that LINGVO_GSHARD_BUCKET_CACHE names, by default
+~/.cache/lingvo_gshard/buckets.
 """
 
 import contextlib
@@ -28,89 +29,110 @@ _PACKAGES = {"gs://": "gcsfs", "s3://": "s3fs"}
 _CACHE = "LINGVO_GSHARD_BUCKET_CACHE"
 _THREADS = 16
 os.environ.setdefault("EPATH_USE_TF", "0")  # TensorFlow's wheels cannot open buckets.
-# Files of this machine alone; and checkpoints, which Orbax reads and writes in gs:// itself.
+# Files that only this machine needs.
 _UNPUBLISHED = re.compile(r"(.*/)?(\.unfinished/.*|.*\.partial|.*\.lock|.*orbax-checkpoint-tmp.*)")
+# Checkpoints, which Orbax itself reads from and writes to gs://.
 _ORBAX = re.compile(r"(damaged_)?checkpoints/\d.*")
-_Given = str | os.PathLike[str]
+# A path on disk, or the URL of one in a bucket.
+_Path = str | os.PathLike[str]
 
 
-def is_bucket(given: _Given) -> bool:
+def is_bucket(name: _Path) -> bool:
     """Returns whether a path is one in a bucket."""
-    return str(given).startswith(tuple(_PACKAGES))
+    return str(name).startswith(tuple(_PACKAGES))
 
 
-def path(given: _Given) -> Any:
+def path(name: _Path) -> Any:
     """Returns a pathlib.Path or, in a bucket, an epath.Path; ValueError without its package."""
-    if not is_bucket(given):
-        return pathlib.Path(given)
-    package = _PACKAGES[str(given)[:5]]
+    if not is_bucket(name):
+        return pathlib.Path(name)
+
+    scheme = str(name)[:5]
+    package = _PACKAGES[scheme]
     extra = package.removesuffix("fs")  # Also what fsspec calls it.
     try:
         importlib.import_module(package)
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"{given} needs {package}: pip install 'lingvo_gshard[{extra}]'."
+            f"{name} needs {package}: pip install 'lingvo_gshard[{extra}]'."
         ) from error
+
     # Other machines may write while this one reads.
     importlib.import_module("fsspec.config").conf[extra] = {"use_listings_cache": False}
-    return importlib.import_module("etils.epath").Path(given)
+    return importlib.import_module("etils.epath").Path(name)
 
 
-def size_bytes(file: _Given) -> int:
+def size_bytes(file: _Path) -> int:
     """Returns the size of a file."""
     return path(file).stat().length if is_bucket(file) else os.stat(file).st_size
 
 
-def modified(file: _Given) -> float:
-    """Returns the time of a file's last change, in seconds."""
+def modified(file: _Path) -> float:
+    """Returns the time of a file's last change, in seconds since 1970."""
     return path(file).stat().mtime if is_bucket(file) else os.stat(file).st_mtime
 
 
-def cached(folder: _Given, name: str, sha256: str) -> pathlib.Path:
-    """Returns the local path of a file that never changes; one in a bucket is copied at first.
+def cached(folder: _Path, name: str, sha256: str) -> pathlib.Path:
+    """Returns the local path of a file that never changes, `folder/name`.
 
-    Raises OSError if it cannot be read, and ValueError if it is not of this SHA-256.
+    A file in a bucket is copied when it is first needed. Raises OSError if it cannot be read, and
+    ValueError if its SHA-256 is another one.
     """
     if not is_bucket(folder):
         return pathlib.Path(folder, name)
-    here = _cache() / "files" / sha256[:2] / sha256
-    if not here.exists():
+
+    # Equal files of several folders are copied once.
+    copy = _cache() / "files" / sha256[:2] / sha256
+    if not copy.exists():
         _announce(str(folder))
-        with _copying(path(folder) / name, here) as partial, partial.open("rb") as file:
-            if (found := hashlib.file_digest(file, "sha256").hexdigest()) != sha256:
+        with _copying(path(folder) / name, copy) as partial, partial.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+            if found != sha256:
                 raise ValueError(f"{folder}/{name} has SHA-256 {found}, expected {sha256}.")
-    return here
+    return copy
 
 
 @contextlib.contextmanager
-def working(folder: _Given, keep: bool = False) -> Iterator[pathlib.Path]:
-    """Yields a local copy of a bucket's folder, to be published at the end; else the folder itself.
+def working(folder: _Path, keep: bool = False) -> Iterator[pathlib.Path]:
+    """Yields a folder on disk to work in: `folder`, or a local copy of a folder in a bucket.
 
-    Also publishes if the block raises. With `keep`, what a killed program left in the copy is there
-    again. Raises OSError, which names the file, if the bucket cannot be read or written; in the
-    latter case the copy, which it names, stays.
+    A copy is published and deleted at the end, even if the block raises, but one that holds
+    `.unfinished` is not deleted. With `keep`, it lies in the cache, so that the next call finds
+    again what a killed program has left. A ValueError or OSError of the block names the folder in
+    the bucket in place of the copy.
+
+    Raises OSError, which names the file, if the bucket cannot be read or written. If it cannot be
+    written, the copy stays, and the error names it as well.
     """
     if not is_bucket(folder):
         yield pathlib.Path(folder)
         return
-    digest = hashlib.sha256(str(folder).encode()).hexdigest()
-    here = _cache() / "kept" / digest[:16] if keep else pathlib.Path(tempfile.mkdtemp())
-    here.mkdir(parents=True, exist_ok=True)
-    _copies[here] = copy = _Copy(path(folder), here)
+
+    # With `keep`, the copy's place follows from the folder's name.
+    source = path(folder)
+    if keep:
+        digest = hashlib.sha256(str(folder).encode()).hexdigest()
+        here = _cache() / "kept" / digest[:16]
+        here.mkdir(parents=True, exist_ok=True)
+    else:
+        here = pathlib.Path(tempfile.mkdtemp())
+    copy = _Copy(source, here)
+
+    _copies[here] = copy
     try:
+        # A bucket that cannot be read is noticed before any work; nothing would be lost.
         try:
             copy.fetch()
         except BaseException:
             if not keep:
                 shutil.rmtree(here)
             raise
+
+        # What a failing block has written is published, too: a run continues from it.
         try:
             yield here
         except (ValueError, OSError) as error:
-            error.args = tuple(
-                arg.replace(str(here), str(folder)) if isinstance(arg, str) else arg
-                for arg in error.args
-            )
+            error.args = tuple(_renamed(arg, here, folder) for arg in error.args)
             raise
         finally:
             copy.publish()
@@ -120,23 +142,34 @@ def working(folder: _Given, keep: bool = False) -> Iterator[pathlib.Path]:
         del _copies[here]
 
 
-def publish(folder: _Given) -> None:
-    """Writes what was changed in the local copy that contains `folder`, if any, to its bucket."""
-    if copy := _copy_of(folder):
+def _renamed(argument: Any, here: pathlib.Path, folder: _Path) -> Any:
+    """Returns an error's argument, a message with the copy's path replaced by the folder's."""
+    if isinstance(argument, str):
+        return argument.replace(str(here), str(folder))
+    return argument
+
+
+def publish(folder: _Path) -> None:
+    """Writes what has changed in the local copy that contains `folder`, if any, to its bucket."""
+    copy = _copy_of(folder)
+    if copy:
         copy.publish()
 
 
-def origin(folder: _Given) -> Any:
+def origin(folder: _Path) -> Any:
     """Returns the path in the bucket that a path in a local copy stands for; else that path."""
     copy = _copy_of(folder)
-    return copy.source / pathlib.Path(folder).relative_to(copy.here) if copy else path(folder)
+    if not copy:
+        return path(folder)
+    return copy.source / pathlib.Path(folder).relative_to(copy.here)
 
 
 @contextlib.contextmanager
 def errors(name: Any, done: str) -> Iterator[None]:
-    """Raises OSError, one line that names the file, for the many errors of buckets' libraries.
+    """Turns the many errors of buckets' libraries into OSError, in one line that names the file.
 
-    A ValueError, which is a user's mistake, stays as it is.
+    `done` is what was tried, such as "read". A ValueError, which is a user's mistake, stays as it
+    is.
     """
     try:
         yield
@@ -147,43 +180,71 @@ def errors(name: Any, done: str) -> Iterator[None]:
         raise OSError(f"{name} cannot be {done} ({reason}).") from error
 
 
+def in_threads(
+    do: Callable[[Any], None], arguments: Iterable[Any], num_threads: int = _THREADS
+) -> None:
+    """Calls `do` with each of the arguments, in threads; raises what it raises."""
+    with ThreadPoolExecutor(num_threads) as threads:
+        for _ in threads.map(do, arguments):
+            pass
+
+
 @dataclasses.dataclass
 class _Copy:
-    """A local copy; `same` has the time of each file's last change that the bucket has, too."""
+    """A local copy `here` of the folder `source` in a bucket."""
 
-    source: Any
+    source: Any  # An epath.Path.
     here: pathlib.Path
+    # The files that are equal here and in the bucket, with the time of their last change here.
     same: dict[str, int] = dataclasses.field(default_factory=dict)
 
     def fetch(self) -> None:
-        """Copies the files that are not here yet, but for checkpoints in gs://."""
+        """Copies the files that are not here yet, except for checkpoints in gs://."""
         with errors(self.source, "read"):
             files, root = self._files()
             names = [name.removeprefix(f"{root}/") for name in files.find(root)]
-        if not names:  # The folder is new, or what was kept of it was deleted in the bucket.
+
+        # The folder is new, or was deleted in the bucket since a copy of it was kept.
+        if not names:
             shutil.rmtree(self.here)
             self.here.mkdir()
+
         if str(self.source).startswith("gs://"):
             names = [name for name in names if not _ORBAX.fullmatch(name)]
-        each(self._get, [name for name in names if not (self.here / name).exists()])
+        missing = [name for name in names if not (self.here / name).exists()]
+        in_threads(self._get, missing)
 
     def publish(self) -> None:
         """Writes, then deletes, what was written and deleted here since the last time.
 
-        Files of inner folders come first; those in the folder itself come in the order of their
-        last change, one after another. What is deleted comes in the opposite order.
+        A file that names others, such as a manifest, lies above them or is written after them. So
+        that it never names a file that the bucket lacks, the deepest folders come first, and the
+        files of the outermost one follow one after another, as they were changed. What was deleted
+        goes in the opposite order.
         """
-        # Unlike rglob, os.walk goes on if Orbax renames a folder meanwhile.
-        found = (
-            pathlib.Path(root, name) for root, _, names in os.walk(self.here) for name in names
-        )
-        names = {str(file.relative_to(self.here)): file for file in found}
-        times = {n: f.stat().st_mtime_ns for n, f in names.items() if not _UNPUBLISHED.fullmatch(n)}
+        times = self._modification_times()
         changed = [name for name, time in times.items() if self.same.get(name) != time]
         changed.sort(key=lambda name: (-_depth(name), times[name]))
-        for depth, some in itertools.groupby(changed, key=_depth):
-            each(functools.partial(self._put, times), some, _THREADS if depth else 1)
-        each(self._remove, sorted(self.same.keys() - times.keys(), key=_depth), 1)
+
+        for depth, names in itertools.groupby(changed, key=_depth):
+            num_threads = _THREADS if depth > 0 else 1
+            in_threads(functools.partial(self._put, times), names, num_threads)
+
+        deleted = self.same.keys() - times.keys()
+        for name in sorted(deleted, key=_depth):
+            self._remove(name)
+
+    def _modification_times(self) -> dict[str, int]:
+        """Returns the time of the last change, in ns, of each file here that is published."""
+        times: dict[str, int] = {}
+        # Unlike rglob, os.walk goes on if Orbax renames a folder meanwhile.
+        for folder, _, names in os.walk(self.here):
+            for name in names:
+                file = pathlib.Path(folder, name)
+                relative = str(file.relative_to(self.here))
+                if not _UNPUBLISHED.fullmatch(relative):
+                    times[relative] = file.stat().st_mtime_ns
+        return times
 
     def _get(self, name: str) -> None:
         with _copying(self.source / name, self.here / name):
@@ -202,15 +263,21 @@ class _Copy:
         del self.same[name]
 
     def _files(self) -> tuple[Any, str]:
+        """Returns fsspec's file system of the bucket, and the folder's path in it."""
         return importlib.import_module("fsspec.core").url_to_fs(str(self.source))
 
 
+# The copies that the program works in, by their folder.
 _copies: dict[pathlib.Path, _Copy] = {}
 
 
-def _copy_of(folder: _Given) -> _Copy | None:
-    within = pathlib.Path(folder)
-    return next((_copies[each] for each in (within, *within.parents) if each in _copies), None)
+def _copy_of(folder: _Path) -> _Copy | None:
+    """Returns the copy that contains `folder`; None if it is in none."""
+    inner = pathlib.Path(folder)
+    for candidate in (inner, *inner.parents):
+        if candidate in _copies:
+            return _copies[candidate]
+    return None
 
 
 @contextlib.contextmanager
@@ -223,13 +290,6 @@ def _copying(source: Any, target: pathlib.Path) -> Iterator[pathlib.Path]:
         yield partial
 
 
-def each(do: Callable[[Any], None], names: Iterable[Any], num_threads: int = _THREADS) -> None:
-    """Calls `do` with each of the names, in threads; raises what it raises."""
-    with ThreadPoolExecutor(num_threads) as threads:
-        for _ in threads.map(do, names):
-            pass
-
-
 def _depth(name: str) -> int:
     return name.count("/")
 
@@ -240,4 +300,5 @@ def _cache() -> pathlib.Path:
 
 @functools.cache
 def _announce(folder: str) -> None:
+    """Prints once for each folder where its files are copied to."""
     print(f"{folder}: its files are copied to {_cache()} when they are needed.", file=sys.stderr)

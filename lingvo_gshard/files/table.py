@@ -1,45 +1,53 @@
 """Tables as text, Markdown and HTML, numbers that may be missing, and large counts in short."""
 
 import html
-import itertools
 from collections.abc import Iterable, Sequence
 
 
 def text(rows: Iterable[Sequence[object]], indent: str = "") -> str:
     """Returns rows as aligned columns, the first flush left; ValueError for unequal lengths."""
-    cells = [[str(cell) for cell in row] for row in rows]
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = [
-        "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in cells
-    ]
-    return "\n".join((indent + line).rstrip() for line in lines)
+    cells = [list(map(str, row)) for row in rows]
+    columns = zip(*cells, strict=True)
+    widths = [max(map(len, column)) for column in columns]
+
+    # Names stand in the first column, and numbers, mostly, in the others.
+    lines: list[str] = []
+    for first, *others in cells:
+        aligned = [first.ljust(widths[0])]
+        for cell, width in zip(others, widths[1:], strict=True):
+            aligned.append(cell.rjust(width))
+        lines.append((indent + "  ".join(aligned)).rstrip())
+    return "\n".join(lines)
 
 
 def markdown(rows: Iterable[Sequence[object]]) -> str:
-    """Returns the same rows as a Markdown table, every line ended by a newline."""
+    """Returns rows as a Markdown table, every line ended by a newline; the first is the header."""
+    # Markdown aligns a column to the right by a colon in the rule.
     header, *body = rows
-    rule = ["---", *["---:"] * (len(header) - 1)]
-    return "".join("| " + " | ".join(map(str, row)) + " |\n" for row in (header, rule, *body))
+    rule = ["---"] + ["---:"] * (len(header) - 1)
+
+    lines: list[str] = []
+    for row in (header, rule, *body):
+        cells = " | ".join(map(str, row))
+        lines.append(f"| {cells} |\n")
+    return "".join(lines)
 
 
 def as_html(rows: Iterable[Sequence[object]]) -> str:
-    """Returns the same rows as an HTML table, a line for each row."""
-    lines = (
-        "".join(f"<{tag}>{html.escape(str(cell))}" for cell in row)
-        for tag, row in zip(itertools.chain(["th"], itertools.repeat("td")), rows, strict=False)
-    )
-    return "<table>\n" + "".join(f"<tr>{line}\n" for line in lines) + "</table>"
+    """Returns rows as an HTML table, with a line for each; the first is the header."""
+    lines: list[str] = []
+    for row in rows:
+        tag = "td" if lines else "th"
+        cells = [f"<{tag}>{html.escape(str(cell))}" for cell in row]
+        lines.append(f"<tr>{''.join(cells)}\n")
+    return f"<table>\n{''.join(lines)}</table>"
 
 
 def count(number: int) -> str:
-    """Returns a count such as a number of weights in billions, or in millions below 10^8."""
+    """Returns a count, such as a number of weights, in billions, or in millions below 10^8."""
     return f"{number / 1e9:.2f} B" if number >= 1e8 else f"{number / 1e6:.2f} M"
 
 
 def number(value: float | None, spec: str = ".2f") -> str:
-    """Returns a number in a format of Python's, or `-` for None."""
+    """Returns a number in one of Python's formats, or `-` for None."""
     return "-" if value is None else format(value, spec)

@@ -41,6 +41,7 @@ class Collective:
     result_bytes: int  # Of its results, of one or more tensors, on one partition each time it runs.
     groups: Groups
     times: int  # How often a call of the program runs it.
+    # Not compared, so that equal collectives of several operations can be counted together.
     op_name: str = dataclasses.field(default="", compare=False)
 
     @property
@@ -199,6 +200,7 @@ def gathered_bytes(module: Module) -> dict[str, int]:
         for instruction in computation.instructions:
             if instruction.opcode.removesuffix(_START) != "all-reduce":
                 continue
+
             # The compiler may join several all-reduces into one with several operands.
             gathered = sum(
                 operand.num_bytes

@@ -100,7 +100,7 @@ def _running(module: Module) -> Iterator[Computation]:
     while waiting:
         computation = waiting.pop()
         if computation in seen:
-            continue
+            continue  # Several instructions may call it.
         seen.add(computation)
         yield computation
 
@@ -232,6 +232,7 @@ def _accessed_bytes(instruction: Instruction) -> int:
 
 def _parameter_bytes(inner: Computation) -> dict[int, int]:
     """Returns the bytes that a fusion reads of each of its parameters, by parameter number."""
+    # A parameter may be read by several instructions of the fusion.
     users: _Users = {instruction: [] for instruction in inner.instructions}
     for instruction in inner.instructions:
         for index, operand in enumerate(instruction.operands):

@@ -63,6 +63,7 @@ def shard(tensor: tf.Tensor, device_assignment: Sequence | np.ndarray) -> tf.Ten
             f"once each, got {devices.ravel().tolist()}."
         )
 
+    # A single slice is the whole, for which XLA has another annotation.
     if devices.size == 1:
         return replicate(tensor)
     return xla_sharding.tile(tensor, devices, use_sharding_op=True)

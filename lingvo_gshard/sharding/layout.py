@@ -56,6 +56,7 @@ class Partitioning:
     table: tuple[tuple[str, Axis], ...]  # A letter without a row is not split.
 
     def __post_init__(self) -> None:
+        # Rows are a tuple and no dict, so that a Partitioning can be hashed.
         letters = [letter for letter, _ in self.table]
         if len(set(letters)) != len(letters):
             raise ValueError(f"Partitioning: a letter is used twice in the table {self.table}.")
@@ -91,9 +92,12 @@ class Partitioning:
                     "BG:data+experts,E:experts."
                 )
 
+            # A letter with `-` is not split, as is one without a row.
             names = () if axis == "-" else tuple(axis.split("+"))
             value: Axis = names[0] if len(names) == 1 else names
             rows += [(letter, value) for letter in letters]
+
+        # Sorted, so that tables which differ in the order of their rows are equal.
         return Partitioning(mesh, tuple(sorted(rows, key=lambda row: row[0])))
 
     def axes(self, dims: str) -> tuple[Axis | None, ...]:
@@ -106,6 +110,7 @@ class Partitioning:
         taken: set[str] = set()
         axes: list[Axis | None] = []
         for letter in dims:
+            # An axis can split only one dim of a tensor: the first that names it.
             names = names_of([_axis(table, letter)])
             free = tuple(name for name in names if name not in taken)
             taken.update(free)
@@ -124,9 +129,8 @@ class Partitioning:
 
     def shard_shape(self, spec: TensorSpec) -> tuple[int, ...]:
         """Returns the shape of one partition's part; an uneven dim is rounded up."""
-        return tuple(
-            -(-size // ways) for size, ways in zip(spec.shape, self.factor(spec.dims), strict=True)
-        )
+        factors = self.factor(spec.dims)
+        return tuple(-(-size // factor) for size, factor in zip(spec.shape, factors, strict=True))
 
     def check(self, name: str, spec: TensorSpec) -> None:
         """Raises a ValueError if a dim of an argument or result is not divisible by its axis."""

@@ -132,6 +132,7 @@ def _share_gradient(part: tf.Tensor, num_copies: int) -> tf.Tensor:
 
 
 def _proto(mesh: Mesh, axes: Axes) -> bytes:
+    """Returns a sharding as the conversions want it, a serialized OpSharding."""
     return annotate.mesh_sharding(mesh, axes).proto.SerializeToString()
 
 

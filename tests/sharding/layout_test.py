@@ -1,9 +1,7 @@
 """The table from letters to mesh axes."""
 
 import pytest
-import tensorflow as tf
 
-from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning, TensorSpec
 from lingvo_gshard.sharding.mesh import Mesh
 
@@ -68,22 +66,28 @@ def test_a_spec_has_a_letter_for_each_dim():
         TensorSpec((2, 3), "float32", "BLM")
 
 
-def test_annotate_wants_a_letter_for_each_dim():
-    with tf.Graph().as_default():
-        x = tf.zeros([2, 3], name="states")
-        with pytest.raises(ValueError, match=r"annotate: states.* rank 2, but dims 'BLM' name 3"):
-            Annotator(_FLAT).annotate(x, "BLM")
-
-
 def test_a_dim_is_named_once():
     with pytest.raises(ValueError, match=r"shape \(2, 3, 2\): dims 'BLB' name B twice"):
         TensorSpec((2, 3, 2), "float32", "BLB")
     assert TensorSpec((2, 3, 2), "float32", "_L_").dims == "_L_"
-    with tf.Graph().as_default():
-        x = tf.zeros([2, 3, 2], name="states")
-        message = r"annotate: states:0 of shape \(2, 3, 2\): dims 'BLB' name B twice"
-        with pytest.raises(ValueError, match=message):
-            Annotator(_FLAT).annotate(x, "BLB")
+
+
+def test_other_letters_stand_in_for_a_missing_row():
+    """The optimizer's dims have their capitals' axes, and the batch at the softmax has B's."""
+    partitioning = Partitioning.from_dict(Mesh(("x", "y"), (2, 3)), {"B": "x", "H": "y", "e": "x"})
+    assert partitioning.axes("UhE") == ("x", "y", None)
+    assert partitioning.axes("eh") == ("x", "y")
+    assert partitioning.axes("u") == (None,)
+
+
+def test_a_table_in_text():
+    mesh = Mesh(("x", "y"), (2, 3))
+    wanted = Partitioning.from_dict(mesh, {"B": ("x", "y"), "G": ("x", "y"), "E": "y", "U": ()})
+    assert Partitioning.parse(mesh, "BG:x+y, E:y,U:-") == wanted
+    assert Partitioning.parse(mesh, "") == Partitioning(mesh, ())
+    for text in ("BGE", "B:", ":x", "B:x,,E:y"):
+        with pytest.raises(ValueError, match="expected letters with their axes"):
+            Partitioning.parse(mesh, text)
 
 
 def test_order_of_the_table_does_not_matter():
