@@ -241,7 +241,7 @@ def apply_setting(params: Params, setting: str) -> None:
     if kind is float and type(value) is int:
         value = float(value)
 
-    # The type itself, not a subclass: True is no number of layers.
+    # The type itself: bool is a subclass of int, but a number must not be set to True.
     is_accepted = type(value) is kind or (value is None and optional is not None)
     if not is_accepted:
         expected = f"{kind.__name__} or None" if optional else kind.__name__
