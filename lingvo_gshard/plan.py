@@ -101,9 +101,13 @@ def _check_flags() -> None:
 
 def _compare() -> None:
     """Prints the plans of --compare side by side."""
-    from lingvo_gshard.planning import plan, plan_text
+    from lingvo_gshard.planning import plan
 
     plans = [plan.load(storage.path(folder)) for folder in _COMPARE.value or ()]
+
+    # A folder without a plan has been reported by now, without waiting for what this imports.
+    from lingvo_gshard.planning import plan_text
+
     _tell(plan_text.comparison(plans))
 
 

@@ -71,7 +71,6 @@ _INNER_IMPORTS = {
     "data_prep/multilingual.py": "TensorFlow Datasets is optional, and loads TensorFlow",
     "data_prep/report.py": "Matplotlib takes half a second, which a mistake need not wait",
     f"{_LIBRARY}/hlo/hlo_proto.py": "protobuf is needed only where a compiled program is read",
-    f"{_LIBRARY}/runs/modes.py": "Matplotlib, when a training ends",
     f"{_LIBRARY}/spmd/coordination.py": "processes import it without JAX's service",
     f"{_LIBRARY}/spmd/environment.py": "it prepares what JAX reads when it is imported",
     f"{_LIBRARY}/spmd/lowering.py": "jax2tf loads TensorFlow",

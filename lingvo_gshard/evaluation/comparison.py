@@ -4,7 +4,7 @@ import dataclasses
 import os
 from collections.abc import Collection, Mapping, Sequence
 
-from lingvo_gshard.core import late
+from lingvo_gshard.core.late import figure as mpl_figure
 from lingvo_gshard.evaluation.quality import TITLES, Quality
 from lingvo_gshard.files import table
 
@@ -102,7 +102,7 @@ class Comparison:
 
         Without baselines it shows the scores.
         """
-        figure = late.figure.Figure(figsize=(9, 5), layout="constrained")
+        figure = mpl_figure.Figure(figsize=(9, 5), layout="constrained")
         axes = figure.subplots()
 
         # Languages are dots in the color of their model's trend line.

@@ -14,7 +14,7 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.metrics.base import Metric
 from sacrebleu.utils import SACREBLEU_DIR
 
-from lingvo_gshard.core import late
+from lingvo_gshard.core.late import figure as mpl_figure
 from lingvo_gshard.files import atomic_file, json_records, storage, table
 
 # Resamplings of the sentences; sacreBLEU's signature contains their number and its seed.
@@ -130,7 +130,7 @@ class Quality:
 
     def draw(self, path: str | os.PathLike[str]) -> None:
         """Writes a PNG of BLEU and its margin against training pairs, as in Figure 6."""
-        figure = late.figure.Figure(figsize=(7, 4.5), layout="constrained")
+        figure = mpl_figure.Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.subplots()
 
         # The bars are 95 % confidence intervals.

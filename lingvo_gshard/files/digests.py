@@ -116,13 +116,11 @@ def read_json(
     path: str | os.PathLike[str],
     version: int,
     build: Callable[[dict[str, Any]], _Result],
-    older: Sequence[int | None] = (),
 ) -> _Result:
     """Returns build(fields) of an object that `write_json` wrote.
 
-    Files of the `older` versions may lack a digest; None stands for files without a version. Raises
-    ValueError, which names the file, if it is missing, damaged or of another version, or if `build`
-    raises KeyError, TypeError, AttributeError or ValueError.
+    Raises ValueError, which names the file, if it is missing, damaged or of another version, or if
+    `build` raises KeyError, TypeError, AttributeError or ValueError.
     """
     try:
         fields = json.loads(storage.path(path).read_bytes())
@@ -134,14 +132,12 @@ def read_json(
         raise ValueError(f"{path} is damaged: it holds no JSON object ({error}).") from error
 
     # The version comes first, since another version's file may have no digest.
-    if found_version not in (version, *older):
+    if found_version != version:
         problem = "no version" if found_version is None else f"version {found_version}"
         raise ValueError(f"{path} has {problem}, expected {version}; make the folder again.")
 
     # What is hashed are the values, so that another layout of the JSON is still the same.
-    may_lack_digest = found_version in older
-    is_whole = digest == of_json(fields) or (digest is None and may_lack_digest)
-    if not is_whole:
+    if digest != of_json(fields):
         raise ValueError(f"{path} is damaged: it is not what was written.")
 
     try:

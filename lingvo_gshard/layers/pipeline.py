@@ -24,10 +24,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from lingvo_gshard.core import tf_private
 from lingvo_gshard.core.base_layer import STACKED
 from lingvo_gshard.core.hyperparams import Params
-from lingvo_gshard.core.late import control_flow_ops, pfor, tf
+from lingvo_gshard.core.late import tf
 from lingvo_gshard.layers.context import Products
 from lingvo_gshard.layers.dispatch import Dispatch
 from lingvo_gshard.layers.products import dot, moved
@@ -260,26 +262,19 @@ class Pipeline:
 
 
 def _mapped(fn: Callable[..., list[tf.Tensor]], args: Tensors) -> list[tf.Tensor]:
-    """Returns tf.vectorized_map of `fn` over the first dim of all arguments, inside of a function.
-
-    The public one makes a function inside the loop. In its gradient TensorFlow takes all that
-    enters the map for possible constants, and so holds whole activations where it lowers the
-    program.
-    """
+    """Returns the results of `fn` for each index of the first dim of all arguments, stacked."""
     _register_mapped_product()
-    return control_flow_ops._pfor_impl(
-        lambda i: fn(*(tf.gather(arg, i) for arg in args)),
-        args[0].shape[0],
-        fallback_to_while_loop=False,
-    )
+    return tf_private.mapped(lambda i: fn(*(tf.gather(arg, i) for arg in args)), args[0].shape[0])
 
 
 @functools.cache
 def _register_mapped_product() -> None:
     """Registers the map of a product of 16-bit factors: one product for all stages."""
 
+    pfor = tf_private.pfor
+
     @pfor.RegisterPFor("BatchMatMulV3")
-    def mapped_product(inputs: pfor._PforInput) -> pfor.WrappedTensor:
+    def mapped_product(inputs: Any) -> Any:
         inputs.stack_inputs()
         a = inputs.stacked_input(0)
         b = inputs.stacked_input(1)

@@ -15,7 +15,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from lingvo_gshard.core.late import tf, xla
+from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.tf_private import xla
 
 _MERGED_DIMS = re.compile(r"\((\w)\w*\)")
 

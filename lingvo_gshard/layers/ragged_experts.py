@@ -27,7 +27,8 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
-from lingvo_gshard.core.late import tf, xla
+from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.tf_private import xla
 from lingvo_gshard.layers.gating import Gating
 from lingvo_gshard.layers.products import Arithmetic
 from lingvo_gshard.layers.slices import read_at, write_at

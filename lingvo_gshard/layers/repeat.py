@@ -22,7 +22,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
 from lingvo_gshard.core.base_layer import STACKED
-from lingvo_gshard.core.late import tf, xla
+from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.tf_private import xla
 from lingvo_gshard.layers.context import Products, computed, recording, replaying
 from lingvo_gshard.layers.slices import read_at, write_at
 from lingvo_gshard.sharding.annotator import Annotator

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from lingvo_gshard.core.late import tf, xla
+from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.tf_private import xla
 
 
 def read_at(tensor: tf.Tensor, start: tf.Tensor, size: int) -> tf.Tensor:

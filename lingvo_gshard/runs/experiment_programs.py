@@ -33,7 +33,9 @@ class ExperimentPrograms:
 
     def step(self, mode: Mode, batch_spec: NestedMap, num_steps: int = 1) -> Program:
         """Returns the program of a mode; see ProgramSource.step."""
-        return tracer.traced(step, self._settings(), self.partitioning, mode, batch_spec, num_steps)
+        groups = ("decode",) if mode is Mode.PREDICT else ()
+        settings = self._settings(*groups)
+        return tracer.traced(step, settings, self.partitioning, mode, batch_spec, num_steps)
 
     def decoder(self, source_len: int) -> Program:
         """Returns the program that decodes sources of one length; its state is theta alone."""

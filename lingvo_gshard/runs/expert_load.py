@@ -3,17 +3,22 @@
 L is the number of MoE layers, E that of a layer's experts.
 """
 
+from __future__ import annotations
+
 import math
 import pathlib
 import string
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
+from lingvo_gshard.core.late import figure as mpl_figure
 from lingvo_gshard.train.summaries import TRAIN_METRICS, read_lines
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Metrics are named routing.FIELD.LAYER, with the fields of layers/gating.Routing.
 _ROUTING = "routing."
@@ -110,7 +115,7 @@ def draw(logdir: str | pathlib.Path) -> pathlib.Path | None:
     if not lines or not by_layer(lines[-1]):
         return None
 
-    figure = Figure(layout="constrained")
+    figure = mpl_figure.Figure(layout="constrained")
     draw_on(figure, lines)
     path = pathlib.Path(logdir, "expert_load.png")
     figure.savefig(path, dpi=130)

@@ -14,6 +14,7 @@ from lingvo_gshard.core.hyperparams import Params
 from lingvo_gshard.files import digests, storage, table
 from lingvo_gshard.input import manifest
 from lingvo_gshard.model import placement
+from lingvo_gshard.runs import expert_load
 from lingvo_gshard.runs.launch import check_vocabularies, record
 from lingvo_gshard.runs.run import Run
 from lingvo_gshard.spmd import processes
@@ -136,9 +137,6 @@ def _training(run: Run) -> Iterator[tuple[InputFn, StopOnSignal]]:
             yield lambda _: source, stop
 
     if processes.is_first():
-        # Matplotlib would hold up the start by half a second.
-        from lingvo_gshard.runs import expert_load
-
         expert_load.draw(run.logdir)
 
     # A scheduler starts a job again that ends with this status.

@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lingvo_gshard.core.late import tf, xla_sharding
+from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.tf_private import xla_sharding
 from lingvo_gshard.sharding.mesh import Axes, Mesh, names_of
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 
+from lingvo_gshard.core import tf_private
 from lingvo_gshard.core.late import tf
 from lingvo_gshard.sharding import annotate, manual
 from lingvo_gshard.sharding.layout import Partitioning, check_named_once
@@ -55,7 +56,7 @@ class Annotator:
         # A program's annotations count partitions in the order of the grid, not devices.
         sharding = annotate.mesh_sharding(self.partitioning.mesh.grid, axes)
         annotated = sharding.apply_to_tensor(tensor, use_sharding_op=True)
-        annotated.op._set_attr(DIMS_ATTRIBUTE, tf.compat.v1.AttrValue(s=dims.encode()))
+        tf_private.set_text_attribute(annotated.op, DIMS_ATTRIBUTE, dims)
         return annotated
 
     def gradient_dims(self, dims: str) -> str:

@@ -26,7 +26,8 @@ import graphlib
 import math
 from collections.abc import Callable
 
-from lingvo_gshard.core.late import tf, xla_sharding
+from lingvo_gshard.core.late import tf
+from lingvo_gshard.core.tf_private import xla_sharding
 from lingvo_gshard.sharding import annotate
 from lingvo_gshard.sharding.mesh import Axes, Mesh, names_of
 

@@ -60,28 +60,27 @@ def test_json_reads_back_in_any_layout(tmp_path):
         ("{}", "a.json has no version, expected 2; make the folder again"),
         ('{"version": 9}', "a.json has version 9, expected 2; make the folder again"),
         ('{"version": 2}', "a.json is damaged: it is not what was written"),
-        ('{"version": 1, "digest": "0"}', "a.json is damaged: it is not what was written"),
-        ('{"version": 1}', "a.json has no 'name'"),
-        ('{"version": 1, "name": 3}', "a.json is damaged: .* has no attribute"),
+        ('{"version": 1}', "a.json has version 1, expected 2; make the folder again"),
+        ('{"version": 2, "digest": "0"}', "a.json is damaged: it is not what was written"),
     ],
 )
 def test_what_is_no_such_object_is_refused_in_one_line(tmp_path, content, message):
     path = tmp_path / "a.json"
     path.write_bytes(content.encode(errors="surrogateescape"))
     with pytest.raises(ValueError, match=message) as error:
-        digests.read_json(path, 2, lambda fields: fields["name"].lower(), older=(1,))
+        digests.read_json(path, 2, lambda fields: fields["name"].lower())
     assert "\n" not in str(error.value)
 
 
 def test_every_changed_bit_is_found(tmp_path):
     path = tmp_path / "a.json"
     digests.write_json(path, 2, {"name": "x", "sizes": [1, 20]})
-    content, want = path.read_bytes(), digests.read_json(path, 2, dict, older=(1, None))
+    content, want = path.read_bytes(), digests.read_json(path, 2, dict)
     for bit in range(8 * len(content)):
         changed = bytearray(content)
         changed[bit // 8] ^= 1 << bit % 8
         path.write_bytes(changed)
         try:
-            assert digests.read_json(path, 2, dict, older=(1, None)) == want  # White space.
+            assert digests.read_json(path, 2, dict) == want  # White space.
         except ValueError as error:
             assert str(error).startswith(str(path))

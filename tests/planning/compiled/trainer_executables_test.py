@@ -8,7 +8,7 @@ import pytest
 
 from lingvo_gshard.input import packing
 from lingvo_gshard.model import placement
-from lingvo_gshard.model.spec import ModeKeys
+from lingvo_gshard.model.spec import Mode
 from lingvo_gshard.planning.compiled import run_programs, trainer_executables
 from lingvo_gshard.runs import run
 from lingvo_gshard.spmd import saved_executable, topology
@@ -34,7 +34,7 @@ def test_the_trainers_program_is_saved(training, tmp_path, monkeypatch):
     monkeypatch.setattr(jax.stages.Lowered, "compile", None)  # Nothing is compiled from here on.
     p = params.input
     batch = packing.batch_specs(p.batch_size, packing.RowShape(p.source_len, p.target_len))
-    loaded = estimator._programs.get(ModeKeys.TRAIN, batch, 2)
+    loaded = estimator._programs.get(Mode.TRAIN, batch, 2)
     assert loaded.program.name == "train_2" and loaded.report().count("all-to-all") > 0
 
 
