@@ -50,6 +50,7 @@ _MANY_BYTES = 0.1  # As a share of a language's tokens.
 
 
 def main() -> None:
+    """Builds, and says what came out; raises ValueError for a user's mistake."""
     # Progress is shown by default; --verbosity=1 stays as it is.
     if not logging.level_debug():
         logging.set_verbosity(logging.INFO)

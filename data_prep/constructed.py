@@ -233,6 +233,7 @@ def _pair(sentence: Sentence, speaker: Speaker) -> tsv.Pair:
 
 
 def main() -> None:
+    """Writes the corpus of --seed to --out."""
     logging.set_verbosity(logging.INFO)
     write_corpus(pathlib.Path(flags.FLAGS.out), flags.FLAGS.seed)
 

@@ -1,5 +1,7 @@
-"""One table of sources for many files: placeholders in its pattern, the field `path` or `source`,
-stand for what differs, here and in other fields. docs/data.md lists them.
+"""One table of sources for many files.
+
+Placeholders in its pattern, the field `path` or `source`, stand for what differs, here and in other
+fields. docs/data.md lists them.
 """
 
 import glob

@@ -1,4 +1,6 @@
-"""A folder of TSV files, the simplest corpus. It has one of two layouts:
+"""A folder of TSV files, the simplest corpus.
+
+It has one of two layouts:
 
 DIR/{train,dev,test}/<lang>-en.tsv[.gz]    split already
 DIR/<lang>-en.tsv[.gz]                     the build holds out dev and test

@@ -105,7 +105,9 @@ def search(
 
 @dataclasses.dataclass(frozen=True)
 class _Loop:
-    """The steps of the search. Its state is a NestedMap:
+    """The steps of the search.
+
+    Its state is a NestedMap:
 
     step: int32 scalar.
     alive: bool [B], whether the search of an example goes on; if not, its hypotheses stay fixed.

@@ -270,7 +270,6 @@ def _mapped(fn: Callable[..., list[tf.Tensor]], args: Tensors) -> list[tf.Tensor
 @functools.cache
 def _register_mapped_product() -> None:
     """Registers the map of a product of 16-bit factors: one product for all stages."""
-
     pfor = tf_private.pfor
 
     @pfor.RegisterPFor("BatchMatMulV3")
