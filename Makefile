@@ -8,7 +8,6 @@ DEMO_CORPUS := $(if $(CORPUS),$(CORPUS),$(DEMO)/corpus)
 DEMO_MODEL := toy.MoE8E4L
 # Sizes for the constructed languages; another corpus gets data_prep's defaults.
 DEMO_VOCABULARIES := $(if $(CORPUS),,--source_vocab_size=8000 --target_vocab_size=2000)
-OLDEST_PYTHON ?= $(firstword $(shell command -v python3.11) $(wildcard $(HOME)/.pyenv/versions/3.11.*/bin/python3.11))
 # More devices than cores slow each other down.
 DEMO_DEVICES := $(shell if [ $$(nproc) -lt 4 ]; then echo 2; else echo 4; fi)
 DEMO_TRAINER = $(PY) -m lingvo_gshard.trainer --model=$(DEMO_MODEL) --data_dir=$(DEMO)/data \
@@ -46,7 +45,7 @@ test: setup setup-chromium
 
 # The quick tests on the oldest Python that is supported.
 test-oldest: setup-chromium
-	PYTHON=$(OLDEST_PYTHON) VENV=.venv-oldest tools/setup.sh
+	VERSIONS=3.11 VENV=.venv-oldest tools/setup.sh
 	.venv-oldest/bin/python -m pytest -q -n 2
 
 # Without the compilers some slow tests would be skipped. Each file has a process of its own, since

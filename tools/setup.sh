@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Makes .venv with the packages that were tested. PYTHON names the Python to use. By default it is
-# the newest of 3.13, 3.12 and 3.11 that is on the PATH or that pyenv or uv know; as root on Debian
+# Makes .venv, or VENV, with the packages that were tested. PYTHON names the Python. By default it is
+# the newest of 3.13, 3.12 and 3.11, or of VERSIONS, that is on the PATH or that pyenv or uv know; as root on Debian
 # or Ubuntu, the newest that apt has is installed if there is none.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 venv=${VENV:-.venv}
-versions=(3.13 3.12 3.11)
+read -ra versions <<<"${VERSIONS:-3.13 3.12 3.11}"
 
 version_of() { "$1" -c 'import ensurepip, sys, venv; print("%d.%d" % sys.version_info[:2])' 2>/dev/null; }
 

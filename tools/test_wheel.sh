@@ -4,8 +4,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$PWD/.venv/bin/python
-# The second environment is of the oldest Python, if it is there: both ends of the ranges are tried.
-oldest=$(command -v python3.11 || ls "$HOME"/.pyenv/versions/3.11.*/bin/python3.11 2>/dev/null | tail -n 1 || true)
+# The second environment is of the oldest Python after `make test-oldest`: both ends of the ranges.
+oldest=$PWD/.venv-oldest/bin/python
+if [ ! -e "$oldest" ]; then
+  oldest=$python
+fi
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
@@ -38,7 +41,7 @@ fresh/bin/python -m pip install --quiet "${wheels[0]}[serve]"
 use "$folder/fresh"
 
 echo "Beside pandas, transformers and torch:"
-"${oldest:-$python}" -m venv shared
+"$oldest" -m venv shared
 shared/bin/python -m pip install --quiet torch==2.13.0 pandas transformers
 shared/bin/python -m pip install --quiet "${wheels[0]}[serve,tfds]"
 shared/bin/python -c 'import pandas, torch, transformers'
