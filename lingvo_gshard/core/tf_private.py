@@ -26,7 +26,7 @@ __all__ = ["mapped", "pfor", "set_text_attribute", "xla", "xla_sharding"]
 
 
 def mapped(fn: Callable[[tf.Tensor], list[tf.Tensor]], count: int) -> list[tf.Tensor]:
-    """Returns tf.vectorized_map of `fn` over the indices from 0 to `count`, inside of a function.
+    """Returns tf.vectorized_map(fn, tf.range(count)), for a caller that is traced as a tf.function.
 
     The public one makes a function inside the loop. In its gradient TensorFlow takes all that
     enters the map for possible constants, and so holds whole activations where it lowers the

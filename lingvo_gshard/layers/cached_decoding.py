@@ -1,17 +1,17 @@
 """A Transformer layer of the decoder, one step of a flat beam at a time (section A.1).
 
 A flat beam writes the k hypotheses of a sentence into one sequence, in turns, so step t has the
-positions t * k to t * k + k - 1. Each hypothesis attends to its own positions by a mask, and no
-cache is ever reordered. A layer's cache is a NestedMap of
+places t * k to t * k + k - 1. Each hypothesis attends to its own places by a mask, and no cache is
+ever reordered. A layer's cache is a NestedMap of
 
-    self_keys      [B, N, D, P]  of all positions so far; zeros at those to come
+    self_keys      [B, N, D, P]  of all places so far; zeros at those to come
     self_values    [B, N, P, D]
     source_keys    [B, N, D, T]  of the encoded source, which stay the same
     source_values  [B, N, T, D]
 
 in the layout of their products, since any other would be transposed in full at every step.
 
-B batch, T source length, M model, N heads, D head size, k beam size, P cache length: the positions
+B batch, T source length, M model, N heads, D head size, k beam size, P cache length: the places
 that the cache has room for.
 """
 
@@ -35,7 +35,7 @@ def init_cache(
     """Returns an empty cache of length P, with the keys and values of `encoded` [B, T, M]."""
     source = layer.source_attention.Project(theta.source_attention, encoded, context)
 
-    # The positions of the flat beam, as many as are decoded before the cache grows.
+    # The places of the flat beam, as many as are decoded before the cache grows.
     batch, heads, _, head_dim = source.keys.shape
     dtype = source.keys.dtype
     keys = tf.zeros([batch, heads, head_dim, cache_len], dtype)
@@ -63,32 +63,32 @@ def extend_step(
     step: tf.Tensor,
     context: Context,
 ) -> tuple[tf.Tensor, NestedMap, tf.Tensor]:
-    """Decodes one step: appends k positions to the cache and attends to them and those before.
+    """Decodes one step: appends k places to the cache and attends to them and those before.
 
     Args:
-      layer: a layer that attends to a source.
-      theta: its weights.
-      x: the newest token of every hypothesis, [B, k, M].
-      cache: see the head of this file.
-      attended: the mask [B, k, P] is 1 at the positions of each hypothesis, including this step's.
+      layer: A layer that attends to a source.
+      theta: Its weights.
+      x: The newest token of every hypothesis, [B, k, M].
+      cache: See the head of this file.
+      attended: The mask [B, k, P] is 1 at the places of each hypothesis, including this step's.
         `encoded` is not read; the cache has its keys and values.
-      step: the index of the step, an int32 scalar; its positions begin at step * k.
-      context: as for FProp.
+      step: The index of the step, an int32 scalar; its places begin at step * k.
+      context: As for FProp.
 
     Returns:
       [B, k, M]; the cache with this step's keys and values; and the attention to the source,
       averaged over the heads, float32 [B, k, T].
     """
-    # Self-attention to the positions so far, which include this step's.
+    # Self-attention to the places so far, which include this step's.
     h = layer.self_norm.FProp(theta.self_norm, x)
     new = layer.self_attention.Project(theta.self_attention, h, context)
-    cache = _with_positions(layer, cache, new, first=step * x.shape[1])
+    cache = _with_places(layer, cache, new, first=step * x.shape[1])
     memory = KeysValues(tf.linalg.matrix_transpose(cache.self_keys), cache.self_values)
     h = layer.self_attention.FProp(theta.self_attention, h, memory, attended.mask, context)
     h = layer.self_dropout.FProp(theta.self_dropout, h, "BLM", context)
     x = layer.annotate(x + h, "BLM")
 
-    # Source attention. The probabilities are computed twice here, and once by the compiler.
+    # Source attention. Both calls compute the probabilities; the compiler merges them.
     h = layer.source_norm.FProp(theta.source_norm, x)
     memory = KeysValues(tf.linalg.matrix_transpose(cache.source_keys), cache.source_values)
     weights = layer.source_attention.Weights(
@@ -107,10 +107,10 @@ def extend_step(
     return x, cache, mean_over_heads
 
 
-def _with_positions(
+def _with_places(
     layer: TransformerLayer, cache: NestedMap, new: KeysValues, first: tf.Tensor
 ) -> NestedMap:
-    """Returns the cache with new keys and values [B, N, k, D], written from position `first` on."""
+    """Returns the cache with new keys and values [B, N, k, D], written from place `first` on."""
     keys = write_at(cache.self_keys, tf.linalg.matrix_transpose(new.keys), first, axis=3)
     values = write_at(cache.self_values, new.values, first, axis=2)
     return NestedMap(cache, **_self_cache(layer, keys, values))

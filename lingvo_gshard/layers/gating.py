@@ -126,12 +126,12 @@ def top2_gating(
     """Applies Algorithm 1 to all groups at once.
 
     Args:
-      logits_GSE: wg * x.
-      valid_GS: 0 for padding, which chooses no expert and takes no capacity, else 1.
-      capacity: C.
-      second_above: a token asks for its second expert where g2 exceeds this number: [G, S], the
+      logits_GSE: The products wg * x.
+      valid_GS: 1 for tokens, 0 for padding, which chooses no expert and takes no capacity.
+      capacity: C, the places of an expert for the tokens of one group.
+      second_above: A token asks for its second expert where g2 exceeds this number: [G, S], the
         rnd / 2 of lines 17 and 19; or ALWAYS.
-      all_counted: whether a token that does not ask takes a place all the same, as in line 22. If
+      all_counted: Whether a token that does not ask takes a place all the same, as in line 22. If
         not, it takes none, to "conserve the overall expert capacity" (2.2), as in Lingvo.
     """
     num_experts = logits_GSE.shape[-1]
@@ -156,7 +156,7 @@ def top2_gating(
     first_positions_GS = positions(first_GSE, first_GSE, tf.zeros_like(count_GE))
     first = _choice(first_GSE, first_GS, g1_GS, first_positions_GS, 1.0, capacity)
 
-    # Lines 17 to 22: the second choices, where a token asks for it, take the places after them.
+    # Lines 17 to 22: the second choices, of the tokens that ask for one, take the places after.
     asked_GS = tf.cast(g2_GS > second_above, tf.float32)
     counted_GSE = second_GSE if all_counted else second_GSE * asked_GS[..., None]
     second_positions_GS = positions(second_GSE, counted_GSE, count_GE)

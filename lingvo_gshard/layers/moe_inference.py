@@ -38,14 +38,14 @@ def without_overflow(
     computed in one of two other ways, whichever moves less.
 
     Args:
-      x_GSM: the tokens.
-      gates: their choices for a capacity of S.
-      theta: the experts' weights wi [E, M, H] and wo [E, H, M].
-      through_experts: dispatches the tokens that a gating keeps to buffers of a capacity, applies
+      x_GSM: The tokens.
+      gates: Their choices for a capacity of S.
+      theta: The experts' weights wi [E, M, H] and wo [E, H, M].
+      through_experts: Dispatches the tokens that a gating keeps to buffers of a capacity, applies
         the experts, and combines their outputs to [G, S, M].
       capacity: Params of a Capacity, for buffers that are filled in rounds.
-      context: the context of the layer.
-      annotator: the partitioning.
+      context: The context of the layer.
+      annotator: The partitioning.
     """
     num_groups, group_size, _ = x_GSM.shape
     num_experts = theta.wi.shape[0]

@@ -9,8 +9,8 @@ In tick t stage s has microbatch t - s. With 3 stages and 4 microbatches (Figure
     stage 2      .        .     batch 0  batch 1  batch 2  batch 3
 
 Each dot is a stage without a microbatch: it computes on zeros or on what is left over, the bubble,
-and nothing uses its result. The first row shows how microbatches enter, the last row how they
-leave, and what a stage reports of all microbatches lies on its diagonal.
+and nothing uses its result. The first row shows how microbatches enter, and the last row how they
+leave. What a stage reports of all microbatches is its row without the dots.
 
 Stages are the leading dim of weights and activations, R. The table's row of R splits both, so each
 device applies its own stage to all that reaches it, and the shift of activations from a stage to

@@ -46,12 +46,18 @@ class Arithmetic:
         The last dims of x are contracted with the first ones of the weight, for each element of
         their common first dims: E in `EGCM,EMH->E(GC)H`, none in `BLND,NDM->BLM`. The dims in
         between are the rows, which may be merged in the result, and must be if they are in x.
+        Raises ValueError for an equation of another form.
 
         This is one matrix product of all rows. The gradient of an einsum would contract several
         dims, such as B and L, for which XLA transposes both operands on a CPU: a tenth of the time
         of a train step.
         """
         letters = _Equation.parse(equation)
+        if not letters.is_projection:
+            raise ValueError(
+                "project: expected rows times a weight, such as BLM,MH->BLH, BLND,NDM->BLM or "
+                f"EGCM,EMH->E(GC)H, got {equation!r}."
+            )
         if letters.batch:  # The experts, whose layer has a scope of their own.
             return self._project(letters, x, weight)
         with tf.name_scope("project"):
@@ -79,9 +85,15 @@ class Arithmetic:
     def einsum(self, equation: str, a: tf.Tensor, b: tf.Tensor, *, name: str) -> tf.Tensor:
         """Returns the product of two activations, such as `BNLD,BNTD->BNLT`, in scope `name`.
 
-        Letters that both factors and the result have must come first in the factors.
+        Each factor begins with the letters that both factors and the result have; the letters that
+        are contracted, and those of its own, follow in either order. Raises ValueError otherwise.
         """
         letters = _Equation.parse(equation)
+        if not letters.is_batch_of_products:
+            raise ValueError(
+                "einsum: expected a batch of matrix products, such as BNLD,BNTD->BNLT or "
+                f"GSEC,GSM->EGCM, got {equation!r}."
+            )
         if self._rounds(a):
             with tf.name_scope(name):
                 return _rounded_einsum(letters, a, b)
@@ -130,9 +142,7 @@ class _Equation:
         """Reads an equation of two factors."""
         factors, result = equation.split("->")
         left, right = factors.split(",")
-        parsed = cls(left, right, result)
-        assert left.startswith(parsed.batch) and right.startswith(parsed.batch), equation
-        return parsed
+        return cls(left, right, result)
 
     @property
     def batch(self) -> str:
@@ -175,6 +185,39 @@ class _Equation:
     def transposes_right(self) -> bool:
         """Whether the right factor's columns come before the contracted dims."""
         return self.right == self.batch + self.columns + self.contracted
+
+    @property
+    def is_projection(self) -> bool:
+        """Whether this is a product of rows and a weight, as `Arithmetic.project` computes it."""
+        rows = self.batch + self.rows
+        merged_rows = f"{self.batch}({self.rows})"
+        x = self.left.removesuffix(self.contracted)
+        result = self.result.removesuffix(self.columns)
+        has_rows_first = (x, result) in {
+            (rows, rows),
+            (rows, merged_rows),
+            (merged_rows, merged_rows),
+        }
+        is_in_order = (
+            self.left == x + self.contracted
+            and self.right == self.batch + self.contracted + self.columns
+            and self.result == result + self.columns
+        )
+
+        # Only the weight itself, and a result with all its dims, are reshaped to several letters.
+        is_matrix = len(self.contracted) == len(self.columns) == 1
+        may_have_more = not self.batch and "(" not in self.result
+        return has_rows_first and is_in_order and (is_matrix or may_have_more)
+
+    @property
+    def is_batch_of_products(self) -> bool:
+        """Whether this is a batch of matrix products, of factors that may be transposed."""
+        has_left = self.left == self.batch + self.rows + self.contracted or self.transposes_left
+        has_right = (
+            self.right == self.batch + self.contracted + self.columns or self.transposes_right
+        )
+        is_complete = sorted(self.result) == sorted(self.batch + self.rows + self.columns)
+        return has_left and has_right and is_complete
 
     @property
     def is_matmul(self) -> bool:

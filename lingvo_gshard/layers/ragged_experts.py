@@ -187,15 +187,15 @@ def _local_outputs(
 
     Args:
       size: Z.
-      matmul: multiplies rows with a weight.
-      bounds_112: where this partition's assignments begin and end in the order of the next two.
-      expert_11O: the expert of each assignment, sorted.
-      token_11O: the token of each assignment, in the same order.
-      position_11J: where each assignment is in that order.
-      x_11IM: the tokens.
-      rows_11OM: zeros, which the outputs replace.
-      wi_XMH: this partition's own experts.
-      wo_XHM: as wi_XMH.
+      matmul: Multiplies rows with a weight.
+      bounds_112: Where this partition's assignments begin and end in the order of the next two.
+      expert_11O: The expert of each assignment, sorted.
+      token_11O: The token of each assignment, in the same order.
+      position_11J: Where each assignment is in that order.
+      x_11IM: The tokens.
+      rows_11OM: Zeros, which the outputs replace.
+      wi_XMH: This partition's own experts.
+      wo_XHM: As wi_XMH.
     """
     begin, end = tf.unstack(tf.reshape(bounds_112, [2]))
     expert_O = tf.reshape(expert_11O, [-1])

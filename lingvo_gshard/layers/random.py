@@ -28,7 +28,7 @@ def random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
     for the trailing dims, and the leading part is mixed into the second key.
 
     Args:
-      shape: static.
+      shape: Static.
       seed: int32 [2].
 
     Raises:
@@ -58,7 +58,7 @@ def _random_bits(shape: tuple[int, ...], seed: tf.Tensor) -> tf.Tensor:
 
 
 def _num_leading_dims(shape: tuple[int, ...]) -> int:
-    """Returns how few dims may be left out for an index of the rest to fit 32 bits."""
+    """Returns the smallest number of leading dims without which the index fits 32 bits."""
     count = 0
     while math.prod(shape[count:]) > _MAX_INDICES:
         count += 1

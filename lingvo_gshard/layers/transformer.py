@@ -1,6 +1,7 @@
 """A pre-norm Transformer layer, whose feed-forward may be an MoE layer (section 2.1, Figure 3).
 
-B batch, L length (of the target in a decoder), T source length, M model.
+B batch, L length (of the target in a decoder), T source length, M model, k beam size, P places of
+a flat beam.
 """
 
 from __future__ import annotations

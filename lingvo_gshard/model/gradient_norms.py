@@ -46,7 +46,7 @@ def _groups(squares: NestedMap) -> dict[str, Any]:
 
 
 def _layers(stack: NestedMap) -> list[NestedMap]:
-    """Returns the layers of a stack, taken apart if it is a loop over blocks; none of another."""
+    """Returns a stack's layers, taken apart if it is a loop; none of a child that is no stack."""
     if "block" not in stack:
         return stack.get("layers", [])
 

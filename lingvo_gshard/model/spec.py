@@ -1,4 +1,4 @@
-"""The result of a model_fn. `Mode`, which it has to know, is imported from here with it."""
+"""The result of a model_fn, and `Mode`, which says what that result must have."""
 
 from __future__ import annotations
 

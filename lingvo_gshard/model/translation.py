@@ -178,8 +178,8 @@ class TranslationTask(BaseLayer):
         """Decodes one step of a flat beam (A.1): the next token's logits, float32 [B, k, V].
 
         `ids`, int32 [B, k], are the newest tokens of the hypotheses, at position `step`, an int32
-        scalar. `mask`, float [B, k, P], is 1 at the positions that each one attends to. An all-zero
-        row is an absent hypothesis, which takes no expert.
+        scalar. `mask`, float [B, k, P], is 1 at the places of the flat beam that each one attends
+        to. An all-zero row is an absent hypothesis, which takes no expert.
         """
         context = Context(Mode.PREDICT, arithmetic=self._arithmetic)
         x = self._embed_target(theta, ids, tf.fill(ids.shape, step), context)

@@ -63,6 +63,33 @@ def test_rows_may_be_merged():
 
 
 @pytest.mark.parametrize(
+    "equation",
+    [
+        "BLM,HM->BLH",  # The weight is transposed.
+        "BML,MH->BLH",
+        "BLM,MH->LBH",
+        "BLM,BMH->LBH",
+        "BLND,DNM->BLM",
+        "E(GC)H,EHM->EGCM",  # Its rows are merged in x alone.
+        "EGCM,EMND->EGCND",
+        "BLM,MND->(BL)ND",
+    ],
+)
+@pytest.mark.parametrize("arithmetic", [FLOAT32, _ROUNDED])
+def test_a_product_of_another_form_than_rows_and_weight_is_refused(equation, arithmetic):
+    message = f"^project: expected rows .*got '{re.escape(equation)}'"
+    with pytest.raises(ValueError, match=message):
+        arithmetic.project(equation, _normal(2, 2, 2), _normal(2, 2))
+
+
+@pytest.mark.parametrize("equation", ["GESC,GSM->EGCM", "SGC,GSM->GCM", "BNLD,BNTD->BNL"])
+@pytest.mark.parametrize("arithmetic", [FLOAT32, _ROUNDED])
+def test_an_einsum_of_another_form_than_matrices_is_refused(equation, arithmetic):
+    with pytest.raises(ValueError, match=f"^einsum: expected a batch .*got '{equation}'"):
+        arithmetic.einsum(equation, _normal(2, 2, 2), _normal(2, 2, 2), name="y")
+
+
+@pytest.mark.parametrize(
     ("equation", "want"), [("BLM,MH->BLH", "BLH"), ("EGCM,EMH->E(GC)H", "EGH"), ("BM", "BM")]
 )
 def test_merged_dims_are_split_as_the_first_of_them(equation, want):
