@@ -1,4 +1,4 @@
-"""Serving as a program: reload_test and server_test have the server itself."""
+"""Serving as a program: serving/ has the tests of the server itself."""
 
 import sys
 

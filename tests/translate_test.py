@@ -52,9 +52,6 @@ def test_translations_of_a_line_stand_between_tabs():
     ("flags", "message"),
     [
         ([], "give either --logdir or --bundle"),
-        (["--logdir=a", "--bundle=b"], "give either --logdir or --bundle"),
-        (["--bundle=b", "--average_checkpoints=2"], "--average_checkpoints needs --logdir"),
-        (["--bundle=b", "--batch_size=2"], "--batch_size needs --logdir"),
         (["--logdir=a", "--export=b"], "--export: exporting is a program, lingvo_gshard.export_b"),
         (["--logdir=a", "--attention"], "--attention is for lingvo_gshard.serve and export_bundle"),
         (["--logdir=a", "--nbest=many"], "flag --nbest=many: invalid literal"),

@@ -20,7 +20,7 @@ for each in requirements*.txt; do
   requirements+=(-r "$each")
 done
 "$python" -m pip install --quiet --dry-run --ignore-installed --report "$report" \
-  "${requirements[@]}" "${keep[@]}" 2>/dev/null
+  "${requirements[@]}" "${keep[@]}"
 "$python" - "$report" "$version" >"$file" <<'END'
 import json
 import sys

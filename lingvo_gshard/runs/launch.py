@@ -109,8 +109,9 @@ def with_product_dtype(launch: Launch, logdir: str) -> tuple[Launch, Params]:
     # Rounding factors to bfloat16 pays only where the CPU multiplies such numbers.
     dtype: Any = "bfloat16" if environment.has_bfloat16_units() else "float32"
     if pathlib.Path(logdir, _EXPERIMENT).is_file():
+        # One that recorded none had an experiment's own dtype, and not `auto`.
         settings = dict(map(parse_setting, recorded(logdir).overrides))
-        dtype = settings.get(_PRODUCT_DTYPE, dtype)
+        dtype = settings.get(_PRODUCT_DTYPE, "float32")
 
     params.task.product_dtype = dtype
     return launch.changed([f"{_PRODUCT_DTYPE}={dtype}"]), params

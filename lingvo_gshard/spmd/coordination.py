@@ -15,6 +15,7 @@ starting. This process ignores the signals that stop a training. It ends with pr
 pipe that is its standard input: at once after the line `done`, else after _GRACE_SECS.
 """
 
+import contextlib
 import errno
 import os
 import signal
@@ -51,6 +52,7 @@ class _Watches:
 
     def __init__(self) -> None:
         self._connections: dict[int, socket.socket] = {}
+        self._dead: list[int] = []
         self._lock = threading.Lock()
 
     def serve(self, listener: socket.socket) -> None:
@@ -69,16 +71,23 @@ class _Watches:
             process = int.from_bytes(greeting[len(_GREETING) :])
             with self._lock:
                 self._connections[process] = connection
+                for dead in self._dead:  # They died before this process came.
+                    _tell(connection, dead)
             _received(connection, 1)  # Nothing more is sent, so this returns at the end.
 
         # The process has died: nothing it holds open outlives it.
         with self._lock:
             del self._connections[process]
+            self._dead.append(process)
             for other in self._connections.values():
-                try:
-                    other.sendall(process.to_bytes(_NUMBER_BYTES))
-                except OSError:
-                    continue  # It has died, too, and its own thread will find out.
+                _tell(other, process)
+
+
+def _tell(connection: socket.socket, process: int) -> None:
+    """Sends the number of a process that has died."""
+    # If the other end has died, too, its own thread will find out.
+    with contextlib.suppress(OSError):
+        connection.sendall(process.to_bytes(_NUMBER_BYTES))
 
 
 def _received(connection: socket.socket, num_bytes: int) -> bytes:

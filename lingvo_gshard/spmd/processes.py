@@ -282,10 +282,12 @@ class _Membership:
         """
         port = self._processes.coordinator.rpartition(":")[2]
 
-        # In a session of its own, so that a signal to this process's group does not end it.
+        # In a session of its own, so that a signal to this process's group does not end it. -P: it
+        # finds modules where this process does, and not also in the current folder.
         self._service = subprocess.Popen(
             [
                 sys.executable,
+                "-P",
                 "-m",
                 coordination.__name__,
                 port,

@@ -47,7 +47,9 @@ class Program:
         # Sorted, so that equal programs are equal files.
         encoded = json.dumps(header, sort_keys=True).encode()
         body = len(encoded).to_bytes(_LENGTH_BYTES, "little") + encoded + self.exported
-        atomic_file.write(path, _MAGIC + hashlib.sha256(body).digest() + body)
+        # The processes of a run may keep the same program at the same time.
+        with atomic_file.replacing(path, is_shared=True) as partial:
+            partial.write_bytes(_MAGIC + hashlib.sha256(body).digest() + body)
 
 
 def load(path: str | pathlib.Path) -> Program:

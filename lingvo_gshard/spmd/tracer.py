@@ -11,10 +11,12 @@ the library and of the experiment's own classes, and the versions of TensorFlow 
 may be deleted at any time; LINGVO_GSHARD_COMPILATION_CACHE moves it, and `off` keeps nothing.
 """
 
-import concurrent.futures
+import atexit
 import contextlib
+import enum
 import hashlib
 import inspect
+import io
 import logging
 import multiprocessing
 import os
@@ -23,8 +25,9 @@ import signal
 import tempfile
 import threading
 import traceback
+import types
 from collections.abc import Callable
-from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import connection, resource_tracker
 from typing import Any
 
 from lingvo_gshard.core.hyperparams import Params
@@ -36,6 +39,8 @@ from lingvo_gshard.spmd.program import Program
 # After so long without a request the child ends, and its memory (0.7 GiB and more) is free.
 _IDLE_SECS = 60.0
 _PACKAGES = ("jax", "jaxlib", "tensorflow")
+_NAME = "lingvo_gshard-tracer"  # Of the child, and of the file of its messages.
+_STOPS = (signal.SIGINT, signal.SIGTERM)
 
 
 class TracingError(RuntimeError):
@@ -52,14 +57,22 @@ def traced(function: Callable[..., Program], *args: Any) -> Program:
     Raises ValueError as the function does, or if TensorFlow cannot be imported; ChildProcessError
     if the child dies; and TracingError for any other failure of the child.
     """
-    kept = _kept_file(function, args)
+    # The child imports the main module. It must not do a script's work a second time.
+    if multiprocessing.current_process().name == _NAME:
+        raise RuntimeError(
+            "The process that traces imports the program's main module, whose work must therefore "
+            'stand under `if __name__ == "__main__":`.'
+        )
 
-    # What a power cut has left in the file is noticed by its digest.
-    if kept is not None and kept.exists():
+    kept = _kept_file(function, args)
+    if kept is not None:
+        # What a power cut has left in the file is noticed by its digest.
         try:
             return program.load(kept)
         except ValueError as error:
             logging.warning("%s It is made again.", error)
+        except OSError:  # Mostly there is none. If it cannot be read, it is written again below.
+            pass
 
     made = _child.run(function, args)
 
@@ -74,18 +87,25 @@ def traced(function: Callable[..., Program], *args: Any) -> Program:
 
 
 def _kept_file(function: Callable[..., Program], args: tuple[Any, ...]) -> pathlib.Path | None:
-    """Returns the file in which this Program is kept; None if the cache is off."""
+    """Returns the file in which this Program is kept; None if the cache is off.
+
+    Also None for Params with a value that their text does not tell from every other.
+    """
     folder = environment.cache_folder()
     if folder is None:
         return None
+    for arg in args:
+        if isinstance(arg, Params) and not all(_is_plain(value) for _, value in arg.Leaves()):
+            return None
 
     # Whatever may change the program must be here: one too few, and an old program would run.
     digest = digests.of_json(
         f"{function.__module__}.{function.__qualname__}",
         [_identity(arg) for arg in args],
-        sorted(set().union(*(_own_sources(arg) for arg in args))),
+        _own_sources(function, args),
         digests.of_library(),
         versions.installed(_PACKAGES),
+        os.environ.get("TF_XLA_FLAGS"),
     )
     return folder / "programs" / f"{function.__name__}-{digest[:32]}.program"
 
@@ -101,19 +121,39 @@ def _identity(arg: Any) -> str:
             return repr(arg)
 
 
-def _own_sources(arg: Any) -> set[str]:
-    """Returns digests of the files that define an experiment's classes outside the library."""
-    if not isinstance(arg, Params):
-        return set()
+def _is_plain(value: Any) -> bool:
+    """Returns whether Params.ToText shows all of a value; of a long array it shows the ends."""
+    match value:
+        case None | bool() | int() | float() | str() | enum.Enum() | type() | types.FunctionType():
+            return True
+        case tuple() | list():
+            return all(map(_is_plain, value))
+        case dict():
+            return all(map(_is_plain, [*value.keys(), *value.values()]))
+        case _:
+            return False
+
+
+def _own_sources(function: Callable[..., Program], args: tuple[Any, ...]) -> list[str]:
+    """Returns digests of the files of the function's and an experiment's code outside the library.
+
+    The files of base classes are among them; other modules that they import are not.
+    """
+    values = [function]
+    for arg in args:
+        if isinstance(arg, Params):
+            values += [value for _, value in arg.Leaves()]
 
     # A change of a user's layer must not be answered with the program of before.
     sources = set()
-    for _, value in arg.Leaves():
-        if isinstance(value, type) and not value.__module__.startswith("lingvo_gshard."):
-            with contextlib.suppress(OSError, TypeError):  # A class of Python's own, or typed in.
-                source = pathlib.Path(inspect.getfile(value)).read_bytes()
+    for value in values:
+        for code in inspect.getmro(value) if isinstance(value, type) else [value]:
+            if getattr(code, "__module__", "lingvo_gshard.").startswith("lingvo_gshard."):
+                continue
+            with contextlib.suppress(OSError, TypeError):  # Python's own, or typed in.
+                source = pathlib.Path(inspect.getfile(code)).read_bytes()
                 sources.add(hashlib.sha256(source).hexdigest())
-    return sources
+    return sorted(sources)
 
 
 class _Child:
@@ -121,76 +161,134 @@ class _Child:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # One request at a time, as TensorFlow would hold the others.
-        self._pool: concurrent.futures.ProcessPoolExecutor | None = None
-        self._messages = ""  # The file of the child's standard error.
+        self._process: multiprocessing.process.BaseProcess | None = None
+        self._connection: connection.Connection | None = None
+        self._messages: io.TextIOWrapper | None = None  # What the child writes to standard error.
         self._idle: threading.Timer | None = None
 
     def run(self, function: Callable[..., Program], args: tuple[Any, ...]) -> Program:
+        """Returns `function(*args)` of the child; raises as `traced`."""
         with self._lock:
             if self._idle is not None:
                 self._idle.cancel()
-            pool = self._pool or self._start()
 
-            # An exception of the function is raised here as well.
             try:
-                return pool.submit(_run, function, args).result()
-            except BrokenProcessPool as error:
-                self._stop()
-                raise ChildProcessError(
-                    f"{function.__name__}: the process that traces it with TensorFlow has died"
-                    f"{self._last_words()}"
-                ) from error
-            finally:
-                self._idle = threading.Timer(_IDLE_SECS, self._end_idle)
-                self._idle.daemon = True
-                self._idle.start()
+                ours = self._connection or self._start()
+                ours.send((function, args))
+                made, error, cause = ours.recv()
+            except (EOFError, ConnectionError) as end:
+                raise ChildProcessError(f"{function.__name__}: {self._end()}") from end
+            except BaseException:
+                # After Ctrl-C, say: its answer would be taken for that of the next request.
+                self.stop()
+                raise
 
-    def _start(self) -> concurrent.futures.ProcessPoolExecutor:
-        descriptor, self._messages = tempfile.mkstemp(prefix="lingvo_gshard-tracer-")
-        os.close(descriptor)
-        self._pool = concurrent.futures.ProcessPoolExecutor(
-            max_workers=1,
-            # Not a fork: this process has threads, and JAX may hold a device.
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_prepare,
-            initargs=(self._messages,),
+            self._idle = threading.Timer(_IDLE_SECS, self._stop_idle)
+            self._idle.daemon = True
+            self._idle.start()
+
+        if error is not None:
+            raise error from cause
+        return made
+
+    def stop(self) -> None:
+        """Ends the child at once, whatever it does; it has nothing on the disk."""
+        if self._process is not None and self._process.pid is not None:
+            self._process.kill()
+            self._process.join()
+        if self._connection is not None:
+            self._connection.close()
+        if self._messages is not None:
+            self._messages.close()
+
+        self._process = None
+        self._connection = None
+        self._messages = None
+
+    def _start(self) -> connection.Connection:
+        """Starts the child; returns this process's end of the connection to it."""
+        descriptor, messages = tempfile.mkstemp(prefix=f"{_NAME}-")
+        self._messages = os.fdopen(descriptor, errors="replace")
+
+        # The child needs the file's name at its start alone. Without one, nothing is left behind,
+        # however this process ends.
+        try:
+            return self._start_with(messages)
+        finally:
+            os.unlink(messages)
+
+    def _start_with(self, messages: str) -> connection.Connection:
+        """Starts the child, and returns once it has opened the file of its messages."""
+        # Not a fork: this process has threads, and JAX may hold a device.
+        context = multiprocessing.get_context("spawn")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(theirs, messages), name=_NAME, daemon=True
         )
-        return self._pool
 
-    def _stop(self) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(wait=False)
-            self._pool = None
+        # Ctrl-C and a scheduler's SIGTERM reach the whole group, but the parent decides when to
+        # stop: the child inherits what is blocked here. The tracker, if it started later, would
+        # unblock it.
+        resource_tracker.ensure_running()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+        try:
+            self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
-    def _end_idle(self) -> None:
+        # With the other end in the child alone, its death ends the connection.
+        theirs.close()
+        self._connection.recv()
+        return self._connection
+
+    def _stop_idle(self) -> None:
         # A request that came in the meantime has the lock, and starts a timer of its own.
         if self._lock.acquire(blocking=False):
-            self._stop()
-            pathlib.Path(self._messages).unlink(missing_ok=True)
+            self.stop()
             self._lock.release()
 
-    def _last_words(self) -> str:
-        """Returns the last line that the dead child wrote to standard error, if any."""
-        lines = pathlib.Path(self._messages).read_text(errors="replace").split("\n")
+    def _end(self) -> str:
+        """Returns how the child has ended, and its last words."""
+        assert self._process is not None and self._messages is not None
+        self._process.join()
+        status = self._process.exitcode or 0
+        lines = self._messages.read().split("\n")
+        self.stop()
+
+        # Until it serves, it writes to this process's standard error.
+        how = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
         written = [line.strip() for line in lines if line.strip()]
-        return f": {written[-1]}" if written else "; it wrote nothing. Is there enough memory?"
+        last = f": {written[-1]}" if written else "; what it wrote, if anything, stands above."
+        if status == -signal.SIGKILL:
+            last = "; is there enough memory?"
+        return f"the process that traces it with TensorFlow has died {how}{last}"
 
 
 _child = _Child()
+# Whatever the child does then, nobody waits for it.
+atexit.register(_child.stop)
 
 
-def _prepare(messages: str) -> None:
-    """Prepares the child, before anything in it starts JAX or imports TensorFlow."""
+def _serve(requests: connection.Connection, messages: str) -> None:
+    """Answers requests in the child, each by a Program or an error, until the parent ends."""
     child_process.end_with_parent()
-    # The parent decides when to stop; Ctrl-C and a scheduler's SIGTERM reach the whole group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
     # A crash in C++ leaves its reason on the descriptor of standard error.
     with open(messages, "w") as file:
         os.dup2(file.fileno(), 2)
+    requests.send("ready")
 
+    # Before anything here starts JAX or imports TensorFlow.
     environment.prepare_tracing()
+    while True:
+        function, args = requests.recv()
+        try:
+            requests.send((_run(function, args), None, None))
+        except TracingError as error:
+            requests.send((None, error, None))
+        except Exception as error:
+            # --verbosity=1 shows where it comes from, which the error itself does not carry over.
+            requests.send((None, error, TracingError(traceback.format_exc())))
 
 
 def _run(function: Callable[..., Program], args: tuple[Any, ...]) -> Program:

@@ -1,5 +1,6 @@
 """A run's metrics: TensorBoard summaries, and files with one JSON object per line."""
 
+import contextlib
 import json
 import os
 import pathlib
@@ -65,9 +66,10 @@ class SummaryHook(TrainHook):
             speeds["speed/tokens_per_sec"] = call.tokens_per_sec
 
         # Not in __init__: a run that ends before its first summary leaves no file.
-        if self._writer is None:
-            self._writer = _new_file(self._folder)
-        _add(self._writer, {**scalars(call.mean()), **speeds, **_memory_gib()}, call.step)
+        with atomic_file.naming(pathlib.Path(self._folder)):
+            if self._writer is None:
+                self._writer = _new_file(self._folder)
+            _add(self._writer, {**scalars(call.mean()), **speeds, **_memory_gib()}, call.step)
 
 
 def _new_file(folder: str | pathlib.Path) -> RecordWriter:
@@ -150,9 +152,9 @@ def write_evaluation(model_dir: str | pathlib.Path, name: str, result: dict[str,
     model_dir = pathlib.Path(model_dir)
     # Tags are as in training: `load_E/3` is an element of a list.
     values = NestedMap({metric: np.asarray(value) for metric, value in result.items()})
-    writer = _new_file(model_dir / f"eval_{name}")
-    _add(writer, scalars(values), int(result["step"]))
-    writer.close()
+    folder = model_dir / f"eval_{name}"
+    with atomic_file.naming(folder), contextlib.closing(_new_file(folder)) as writer:
+        _add(writer, scalars(values), int(result["step"]))
 
     append_line(model_dir / EVAL_METRICS, {"name": name, **result})
     storage.publish(model_dir)

@@ -16,7 +16,7 @@ if __name__ == "__main__":
 """
 
 
-def _is_running(pid: int) -> bool:
+def is_running(pid: int) -> bool:
     found = subprocess.run(["ps", "-o", "stat=", "-p", str(pid)], capture_output=True, text=True)
     return found.stdout.strip()[:1] not in ("", "Z")
 
@@ -33,6 +33,6 @@ def test_a_child_ends_with_its_parent(tmp_path):
     )
     assert run.returncode == -9
     pid, deadline = int(run.stdout), time.monotonic() + 60
-    while _is_running(pid) and time.monotonic() < deadline:
+    while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert not _is_running(pid)
+    assert not is_running(pid)

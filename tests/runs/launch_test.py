@@ -195,6 +195,14 @@ def test_a_run_keeps_its_products_on_another_machine(tmp_path, has_units, model,
         assert _product_dtype(tmp_path, model=model) == recorded
 
 
+def test_a_run_that_recorded_no_dtype_stays_at_float32(tmp_path, has_units):
+    launches.record(
+        data_folder.prepare(tmp_path / "data", b"ours", b"english", _LAUNCH), str(tmp_path / "run")
+    )
+    has_units(True)
+    assert _product_dtype(tmp_path) == "float32"
+
+
 def test_a_language_without_training_text_is_none_of_the_model(monkeypatch):
     file = digests.File("a", 1, "0")
     records = manifest.Records((manifest.Shard(file, file, 1),), 3, 3, 0)

@@ -24,6 +24,13 @@ def test_a_connection_that_ends_is_told_to_all_others(port):
     assert coordination.read_death(watches[1]) == 0
 
 
+def test_who_comes_later_is_told_as_well(port):
+    first = coordination.watch("127.0.0.1", port, 0)
+    coordination.watch("127.0.0.1", port, 1).close()
+    assert coordination.read_death(first) == 1
+    assert coordination.read_death(coordination.watch("127.0.0.1", port, 2)) == 1
+
+
 @pytest.mark.parametrize("said", [b"", b"GET / HTTP/1.0\r\n\r\n", b"lingvo_gshard", b"lin"])
 def test_a_stranger_is_nobodys_death(port, said):
     watches = [coordination.watch("127.0.0.1", port, process) for process in (0, 1)]

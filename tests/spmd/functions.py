@@ -61,3 +61,26 @@ def moe_dispatch(parts: Partitioning) -> AnnotatedFn:
     weights = NestedMap(wi_EMH=f32((8, 5, 6), "EMH"), wo_EHM=f32((8, 6, 5), "EHM"))
     batch = NestedMap(mask_GSEC=f32((16, 7, 8, 3), "GSEC"), x_GSM=f32((16, 7, 5), "GSM"))
     return AnnotatedFn("moe", fn, ("weights", "batch"), (weights, batch), {"y_GSM": "GSM"})
+
+
+def numpy_sgd(weights: NestedMap, batch: NestedMap) -> NestedMap:
+    """The perceptron's step by hand: backpropagation written out."""
+    pre = batch.x_BM @ weights.wi_MH
+    hidden = np.maximum(pre, 0)
+    error = hidden @ weights.wo_HV - batch.y_BV
+    d_out = 2 * error / error.size
+    d_hidden = (d_out @ weights.wo_HV.T) * (pre > 0)
+    return NestedMap(
+        weights=NestedMap(
+            wi_MH=weights.wi_MH - 0.1 * batch.x_BM.T @ d_hidden,
+            wo_HV=weights.wo_HV - 0.1 * hidden.T @ d_out,
+        ),
+        loss=np.mean(error**2),
+        hidden_BH=hidden,
+    )
+
+
+def close(got: NestedMap, want: NestedMap) -> None:
+    for (path, a), (expected, b) in zip(got.FlattenItems(), want.FlattenItems(), strict=True):
+        assert path == expected
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=path)

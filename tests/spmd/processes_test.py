@@ -299,3 +299,20 @@ def test_a_process_to_which_nobody_comes_says_so_and_ends(process_id):
         f"Process {process_id} ends: not all 2 processes came to {coordinator} within 2 s. Start "
         "all of them again."
     ) in done.stderr
+
+
+def test_the_service_finds_no_modules_in_the_current_folder(tmp_path):
+    """A file of the user's may have the name of any module."""
+    script = tmp_path / "scripts" / "alone.py"
+    script.parent.mkdir()
+    script.write_text(_ALONE)
+    (tmp_path / "socket.py").write_text("raise ImportError\n")
+    coordinator = f"127.0.0.1:{ports.free()}"
+    done = subprocess.run(
+        [sys.executable, script, coordinator, "0"],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.getcwd()},
+        capture_output=True,
+        text=True,
+    )
+    assert f"not all 2 processes came to {coordinator} within 2 s" in done.stderr

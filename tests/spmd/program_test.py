@@ -1,4 +1,4 @@
-"""Partitioned equals unpartitioned; a saved program runs without TensorFlow."""
+"""A saved program runs without TensorFlow, and one that is damaged or does not fit is refused."""
 
 import dataclasses
 import subprocess
@@ -7,109 +7,12 @@ import sys
 import jax
 import numpy as np
 import pytest
-import tensorflow as tf
-from jax.experimental import jax2tf
 
-from lingvo_gshard.core.nested_map import NestedMap
-from lingvo_gshard.hlo import compiled_report, hlo_module
-from lingvo_gshard.sharding.annotator import Annotator
 from lingvo_gshard.sharding.layout import Partitioning
 from lingvo_gshard.sharding.mesh import Mesh
-from lingvo_gshard.spmd import annotated_fn, lowering, program, specs
-from lingvo_gshard.spmd.annotated_fn import AnnotatedFn
+from lingvo_gshard.spmd import lowering, program
 from lingvo_gshard.spmd.executable import compile_program
 from tests.spmd import functions
-
-
-def _numpy_sgd(weights: NestedMap, batch: NestedMap) -> NestedMap:
-    """The perceptron's step by hand: backpropagation written out."""
-    pre = batch.x_BM @ weights.wi_MH
-    hidden = np.maximum(pre, 0)
-    error = hidden @ weights.wo_HV - batch.y_BV
-    d_out = 2 * error / error.size
-    d_hidden = (d_out @ weights.wo_HV.T) * (pre > 0)
-    return NestedMap(
-        weights=NestedMap(
-            wi_MH=weights.wi_MH - 0.1 * batch.x_BM.T @ d_hidden,
-            wo_HV=weights.wo_HV - 0.1 * hidden.T @ d_out,
-        ),
-        loss=np.mean(error**2),
-        hidden_BH=hidden,
-    )
-
-
-def _close(got: NestedMap, want: NestedMap) -> None:
-    for (path, a), (expected, b) in zip(got.FlattenItems(), want.FlattenItems(), strict=True):
-        assert path == expected
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5, err_msg=path)
-
-
-@pytest.mark.parametrize("num_partitions", [1, 2, 8])
-def test_gradient_step_equals_numpy(num_partitions):
-    fn = functions.sgd_step()
-    executable = compile_program(lowering.export(fn, functions.partitioning(num_partitions)))
-    weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))
-    got = executable(weights, batch)
-    assert got.hidden_BH.addressable_shards[0].data.shape == (16 // num_partitions, 6)
-    _close(got, _numpy_sgd(weights, batch))
-
-
-@pytest.mark.parametrize("num_partitions", [1, 2, 8])
-def test_moe_dispatch_equals_numpy_in_two_all_to_alls(num_partitions):
-    parts = functions.partitioning(num_partitions)
-    fn = functions.moe_dispatch(parts)
-    executable = compile_program(lowering.export(fn, parts))
-    weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))
-    sent = np.einsum("gsec,gsm->egcm", batch.mask_GSEC, batch.x_GSM)
-    hidden = np.maximum(np.einsum("egcm,emh->egch", sent, weights.wi_EMH), 0)
-    back = np.einsum("egch,ehm->gecm", hidden, weights.wo_EHM)
-    want = np.einsum("gsec,gecm->gsm", batch.mask_GSEC, back)
-    np.testing.assert_allclose(executable(weights, batch).y_GSM, want, rtol=1e-4, atol=1e-4)
-    report = executable.report()
-    assert report.count("all-to-all") == (2 if num_partitions > 1 else 0)
-    assert report.count("all-reduce") == report.count("all-gather") == 0
-
-
-def test_two_axes_and_a_permuted_device_order():
-    mesh = Mesh(("x", "y"), (2, 4), (3, 1, 0, 2, 7, 5, 6, 4))
-    parts = Partitioning.from_dict(mesh, {"B": "x", "H": "y"})
-    fn = functions.sgd_step()
-    fn.args[0].wi_MH = functions.f32((5, 8), "MH")
-    fn.args[0].wo_HV = functions.f32((8, 3), "HV")
-    executable = compile_program(lowering.export(fn, parts))
-    weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(fn.args))
-    placed = executable.place("weights", weights)
-    assert placed.wi_MH.addressable_shards[0].data.shape == (5, 2)
-    _close(executable(placed, batch), _numpy_sgd(weights, batch))
-
-
-def test_a_loop_and_random_numbers_inside():
-    parts = functions.partitioning(4)
-    annotate = Annotator(parts).annotate
-
-    def fn(state: NestedMap) -> NestedMap:
-        def body(i, x_BM):
-            seed = tf.stack([i, 7])
-            noise = tf.random.stateless_uniform([8, 3], seed, alg="threefry")
-            return i + 1, annotate(x_BM * 2 + annotate(noise, "BM"), "BM")
-
-        _, x_BM = tf.while_loop(
-            lambda i, _: i < 5, body, [tf.constant(0), state.x_BM], maximum_iterations=5
-        )
-        return NestedMap(state=NestedMap(x_BM=x_BM))
-
-    args = (NestedMap(x_BM=functions.f32((8, 3), "BM")),)
-    executable = compile_program(
-        lowering.export(AnnotatedFn("loop", fn, ("state",), args, donate=("state",)), parts)
-    )
-    noise = tf.function(  # TensorFlow alone has no threefry kernel for the CPU; XLA has.
-        lambda seed: tf.random.stateless_uniform([8, 3], seed, alg="threefry"), jit_compile=True
-    )
-    want = np.ones((8, 3), np.float32)
-    for i in range(5):
-        want = want * 2 + noise(tf.constant([i, 7])).numpy()
-    got = executable(NestedMap(x_BM=np.ones((8, 3), np.float32))).state.x_BM
-    np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
 def test_many_calls_in_a_row_do_not_deadlock():
@@ -146,7 +49,7 @@ def test_a_saved_program_runs_where_tensorflow_cannot_be_imported(tmp_path):
     np.savez(tmp_path / "in.npz", **weights, **batch)
     files = [str(tmp_path / name) for name in ("sgd.program", "in.npz", "out.npz")]
     subprocess.run([sys.executable, "-c", _RUN_SAVED, *files], check=True)
-    got, want = np.load(files[2]), _numpy_sgd(weights, batch)
+    got, want = np.load(files[2]), functions.numpy_sgd(weights, batch)
     np.testing.assert_allclose(got["loss"], want.loss, rtol=1e-5)
     np.testing.assert_allclose(got["wi_MH"], want.weights.wi_MH, rtol=1e-4, atol=1e-5)
 
@@ -214,45 +117,13 @@ def test_a_loaded_program_on_too_few_devices(tmp_path):
         compile_program(program.load(tmp_path / "p"), jax.devices()[:3])
 
 
-@pytest.fixture
-def shardy_off():
-    """XLA's older propagation, which JAX still has; Shardy is its default."""
-    assert jax.config.jax_use_shardy_partitioner
-    jax.config.update("jax_use_shardy_partitioner", False)
-    yield
-    jax.config.update("jax_use_shardy_partitioner", True)
-
-
-def test_both_partitioners_give_the_same_numbers(shardy_off):
-    """With Shardy off JAX 0.10 calls no exported program: there the function is jitted as it is."""
-    parts = functions.partitioning(4)
-    mesh = specs.device_mesh(parts)
-    for fn in (functions.sgd_step(), functions.moe_dispatch(parts)):
-        trees = [functions.randoms(arg, seed) for seed, arg in enumerate(fn.args)]
-        function, results = annotated_fn.trace(fn, parts)
-        ins = [leaf for arg in fn.args for leaf in specs.shardings(parts, arg, mesh).Flatten()]
-        outs = specs.shardings(parts, results, mesh).Flatten()
-        call = jax2tf.call_tf(function, has_side_effects=False)
-        jitted = jax.jit(call, in_shardings=tuple(ins), out_shardings=outs)
-        lowered = jitted.lower(*(leaf for tree in trees for leaf in tree.Flatten()))
-        assert "sdy." not in lowered.as_text()
-        older = lowered.compile()
-        got = results.Pack(older(*(leaf for tree in trees for leaf in tree.Flatten())))
-        jax.config.update("jax_use_shardy_partitioner", True)
-        executable = compile_program(lowering.export(fn, parts))
-        _close(got, executable(*trees))
-        counts = compiled_report.read(fn.name, older, hlo_module.read(older)).collectives
-        assert counts == executable.report().collectives
-        jax.config.update("jax_use_shardy_partitioner", False)
-
-
 def test_without_shardy_a_program_is_refused(shardy_off):
     exported = lowering.export(functions.sgd_step(), functions.partitioning(2))
     with pytest.raises(ValueError, match="program sgd: .* needs JAX's Shardy partitioner, which"):
         compile_program(exported)
     jax.config.update("jax_use_shardy_partitioner", True)
     weights, batch = (functions.randoms(arg, seed) for seed, arg in enumerate(exported.args))
-    _close(compile_program(exported)(weights, batch), _numpy_sgd(weights, batch))
+    functions.close(compile_program(exported)(weights, batch), functions.numpy_sgd(weights, batch))
 
 
 def test_more_partitions_than_devices():

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from lingvo_gshard import registry
 from lingvo_gshard.spmd import program, tracer
 from lingvo_gshard.spmd.executable import compile_program
+from tests.files import child_process_test
 from tests.spmd import functions, tracing
 
 
@@ -53,13 +55,15 @@ def test_a_program_is_kept_by_its_arguments(cache, monkeypatch):
         tracer.traced(tracing.pid, "b")
 
 
-def test_code_and_versions_of_another_kind_are_not_taken(cache, monkeypatch):
+def test_code_versions_and_flags_of_another_kind_are_not_taken(cache, monkeypatch):
     tracer.traced(tracing.pid, "a")
     monkeypatch.setattr(tracer.versions, "installed", lambda packages: {"jax": "0.0.1"})
     tracer.traced(tracing.pid, "a")
     monkeypatch.setattr(tracer.digests, "of_library", lambda: "other code")
     tracer.traced(tracing.pid, "a")
-    assert len(_files(cache)) == 3
+    monkeypatch.setenv("TF_XLA_FLAGS", "--tf_xla_auto_jit=2")
+    tracer.traced(tracing.pid, "a")
+    assert len(_files(cache)) == 4
 
 
 def test_settings_name_a_program_too(cache):
@@ -70,17 +74,25 @@ def test_settings_name_a_program_too(cache):
     assert first != tracer._kept_file(tracing.sgd, (params,))
 
 
-def test_so_does_the_code_of_a_class_outside_the_library(cache, tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["Layer", "function"])
+def test_so_does_code_outside_the_library(cache, tmp_path, monkeypatch, name):
+    base = tmp_path / "my_base.py"
+    base.write_text("class Base:\n    pass\n")
     source = tmp_path / "my_layers.py"
-    source.write_text("class Layer:\n    pass\n")
+    source.write_text("from my_base import Base\nclass Layer(Base): pass\ndef function(): pass\n")
     monkeypatch.syspath_prepend(str(tmp_path))
+    for module in ("my_base", "my_layers"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
     import my_layers
 
     params = registry.get_params("toy.MoE8E4L")
-    params.Define("mine", my_layers.Layer, "A user's own class.")
-    first = tracer._kept_file(tracing.sgd, (params,))
-    source.write_text("class Layer:\n    width = 2\n")
-    assert first != tracer._kept_file(tracing.sgd, (params,))
+    params.Define("mine", getattr(my_layers, name), "A user's own code.")
+    names = {tracer._kept_file(tracing.sgd, (params,))}
+    source.write_text("Another text.")
+    names.add(tracer._kept_file(tracing.sgd, (params,)))
+    base.write_text("Another text.")
+    names.add(tracer._kept_file(tracing.sgd, (params,)))
+    assert len(names) == (3 if name == "Layer" else 2)
 
 
 @pytest.mark.parametrize("content", [b"", b"lingvo_gshard program\n" + bytes(99), b"foreign"])
@@ -101,9 +113,26 @@ def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path, monkeypatch, ca
     assert "The program sgd is not kept" in caplog.text
 
 
-def test_a_users_mistake_keeps_its_words():
-    with pytest.raises(ValueError, match=r"^A setting was refused\.$"):
+def test_a_kept_file_that_cannot_be_read_is_no_obstacle(cache, caplog):
+    tracer.traced(tracing.sgd, 1)
+    (path,) = cache.iterdir()
+    path.unlink()
+    path.mkdir()
+    assert tracer.traced(tracing.sgd, 1).name == "sgd"
+    assert "The program sgd is not kept" in caplog.text
+
+
+@pytest.mark.parametrize("value", [np.arange(2000), (1, np.arange(2000)), object()])
+def test_settings_whose_text_does_not_tell_them_apart_name_none(cache, value):
+    params = registry.get_params("toy.MoE8E4L")
+    params.Define("mine", value, "A user's own setting.")
+    assert tracer._kept_file(tracing.sgd, (params,)) is None
+
+
+def test_a_users_mistake_keeps_its_words_and_has_the_childs_traceback():
+    with pytest.raises(ValueError, match=r"^A setting was refused\.$") as error:
         tracer.traced(tracing.refuses, "A setting")
+    assert "tracing.py" in str(error.value.__cause__)
 
 
 def test_other_failures_show_the_traceback_of_the_child():
@@ -112,9 +141,15 @@ def test_other_failures_show_the_traceback_of_the_child():
 
 
 def test_a_child_that_dies_is_named_with_its_last_word_and_replaced():
-    with pytest.raises(ChildProcessError, match=r"^dies: the process .* has died: a last word$"):
+    expected = r"^dies: the process .* has died with status 3: a last word$"
+    with pytest.raises(ChildProcessError, match=expected):
         tracer.traced(tracing.dies, 3)
     assert tracer.traced(tracing.sgd, 1).name == "sgd"
+
+
+def test_a_child_that_the_kernel_killed_may_have_lacked_memory():
+    with pytest.raises(ChildProcessError, match=r"has died by SIGKILL; is there enough memory\?$"):
+        tracer.traced(tracing.is_killed)
 
 
 def test_the_child_outlives_an_interrupt_and_ends_when_it_is_idle(monkeypatch):
@@ -125,7 +160,7 @@ def test_the_child_outlives_an_interrupt_and_ends_when_it_is_idle(monkeypatch):
     monkeypatch.setattr(tracer, "_IDLE_SECS", 0.01)
     assert tracer.traced(tracing.pid, "a").name == name
     tracer._child._idle.join()
-    assert tracer._child._pool is None
+    assert tracer._child._process is None
     monkeypatch.setattr(tracer, "_IDLE_SECS", 60.0)
     assert tracer.traced(tracing.pid, "a").name != name
 
@@ -154,3 +189,72 @@ def test_a_child_without_tensorflow_says_so(tmp_path):
     assert done.stdout.startswith(
         "Tracing needs TensorFlow, which cannot be imported here (libfoo.so.1 is missing); "
     )
+
+
+# A user's script, and how it starts its work.
+_SCRIPT = """
+from lingvo_gshard import cli
+from lingvo_gshard.spmd import tracer
+from tests.spmd import tracing
+
+def main():
+    tracer.traced(tracing.takes_long)
+
+{start}
+"""
+_GUARDED = 'if __name__ == "__main__":\n    cli.run("script", main)'
+
+
+def _start(folder: pathlib.Path, start: str) -> subprocess.Popen:
+    """Starts the script in a process group of its own, with a folder of its temporary files."""
+    script = folder / "script.py"
+    script.write_text(_SCRIPT.format(start=start))
+    (folder / "tmp").mkdir()
+    env = {"PYTHONPATH": os.getcwd(), "TMPDIR": str(folder / "tmp")}
+    return subprocess.Popen(
+        [sys.executable, script],
+        env=os.environ | env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _wait_for_end(pid: int) -> None:
+    deadline = time.monotonic() + 20
+    while child_process_test.is_running(pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_an_interrupt_ends_the_program_and_its_child_at_once(tmp_path):
+    run = _start(tmp_path, _GUARDED)
+    child = int(run.stdout.readline())
+    interrupted = time.monotonic()
+    os.killpg(run.pid, signal.SIGINT)
+    _, errors = run.communicate(timeout=60)
+    assert run.returncode == 130 and errors.endswith("\nscript: interrupted\n")
+    assert "Traceback" not in errors
+    assert time.monotonic() - interrupted < 10
+    assert not child_process_test.is_running(child)
+    assert not any((tmp_path / "tmp").iterdir())
+
+
+def test_the_child_of_a_program_that_is_killed_ends(tmp_path):
+    run = _start(tmp_path, _GUARDED)
+    child = int(run.stdout.readline())
+    assert not any((tmp_path / "tmp").iterdir())
+    run.kill()
+    _wait_for_end(child)
+    run.communicate()
+
+
+def test_a_script_whose_work_is_unguarded_learns_why_it_fails(tmp_path):
+    run = _start(tmp_path, "main()")
+    output, errors = run.communicate(timeout=120)
+    assert (run.returncode, output) == (1, "")
+    assert 'must therefore stand under `if __name__ == "__main__":`' in errors
+    last = errors.splitlines()[-1]
+    assert last.endswith("has died with status 1; what it wrote, if anything, stands above.")
+    assert not any((tmp_path / "tmp").iterdir())

@@ -1,7 +1,9 @@
 """Functions that the tracing process runs for tracer_test.py."""
 
 import os
+import signal
 import sys
+import time
 
 from lingvo_gshard.spmd import lowering
 from lingvo_gshard.spmd.program import Program
@@ -24,6 +26,18 @@ def refuses(what: str) -> Program:
 
 def fails() -> Program:
     return {}["a program"]
+
+
+def is_killed() -> Program:
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError
+
+
+def takes_long() -> Program:
+    """Prints the number of its process to the parent's parent, and goes on for a minute."""
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+    raise AssertionError
 
 
 def dies(status: int) -> Program:

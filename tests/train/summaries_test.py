@@ -1,5 +1,6 @@
 """Tags of summaries, their writer, and lines that are whole or not there."""
 
+import errno
 import threading
 
 import numpy as np
@@ -72,3 +73,15 @@ def test_an_error_of_the_writers_thread_reaches_the_training_thread(tmp_path, mo
     with pytest.raises(OSError, match="No space left"):
         for step in range(1000):
             hook.after_call(_call(step + 1))
+
+
+def test_a_full_disk_is_named(tmp_path, monkeypatch):
+    def fail(self, record):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(RecordWriter, "write", fail)
+    hook = SummaryHook(tmp_path / "train", 1)
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/train'"):
+        hook.after_call(TrainCall(1, 1, NestedMap(loss=np.ones(1)), 1.0))
+    with pytest.raises(OSError, match=f"No space left on device: '{tmp_path}/eval_dev'"):
+        write_evaluation(tmp_path, "dev", {"step": 1, "nll": 2.0})

@@ -161,7 +161,6 @@ def test_a_bundle_serves_with_its_own_modules(made):
     [
         (["--source_lang=dee"], "the model was trained on de, fr. Did you mean de?"),
         (["--nbest=3"], "gives 2 translations of a line; export it again"),
-        (["--beam_size=2"], "its beam is fixed"),
     ],
 )
 def test_unsupported_flags_are_refused_in_one_line(made, flags, message):

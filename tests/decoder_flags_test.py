@@ -1,0 +1,61 @@
+"""Flags that name a model; translate_test, serve_test and export_bundle_test have the programs."""
+
+import types
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+
+from lingvo_gshard import decoder_flags
+
+_LANGUAGES = ("de", "fr")
+
+
+@pytest.fixture(autouse=True)
+def _flags_are_parsed():
+    flags.FLAGS.mark_as_parsed()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "give either --logdir or --bundle; see --help"),
+        ({"logdir": "a", "bundle": "b"}, "give either --logdir or --bundle; see --help"),
+        ({"bundle": "b", "average_checkpoints": 2}, "--average_checkpoints needs --logdir"),
+        ({"bundle": "b", "batch_size": 2}, "--batch_size needs --logdir"),
+        ({"bundle": "b", "attention": True}, "--attention needs --logdir; a bundle has it if it"),
+    ],
+)
+def test_flags_that_do_not_name_one_model_are_refused(given, message):
+    with flagsaver.flagsaver(**given), pytest.raises(ValueError, match=message):
+        decoder_flags.check()
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"bundle": "b", "beam_size": 2},
+        {"logdir": "a", "average_checkpoints": 2, "batch_size": 2, "attention": True},
+    ],
+)
+def test_others_are_taken(given):
+    with flagsaver.flagsaver(**given):
+        decoder_flags.check()
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"beam_size": 2}, "b: its beam is fixed and gives 2 translations of a line; export it"),
+        ({"nbest": 3}, "b: its beam is fixed and gives 2 translations of a line; export it"),
+        ({"source_lang": "dee"}, r"model was trained on de, fr\. Did you mean de\?$"),
+        ({"source_lang": "xx"}, r"--source_lang=xx: the model was trained on de, fr\.$"),
+    ],
+)
+def test_a_bundle_that_cannot_do_what_is_asked_is_refused_before_devices_start(
+    monkeypatch, given, message
+):
+    monkeypatch.setattr(decoder_flags, "_start_devices", None)
+    spec = types.SimpleNamespace(num_best=2, languages=_LANGUAGES)
+    with flagsaver.flagsaver(bundle="b", **given), pytest.raises(ValueError, match=message):
+        decoder_flags.from_bundle(spec)

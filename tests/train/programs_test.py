@@ -1,0 +1,71 @@
+"""Programs on demand: each is compiled once, and only those that train are loaded."""
+
+import threading
+
+import pytest
+
+from lingvo_gshard.core.nested_map import NestedMap
+from lingvo_gshard.model.spec import Mode
+from lingvo_gshard.sharding.layout import TensorSpec
+from lingvo_gshard.train import programs
+from lingvo_gshard.train.programs import Programs
+
+_BATCH = NestedMap(x=TensorSpec((4, 8), "int32", "BL"))
+
+
+class _Source:
+    """Counts what is asked for; a program is a text."""
+
+    def __init__(self):
+        self.asked = []
+
+    def step(self, mode, batch_spec, num_steps=1):
+        self.asked.append((mode, num_steps))
+        return f"{mode.name}_{num_steps}"
+
+
+class _Saved:
+    def load_or_compile(self, program):
+        return f"loaded {program}"
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_compiled(monkeypatch):
+    monkeypatch.setattr(programs, "compile_program", lambda program: f"compiled {program}")
+
+
+def test_a_program_is_made_once_for_each_mode_shape_and_number_of_steps():
+    source = _Source()
+    made = Programs(source)
+    shorter = NestedMap(x=TensorSpec((4, 4), "int32", "BL"))
+    for _ in range(2):
+        assert made.get(Mode.TRAIN, _BATCH, 2) == "compiled TRAIN_2"
+        assert made.get(Mode.TRAIN, _BATCH) == "compiled TRAIN_1"
+        assert made.get(Mode.TRAIN, shorter) == "compiled TRAIN_1"
+        assert made.get(Mode.EVAL, _BATCH) == "compiled EVAL_1"
+    assert source.asked == [(Mode.TRAIN, 2), (Mode.TRAIN, 1), (Mode.TRAIN, 1), (Mode.EVAL, 1)]
+
+
+def test_two_threads_that_ask_at_once_get_the_same_one():
+    source = _Source()
+    made = Programs(source)
+    together = threading.Barrier(2)
+    got = []
+
+    def ask():
+        together.wait()
+        got.append(made.get(Mode.TRAIN, _BATCH))
+
+    threads = [threading.Thread(target=ask) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert got == ["compiled TRAIN_1"] * 2 and len(source.asked) == 1
+
+
+def test_only_programs_that_train_are_loaded():
+    made = Programs(_Source(), _Saved())
+    assert made.get(Mode.TRAIN, _BATCH) == "loaded TRAIN_1"
+    assert made.get(Mode.EVAL, _BATCH) == "compiled EVAL_1"
+    assert made.get(Mode.PREDICT, _BATCH) == "compiled PREDICT_1"
