@@ -24,7 +24,7 @@ from lingvo_gshard.input import manifest
 PLAN_NAME = "plan.txt"
 # Plans list all of these, so a folder made with another list could not be continued. This is the
 # only reason why TensorFlow's two are listed.
-_LIBRARIES = ["array_record", "ftfy", "langcodes", "sentencepiece", "tensorflow", "tensorflow-text"]
+_LIBRARIES = ["array_record", "ftfy", "langcodes", "sentencepiece"]
 _Key = TypeVar("_Key")
 _Result = TypeVar("_Result")
 
