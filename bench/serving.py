@@ -36,9 +36,8 @@ from absl import flags
 
 from lingvo_gshard import cli
 from lingvo_gshard.files import table
-from lingvo_gshard.input.tokenizer import Tokenizer
+from lingvo_gshard.input.tokenizer import Tokenizer, vocabulary_files
 from lingvo_gshard.serving.batcher import Limits
-from lingvo_gshard.translation import bundle
 
 _SERVED = flags.DEFINE_string("served", None, "A bundle.", required=True)
 _LINES = flags.DEFINE_string("lines", None, "A file of text to translate.", required=True)
@@ -210,7 +209,7 @@ def _requests(lines: Sequence[str], seed: int) -> Iterator[list[str]]:
 
 def _largest(lines: Sequence[str]) -> list[str]:
     """Returns the longest lines that may be sent, as many as a request may have."""
-    tokenizer, limits = Tokenizer(bundle.vocabulary_files(_SERVED.value)[0]), Limits()
+    tokenizer, limits = Tokenizer(vocabulary_files(_SERVED.value)[0]), Limits()
     text, size = [], 1
     for line in itertools.cycle(lines):
         size += len(tokenizer.encode(line))

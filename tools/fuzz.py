@@ -29,7 +29,7 @@ from lingvo_gshard.checkpoints.stored import Stored
 from lingvo_gshard.files import digests, table
 from lingvo_gshard.input import manifest, sentences
 from lingvo_gshard.input.records import RecordSource
-from lingvo_gshard.input.tokenizer import Tokenizer, load_pair
+from lingvo_gshard.input.tokenizer import Tokenizer, load_pair, vocabulary_files
 from lingvo_gshard.runs import launch as launches
 from lingvo_gshard.train import config
 from lingvo_gshard.translation import bundle
@@ -190,7 +190,7 @@ def _of_data(folder: pathlib.Path) -> Iterator[Kind]:
 def _of_run(folder: pathlib.Path) -> Iterator[Kind]:
     logdir, within = str(folder), pathlib.Path(checkpoints.folder(folder))
     yield Kind("experiment.json", [folder / "experiment.json"], lambda: launches.recorded(logdir))
-    vocabularies = bundle.vocabulary_files(folder)
+    vocabularies = vocabulary_files(folder)
     yield Kind(
         "vocabularies of a run",
         vocabularies,
@@ -222,7 +222,7 @@ def _of_bundle(folder: pathlib.Path) -> Iterator[Kind]:
     yield Kind("bundle.json", [folder / "bundle.json"], read)
     yield Kind("programs", sorted(folder.glob("programs/*")), read)
     yield Kind("weights", [folder / "weights.safetensors"], read)
-    yield Kind("vocabularies of a bundle", bundle.vocabulary_files(folder), read)
+    yield Kind("vocabularies of a bundle", vocabulary_files(folder), read)
 
 
 def _pieces(*tokenizers: Tokenizer) -> list[Any]:

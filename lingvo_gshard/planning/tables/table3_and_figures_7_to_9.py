@@ -78,12 +78,11 @@ def token_times(plan: Plan) -> TokenTimes | None:
         return None
 
     # The paper measured a pass through the layers without optimizer and vocabulary.
-    layers_secs = cost.roofline_secs.step
     outside_secs = 0.0
     for category in (Category.OPTIMIZER, Category.SOFTMAX):
         if category in cost.roofline_secs_by_category:
             outside_secs += cost.roofline_secs_by_category[category].step
-    layers_secs -= outside_secs
+    layers_secs = cost.roofline_secs.step - outside_secs
 
     # A dense model has no AllToAll.
     exchange_secs = cost.network_secs_by_kind.get("all-to-all", 0.0)

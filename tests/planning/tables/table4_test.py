@@ -5,10 +5,8 @@ import importlib.util
 
 import pytest
 
-from lingvo_gshard.planning import commands
 from lingvo_gshard.planning.tables import report as text
 from lingvo_gshard.planning.tables import table4
-from lingvo_gshard.spmd import topology
 from lingvo_gshard.spmd.executable import compile_program
 
 
@@ -84,17 +82,6 @@ def test_the_text_has_the_papers_columns_and_the_measurements(rows):
     assert "Matmul(AB,BC->AC) A,B: total O(D^2), per partition O(D), communication O(D) AG" in table
     assert table.count(": equal") == 9 and table.count("D=8") == 9
     assert "D=8  1 AA  4194304 flop  262144 bytes" in table
-
-
-def test_without_the_tpu_compiler_a_line_says_what_is_missing(monkeypatch):
-    monkeypatch.setattr(table4, "measure", lambda compile, partitions: [])
-    monkeypatch.setattr(topology, "is_installed", lambda name: False)
-    told = []
-    commands.compile_operators(told.append)
-    assert told == [
-        "On JAX's own devices",
-        "Without TPUs and Figure 4c; `make setup-tpu` installs their compiler.",
-    ]
 
 
 @pytest.mark.slow
