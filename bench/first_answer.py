@@ -62,7 +62,8 @@ def _measured(command: str, run_dir: pathlib.Path) -> tuple[str, str, str]:
     name, *args = command.replace("RUN", str(run_dir)).split()
     module = name if name.startswith("data_prep") else f"lingvo_gshard.{name}"
     pipe = subprocess.PIPE
-    began, before = time.monotonic(), _cpu_secs()
+    began = time.monotonic()
+    before = _cpu_secs()
     with subprocess.Popen(
         [sys.executable, "-m", module, *args], stdin=pipe, stdout=pipe, stderr=pipe, text=True
     ) as process:
