@@ -37,6 +37,8 @@ _MISTAKES = (
     "translate --logdir=/nowhere",
     "translate --logdir=RUN --source_lang=xx",
     "translate --bundle=/nowhere",
+    "serve --bundle=/nowhere",
+    "export_bundle --logdir=/nowhere --bundle=/nowhere/bundle",
     "compare --run=a=/nowhere",
     "data_prep.build --out=/nowhere/data --input=/nowhere",
     "data_prep.build --out=/nowhere/data --config=/nowhere",
